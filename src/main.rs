@@ -1,0 +1,2 @@
+//! berth
+fn main() {}

@@ -1,1 +1,33 @@
-//! Berth.
+//! Berth: a Kubernetes node daemon that shares and guards a node's GPUs.
+//!
+//! ```text
+//!    main -> daemon -> everything
+//!    kubelet ─┐                                  ┌─ nvml, sim   implement Gpus
+//!             ├─> admission ─> keeper ─> ports <─┼─ store       implements Store
+//!    admin  ──┘                  │               └─ wasm        implements Policies
+//!                                v
+//!                             kernel   (std only; names nobody)
+//! ```
+//!
+//! The modules in reading order. Which may name which is held by a test that reads the sources.
+
+pub mod kernel;
+pub mod ports;
+
+pub mod keeper;
+
+pub mod admission;
+
+pub mod kubelet;
+
+pub mod admin;
+
+pub mod nvml;
+pub mod sim;
+pub mod store;
+pub mod wasm;
+
+pub mod cli;
+pub mod config;
+pub mod daemon;
+pub mod telemetry;

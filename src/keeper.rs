@@ -1,0 +1,1 @@
+//! THE single writer.

@@ -1,0 +1,143 @@
+//! The kernel's public interface: everything that can be asked of the truth, as one enum.
+
+use super::drain::Mark;
+use super::gpu::{Inventory, Reading};
+use super::names::{AllocationId, Digest, PartId};
+use super::offer::PartOffer;
+use super::policy::{AdmitRequest, PolicyVersion, Stack, StackEntry, Terms, TriageAnswer};
+use super::reconcile::RoundView;
+
+/// One request to the single writer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// The kubelet's Allocate, with what the stack made of it.
+    Allocate {
+        /// What is asked.
+        request: AdmitRequest,
+        /// What the stack said.
+        answer: StackAnswer,
+        /// The generation of the snapshot that the stack saw.
+        seen: u64,
+        /// Whether this is the second try after [`super::refusal::Refusal::Moved`].
+        again: bool,
+    },
+    /// A look at the GPUs.
+    Look(Inventory),
+    /// What a reading means.
+    Triaged {
+        /// The reading.
+        reading: Reading,
+        /// What it means.
+        answer: TriageAnswer,
+    },
+    /// What the parts are offered as, by the stack or the baseline; with who says so.
+    Offer(Vec<(PartOffer, String)>),
+    /// What the sources of truth show.
+    Observe(RoundView),
+    /// An operator cordons a GPU. Legal in any state; cordoning twice keeps the first mark.
+    Cordon {
+        /// The GPU.
+        gpu: PartId,
+        /// Who and why.
+        mark: Mark,
+    },
+    /// An operator lets a GPU be granted again. Legal in any state.
+    Uncordon {
+        /// The GPU.
+        gpu: PartId,
+    },
+    /// An operator ends an allocation that no source can judge.
+    End {
+        /// Which.
+        id: AllocationId,
+    },
+    /// Keep a policy version, or a recompiled one.
+    KeepPolicy(PolicyVersion),
+    /// Delete a policy version. Refused while it is in the active stack.
+    DeletePolicy {
+        /// Which.
+        digest: Digest,
+    },
+    /// Activate a stack whose policies were already asked and whose offers were already checked.
+    Activate {
+        /// The stack; its revision is set here.
+        stack: NewStack,
+        /// Only if the active stack is still at this revision.
+        expected: Option<u64>,
+        /// Its offers on this node.
+        offers: Vec<(PartOffer, String)>,
+    },
+    /// Time passed: ids leave, breakers move.
+    Tick,
+}
+
+/// A stack to activate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewStack {
+    /// Whether it comes through the API.
+    pub from_api: bool,
+    /// Who activates it.
+    pub by: String,
+    /// Its policies, first asked first.
+    pub entries: Vec<StackEntry>,
+}
+
+impl NewStack {
+    /// As the ledger keeps it.
+    #[must_use]
+    pub fn at(self, revision: u64, since_wall_ms: u64) -> Stack {
+        Stack {
+            revision,
+            from_api: self.from_api,
+            by: self.by,
+            since_wall_ms,
+            entries: self.entries,
+        }
+    }
+}
+
+/// What the whole stack made of an Allocate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StackAnswer {
+    /// All allow, on these terms.
+    Allow {
+        /// Entries that allowed, by label; `baseline` where all passed.
+        by: Vec<String>,
+        /// The terms, merged.
+        terms: Terms,
+    },
+    /// One denies.
+    Deny {
+        /// Its label.
+        policy: String,
+        /// Why.
+        reason: String,
+    },
+    /// One failed, and its `onFault` is deny.
+    Faulted {
+        /// Its label.
+        policy: String,
+        /// How.
+        kind: super::policy::FaultKind,
+        /// In words.
+        detail: String,
+    },
+}
+
+/// Settings of the rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Waits.
+    pub timing: super::time::Timing,
+    /// How much memory may be granted of each part, percent of what it has.
+    pub overcommit_percent: u32,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            timing: super::time::Timing::default(),
+            overcommit_percent: 100,
+        }
+    }
+}

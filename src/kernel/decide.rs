@@ -1,0 +1,1 @@
+//! Every command against the ledger: an entry to apply, or a refusal. Pure.

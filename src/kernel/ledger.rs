@@ -1,0 +1,305 @@
+//! The truth: which part is offered as what, and which container holds which devices.
+//!
+//! A ledger is a value. Cloning one is cheap (its sections are shared and copied when changed), so
+//! a snapshot is a clone, and a reader never sees half a change (I11). Nothing in here asks a
+//! clock, a disk or a kubelet.
+
+use super::allocation::{Allocation, ENDED_ALLOCATIONS_KEPT, End, EndReason, Holder};
+use super::breaker::Breaker;
+use super::change::{Change, Entry};
+use super::drain::Drain;
+use super::gpu::{Links, Usage};
+use super::health::Health;
+use super::names::{AllocationId, DeviceId, DeviceKey, Digest, PartId, Resource};
+use super::part_state::{Device, PartState, Standing};
+use super::policy::{PolicyVersion, Stack};
+use super::reconcile::Sighting;
+use super::time::Now;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// The state of one GPU, shared by its parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuState {
+    /// Whether an operator lets it be granted.
+    pub drain: Drain,
+    /// How it fares.
+    pub health: Health,
+}
+
+/// Everything the kernel knows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ledger {
+    /// Grows by one with each applied entry (I11).
+    pub generation: u64,
+    /// Names the store in allocation ids.
+    pub store: u32,
+    /// The number of the next allocation.
+    pub next_number: u64,
+    /// Parts by name.
+    pub parts: BTreeMap<PartId, Arc<PartState>>,
+    /// GPUs by name.
+    pub gpus: BTreeMap<PartId, Arc<GpuState>>,
+    /// How near the GPUs sit.
+    pub links: Arc<Links>,
+    /// What the parts do, by the last look.
+    pub usage: Arc<BTreeMap<PartId, Usage>>,
+    /// Live allocations.
+    pub live: Arc<BTreeMap<AllocationId, Arc<Allocation>>>,
+    /// The newest ended ones, oldest first.
+    pub ended: Arc<VecDeque<Arc<Allocation>>>,
+    /// What the rounds saw of live allocations.
+    pub sightings: Arc<BTreeMap<AllocationId, Sighting>>,
+    /// Why ends are withheld, if they are (section 5: all vanished across a kubelet restart).
+    pub hold: Option<Arc<str>>,
+    /// When kubelet.sock was created under which a live allocation was last seen, milliseconds
+    /// since 1970; kept over restarts of the daemon.
+    pub kubelet_seen_wall_ms: Option<u64>,
+    /// Breakers that are not at rest.
+    pub breakers: Arc<BTreeMap<Resource, Breaker>>,
+    /// Versions of policies that this node knows.
+    pub policies: Arc<BTreeMap<Digest, Arc<PolicyVersion>>>,
+    /// The active stack.
+    pub stack: Arc<Stack>,
+}
+
+impl Ledger {
+    /// The part behind a device.
+    #[must_use]
+    pub fn part(&self, id: &PartId) -> Option<&PartState> {
+        self.parts.get(id).map(Arc::as_ref)
+    }
+
+    /// The device with this key.
+    #[must_use]
+    pub fn device(&self, resource: &Resource, id: &DeviceId) -> Option<&Device> {
+        self.part(&id.part)?.device(resource, id.share)
+    }
+
+    /// The GPU state that a part shares in.
+    #[must_use]
+    pub fn gpu_of(&self, part: &PartState) -> Option<&GpuState> {
+        self.gpus.get(part.part.gpu()).map(Arc::as_ref)
+    }
+
+    /// Every resource that has a listed device, sorted.
+    #[must_use]
+    pub fn resources(&self) -> BTreeSet<Resource> {
+        self.parts
+            .values()
+            .flat_map(|p| p.devices.keys().map(|(r, _)| r.clone()))
+            .collect()
+    }
+
+    /// Whether containers on this part can be expected to work: it is there and its GPU works.
+    #[must_use]
+    pub fn works(&self, part: &PartState) -> bool {
+        part.present && self.gpu_of(part).is_some_and(|g| g.health.state.works())
+    }
+
+    /// Whether new grants may be made on this part (I4).
+    #[must_use]
+    pub fn may_grant(&self, part: &PartState) -> bool {
+        self.works(part) && self.gpu_of(part).is_some_and(|g| g.drain == Drain::Active)
+    }
+
+    /// The newest live allocation that names a device of this part.
+    #[must_use]
+    pub fn newest_on(&self, part: &PartState) -> Option<&Allocation> {
+        let newest = part.devices.values().flat_map(|d| d.holders.iter()).max()?;
+        self.live.get(newest).map(Arc::as_ref)
+    }
+
+    /// Applies one entry. Cannot fail: whoever made the entry checked it against this ledger.
+    pub fn apply(&mut self, entry: &Entry) {
+        for change in &entry.changes {
+            self.apply_change(change, entry.at);
+        }
+        self.generation += 1;
+    }
+
+    fn apply_change(&mut self, change: &Change, at: Now) {
+        match change {
+            Change::PartFound(part) => self.part_found(part, at),
+            Change::PartGone(id) => self.with_part(id, |p| p.present = false),
+            Change::GpuForgotten(gpu) => self.forget(gpu),
+            Change::Looked { links, usage } => {
+                self.links = Arc::clone(links);
+                self.usage = Arc::clone(usage);
+            }
+            Change::HealthTurned { gpu, health } => {
+                if let Some(state) = self.gpus.get_mut(gpu) {
+                    Arc::make_mut(state).health = health.clone();
+                }
+            }
+            Change::DrainTurned { gpu, drain } => {
+                if let Some(state) = self.gpus.get_mut(gpu) {
+                    Arc::make_mut(state).drain = drain.clone();
+                }
+            }
+            Change::Offered {
+                part,
+                by,
+                lines,
+                ranges,
+                devices,
+            } => {
+                self.with_part(part, |p| {
+                    p.offered_by.clone_from(by);
+                    p.lines.clone_from(lines);
+                    p.ranges.clone_from(ranges);
+                    p.devices.clone_from(devices);
+                });
+            }
+            Change::Delisted(key) => self.with_part(&key.id.part, |p| {
+                p.devices.remove(&(key.resource.clone(), key.id.share));
+            }),
+            Change::Granted(allocation) => self.granted(allocation, at),
+            Change::Learned { id, holder } => self.with_live(*id, |a| {
+                a.holder.learn(holder);
+            }),
+            Change::Settled(id) => self.with_live(*id, |a| a.overlapped = false),
+            Change::Ended { id, reason } => self.ended(*id, *reason, at),
+            Change::Pruned(id) => Arc::make_mut(&mut self.ended).retain(|a| a.id != *id),
+            Change::Sighted { sightings, hold } => {
+                self.sightings = Arc::clone(sightings);
+                self.hold.clone_from(hold);
+            }
+            Change::KubeletSeen(created_wall_ms) => {
+                self.kubelet_seen_wall_ms = Some(*created_wall_ms)
+            }
+            Change::BreakerTurned { resource, breaker } => {
+                let breakers = Arc::make_mut(&mut self.breakers);
+                match breaker {
+                    Some(breaker) => breakers.insert(resource.clone(), breaker.clone()),
+                    None => breakers.remove(resource),
+                };
+            }
+            Change::PolicyKept(version) => {
+                Arc::make_mut(&mut self.policies)
+                    .insert(version.digest.clone(), Arc::new(version.clone()));
+            }
+            Change::PolicyDeleted(digest) => {
+                Arc::make_mut(&mut self.policies).remove(digest);
+            }
+            Change::StackActivated(stack) => self.stack = Arc::new(stack.clone()),
+        }
+    }
+
+    fn part_found(&mut self, part: &super::gpu::Part, at: Now) {
+        self.gpus.entry(part.gpu().clone()).or_insert_with(|| {
+            Arc::new(GpuState {
+                drain: Drain::Active,
+                health: Health::healthy(at),
+            })
+        });
+        match self.parts.get_mut(&part.id) {
+            Some(state) => {
+                let state = Arc::make_mut(state);
+                state.part = part.clone();
+                state.present = true;
+            }
+            None => {
+                self.parts.insert(
+                    part.id.clone(),
+                    Arc::new(PartState::new(part.clone(), at.mono_ms)),
+                );
+            }
+        }
+    }
+
+    fn forget(&mut self, gpu: &PartId) {
+        self.parts.retain(|_, p| p.part.gpu() != gpu);
+        self.gpus.remove(gpu);
+    }
+
+    fn granted(&mut self, allocation: &Allocation, at: Now) {
+        let mut older = BTreeSet::new();
+        for id in &allocation.devices {
+            self.with_part(&id.part, |p| {
+                if let Some(device) = p.devices.get_mut(&(allocation.resource.clone(), id.share)) {
+                    older.extend(device.holders.iter().copied());
+                    device.holders.push(allocation.id);
+                    device.named_mono_ms = Some(at.mono_ms);
+                }
+            });
+        }
+        for id in older {
+            self.with_live(id, |a| a.overlapped = true);
+        }
+        self.next_number = self.next_number.max(allocation.id.number + 1);
+        Arc::make_mut(&mut self.sightings).insert(allocation.id, Sighting::granted(at));
+        Arc::make_mut(&mut self.live).insert(allocation.id, Arc::new(allocation.clone()));
+    }
+
+    fn ended(&mut self, id: AllocationId, reason: EndReason, at: Now) {
+        let Some(allocation) = Arc::make_mut(&mut self.live).remove(&id) else {
+            return;
+        };
+        Arc::make_mut(&mut self.sightings).remove(&id);
+        for device_id in &allocation.devices {
+            self.with_part(&device_id.part, |p| {
+                if let Some(device) = p
+                    .devices
+                    .get_mut(&(allocation.resource.clone(), device_id.share))
+                {
+                    device.holders.retain(|h| *h != id);
+                    if device.holders.is_empty() && device.standing != Standing::Offered {
+                        device.standing = Standing::Retiring {
+                            since_mono_ms: at.mono_ms,
+                        };
+                    }
+                }
+                if !p.held() {
+                    p.idle_since_mono_ms = at.mono_ms;
+                }
+            });
+        }
+        let mut allocation = Arc::unwrap_or_clone(allocation);
+        allocation.ended = Some(End {
+            reason,
+            wall_ms: at.wall_ms,
+        });
+        Arc::make_mut(&mut self.ended).push_back(Arc::new(allocation));
+    }
+
+    fn with_part(&mut self, id: &PartId, change: impl FnOnce(&mut PartState)) {
+        if let Some(part) = self.parts.get_mut(id) {
+            change(Arc::make_mut(part));
+        }
+    }
+
+    fn with_live(&mut self, id: AllocationId, change: impl FnOnce(&mut Allocation)) {
+        if let Some(allocation) = Arc::make_mut(&mut self.live).get_mut(&id) {
+            change(Arc::make_mut(allocation));
+        }
+    }
+
+    /// Ended allocations beyond what is kept once `more` have ended, oldest first.
+    pub fn to_prune(&self, more: usize) -> impl Iterator<Item = AllocationId> + '_ {
+        let excess = (self.ended.len() + more).saturating_sub(ENDED_ALLOCATIONS_KEPT);
+        self.ended.iter().take(excess).map(|a| a.id)
+    }
+
+    /// The keys that an allocation's devices have.
+    #[must_use]
+    pub fn holders_of(&self, key: &DeviceKey) -> &[AllocationId] {
+        self.device(&key.resource, &key.id)
+            .map_or(&[], |d| &d.holders)
+    }
+
+    /// What is known of the pod with this UID from any allocation: its namespace and name.
+    #[must_use]
+    pub fn pod_by_uid(&self, uid: &str) -> Option<Holder> {
+        self.live
+            .values()
+            .map(|a| &a.holder)
+            .find(|h| h.pod_uid.as_deref() == Some(uid) && h.pod.is_some())
+            .map(|h| Holder {
+                namespace: h.namespace.clone(),
+                pod: h.pod.clone(),
+                pod_uid: None,
+                container: None,
+            })
+    }
+}

@@ -1,0 +1,82 @@
+//! What the kubelet is told of one resource (I3).
+
+use super::breaker::Phase;
+use super::ledger::Ledger;
+use super::names::{DeviceId, Resource};
+use super::part_state::PartState;
+
+/// One device as the kubelet's list shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its id.
+    pub id: DeviceId,
+    /// Healthy: held on a working GPU, or free and to be had.
+    pub healthy: bool,
+    /// NUMA node for the kubelet's topology hints; `None` sends no topology.
+    pub numa_node: Option<u32>,
+}
+
+/// The whole list of one resource, sorted by id.
+///
+/// A free device is healthy if it is one of the lowest-numbered free ones that fit beside all live
+/// grants, each beside those before it. So the kubelet's allocatable less what it has given away is
+/// what can really be granted.
+#[must_use]
+pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) -> Vec<Listed> {
+    let mut list = Vec::new();
+    let mut free_left = match ledger.breakers.get(resource).map(|b| b.phase) {
+        None | Some(Phase::Closed) => usize::MAX,
+        Some(Phase::HalfOpen) => 1,
+        Some(Phase::Open { .. }) => 0,
+    };
+    for part in ledger.parts.values() {
+        list_part(
+            ledger,
+            part,
+            resource,
+            overcommit_percent,
+            &mut free_left,
+            &mut list,
+        );
+    }
+    list
+}
+
+fn list_part(
+    ledger: &Ledger,
+    part: &PartState,
+    resource: &Resource,
+    overcommit_percent: u32,
+    free_left: &mut usize,
+    list: &mut Vec<Listed>,
+) {
+    let works = ledger.works(part);
+    let may_grant = ledger.may_grant(part);
+    let memory_mib = part.memory_to_grant_mib(overcommit_percent);
+    let mut taken = part.taken();
+    let of_resource = (resource.clone(), None)..=(resource.clone(), Some(u32::MAX));
+    for ((_, share), device) in part.devices.range(of_resource) {
+        let healthy = if device.held() {
+            works
+        } else if may_grant && device.offered() && *free_left > 0 {
+            let with_it = taken.plus(device.consumes);
+            let fits = with_it.excess(memory_mib).is_none();
+            if fits {
+                taken = with_it;
+                *free_left -= 1;
+            }
+            fits
+        } else {
+            false
+        };
+        let id = DeviceId {
+            part: part.part.id.clone(),
+            share: *share,
+        };
+        list.push(Listed {
+            id,
+            healthy,
+            numa_node: part.part.numa_node,
+        });
+    }
+}

@@ -1,0 +1,30 @@
+//! The kernel: the truth about a node's GPUs and the rules that nothing may break.
+//!
+//! Pure: the standard library only, no I/O, no clock, no logging, no wire types. In reading order:
+//!
+//! - [`names`], [`time`], [`gpu`]: what things are called and made of
+//! - [`offer`], [`allocation`], [`policy`], [`drain`], [`health`], [`breaker`]: the nouns of the rules
+//! - [`part_state`], [`ledger`]: the truth; [`change`], [`record`]: how it moves and is written down
+//! - [`command`], [`decide`], [`refusal`]: what can be asked, and how it is answered
+//! - [`listing`], [`placement`], [`reconcile`]: what the kubelet is told, which devices are near,
+//!   and what the sources of truth prove
+
+pub mod allocation;
+pub mod breaker;
+pub mod change;
+pub mod command;
+pub mod decide;
+pub mod drain;
+pub mod gpu;
+pub mod health;
+pub mod ledger;
+pub mod listing;
+pub mod names;
+pub mod offer;
+pub mod part_state;
+pub mod placement;
+pub mod policy;
+pub mod reconcile;
+pub mod record;
+pub mod refusal;
+pub mod time;

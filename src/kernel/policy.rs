@@ -1,0 +1,443 @@
+//! What is asked of policies, what they answer, and what they may not.
+
+use super::allocation::Limits;
+use super::gpu::Reading;
+use super::ledger::Ledger;
+use super::names::{DeviceId, Digest, Resource};
+use super::offer::PartOffer;
+use super::time::Now;
+use std::fmt;
+
+/// Most entries of a stack: at 60 us a call the median walk stays under 1 ms.
+pub const STACK_ENTRIES_MAX: usize = 16;
+/// Longest parameters of one entry, bytes of JSON: an entry is one record of at most 16 KiB, and
+/// escaping can double a text.
+pub const PARAMETERS_BYTES_MAX: usize = 6 * 1024;
+/// Longest parameter schema of a policy, bytes of JSON, for the same reason.
+pub const SCHEMA_BYTES_MAX: usize = 6 * 1024;
+/// Most versions of policies kept on a node.
+pub const VERSIONS_MAX: usize = 256;
+/// Longest reason that is kept of a policy, bytes.
+pub const REASON_BYTES_MAX: usize = 1024;
+/// Most environment entries of one grant.
+pub const ENVIRONMENT_MAX: usize = 16;
+/// Longest environment value, bytes.
+pub const ENVIRONMENT_VALUE_BYTES_MAX: usize = 1024;
+/// Longest environment key, bytes.
+pub const ENVIRONMENT_KEY_BYTES_MAX: usize = 64;
+
+/// One hook of the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Hook {
+    /// Says what the policy is.
+    Describe,
+    /// What each part is offered as.
+    Offer,
+    /// Which devices to prefer.
+    Place,
+    /// Whether a request may have its devices.
+    Admit,
+    /// What a reading means for a GPU's health.
+    Triage,
+}
+
+impl Hook {
+    /// As the contract writes it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Describe => "describe",
+            Self::Offer => "offer",
+            Self::Place => "place",
+            Self::Admit => "admit",
+            Self::Triage => "triage",
+        }
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// One version of a policy that this node knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyVersion {
+    /// By its own word, a DNS label.
+    pub name: String,
+    /// By its own word, a semantic version.
+    pub version: String,
+    /// By its own word, one sentence.
+    pub summary: String,
+    /// Hooks that it wants to be asked.
+    pub hooks: Vec<Hook>,
+    /// JSON schema of its parameters.
+    pub parameters_schema: String,
+    /// sha256 of the component's bytes.
+    pub digest: Digest,
+    /// sha256 of the compiled artifact of this machine; a file that differs is never loaded.
+    pub artifact: Digest,
+    /// Size of the component in bytes.
+    pub bytes: u64,
+    /// Whether it came with the daemon.
+    pub shipped: bool,
+    /// When it was first seen, milliseconds since 1970.
+    pub since_wall_ms: u64,
+}
+
+impl PolicyVersion {
+    /// `name@` and the first twelve digits of the digest.
+    #[must_use]
+    pub fn label(&self) -> String {
+        format!("{}@{}", self.name, self.digest.short())
+    }
+}
+
+/// What happens when a policy of the stack fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFault {
+    /// As if it had answered `pass`.
+    #[default]
+    Skip,
+    /// `admit` is denied; the other hooks as `Skip`, since denying them would fail pods or
+    /// withdraw GPUs for a policy's bug.
+    Deny,
+}
+
+/// What a stack entry may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Permissions {
+    /// May it deny an Allocate?
+    pub deny: bool,
+    /// Into how many devices of one resource it may cut a part.
+    pub share_max: u32,
+    /// Resources that it may name: exact, or ending in `*`.
+    pub resources: Vec<String>,
+    /// Environment keys that it may set: exact, or ending in `*`.
+    pub environment: Vec<String>,
+}
+
+impl Default for Permissions {
+    fn default() -> Self {
+        Self {
+            deny: true,
+            share_max: super::offer::SHARES_PER_PART_MAX,
+            resources: [
+                "nvidia.com/gpu",
+                "nvidia.com/gpu.shared",
+                "nvidia.com/mig-*",
+            ]
+            .map(String::from)
+            .into(),
+            environment: Vec::new(),
+        }
+    }
+}
+
+impl Permissions {
+    /// Whether the entry may offer this resource.
+    #[must_use]
+    pub fn allows_resource(&self, resource: &Resource) -> bool {
+        self.resources
+            .iter()
+            .any(|pattern| matches(pattern, resource.as_str()))
+    }
+
+    /// Whether the entry may set this environment key; some keys nobody may.
+    #[must_use]
+    pub fn allows_environment(&self, key: &str) -> bool {
+        environment_key_is_open(key) && self.environment.iter().any(|pattern| matches(pattern, key))
+    }
+}
+
+fn matches(pattern: &str, text: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(prefix) => text.starts_with(prefix),
+        None => pattern == text,
+    }
+}
+
+/// Whether any policy may ever set this key. The closed ones choose what a process loads, which
+/// GPUs it sees, or who it says it is.
+#[must_use]
+pub fn environment_key_is_open(key: &str) -> bool {
+    const CLOSED: [&str; 10] = [
+        "LD_*",
+        "PATH",
+        "NVIDIA_*",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "BERTH_*",
+        "PYTHON*",
+        "GLIBC_*",
+        "BASH_ENV",
+        "ENV",
+    ];
+    let first = |b: u8| b.is_ascii_uppercase() || b == b'_';
+    let well_formed = key.len() <= ENVIRONMENT_KEY_BYTES_MAX
+        && key.bytes().next().is_some_and(first)
+        && key.bytes().all(|b| first(b) || b.is_ascii_digit());
+    well_formed && !CLOSED.iter().any(|pattern| matches(pattern, key))
+}
+
+/// One policy of the active stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackEntry {
+    /// Name of the policy.
+    pub name: String,
+    /// Which version of it.
+    pub digest: Digest,
+    /// Its parameters, JSON.
+    pub parameters: String,
+    /// What it may do.
+    pub permissions: Permissions,
+    /// What happens when it fails.
+    pub on_fault: OnFault,
+}
+
+impl StackEntry {
+    /// `name@` and the first twelve digits of the digest.
+    #[must_use]
+    pub fn label(&self) -> String {
+        format!("{}@{}", self.name, self.digest.short())
+    }
+}
+
+/// The ordered list of active policies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stack {
+    /// Counts activations; the API's ETag.
+    pub revision: u64,
+    /// Whether it was activated through the API and so wins over the file's.
+    pub from_api: bool,
+    /// Who activated it.
+    pub by: String,
+    /// When, milliseconds since 1970.
+    pub since_wall_ms: u64,
+    /// The policies, first asked first.
+    pub entries: Vec<StackEntry>,
+}
+
+/// One question to one policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// Which version is asked.
+    pub digest: &'a Digest,
+    /// The entry's parameters, JSON.
+    pub parameters: &'a str,
+    /// The node as it stands.
+    pub node: &'a Ledger,
+    /// For ages; a policy sees no clock.
+    pub now: Now,
+    /// What is asked.
+    pub question: Question<'a>,
+    /// Wall time that the call may take, milliseconds; the fuel is the adapter's constant.
+    pub wall_ms_max: u64,
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+pub enum Question<'a> {
+    /// What is each part offered as?
+    Offer,
+    /// Which of the available devices?
+    Place(&'a PlaceRequest),
+    /// May these devices be granted?
+    Admit(&'a AdmitRequest),
+    /// What does this reading mean?
+    Triage(&'a Reading),
+}
+
+impl Question<'_> {
+    /// The hook that answers it.
+    #[must_use]
+    pub fn hook(&self) -> Hook {
+        match self {
+            Self::Offer => Hook::Offer,
+            Self::Place(_) => Hook::Place,
+            Self::Admit(_) => Hook::Admit,
+            Self::Triage(_) => Hook::Triage,
+        }
+    }
+}
+
+/// The kubelet's GetPreferredAllocation for one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaceRequest {
+    /// The resource.
+    pub resource: Resource,
+    /// Devices to choose from, the required ones among them. Each once.
+    pub available: Vec<DeviceId>,
+    /// Devices that the answer must hold.
+    pub required: Vec<DeviceId>,
+    /// How many devices the answer should hold.
+    pub size: usize,
+}
+
+/// The kubelet's Allocate for one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdmitRequest {
+    /// The resource.
+    pub resource: Resource,
+    /// The devices asked for, sorted, each once, at least one.
+    pub devices: Vec<DeviceId>,
+}
+
+/// A policy's answer. `None` in place of an answer is `pass`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// To [`Question::Offer`].
+    Offer(OfferAnswer),
+    /// To [`Question::Place`].
+    Place(Placement),
+    /// To [`Question::Admit`]: yes, on these terms.
+    Allow(Terms),
+    /// To [`Question::Admit`]: no, and why.
+    Deny(String),
+    /// To [`Question::Triage`].
+    Triage(TriageAnswer),
+}
+
+/// Offers for some parts; a part not named is passed on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OfferAnswer {
+    /// By part.
+    pub parts: Vec<PartOffer>,
+    /// Ask again after so many seconds even if nothing changes.
+    pub again_after_s: Option<u32>,
+}
+
+/// Devices chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The devices.
+    pub devices: Vec<DeviceId>,
+    /// Why these.
+    pub reason: String,
+}
+
+/// The terms of a grant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Environment for the container.
+    pub environment: Vec<(String, String)>,
+    /// What it is told it may use.
+    pub limits: Limits,
+    /// Why.
+    pub reason: String,
+}
+
+/// What a reading means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TriageAnswer {
+    /// How bad.
+    pub severity: Severity,
+    /// Why.
+    pub reason: String,
+    /// Seconds until the GPU is looked at again; `None`: only an operator's word heals.
+    pub again_after_s: Option<u32>,
+}
+
+/// How bad a reading is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// No matter of the GPU.
+    Ignore,
+    /// Still granted, but shown.
+    Degraded,
+    /// Nothing new is granted.
+    Unhealthy,
+}
+
+/// What went wrong in a policy call. Faults never reach a pod as anything but the entry's
+/// `onFault` rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Which kind.
+    pub kind: FaultKind,
+    /// The host's words, and the guest's own last log lines where it left any.
+    pub detail: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind.as_str(), self.detail)
+    }
+}
+
+/// The kinds of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FaultKind {
+    /// Used up its fuel.
+    Fuel,
+    /// Ran into the wall-clock backstop.
+    Time,
+    /// Asked for more memory, table or stack than it may have, and trapped.
+    Memory,
+    /// Trapped for any other reason, a panic among them.
+    Trap,
+    /// Answered something outside what was offered, free, permitted or well formed.
+    Answer,
+    /// Could not be called at all: no such version, a broken artifact.
+    Missing,
+}
+
+impl FaultKind {
+    /// As the API and metrics write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Fuel => "fuel",
+            Self::Time => "time",
+            Self::Memory => "memory",
+            Self::Trap => "trap",
+            Self::Answer => "answer",
+            Self::Missing => "missing",
+        }
+    }
+
+    /// Whether the policy itself is to blame: such faults in a row suspend its entry. A slow
+    /// machine is not its fault.
+    #[must_use]
+    pub fn counts(self) -> bool {
+        matches!(self, Self::Fuel | Self::Memory | Self::Trap | Self::Answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_choose_code_or_gpus_are_closed_whatever_is_permitted() {
+        let all = Permissions {
+            environment: vec!["*".into()],
+            ..Permissions::default()
+        };
+        for key in [
+            "LD_PRELOAD",
+            "PATH",
+            "NVIDIA_VISIBLE_DEVICES",
+            "BERTH_X",
+            "CUDA_VISIBLE_DEVICES",
+            "a",
+            "",
+            "A-B",
+            "1A",
+            "PYTHONPATH",
+        ] {
+            assert!(!all.allows_environment(key), "{key}");
+        }
+        assert!(all.allows_environment("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"));
+        assert!(!Permissions::default().allows_environment("MY_KEY"));
+    }
+
+    #[test]
+    fn patterns_are_exact_or_a_prefix() {
+        let p = Permissions::default();
+        let may = |name: &str| p.allows_resource(&Resource::parse(name).unwrap());
+        assert!(may("nvidia.com/gpu") && may("nvidia.com/mig-1g.10gb"));
+        assert!(!may("nvidia.com/gpus") && !may("amd.com/gpu"));
+    }
+}

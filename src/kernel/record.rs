@@ -1,0 +1,403 @@
+//! What of a ledger is written down, and how a ledger is read back.
+//!
+//! A record is the state of one noun, not a step: the store holds the newest record of each, so it
+//! stays as small as the node is, and reading all of them gives the ledger (I5).
+
+use super::allocation::Allocation;
+use super::change::{Change, Entry};
+use super::drain::Drain;
+use super::gpu::Part;
+use super::health::{Health, HealthState};
+use super::ledger::{GpuState, Ledger};
+use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
+use super::offer::{Consumes, OfferLine, ShareRange};
+use super::part_state::{Device, PartState, Standing};
+use super::policy::{PolicyVersion, Stack, StackEntry};
+use super::reconcile::Sighting;
+use super::time::Now;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The state of one noun.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record {
+    /// Counters of the whole ledger.
+    Meta(Meta),
+    /// A part and its devices.
+    Part(PartRecord),
+    /// A GPU's drain state, where it is not active.
+    Drain(PartId, Drain),
+    /// An allocation, live or ended.
+    Allocation(Allocation),
+    /// A policy version.
+    Policy(PolicyVersion),
+    /// The active stack without its entries.
+    Stack(StackHead),
+    /// One entry of the active stack.
+    StackEntry(usize, StackEntry),
+}
+
+/// Names one record. Sorts as the store keeps them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RecordKey {
+    /// See [`Record::Meta`].
+    Meta,
+    /// See [`Record::Part`].
+    Part(PartId),
+    /// See [`Record::Drain`].
+    Drain(PartId),
+    /// See [`Record::Allocation`].
+    Allocation(AllocationId),
+    /// See [`Record::Policy`].
+    Policy(Digest),
+    /// See [`Record::Stack`].
+    Stack,
+    /// See [`Record::StackEntry`].
+    StackEntry(usize),
+}
+
+/// Counters of the whole ledger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Meta {
+    /// Names the store in allocation ids; drawn at random once.
+    pub store: u32,
+    /// The number of the next allocation. Kept although the allocations are kept too: the newest
+    /// may have been pruned.
+    pub next_number: u64,
+    /// See [`Ledger::kubelet_seen_wall_ms`].
+    pub kubelet_seen_wall_ms: Option<u64>,
+}
+
+/// A part and its devices, as written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartRecord {
+    /// What it is.
+    pub part: Part,
+    /// Who made the offer.
+    pub offered_by: String,
+    /// As what.
+    pub lines: Vec<OfferLine>,
+    /// Who owns which share numbers.
+    pub ranges: Vec<ShareRange>,
+    /// Its devices, in runs of the same kind.
+    pub runs: Vec<DeviceRun>,
+}
+
+/// Devices with consecutive share numbers that are alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceRun {
+    /// Their resource.
+    pub resource: Resource,
+    /// The first share number; `None` is the whole part, which is a run of one.
+    pub first: Option<u32>,
+    /// How many.
+    pub len: u32,
+    /// What each takes.
+    pub consumes: Consumes,
+    /// Whether they are on their way out.
+    pub retiring: bool,
+}
+
+/// The active stack without its entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackHead {
+    /// Counts activations.
+    pub revision: u64,
+    /// Whether it was activated through the API.
+    pub from_api: bool,
+    /// By whom.
+    pub by: String,
+    /// When, milliseconds since 1970.
+    pub since_wall_ms: u64,
+    /// How many entries follow.
+    pub entries: usize,
+}
+
+/// One write to the store.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Write {
+    /// This is the record now.
+    Put(Record),
+    /// This record is no more.
+    Delete(RecordKey),
+}
+
+impl Record {
+    /// Its key.
+    #[must_use]
+    pub fn key(&self) -> RecordKey {
+        match self {
+            Self::Meta(_) => RecordKey::Meta,
+            Self::Part(p) => RecordKey::Part(p.part.id.clone()),
+            Self::Drain(gpu, _) => RecordKey::Drain(gpu.clone()),
+            Self::Allocation(a) => RecordKey::Allocation(a.id),
+            Self::Policy(v) => RecordKey::Policy(v.digest.clone()),
+            Self::Stack(_) => RecordKey::Stack,
+            Self::StackEntry(i, _) => RecordKey::StackEntry(*i),
+        }
+    }
+}
+
+/// The writes that make the store say what `next` says, where `next` is the ledger `before` with
+/// `entry` applied.
+#[must_use]
+pub fn writes(before: &Ledger, entry: &Entry, next: &Ledger) -> Vec<Write> {
+    let mut keys = BTreeSet::new();
+    for change in entry.changes.iter().filter(|c| c.is_durable()) {
+        touched(change, before, next, &mut keys);
+    }
+    keys.into_iter()
+        .map(|key| record_of(next, &key).map_or(Write::Delete(key), Write::Put))
+        .collect()
+}
+
+fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<RecordKey>) {
+    let mut add = |key| {
+        keys.insert(key);
+    };
+    match change {
+        Change::PartFound(part) => add(RecordKey::Part(part.id.clone())),
+        Change::Offered { part, .. } => add(RecordKey::Part(part.clone())),
+        Change::Delisted(key) => add(RecordKey::Part(key.id.part.clone())),
+        Change::GpuForgotten(gpu) => {
+            add(RecordKey::Drain(gpu.clone()));
+            before
+                .parts
+                .values()
+                .filter(|p| p.part.gpu() == gpu)
+                .for_each(|p| add(RecordKey::Part(p.part.id.clone())));
+        }
+        Change::DrainTurned { gpu, .. } => add(RecordKey::Drain(gpu.clone())),
+        Change::Granted(allocation) => {
+            add(RecordKey::Meta);
+            add(RecordKey::Allocation(allocation.id));
+            // Those that the grant made overlapped.
+            let holders = allocation.keys().flat_map(|k| next.holders_of(&k).to_vec());
+            holders.for_each(|id| add(RecordKey::Allocation(id)));
+        }
+        Change::Learned { id, .. }
+        | Change::Settled(id)
+        | Change::Ended { id, .. }
+        | Change::Pruned(id) => add(RecordKey::Allocation(*id)),
+        Change::KubeletSeen(_) => add(RecordKey::Meta),
+        Change::PolicyKept(version) => add(RecordKey::Policy(version.digest.clone())),
+        Change::PolicyDeleted(digest) => add(RecordKey::Policy(digest.clone())),
+        Change::StackActivated(_) => {
+            add(RecordKey::Stack);
+            let most = before.stack.entries.len().max(next.stack.entries.len());
+            (0..most).for_each(|i| add(RecordKey::StackEntry(i)));
+        }
+        Change::PartGone(_)
+        | Change::Looked { .. }
+        | Change::HealthTurned { .. }
+        | Change::Sighted { .. }
+        | Change::BreakerTurned { .. } => {}
+    }
+}
+
+fn record_of(ledger: &Ledger, key: &RecordKey) -> Option<Record> {
+    match key {
+        RecordKey::Meta => Some(Record::Meta(Meta {
+            store: ledger.store,
+            next_number: ledger.next_number,
+            kubelet_seen_wall_ms: ledger.kubelet_seen_wall_ms,
+        })),
+        RecordKey::Part(id) => ledger.part(id).map(|p| Record::Part(part_record(p))),
+        RecordKey::Drain(gpu) => match ledger.gpus.get(gpu).map(|g| &g.drain) {
+            None | Some(Drain::Active) => None,
+            Some(drain) => Some(Record::Drain(gpu.clone(), drain.clone())),
+        },
+        RecordKey::Allocation(id) => ledger
+            .live
+            .get(id)
+            .or_else(|| ledger.ended.iter().rev().find(|a| a.id == *id))
+            .map(|a| Record::Allocation(Allocation::clone(a))),
+        RecordKey::Policy(digest) => ledger
+            .policies
+            .get(digest)
+            .map(|v| Record::Policy(PolicyVersion::clone(v))),
+        RecordKey::Stack => Some(Record::Stack(stack_head(&ledger.stack))),
+        RecordKey::StackEntry(i) => ledger
+            .stack
+            .entries
+            .get(*i)
+            .map(|e| Record::StackEntry(*i, e.clone())),
+    }
+}
+
+/// Every record of a ledger: what a store holds that has followed it from the start.
+#[must_use]
+pub fn records(ledger: &Ledger) -> BTreeSet<RecordKey> {
+    let mut keys = BTreeSet::from([RecordKey::Meta]);
+    keys.extend(ledger.parts.keys().cloned().map(RecordKey::Part));
+    keys.extend(
+        ledger
+            .gpus
+            .iter()
+            .filter(|(_, g)| g.drain != Drain::Active)
+            .map(|(id, _)| RecordKey::Drain(id.clone())),
+    );
+    keys.extend(ledger.live.keys().copied().map(RecordKey::Allocation));
+    keys.extend(ledger.ended.iter().map(|a| RecordKey::Allocation(a.id)));
+    keys.extend(ledger.policies.keys().cloned().map(RecordKey::Policy));
+    keys.insert(RecordKey::Stack);
+    keys.extend((0..ledger.stack.entries.len()).map(RecordKey::StackEntry));
+    keys
+}
+
+fn stack_head(stack: &Stack) -> StackHead {
+    StackHead {
+        revision: stack.revision,
+        from_api: stack.from_api,
+        by: stack.by.clone(),
+        since_wall_ms: stack.since_wall_ms,
+        entries: stack.entries.len(),
+    }
+}
+
+fn part_record(state: &PartState) -> PartRecord {
+    let mut runs: Vec<DeviceRun> = Vec::new();
+    for ((resource, share), device) in &state.devices {
+        let retiring = !device.offered();
+        let extends = runs.last().is_some_and(|run| {
+            run.resource == *resource
+                && run.consumes == device.consumes
+                && run.retiring == retiring
+                && run
+                    .first
+                    .is_some_and(|first| Some(first + run.len) == *share)
+        });
+        match runs.last_mut() {
+            Some(run) if extends => run.len += 1,
+            _ => runs.push(DeviceRun {
+                resource: resource.clone(),
+                first: *share,
+                len: 1,
+                consumes: device.consumes,
+                retiring,
+            }),
+        }
+    }
+    PartRecord {
+        part: state.part.clone(),
+        offered_by: state.offered_by.clone(),
+        lines: state.lines.clone(),
+        ranges: state.ranges.clone(),
+        runs,
+    }
+}
+
+/// Reads a ledger back. Parts count as absent until a look shows them, intervals begin now, and
+/// what was ended stays ended.
+#[must_use]
+pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
+    let mut ledger = Ledger::default();
+    let (mut live, mut ended, mut policies) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
+    let (mut stack, mut entries, mut drains) = (Stack::default(), BTreeMap::new(), Vec::new());
+    for record in records {
+        match record {
+            Record::Meta(meta) => {
+                ledger.store = meta.store;
+                ledger.next_number = meta.next_number;
+                ledger.kubelet_seen_wall_ms = meta.kubelet_seen_wall_ms;
+            }
+            Record::Part(record) => restore_part(&mut ledger, record, now),
+            Record::Drain(gpu, drain) => drains.push((gpu, drain)),
+            Record::Allocation(a) if a.ended.is_some() => ended.push(Arc::new(a)),
+            Record::Allocation(a) => {
+                live.insert(a.id, Arc::new(a));
+            }
+            Record::Policy(v) => {
+                policies.insert(v.digest.clone(), Arc::new(v));
+            }
+            Record::Stack(head) => {
+                stack.revision = head.revision;
+                stack.from_api = head.from_api;
+                stack.by = head.by;
+                stack.since_wall_ms = head.since_wall_ms;
+            }
+            Record::StackEntry(i, entry) => {
+                entries.insert(i, entry);
+            }
+        }
+    }
+    for (gpu, drain) in drains {
+        if let Some(state) = ledger.gpus.get_mut(&gpu) {
+            Arc::make_mut(state).drain = drain;
+        }
+    }
+    stack.entries = entries.into_values().collect();
+    ended.sort_by_key(|a| (a.ended.as_ref().map(|e| e.wall_ms), a.id));
+    ledger.sightings = Arc::new(
+        live.keys()
+            .map(|id| (*id, Sighting::restored(now)))
+            .collect(),
+    );
+    let held: Vec<Arc<Allocation>> = live.values().cloned().collect();
+    held.iter().for_each(|a| restore_holders(&mut ledger, a));
+    ledger.live = Arc::new(live);
+    ledger.ended = Arc::new(ended.into());
+    ledger.policies = Arc::new(policies);
+    ledger.stack = Arc::new(stack);
+    ledger
+}
+
+fn restore_part(ledger: &mut Ledger, record: PartRecord, now: Now) {
+    let mut state = PartState::new(record.part, now.mono_ms);
+    state.present = false;
+    state.offered_by = record.offered_by;
+    state.lines = record.lines;
+    state.ranges = record.ranges;
+    for run in record.runs {
+        let standing = if run.retiring {
+            Standing::Retiring {
+                since_mono_ms: now.mono_ms,
+            }
+        } else {
+            Standing::Offered
+        };
+        let device = Device {
+            consumes: run.consumes,
+            standing,
+            holders: Vec::new(),
+            named_mono_ms: None,
+        };
+        match run.first {
+            None => {
+                state.devices.insert((run.resource, None), device);
+            }
+            Some(first) => state.devices.extend(
+                (first..first.saturating_add(run.len))
+                    .map(|n| ((run.resource.clone(), Some(n)), device.clone())),
+            ),
+        }
+    }
+    let health = Health {
+        state: HealthState::Vanished,
+        reason: "not yet looked for since the daemon started".into(),
+        since_wall_ms: now.wall_ms,
+        again_mono_ms: Some(now.mono_ms),
+    };
+    let gpu = state.part.gpu().clone();
+    ledger.gpus.entry(gpu).or_insert_with(|| {
+        Arc::new(GpuState {
+            drain: Drain::Active,
+            health,
+        })
+    });
+    ledger.parts.insert(state.part.id.clone(), Arc::new(state));
+}
+
+fn restore_holders(ledger: &mut Ledger, allocation: &Allocation) {
+    for DeviceId { part, share } in &allocation.devices {
+        let Some(state) = ledger.parts.get_mut(part) else {
+            continue;
+        };
+        if let Some(device) = Arc::make_mut(state)
+            .devices
+            .get_mut(&(allocation.resource.clone(), *share))
+        {
+            device.holders.push(allocation.id);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Every expected "no" of the kernel, in one closed list.
+
+use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
+use super::policy::FaultKind;
+use std::fmt;
+
+/// Why the kernel did not do what it was asked. Not an error of the daemon. The fields are the
+/// facts that each sentence (`Display`) names.
+#[allow(missing_docs)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No such device under this resource.
+    UnknownDevice {
+        resource: Resource,
+        device: DeviceId,
+    },
+    /// The device is of an older offer and not held: it is on its way out.
+    NotOffered {
+        resource: Resource,
+        device: DeviceId,
+    },
+    /// Another resource holds the part: the one refusal that a round may cure.
+    Held {
+        device: DeviceId,
+        by: AllocationId,
+        resource: Resource,
+    },
+    /// The devices together take more than the part has.
+    DoesNotFit {
+        part: PartId,
+        counter: &'static str,
+        wanted: u64,
+        left: u64,
+    },
+    /// An operator cordoned the GPU.
+    Cordoned {
+        gpu: PartId,
+        by: String,
+        why: String,
+    },
+    /// The GPU is unhealthy.
+    Unhealthy { gpu: PartId, reason: String },
+    /// The GPU is no longer there.
+    Vanished { gpu: PartId },
+    /// A policy said no.
+    Denied { policy: String, reason: String },
+    /// A policy failed, and its entry says that this denies.
+    Faulted {
+        policy: String,
+        kind: FaultKind,
+        detail: String,
+    },
+    /// The policy judged an older state and would now be asked about another one.
+    Moved,
+    /// The node holds as many live allocations as it ever may.
+    LedgerFull { limit: usize },
+    /// No GPU of this name.
+    UnknownGpu { gpu: PartId },
+    /// No live allocation of this name.
+    UnknownAllocation { id: AllocationId },
+    /// The stack was changed since the caller read it.
+    StackMoved { revision: u64 },
+    /// The policy version is in the active stack.
+    PolicyInUse { digest: Digest },
+    /// No such version on this node.
+    UnknownPolicy { digest: Digest },
+    /// The version came with the daemon and cannot be deleted.
+    PolicyShipped { digest: Digest },
+    /// The node keeps as many versions as it ever may.
+    TooManyVersions { limit: usize },
+    /// An offer broke a rule; names the rule.
+    BadOffer { part: PartId, why: String },
+}
+
+impl Refusal {
+    /// Whether a round could change the answer: a holder may have left unnoticed.
+    #[must_use]
+    pub fn round_may_cure(&self) -> bool {
+        matches!(self, Self::Held { .. } | Self::DoesNotFit { .. })
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownDevice { resource, device } => {
+                write!(
+                    f,
+                    "no device {device} under {resource}: it was never listed by this daemon"
+                )
+            }
+            Self::NotOffered { resource, device } => {
+                write!(f, "device {device} is no longer offered under {resource}")
+            }
+            Self::Held {
+                device,
+                by,
+                resource,
+            } => {
+                write!(
+                    f,
+                    "{device} cannot be granted: allocation {by} under {resource} holds its GPU (see `berth allocation show {by}`)"
+                )
+            }
+            Self::DoesNotFit {
+                part,
+                counter,
+                wanted,
+                left,
+            } => {
+                write!(
+                    f,
+                    "{part} has {left} {counter} left and {wanted} are wanted"
+                )
+            }
+            Self::Cordoned { gpu, by, why } => {
+                write!(f, "GPU {gpu} is cordoned by {by}")?;
+                if why.is_empty() {
+                    Ok(())
+                } else {
+                    write!(f, " ({why})")
+                }
+            }
+            Self::Unhealthy { gpu, reason } => write!(f, "GPU {gpu} is unhealthy: {reason}"),
+            Self::Vanished { gpu } => write!(f, "GPU {gpu} is no longer on this node"),
+            Self::Denied { policy, reason } => write!(f, "policy {policy} denies: {reason}"),
+            Self::Faulted {
+                policy,
+                kind,
+                detail,
+            } => {
+                write!(
+                    f,
+                    "policy {policy} failed ({}: {detail}) and its onFault is deny",
+                    kind.as_str()
+                )
+            }
+            Self::Moved => write!(f, "the node changed while the policy was asked"),
+            Self::LedgerFull { limit } => {
+                write!(
+                    f,
+                    "the node holds {limit} live allocations, as many as it may"
+                )
+            }
+            Self::UnknownGpu { gpu } => write!(f, "no GPU {gpu} on this node"),
+            Self::UnknownAllocation { id } => write!(f, "no live allocation {id}"),
+            Self::StackMoved { revision } => {
+                write!(
+                    f,
+                    "the stack is at revision {revision} by now: read it again and retry"
+                )
+            }
+            Self::PolicyInUse { digest } => {
+                write!(
+                    f,
+                    "policy {} is in the active stack: activate another stack first",
+                    digest.short()
+                )
+            }
+            Self::UnknownPolicy { digest } => {
+                write!(f, "no policy with digest {digest} on this node")
+            }
+            Self::PolicyShipped { digest } => {
+                write!(
+                    f,
+                    "policy {} came with the daemon and stays",
+                    digest.short()
+                )
+            }
+            Self::TooManyVersions { limit } => {
+                write!(
+                    f,
+                    "the node keeps {limit} policy versions, as many as it may: delete one first"
+                )
+            }
+            Self::BadOffer { part, why } => write!(f, "{part} cannot be offered so: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}

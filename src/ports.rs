@@ -1,0 +1,199 @@
+//! What the middle needs from outside, on one page. Sync and object-safe; async ends before here.
+
+use crate::kernel::gpu::{Inventory, Reading};
+use crate::kernel::names::Digest;
+use crate::kernel::policy::{Answer, Call, Fault, PolicyVersion};
+use crate::kernel::record::{Record, Write};
+use crate::kernel::time::Now;
+use std::time::Duration;
+
+/// The node's GPUs. Implemented by `nvml` and `sim`; used by the GPU watch thread alone.
+pub trait Gpus: Send + Sync {
+    /// One look at all GPUs. Blocks, but never longer than the adapter's own deadline: a GPU whose
+    /// calls hang is in `troubles`, and its last known facts stay.
+    ///
+    /// # Errors
+    /// If the backend as a whole cannot be asked; says what to do about it.
+    fn look(&self) -> Result<Inventory, GpusError>;
+
+    /// The next event, waiting at most `wait`. `None` when there was none.
+    ///
+    /// # Errors
+    /// If events cannot be had at all at present; the caller polls on.
+    fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError>;
+
+    /// For logs: `NVML 13.0 at /usr/lib/...`, `8 simulated H100`.
+    fn describe(&self) -> String;
+}
+
+/// A GPU backend that cannot be asked.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct GpusError {
+    /// What is wrong and what to do.
+    pub what: String,
+    /// The cause, where there is one.
+    #[source]
+    pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// Durable records. Implemented by `store`; used by the keeper alone.
+pub trait Store: Send {
+    /// Every record, in the order of their keys. Reopens first if an append failed.
+    ///
+    /// # Errors
+    /// If the store cannot be read; it is left as it was.
+    fn load(&mut self) -> Result<Vec<Record>, StoreError>;
+
+    /// All writes or none, durable (through the drive's cache) before `Ok`.
+    ///
+    /// # Errors
+    /// If that cannot be promised. Whether the writes are there then is not known until `load`.
+    fn append(&mut self, writes: &[Write]) -> Result<(), StoreError>;
+}
+
+/// A store that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Another process has it open.
+    #[error(
+        "the store at {path} is in use by another process; stop it, or give this one another --state-dir"
+    )]
+    Locked {
+        /// The store's folder.
+        path: String,
+    },
+    /// Written by a later release.
+    #[error(
+        "the store at {path} was written by a newer berth (format {found}, this one reads up to {known}); run that release, or move the folder away"
+    )]
+    Newer {
+        /// The store's folder.
+        path: String,
+        /// Format found.
+        found: u32,
+        /// Newest format that this release reads.
+        known: u32,
+    },
+    /// Cannot be read back.
+    #[error(
+        "the store at {path} is damaged ({what}); it was left as it is: restore a copy, or move the folder away and start anew, which adopts running pods from the kubelet's checkpoint"
+    )]
+    Damaged {
+        /// The store's folder.
+        path: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A record is too large to be written safely.
+    #[error("a record of {bytes} bytes is larger than the {limit} bytes that one write keeps safe")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The disk did not answer in time; the write may or may not be there.
+    #[error("the disk under {path} did not finish a write within {ms} ms")]
+    Slow {
+        /// The store's folder.
+        path: String,
+        /// The deadline.
+        ms: u64,
+    },
+    /// An I/O error: full, read-only, gone.
+    #[error("cannot write to the store at {path}: {what}")]
+    Io {
+        /// The store's folder.
+        path: String,
+        /// The system's words.
+        what: String,
+    },
+}
+
+/// Policy modules. Implemented by `wasm`; used by the policy thread and by uploads.
+pub trait Policies: Send + Sync {
+    /// Takes a component, or a core module that becomes one: checks it, compiles it in a limited
+    /// child process, asks `describe`, keeps the bytes. Blocks, up to its own deadline. Installing
+    /// the same bytes twice is harmless.
+    ///
+    /// # Errors
+    /// If it is not a policy, asks for what policies do not get, or costs too much to compile.
+    fn install(&self, module: &[u8], now: Now) -> Result<PolicyVersion, InstallError>;
+
+    /// Makes every policy that came with the daemon callable, compiling what is not in the cache.
+    ///
+    /// # Errors
+    /// If one of them cannot be compiled here.
+    fn install_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError>;
+
+    /// Makes a version that the store knows callable again. Answers the version with another
+    /// artifact digest if it had to be compiled anew.
+    ///
+    /// # Errors
+    /// If its files are gone or differ from what the store knows.
+    fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError>;
+
+    /// The component's bytes.
+    ///
+    /// # Errors
+    /// If its file is gone or differs.
+    fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError>;
+
+    /// Deletes a version's files and forgets it.
+    fn remove(&self, digest: &Digest);
+
+    /// Asks one policy one question, in a fresh instance. `None` is `pass`. Whether the answer is
+    /// within the offer and the permissions is checked by the caller.
+    ///
+    /// # Errors
+    /// If the policy trapped, used too much, or answered something malformed.
+    fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault>;
+}
+
+/// A policy that could not be installed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InstallError {
+    /// More bytes than are taken.
+    #[error("the module has {bytes} bytes; at most {limit} are taken")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// Not WebAssembly, not this world, imports that are not given, or a `describe` that breaks a
+    /// rule.
+    #[error("this is no policy of the world berth:policy@0.1.0: {what}")]
+    NotAPolicy {
+        /// Which rule it breaks.
+        what: String,
+    },
+    /// The compiler used more time or memory than it may.
+    #[error("compiling was stopped: {what}")]
+    TooCostly {
+        /// Which limit.
+        what: String,
+    },
+    /// Another module is being compiled and the wait for it was too long.
+    #[error("another policy is being compiled; try again in a few seconds")]
+    Busy,
+    /// Its files are not what the store knows.
+    #[error("the files of policy {digest} are gone or changed: upload it again")]
+    Lost {
+        /// Which version.
+        digest: Digest,
+    },
+    /// The daemon's own trouble: no room, no right, no child process.
+    #[error("cannot compile or keep policies here: {what}")]
+    Trouble {
+        /// What, and what to do.
+        what: String,
+    },
+}
+
+/// Both clocks.
+pub trait Clock: Send + Sync {
+    /// What time it is.
+    fn now(&self) -> Now;
+}

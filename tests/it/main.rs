@@ -1,0 +1,1 @@
+//! The one integration-test binary: rooms against their ports, and the daemon in-process.

@@ -46,6 +46,11 @@ pub enum Command {
         /// The GPU.
         gpu: PartId,
     },
+    /// An operator lets go of a GPU that vanished. Refused while it is there or held.
+    Forget {
+        /// The GPU.
+        gpu: PartId,
+    },
     /// An operator ends an allocation that no source can judge.
     End {
         /// Which.

@@ -1,1 +1,251 @@
-//! Every command against the ledger: an entry to apply, or a refusal. Pure.
+//! Every command against the ledger: what changes, and whether the caller is refused. Pure.
+
+use super::change::{Change, Entry};
+use super::command::{Command, NewStack, Rules};
+use super::drain::{Drain, Mark};
+use super::health::HealthState;
+use super::ledger::Ledger;
+use super::names::{AllocationId, Digest, PartId};
+use super::offer::{PartOffer, RESOURCES_MAX};
+use super::offering::{check_offer, due_to_leave, reoffer};
+use super::policy::VERSIONS_MAX;
+use super::refusal::Refusal;
+use super::time::Now;
+use super::{allocate, breaker, look, round};
+
+/// What becomes of a command.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// What changes, refused or not (a denial moves its breaker). Without changes there is nothing
+    /// to apply.
+    pub entry: Entry,
+    /// Why the caller is refused, if so.
+    pub refusal: Option<Refusal>,
+}
+
+/// Decides one command. Answers the same to the same, always.
+#[must_use]
+pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Verdict {
+    let decided = match command {
+        Command::Allocate {
+            request,
+            answer,
+            seen,
+            again,
+        } => {
+            return allocate::allocate(
+                ledger,
+                rules,
+                request,
+                answer,
+                *seen == ledger.generation || *again,
+                now,
+            );
+        }
+        Command::Look(inventory) => Ok(look::look(ledger, inventory, rules, now)),
+        Command::Triaged { reading, answer } => Ok(look::triaged(ledger, reading, answer, now)),
+        Command::Offer(offers) => offer(ledger, offers, rules, now),
+        Command::Observe(view) => Ok(round::observe(ledger, view, rules, now)),
+        Command::Cordon { gpu, mark } => cordon(ledger, gpu, mark),
+        Command::Uncordon { gpu } => uncordon(ledger, gpu),
+        Command::Forget { gpu } => forget(ledger, gpu, rules, now),
+        Command::End { id } => end(ledger, *id),
+        Command::KeepPolicy(version) => {
+            if ledger.policies.len() >= VERSIONS_MAX
+                && !ledger.policies.contains_key(&version.digest)
+            {
+                Err(Refusal::TooManyVersions {
+                    limit: VERSIONS_MAX,
+                })
+            } else {
+                Ok(vec![Change::PolicyKept(version.clone())])
+            }
+        }
+        Command::DeletePolicy { digest } => delete_policy(ledger, digest),
+        Command::Activate {
+            stack,
+            expected,
+            offers,
+        } => activate(ledger, stack, *expected, offers, rules, now),
+        Command::Tick => Ok(tick(ledger, rules, now)),
+    };
+    match decided {
+        Ok(changes) => Verdict {
+            entry: Entry { at: now, changes },
+            refusal: None,
+        },
+        Err(refusal) => Verdict {
+            entry: Entry {
+                at: now,
+                changes: Vec::new(),
+            },
+            refusal: Some(refusal),
+        },
+    }
+}
+
+fn offer(
+    ledger: &Ledger,
+    offers: &[(PartOffer, String)],
+    rules: &Rules,
+    now: Now,
+) -> Result<Vec<Change>, Refusal> {
+    let mut changes = Vec::new();
+    let mut resources = ledger.resources();
+    for (offer, by) in offers {
+        // A part that went away while the policy was asked keeps its old offer.
+        let Some(part) = ledger.part(&offer.part) else {
+            continue;
+        };
+        check_offer(part, offer, None, rules.overcommit_percent)?;
+        resources.extend(offer.lines.iter().map(|l| l.resource.clone()));
+        if resources.len() > RESOURCES_MAX {
+            let why = format!("the node would list more than {RESOURCES_MAX} resources");
+            return Err(Refusal::BadOffer {
+                part: offer.part.clone(),
+                why,
+            });
+        }
+        changes.extend(reoffer(part, offer, by, now)?);
+    }
+    Ok(changes)
+}
+
+fn known_gpu<'l>(ledger: &'l Ledger, gpu: &PartId) -> Result<&'l super::ledger::GpuState, Refusal> {
+    ledger
+        .gpus
+        .get(gpu)
+        .map(AsRef::as_ref)
+        .ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
+}
+
+fn cordon(ledger: &Ledger, gpu: &PartId, mark: &Mark) -> Result<Vec<Change>, Refusal> {
+    Ok(match known_gpu(ledger, gpu)?.drain {
+        Drain::Cordoned(_) => Vec::new(),
+        Drain::Active => {
+            vec![Change::DrainTurned {
+                gpu: gpu.clone(),
+                drain: Drain::Cordoned(mark.clone()),
+            }]
+        }
+    })
+}
+
+fn uncordon(ledger: &Ledger, gpu: &PartId) -> Result<Vec<Change>, Refusal> {
+    Ok(match known_gpu(ledger, gpu)?.drain {
+        Drain::Active => Vec::new(),
+        Drain::Cordoned(_) => vec![Change::DrainTurned {
+            gpu: gpu.clone(),
+            drain: Drain::Active,
+        }],
+    })
+}
+
+fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<Change>, Refusal> {
+    let state = known_gpu(ledger, gpu)?;
+    let parts = || ledger.parts.values().filter(|p| p.part.gpu() == gpu);
+    if state.health.state != HealthState::Vanished || parts().any(|p| p.present) {
+        return Err(Refusal::StillThere { gpu: gpu.clone() });
+    }
+    if let Some(by) = parts().find_map(|p| ledger.newest_on(p)) {
+        return Err(Refusal::StillHeld {
+            gpu: gpu.clone(),
+            by: by.id,
+        });
+    }
+    // Its ids leave the list with it, so they must have been Unhealthy as long as any (I10).
+    if now.wall_ms
+        < state
+            .health
+            .since_wall_ms
+            .saturating_add(rules.timing.retire_ms)
+    {
+        return Err(Refusal::TooSoon {
+            gpu: gpu.clone(),
+            wait_ms: rules.timing.retire_ms,
+        });
+    }
+    Ok(vec![Change::GpuForgotten(gpu.clone())])
+}
+
+fn end(ledger: &Ledger, id: AllocationId) -> Result<Vec<Change>, Refusal> {
+    let allocation = ledger
+        .live
+        .get(&id)
+        .ok_or(Refusal::UnknownAllocation { id })?;
+    Ok(round::end_changes(
+        ledger,
+        &[(id, super::allocation::EndReason::Operator)],
+        std::slice::from_ref(&allocation.resource),
+    ))
+}
+
+fn delete_policy(ledger: &Ledger, digest: &Digest) -> Result<Vec<Change>, Refusal> {
+    let version = ledger
+        .policies
+        .get(digest)
+        .ok_or_else(|| Refusal::UnknownPolicy {
+            digest: digest.clone(),
+        })?;
+    if ledger.stack.entries.iter().any(|e| e.digest == *digest) {
+        return Err(Refusal::PolicyInUse {
+            digest: digest.clone(),
+        });
+    }
+    if version.shipped {
+        return Err(Refusal::PolicyShipped {
+            digest: digest.clone(),
+        });
+    }
+    Ok(vec![Change::PolicyDeleted(digest.clone())])
+}
+
+fn activate(
+    ledger: &Ledger,
+    stack: &NewStack,
+    expected: Option<u64>,
+    offers: &[(PartOffer, String)],
+    rules: &Rules,
+    now: Now,
+) -> Result<Vec<Change>, Refusal> {
+    let revision = ledger.stack.revision;
+    if expected.is_some_and(|e| e != revision) {
+        return Err(Refusal::StackMoved { revision });
+    }
+    if let Some(entry) = stack
+        .entries
+        .iter()
+        .find(|e| !ledger.policies.contains_key(&e.digest))
+    {
+        return Err(Refusal::UnknownPolicy {
+            digest: entry.digest.clone(),
+        });
+    }
+    let mut changes = vec![Change::StackActivated(
+        stack.clone().at(revision + 1, now.wall_ms),
+    )];
+    changes.extend(offer(ledger, offers, rules, now)?);
+    Ok(changes)
+}
+
+fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
+    let timing = &rules.timing;
+    let mut changes = Vec::new();
+    for (resource, state) in ledger.breakers.iter() {
+        if let Some(breaker) = breaker::ticked(state, timing, now) {
+            changes.push(Change::BreakerTurned {
+                resource: resource.clone(),
+                breaker,
+            });
+        }
+    }
+    for part in ledger.parts.values().filter(|p| p.present) {
+        let due = part
+            .devices
+            .iter()
+            .filter(|(_, d)| due_to_leave(d, timing.retire_ms, timing.named_ms, now));
+        changes
+            .extend(due.map(|((resource, share), _)| Change::Delisted(part.key(resource, *share))));
+    }
+    changes
+}

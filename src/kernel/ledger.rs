@@ -227,7 +227,9 @@ impl Ledger {
         for id in older {
             self.with_live(id, |a| a.overlapped = true);
         }
-        self.next_number = self.next_number.max(allocation.id.number + 1);
+        if allocation.id.store == self.store {
+            self.next_number = self.next_number.max(allocation.id.number + 1);
+        }
         Arc::make_mut(&mut self.sightings).insert(allocation.id, Sighting::granted(at));
         Arc::make_mut(&mut self.live).insert(allocation.id, Arc::new(allocation.clone()));
     }

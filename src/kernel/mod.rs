@@ -5,10 +5,12 @@
 //! - [`names`], [`time`], [`gpu`]: what things are called and made of
 //! - [`offer`], [`allocation`], [`policy`], [`drain`], [`health`], [`breaker`]: the nouns of the rules
 //! - [`part_state`], [`ledger`]: the truth; [`change`], [`record`]: how it moves and is written down
-//! - [`command`], [`decide`], [`refusal`]: what can be asked, and how it is answered
+//! - [`command`], [`decide`], [`refusal`]: what can be asked, and how it is answered; the long
+//!   answers are [`allocate`], [`offering`], [`look`] and [`round`]
 //! - [`listing`], [`placement`], [`reconcile`]: what the kubelet is told, which devices are near,
 //!   and what the sources of truth prove
 
+pub mod allocate;
 pub mod allocation;
 pub mod breaker;
 pub mod change;
@@ -19,12 +21,15 @@ pub mod gpu;
 pub mod health;
 pub mod ledger;
 pub mod listing;
+pub mod look;
 pub mod names;
 pub mod offer;
+pub mod offering;
 pub mod part_state;
 pub mod placement;
 pub mod policy;
 pub mod reconcile;
 pub mod record;
 pub mod refusal;
+pub mod round;
 pub mod time;

@@ -1,1 +1,328 @@
-//! Which devices sit best together: the baseline that answers when no policy does.
+//! Which devices sit best together: the baseline that answers when no policy does, and the yard
+//! stick that policies are measured with.
+//!
+//! Whole parts are chosen by topology. The score of a set is the sum of its pair scores less
+//! [`LEFT_WEIGHT`] times what it costs those who come later: by how much the best set of the same
+//! size among the parts left over falls short of the best one before. It is maximised exactly for
+//! up to [`EXACT_PARTS_MAX`] parts; beyond that a set is grown greedily. Shares are taken from the
+//! least-held part first.
+
+use super::gpu::{Link, Links, Part, Path};
+use super::ledger::Ledger;
+use super::names::{DeviceId, PartId};
+use super::policy::{PlaceRequest, Placement};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Parts up to which the best set is found by looking at all: 2^16 sets, each a few additions.
+pub const EXACT_PARTS_MAX: usize = 16;
+/// How much a pair score lost to those who come later counts, in eighths.
+pub const LEFT_WEIGHT: i64 = 4;
+/// A point of pair score in these units, so that the weight stays a whole number.
+const UNIT: i64 = 8;
+
+/// How well two parts work together: the scale of NVIDIA's device plugin, 10 to 60 for the PCIe
+/// way and 100 for each NVLink. Parts of one GPU count as one board; an unknown way counts 0.
+#[must_use]
+pub fn pair_score(links: &Links, a: &Part, b: &Part) -> u32 {
+    if a.gpu() == b.gpu() {
+        return path_score(Path::SameBoard);
+    }
+    links
+        .between(a.gpu(), b.gpu())
+        .map_or(0, |Link { path, nvlinks }| path_score(path) + 100 * nvlinks)
+}
+
+fn path_score(path: Path) -> u32 {
+    match path {
+        Path::CrossNuma => 10,
+        Path::SameNuma => 20,
+        Path::HostBridge => 30,
+        Path::MultiSwitch => 40,
+        Path::SingleSwitch => 50,
+        Path::SameBoard => 60,
+    }
+}
+
+/// The baseline's choice. Answers as many devices as there are, at most `size`, the required ones
+/// first of all; never fails, since an error would fail the pod.
+#[must_use]
+pub fn baseline(ledger: &Ledger, request: &PlaceRequest) -> Placement {
+    let (devices, reason) = if request.available.iter().any(|id| id.share.is_some()) {
+        (
+            spread_shares(ledger, request),
+            "shares of the least-held GPUs",
+        )
+    } else {
+        (
+            nearest_wholes(ledger, request),
+            "the nearest GPUs that leave the best ones for later",
+        )
+    };
+    Placement {
+        devices,
+        reason: reason.into(),
+    }
+}
+
+fn spread_shares(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
+    let mut free: BTreeMap<&PartId, BTreeSet<&DeviceId>> = BTreeMap::new();
+    for id in request
+        .available
+        .iter()
+        .filter(|id| !request.required.contains(id))
+    {
+        free.entry(&id.part).or_default().insert(id);
+    }
+    let held = |part: &PartId| {
+        ledger
+            .part(part)
+            .map_or(0, |p| p.devices.values().filter(|d| d.held()).count())
+    };
+    let mut load: BTreeMap<&PartId, usize> = free.keys().map(|part| (*part, held(part))).collect();
+    let mut chosen = request.required.clone();
+    for id in &request.required {
+        load.entry(&id.part).and_modify(|l| *l += 1);
+    }
+    while chosen.len() < request.size {
+        let open = free.iter_mut().filter(|(_, ids)| !ids.is_empty());
+        let Some((part, ids)) = open.min_by_key(|(part, _)| load.get(*part).copied()) else {
+            break;
+        };
+        chosen.extend(ids.pop_first().cloned());
+        load.entry(*part).and_modify(|l| *l += 1);
+    }
+    chosen.sort();
+    chosen
+}
+
+fn nearest_wholes(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
+    let ids: Vec<&DeviceId> = request
+        .available
+        .iter()
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    let required: Vec<usize> = request
+        .required
+        .iter()
+        .filter_map(|r| ids.iter().position(|id| *id == r))
+        .collect();
+    let pairs = Pairs::of(ledger, &ids);
+    let chosen = best_set(&pairs, &required, request.size);
+    chosen.into_iter().map(|i| ids[i].clone()).collect()
+}
+
+/// Pair scores of `n` parts.
+pub struct Pairs {
+    n: usize,
+    scores: Vec<u32>,
+}
+
+impl Pairs {
+    /// From a function of two indices below `n`, each pair asked once.
+    #[must_use]
+    pub fn new(n: usize, score: impl Fn(usize, usize) -> u32) -> Self {
+        let mut scores = vec![0; n * n];
+        for a in 0..n {
+            for b in a + 1..n {
+                scores[a * n + b] = score(a, b);
+                scores[b * n + a] = scores[a * n + b];
+            }
+        }
+        Self { n, scores }
+    }
+
+    fn of(ledger: &Ledger, ids: &[&DeviceId]) -> Self {
+        let parts: Vec<Option<&Part>> = ids
+            .iter()
+            .map(|id| ledger.part(&id.part).map(|p| &p.part))
+            .collect();
+        Self::new(ids.len(), |a, b| match (parts[a], parts[b]) {
+            (Some(a), Some(b)) => pair_score(&ledger.links, a, b),
+            _ => 0,
+        })
+    }
+
+    /// The score of one pair.
+    #[must_use]
+    pub fn get(&self, a: usize, b: usize) -> u32 {
+        self.scores[a * self.n + b]
+    }
+}
+
+/// Indices of the best set of `size` parts that holds `required`, sorted; of equally good sets the
+/// one with the lowest indices. Answers all parts if there are not more than `size`.
+#[must_use]
+pub fn best_set(pairs: &Pairs, required: &[usize], size: usize) -> Vec<usize> {
+    let n = pairs.n;
+    let size = size.max(required.len());
+    if size >= n {
+        return (0..n).collect();
+    }
+    if n > EXACT_PARTS_MAX {
+        return grow(pairs, required, size);
+    }
+    let must: usize = required.iter().fold(0, |mask, i| mask | 1 << i);
+    let all = (1usize << n) - 1;
+    let sums = sums(pairs);
+    let best_within = best_within(&sums, n, size);
+    let before = (0..=all)
+        .filter(|m| m.count_ones() as usize == size)
+        .map(|m| sums[m])
+        .max()
+        .unwrap_or(0);
+    let mut best: Option<(i64, usize)> = None;
+    // The smallest bit pattern wins a tie, so that low indices fill up first.
+    for mask in 0..=all {
+        if mask.count_ones() as usize != size || mask & must != must {
+            continue;
+        }
+        let left = all & !mask;
+        let loss = if left.count_ones() as usize >= size {
+            before - best_within[left]
+        } else {
+            0
+        };
+        let score = i64::from(sums[mask]) * UNIT - LEFT_WEIGHT * i64::from(loss);
+        if best.is_none_or(|(top, _)| score > top) {
+            best = Some((score, mask));
+        }
+    }
+    let mask = best.map_or(must, |(_, mask)| mask);
+    (0..n).filter(|i| mask & 1 << i != 0).collect()
+}
+
+/// The sum of pair scores of every set, by bit mask.
+fn sums(pairs: &Pairs) -> Vec<i32> {
+    let n = pairs.n;
+    let mut sums = vec![0i32; 1 << n];
+    for mask in 1usize..1 << n {
+        let low = mask.trailing_zeros() as usize;
+        let mut rest = mask & (mask - 1);
+        let mut sum = sums[rest];
+        while rest != 0 {
+            sum += i32::try_from(pairs.get(low, rest.trailing_zeros() as usize))
+                .unwrap_or(i32::MAX / 256);
+            rest &= rest - 1;
+        }
+        sums[mask] = sum;
+    }
+    sums
+}
+
+/// The best sum of a set of `size` within every mask that can be left over: its own sum, or the best
+/// with one part less.
+fn best_within(sums: &[i32], n: usize, size: usize) -> Vec<i32> {
+    let mut best = vec![0i32; 1 << n];
+    for mask in 0usize..1 << n {
+        let count = mask.count_ones() as usize;
+        if count == size {
+            best[mask] = sums[mask];
+        } else if count > size && count <= n - size {
+            let mut bits = mask;
+            while bits != 0 {
+                best[mask] = best[mask].max(best[mask & !(bits & bits.wrapping_neg())]);
+                bits &= bits - 1;
+            }
+        }
+    }
+    best
+}
+
+/// Grows a set by the part that adds most, from the required ones or from the best pair.
+fn grow(pairs: &Pairs, required: &[usize], size: usize) -> Vec<usize> {
+    let mut chosen: BTreeSet<usize> = required.iter().copied().collect();
+    if chosen.is_empty() && size > 1 {
+        let all = (0..pairs.n).flat_map(|a| (a + 1..pairs.n).map(move |b| (a, b)));
+        let best = all.max_by_key(|&(a, b)| (pairs.get(a, b), std::cmp::Reverse((a, b))));
+        chosen.extend(best.map(|(a, b)| [a, b]).into_iter().flatten());
+    }
+    while chosen.len() < size {
+        let gain = |i: usize| {
+            chosen
+                .iter()
+                .map(|j| u64::from(pairs.get(i, *j)))
+                .sum::<u64>()
+        };
+        let candidates = (0..pairs.n).filter(|i| !chosen.contains(i));
+        let Some(next) = candidates.max_by_key(|i| (gain(*i), std::cmp::Reverse(*i))) else {
+            break;
+        };
+        chosen.insert(next);
+    }
+    chosen.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sum(pairs: &Pairs, set: &[usize]) -> i64 {
+        set.iter()
+            .enumerate()
+            .flat_map(|(k, a)| {
+                set[k + 1..]
+                    .iter()
+                    .map(move |b| i64::from(pairs.get(*a, *b)))
+            })
+            .sum()
+    }
+
+    fn sets(n: usize, size: usize) -> Vec<Vec<usize>> {
+        (0usize..1 << n)
+            .filter(|m| m.count_ones() as usize == size)
+            .map(|m| (0..n).filter(|i| m & 1 << i != 0).collect())
+            .collect()
+    }
+
+    /// The score by its definition, every set of the rest looked at.
+    fn score(pairs: &Pairs, set: &[usize], size: usize) -> i64 {
+        let all: Vec<Vec<usize>> = sets(pairs.n, size);
+        let best = |of: &dyn Fn(&Vec<usize>) -> bool| {
+            all.iter().filter(|s| of(s)).map(|s| sum(pairs, s)).max()
+        };
+        let before = best(&|_| true).unwrap_or(0);
+        let after = best(&|s| s.iter().all(|i| !set.contains(i)));
+        sum(pairs, set) * UNIT - LEFT_WEIGHT * after.map_or(0, |after| before - after)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn the_chosen_set_is_as_good_as_the_best_of_all(
+            n in 2usize..8,
+            size in 1usize..8,
+            scores in prop::collection::vec(0u32..2000, 64),
+            must in 0usize..8,
+        ) {
+            let size = size.min(n);
+            let pairs = Pairs::new(n, |a, b| scores[a * 8 + b]);
+            let required: Vec<usize> = if must < n { vec![must] } else { vec![] };
+            let chosen = best_set(&pairs, &required, size);
+            prop_assert_eq!(chosen.len(), size);
+            prop_assert!(required.iter().all(|r| chosen.contains(r)));
+            let best = sets(n, size).into_iter().filter(|s| required.iter().all(|r| s.contains(r)))
+                .map(|s| score(&pairs, &s, size)).max().unwrap();
+            prop_assert_eq!(score(&pairs, &chosen, size), best);
+        }
+    }
+
+    #[test]
+    fn two_of_four_leave_a_good_pair_behind() {
+        // 0-1 and 2-3 are near; 1-2 is a little nearer still but would part both pairs.
+        let pairs = Pairs::new(4, |a, b| match (a, b) {
+            (0, 1) | (2, 3) => 100,
+            (1, 2) => 110,
+            _ => 10,
+        });
+        assert_eq!(best_set(&pairs, &[], 2), [0, 1]);
+    }
+
+    #[test]
+    fn more_parts_than_can_be_looked_at_are_grown() {
+        let pairs = Pairs::new(20, |a, b| if a / 4 == b / 4 { 100 } else { 1 });
+        assert_eq!(best_set(&pairs, &[9], 4), [8, 9, 10, 11]);
+        assert_eq!(best_set(&pairs, &[], 4), [0, 1, 2, 3]);
+    }
+}

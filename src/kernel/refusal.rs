@@ -56,6 +56,12 @@ pub enum Refusal {
     LedgerFull { limit: usize },
     /// No GPU of this name.
     UnknownGpu { gpu: PartId },
+    /// The GPU did not vanish.
+    StillThere { gpu: PartId },
+    /// The GPU vanished, but a pod still holds it.
+    StillHeld { gpu: PartId, by: AllocationId },
+    /// The GPU vanished too short a time ago for its ids to leave the kubelet's list.
+    TooSoon { gpu: PartId, wait_ms: u64 },
     /// No live allocation of this name.
     UnknownAllocation { id: AllocationId },
     /// The stack was changed since the caller read it.
@@ -143,6 +149,20 @@ impl fmt::Display for Refusal {
                 )
             }
             Self::UnknownGpu { gpu } => write!(f, "no GPU {gpu} on this node"),
+            Self::StillThere { gpu } => write!(
+                f,
+                "GPU {gpu} is on this node: only a vanished GPU can be forgotten"
+            ),
+            Self::StillHeld { gpu, by } => {
+                write!(f, "GPU {gpu} vanished, but allocation {by} still names it")
+            }
+            Self::TooSoon { gpu, wait_ms } => {
+                write!(
+                    f,
+                    "GPU {gpu} vanished less than {} s ago: its ids must stay listed that long",
+                    wait_ms / 1000
+                )
+            }
             Self::UnknownAllocation { id } => write!(f, "no live allocation {id}"),
             Self::StackMoved { revision } => {
                 write!(

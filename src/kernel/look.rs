@@ -1,0 +1,80 @@
+//! What a look at the GPUs, or a reading of one, changes.
+
+use super::change::Change;
+use super::command::Rules;
+use super::gpu::{Inventory, PARTS_MAX, Reading};
+use super::health::Health;
+use super::ledger::Ledger;
+use super::policy::TriageAnswer;
+use super::time::Now;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// The changes that a look brings: parts found, changed and gone, and the health of their GPUs.
+#[must_use]
+pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let parts = &inventory.parts[..inventory.parts.len().min(PARTS_MAX)];
+    let seen: BTreeSet<_> = parts.iter().map(|p| &p.id).collect();
+    for part in parts {
+        let known = ledger.part(&part.id);
+        if known.is_none_or(|k| !k.present || k.part != *part) {
+            changes.push(Change::PartFound(part.clone()));
+        }
+    }
+    for (id, _) in ledger
+        .parts
+        .iter()
+        .filter(|(id, p)| p.present && !seen.contains(id))
+    {
+        changes.push(Change::PartGone(id.clone()));
+    }
+    let gpus_seen: BTreeSet<_> = parts.iter().map(super::gpu::Part::gpu).collect();
+    for gpu in ledger
+        .gpus
+        .keys()
+        .chain(gpus_seen.iter().copied())
+        .collect::<BTreeSet<_>>()
+    {
+        let old = ledger
+            .gpus
+            .get(gpu)
+            .map_or_else(|| Health::healthy(now), |g| g.health.clone());
+        let trouble = inventory.troubles.get(gpu).map(String::as_str);
+        let new = old.after_look(gpus_seen.contains(gpu), trouble, rules.timing.quiet_ms, now);
+        if new != old {
+            changes.push(Change::HealthTurned {
+                gpu: gpu.clone(),
+                health: new,
+            });
+        }
+    }
+    if *ledger.links != inventory.links || *ledger.usage != inventory.usage {
+        changes.push(Change::Looked {
+            links: Arc::new(inventory.links.clone()),
+            usage: Arc::new(inventory.usage.clone()),
+        });
+    }
+    changes
+}
+
+/// The changes that a triaged reading brings. A reading of a part that is not known brings none.
+#[must_use]
+pub fn triaged(ledger: &Ledger, reading: &Reading, answer: &TriageAnswer, now: Now) -> Vec<Change> {
+    let Some(part) = ledger.part(&reading.part) else {
+        return Vec::new();
+    };
+    let gpu = part.part.gpu();
+    let Some(state) = ledger.gpus.get(gpu) else {
+        return Vec::new();
+    };
+    let health = state.health.after_triage(answer, now);
+    if health == state.health {
+        Vec::new()
+    } else {
+        vec![Change::HealthTurned {
+            gpu: gpu.clone(),
+            health,
+        }]
+    }
+}

@@ -1,0 +1,197 @@
+//! From an offer to a part's devices: which offers are taken, and what becomes of devices that are
+//! no longer offered.
+
+use super::change::Change;
+use super::names::Resource;
+use super::offer::{
+    Consumes, LINES_PER_PART_MAX, OfferLine, PartOffer, SHARES_PER_PART_MAX, share_numbers,
+};
+use super::part_state::{Device, PartState, Standing};
+use super::policy::Permissions;
+use super::refusal::Refusal;
+use super::time::Now;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Checks what a policy would offer one part as (I8). `permissions` are those of its stack entry;
+/// the baseline has none to keep.
+///
+/// # Errors
+/// [`Refusal::BadOffer`], naming the rule.
+pub fn check_offer(
+    part: &PartState,
+    offer: &PartOffer,
+    permissions: Option<&Permissions>,
+    overcommit_percent: u32,
+) -> Result<(), Refusal> {
+    let bad = |why: String| {
+        Err(Refusal::BadOffer {
+            part: part.part.id.clone(),
+            why,
+        })
+    };
+    if offer.lines.len() > LINES_PER_PART_MAX {
+        return bad(format!(
+            "{} resources; at most {LINES_PER_PART_MAX} are taken",
+            offer.lines.len()
+        ));
+    }
+    if part.part.mig_enabled && !offer.lines.is_empty() {
+        return bad("it is in MIG mode: offer its instances".into());
+    }
+    let mut seen = BTreeSet::new();
+    let mut wholes = 0;
+    for line in &offer.lines {
+        if !seen.insert(&line.resource) {
+            return bad(format!("{} twice", line.resource));
+        }
+        if let Some(permissions) = permissions {
+            check_permissions(line, permissions).or_else(bad)?;
+        }
+        check_line(part, line, overcommit_percent).or_else(bad)?;
+        wholes += u32::from(line.consumes == Consumes::Whole);
+    }
+    if wholes > 1 {
+        // Both would be listed by the bare UUID, and the kubelet reports health by id alone.
+        return bad("two resources that each take the whole part".into());
+    }
+    Ok(())
+}
+
+fn check_permissions(line: &OfferLine, permissions: &Permissions) -> Result<(), String> {
+    if !permissions.allows_resource(&line.resource) {
+        return Err(format!(
+            "its stack entry may not name {} (permissions.resources)",
+            line.resource
+        ));
+    }
+    if line.count > permissions.share_max {
+        let most = permissions.share_max;
+        return Err(format!(
+            "{} devices; its stack entry may share {most} ways (permissions.shareMax)",
+            line.count
+        ));
+    }
+    Ok(())
+}
+
+fn check_line(part: &PartState, line: &OfferLine, overcommit_percent: u32) -> Result<(), String> {
+    if line.count == 0 || line.count > SHARES_PER_PART_MAX {
+        return Err(format!(
+            "{} devices of {}; 1 to {SHARES_PER_PART_MAX} are taken",
+            line.count, line.resource
+        ));
+    }
+    match line.consumes {
+        Consumes::Whole if line.count != 1 => Err(format!(
+            "{} devices of {} that each take the whole part",
+            line.count, line.resource
+        )),
+        Consumes::Whole => Ok(()),
+        Consumes::Slice {
+            memory_mib,
+            compute_percent,
+        } => {
+            let has = part.memory_to_grant_mib(overcommit_percent);
+            if memory_mib > has {
+                Err(format!(
+                    "a device of {} takes {memory_mib} MiB of {has} MiB",
+                    line.resource
+                ))
+            } else if compute_percent > 100 {
+                Err(format!(
+                    "a device of {} takes {compute_percent} percent of its compute",
+                    line.resource
+                ))
+            } else {
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The change that makes a part offered so; `None` if it already is.
+///
+/// Held devices keep what they consume until they are free; those no longer offered stay listed
+/// until [`due_to_leave`] (I10).
+///
+/// # Errors
+/// [`Refusal::BadOffer`] if the part has no share numbers left.
+pub fn reoffer(
+    part: &PartState,
+    offer: &PartOffer,
+    by: &str,
+    now: Now,
+) -> Result<Option<Change>, Refusal> {
+    let mut ranges = part.ranges.clone();
+    let mut wanted: BTreeMap<(Resource, Option<u32>), Consumes> = BTreeMap::new();
+    for line in &offer.lines {
+        if line.consumes == Consumes::Whole {
+            wanted.insert((line.resource.clone(), None), line.consumes);
+            continue;
+        }
+        let numbers = share_numbers(&mut ranges, &line.resource, line.count).ok_or_else(|| {
+            Refusal::BadOffer {
+                part: part.part.id.clone(),
+                why: "its share numbers are used up".into(),
+            }
+        })?;
+        wanted.extend(
+            numbers
+                .into_iter()
+                .map(|n| ((line.resource.clone(), Some(n)), line.consumes)),
+        );
+    }
+    let mut devices = part.devices.clone();
+    for (key, device) in &mut devices {
+        match wanted.remove(key) {
+            Some(consumes) => {
+                device.standing = Standing::Offered;
+                if !device.held() {
+                    device.consumes = consumes;
+                }
+            }
+            None if device.offered() => {
+                device.standing = Standing::Retiring {
+                    since_mono_ms: now.mono_ms,
+                }
+            }
+            None => {}
+        }
+    }
+    devices.extend(wanted.into_iter().map(|(key, consumes)| {
+        (
+            key,
+            Device {
+                consumes,
+                standing: Standing::Offered,
+                holders: Vec::new(),
+                named_mono_ms: None,
+            },
+        )
+    }));
+    let same = devices == part.devices
+        && ranges == part.ranges
+        && offer.lines == part.lines
+        && by == part.offered_by;
+    Ok((!same).then(|| Change::Offered {
+        part: part.part.id.clone(),
+        by: by.to_owned(),
+        lines: offer.lines.clone(),
+        ranges,
+        devices,
+    }))
+}
+
+/// Whether a device may leave the list: unoffered and unheld long enough, and not named by a recent
+/// Allocate, after whose answer the kubelet looks the id up (I10).
+#[must_use]
+pub fn due_to_leave(device: &Device, retire_ms: u64, named_ms: u64, now: Now) -> bool {
+    let Standing::Retiring { since_mono_ms } = device.standing else {
+        return false;
+    };
+    !device.held()
+        && now.passed(since_mono_ms, retire_ms)
+        && device
+            .named_mono_ms
+            .is_none_or(|named| now.passed(named, named_ms))
+}

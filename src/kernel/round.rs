@@ -1,0 +1,163 @@
+//! What a round changes: the plan of [`super::reconcile`], written as changes.
+
+use super::allocation::{Allocation, Decision, EndReason, Holder};
+use super::change::{Change, Entry};
+use super::command::Rules;
+use super::ledger::Ledger;
+use super::names::{AllocationId, DeviceId, PartId, Resource};
+use super::offer::{Consumes, claim_share};
+use super::part_state::{Device, Standing};
+use super::reconcile::{Checkpointed, RoundView, plan};
+use super::time::Now;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The changes that one round brings.
+#[must_use]
+pub fn observe(ledger: &Ledger, view: &RoundView, rules: &Rules, now: Now) -> Vec<Change> {
+    let plan = plan(ledger, view, &rules.timing, now);
+    let mut changes: Vec<Change> = plan
+        .learned
+        .into_iter()
+        .map(|(id, holder)| Change::Learned { id, holder })
+        .collect();
+    changes.extend(plan.settled.into_iter().map(Change::Settled));
+    if let Some(seen) = plan
+        .kubelet_seen_wall_ms
+        .filter(|s| Some(*s) != ledger.kubelet_seen_wall_ms)
+    {
+        changes.push(Change::KubeletSeen(seen));
+    }
+    if plan.sightings != *ledger.sightings || plan.hold != ledger.hold {
+        changes.push(Change::Sighted {
+            sightings: Arc::new(plan.sightings),
+            hold: plan.hold,
+        });
+    }
+    let resources: Vec<Resource> = plan
+        .ended
+        .iter()
+        .filter_map(|(id, _)| ledger.live.get(id))
+        .map(|a| a.resource.clone())
+        .collect();
+    changes.extend(end_changes(ledger, &plan.ended, &resources));
+    adopt(ledger, &plan.adopted, now, &mut changes);
+    changes
+}
+
+/// Ends with what follows from them: breakers reset by a release, old records pruned.
+#[must_use]
+pub fn end_changes(
+    ledger: &Ledger,
+    ends: &[(AllocationId, EndReason)],
+    resources: &[Resource],
+) -> Vec<Change> {
+    let mut changes: Vec<Change> = ends
+        .iter()
+        .map(|(id, reason)| Change::Ended {
+            id: *id,
+            reason: *reason,
+        })
+        .collect();
+    for resource in resources {
+        if ledger.breakers.contains_key(resource) {
+            changes.push(Change::BreakerTurned {
+                resource: resource.clone(),
+                breaker: None,
+            });
+        }
+    }
+    changes.extend(ledger.to_prune(ends.len()).map(Change::Pruned));
+    changes
+}
+
+/// Takes over what pods hold under our names although we never granted it.
+fn adopt(ledger: &Ledger, holdings: &[Checkpointed], now: Now, changes: &mut Vec<Change>) {
+    // Later holdings may sit on parts that earlier ones changed.
+    let mut scratch = ledger.clone();
+    for holding in holdings {
+        let mut by_part: BTreeMap<&PartId, Vec<&DeviceId>> = BTreeMap::new();
+        holding
+            .devices
+            .iter()
+            .for_each(|id| by_part.entry(&id.part).or_default().push(id));
+        let mut step: Vec<Change> = by_part
+            .into_iter()
+            .filter_map(|(part, ids)| list_adopted(&scratch, part, &holding.resource, &ids, now))
+            .collect();
+        let id = holding
+            .allocation
+            .filter(|id| !scratch.live.contains_key(id))
+            .unwrap_or(AllocationId {
+                store: scratch.store,
+                number: scratch.next_number,
+            });
+        step.push(Change::Granted(Allocation {
+            id,
+            resource: holding.resource.clone(),
+            devices: holding.devices.clone(),
+            granted_wall_ms: now.wall_ms,
+            holder: Holder {
+                pod_uid: Some(holding.pod_uid.clone()),
+                container: Some(holding.container.clone()),
+                ..Holder::default()
+            },
+            overlapped: false,
+            decision: Decision {
+                by: vec!["adopted".into()],
+                reason: "held when the daemon first looked".into(),
+                ..Decision::default()
+            },
+            ended: None,
+        }));
+        scratch.apply(&Entry {
+            at: now,
+            changes: step.clone(),
+        });
+        changes.extend(step);
+    }
+}
+
+/// Lists the devices that a holding names and the offer does not, as on their way out. They take
+/// nothing but their number: what the former owner meant by a share is not known; a held share
+/// still keeps the whole GPU from being granted (I2).
+fn list_adopted(
+    ledger: &Ledger,
+    part: &PartId,
+    resource: &Resource,
+    ids: &[&DeviceId],
+    now: Now,
+) -> Option<Change> {
+    let state = ledger.part(part)?;
+    let mut ranges = state.ranges.clone();
+    let mut devices = state.devices.clone();
+    for id in ids {
+        if let Some(n) = id.share {
+            claim_share(&mut ranges, resource, n);
+        }
+        devices
+            .entry((resource.clone(), id.share))
+            .or_insert_with(|| Device {
+                consumes: match id.share {
+                    None => Consumes::Whole,
+                    Some(_) => Consumes::Slice {
+                        memory_mib: 0,
+                        compute_percent: 0,
+                    },
+                },
+                standing: Standing::Retiring {
+                    since_mono_ms: now.mono_ms,
+                },
+                holders: Vec::new(),
+                named_mono_ms: None,
+            });
+    }
+    let same = devices == state.devices && ranges == state.ranges;
+    (!same).then(|| Change::Offered {
+        part: part.clone(),
+        by: state.offered_by.clone(),
+        lines: state.lines.clone(),
+        ranges,
+        devices,
+    })
+}

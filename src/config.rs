@@ -1,1 +1,420 @@
-//! Filled by its own change.
+//! The settings: one struct, read once, from flags, environment, file and defaults, in that order
+//! of precedence. The only reader of files, environment and flags.
+
+mod args;
+mod edits;
+mod file;
+
+pub use args::ServeArgs;
+pub use edits::{
+    DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount,
+};
+pub use file::{FileConfig, StackEntryConfig};
+
+use crate::kernel::command::Rules;
+use crate::kernel::health::APPLICATION_XIDS;
+use crate::kernel::names::Resource;
+use crate::kernel::time::Timing;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Largest configuration file, bytes: what a ConfigMap holds at most.
+pub const CONFIG_BYTES_MAX: u64 = 1024 * 1024;
+
+/// Everything that can be set.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The node's name, for the API and events.
+    pub node_name: String,
+    /// The kubelet's folder; holds device-plugins/ and pod-resources/.
+    pub kubelet_dir: PathBuf,
+    /// Where the store, policies and the token live.
+    pub state_dir: PathBuf,
+    /// Where GPUs come from.
+    pub gpus: GpuSource,
+    /// Where the admin API listens.
+    pub admin_listen: SocketAddr,
+    /// Where only /livez, /readyz and /metrics are served, without a token.
+    pub health_listen: Option<SocketAddr>,
+    /// The bearer token's file; made on first start.
+    pub token_file: PathBuf,
+    /// How logs are written.
+    pub log: LogFormat,
+    /// What containers are given.
+    pub edits: Edits,
+    /// The resource under which whole GPUs are offered if no policy says otherwise.
+    pub resource: Resource,
+    /// The rules of the kernel.
+    pub rules: Rules,
+    /// XIDs that say nothing of a GPU's health.
+    pub ignored_xids: Vec<u64>,
+    /// How often all GPUs are looked at.
+    pub poll: Duration,
+    /// The waits of rounds.
+    pub rounds: RoundTiming,
+    /// Register even if running pods cannot be adopted.
+    pub skip_adoption: bool,
+    /// The stack of the file, first asked first.
+    pub stack: Vec<StackEntryConfig>,
+}
+
+/// Where GPUs come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GpuSource {
+    /// NVML.
+    Nvml {
+        /// `libnvidia-ml.so.1`, if not where the loader finds it.
+        library: Option<PathBuf>,
+        /// Where the driver is installed, if not at `/`.
+        driver_root: Option<PathBuf>,
+    },
+    /// Simulated: a profile such as `8xh100`, or a file.
+    Sim(String),
+}
+
+/// How logs are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The waits of rounds (DESIGN section 5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoundTiming {
+    /// How often `List` is asked.
+    pub list_every: Duration,
+    /// How often while a GPU is cordoned.
+    pub list_every_cordoned: Duration,
+    /// How often a round runs anyway.
+    pub round_every: Duration,
+    /// How long a round waits for a freshly written checkpoint.
+    pub checkpoint_wait: Duration,
+}
+
+impl Default for RoundTiming {
+    fn default() -> Self {
+        Self {
+            list_every: Duration::from_secs(2),
+            list_every_cordoned: Duration::from_secs(1),
+            round_every: Duration::from_secs(60),
+            checkpoint_wait: Duration::from_secs(1),
+        }
+    }
+}
+
+/// A setting that cannot be used: one line that says which, why, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}")]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is larger than any ConfigMap.
+    #[error("the configuration {path} has {bytes} bytes; at most {CONFIG_BYTES_MAX} are read")]
+    TooLarge {
+        /// Which file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The file is not what it should be.
+    #[error("the configuration {path} is wrong: {what}")]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+        /// Where and what.
+        what: String,
+    },
+    /// A value that cannot be used.
+    #[error("{setting} = {given:?} cannot be used: {rule}")]
+    Bad {
+        /// The setting, by its name in the file.
+        setting: &'static str,
+        /// What came.
+        given: String,
+        /// What it should be.
+        rule: String,
+    },
+}
+
+fn bad(setting: &'static str, given: &str, rule: impl ToString) -> ConfigError {
+    ConfigError::Bad {
+        setting,
+        given: given.into(),
+        rule: rule.to_string(),
+    }
+}
+
+impl Config {
+    /// Reads the settings of `berth serve`.
+    ///
+    /// # Errors
+    /// If the file or a value cannot be used.
+    pub fn load(args: &ServeArgs) -> Result<Self, ConfigError> {
+        let file = match &args.config {
+            Some(path) => read_file(path)?,
+            None => FileConfig::default(),
+        };
+        Self::merge(args, file)
+    }
+
+    /// Puts flags (with the environment in them) over a file's settings over the defaults.
+    ///
+    /// # Errors
+    /// If a value cannot be used.
+    pub fn merge(args: &ServeArgs, file: FileConfig) -> Result<Self, ConfigError> {
+        let state_dir = args
+            .state_dir
+            .clone()
+            .or(file.state_dir)
+            .unwrap_or_else(|| "/var/lib/berth".into());
+        let overcommit = file.memory_overcommit.unwrap_or(1.0);
+        if !(1.0..=16.0).contains(&overcommit) {
+            return Err(bad(
+                "memoryOvercommit",
+                &overcommit.to_string(),
+                "1.0 to 16.0",
+            ));
+        }
+        let health = file.health.unwrap_or_default();
+        let defaults = Timing::default();
+        let quiet_ms = health.quiet_seconds.map_or(defaults.quiet_ms, |s| s * 1000);
+        let timing = file.timing.unwrap_or_default().over(Timing {
+            quiet_ms,
+            ..defaults
+        });
+        let admin = args
+            .admin_listen
+            .clone()
+            .or(file.admin_listen)
+            .unwrap_or_else(|| "127.0.0.1:9470".into());
+        let admin_listen = address("adminListen", &admin)?;
+        if !admin_listen.ip().is_loopback() {
+            return Err(bad(
+                "adminListen",
+                &admin,
+                "a loopback address, such as 127.0.0.1:9470, while there is no TLS",
+            ));
+        }
+        let health_listen = args.health_listen.clone().or(file.health_listen);
+        let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
+        let edits = Edits::merge(&args.edits, file.container_edits.unwrap_or_default())?;
+        let library = args.nvml_library.clone().or(file.nvml_library);
+        let gpus = args
+            .gpus
+            .clone()
+            .or(file.gpus)
+            .unwrap_or_else(|| "nvml".into());
+        // One poll is a few calls a GPU; faster than this they would follow on each other.
+        let poll_seconds = health.poll_seconds.unwrap_or(5.0);
+        if !(0.05..=3600.0).contains(&poll_seconds) {
+            return Err(bad(
+                "health.pollSeconds",
+                &poll_seconds.to_string(),
+                "0.05 to 3600",
+            ));
+        }
+        Ok(Self {
+            node_name: node_name(args.node_name.clone().or(file.node_name)),
+            kubelet_dir: args
+                .kubelet_dir
+                .clone()
+                .or(file.kubelet_dir)
+                .unwrap_or_else(|| "/var/lib/kubelet".into()),
+            token_file: file.token_file.unwrap_or_else(|| state_dir.join("token")),
+            gpus: gpu_source(&gpus, library, &edits.driver_root)?,
+            admin_listen,
+            health_listen: health_listen
+                .as_deref()
+                .map(|h| address("healthListen", h))
+                .transpose()?,
+            log: args.log.or(file.log.map(Into::into)).unwrap_or_default(),
+            resource: Resource::parse(&resource).map_err(|e| bad("resource", &resource, e.rule))?,
+            rules: Rules {
+                timing,
+                overcommit_percent: percent(overcommit),
+            },
+            ignored_xids: ignored_xids(args, health.ignored_xids)?,
+            poll: Duration::from_secs_f64(poll_seconds),
+            rounds: file.rounds.unwrap_or_default().over(RoundTiming::default()),
+            skip_adoption: args.skip_adoption || file.skip_adoption.unwrap_or(false),
+            stack: file.stack.unwrap_or_default(),
+            state_dir,
+            edits,
+        })
+    }
+}
+
+/// Reads a configuration file.
+///
+/// # Errors
+/// If it is too large, not YAML, or holds a key that is not known.
+pub fn read_file(path: &Path) -> Result<FileConfig, ConfigError> {
+    let unreadable = |source| ConfigError::Unreadable {
+        path: path.into(),
+        source,
+    };
+    let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
+    if bytes > CONFIG_BYTES_MAX {
+        return Err(ConfigError::TooLarge {
+            path: path.into(),
+            bytes,
+        });
+    }
+    let text = std::fs::read_to_string(path).map_err(unreadable)?;
+    FileConfig::parse(&text).map_err(|what| ConfigError::Malformed {
+        path: path.into(),
+        what,
+    })
+}
+
+fn address(setting: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
+    text.parse().map_err(|_| {
+        bad(
+            setting,
+            text,
+            "an IP address and a port, such as 127.0.0.1:9470",
+        )
+    })
+}
+
+fn gpu_source(
+    text: &str,
+    library: Option<PathBuf>,
+    driver_root: &Path,
+) -> Result<GpuSource, ConfigError> {
+    let driver_root = (driver_root != Path::new("/")).then(|| driver_root.to_owned());
+    match text.split_once(':') {
+        None if text == "nvml" => Ok(GpuSource::Nvml {
+            library,
+            driver_root,
+        }),
+        Some(("sim", profile)) if !profile.is_empty() => Ok(GpuSource::Sim(profile.into())),
+        _ => Err(bad(
+            "gpus",
+            text,
+            "nvml, sim:8xh100 (any count and model), or sim:FILE",
+        )),
+    }
+}
+
+/// The kubelet tells pods their node by this variable through the downward API.
+fn node_name(given: Option<String>) -> String {
+    given
+        .or_else(|| std::env::var("NODE_NAME").ok())
+        .filter(|n| !n.is_empty())
+        .unwrap_or_else(|| {
+            rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned()
+        })
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 100 to 1600 by the caller's check
+fn percent(overcommit: f64) -> u32 {
+    (overcommit * 100.0).round() as u32
+}
+
+/// The names that NVIDIA's users type. `all` or `xids` skips every XID; what is enabled wins.
+fn ignored_xids(args: &ServeArgs, file: Option<Vec<u64>>) -> Result<Vec<u64>, ConfigError> {
+    let mut ignored = file.unwrap_or_else(|| APPLICATION_XIDS.to_vec());
+    let numbers = |setting, text: &str| -> Result<Vec<u64>, ConfigError> {
+        let words = text.split(',').map(str::trim).filter(|w| !w.is_empty());
+        words
+            .map(|w| {
+                w.parse()
+                    .map_err(|_| bad(setting, text, "XID numbers with commas between, or all"))
+            })
+            .collect()
+    };
+    match args.disable_healthchecks.as_deref().map(str::trim) {
+        None => {}
+        // NVIDIA's numbers end well below this.
+        Some("all" | "xids") => ignored = (0..=1024).collect(),
+        Some(list) => ignored.extend(numbers("DP_DISABLE_HEALTHCHECKS", list)?),
+    }
+    if let Some(list) = args.enable_healthchecks.as_deref() {
+        let enabled = numbers("DP_ENABLE_HEALTHCHECKS", list)?;
+        ignored.retain(|x| !enabled.contains(x));
+    }
+    ignored.sort_unstable();
+    ignored.dedup();
+    Ok(ignored)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn merged(yaml: &str) -> Result<Config, ConfigError> {
+        Config::merge(
+            &ServeArgs::default(),
+            FileConfig::parse(yaml).map_err(|what| bad("file", yaml, what))?,
+        )
+    }
+
+    #[test]
+    fn an_empty_file_is_the_defaults() {
+        let config = merged("").unwrap();
+        assert_eq!(config.kubelet_dir, PathBuf::from("/var/lib/kubelet"));
+        assert_eq!(config.token_file, PathBuf::from("/var/lib/berth/token"));
+        assert_eq!(config.rules, Rules::default());
+        assert_eq!(
+            config.gpus,
+            GpuSource::Nvml {
+                library: None,
+                driver_root: None
+            }
+        );
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let args = ServeArgs {
+            gpus: Some("sim:2xt4".into()),
+            ..ServeArgs::default()
+        };
+        let file = FileConfig::parse("gpus: nvml\nnodeName: n1").unwrap();
+        let config = Config::merge(&args, file).unwrap();
+        assert_eq!(config.gpus, GpuSource::Sim("2xt4".into()));
+        assert_eq!(config.node_name, "n1");
+    }
+
+    #[test]
+    fn wrong_settings_say_which_and_what_to_do() {
+        for (yaml, says) in [
+            ("gpuss: nvml", "gpuss"),
+            ("gpus: amd", "sim:8xh100"),
+            ("adminListen: 0.0.0.0:1", "loopback"),
+            ("memoryOvercommit: 0.5", "1.0 to 16.0"),
+            ("resource: gpu", "a domain"),
+            ("stack: [{policy: mixed, parameterss: {}}]", "parameterss"),
+            ("containerEdits: {deviceListStrategy: [env]}", "envvar"),
+        ] {
+            let said = merged(yaml).unwrap_err().to_string();
+            assert!(said.contains(says), "{yaml}: {said}");
+        }
+    }
+
+    #[test]
+    fn what_is_enabled_wins_over_what_is_disabled() {
+        let args = ServeArgs {
+            disable_healthchecks: Some("79, 48".into()),
+            enable_healthchecks: Some("48,13".into()),
+            ..ServeArgs::default()
+        };
+        let config = Config::merge(&args, FileConfig::default()).unwrap();
+        assert_eq!(config.ignored_xids, [31, 43, 45, 68, 79, 109]);
+    }
+}

@@ -1,1 +1,362 @@
-//! THE single writer.
+//! THE single writer. One thread, one `turn()`: decide, append, apply, publish, reply, in that
+//! order. It never runs guest code and never waits for NVML.
+//!
+//! Readers only ever see snapshots, so a slow reader cannot slow an Allocate. What is absent here:
+//! locks around the ledger, and any other place that changes it.
+
+use crate::kernel::change::Entry;
+use crate::kernel::command::{Command, Rules};
+use crate::kernel::decide::{Verdict, decide};
+use crate::kernel::ledger::Ledger;
+use crate::kernel::record::{carry_over, restore, writes};
+use crate::kernel::refusal::Refusal;
+use crate::ports::{Clock, Store, StoreError};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased, tick};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+
+/// The ledger as readers see it: a value that no longer changes.
+pub type Snapshot = Arc<Ledger>;
+
+/// Asks of the kubelet that may wait: it calls serially, so one a resource ([`crate::kernel::offer::RESOURCES_MAX`] = 64).
+pub const KUBELET_INBOX: usize = 64;
+/// Other asks that may wait: a turn takes well under a millisecond beside a disk of 0.2 ms, so a
+/// full inbox is a fraction of a second of work. Full is an answer, not a wait.
+pub const OTHER_INBOX: usize = 256;
+/// How often time passes for the ledger.
+const TICK: Duration = Duration::from_secs(1);
+/// A store that failed is tried again at most this often, milliseconds.
+const REOPEN_MS: u64 = 500;
+
+/// What an applied command left behind.
+#[derive(Clone, Debug)]
+pub struct Applied {
+    /// The ledger with it.
+    pub snapshot: Snapshot,
+    /// What changed; empty if nothing had to.
+    pub entry: Arc<Entry>,
+}
+
+/// Why a command was not applied. "You may not" and "I could not" are kept apart.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AskError {
+    /// You may not.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// The store did not take it; nothing was granted.
+    #[error("the allocation store failed, so nothing was changed: {0}")]
+    Store(String),
+    /// Too much is waiting already.
+    #[error("too many requests are waiting; try again in a second")]
+    Busy,
+    /// No answer in time; it may or may not be done.
+    #[error("no answer within {0} s")]
+    Late(u64),
+    /// The daemon is on its way down.
+    #[error("the daemon is stopping")]
+    Stopping,
+}
+
+impl From<Refusal> for AskError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// The answer to a command.
+pub type Answered = Result<Applied, AskError>;
+
+/// The writer's state.
+pub struct Keeper {
+    ledger: Snapshot,
+    store: Box<dyn Store>,
+    rules: Rules,
+    clock: Arc<dyn Clock>,
+    publisher: watch::Sender<Snapshot>,
+    trouble: Trouble,
+    /// Set while memory and store may differ: when to try again, monotonic milliseconds.
+    reopen_at: Option<u64>,
+}
+
+/// What is wrong with the store, for readiness.
+pub type Trouble = Arc<Mutex<Option<String>>>;
+
+impl Keeper {
+    /// Reads the ledger back from its store.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn open(
+        mut store: Box<dyn Store>,
+        rules: Rules,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, StoreError> {
+        let ledger = Arc::new(restore(store.load()?, clock.now()));
+        let (publisher, _) = watch::channel(Arc::clone(&ledger));
+        Ok(Self {
+            ledger,
+            store,
+            rules,
+            clock,
+            publisher,
+            trouble: Trouble::default(),
+            reopen_at: None,
+        })
+    }
+
+    /// The newest snapshot.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        Arc::clone(&self.ledger)
+    }
+
+    /// One turn: decide, append, apply, publish. Record before apply, apply before publish, publish
+    /// before reply.
+    ///
+    /// # Errors
+    /// If the command is refused, or the store does not take it.
+    pub fn turn(&mut self, command: &Command) -> Answered {
+        let now = self.clock.now();
+        if self.reopen_at.is_some_and(|at| now.mono_ms >= at) {
+            self.reopen();
+        }
+        let Verdict { entry, refusal } = decide(&self.ledger, &self.rules, command, now);
+        if matches!(command, Command::Look(_)) {
+            self.publish_derived(&entry);
+        }
+        let entry = Arc::new(entry);
+        if !entry.changes.is_empty() {
+            self.commit(&entry)?;
+        }
+        match refusal {
+            Some(refusal) => Err(refusal.into()),
+            None => Ok(Applied {
+                snapshot: self.snapshot(),
+                entry,
+            }),
+        }
+    }
+
+    /// A GPU that died is shown at once: health is derived, so it need not wait for a disk that may
+    /// be slow or full. Applying those changes twice is harmless.
+    fn publish_derived(&mut self, entry: &Entry) {
+        let derived: Vec<_> = entry
+            .changes
+            .iter()
+            .filter(|c| !c.is_durable())
+            .cloned()
+            .collect();
+        if entry.is_durable() && !derived.is_empty() {
+            let mut next = Ledger::clone(&self.ledger);
+            next.apply(&Entry {
+                at: entry.at,
+                changes: derived,
+            });
+            self.publish(next);
+        }
+    }
+
+    fn commit(&mut self, entry: &Entry) -> Result<(), AskError> {
+        let mut next = Ledger::clone(&self.ledger);
+        next.apply(entry);
+        if entry.is_durable() {
+            if self.reopen_at.is_some() {
+                return Err(AskError::Store(self.trouble_now()));
+            }
+            if let Err(error) = self.store.append(&writes(&self.ledger, entry, &next)) {
+                let said = chain(&error);
+                // Too large is known before anything was written.
+                if !matches!(error, StoreError::TooLarge { .. }) {
+                    tracing::error!(error = said, "the store failed");
+                    self.set_trouble(Some(said.clone()));
+                    self.reopen();
+                }
+                return Err(AskError::Store(said));
+            }
+        }
+        self.publish(next);
+        Ok(())
+    }
+
+    /// After a failed append nobody knows what the disk holds: read it back and go on from there. A
+    /// grant that was written after all becomes an allocation that nobody was told of, and ends as
+    /// `neverStarted`.
+    fn reopen(&mut self) {
+        let now = self.clock.now();
+        match self.store.load() {
+            Ok(records) => {
+                let next = carry_over(restore(records, now), &self.ledger);
+                tracing::info!(
+                    allocations = next.live.len(),
+                    "the store was read back after a failure"
+                );
+                self.publish(next);
+                self.reopen_at = None;
+                self.set_trouble(None);
+            }
+            Err(error) => {
+                self.set_trouble(Some(chain(&error)));
+                self.reopen_at = Some(now.mono_ms + REOPEN_MS);
+            }
+        }
+    }
+
+    fn publish(&mut self, next: Ledger) {
+        self.ledger = Arc::new(next);
+        self.publisher.send_replace(Arc::clone(&self.ledger));
+    }
+
+    fn set_trouble(&self, trouble: Option<String>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    fn trouble_now(&self) -> String {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        trouble
+            .clone()
+            .unwrap_or_else(|| "it is being read back".into())
+    }
+}
+
+/// An error with its causes, for the last reader.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text.push_str(": ");
+        text.push_str(&next.to_string());
+        cause = next.source();
+    }
+    text
+}
+
+struct Ask {
+    command: Command,
+    reply: oneshot::Sender<Answered>,
+}
+
+/// The way to the keeper.
+#[derive(Clone)]
+pub struct Handle {
+    kubelet: Sender<Ask>,
+    other: Sender<Ask>,
+    snapshots: watch::Receiver<Snapshot>,
+    trouble: Trouble,
+}
+
+impl Handle {
+    /// The newest snapshot.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        Arc::clone(&self.snapshots.borrow())
+    }
+
+    /// A receiver that wakes at each new snapshot.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Snapshot> {
+        self.snapshots.clone()
+    }
+
+    /// What is wrong with the store, if anything.
+    #[must_use]
+    pub fn store_trouble(&self) -> Option<String> {
+        self.trouble
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Puts a command into the inbox: the kubelet's for Allocate, else the other one.
+    ///
+    /// # Errors
+    /// [`AskError::Busy`] if the inbox is full, [`AskError::Stopping`] if nobody reads it any more.
+    pub fn submit(&self, command: Command) -> Result<oneshot::Receiver<Answered>, AskError> {
+        let inbox = if matches!(command, Command::Allocate { .. }) {
+            &self.kubelet
+        } else {
+            &self.other
+        };
+        let (reply, answer) = oneshot::channel();
+        match inbox.try_send(Ask { command, reply }) {
+            Ok(()) => Ok(answer),
+            Err(TrySendError::Full(_)) => Err(AskError::Busy),
+            Err(TrySendError::Disconnected(_)) => Err(AskError::Stopping),
+        }
+    }
+
+    /// Submits and waits, from a thread that may block.
+    ///
+    /// # Errors
+    /// As [`Keeper::turn`] and [`Handle::submit`].
+    pub fn ask(&self, command: Command) -> Answered {
+        self.submit(command)?
+            .blocking_recv()
+            .unwrap_or(Err(AskError::Stopping))
+    }
+}
+
+/// The running keeper. Dropping its last [`Handle`] ends the thread after what it has begun.
+pub struct Running {
+    /// The way to it.
+    pub handle: Handle,
+    /// Ends when all handles are gone.
+    pub thread: JoinHandle<()>,
+}
+
+/// Starts the keeper's thread. `nudge` is told, without waiting, that something was published.
+///
+/// # Errors
+/// If the system gives no thread.
+pub fn spawn(keeper: Keeper, nudge: Sender<()>) -> std::io::Result<Running> {
+    let (kubelet, kubelet_asks) = bounded(KUBELET_INBOX);
+    let (other, other_asks) = bounded(OTHER_INBOX);
+    let snapshots = keeper.publisher.subscribe();
+    let trouble = Arc::clone(&keeper.trouble);
+    let thread = std::thread::Builder::new()
+        .name("keeper".into())
+        .spawn(move || run(keeper, &kubelet_asks, &other_asks, &nudge))?;
+    Ok(Running {
+        handle: Handle {
+            kubelet,
+            other,
+            snapshots,
+            trouble,
+        },
+        thread,
+    })
+}
+
+fn run(mut keeper: Keeper, kubelet: &Receiver<Ask>, other: &Receiver<Ask>, nudge: &Sender<()>) {
+    let ticks = tick(TICK);
+    loop {
+        let generation = keeper.ledger.generation;
+        // The kubelet's asks always first: it has no timeout and admits no other pod meanwhile.
+        select_biased! {
+            recv(kubelet) -> ask => match ask {
+                Ok(ask) => answer(&mut keeper, ask),
+                Err(_) => return,
+            },
+            recv(other) -> ask => match ask {
+                Ok(ask) => answer(&mut keeper, ask),
+                Err(_) => return,
+            },
+            recv(ticks) -> _ => {
+                if let Err(error) = keeper.turn(&Command::Tick) {
+                    tracing::debug!(%error, "tick");
+                }
+            }
+        }
+        if keeper.ledger.generation != generation {
+            // A nudge that is already waiting says the same.
+            let _ = nudge.try_send(());
+        }
+    }
+}
+
+fn answer(keeper: &mut Keeper, ask: Ask) {
+    let answered = keeper.turn(&ask.command);
+    // Whoever asked may have given up waiting; what is applied stays applied.
+    let _ = ask.reply.send(answered);
+}

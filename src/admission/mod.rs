@@ -1,1 +1,376 @@
-//! Filled by its own change.
+//! The door to the kernel: what front ends may ask, and the thread that asks policies.
+//!
+//! Front ends parse, ask here, and read snapshots. Async ends here: everything behind is sync.
+
+mod faults;
+mod gpu_watch;
+mod stack;
+mod thread;
+
+pub use faults::{FAULTS_TO_SUSPEND, Faults, Record};
+pub use gpu_watch::GpuWatch;
+pub use stack::{Baseline, CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
+pub use thread::{ActivateError, Granted};
+
+use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
+use crate::kernel::command::{Command, NewStack, Rules};
+use crate::kernel::drain::Mark;
+use crate::kernel::gpu::{Inventory, Reading};
+use crate::kernel::listing::{Listed, listing};
+use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
+use crate::kernel::placement;
+use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion, StackEntry};
+use crate::kernel::reconcile::RoundView;
+use crate::kernel::time::Now;
+use crate::ports::{Clock, InstallError, Policies};
+use crossbeam_channel::{Sender, TrySendError, bounded};
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use thread::{Inboxes, KubeletJob, OtherJob, Worker};
+use tokio::sync::{oneshot, watch};
+
+/// Jobs of the kubelet that may wait, as at the keeper.
+const KUBELET_JOBS: usize = keeper::KUBELET_INBOX;
+/// Other jobs that may wait: readings come at most one a GPU and event, 64 GPUs.
+const OTHER_JOBS: usize = 64;
+/// Longest wait for any answer: twice a stack's time and an append's deadline of 2 s, doubled.
+const ANSWER_S_MAX: u64 = 8;
+/// Longest wait for a placement. The kubelet has no timeout and admits no other pod meanwhile.
+const PLACE_MS_MAX: u64 = 1_500;
+
+/// Why a policy was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum UploadError {
+    /// It is not one, or cannot be compiled here.
+    #[error("{0}")]
+    Install(InstallError),
+    /// It could not be recorded.
+    #[error("{0}")]
+    Ask(AskError),
+}
+
+/// What front ends hold. Cheap to clone.
+#[derive(Clone)]
+pub struct Door {
+    keeper: Handle,
+    kubelet_jobs: Sender<KubeletJob>,
+    other_jobs: Sender<OtherJob>,
+    policies: Arc<dyn Policies>,
+    clock: Arc<dyn Clock>,
+    rules: Arc<Rules>,
+    faults: Arc<Mutex<Faults>>,
+}
+
+/// The running middle: keeper and policy thread. Both end when the last [`Door`] is gone.
+pub struct Middle {
+    /// The way in.
+    pub door: Door,
+    /// In the order in which they end.
+    pub threads: Vec<JoinHandle<()>>,
+}
+
+/// Starts keeper and policy thread.
+///
+/// # Errors
+/// If the system gives no thread.
+pub fn start(
+    keeper: Keeper,
+    policies: Arc<dyn Policies>,
+    clock: Arc<dyn Clock>,
+    rules: Rules,
+    baseline: Baseline,
+) -> std::io::Result<Middle> {
+    let (nudge, nudged) = bounded(1);
+    let running = keeper::spawn(keeper, nudge)?;
+    let (kubelet_jobs, kubelet) = bounded(KUBELET_JOBS);
+    let (other_jobs, other) = bounded(OTHER_JOBS);
+    let faults = Arc::new(Mutex::new(Faults::default()));
+    let worker = Worker {
+        keeper: running.handle.clone(),
+        policies: Arc::clone(&policies),
+        clock: Arc::clone(&clock),
+        baseline,
+        overcommit_percent: rules.overcommit_percent,
+        faults: Arc::clone(&faults),
+    };
+    let inboxes = Inboxes {
+        kubelet,
+        other,
+        nudge: nudged,
+    };
+    let thread = std::thread::Builder::new()
+        .name("policy".into())
+        .spawn(move || worker.run(&inboxes))?;
+    let rules = Arc::new(rules);
+    let door = Door {
+        keeper: running.handle,
+        kubelet_jobs,
+        other_jobs,
+        policies,
+        clock,
+        rules,
+        faults,
+    };
+    Ok(Middle {
+        door,
+        threads: vec![thread, running.thread],
+    })
+}
+
+impl Door {
+    /// The newest snapshot.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.keeper.snapshot()
+    }
+
+    /// A receiver that wakes at each new snapshot.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Snapshot> {
+        self.keeper.watch()
+    }
+
+    /// What time it is, for front ends that measure intervals by the kernel's clock.
+    #[must_use]
+    pub fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    /// The rules in force.
+    #[must_use]
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// What is wrong with the store, if anything.
+    #[must_use]
+    pub fn store_trouble(&self) -> Option<String> {
+        self.keeper.store_trouble()
+    }
+
+    /// What the kubelet is told of one resource (I3).
+    #[must_use]
+    pub fn listing(&self, snapshot: &Snapshot, resource: &Resource) -> Vec<Listed> {
+        listing(snapshot, resource, self.rules.overcommit_percent)
+    }
+
+    /// The record of a stack entry since its activation.
+    #[must_use]
+    pub fn record(&self, place: usize, entry: &StackEntry) -> Record {
+        self.faults
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .record(place, entry)
+    }
+
+    /// Allocate: durable before `Ok`.
+    ///
+    /// # Errors
+    /// If it is refused or cannot be done now; then nothing was granted, except after
+    /// [`AskError::Late`], where it may have been and ends as `neverStarted`.
+    pub async fn allocate(&self, request: AdmitRequest) -> Result<Granted, AskError> {
+        let (reply, answer) = oneshot::channel();
+        send(&self.kubelet_jobs, KubeletJob::Allocate { request, reply })?;
+        within(answer).await?
+    }
+
+    /// Which devices to prefer, and who says so. Never fails: an error would fail the pod.
+    pub async fn place(&self, request: PlaceRequest) -> (Placement, String) {
+        let (reply, answer) = oneshot::channel();
+        let job = KubeletJob::Place {
+            request: request.clone(),
+            reply,
+        };
+        if send(&self.kubelet_jobs, job).is_ok() {
+            let wait = Duration::from_millis(PLACE_MS_MAX);
+            if let Ok(Ok(placed)) = tokio::time::timeout(wait, answer).await {
+                return placed;
+            }
+        }
+        (
+            placement::baseline(&self.snapshot(), &request),
+            "baseline".into(),
+        )
+    }
+
+    /// Hands in what a round saw.
+    ///
+    /// # Errors
+    /// If it could not be taken in.
+    pub async fn observe(&self, view: RoundView) -> Result<Applied, AskError> {
+        self.command(Command::Observe(view)).await
+    }
+
+    /// Cordons a GPU.
+    ///
+    /// # Errors
+    /// If there is no such GPU or it could not be recorded.
+    pub async fn cordon(&self, gpu: PartId, by: String, why: String) -> Result<Applied, AskError> {
+        let mark = Mark {
+            by,
+            why,
+            since_wall_ms: self.clock.now().wall_ms,
+        };
+        self.command(Command::Cordon { gpu, mark }).await
+    }
+
+    /// Lets a GPU be granted again.
+    ///
+    /// # Errors
+    /// If there is no such GPU or it could not be recorded.
+    pub async fn uncordon(&self, gpu: PartId) -> Result<Applied, AskError> {
+        self.command(Command::Uncordon { gpu }).await
+    }
+
+    /// Lets go of a GPU that vanished.
+    ///
+    /// # Errors
+    /// If it is there, held, or vanished just now.
+    pub async fn forget(&self, gpu: PartId) -> Result<Applied, AskError> {
+        self.command(Command::Forget { gpu }).await
+    }
+
+    /// Ends an allocation by an operator's word.
+    ///
+    /// # Errors
+    /// If there is no such live allocation or it could not be recorded.
+    pub async fn end(&self, id: AllocationId) -> Result<Applied, AskError> {
+        self.command(Command::End { id }).await
+    }
+
+    /// Takes a policy module: checked, compiled, described, kept, recorded.
+    ///
+    /// # Errors
+    /// If it is none, costs too much, or could not be recorded; nothing is kept then.
+    pub async fn upload(&self, module: Vec<u8>) -> Result<PolicyVersion, UploadError> {
+        let (policies, now) = (Arc::clone(&self.policies), self.clock.now());
+        let installed = tokio::task::spawn_blocking(move || policies.install(&module, now)).await;
+        let version = match installed {
+            Ok(result) => result.map_err(UploadError::Install)?,
+            Err(_) => return Err(UploadError::Ask(AskError::Stopping)),
+        };
+        // Known bytes keep their first record.
+        if let Some(known) = self.snapshot().policies.get(&version.digest) {
+            if known.artifact == version.artifact {
+                return Ok(PolicyVersion::clone(known));
+            }
+        }
+        match self.command(Command::KeepPolicy(version.clone())).await {
+            Ok(_) => Ok(version),
+            Err(error) => {
+                if !self.snapshot().policies.contains_key(&version.digest) {
+                    self.policies.remove(&version.digest);
+                }
+                Err(UploadError::Ask(error))
+            }
+        }
+    }
+
+    /// The bytes of a policy.
+    ///
+    /// # Errors
+    /// If they are gone or changed.
+    pub async fn module(&self, digest: Digest) -> Result<Vec<u8>, InstallError> {
+        let policies = Arc::clone(&self.policies);
+        let read = tokio::task::spawn_blocking(move || policies.module(&digest)).await;
+        read.unwrap_or_else(|_| {
+            Err(InstallError::Trouble {
+                what: "the daemon is stopping".into(),
+            })
+        })
+    }
+
+    /// Deletes a policy version.
+    ///
+    /// # Errors
+    /// If it is in use, shipped, or unknown.
+    pub async fn delete_policy(&self, digest: Digest) -> Result<Applied, AskError> {
+        let applied = self
+            .command(Command::DeletePolicy {
+                digest: digest.clone(),
+            })
+            .await?;
+        self.policies.remove(&digest);
+        Ok(applied)
+    }
+
+    /// Activates a stack: asked on the live node, checked, then swapped in as a whole.
+    ///
+    /// # Errors
+    /// If a policy of it fails here, or `expected` is no longer the active revision; nothing
+    /// changed then.
+    pub async fn activate(
+        &self,
+        stack: NewStack,
+        expected: Option<u64>,
+    ) -> Result<Snapshot, ActivateError> {
+        let (reply, answer) = oneshot::channel();
+        send(
+            &self.other_jobs,
+            OtherJob::Activate {
+                stack,
+                expected,
+                reply,
+            },
+        )
+        .map_err(ActivateError::Ask)?;
+        within(answer).await.map_err(ActivateError::Ask)?
+    }
+
+    /// Asks the stack now what this node offers.
+    ///
+    /// # Errors
+    /// If the answer could not be recorded.
+    pub async fn reoffer(&self) -> Result<Applied, AskError> {
+        let (reply, answer) = oneshot::channel();
+        send(&self.other_jobs, OtherJob::Offer { reply })?;
+        within(answer).await?
+    }
+
+    /// Hands in a look at the GPUs, from a thread that may block.
+    ///
+    /// # Errors
+    /// If it could not be recorded; what needs no record is published all the same.
+    pub fn looked(&self, inventory: Inventory) -> Result<Applied, AskError> {
+        self.keeper.ask(Command::Look(inventory))
+    }
+
+    /// Hands in a reading of a GPU; the policies say what it means.
+    ///
+    /// # Errors
+    /// If too many wait already.
+    pub fn read(&self, reading: Reading) -> Result<(), AskError> {
+        send(&self.other_jobs, OtherJob::Triage(reading))
+    }
+
+    /// Records policy versions, from a thread that may block: at start.
+    ///
+    /// # Errors
+    /// If they could not be recorded.
+    pub fn keep(&self, version: PolicyVersion) -> Result<Applied, AskError> {
+        self.keeper.ask(Command::KeepPolicy(version))
+    }
+
+    async fn command(&self, command: Command) -> Result<Applied, AskError> {
+        within(self.keeper.submit(command)?).await?
+    }
+}
+
+fn send<T>(jobs: &Sender<T>, job: T) -> Result<(), AskError> {
+    jobs.try_send(job).map_err(|error| match error {
+        TrySendError::Full(_) => AskError::Busy,
+        TrySendError::Disconnected(_) => AskError::Stopping,
+    })
+}
+
+async fn within<T>(
+    answer: impl Future<Output = Result<T, oneshot::error::RecvError>>,
+) -> Result<T, AskError> {
+    match tokio::time::timeout(Duration::from_secs(ANSWER_S_MAX), answer).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(_)) => Err(AskError::Stopping),
+        Err(_) => Err(AskError::Late(ANSWER_S_MAX)),
+    }
+}

@@ -401,3 +401,39 @@ fn restore_holders(ledger: &mut Ledger, allocation: &Allocation) {
         }
     }
 }
+
+/// A ledger read back while the process lives, with what only memory knew: what is present, how it
+/// fares, and when things happened.
+#[must_use]
+pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
+    restored.generation = old.generation + 1;
+    restored.links = Arc::clone(&old.links);
+    restored.usage = Arc::clone(&old.usage);
+    restored.breakers = Arc::clone(&old.breakers);
+    restored.hold.clone_from(&old.hold);
+    for (id, state) in &mut restored.parts {
+        let Some(before) = old.parts.get(id) else {
+            continue;
+        };
+        let state = Arc::make_mut(state);
+        state.present = before.present;
+        state.idle_since_mono_ms = before.idle_since_mono_ms;
+        for (key, device) in &mut state.devices {
+            if let Some(device_before) = before.devices.get(key) {
+                device.named_mono_ms = device_before.named_mono_ms;
+            }
+        }
+    }
+    for (id, gpu) in &mut restored.gpus {
+        if let Some(before) = old.gpus.get(id) {
+            Arc::make_mut(gpu).health = before.health.clone();
+        }
+    }
+    let sightings = Arc::make_mut(&mut restored.sightings);
+    for (id, sighting) in sightings {
+        if let Some(before) = old.sightings.get(id) {
+            *sighting = *before;
+        }
+    }
+    restored
+}

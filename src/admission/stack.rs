@@ -1,0 +1,399 @@
+//! Asks the stack, entry by entry, and holds every answer against the offer, the free devices and
+//! the entry's permissions (I8). What breaks a rule is a fault; the baseline answers last (I9).
+
+use super::faults::Faults;
+use crate::kernel::command::StackAnswer;
+use crate::kernel::gpu::Reading;
+use crate::kernel::health::baseline_triage;
+use crate::kernel::ledger::Ledger;
+use crate::kernel::names::{DeviceId, PartId, Resource};
+use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
+use crate::kernel::offering::check_offer;
+use crate::kernel::part_state::PartState;
+use crate::kernel::placement;
+use crate::kernel::policy::{
+    AdmitRequest, Answer, Call, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault, FaultKind,
+    OfferAnswer, OnFault, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Stack, StackEntry,
+    Terms, TriageAnswer,
+};
+use crate::kernel::time::Now;
+use crate::ports::Policies;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// Wall time of one call, milliseconds; fuel stops a busy guest long before.
+pub const CALL_MS_MAX: u64 = 500;
+/// Wall time of a whole stack: the kubelet admits no other pod meanwhile.
+pub const STACK_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Settings of the baseline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Baseline {
+    /// The resource of whole GPUs.
+    pub resource: Resource,
+    /// XIDs that say nothing of the GPU.
+    pub ignored_xids: Vec<u64>,
+    /// How long a bad reading keeps a GPU unhealthy, milliseconds.
+    pub quiet_ms: u64,
+}
+
+/// One walk over a stack, on one snapshot.
+pub struct Walk<'a> {
+    /// Who is asked.
+    pub stack: &'a Stack,
+    /// How.
+    pub policies: &'a dyn Policies,
+    /// What they see.
+    pub node: &'a Ledger,
+    /// When.
+    pub now: Now,
+    /// Their record.
+    pub faults: &'a mut Faults,
+    /// Who answers if all pass.
+    pub baseline: &'a Baseline,
+    /// Memory that may be granted, percent.
+    pub overcommit_percent: u32,
+}
+
+/// What a walk over the offers gives.
+#[derive(Debug, Default)]
+pub struct Offers {
+    /// One offer for each part that is present, with who made it.
+    pub parts: Vec<(PartOffer, String)>,
+    /// The soonest moment that a policy wants to be asked again, seconds from now.
+    pub again_after_s: Option<u32>,
+    /// Faults met on the way, by label.
+    pub faults: Vec<(String, Fault)>,
+}
+
+impl Walk<'_> {
+    /// What each part is offered as: for each part the first answer counts.
+    pub fn offers(mut self) -> Offers {
+        let mut open: BTreeSet<&PartId> = self
+            .node
+            .parts
+            .iter()
+            .filter(|(_, p)| p.present)
+            .map(|(id, _)| id)
+            .collect();
+        let mut offers = Offers::default();
+        let deadline = Instant::now() + STACK_TIME_MAX;
+        for (place, entry) in self.stack.entries.iter().enumerate() {
+            let answer = match self.ask(place, entry, Question::Offer, deadline, |walk, answer| {
+                walk.check_offers(entry, answer)
+            }) {
+                Asked::Answer(Answer::Offer(answer)) => answer,
+                Asked::Answer(_) | Asked::Pass => continue,
+                Asked::Fault(fault) => {
+                    offers.faults.push((entry.label(), fault));
+                    continue;
+                }
+            };
+            offers.again_after_s = [offers.again_after_s, answer.again_after_s]
+                .into_iter()
+                .flatten()
+                .min();
+            for offer in answer.parts {
+                if open.remove(&offer.part) {
+                    offers.parts.push((offer, entry.label()));
+                }
+            }
+        }
+        let rest = open.into_iter().filter_map(|id| self.node.part(id));
+        offers
+            .parts
+            .extend(rest.map(|part| (self.baseline_offer(part), "baseline".to_owned())));
+        offers
+    }
+
+    /// May these devices be granted? All must allow.
+    pub fn admit(mut self, request: &AdmitRequest) -> StackAnswer {
+        let (mut by, mut terms) = (Vec::new(), Terms::default());
+        let deadline = Instant::now() + STACK_TIME_MAX;
+        for (place, entry) in self.stack.entries.iter().enumerate() {
+            let merged = terms.clone();
+            let asked = self.ask(
+                place,
+                entry,
+                Question::Admit(request),
+                deadline,
+                |_, answer| check_admit(entry, &merged, answer),
+            );
+            match asked {
+                Asked::Answer(Answer::Allow(more)) => {
+                    by.push(entry.label());
+                    merge(&mut terms, more);
+                }
+                Asked::Answer(Answer::Deny(reason)) => {
+                    return StackAnswer::Deny {
+                        policy: entry.label(),
+                        reason,
+                    };
+                }
+                Asked::Fault(fault) if entry.on_fault == OnFault::Deny => {
+                    return StackAnswer::Faulted {
+                        policy: entry.label(),
+                        kind: fault.kind,
+                        detail: fault.detail,
+                    };
+                }
+                Asked::Answer(_) | Asked::Pass | Asked::Fault(_) => {}
+            }
+        }
+        if by.is_empty() {
+            by.push("baseline".into());
+        }
+        StackAnswer::Allow { by, terms }
+    }
+
+    /// Which devices? The first answer counts; never an error, since that would fail the pod.
+    pub fn place(mut self, request: &PlaceRequest) -> (Placement, String) {
+        let deadline = Instant::now() + STACK_TIME_MAX;
+        for (place, entry) in self.stack.entries.iter().enumerate() {
+            let asked = self.ask(
+                place,
+                entry,
+                Question::Place(request),
+                deadline,
+                |_, answer| check_place(request, answer),
+            );
+            if let Asked::Answer(Answer::Place(placement)) = asked {
+                return (placement, entry.label());
+            }
+        }
+        (placement::baseline(self.node, request), "baseline".into())
+    }
+
+    /// What does this reading mean? The first answer counts.
+    pub fn triage(mut self, reading: &Reading) -> TriageAnswer {
+        let deadline = Instant::now() + STACK_TIME_MAX;
+        for (place, entry) in self.stack.entries.iter().enumerate() {
+            if let Asked::Answer(Answer::Triage(answer)) =
+                self.ask(place, entry, Question::Triage(reading), deadline, |_, _| {
+                    Ok(())
+                })
+            {
+                return answer;
+            }
+        }
+        baseline_triage(reading, &self.baseline.ignored_xids, self.baseline.quiet_ms)
+    }
+
+    fn ask(
+        &mut self,
+        place: usize,
+        entry: &StackEntry,
+        question: Question<'_>,
+        deadline: Instant,
+        check: impl FnOnce(&Self, &Answer) -> Result<(), String>,
+    ) -> Asked {
+        let hook = question.hook();
+        let wanted = self
+            .node
+            .policies
+            .get(&entry.digest)
+            .is_none_or(|v| v.hooks.contains(&hook));
+        if !wanted || self.faults.suspended(place, entry) {
+            return Asked::Pass;
+        }
+        let left = u64::try_from(
+            deadline
+                .saturating_duration_since(Instant::now())
+                .as_millis(),
+        )
+        .unwrap_or(u64::MAX);
+        let call = Call {
+            digest: &entry.digest,
+            parameters: &entry.parameters,
+            node: self.node,
+            now: self.now,
+            question,
+            wall_ms_max: left.min(CALL_MS_MAX),
+        };
+        let answered = if left == 0 {
+            Err(Fault {
+                kind: FaultKind::Time,
+                detail: format!("the stack used up its {} s", STACK_TIME_MAX.as_secs()),
+            })
+        } else {
+            self.policies.ask(call)
+        };
+        let checked = answered.and_then(|answer| match answer {
+            None => Ok(None),
+            Some(answer) => match check(self, &answer) {
+                Ok(()) => Ok(Some(answer)),
+                Err(detail) => Err(Fault {
+                    kind: FaultKind::Answer,
+                    detail,
+                }),
+            },
+        });
+        match checked {
+            Ok(answer) => {
+                self.faults.well(place, entry, hook);
+                answer.map_or(Asked::Pass, Asked::Answer)
+            }
+            Err(fault) => {
+                tracing::warn!(policy = entry.label(), %hook, %fault, "a policy failed");
+                if self.faults.fault(place, entry, hook, &fault) {
+                    tracing::error!(
+                        policy = entry.label(),
+                        "suspended after several faults in a row; activate a stack to try it again"
+                    );
+                }
+                Asked::Fault(fault)
+            }
+        }
+    }
+
+    fn check_offers(&self, entry: &StackEntry, answer: &Answer) -> Result<(), String> {
+        let Answer::Offer(OfferAnswer { parts, .. }) = answer else {
+            return Err("not an offer".into());
+        };
+        let mut seen = BTreeSet::new();
+        for offer in parts {
+            if !seen.insert(&offer.part) {
+                return Err(format!("two offers for {}", offer.part));
+            }
+            let part = self
+                .node
+                .part(&offer.part)
+                .ok_or_else(|| format!("no part {}", offer.part))?;
+            check_offer(
+                part,
+                offer,
+                Some(&entry.permissions),
+                self.overcommit_percent,
+            )
+            .map_err(|r| r.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn baseline_offer(&self, part: &PartState) -> PartOffer {
+        let resource = match &part.part.mig {
+            None => Some(self.baseline.resource.clone()),
+            Some(mig) => Resource::parse(&format!("nvidia.com/mig-{}", mig.profile)).ok(),
+        };
+        let line = |resource| OfferLine {
+            resource,
+            count: 1,
+            consumes: Consumes::Whole,
+        };
+        let lines = if part.part.mig_enabled {
+            Vec::new()
+        } else {
+            resource.map(line).into_iter().collect()
+        };
+        PartOffer {
+            part: part.part.id.clone(),
+            lines,
+        }
+    }
+}
+
+enum Asked {
+    Pass,
+    Answer(Answer),
+    Fault(Fault),
+}
+
+fn check_admit(entry: &StackEntry, merged: &Terms, answer: &Answer) -> Result<(), String> {
+    match answer {
+        Answer::Deny(_) if !entry.permissions.deny => {
+            Err("it denies, and its stack entry may not (permissions.deny)".into())
+        }
+        Answer::Deny(reason) if reason.len() > REASON_BYTES_MAX => {
+            Err(format!("a reason of {} bytes", reason.len()))
+        }
+        Answer::Deny(_) => Ok(()),
+        Answer::Allow(terms) => check_terms(entry, merged, terms),
+        Answer::Offer(_) | Answer::Place(_) | Answer::Triage(_) => Err("not a verdict".into()),
+    }
+}
+
+fn check_terms(entry: &StackEntry, merged: &Terms, terms: &Terms) -> Result<(), String> {
+    if terms.reason.len() > REASON_BYTES_MAX {
+        return Err(format!(
+            "a reason of {} bytes; at most {REASON_BYTES_MAX}",
+            terms.reason.len()
+        ));
+    }
+    let mut all: BTreeMap<&str, &str> = merged
+        .environment
+        .iter()
+        .map(|(k, v)| (k.as_str(), v.as_str()))
+        .collect();
+    let mut own = BTreeSet::new();
+    for (key, value) in &terms.environment {
+        if !own.insert(key) {
+            return Err(format!("environment key {key:?} twice"));
+        }
+        if !entry.permissions.allows_environment(key) {
+            return Err(format!(
+                "its stack entry may not set the environment key {key:?} (permissions.environment)"
+            ));
+        }
+        if value.len() > ENVIRONMENT_VALUE_BYTES_MAX || value.contains(['\0', '\n']) {
+            return Err(format!(
+                "the value of {key} is over {ENVIRONMENT_VALUE_BYTES_MAX} bytes, or holds NUL or a newline"
+            ));
+        }
+        if all.insert(key, value).is_some_and(|other| other != value) {
+            return Err(format!(
+                "environment key {key} has another value from an earlier policy"
+            ));
+        }
+    }
+    if all.len() > ENVIRONMENT_MAX {
+        return Err(format!(
+            "{} environment keys; at most {ENVIRONMENT_MAX}",
+            all.len()
+        ));
+    }
+    Ok(())
+}
+
+fn merge(terms: &mut Terms, more: Terms) {
+    terms.environment.extend(more.environment);
+    terms.environment.sort();
+    terms.environment.dedup();
+    terms.limits = terms.limits.min(more.limits);
+    if !more.reason.is_empty() && terms.reason.len() + more.reason.len() < REASON_BYTES_MAX {
+        if !terms.reason.is_empty() {
+            terms.reason.push_str("; ");
+        }
+        terms.reason.push_str(&more.reason);
+    }
+}
+
+fn check_place(request: &PlaceRequest, answer: &Answer) -> Result<(), String> {
+    let Answer::Place(Placement { devices, reason }) = answer else {
+        return Err("not a placement".into());
+    };
+    let available: BTreeSet<&DeviceId> = request.available.iter().collect();
+    let chosen: BTreeSet<&DeviceId> = devices.iter().collect();
+    if chosen.len() != devices.len() {
+        return Err("a device twice".into());
+    }
+    if devices.len() != request.size {
+        return Err(format!(
+            "{} devices instead of {}",
+            devices.len(),
+            request.size
+        ));
+    }
+    if let Some(strange) = chosen.iter().find(|id| !available.contains(*id)) {
+        return Err(format!("device {strange} is not available"));
+    }
+    if let Some(missing) = request.required.iter().find(|id| !chosen.contains(id)) {
+        return Err(format!("the required device {missing} is missing"));
+    }
+    if reason.len() > REASON_BYTES_MAX {
+        return Err(format!(
+            "a reason of {} bytes; at most {REASON_BYTES_MAX}",
+            reason.len()
+        ));
+    }
+    Ok(())
+}

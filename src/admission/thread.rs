@@ -1,0 +1,263 @@
+//! The policy thread: asks the stack on a snapshot, hands request and answer to the keeper.
+//!
+//! One thread, since the kubelet calls serially and a policy call takes tens of microseconds. The
+//! kubelet's jobs go first; offers are asked again when nothing else waits.
+
+use super::faults::Faults;
+use super::stack::{Baseline, Offers, Walk};
+use crate::keeper::{Answered, AskError, Handle, Snapshot};
+use crate::kernel::allocation::Allocation;
+use crate::kernel::change::Change;
+use crate::kernel::command::{Command, NewStack};
+use crate::kernel::gpu::Reading;
+use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement};
+use crate::kernel::refusal::Refusal;
+use crate::ports::{Clock, Policies};
+use crossbeam_channel::{Receiver, after, never, select_biased};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// Changes of the ledger are gathered this long before offers are asked again, so that a burst of
+/// Allocates costs one call. Health and drain do not wait for it: the kernel derives them.
+const GATHER: Duration = Duration::from_millis(50);
+
+/// What the kubelet waits for.
+pub(super) enum KubeletJob {
+    Allocate {
+        request: AdmitRequest,
+        reply: oneshot::Sender<Result<Granted, AskError>>,
+    },
+    Place {
+        request: PlaceRequest,
+        reply: oneshot::Sender<(Placement, String)>,
+    },
+}
+
+/// What others wait for.
+pub(super) enum OtherJob {
+    Triage(Reading),
+    Offer {
+        reply: oneshot::Sender<Answered>,
+    },
+    Activate {
+        stack: NewStack,
+        expected: Option<u64>,
+        reply: oneshot::Sender<Result<Snapshot, ActivateError>>,
+    },
+}
+
+/// A grant, and the ledger that it is in.
+#[derive(Clone, Debug)]
+pub struct Granted {
+    /// The allocation.
+    pub allocation: Allocation,
+    /// The ledger with it.
+    pub snapshot: Snapshot,
+}
+
+/// Why a stack was not activated. Nothing changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ActivateError {
+    /// A policy of it failed when it was asked what this node offers.
+    #[error("policy {policy} fails on this node, so the stack was not activated: {fault}")]
+    Fails {
+        /// Its label.
+        policy: String,
+        /// How.
+        fault: String,
+    },
+    /// The keeper said no, or could not.
+    #[error("{0}")]
+    Ask(AskError),
+}
+
+/// What the thread works with.
+pub(super) struct Worker {
+    pub keeper: Handle,
+    pub policies: Arc<dyn Policies>,
+    pub clock: Arc<dyn Clock>,
+    pub baseline: Baseline,
+    pub overcommit_percent: u32,
+    pub faults: Arc<Mutex<Faults>>,
+}
+
+/// The thread's inboxes.
+pub(super) struct Inboxes {
+    pub kubelet: Receiver<KubeletJob>,
+    pub other: Receiver<OtherJob>,
+    /// Told by the keeper that something was published.
+    pub nudge: Receiver<()>,
+}
+
+impl Worker {
+    /// Works until the front ends have gone.
+    pub(super) fn run(&self, inboxes: &Inboxes) {
+        let mut ask_at: Option<Instant> = None;
+        loop {
+            let timer = ask_at.map_or_else(never, |at| {
+                after(at.saturating_duration_since(Instant::now()))
+            });
+            select_biased! {
+                recv(inboxes.kubelet) -> job => match job {
+                    Ok(job) => self.kubelet_job(job),
+                    Err(_) => return,
+                },
+                recv(inboxes.other) -> job => match job {
+                    Ok(job) => self.other_job(job),
+                    Err(_) => return,
+                },
+                recv(inboxes.nudge) -> nudged => match nudged {
+                    Ok(()) => {
+                        let soon = Instant::now() + GATHER;
+                        ask_at = Some(ask_at.map_or(soon, |at| at.min(soon)));
+                    }
+                    Err(_) => return,
+                },
+                recv(timer) -> _ => {
+                    let again = self.reoffer().ok().and_then(|(_, again)| again);
+                    ask_at = again.map(|s| Instant::now() + Duration::from_secs(u64::from(s.max(1))));
+                }
+            }
+        }
+    }
+
+    fn kubelet_job(&self, job: KubeletJob) {
+        match job {
+            KubeletJob::Allocate { request, reply } => {
+                let _ = reply.send(self.allocate(&request));
+            }
+            KubeletJob::Place { request, reply } => {
+                let node = self.keeper.snapshot();
+                let _ = reply.send(self.walk(&node, |walk| walk.place(&request)));
+            }
+        }
+    }
+
+    fn other_job(&self, job: OtherJob) {
+        match job {
+            OtherJob::Triage(reading) => self.triage(reading),
+            OtherJob::Offer { reply } => {
+                let _ = reply.send(self.reoffer().map(|(applied, _)| applied));
+            }
+            OtherJob::Activate {
+                stack,
+                expected,
+                reply,
+            } => {
+                let _ = reply.send(self.activate(stack, expected));
+            }
+        }
+    }
+
+    /// Only this thread writes the faults; readers must not wait for a policy call.
+    fn walk<T>(&self, node: &Snapshot, ask: impl FnOnce(Walk<'_>) -> T) -> T {
+        let lock = || self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut faults = lock().clone();
+        let answer = ask(Walk {
+            stack: &node.stack,
+            policies: &*self.policies,
+            node,
+            now: self.clock.now(),
+            faults: &mut faults,
+            baseline: &self.baseline,
+            overcommit_percent: self.overcommit_percent,
+        });
+        *lock() = faults;
+        answer
+    }
+
+    /// Asks the stack and the keeper; once more if the node moved between the two.
+    fn allocate(&self, request: &AdmitRequest) -> Result<Granted, AskError> {
+        let mut again = false;
+        loop {
+            let node = self.keeper.snapshot();
+            let answer = self.walk(&node, |walk| walk.admit(request));
+            let command = Command::Allocate {
+                request: request.clone(),
+                answer,
+                seen: node.generation,
+                again,
+            };
+            match self.keeper.ask(command) {
+                Err(AskError::Refused(Refusal::Moved)) if !again => again = true,
+                Err(error) => return Err(error),
+                Ok(applied) => {
+                    let granted = applied.entry.changes.iter().find_map(|c| match c {
+                        Change::Granted(allocation) => Some(allocation.clone()),
+                        _ => None,
+                    });
+                    // An Allocate that is not refused always grants; if it ever did not, the
+                    // kubelet must not hear yes.
+                    let allocation = granted.ok_or(AskError::Stopping)?;
+                    return Ok(Granted {
+                        allocation,
+                        snapshot: applied.snapshot,
+                    });
+                }
+            }
+        }
+    }
+
+    fn triage(&self, reading: Reading) {
+        let node = self.keeper.snapshot();
+        let answer = self.walk(&node, |walk| walk.triage(&reading));
+        tracing::warn!(
+            part = reading.part.as_str(), source = reading.source, code = reading.code, detail = reading.detail,
+            severity = ?answer.severity, reason = answer.reason, "a GPU reports"
+        );
+        if let Err(error) = self.keeper.ask(Command::Triaged { reading, answer }) {
+            tracing::error!(%error, "a reading was lost");
+        }
+    }
+
+    fn reoffer(&self) -> Result<(crate::keeper::Applied, Option<u32>), AskError> {
+        let node = self.keeper.snapshot();
+        let Offers {
+            parts,
+            again_after_s,
+            ..
+        } = self.walk(&node, |walk| walk.offers());
+        let applied = self
+            .keeper
+            .ask(Command::Offer(parts))
+            .inspect_err(|error| {
+                tracing::warn!(%error, "offers stay as they were");
+            })?;
+        Ok((applied, again_after_s))
+    }
+
+    /// Asks a new stack on the live node; swaps it in only if every policy of it answers well.
+    fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+        let node = self.keeper.snapshot();
+        let candidate = stack.clone().at(0, 0);
+        let mut trial = Faults::default();
+        let offers = Walk {
+            stack: &candidate,
+            policies: &*self.policies,
+            node: &node,
+            now: self.clock.now(),
+            faults: &mut trial,
+            baseline: &self.baseline,
+            overcommit_percent: self.overcommit_percent,
+        }
+        .offers();
+        if let Some((policy, fault)) = offers.faults.into_iter().next() {
+            return Err(ActivateError::Fails {
+                policy,
+                fault: fault.to_string(),
+            });
+        }
+        let command = Command::Activate {
+            stack,
+            expected,
+            offers: offers.parts,
+        };
+        let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;
+        self.faults
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .reset();
+        Ok(applied.snapshot)
+    }
+}

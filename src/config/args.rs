@@ -1,0 +1,66 @@
+//! The flags of `berth serve`. Each can be given as `BERTH_` and the flag in capitals, too.
+
+use super::LogFormat;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Flags of `berth serve`, with the environment in them.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ServeArgs {
+    /// The configuration file (YAML); flags and environment win over it
+    #[arg(long, env = "BERTH_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The node's name [default: NODE_NAME, else the host's name]
+    #[arg(long, env = "BERTH_NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// The kubelet's folder [default: /var/lib/kubelet]
+    #[arg(long, env = "BERTH_KUBELET_DIR", value_name = "DIR")]
+    pub kubelet_dir: Option<PathBuf>,
+    /// Where the allocation store, policies and the token live [default: /var/lib/berth]
+    #[arg(long, env = "BERTH_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Where GPUs come from: nvml, sim:8xh100 (any count and model), or sim:FILE [default: nvml]
+    #[arg(long, env = "BERTH_GPUS", value_name = "SOURCE")]
+    pub gpus: Option<String>,
+    /// Path of libnvidia-ml.so.1, if not where the loader finds it
+    #[arg(long, env = "BERTH_NVML_LIBRARY", value_name = "FILE")]
+    pub nvml_library: Option<PathBuf>,
+    /// Where the admin API listens; loopback only, as long as there is no TLS [default: 127.0.0.1:9470]
+    #[arg(long, env = "BERTH_ADMIN_LISTEN", value_name = "ADDRESS")]
+    pub admin_listen: Option<String>,
+    /// Where /livez, /readyz and /metrics are served without a token [default: nowhere]
+    #[arg(long, env = "BERTH_HEALTH_LISTEN", value_name = "ADDRESS")]
+    pub health_listen: Option<String>,
+    /// How logs are written [default: text]
+    #[arg(long, env = "BERTH_LOG", value_enum)]
+    pub log: Option<LogFormat>,
+    /// Register even if what running pods hold cannot be read from the kubelet's checkpoint
+    #[arg(long, env = "BERTH_SKIP_ADOPTION")]
+    pub skip_adoption: bool,
+    /// XIDs that say nothing of a GPU's health, besides 13,31,43,45,68,109; `all` for every one
+    #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", value_name = "XIDS")]
+    pub disable_healthchecks: Option<String>,
+    /// XIDs that make a GPU unhealthy even if disabled above
+    #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS")]
+    pub enable_healthchecks: Option<String>,
+    /// What containers are given.
+    #[command(flatten)]
+    pub edits: EditArgs,
+}
+
+/// Container edits by the names that NVIDIA's users type.
+#[derive(Args, Clone, Debug, Default)]
+pub struct EditArgs {
+    /// How containers are told their GPUs: envvar, volume-mounts, cdi-annotations, cdi-cri; several with commas [default: envvar]
+    #[arg(long, env = "DEVICE_LIST_STRATEGY", value_name = "LIST")]
+    pub device_list_strategy: Option<String>,
+    /// Name GPUs by uuid or index [default: uuid]
+    #[arg(long, env = "DEVICE_ID_STRATEGY", value_name = "STRATEGY")]
+    pub device_id_strategy: Option<String>,
+    /// Pass the /dev/nvidia* nodes, for nodes where the CPU manager resets container devices
+    #[arg(long, env = "PASS_DEVICE_SPECS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub pass_device_specs: Option<bool>,
+    /// Where the NVIDIA driver is installed on the host [default: /]
+    #[arg(long, env = "NVIDIA_DRIVER_ROOT", value_name = "DIR")]
+    pub nvidia_driver_root: Option<PathBuf>,
+}

@@ -1,0 +1,234 @@
+//! What containers are given beside the kernel's grant: by which ways they learn their GPUs, and
+//! mounts and devices of the operator's own.
+
+use super::args::EditArgs;
+use super::{ConfigError, bad};
+use crate::kernel::names::Resource;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+/// Most mounts, and most devices, of one resource.
+const EDITS_PER_RESOURCE_MAX: usize = 64;
+
+/// How a container is told its GPUs. NVIDIA's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DeviceListStrategy {
+    /// `NVIDIA_VISIBLE_DEVICES`.
+    Envvar,
+    /// `/dev/null` mounted at `/var/run/nvidia-container-devices/<id>`.
+    VolumeMounts,
+    /// CDI names in an annotation.
+    CdiAnnotations,
+    /// CDI names in the kubelet API's own field.
+    CdiCri,
+}
+
+/// How GPUs are named to the container runtime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceIdStrategy {
+    /// By UUID.
+    #[default]
+    Uuid,
+    /// By NVML index.
+    Index,
+}
+
+/// What containers are given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edits {
+    /// The ways, at least one.
+    pub strategies: BTreeSet<DeviceListStrategy>,
+    /// How GPUs are named.
+    pub id_strategy: DeviceIdStrategy,
+    /// Whether the device nodes are passed.
+    pub pass_device_specs: bool,
+    /// Where the driver is installed.
+    pub driver_root: PathBuf,
+    /// CDI kind, as nvidia-ctk writes it by default.
+    pub cdi_kind: String,
+    /// Prefix of the CDI annotation's key.
+    pub cdi_annotation_prefix: String,
+    /// Mounts and devices by resource.
+    pub resources: BTreeMap<Resource, ResourceEdits>,
+}
+
+/// Mounts and devices of one resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ResourceEdits {
+    /// Host folders or files mounted into its containers.
+    pub mounts: Vec<WantedMount>,
+    /// Host devices given to its containers.
+    pub devices: Vec<WantedDevice>,
+}
+
+/// A mount of the operator's own.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WantedMount {
+    /// Path on the host.
+    pub host_path: String,
+    /// Path in the container.
+    pub container_path: String,
+    /// Read-only unless said otherwise.
+    #[serde(default = "yes")]
+    pub read_only: bool,
+}
+
+/// A device of the operator's own.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WantedDevice {
+    /// Path on the host.
+    pub host_path: String,
+    /// Path in the container; the same if not given.
+    pub container_path: Option<String>,
+    /// cgroup permissions: letters of `rwm`.
+    #[serde(default = "read_write")]
+    pub permissions: String,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn read_write() -> String {
+    "rw".into()
+}
+
+/// The file's `containerEdits`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EditsFile {
+    device_list_strategy: Option<Vec<String>>,
+    device_id_strategy: Option<String>,
+    pass_device_specs: Option<bool>,
+    nvidia_driver_root: Option<PathBuf>,
+    cdi_kind: Option<String>,
+    cdi_annotation_prefix: Option<String>,
+    resources: Option<BTreeMap<String, ResourceEdits>>,
+}
+
+impl Edits {
+    pub(super) fn merge(args: &EditArgs, file: EditsFile) -> Result<Self, ConfigError> {
+        let words = match &args.device_list_strategy {
+            Some(list) => list.split(',').map(|w| w.trim().to_owned()).collect(),
+            None => file
+                .device_list_strategy
+                .unwrap_or_else(|| vec!["envvar".into()]),
+        };
+        let strategies: BTreeSet<_> = words
+            .iter()
+            .map(|w| strategy(w))
+            .collect::<Result<_, _>>()?;
+        if strategies.is_empty() {
+            return Err(bad(
+                "deviceListStrategy",
+                "",
+                "at least one of envvar, volume-mounts, cdi-annotations, cdi-cri",
+            ));
+        }
+        let id_strategy = match args
+            .device_id_strategy
+            .clone()
+            .or(file.device_id_strategy)
+            .as_deref()
+        {
+            None | Some("uuid") => DeviceIdStrategy::Uuid,
+            Some("index") => DeviceIdStrategy::Index,
+            Some(other) => return Err(bad("deviceIdStrategy", other, "uuid or index")),
+        };
+        let cdi_kind = file.cdi_kind.unwrap_or_else(|| "nvidia.com/gpu".into());
+        Resource::parse(&cdi_kind).map_err(|e| bad("cdiKind", &cdi_kind, e.rule))?;
+        let mut resources = BTreeMap::new();
+        for (name, edits) in file.resources.unwrap_or_default() {
+            let resource = Resource::parse(&name)
+                .map_err(|e| bad("containerEdits.resources", &name, e.rule))?;
+            check(&name, &edits)?;
+            resources.insert(resource, edits);
+        }
+        Ok(Self {
+            strategies,
+            id_strategy,
+            pass_device_specs: args
+                .pass_device_specs
+                .or(file.pass_device_specs)
+                .unwrap_or(false),
+            driver_root: args
+                .nvidia_driver_root
+                .clone()
+                .or(file.nvidia_driver_root)
+                .unwrap_or_else(|| "/".into()),
+            cdi_kind,
+            cdi_annotation_prefix: file
+                .cdi_annotation_prefix
+                .unwrap_or_else(|| "cdi.k8s.io/".into()),
+            resources,
+        })
+    }
+}
+
+impl Default for Edits {
+    fn default() -> Self {
+        Self {
+            strategies: BTreeSet::from([DeviceListStrategy::Envvar]),
+            id_strategy: DeviceIdStrategy::Uuid,
+            pass_device_specs: false,
+            driver_root: "/".into(),
+            cdi_kind: "nvidia.com/gpu".into(),
+            cdi_annotation_prefix: "cdi.k8s.io/".into(),
+            resources: BTreeMap::new(),
+        }
+    }
+}
+
+fn strategy(word: &str) -> Result<DeviceListStrategy, ConfigError> {
+    match word {
+        "envvar" => Ok(DeviceListStrategy::Envvar),
+        "volume-mounts" => Ok(DeviceListStrategy::VolumeMounts),
+        "cdi-annotations" => Ok(DeviceListStrategy::CdiAnnotations),
+        "cdi-cri" => Ok(DeviceListStrategy::CdiCri),
+        other => Err(bad(
+            "deviceListStrategy",
+            other,
+            "envvar, volume-mounts, cdi-annotations or cdi-cri",
+        )),
+    }
+}
+
+fn check(name: &str, edits: &ResourceEdits) -> Result<(), ConfigError> {
+    if edits.mounts.len() > EDITS_PER_RESOURCE_MAX || edits.devices.len() > EDITS_PER_RESOURCE_MAX {
+        return Err(bad(
+            "containerEdits.resources",
+            name,
+            format!("at most {EDITS_PER_RESOURCE_MAX} mounts and devices"),
+        ));
+    }
+    let paths = edits
+        .mounts
+        .iter()
+        .flat_map(|m| [&m.host_path, &m.container_path]);
+    let paths = paths.chain(
+        edits
+            .devices
+            .iter()
+            .flat_map(|d| d.container_path.iter().chain([&d.host_path])),
+    );
+    for path in paths {
+        if !path.starts_with('/') || path.contains("/../") || path.ends_with("/..") {
+            return Err(bad(
+                "containerEdits.resources",
+                path,
+                "an absolute path without ..",
+            ));
+        }
+    }
+    for device in &edits.devices {
+        let p = &device.permissions;
+        if p.is_empty() || !p.chars().all(|c| "rwm".contains(c)) {
+            return Err(bad("permissions", p, "letters of rwm"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! The configuration file. Unknown keys are refused; units are in the names.
+
+use super::edits::EditsFile;
+use super::{LogFormat, RoundTiming};
+use crate::kernel::policy::{OnFault, PARAMETERS_BYTES_MAX, Permissions, STACK_ENTRIES_MAX};
+use crate::kernel::time::Timing;
+use serde::Deserialize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The file as it is written.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)] // each is documented at the setting that it becomes, in `Config`
+pub struct FileConfig {
+    pub node_name: Option<String>,
+    pub kubelet_dir: Option<PathBuf>,
+    pub state_dir: Option<PathBuf>,
+    pub gpus: Option<String>,
+    pub nvml_library: Option<PathBuf>,
+    pub admin_listen: Option<String>,
+    pub health_listen: Option<String>,
+    pub token_file: Option<PathBuf>,
+    pub log: Option<LogFile>,
+    pub resource: Option<String>,
+    pub memory_overcommit: Option<f64>,
+    pub skip_adoption: Option<bool>,
+    pub health: Option<HealthFile>,
+    pub container_edits: Option<EditsFile>,
+    pub rounds: Option<RoundsFile>,
+    pub timing: Option<TimingFile>,
+    pub stack: Option<Vec<StackEntryConfig>>,
+}
+
+/// `log`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum LogFile {
+    Text,
+    Json,
+}
+
+impl From<LogFile> for LogFormat {
+    fn from(file: LogFile) -> Self {
+        match file {
+            LogFile::Text => Self::Text,
+            LogFile::Json => Self::Json,
+        }
+    }
+}
+
+/// `health`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct HealthFile {
+    pub poll_seconds: Option<f64>,
+    pub quiet_seconds: Option<u64>,
+    pub ignored_xids: Option<Vec<u64>>,
+}
+
+/// `rounds`: see [`RoundTiming`].
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct RoundsFile {
+    pub list_every_ms: Option<u64>,
+    pub list_every_cordoned_ms: Option<u64>,
+    pub round_every_ms: Option<u64>,
+    pub checkpoint_wait_ms: Option<u64>,
+}
+
+impl RoundsFile {
+    pub(super) fn over(&self, defaults: RoundTiming) -> RoundTiming {
+        let ms = |given: Option<u64>, default| given.map_or(default, Duration::from_millis);
+        RoundTiming {
+            list_every: ms(self.list_every_ms, defaults.list_every),
+            list_every_cordoned: ms(self.list_every_cordoned_ms, defaults.list_every_cordoned),
+            round_every: ms(self.round_every_ms, defaults.round_every),
+            checkpoint_wait: ms(self.checkpoint_wait_ms, defaults.checkpoint_wait),
+        }
+    }
+}
+
+/// `timing`: see [`Timing`]. Shortening these weakens what they guard.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct TimingFile {
+    pub retire_ms: Option<u64>,
+    pub named_ms: Option<u64>,
+    pub rounds_apart_ms: Option<u64>,
+    pub kubelet_settle_ms: Option<u64>,
+    pub reply_settle_ms: Option<u64>,
+}
+
+impl TimingFile {
+    pub(super) fn over(&self, defaults: Timing) -> Timing {
+        Timing {
+            retire_ms: self.retire_ms.unwrap_or(defaults.retire_ms),
+            named_ms: self.named_ms.unwrap_or(defaults.named_ms),
+            rounds_apart_ms: self.rounds_apart_ms.unwrap_or(defaults.rounds_apart_ms),
+            kubelet_settle_ms: self.kubelet_settle_ms.unwrap_or(defaults.kubelet_settle_ms),
+            reply_settle_ms: self.reply_settle_ms.unwrap_or(defaults.reply_settle_ms),
+            ..defaults
+        }
+    }
+}
+
+/// One entry of `stack`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct StackEntryConfig {
+    /// A shipped policy's name, or that of an uploaded one with its digest.
+    pub policy: String,
+    /// Which version; the shipped one if not given.
+    pub digest: Option<String>,
+    /// Handed to the policy as JSON.
+    #[serde(default)]
+    pub parameters: serde_json::Map<String, serde_json::Value>,
+    /// What it may do.
+    #[serde(default)]
+    pub permissions: PermissionsConfig,
+    /// What happens when it fails.
+    #[serde(default)]
+    pub on_fault: OnFaultConfig,
+}
+
+/// `permissions` of an entry; what is not given is the default.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct PermissionsConfig {
+    pub deny: Option<bool>,
+    pub share_max: Option<u32>,
+    pub resources: Option<Vec<String>>,
+    pub environment: Option<Vec<String>>,
+}
+
+impl PermissionsConfig {
+    /// With the defaults filled in.
+    #[must_use]
+    pub fn resolve(&self) -> Permissions {
+        let defaults = Permissions::default();
+        Permissions {
+            deny: self.deny.unwrap_or(defaults.deny),
+            share_max: self.share_max.unwrap_or(defaults.share_max),
+            resources: self.resources.clone().unwrap_or(defaults.resources),
+            environment: self.environment.clone().unwrap_or(defaults.environment),
+        }
+    }
+}
+
+/// `onFault` of an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum OnFaultConfig {
+    #[default]
+    Skip,
+    Deny,
+}
+
+impl From<OnFaultConfig> for OnFault {
+    fn from(config: OnFaultConfig) -> Self {
+        match config {
+            OnFaultConfig::Skip => Self::Skip,
+            OnFaultConfig::Deny => Self::Deny,
+        }
+    }
+}
+
+impl FileConfig {
+    /// Reads the text of a file. Empty text is all defaults.
+    ///
+    /// # Errors
+    /// In words, with the place.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text
+            .lines()
+            .all(|l| l.trim().is_empty() || l.trim_start().starts_with('#'))
+        {
+            return Ok(Self::default());
+        }
+        let file: Self = serde_norway::from_str(text).map_err(|e| e.to_string())?;
+        let stack = file.stack.as_deref().unwrap_or_default();
+        if stack.len() > STACK_ENTRIES_MAX {
+            return Err(format!(
+                "stack has {} entries; at most {STACK_ENTRIES_MAX} are taken",
+                stack.len()
+            ));
+        }
+        for entry in stack {
+            let bytes = serde_json::to_string(&entry.parameters).map_or(usize::MAX, |j| j.len());
+            if bytes > PARAMETERS_BYTES_MAX {
+                return Err(format!(
+                    "parameters of {} are larger than {PARAMETERS_BYTES_MAX} bytes",
+                    entry.policy
+                ));
+            }
+        }
+        Ok(file)
+    }
+}

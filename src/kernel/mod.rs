@@ -33,3 +33,6 @@ pub mod record;
 pub mod refusal;
 pub mod round;
 pub mod time;
+
+#[cfg(test)]
+mod invariants;

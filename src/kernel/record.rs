@@ -227,22 +227,17 @@ fn record_of(ledger: &Ledger, key: &RecordKey) -> Option<Record> {
 
 /// Every record of a ledger: what a store holds that has followed it from the start.
 #[must_use]
-pub fn records(ledger: &Ledger) -> BTreeSet<RecordKey> {
-    let mut keys = BTreeSet::from([RecordKey::Meta]);
+pub fn records(ledger: &Ledger) -> Vec<Record> {
+    let mut keys = BTreeSet::from([RecordKey::Meta, RecordKey::Stack]);
     keys.extend(ledger.parts.keys().cloned().map(RecordKey::Part));
-    keys.extend(
-        ledger
-            .gpus
-            .iter()
-            .filter(|(_, g)| g.drain != Drain::Active)
-            .map(|(id, _)| RecordKey::Drain(id.clone())),
-    );
+    keys.extend(ledger.gpus.keys().cloned().map(RecordKey::Drain));
     keys.extend(ledger.live.keys().copied().map(RecordKey::Allocation));
     keys.extend(ledger.ended.iter().map(|a| RecordKey::Allocation(a.id)));
     keys.extend(ledger.policies.keys().cloned().map(RecordKey::Policy));
-    keys.insert(RecordKey::Stack);
     keys.extend((0..ledger.stack.entries.len()).map(RecordKey::StackEntry));
-    keys
+    keys.iter()
+        .filter_map(|key| record_of(ledger, key))
+        .collect()
 }
 
 fn stack_head(stack: &Stack) -> StackHead {

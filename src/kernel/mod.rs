@@ -36,3 +36,5 @@ pub mod time;
 
 #[cfg(test)]
 mod invariants;
+#[cfg(test)]
+mod reconcile_tests;

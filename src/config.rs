@@ -6,9 +6,7 @@ mod edits;
 mod file;
 
 pub use args::ServeArgs;
-pub use edits::{
-    DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount,
-};
+pub use edits::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount};
 pub use file::{FileConfig, StackEntryConfig};
 
 use crate::kernel::command::Rules;
@@ -148,11 +146,7 @@ pub enum ConfigError {
 }
 
 fn bad(setting: &'static str, given: &str, rule: impl ToString) -> ConfigError {
-    ConfigError::Bad {
-        setting,
-        given: given.into(),
-        rule: rule.to_string(),
-    }
+    ConfigError::Bad { setting, given: given.into(), rule: rule.to_string() }
 }
 
 impl Config {
@@ -173,31 +167,17 @@ impl Config {
     /// # Errors
     /// If a value cannot be used.
     pub fn merge(args: &ServeArgs, file: FileConfig) -> Result<Self, ConfigError> {
-        let state_dir = args
-            .state_dir
-            .clone()
-            .or(file.state_dir)
-            .unwrap_or_else(|| "/var/lib/berth".into());
+        let state_dir = args.state_dir.clone().or(file.state_dir).unwrap_or_else(|| "/var/lib/berth".into());
         let overcommit = file.memory_overcommit.unwrap_or(1.0);
         if !(1.0..=16.0).contains(&overcommit) {
-            return Err(bad(
-                "memoryOvercommit",
-                &overcommit.to_string(),
-                "1.0 to 16.0",
-            ));
+            return Err(bad("memoryOvercommit", &overcommit.to_string(), "1.0 to 16.0"));
         }
         let health = file.health.unwrap_or_default();
         let defaults = Timing::default();
         let quiet_ms = health.quiet_seconds.map_or(defaults.quiet_ms, |s| s * 1000);
-        let timing = file.timing.unwrap_or_default().over(Timing {
-            quiet_ms,
-            ..defaults
-        });
-        let admin = args
-            .admin_listen
-            .clone()
-            .or(file.admin_listen)
-            .unwrap_or_else(|| "127.0.0.1:9470".into());
+        let timing = file.timing.unwrap_or_default().over(Timing { quiet_ms, ..defaults });
+        let admin =
+            args.admin_listen.clone().or(file.admin_listen).unwrap_or_else(|| "127.0.0.1:9470".into());
         let admin_listen = address("adminListen", &admin)?;
         if !admin_listen.ip().is_loopback() {
             return Err(bad(
@@ -210,19 +190,11 @@ impl Config {
         let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
         let edits = Edits::merge(&args.edits, file.container_edits.unwrap_or_default())?;
         let library = args.nvml_library.clone().or(file.nvml_library);
-        let gpus = args
-            .gpus
-            .clone()
-            .or(file.gpus)
-            .unwrap_or_else(|| "nvml".into());
+        let gpus = args.gpus.clone().or(file.gpus).unwrap_or_else(|| "nvml".into());
         // One poll is a few calls a GPU; faster than this they would follow on each other.
         let poll_seconds = health.poll_seconds.unwrap_or(5.0);
         if !(0.05..=3600.0).contains(&poll_seconds) {
-            return Err(bad(
-                "health.pollSeconds",
-                &poll_seconds.to_string(),
-                "0.05 to 3600",
-            ));
+            return Err(bad("health.pollSeconds", &poll_seconds.to_string(), "0.05 to 3600"));
         }
         Ok(Self {
             node_name: node_name(args.node_name.clone().or(file.node_name)),
@@ -234,16 +206,10 @@ impl Config {
             token_file: file.token_file.unwrap_or_else(|| state_dir.join("token")),
             gpus: gpu_source(&gpus, library, &edits.driver_root)?,
             admin_listen,
-            health_listen: health_listen
-                .as_deref()
-                .map(|h| address("healthListen", h))
-                .transpose()?,
+            health_listen: health_listen.as_deref().map(|h| address("healthListen", h)).transpose()?,
             log: args.log.or(file.log.map(Into::into)).unwrap_or_default(),
             resource: Resource::parse(&resource).map_err(|e| bad("resource", &resource, e.rule))?,
-            rules: Rules {
-                timing,
-                overcommit_percent: percent(overcommit),
-            },
+            rules: Rules { timing, overcommit_percent: percent(overcommit) },
             ignored_xids: ignored_xids(args, health.ignored_xids)?,
             poll: Duration::from_secs_f64(poll_seconds),
             rounds: file.rounds.unwrap_or_default().over(RoundTiming::default()),
@@ -260,51 +226,25 @@ impl Config {
 /// # Errors
 /// If it is too large, not YAML, or holds a key that is not known.
 pub fn read_file(path: &Path) -> Result<FileConfig, ConfigError> {
-    let unreadable = |source| ConfigError::Unreadable {
-        path: path.into(),
-        source,
-    };
+    let unreadable = |source| ConfigError::Unreadable { path: path.into(), source };
     let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
     if bytes > CONFIG_BYTES_MAX {
-        return Err(ConfigError::TooLarge {
-            path: path.into(),
-            bytes,
-        });
+        return Err(ConfigError::TooLarge { path: path.into(), bytes });
     }
     let text = std::fs::read_to_string(path).map_err(unreadable)?;
-    FileConfig::parse(&text).map_err(|what| ConfigError::Malformed {
-        path: path.into(),
-        what,
-    })
+    FileConfig::parse(&text).map_err(|what| ConfigError::Malformed { path: path.into(), what })
 }
 
 fn address(setting: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
-    text.parse().map_err(|_| {
-        bad(
-            setting,
-            text,
-            "an IP address and a port, such as 127.0.0.1:9470",
-        )
-    })
+    text.parse().map_err(|_| bad(setting, text, "an IP address and a port, such as 127.0.0.1:9470"))
 }
 
-fn gpu_source(
-    text: &str,
-    library: Option<PathBuf>,
-    driver_root: &Path,
-) -> Result<GpuSource, ConfigError> {
+fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Result<GpuSource, ConfigError> {
     let driver_root = (driver_root != Path::new("/")).then(|| driver_root.to_owned());
     match text.split_once(':') {
-        None if text == "nvml" => Ok(GpuSource::Nvml {
-            library,
-            driver_root,
-        }),
+        None if text == "nvml" => Ok(GpuSource::Nvml { library, driver_root }),
         Some(("sim", profile)) if !profile.is_empty() => Ok(GpuSource::Sim(profile.into())),
-        _ => Err(bad(
-            "gpus",
-            text,
-            "nvml, sim:8xh100 (any count and model), or sim:FILE",
-        )),
+        _ => Err(bad("gpus", text, "nvml, sim:8xh100 (any count and model), or sim:FILE")),
     }
 }
 
@@ -313,12 +253,7 @@ fn node_name(given: Option<String>) -> String {
     given
         .or_else(|| std::env::var("NODE_NAME").ok())
         .filter(|n| !n.is_empty())
-        .unwrap_or_else(|| {
-            rustix::system::uname()
-                .nodename()
-                .to_string_lossy()
-                .into_owned()
-        })
+        .unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned())
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 100 to 1600 by the caller's check
@@ -332,10 +267,7 @@ fn ignored_xids(args: &ServeArgs, file: Option<Vec<u64>>) -> Result<Vec<u64>, Co
     let numbers = |setting, text: &str| -> Result<Vec<u64>, ConfigError> {
         let words = text.split(',').map(str::trim).filter(|w| !w.is_empty());
         words
-            .map(|w| {
-                w.parse()
-                    .map_err(|_| bad(setting, text, "XID numbers with commas between, or all"))
-            })
+            .map(|w| w.parse().map_err(|_| bad(setting, text, "XID numbers with commas between, or all")))
             .collect()
     };
     match args.disable_healthchecks.as_deref().map(str::trim) {
@@ -358,10 +290,7 @@ mod tests {
     use super::*;
 
     fn merged(yaml: &str) -> Result<Config, ConfigError> {
-        Config::merge(
-            &ServeArgs::default(),
-            FileConfig::parse(yaml).map_err(|what| bad("file", yaml, what))?,
-        )
+        Config::merge(&ServeArgs::default(), FileConfig::parse(yaml).map_err(|what| bad("file", yaml, what))?)
     }
 
     #[test]
@@ -370,21 +299,12 @@ mod tests {
         assert_eq!(config.kubelet_dir, PathBuf::from("/var/lib/kubelet"));
         assert_eq!(config.token_file, PathBuf::from("/var/lib/berth/token"));
         assert_eq!(config.rules, Rules::default());
-        assert_eq!(
-            config.gpus,
-            GpuSource::Nvml {
-                library: None,
-                driver_root: None
-            }
-        );
+        assert_eq!(config.gpus, GpuSource::Nvml { library: None, driver_root: None });
     }
 
     #[test]
     fn flags_win_over_the_file() {
-        let args = ServeArgs {
-            gpus: Some("sim:2xt4".into()),
-            ..ServeArgs::default()
-        };
+        let args = ServeArgs { gpus: Some("sim:2xt4".into()), ..ServeArgs::default() };
         let file = FileConfig::parse("gpus: nvml\nnodeName: n1").unwrap();
         let config = Config::merge(&args, file).unwrap();
         assert_eq!(config.gpus, GpuSource::Sim("2xt4".into()));

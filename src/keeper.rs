@@ -8,8 +8,9 @@ use crate::kernel::change::Entry;
 use crate::kernel::command::{Command, Rules};
 use crate::kernel::decide::{Verdict, decide};
 use crate::kernel::ledger::Ledger;
-use crate::kernel::record::{carry_over, restore, writes};
+use crate::kernel::record::writes;
 use crate::kernel::refusal::Refusal;
+use crate::kernel::restore::{carry_over, restore};
 use crate::ports::{Clock, Store, StoreError};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased, tick};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -88,22 +89,10 @@ impl Keeper {
     ///
     /// # Errors
     /// If the store cannot be read.
-    pub fn open(
-        mut store: Box<dyn Store>,
-        rules: Rules,
-        clock: Arc<dyn Clock>,
-    ) -> Result<Self, StoreError> {
+    pub fn open(mut store: Box<dyn Store>, rules: Rules, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
         let ledger = Arc::new(restore(store.load()?, clock.now()));
         let (publisher, _) = watch::channel(Arc::clone(&ledger));
-        Ok(Self {
-            ledger,
-            store,
-            rules,
-            clock,
-            publisher,
-            trouble: Trouble::default(),
-            reopen_at: None,
-        })
+        Ok(Self { ledger, store, rules, clock, publisher, trouble: Trouble::default(), reopen_at: None })
     }
 
     /// The newest snapshot.
@@ -132,28 +121,17 @@ impl Keeper {
         }
         match refusal {
             Some(refusal) => Err(refusal.into()),
-            None => Ok(Applied {
-                snapshot: self.snapshot(),
-                entry,
-            }),
+            None => Ok(Applied { snapshot: self.snapshot(), entry }),
         }
     }
 
     /// A GPU that died is shown at once: health is derived, so it need not wait for a disk that may
     /// be slow or full. Applying those changes twice is harmless.
     fn publish_derived(&mut self, entry: &Entry) {
-        let derived: Vec<_> = entry
-            .changes
-            .iter()
-            .filter(|c| !c.is_durable())
-            .cloned()
-            .collect();
+        let derived: Vec<_> = entry.changes.iter().filter(|c| !c.is_durable()).cloned().collect();
         if entry.is_durable() && !derived.is_empty() {
             let mut next = Ledger::clone(&self.ledger);
-            next.apply(&Entry {
-                at: entry.at,
-                changes: derived,
-            });
+            next.apply(&Entry { at: entry.at, changes: derived });
             self.publish(next);
         }
     }
@@ -188,10 +166,7 @@ impl Keeper {
         match self.store.load() {
             Ok(records) => {
                 let next = carry_over(restore(records, now), &self.ledger);
-                tracing::info!(
-                    allocations = next.live.len(),
-                    "the store was read back after a failure"
-                );
+                tracing::info!(allocations = next.live.len(), "the store was read back after a failure");
                 self.publish(next);
                 self.reopen_at = None;
                 self.set_trouble(None);
@@ -214,9 +189,7 @@ impl Keeper {
 
     fn trouble_now(&self) -> String {
         let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        trouble
-            .clone()
-            .unwrap_or_else(|| "it is being read back".into())
+        trouble.clone().unwrap_or_else(|| "it is being read back".into())
     }
 }
 
@@ -262,10 +235,7 @@ impl Handle {
     /// What is wrong with the store, if anything.
     #[must_use]
     pub fn store_trouble(&self) -> Option<String> {
-        self.trouble
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Puts a command into the inbox: the kubelet's for Allocate, else the other one.
@@ -273,11 +243,7 @@ impl Handle {
     /// # Errors
     /// [`AskError::Busy`] if the inbox is full, [`AskError::Stopping`] if nobody reads it any more.
     pub fn submit(&self, command: Command) -> Result<oneshot::Receiver<Answered>, AskError> {
-        let inbox = if matches!(command, Command::Allocate { .. }) {
-            &self.kubelet
-        } else {
-            &self.other
-        };
+        let inbox = if matches!(command, Command::Allocate { .. }) { &self.kubelet } else { &self.other };
         let (reply, answer) = oneshot::channel();
         match inbox.try_send(Ask { command, reply }) {
             Ok(()) => Ok(answer),
@@ -291,9 +257,7 @@ impl Handle {
     /// # Errors
     /// As [`Keeper::turn`] and [`Handle::submit`].
     pub fn ask(&self, command: Command) -> Answered {
-        self.submit(command)?
-            .blocking_recv()
-            .unwrap_or(Err(AskError::Stopping))
+        self.submit(command)?.blocking_recv().unwrap_or(Err(AskError::Stopping))
     }
 }
 
@@ -317,15 +281,7 @@ pub fn spawn(keeper: Keeper, nudge: Sender<()>) -> std::io::Result<Running> {
     let thread = std::thread::Builder::new()
         .name("keeper".into())
         .spawn(move || run(keeper, &kubelet_asks, &other_asks, &nudge))?;
-    Ok(Running {
-        handle: Handle {
-            kubelet,
-            other,
-            snapshots,
-            trouble,
-        },
-        thread,
-    })
+    Ok(Running { handle: Handle { kubelet, other, snapshots, trouble }, thread })
 }
 
 fn run(mut keeper: Keeper, kubelet: &Receiver<Ask>, other: &Receiver<Ask>, nudge: &Sender<()>) {

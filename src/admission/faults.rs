@@ -1,7 +1,8 @@
 //! What becomes of policies that fail: counted, and suspended after several faults in a row.
 
 use crate::kernel::names::Digest;
-use crate::kernel::policy::{Fault, FaultKind, Hook, StackEntry};
+use crate::kernel::policy::{Fault, FaultKind, Hook};
+use crate::kernel::stack::StackEntry;
 use std::collections::BTreeMap;
 
 /// Faults in a row, by the policy's own doing, that suspend its entry.
@@ -32,36 +33,25 @@ impl Faults {
     /// Whether the entry at this place is suspended.
     #[must_use]
     pub fn suspended(&self, place: usize, entry: &StackEntry) -> bool {
-        self.records
-            .get(&(place, entry.digest.clone()))
-            .is_some_and(|r| r.suspended)
+        self.records.get(&(place, entry.digest.clone())).is_some_and(|r| r.suspended)
     }
 
     /// The record of the entry at this place.
     #[must_use]
     pub fn record(&self, place: usize, entry: &StackEntry) -> Record {
-        self.records
-            .get(&(place, entry.digest.clone()))
-            .cloned()
-            .unwrap_or_default()
+        self.records.get(&(place, entry.digest.clone())).cloned().unwrap_or_default()
     }
 
     /// Notes a call that went well.
     pub fn well(&mut self, place: usize, entry: &StackEntry, hook: Hook) {
-        let record = self
-            .records
-            .entry((place, entry.digest.clone()))
-            .or_default();
+        let record = self.records.entry((place, entry.digest.clone())).or_default();
         *record.calls.entry(hook).or_default() += 1;
         record.in_a_row = 0;
     }
 
     /// Notes a fault. Answers whether it suspended the entry just now.
     pub fn fault(&mut self, place: usize, entry: &StackEntry, hook: Hook, fault: &Fault) -> bool {
-        let record = self
-            .records
-            .entry((place, entry.digest.clone()))
-            .or_default();
+        let record = self.records.entry((place, entry.digest.clone())).or_default();
         *record.calls.entry(hook).or_default() += 1;
         *record.faults.entry(fault.kind).or_default() += 1;
         record.last = Some(format!("{hook}: {fault}"));

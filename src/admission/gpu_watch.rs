@@ -33,10 +33,7 @@ impl GpuWatch {
         let look = spawn("gpu-look", Box::new(move || looks(&*g, &d, &s, every)))?;
         let (g, d, s) = (Arc::clone(gpus), door.clone(), Arc::clone(&stop));
         let events = spawn("gpu-events", Box::new(move || events(&*g, &d, &s)))?;
-        Ok(Self {
-            stop,
-            threads: vec![look, events],
-        })
+        Ok(Self { stop, threads: vec![look, events] })
     }
 
     /// Asks both to end. Does not wait: a thread inside a hung NVML call ends with the process.

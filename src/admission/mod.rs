@@ -5,6 +5,8 @@
 mod faults;
 mod gpu_watch;
 mod stack;
+#[cfg(test)]
+mod stack_tests;
 mod thread;
 
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record};
@@ -19,8 +21,9 @@ use crate::kernel::gpu::{Inventory, Reading};
 use crate::kernel::listing::{Listed, listing};
 use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
 use crate::kernel::placement;
-use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion, StackEntry};
+use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
 use crate::kernel::reconcile::RoundView;
+use crate::kernel::stack::StackEntry;
 use crate::kernel::time::Now;
 use crate::ports::{Clock, InstallError, Policies};
 use crossbeam_channel::{Sender, TrySendError, bounded};
@@ -95,28 +98,11 @@ pub fn start(
         overcommit_percent: rules.overcommit_percent,
         faults: Arc::clone(&faults),
     };
-    let inboxes = Inboxes {
-        kubelet,
-        other,
-        nudge: nudged,
-    };
-    let thread = std::thread::Builder::new()
-        .name("policy".into())
-        .spawn(move || worker.run(&inboxes))?;
+    let inboxes = Inboxes { kubelet, other, nudge: nudged };
+    let thread = std::thread::Builder::new().name("policy".into()).spawn(move || worker.run(&inboxes))?;
     let rules = Arc::new(rules);
-    let door = Door {
-        keeper: running.handle,
-        kubelet_jobs,
-        other_jobs,
-        policies,
-        clock,
-        rules,
-        faults,
-    };
-    Ok(Middle {
-        door,
-        threads: vec![thread, running.thread],
-    })
+    let door = Door { keeper: running.handle, kubelet_jobs, other_jobs, policies, clock, rules, faults };
+    Ok(Middle { door, threads: vec![thread, running.thread] })
 }
 
 impl Door {
@@ -159,10 +145,7 @@ impl Door {
     /// The record of a stack entry since its activation.
     #[must_use]
     pub fn record(&self, place: usize, entry: &StackEntry) -> Record {
-        self.faults
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .record(place, entry)
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner).record(place, entry)
     }
 
     /// Allocate: durable before `Ok`.
@@ -179,20 +162,14 @@ impl Door {
     /// Which devices to prefer, and who says so. Never fails: an error would fail the pod.
     pub async fn place(&self, request: PlaceRequest) -> (Placement, String) {
         let (reply, answer) = oneshot::channel();
-        let job = KubeletJob::Place {
-            request: request.clone(),
-            reply,
-        };
+        let job = KubeletJob::Place { request: request.clone(), reply };
         if send(&self.kubelet_jobs, job).is_ok() {
             let wait = Duration::from_millis(PLACE_MS_MAX);
             if let Ok(Ok(placed)) = tokio::time::timeout(wait, answer).await {
                 return placed;
             }
         }
-        (
-            placement::baseline(&self.snapshot(), &request),
-            "baseline".into(),
-        )
+        (placement::baseline(&self.snapshot(), &request), "baseline".into())
     }
 
     /// Hands in what a round saw.
@@ -208,11 +185,7 @@ impl Door {
     /// # Errors
     /// If there is no such GPU or it could not be recorded.
     pub async fn cordon(&self, gpu: PartId, by: String, why: String) -> Result<Applied, AskError> {
-        let mark = Mark {
-            by,
-            why,
-            since_wall_ms: self.clock.now().wall_ms,
-        };
+        let mark = Mark { by, why, since_wall_ms: self.clock.now().wall_ms };
         self.command(Command::Cordon { gpu, mark }).await
     }
 
@@ -275,11 +248,7 @@ impl Door {
     pub async fn module(&self, digest: Digest) -> Result<Vec<u8>, InstallError> {
         let policies = Arc::clone(&self.policies);
         let read = tokio::task::spawn_blocking(move || policies.module(&digest)).await;
-        read.unwrap_or_else(|_| {
-            Err(InstallError::Trouble {
-                what: "the daemon is stopping".into(),
-            })
-        })
+        read.unwrap_or_else(|_| Err(InstallError::Trouble { what: "the daemon is stopping".into() }))
     }
 
     /// Deletes a policy version.
@@ -287,11 +256,7 @@ impl Door {
     /// # Errors
     /// If it is in use, shipped, or unknown.
     pub async fn delete_policy(&self, digest: Digest) -> Result<Applied, AskError> {
-        let applied = self
-            .command(Command::DeletePolicy {
-                digest: digest.clone(),
-            })
-            .await?;
+        let applied = self.command(Command::DeletePolicy { digest: digest.clone() }).await?;
         self.policies.remove(&digest);
         Ok(applied)
     }
@@ -301,21 +266,9 @@ impl Door {
     /// # Errors
     /// If a policy of it fails here, or `expected` is no longer the active revision; nothing
     /// changed then.
-    pub async fn activate(
-        &self,
-        stack: NewStack,
-        expected: Option<u64>,
-    ) -> Result<Snapshot, ActivateError> {
+    pub async fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
         let (reply, answer) = oneshot::channel();
-        send(
-            &self.other_jobs,
-            OtherJob::Activate {
-                stack,
-                expected,
-                reply,
-            },
-        )
-        .map_err(ActivateError::Ask)?;
+        send(&self.other_jobs, OtherJob::Activate { stack, expected, reply }).map_err(ActivateError::Ask)?;
         within(answer).await.map_err(ActivateError::Ask)?
     }
 

@@ -12,10 +12,10 @@ use crate::kernel::offering::check_offer;
 use crate::kernel::part_state::PartState;
 use crate::kernel::placement;
 use crate::kernel::policy::{
-    AdmitRequest, Answer, Call, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault, FaultKind,
-    OfferAnswer, OnFault, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Stack, StackEntry,
-    Terms, TriageAnswer,
+    AdmitRequest, Answer, Call, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault, FaultKind, OfferAnswer,
+    PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms, TriageAnswer,
 };
+use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
 use crate::ports::Policies;
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,19 +69,14 @@ pub struct Offers {
 impl Walk<'_> {
     /// What each part is offered as: for each part the first answer counts.
     pub fn offers(mut self) -> Offers {
-        let mut open: BTreeSet<&PartId> = self
-            .node
-            .parts
-            .iter()
-            .filter(|(_, p)| p.present)
-            .map(|(id, _)| id)
-            .collect();
+        let mut open: BTreeSet<&PartId> =
+            self.node.parts.iter().filter(|(_, p)| p.present).map(|(id, _)| id).collect();
         let mut offers = Offers::default();
         let deadline = Instant::now() + STACK_TIME_MAX;
         for (place, entry) in self.stack.entries.iter().enumerate() {
-            let answer = match self.ask(place, entry, Question::Offer, deadline, |walk, answer| {
-                walk.check_offers(entry, answer)
-            }) {
+            let answer = match self
+                .ask(place, entry, Question::Offer, deadline, |walk, answer| walk.check_offers(entry, answer))
+            {
                 Asked::Answer(Answer::Offer(answer)) => answer,
                 Asked::Answer(_) | Asked::Pass => continue,
                 Asked::Fault(fault) => {
@@ -89,10 +84,7 @@ impl Walk<'_> {
                     continue;
                 }
             };
-            offers.again_after_s = [offers.again_after_s, answer.again_after_s]
-                .into_iter()
-                .flatten()
-                .min();
+            offers.again_after_s = [offers.again_after_s, answer.again_after_s].into_iter().flatten().min();
             for offer in answer.parts {
                 if open.remove(&offer.part) {
                     offers.parts.push((offer, entry.label()));
@@ -100,9 +92,7 @@ impl Walk<'_> {
             }
         }
         let rest = open.into_iter().filter_map(|id| self.node.part(id));
-        offers
-            .parts
-            .extend(rest.map(|part| (self.baseline_offer(part), "baseline".to_owned())));
+        offers.parts.extend(rest.map(|part| (self.baseline_offer(part), "baseline".to_owned())));
         offers
     }
 
@@ -112,23 +102,16 @@ impl Walk<'_> {
         let deadline = Instant::now() + STACK_TIME_MAX;
         for (place, entry) in self.stack.entries.iter().enumerate() {
             let merged = terms.clone();
-            let asked = self.ask(
-                place,
-                entry,
-                Question::Admit(request),
-                deadline,
-                |_, answer| check_admit(entry, &merged, answer),
-            );
+            let asked = self.ask(place, entry, Question::Admit(request), deadline, |_, answer| {
+                check_admit(entry, &merged, answer)
+            });
             match asked {
                 Asked::Answer(Answer::Allow(more)) => {
                     by.push(entry.label());
                     merge(&mut terms, more);
                 }
                 Asked::Answer(Answer::Deny(reason)) => {
-                    return StackAnswer::Deny {
-                        policy: entry.label(),
-                        reason,
-                    };
+                    return StackAnswer::Deny { policy: entry.label(), reason };
                 }
                 Asked::Fault(fault) if entry.on_fault == OnFault::Deny => {
                     return StackAnswer::Faulted {
@@ -150,13 +133,9 @@ impl Walk<'_> {
     pub fn place(mut self, request: &PlaceRequest) -> (Placement, String) {
         let deadline = Instant::now() + STACK_TIME_MAX;
         for (place, entry) in self.stack.entries.iter().enumerate() {
-            let asked = self.ask(
-                place,
-                entry,
-                Question::Place(request),
-                deadline,
-                |_, answer| check_place(request, answer),
-            );
+            let asked = self.ask(place, entry, Question::Place(request), deadline, |_, answer| {
+                check_place(request, answer)
+            });
             if let Asked::Answer(Answer::Place(placement)) = asked {
                 return (placement, entry.label());
             }
@@ -169,9 +148,7 @@ impl Walk<'_> {
         let deadline = Instant::now() + STACK_TIME_MAX;
         for (place, entry) in self.stack.entries.iter().enumerate() {
             if let Asked::Answer(Answer::Triage(answer)) =
-                self.ask(place, entry, Question::Triage(reading), deadline, |_, _| {
-                    Ok(())
-                })
+                self.ask(place, entry, Question::Triage(reading), deadline, |_, _| Ok(()))
             {
                 return answer;
             }
@@ -188,20 +165,12 @@ impl Walk<'_> {
         check: impl FnOnce(&Self, &Answer) -> Result<(), String>,
     ) -> Asked {
         let hook = question.hook();
-        let wanted = self
-            .node
-            .policies
-            .get(&entry.digest)
-            .is_none_or(|v| v.hooks.contains(&hook));
+        let wanted = self.node.policies.get(&entry.digest).is_none_or(|v| v.hooks.contains(&hook));
         if !wanted || self.faults.suspended(place, entry) {
             return Asked::Pass;
         }
-        let left = u64::try_from(
-            deadline
-                .saturating_duration_since(Instant::now())
-                .as_millis(),
-        )
-        .unwrap_or(u64::MAX);
+        let left =
+            u64::try_from(deadline.saturating_duration_since(Instant::now()).as_millis()).unwrap_or(u64::MAX);
         let call = Call {
             digest: &entry.digest,
             parameters: &entry.parameters,
@@ -222,10 +191,7 @@ impl Walk<'_> {
             None => Ok(None),
             Some(answer) => match check(self, &answer) {
                 Ok(()) => Ok(Some(answer)),
-                Err(detail) => Err(Fault {
-                    kind: FaultKind::Answer,
-                    detail,
-                }),
+                Err(detail) => Err(Fault { kind: FaultKind::Answer, detail }),
             },
         });
         match checked {
@@ -255,17 +221,9 @@ impl Walk<'_> {
             if !seen.insert(&offer.part) {
                 return Err(format!("two offers for {}", offer.part));
             }
-            let part = self
-                .node
-                .part(&offer.part)
-                .ok_or_else(|| format!("no part {}", offer.part))?;
-            check_offer(
-                part,
-                offer,
-                Some(&entry.permissions),
-                self.overcommit_percent,
-            )
-            .map_err(|r| r.to_string())?;
+            let part = self.node.part(&offer.part).ok_or_else(|| format!("no part {}", offer.part))?;
+            check_offer(part, offer, Some(&entry.permissions), self.overcommit_percent)
+                .map_err(|r| r.to_string())?;
         }
         Ok(())
     }
@@ -275,20 +233,9 @@ impl Walk<'_> {
             None => Some(self.baseline.resource.clone()),
             Some(mig) => Resource::parse(&format!("nvidia.com/mig-{}", mig.profile)).ok(),
         };
-        let line = |resource| OfferLine {
-            resource,
-            count: 1,
-            consumes: Consumes::Whole,
-        };
-        let lines = if part.part.mig_enabled {
-            Vec::new()
-        } else {
-            resource.map(line).into_iter().collect()
-        };
-        PartOffer {
-            part: part.part.id.clone(),
-            lines,
-        }
+        let line = |resource| OfferLine { resource, count: 1, consumes: Consumes::Whole };
+        let lines = if part.part.mig_enabled { Vec::new() } else { resource.map(line).into_iter().collect() };
+        PartOffer { part: part.part.id.clone(), lines }
     }
 }
 
@@ -314,16 +261,10 @@ fn check_admit(entry: &StackEntry, merged: &Terms, answer: &Answer) -> Result<()
 
 fn check_terms(entry: &StackEntry, merged: &Terms, terms: &Terms) -> Result<(), String> {
     if terms.reason.len() > REASON_BYTES_MAX {
-        return Err(format!(
-            "a reason of {} bytes; at most {REASON_BYTES_MAX}",
-            terms.reason.len()
-        ));
+        return Err(format!("a reason of {} bytes; at most {REASON_BYTES_MAX}", terms.reason.len()));
     }
-    let mut all: BTreeMap<&str, &str> = merged
-        .environment
-        .iter()
-        .map(|(k, v)| (k.as_str(), v.as_str()))
-        .collect();
+    let mut all: BTreeMap<&str, &str> =
+        merged.environment.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
     let mut own = BTreeSet::new();
     for (key, value) in &terms.environment {
         if !own.insert(key) {
@@ -340,16 +281,11 @@ fn check_terms(entry: &StackEntry, merged: &Terms, terms: &Terms) -> Result<(), 
             ));
         }
         if all.insert(key, value).is_some_and(|other| other != value) {
-            return Err(format!(
-                "environment key {key} has another value from an earlier policy"
-            ));
+            return Err(format!("environment key {key} has another value from an earlier policy"));
         }
     }
     if all.len() > ENVIRONMENT_MAX {
-        return Err(format!(
-            "{} environment keys; at most {ENVIRONMENT_MAX}",
-            all.len()
-        ));
+        return Err(format!("{} environment keys; at most {ENVIRONMENT_MAX}", all.len()));
     }
     Ok(())
 }
@@ -377,11 +313,7 @@ fn check_place(request: &PlaceRequest, answer: &Answer) -> Result<(), String> {
         return Err("a device twice".into());
     }
     if devices.len() != request.size {
-        return Err(format!(
-            "{} devices instead of {}",
-            devices.len(),
-            request.size
-        ));
+        return Err(format!("{} devices instead of {}", devices.len(), request.size));
     }
     if let Some(strange) = chosen.iter().find(|id| !available.contains(*id)) {
         return Err(format!("device {strange} is not available"));
@@ -390,10 +322,7 @@ fn check_place(request: &PlaceRequest, answer: &Answer) -> Result<(), String> {
         return Err(format!("the required device {missing} is missing"));
     }
     if reason.len() > REASON_BYTES_MAX {
-        return Err(format!(
-            "a reason of {} bytes; at most {REASON_BYTES_MAX}",
-            reason.len()
-        ));
+        return Err(format!("a reason of {} bytes; at most {REASON_BYTES_MAX}", reason.len()));
     }
     Ok(())
 }

@@ -24,14 +24,8 @@ const GATHER: Duration = Duration::from_millis(50);
 
 /// What the kubelet waits for.
 pub(super) enum KubeletJob {
-    Allocate {
-        request: AdmitRequest,
-        reply: oneshot::Sender<Result<Granted, AskError>>,
-    },
-    Place {
-        request: PlaceRequest,
-        reply: oneshot::Sender<(Placement, String)>,
-    },
+    Allocate { request: AdmitRequest, reply: oneshot::Sender<Result<Granted, AskError>> },
+    Place { request: PlaceRequest, reply: oneshot::Sender<(Placement, String)> },
 }
 
 /// What others wait for.
@@ -95,9 +89,7 @@ impl Worker {
     pub(super) fn run(&self, inboxes: &Inboxes) {
         let mut ask_at: Option<Instant> = None;
         loop {
-            let timer = ask_at.map_or_else(never, |at| {
-                after(at.saturating_duration_since(Instant::now()))
-            });
+            let timer = ask_at.map_or_else(never, |at| after(at.saturating_duration_since(Instant::now())));
             select_biased! {
                 recv(inboxes.kubelet) -> job => match job {
                     Ok(job) => self.kubelet_job(job),
@@ -140,11 +132,7 @@ impl Worker {
             OtherJob::Offer { reply } => {
                 let _ = reply.send(self.reoffer().map(|(applied, _)| applied));
             }
-            OtherJob::Activate {
-                stack,
-                expected,
-                reply,
-            } => {
+            OtherJob::Activate { stack, expected, reply } => {
                 let _ = reply.send(self.activate(stack, expected));
             }
         }
@@ -173,12 +161,8 @@ impl Worker {
         loop {
             let node = self.keeper.snapshot();
             let answer = self.walk(&node, |walk| walk.admit(request));
-            let command = Command::Allocate {
-                request: request.clone(),
-                answer,
-                seen: node.generation,
-                again,
-            };
+            let command =
+                Command::Allocate { request: request.clone(), answer, seen: node.generation, again };
             match self.keeper.ask(command) {
                 Err(AskError::Refused(Refusal::Moved)) if !again => again = true,
                 Err(error) => return Err(error),
@@ -190,10 +174,7 @@ impl Worker {
                     // An Allocate that is not refused always grants; if it ever did not, the
                     // kubelet must not hear yes.
                     let allocation = granted.ok_or(AskError::Stopping)?;
-                    return Ok(Granted {
-                        allocation,
-                        snapshot: applied.snapshot,
-                    });
+                    return Ok(Granted { allocation, snapshot: applied.snapshot });
                 }
             }
         }
@@ -213,17 +194,10 @@ impl Worker {
 
     fn reoffer(&self) -> Result<(crate::keeper::Applied, Option<u32>), AskError> {
         let node = self.keeper.snapshot();
-        let Offers {
-            parts,
-            again_after_s,
-            ..
-        } = self.walk(&node, |walk| walk.offers());
-        let applied = self
-            .keeper
-            .ask(Command::Offer(parts))
-            .inspect_err(|error| {
-                tracing::warn!(%error, "offers stay as they were");
-            })?;
+        let Offers { parts, again_after_s, .. } = self.walk(&node, |walk| walk.offers());
+        let applied = self.keeper.ask(Command::Offer(parts)).inspect_err(|error| {
+            tracing::warn!(%error, "offers stay as they were");
+        })?;
         Ok((applied, again_after_s))
     }
 
@@ -243,21 +217,11 @@ impl Worker {
         }
         .offers();
         if let Some((policy, fault)) = offers.faults.into_iter().next() {
-            return Err(ActivateError::Fails {
-                policy,
-                fault: fault.to_string(),
-            });
+            return Err(ActivateError::Fails { policy, fault: fault.to_string() });
         }
-        let command = Command::Activate {
-            stack,
-            expected,
-            offers: offers.parts,
-        };
+        let command = Command::Activate { stack, expected, offers: offers.parts };
         let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;
-        self.faults
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .reset();
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner).reset();
         Ok(applied.snapshot)
     }
 }

@@ -114,14 +114,9 @@ impl Edits {
     pub(super) fn merge(args: &EditArgs, file: EditsFile) -> Result<Self, ConfigError> {
         let words = match &args.device_list_strategy {
             Some(list) => list.split(',').map(|w| w.trim().to_owned()).collect(),
-            None => file
-                .device_list_strategy
-                .unwrap_or_else(|| vec!["envvar".into()]),
+            None => file.device_list_strategy.unwrap_or_else(|| vec!["envvar".into()]),
         };
-        let strategies: BTreeSet<_> = words
-            .iter()
-            .map(|w| strategy(w))
-            .collect::<Result<_, _>>()?;
+        let strategies: BTreeSet<_> = words.iter().map(|w| strategy(w)).collect::<Result<_, _>>()?;
         if strategies.is_empty() {
             return Err(bad(
                 "deviceListStrategy",
@@ -129,12 +124,7 @@ impl Edits {
                 "at least one of envvar, volume-mounts, cdi-annotations, cdi-cri",
             ));
         }
-        let id_strategy = match args
-            .device_id_strategy
-            .clone()
-            .or(file.device_id_strategy)
-            .as_deref()
-        {
+        let id_strategy = match args.device_id_strategy.clone().or(file.device_id_strategy).as_deref() {
             None | Some("uuid") => DeviceIdStrategy::Uuid,
             Some("index") => DeviceIdStrategy::Index,
             Some(other) => return Err(bad("deviceIdStrategy", other, "uuid or index")),
@@ -143,27 +133,22 @@ impl Edits {
         Resource::parse(&cdi_kind).map_err(|e| bad("cdiKind", &cdi_kind, e.rule))?;
         let mut resources = BTreeMap::new();
         for (name, edits) in file.resources.unwrap_or_default() {
-            let resource = Resource::parse(&name)
-                .map_err(|e| bad("containerEdits.resources", &name, e.rule))?;
+            let resource =
+                Resource::parse(&name).map_err(|e| bad("containerEdits.resources", &name, e.rule))?;
             check(&name, &edits)?;
             resources.insert(resource, edits);
         }
         Ok(Self {
             strategies,
             id_strategy,
-            pass_device_specs: args
-                .pass_device_specs
-                .or(file.pass_device_specs)
-                .unwrap_or(false),
+            pass_device_specs: args.pass_device_specs.or(file.pass_device_specs).unwrap_or(false),
             driver_root: args
                 .nvidia_driver_root
                 .clone()
                 .or(file.nvidia_driver_root)
                 .unwrap_or_else(|| "/".into()),
             cdi_kind,
-            cdi_annotation_prefix: file
-                .cdi_annotation_prefix
-                .unwrap_or_else(|| "cdi.k8s.io/".into()),
+            cdi_annotation_prefix: file.cdi_annotation_prefix.unwrap_or_else(|| "cdi.k8s.io/".into()),
             resources,
         })
     }
@@ -189,11 +174,7 @@ fn strategy(word: &str) -> Result<DeviceListStrategy, ConfigError> {
         "volume-mounts" => Ok(DeviceListStrategy::VolumeMounts),
         "cdi-annotations" => Ok(DeviceListStrategy::CdiAnnotations),
         "cdi-cri" => Ok(DeviceListStrategy::CdiCri),
-        other => Err(bad(
-            "deviceListStrategy",
-            other,
-            "envvar, volume-mounts, cdi-annotations or cdi-cri",
-        )),
+        other => Err(bad("deviceListStrategy", other, "envvar, volume-mounts, cdi-annotations or cdi-cri")),
     }
 }
 
@@ -205,23 +186,11 @@ fn check(name: &str, edits: &ResourceEdits) -> Result<(), ConfigError> {
             format!("at most {EDITS_PER_RESOURCE_MAX} mounts and devices"),
         ));
     }
-    let paths = edits
-        .mounts
-        .iter()
-        .flat_map(|m| [&m.host_path, &m.container_path]);
-    let paths = paths.chain(
-        edits
-            .devices
-            .iter()
-            .flat_map(|d| d.container_path.iter().chain([&d.host_path])),
-    );
+    let paths = edits.mounts.iter().flat_map(|m| [&m.host_path, &m.container_path]);
+    let paths = paths.chain(edits.devices.iter().flat_map(|d| d.container_path.iter().chain([&d.host_path])));
     for path in paths {
         if !path.starts_with('/') || path.contains("/../") || path.ends_with("/..") {
-            return Err(bad(
-                "containerEdits.resources",
-                path,
-                "an absolute path without ..",
-            ));
+            return Err(bad("containerEdits.resources", path, "an absolute path without .."));
         }
     }
     for device in &edits.devices {

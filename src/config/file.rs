@@ -2,7 +2,8 @@
 
 use super::edits::EditsFile;
 use super::{LogFormat, RoundTiming};
-use crate::kernel::policy::{OnFault, PARAMETERS_BYTES_MAX, Permissions, STACK_ENTRIES_MAX};
+use crate::kernel::policy::{PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
+use crate::kernel::stack::{OnFault, Permissions};
 use crate::kernel::time::Timing;
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -177,19 +178,13 @@ impl FileConfig {
     /// # Errors
     /// In words, with the place.
     pub fn parse(text: &str) -> Result<Self, String> {
-        if text
-            .lines()
-            .all(|l| l.trim().is_empty() || l.trim_start().starts_with('#'))
-        {
+        if text.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
             return Ok(Self::default());
         }
         let file: Self = serde_norway::from_str(text).map_err(|e| e.to_string())?;
         let stack = file.stack.as_deref().unwrap_or_default();
         if stack.len() > STACK_ENTRIES_MAX {
-            return Err(format!(
-                "stack has {} entries; at most {STACK_ENTRIES_MAX} are taken",
-                stack.len()
-            ));
+            return Err(format!("stack has {} entries; at most {STACK_ENTRIES_MAX} are taken", stack.len()));
         }
         for entry in stack {
             let bytes = serde_json::to_string(&entry.parameters).map_or(usize::MAX, |j| j.len());

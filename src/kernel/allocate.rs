@@ -32,39 +32,27 @@ pub fn allocate(
         Ok((by, terms)) => {
             changes.push(Change::Granted(grant(ledger, request, by, terms, now)));
             if ledger.breakers.contains_key(&request.resource) {
-                changes.push(Change::BreakerTurned {
-                    resource: request.resource.clone(),
-                    breaker: None,
-                });
+                changes.push(Change::BreakerTurned { resource: request.resource.clone(), breaker: None });
             }
             None
         }
         Err(refusal) => {
             if counts_for_breaker(&refusal) {
-                let next =
-                    breaker::denied(ledger.breakers.get(&request.resource), &rules.timing, now);
-                changes.push(Change::BreakerTurned {
-                    resource: request.resource.clone(),
-                    breaker: Some(next),
-                });
+                let next = breaker::denied(ledger.breakers.get(&request.resource), &rules.timing, now);
+                changes
+                    .push(Change::BreakerTurned { resource: request.resource.clone(), breaker: Some(next) });
             }
             Some(refusal)
         }
     };
-    Verdict {
-        entry: Entry { at: now, changes },
-        refusal,
-    }
+    Verdict { entry: Entry { at: now, changes }, refusal }
 }
 
 /// A refusal that the same request would meet again, so that a controller would try for ever.
 fn counts_for_breaker(refusal: &Refusal) -> bool {
     matches!(
         refusal,
-        Refusal::Held { .. }
-            | Refusal::DoesNotFit { .. }
-            | Refusal::Denied { .. }
-            | Refusal::Faulted { .. }
+        Refusal::Held { .. } | Refusal::DoesNotFit { .. } | Refusal::Denied { .. } | Refusal::Faulted { .. }
     )
 }
 
@@ -72,71 +60,38 @@ fn allowed(answer: &StackAnswer, current: bool) -> Result<(Vec<String>, Terms), 
     match answer {
         StackAnswer::Allow { by, terms } => Ok((by.clone(), terms.clone())),
         StackAnswer::Deny { .. } | StackAnswer::Faulted { .. } if !current => Err(Refusal::Moved),
-        StackAnswer::Deny { policy, reason } => Err(Refusal::Denied {
-            policy: policy.clone(),
-            reason: reason.clone(),
-        }),
-        StackAnswer::Faulted {
-            policy,
-            kind,
-            detail,
-        } => Err(Refusal::Faulted {
-            policy: policy.clone(),
-            kind: *kind,
-            detail: detail.clone(),
-        }),
+        StackAnswer::Deny { policy, reason } => {
+            Err(Refusal::Denied { policy: policy.clone(), reason: reason.clone() })
+        }
+        StackAnswer::Faulted { policy, kind, detail } => {
+            Err(Refusal::Faulted { policy: policy.clone(), kind: *kind, detail: detail.clone() })
+        }
     }
 }
 
-fn grant(
-    ledger: &Ledger,
-    request: &AdmitRequest,
-    by: Vec<String>,
-    terms: Terms,
-    now: Now,
-) -> Allocation {
+fn grant(ledger: &Ledger, request: &AdmitRequest, by: Vec<String>, terms: Terms, now: Now) -> Allocation {
     Allocation {
-        id: AllocationId {
-            store: ledger.store,
-            number: ledger.next_number,
-        },
+        id: AllocationId { store: ledger.store, number: ledger.next_number },
         resource: request.resource.clone(),
         devices: request.devices.clone(),
         granted_wall_ms: now.wall_ms,
         holder: Holder::default(),
         overlapped: false,
-        decision: Decision {
-            by,
-            reason: terms.reason,
-            environment: terms.environment,
-            limits: terms.limits,
-        },
+        decision: Decision { by, reason: terms.reason, environment: terms.environment, limits: terms.limits },
         ended: None,
     }
 }
 
 /// The invariants: I2, I4, and that only what is listed is granted.
-fn checked(
-    ledger: &Ledger,
-    rules: &Rules,
-    request: &AdmitRequest,
-    now: Now,
-) -> Result<(), Refusal> {
+fn checked(ledger: &Ledger, rules: &Rules, request: &AdmitRequest, now: Now) -> Result<(), Refusal> {
     if ledger.live.len() >= LIVE_ALLOCATIONS_MAX {
-        return Err(Refusal::LedgerFull {
-            limit: LIVE_ALLOCATIONS_MAX,
-        });
+        return Err(Refusal::LedgerFull { limit: LIVE_ALLOCATIONS_MAX });
     }
     let mut wanted: BTreeMap<&PartId, (&PartState, Taken, &DeviceId)> = BTreeMap::new();
     for id in &request.devices {
-        let unknown = || Refusal::UnknownDevice {
-            resource: request.resource.clone(),
-            device: id.clone(),
-        };
+        let unknown = || Refusal::UnknownDevice { resource: request.resource.clone(), device: id.clone() };
         let part = ledger.part(&id.part).ok_or_else(unknown)?;
-        let device = part
-            .device(&request.resource, id.share)
-            .ok_or_else(unknown)?;
+        let device = part.device(&request.resource, id.share).ok_or_else(unknown)?;
         if !reused(device, rules.timing.named_ms, now) {
             grantable(ledger, part)?;
         }
@@ -144,27 +99,17 @@ fn checked(
             continue;
         }
         if !device.offered() {
-            return Err(Refusal::NotOffered {
-                resource: request.resource.clone(),
-                device: id.clone(),
-            });
+            return Err(Refusal::NotOffered { resource: request.resource.clone(), device: id.clone() });
         }
-        let sum = wanted
-            .entry(&id.part)
-            .or_insert_with(|| (part, part.taken(), id));
+        let sum = wanted.entry(&id.part).or_insert_with(|| (part, part.taken(), id));
         sum.1 = sum.1.plus(device.consumes);
     }
-    wanted
-        .into_values()
-        .try_for_each(|(part, sum, id)| fits(ledger, rules, part, sum, id))
+    wanted.into_values().try_for_each(|(part, sum, id)| fits(ledger, rules, part, sum, id))
 }
 
 /// An init container's devices come again for the app container, whatever their health (I4).
 fn reused(device: &Device, named_ms: u64, now: Now) -> bool {
-    device.held()
-        && device
-            .named_mono_ms
-            .is_some_and(|named| !now.passed(named, named_ms))
+    device.held() && device.named_mono_ms.is_some_and(|named| !now.passed(named, named_ms))
 }
 
 fn grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {
@@ -176,28 +121,15 @@ fn grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {
         return Err(Refusal::Vanished { gpu });
     }
     if state.health.state == HealthState::Unhealthy {
-        return Err(Refusal::Unhealthy {
-            gpu,
-            reason: state.health.reason.clone(),
-        });
+        return Err(Refusal::Unhealthy { gpu, reason: state.health.reason.clone() });
     }
     match &state.drain {
         Drain::Active => Ok(()),
-        Drain::Cordoned(mark) => Err(Refusal::Cordoned {
-            gpu,
-            by: mark.by.clone(),
-            why: mark.why.clone(),
-        }),
+        Drain::Cordoned(mark) => Err(Refusal::Cordoned { gpu, by: mark.by.clone(), why: mark.why.clone() }),
     }
 }
 
-fn fits(
-    ledger: &Ledger,
-    rules: &Rules,
-    part: &PartState,
-    sum: Taken,
-    id: &DeviceId,
-) -> Result<(), Refusal> {
+fn fits(ledger: &Ledger, rules: &Rules, part: &PartState, sum: Taken, id: &DeviceId) -> Result<(), Refusal> {
     let Some(excess) = sum.excess(part.memory_to_grant_mib(rules.overcommit_percent)) else {
         return Ok(());
     };
@@ -211,11 +143,8 @@ fn fits(
             });
         }
     }
-    let used = if excess.counter == "MiB of memory" {
-        before.memory_mib
-    } else {
-        u64::from(before.compute_percent)
-    };
+    let used =
+        if excess.counter == "MiB of memory" { before.memory_mib } else { u64::from(before.compute_percent) };
     Err(Refusal::DoesNotFit {
         part: part.part.id.clone(),
         counter: excess.counter,

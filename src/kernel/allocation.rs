@@ -35,10 +35,7 @@ pub struct Allocation {
 impl Allocation {
     /// The kernel's keys of its devices.
     pub fn keys(&self) -> impl Iterator<Item = DeviceKey> + '_ {
-        self.devices.iter().map(|id| DeviceKey {
-            resource: self.resource.clone(),
-            id: id.clone(),
-        })
+        self.devices.iter().map(|id| DeviceKey { resource: self.resource.clone(), id: id.clone() })
     }
 }
 

@@ -36,21 +36,10 @@ pub enum Phase {
 /// The breaker after one more denial.
 #[must_use]
 pub fn denied(breaker: Option<&Breaker>, timing: &Timing, now: Now) -> Breaker {
-    let fresh = Breaker {
-        phase: Phase::Closed,
-        denials: 0,
-        window_mono_ms: now.mono_ms,
-        pause_ms: 0,
-    };
+    let fresh = Breaker { phase: Phase::Closed, denials: 0, window_mono_ms: now.mono_ms, pause_ms: 0 };
     let mut next = match breaker {
-        Some(b)
-            if b.phase == Phase::Closed
-                && now.passed(b.window_mono_ms, timing.breaker_window_ms) =>
-        {
-            Breaker {
-                pause_ms: b.pause_ms,
-                ..fresh
-            }
+        Some(b) if b.phase == Phase::Closed && now.passed(b.window_mono_ms, timing.breaker_window_ms) => {
+            Breaker { pause_ms: b.pause_ms, ..fresh }
         }
         Some(b) => b.clone(),
         None => fresh,
@@ -67,9 +56,7 @@ pub fn denied(breaker: Option<&Breaker>, timing: &Timing, now: Now) -> Breaker {
             0 => timing.breaker_pause_ms,
             last => last.saturating_mul(2).min(timing.breaker_pause_max_ms),
         };
-        next.phase = Phase::Open {
-            until_mono_ms: now.mono_ms.saturating_add(next.pause_ms),
-        };
+        next.phase = Phase::Open { until_mono_ms: now.mono_ms.saturating_add(next.pause_ms) };
         next.denials = 0;
     }
     next
@@ -79,10 +66,9 @@ pub fn denied(breaker: Option<&Breaker>, timing: &Timing, now: Now) -> Breaker {
 #[must_use]
 pub fn ticked(breaker: &Breaker, timing: &Timing, now: Now) -> Option<Option<Breaker>> {
     match breaker.phase {
-        Phase::Open { until_mono_ms } if now.mono_ms >= until_mono_ms => Some(Some(Breaker {
-            phase: Phase::HalfOpen,
-            ..breaker.clone()
-        })),
+        Phase::Open { until_mono_ms } if now.mono_ms >= until_mono_ms => {
+            Some(Some(Breaker { phase: Phase::HalfOpen, ..breaker.clone() }))
+        }
         Phase::Closed if now.passed(breaker.window_mono_ms, timing.breaker_window_ms) => Some(None),
         Phase::Open { .. } | Phase::HalfOpen | Phase::Closed => None,
     }
@@ -93,10 +79,7 @@ mod tests {
     use super::*;
 
     fn at(mono_ms: u64) -> Now {
-        Now {
-            wall_ms: 0,
-            mono_ms,
-        }
+        Now { wall_ms: 0, mono_ms }
     }
 
     #[test]
@@ -106,24 +89,14 @@ mod tests {
         b = denied(Some(&b), &t, at(1_000));
         assert_eq!(b.phase, Phase::Closed);
         b = denied(Some(&b), &t, at(2_000));
-        assert_eq!(
-            b.phase,
-            Phase::Open {
-                until_mono_ms: 12_000
-            }
-        );
+        assert_eq!(b.phase, Phase::Open { until_mono_ms: 12_000 });
         let mut now = 12_000;
         for pause in [20_000, 40_000, 80_000, 160_000, 300_000, 300_000] {
             assert_eq!(ticked(&b, &t, at(now - 1)), None);
             b = ticked(&b, &t, at(now)).unwrap().unwrap();
             assert_eq!(b.phase, Phase::HalfOpen);
             b = denied(Some(&b), &t, at(now));
-            assert_eq!(
-                b.phase,
-                Phase::Open {
-                    until_mono_ms: now + pause
-                }
-            );
+            assert_eq!(b.phase, Phase::Open { until_mono_ms: now + pause });
             now += pause;
         }
     }

@@ -4,8 +4,9 @@ use super::drain::Mark;
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;
-use super::policy::{AdmitRequest, PolicyVersion, Stack, StackEntry, Terms, TriageAnswer};
+use super::policy::{AdmitRequest, PolicyVersion, Terms, TriageAnswer};
 use super::reconcile::RoundView;
+use super::stack::{Stack, StackEntry};
 
 /// One request to the single writer.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,13 +92,7 @@ impl NewStack {
     /// As the ledger keeps it.
     #[must_use]
     pub fn at(self, revision: u64, since_wall_ms: u64) -> Stack {
-        Stack {
-            revision,
-            from_api: self.from_api,
-            by: self.by,
-            since_wall_ms,
-            entries: self.entries,
-        }
+        Stack { revision, from_api: self.from_api, by: self.by, since_wall_ms, entries: self.entries }
     }
 }
 
@@ -140,9 +135,6 @@ pub struct Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        Self {
-            timing: super::time::Timing::default(),
-            overcommit_percent: 100,
-        }
+        Self { timing: super::time::Timing::default(), overcommit_percent: 100 }
     }
 }

@@ -27,12 +27,7 @@ pub struct Verdict {
 #[must_use]
 pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Verdict {
     let decided = match command {
-        Command::Allocate {
-            request,
-            answer,
-            seen,
-            again,
-        } => {
+        Command::Allocate { request, answer, seen, again } => {
             return allocate::allocate(
                 ledger,
                 rules,
@@ -51,36 +46,21 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         Command::Forget { gpu } => forget(ledger, gpu, rules, now),
         Command::End { id } => end(ledger, *id),
         Command::KeepPolicy(version) => {
-            if ledger.policies.len() >= VERSIONS_MAX
-                && !ledger.policies.contains_key(&version.digest)
-            {
-                Err(Refusal::TooManyVersions {
-                    limit: VERSIONS_MAX,
-                })
+            if ledger.policies.len() >= VERSIONS_MAX && !ledger.policies.contains_key(&version.digest) {
+                Err(Refusal::TooManyVersions { limit: VERSIONS_MAX })
             } else {
                 Ok(vec![Change::PolicyKept(version.clone())])
             }
         }
         Command::DeletePolicy { digest } => delete_policy(ledger, digest),
-        Command::Activate {
-            stack,
-            expected,
-            offers,
-        } => activate(ledger, stack, *expected, offers, rules, now),
+        Command::Activate { stack, expected, offers } => {
+            activate(ledger, stack, *expected, offers, rules, now)
+        }
         Command::Tick => Ok(tick(ledger, rules, now)),
     };
     match decided {
-        Ok(changes) => Verdict {
-            entry: Entry { at: now, changes },
-            refusal: None,
-        },
-        Err(refusal) => Verdict {
-            entry: Entry {
-                at: now,
-                changes: Vec::new(),
-            },
-            refusal: Some(refusal),
-        },
+        Ok(changes) => Verdict { entry: Entry { at: now, changes }, refusal: None },
+        Err(refusal) => Verdict { entry: Entry { at: now, changes: Vec::new() }, refusal: Some(refusal) },
     }
 }
 
@@ -101,10 +81,7 @@ fn offer(
         resources.extend(offer.lines.iter().map(|l| l.resource.clone()));
         if resources.len() > RESOURCES_MAX {
             let why = format!("the node would list more than {RESOURCES_MAX} resources");
-            return Err(Refusal::BadOffer {
-                part: offer.part.clone(),
-                why,
-            });
+            return Err(Refusal::BadOffer { part: offer.part.clone(), why });
         }
         changes.extend(reoffer(part, offer, by, now)?);
     }
@@ -112,21 +89,14 @@ fn offer(
 }
 
 fn known_gpu<'l>(ledger: &'l Ledger, gpu: &PartId) -> Result<&'l super::ledger::GpuState, Refusal> {
-    ledger
-        .gpus
-        .get(gpu)
-        .map(AsRef::as_ref)
-        .ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
+    ledger.gpus.get(gpu).map(AsRef::as_ref).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
 }
 
 fn cordon(ledger: &Ledger, gpu: &PartId, mark: &Mark) -> Result<Vec<Change>, Refusal> {
     Ok(match known_gpu(ledger, gpu)?.drain {
         Drain::Cordoned(_) => Vec::new(),
         Drain::Active => {
-            vec![Change::DrainTurned {
-                gpu: gpu.clone(),
-                drain: Drain::Cordoned(mark.clone()),
-            }]
+            vec![Change::DrainTurned { gpu: gpu.clone(), drain: Drain::Cordoned(mark.clone()) }]
         }
     })
 }
@@ -134,10 +104,7 @@ fn cordon(ledger: &Ledger, gpu: &PartId, mark: &Mark) -> Result<Vec<Change>, Ref
 fn uncordon(ledger: &Ledger, gpu: &PartId) -> Result<Vec<Change>, Refusal> {
     Ok(match known_gpu(ledger, gpu)?.drain {
         Drain::Active => Vec::new(),
-        Drain::Cordoned(_) => vec![Change::DrainTurned {
-            gpu: gpu.clone(),
-            drain: Drain::Active,
-        }],
+        Drain::Cordoned(_) => vec![Change::DrainTurned { gpu: gpu.clone(), drain: Drain::Active }],
     })
 }
 
@@ -148,31 +115,17 @@ fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<
         return Err(Refusal::StillThere { gpu: gpu.clone() });
     }
     if let Some(by) = parts().find_map(|p| ledger.newest_on(p)) {
-        return Err(Refusal::StillHeld {
-            gpu: gpu.clone(),
-            by: by.id,
-        });
+        return Err(Refusal::StillHeld { gpu: gpu.clone(), by: by.id });
     }
     // Its ids leave the list with it, so they must have been Unhealthy as long as any (I10).
-    if now.wall_ms
-        < state
-            .health
-            .since_wall_ms
-            .saturating_add(rules.timing.retire_ms)
-    {
-        return Err(Refusal::TooSoon {
-            gpu: gpu.clone(),
-            wait_ms: rules.timing.retire_ms,
-        });
+    if now.wall_ms < state.health.since_wall_ms.saturating_add(rules.timing.retire_ms) {
+        return Err(Refusal::TooSoon { gpu: gpu.clone(), wait_ms: rules.timing.retire_ms });
     }
     Ok(vec![Change::GpuForgotten(gpu.clone())])
 }
 
 fn end(ledger: &Ledger, id: AllocationId) -> Result<Vec<Change>, Refusal> {
-    let allocation = ledger
-        .live
-        .get(&id)
-        .ok_or(Refusal::UnknownAllocation { id })?;
+    let allocation = ledger.live.get(&id).ok_or(Refusal::UnknownAllocation { id })?;
     Ok(round::end_changes(
         ledger,
         &[(id, super::allocation::EndReason::Operator)],
@@ -181,21 +134,13 @@ fn end(ledger: &Ledger, id: AllocationId) -> Result<Vec<Change>, Refusal> {
 }
 
 fn delete_policy(ledger: &Ledger, digest: &Digest) -> Result<Vec<Change>, Refusal> {
-    let version = ledger
-        .policies
-        .get(digest)
-        .ok_or_else(|| Refusal::UnknownPolicy {
-            digest: digest.clone(),
-        })?;
+    let version =
+        ledger.policies.get(digest).ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })?;
     if ledger.stack.entries.iter().any(|e| e.digest == *digest) {
-        return Err(Refusal::PolicyInUse {
-            digest: digest.clone(),
-        });
+        return Err(Refusal::PolicyInUse { digest: digest.clone() });
     }
     if version.shipped {
-        return Err(Refusal::PolicyShipped {
-            digest: digest.clone(),
-        });
+        return Err(Refusal::PolicyShipped { digest: digest.clone() });
     }
     Ok(vec![Change::PolicyDeleted(digest.clone())])
 }
@@ -212,18 +157,10 @@ fn activate(
     if expected.is_some_and(|e| e != revision) {
         return Err(Refusal::StackMoved { revision });
     }
-    if let Some(entry) = stack
-        .entries
-        .iter()
-        .find(|e| !ledger.policies.contains_key(&e.digest))
-    {
-        return Err(Refusal::UnknownPolicy {
-            digest: entry.digest.clone(),
-        });
+    if let Some(entry) = stack.entries.iter().find(|e| !ledger.policies.contains_key(&e.digest)) {
+        return Err(Refusal::UnknownPolicy { digest: entry.digest.clone() });
     }
-    let mut changes = vec![Change::StackActivated(
-        stack.clone().at(revision + 1, now.wall_ms),
-    )];
+    let mut changes = vec![Change::StackActivated(stack.clone().at(revision + 1, now.wall_ms))];
     changes.extend(offer(ledger, offers, rules, now)?);
     Ok(changes)
 }
@@ -233,19 +170,13 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
     let mut changes = Vec::new();
     for (resource, state) in ledger.breakers.iter() {
         if let Some(breaker) = breaker::ticked(state, timing, now) {
-            changes.push(Change::BreakerTurned {
-                resource: resource.clone(),
-                breaker,
-            });
+            changes.push(Change::BreakerTurned { resource: resource.clone(), breaker });
         }
     }
     for part in ledger.parts.values().filter(|p| p.present) {
-        let due = part
-            .devices
-            .iter()
-            .filter(|(_, d)| due_to_leave(d, timing.retire_ms, timing.named_ms, now));
-        changes
-            .extend(due.map(|((resource, share), _)| Change::Delisted(part.key(resource, *share))));
+        let due =
+            part.devices.iter().filter(|(_, d)| due_to_leave(d, timing.retire_ms, timing.named_ms, now));
+        changes.extend(due.map(|((resource, share), _)| Change::Delisted(part.key(resource, *share))));
     }
     changes
 }

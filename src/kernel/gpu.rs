@@ -114,11 +114,7 @@ impl Links {
 }
 
 fn ordered(a: &PartId, b: &PartId) -> (PartId, PartId) {
-    if a <= b {
-        (a.clone(), b.clone())
-    } else {
-        (b.clone(), a.clone())
-    }
+    if a <= b { (a.clone(), b.clone()) } else { (b.clone(), a.clone()) }
 }
 
 /// One look at the node's GPUs by a backend.

@@ -68,13 +68,7 @@ impl Health {
 
     /// The health after one look at the GPU: `trouble` is what the backend found wrong with it.
     #[must_use]
-    pub fn after_look(
-        &self,
-        present: bool,
-        trouble: Option<&str>,
-        quiet_ms: u64,
-        now: Now,
-    ) -> Self {
+    pub fn after_look(&self, present: bool, trouble: Option<&str>, quiet_ms: u64, now: Now) -> Self {
         if !present {
             return self.turned(HealthState::Vanished, "NVML no longer lists it", None, now);
         }
@@ -101,30 +95,13 @@ impl Health {
         if self.state > state {
             return self.clone();
         }
-        let again = answer
-            .again_after_s
-            .map(|s| now.mono_ms.saturating_add(u64::from(s) * 1000));
+        let again = answer.again_after_s.map(|s| now.mono_ms.saturating_add(u64::from(s) * 1000));
         self.turned(state, &answer.reason, again, now)
     }
 
-    fn turned(
-        &self,
-        state: HealthState,
-        reason: &str,
-        again_mono_ms: Option<u64>,
-        now: Now,
-    ) -> Self {
-        let since_wall_ms = if self.state == state {
-            self.since_wall_ms
-        } else {
-            now.wall_ms
-        };
-        Self {
-            state,
-            reason: reason.to_owned(),
-            since_wall_ms,
-            again_mono_ms,
-        }
+    fn turned(&self, state: HealthState, reason: &str, again_mono_ms: Option<u64>, now: Now) -> Self {
+        let since_wall_ms = if self.state == state { self.since_wall_ms } else { now.wall_ms };
+        Self { state, reason: reason.to_owned(), since_wall_ms, again_mono_ms }
     }
 }
 
@@ -132,19 +109,11 @@ impl Health {
 #[must_use]
 pub fn baseline_triage(reading: &Reading, ignored_xids: &[u64], quiet_ms: u64) -> TriageAnswer {
     let ignored = reading.source == "xid" && ignored_xids.contains(&reading.code);
-    let severity = if ignored {
-        Severity::Ignore
-    } else {
-        Severity::Unhealthy
-    };
+    let severity = if ignored { Severity::Ignore } else { Severity::Unhealthy };
     let reason = match reading.source.as_str() {
         "xid" => format!("XID {}: {}", reading.code, reading.detail),
         other => format!("{other}: {}", reading.detail),
     };
     let again_after_s = u32::try_from(quiet_ms / 1000).ok();
-    TriageAnswer {
-        severity,
-        reason,
-        again_after_s,
-    }
+    TriageAnswer { severity, reason, again_after_s }
 }

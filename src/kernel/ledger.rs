@@ -12,8 +12,9 @@ use super::gpu::{Links, Usage};
 use super::health::Health;
 use super::names::{AllocationId, DeviceId, DeviceKey, Digest, PartId, Resource};
 use super::part_state::{Device, PartState, Standing};
-use super::policy::{PolicyVersion, Stack};
+use super::policy::PolicyVersion;
 use super::reconcile::Sighting;
+use super::stack::Stack;
 use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -85,10 +86,7 @@ impl Ledger {
     /// Every resource that has a listed device, sorted.
     #[must_use]
     pub fn resources(&self) -> BTreeSet<Resource> {
-        self.parts
-            .values()
-            .flat_map(|p| p.devices.keys().map(|(r, _)| r.clone()))
-            .collect()
+        self.parts.values().flat_map(|p| p.devices.keys().map(|(r, _)| r.clone())).collect()
     }
 
     /// Whether containers on this part can be expected to work: it is there and its GPU works.
@@ -137,13 +135,7 @@ impl Ledger {
                     Arc::make_mut(state).drain = drain.clone();
                 }
             }
-            Change::Offered {
-                part,
-                by,
-                lines,
-                ranges,
-                devices,
-            } => {
+            Change::Offered { part, by, lines, ranges, devices } => {
                 self.with_part(part, |p| {
                     p.offered_by.clone_from(by);
                     p.lines.clone_from(lines);
@@ -165,9 +157,7 @@ impl Ledger {
                 self.sightings = Arc::clone(sightings);
                 self.hold.clone_from(hold);
             }
-            Change::KubeletSeen(created_wall_ms) => {
-                self.kubelet_seen_wall_ms = Some(*created_wall_ms)
-            }
+            Change::KubeletSeen(created_wall_ms) => self.kubelet_seen_wall_ms = Some(*created_wall_ms),
             Change::BreakerTurned { resource, breaker } => {
                 let breakers = Arc::make_mut(&mut self.breakers);
                 match breaker {
@@ -176,8 +166,7 @@ impl Ledger {
                 };
             }
             Change::PolicyKept(version) => {
-                Arc::make_mut(&mut self.policies)
-                    .insert(version.digest.clone(), Arc::new(version.clone()));
+                Arc::make_mut(&mut self.policies).insert(version.digest.clone(), Arc::new(version.clone()));
             }
             Change::PolicyDeleted(digest) => {
                 Arc::make_mut(&mut self.policies).remove(digest);
@@ -187,12 +176,9 @@ impl Ledger {
     }
 
     fn part_found(&mut self, part: &super::gpu::Part, at: Now) {
-        self.gpus.entry(part.gpu().clone()).or_insert_with(|| {
-            Arc::new(GpuState {
-                drain: Drain::Active,
-                health: Health::healthy(at),
-            })
-        });
+        self.gpus
+            .entry(part.gpu().clone())
+            .or_insert_with(|| Arc::new(GpuState { drain: Drain::Active, health: Health::healthy(at) }));
         match self.parts.get_mut(&part.id) {
             Some(state) => {
                 let state = Arc::make_mut(state);
@@ -200,10 +186,7 @@ impl Ledger {
                 state.present = true;
             }
             None => {
-                self.parts.insert(
-                    part.id.clone(),
-                    Arc::new(PartState::new(part.clone(), at.mono_ms)),
-                );
+                self.parts.insert(part.id.clone(), Arc::new(PartState::new(part.clone(), at.mono_ms)));
             }
         }
     }
@@ -241,15 +224,10 @@ impl Ledger {
         Arc::make_mut(&mut self.sightings).remove(&id);
         for device_id in &allocation.devices {
             self.with_part(&device_id.part, |p| {
-                if let Some(device) = p
-                    .devices
-                    .get_mut(&(allocation.resource.clone(), device_id.share))
-                {
+                if let Some(device) = p.devices.get_mut(&(allocation.resource.clone(), device_id.share)) {
                     device.holders.retain(|h| *h != id);
                     if device.holders.is_empty() && device.standing != Standing::Offered {
-                        device.standing = Standing::Retiring {
-                            since_mono_ms: at.mono_ms,
-                        };
+                        device.standing = Standing::Retiring { since_mono_ms: at.mono_ms };
                     }
                 }
                 if !p.held() {
@@ -258,10 +236,7 @@ impl Ledger {
             });
         }
         let mut allocation = Arc::unwrap_or_clone(allocation);
-        allocation.ended = Some(End {
-            reason,
-            wall_ms: at.wall_ms,
-        });
+        allocation.ended = Some(End { reason, wall_ms: at.wall_ms });
         Arc::make_mut(&mut self.ended).push_back(Arc::new(allocation));
     }
 
@@ -286,8 +261,7 @@ impl Ledger {
     /// The keys that an allocation's devices have.
     #[must_use]
     pub fn holders_of(&self, key: &DeviceKey) -> &[AllocationId] {
-        self.device(&key.resource, &key.id)
-            .map_or(&[], |d| &d.holders)
+        self.device(&key.resource, &key.id).map_or(&[], |d| &d.holders)
     }
 
     /// What is known of the pod with this UID from any allocation: its namespace and name.

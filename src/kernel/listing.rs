@@ -30,14 +30,7 @@ pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) ->
         Some(Phase::Open { .. }) => 0,
     };
     for part in ledger.parts.values() {
-        list_part(
-            ledger,
-            part,
-            resource,
-            overcommit_percent,
-            &mut free_left,
-            &mut list,
-        );
+        list_part(ledger, part, resource, overcommit_percent, &mut free_left, &mut list);
     }
     list
 }
@@ -69,14 +62,7 @@ fn list_part(
         } else {
             false
         };
-        let id = DeviceId {
-            part: part.part.id.clone(),
-            share: *share,
-        };
-        list.push(Listed {
-            id,
-            healthy,
-            numa_node: part.part.numa_node,
-        });
+        let id = DeviceId { part: part.part.id.clone(), share: *share };
+        list.push(Listed { id, healthy, numa_node: part.part.numa_node });
     }
 }

@@ -22,31 +22,16 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
             changes.push(Change::PartFound(part.clone()));
         }
     }
-    for (id, _) in ledger
-        .parts
-        .iter()
-        .filter(|(id, p)| p.present && !seen.contains(id))
-    {
+    for (id, _) in ledger.parts.iter().filter(|(id, p)| p.present && !seen.contains(id)) {
         changes.push(Change::PartGone(id.clone()));
     }
     let gpus_seen: BTreeSet<_> = parts.iter().map(super::gpu::Part::gpu).collect();
-    for gpu in ledger
-        .gpus
-        .keys()
-        .chain(gpus_seen.iter().copied())
-        .collect::<BTreeSet<_>>()
-    {
-        let old = ledger
-            .gpus
-            .get(gpu)
-            .map_or_else(|| Health::healthy(now), |g| g.health.clone());
+    for gpu in ledger.gpus.keys().chain(gpus_seen.iter().copied()).collect::<BTreeSet<_>>() {
+        let old = ledger.gpus.get(gpu).map_or_else(|| Health::healthy(now), |g| g.health.clone());
         let trouble = inventory.troubles.get(gpu).map(String::as_str);
         let new = old.after_look(gpus_seen.contains(gpu), trouble, rules.timing.quiet_ms, now);
         if new != old {
-            changes.push(Change::HealthTurned {
-                gpu: gpu.clone(),
-                health: new,
-            });
+            changes.push(Change::HealthTurned { gpu: gpu.clone(), health: new });
         }
     }
     if *ledger.links != inventory.links || *ledger.usage != inventory.usage {
@@ -69,12 +54,5 @@ pub fn triaged(ledger: &Ledger, reading: &Reading, answer: &TriageAnswer, now: N
         return Vec::new();
     };
     let health = state.health.after_triage(answer, now);
-    if health == state.health {
-        Vec::new()
-    } else {
-        vec![Change::HealthTurned {
-            gpu: gpu.clone(),
-            health,
-        }]
-    }
+    if health == state.health { Vec::new() } else { vec![Change::HealthTurned { gpu: gpu.clone(), health }] }
 }

@@ -3,8 +3,9 @@
 //! Pure: the standard library only, no I/O, no clock, no logging, no wire types. In reading order:
 //!
 //! - [`names`], [`time`], [`gpu`]: what things are called and made of
-//! - [`offer`], [`allocation`], [`policy`], [`drain`], [`health`], [`breaker`]: the nouns of the rules
-//! - [`part_state`], [`ledger`]: the truth; [`change`], [`record`]: how it moves and is written down
+//! - [`offer`], [`allocation`], [`policy`], [`stack`], [`drain`], [`health`], [`breaker`]: the nouns of the rules
+//! - [`part_state`], [`ledger`]: the truth; [`change`], [`record`], [`restore`]: how it
+//!   moves, is written down and read back
 //! - [`command`], [`decide`], [`refusal`]: what can be asked, and how it is answered; the long
 //!   answers are [`allocate`], [`offering`], [`look`] and [`round`]
 //! - [`listing`], [`placement`], [`reconcile`]: what the kubelet is told, which devices are near,
@@ -17,6 +18,7 @@ pub mod change;
 pub mod command;
 pub mod decide;
 pub mod drain;
+mod evidence;
 pub mod gpu;
 pub mod health;
 pub mod ledger;
@@ -31,9 +33,13 @@ pub mod policy;
 pub mod reconcile;
 pub mod record;
 pub mod refusal;
+pub mod restore;
 pub mod round;
+pub mod stack;
 pub mod time;
 
+#[cfg(test)]
+mod histories;
 #[cfg(test)]
 mod invariants;
 #[cfg(test)]

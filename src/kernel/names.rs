@@ -26,21 +26,13 @@ pub struct BadName {
 
 impl BadName {
     fn new(kind: &'static str, given: &str, rule: &'static str) -> Self {
-        Self {
-            kind,
-            given: given.chars().take(80).collect(),
-            rule,
-        }
+        Self { kind, given: given.chars().take(80).collect(), rule }
     }
 }
 
 impl fmt::Display for BadName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:?} is not a {} name: {}",
-            self.given, self.kind, self.rule
-        )
+        write!(f, "{:?} is not a {} name: {}", self.given, self.kind, self.rule)
     }
 }
 
@@ -97,15 +89,8 @@ impl PartId {
         if text.is_empty() || text.len() > PART_ID_BYTES_MAX {
             return Err(BadName::new("part", text, "1 to 56 characters"));
         }
-        if !text
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"-_./".contains(&b))
-        {
-            return Err(BadName::new(
-                "part",
-                text,
-                "letters, digits, '-', '_', '.' and '/' only",
-            ));
+        if !text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_./".contains(&b)) {
+            return Err(BadName::new("part", text, "letters, digits, '-', '_', '.' and '/' only"));
         }
         Ok(Self(text.into()))
     }
@@ -134,8 +119,7 @@ impl Resource {
         let label = |l: &str| {
             !l.is_empty()
                 && l.len() <= 63
-                && l.bytes()
-                    .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+                && l.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
                 && !l.starts_with('-')
                 && !l.ends_with('-')
         };
@@ -150,9 +134,7 @@ impl Resource {
             || !ends(bytes.first().copied())
             || !ends(bytes.last().copied())
         {
-            return bad(
-                "after the slash 1 to 63 letters, digits, '-', '_' or '.', ends a letter or digit",
-            );
+            return bad("after the slash 1 to 63 letters, digits, '-', '_' or '.', ends a letter or digit");
         }
         Ok(Self(text.into()))
     }
@@ -165,15 +147,8 @@ impl Digest {
     /// If it is anything else.
     pub fn parse(text: &str) -> Result<Self, BadName> {
         let hex = text.strip_prefix("sha256:").unwrap_or(text);
-        let ok = hex.len() == 64
-            && hex
-                .bytes()
-                .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-        if ok {
-            Ok(Self(hex.into()))
-        } else {
-            Err(BadName::new("digest", text, "64 lower-case hex digits"))
-        }
+        let ok = hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        if ok { Ok(Self(hex.into())) } else { Err(BadName::new("digest", text, "64 lower-case hex digits")) }
     }
 
     /// The first twelve digits, for people.
@@ -196,19 +171,13 @@ impl DeviceId {
     /// The device that is a whole part.
     #[must_use]
     pub fn whole(part: &PartId) -> Self {
-        Self {
-            part: part.clone(),
-            share: None,
-        }
+        Self { part: part.clone(), share: None }
     }
 
     /// Share `n` of a part.
     #[must_use]
     pub fn share(part: &PartId, n: u32) -> Self {
-        Self {
-            part: part.clone(),
-            share: Some(n),
-        }
+        Self { part: part.clone(), share: Some(n) }
     }
 
     /// Takes `<uuid>` or `<uuid>::<n>`, the format of NVIDIA's device plugin.
@@ -217,22 +186,12 @@ impl DeviceId {
     /// If the part is no part name or `n` no number from 0 to 65535 without leading zeros.
     pub fn parse(text: &str) -> Result<Self, BadName> {
         let Some((part, n)) = text.split_once("::") else {
-            return Ok(Self {
-                part: PartId::parse(text)?,
-                share: None,
-            });
+            return Ok(Self { part: PartId::parse(text)?, share: None });
         };
         let number: Option<u32> = n.parse().ok().filter(|v| *v <= SHARE_NUMBER_MAX);
         match number {
-            Some(v) if v.to_string() == n => Ok(Self {
-                part: PartId::parse(part)?,
-                share: Some(v),
-            }),
-            _ => Err(BadName::new(
-                "device",
-                text,
-                "<uuid> or <uuid>::<n> with n from 0 to 65535",
-            )),
+            Some(v) if v.to_string() == n => Ok(Self { part: PartId::parse(part)?, share: Some(v) }),
+            _ => Err(BadName::new("device", text, "<uuid> or <uuid>::<n> with n from 0 to 65535")),
         }
     }
 }
@@ -283,11 +242,7 @@ impl AllocationId {
             store: u32::from_str_radix(store, 16).map_err(|_| bad())?,
             number: number.parse().map_err(|_| bad())?,
         };
-        if parsed.to_string() == text {
-            Ok(parsed)
-        } else {
-            Err(bad())
-        }
+        if parsed.to_string() == text { Ok(parsed) } else { Err(bad()) }
     }
 }
 
@@ -306,28 +261,14 @@ mod tests {
         for text in ["GPU-1", "GPU-1::0", "MIG-GPU-9/1/0::65535"] {
             assert_eq!(DeviceId::parse(text).unwrap().to_string(), text);
         }
-        for text in [
-            "",
-            "GPU-1::",
-            "GPU-1::01",
-            "GPU-1::65536",
-            "GPU-1::-1",
-            "a b",
-            "GPU-1::2::3",
-            "GPU\n",
-        ] {
+        for text in ["", "GPU-1::", "GPU-1::01", "GPU-1::65536", "GPU-1::-1", "a b", "GPU-1::2::3", "GPU\n"] {
             assert!(DeviceId::parse(text).is_err(), "{text:?}");
         }
     }
 
     #[test]
     fn resource_names_are_those_the_kubelet_registers() {
-        for text in [
-            "nvidia.com/gpu",
-            "nvidia.com/mig-1g.10gb",
-            "a/b",
-            "x.example/A_b.c",
-        ] {
+        for text in ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "a/b", "x.example/A_b.c"] {
             assert!(Resource::parse(text).is_ok(), "{text:?}");
         }
         let long = format!("a/{}", "b".repeat(64));
@@ -349,10 +290,7 @@ mod tests {
 
     #[test]
     fn allocation_ids_read_back_as_written() {
-        let id = AllocationId {
-            store: 0xab,
-            number: 17,
-        };
+        let id = AllocationId { store: 0xab, number: 17 };
         assert_eq!(id.to_string(), "000000ab-17");
         assert_eq!(AllocationId::parse("000000ab-17").unwrap(), id);
         for text in ["", "ab-17", "000000ab-017", "000000AB-17", "000000ab"] {

@@ -58,17 +58,9 @@ pub struct ShareRange {
 /// The first `count` share numbers of `resource`, its ranges made longer where they are too short.
 /// `None` if the part has no numbers left.
 #[must_use]
-pub fn share_numbers(
-    ranges: &mut Vec<ShareRange>,
-    resource: &Resource,
-    count: u32,
-) -> Option<Vec<u32>> {
+pub fn share_numbers(ranges: &mut Vec<ShareRange>, resource: &Resource, count: u32) -> Option<Vec<u32>> {
     let owned = |ranges: &[ShareRange]| -> Vec<u32> {
-        ranges
-            .iter()
-            .filter(|r| r.resource == *resource)
-            .flat_map(|r| r.first..r.first + r.len)
-            .collect()
+        ranges.iter().filter(|r| r.resource == *resource).flat_map(|r| r.first..r.first + r.len).collect()
     };
     let mut numbers = owned(ranges);
     let have = u32::try_from(numbers.len()).unwrap_or(u32::MAX);
@@ -78,16 +70,9 @@ pub fn share_numbers(
         if end.checked_add(more)? > super::names::SHARE_NUMBER_MAX + 1 {
             return None;
         }
-        match ranges
-            .last_mut()
-            .filter(|r| r.resource == *resource && r.first + r.len == end)
-        {
+        match ranges.last_mut().filter(|r| r.resource == *resource && r.first + r.len == end) {
             Some(last) => last.len += more,
-            None => ranges.push(ShareRange {
-                resource: resource.clone(),
-                first: end,
-                len: more,
-            }),
+            None => ranges.push(ShareRange { resource: resource.clone(), first: end, len: more }),
         }
         numbers = owned(ranges);
     }
@@ -100,11 +85,7 @@ pub fn share_numbers(
 pub fn claim_share(ranges: &mut Vec<ShareRange>, resource: &Resource, number: u32) {
     let end = ranges.iter().map(|r| r.first + r.len).max().unwrap_or(0);
     if number >= end {
-        ranges.push(ShareRange {
-            resource: resource.clone(),
-            first: end,
-            len: number + 1 - end,
-        });
+        ranges.push(ShareRange { resource: resource.clone(), first: end, len: number + 1 - end });
     }
 }
 
@@ -138,17 +119,8 @@ mod tests {
 
     #[test]
     fn numbers_run_out() {
-        let mut ranges = vec![ShareRange {
-            resource: resource("x/a"),
-            first: 0,
-            len: 65_530,
-        }];
+        let mut ranges = vec![ShareRange { resource: resource("x/a"), first: 0, len: 65_530 }];
         assert_eq!(share_numbers(&mut ranges, &resource("x/b"), 7), None);
-        assert_eq!(
-            share_numbers(&mut ranges, &resource("x/b"), 6)
-                .unwrap()
-                .len(),
-            6
-        );
+        assert_eq!(share_numbers(&mut ranges, &resource("x/b"), 6).unwrap().len(), 6);
     }
 }

@@ -3,12 +3,10 @@
 
 use super::change::Change;
 use super::names::Resource;
-use super::offer::{
-    Consumes, LINES_PER_PART_MAX, OfferLine, PartOffer, SHARES_PER_PART_MAX, share_numbers,
-};
+use super::offer::{Consumes, LINES_PER_PART_MAX, OfferLine, PartOffer, SHARES_PER_PART_MAX, share_numbers};
 use super::part_state::{Device, PartState, Standing};
-use super::policy::Permissions;
 use super::refusal::Refusal;
+use super::stack::Permissions;
 use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,17 +21,9 @@ pub fn check_offer(
     permissions: Option<&Permissions>,
     overcommit_percent: u32,
 ) -> Result<(), Refusal> {
-    let bad = |why: String| {
-        Err(Refusal::BadOffer {
-            part: part.part.id.clone(),
-            why,
-        })
-    };
+    let bad = |why: String| Err(Refusal::BadOffer { part: part.part.id.clone(), why });
     if offer.lines.len() > LINES_PER_PART_MAX {
-        return bad(format!(
-            "{} resources; at most {LINES_PER_PART_MAX} are taken",
-            offer.lines.len()
-        ));
+        return bad(format!("{} resources; at most {LINES_PER_PART_MAX} are taken", offer.lines.len()));
     }
     if part.part.mig_enabled && !offer.lines.is_empty() {
         return bad("it is in MIG mode: offer its instances".into());
@@ -59,10 +49,7 @@ pub fn check_offer(
 
 fn check_permissions(line: &OfferLine, permissions: &Permissions) -> Result<(), String> {
     if !permissions.allows_resource(&line.resource) {
-        return Err(format!(
-            "its stack entry may not name {} (permissions.resources)",
-            line.resource
-        ));
+        return Err(format!("its stack entry may not name {} (permissions.resources)", line.resource));
     }
     if line.count > permissions.share_max {
         let most = permissions.share_max;
@@ -82,26 +69,16 @@ fn check_line(part: &PartState, line: &OfferLine, overcommit_percent: u32) -> Re
         ));
     }
     match line.consumes {
-        Consumes::Whole if line.count != 1 => Err(format!(
-            "{} devices of {} that each take the whole part",
-            line.count, line.resource
-        )),
+        Consumes::Whole if line.count != 1 => {
+            Err(format!("{} devices of {} that each take the whole part", line.count, line.resource))
+        }
         Consumes::Whole => Ok(()),
-        Consumes::Slice {
-            memory_mib,
-            compute_percent,
-        } => {
+        Consumes::Slice { memory_mib, compute_percent } => {
             let has = part.memory_to_grant_mib(overcommit_percent);
             if memory_mib > has {
-                Err(format!(
-                    "a device of {} takes {memory_mib} MiB of {has} MiB",
-                    line.resource
-                ))
+                Err(format!("a device of {} takes {memory_mib} MiB of {has} MiB", line.resource))
             } else if compute_percent > 100 {
-                Err(format!(
-                    "a device of {} takes {compute_percent} percent of its compute",
-                    line.resource
-                ))
+                Err(format!("a device of {} takes {compute_percent} percent of its compute", line.resource))
             } else {
                 Ok(())
             }
@@ -116,12 +93,7 @@ fn check_line(part: &PartState, line: &OfferLine, overcommit_percent: u32) -> Re
 ///
 /// # Errors
 /// [`Refusal::BadOffer`] if the part has no share numbers left.
-pub fn reoffer(
-    part: &PartState,
-    offer: &PartOffer,
-    by: &str,
-    now: Now,
-) -> Result<Option<Change>, Refusal> {
+pub fn reoffer(part: &PartState, offer: &PartOffer, by: &str, now: Now) -> Result<Option<Change>, Refusal> {
     let mut ranges = part.ranges.clone();
     let mut wanted: BTreeMap<(Resource, Option<u32>), Consumes> = BTreeMap::new();
     for line in &offer.lines {
@@ -130,16 +102,9 @@ pub fn reoffer(
             continue;
         }
         let numbers = share_numbers(&mut ranges, &line.resource, line.count).ok_or_else(|| {
-            Refusal::BadOffer {
-                part: part.part.id.clone(),
-                why: "its share numbers are used up".into(),
-            }
+            Refusal::BadOffer { part: part.part.id.clone(), why: "its share numbers are used up".into() }
         })?;
-        wanted.extend(
-            numbers
-                .into_iter()
-                .map(|n| ((line.resource.clone(), Some(n)), line.consumes)),
-        );
+        wanted.extend(numbers.into_iter().map(|n| ((line.resource.clone(), Some(n)), line.consumes)));
     }
     let mut devices = part.devices.clone();
     for (key, device) in &mut devices {
@@ -150,24 +115,12 @@ pub fn reoffer(
                     device.consumes = consumes;
                 }
             }
-            None if device.offered() => {
-                device.standing = Standing::Retiring {
-                    since_mono_ms: now.mono_ms,
-                }
-            }
+            None if device.offered() => device.standing = Standing::Retiring { since_mono_ms: now.mono_ms },
             None => {}
         }
     }
     devices.extend(wanted.into_iter().map(|(key, consumes)| {
-        (
-            key,
-            Device {
-                consumes,
-                standing: Standing::Offered,
-                holders: Vec::new(),
-                named_mono_ms: None,
-            },
-        )
+        (key, Device { consumes, standing: Standing::Offered, holders: Vec::new(), named_mono_ms: None })
     }));
     let same = devices == part.devices
         && ranges == part.ranges
@@ -191,7 +144,5 @@ pub fn due_to_leave(device: &Device, retire_ms: u64, named_ms: u64, now: Now) ->
     };
     !device.held()
         && now.passed(since_mono_ms, retire_ms)
-        && device
-            .named_mono_ms
-            .is_none_or(|named| now.passed(named, named_ms))
+        && device.named_mono_ms.is_none_or(|named| now.passed(named, named_ms))
 }

@@ -82,10 +82,7 @@ impl Taken {
     pub fn plus(mut self, consumes: Consumes) -> Self {
         match consumes {
             Consumes::Whole => self.wholes += 1,
-            Consumes::Slice {
-                memory_mib,
-                compute_percent,
-            } => {
+            Consumes::Slice { memory_mib, compute_percent } => {
                 self.slices += 1;
                 self.memory_mib = self.memory_mib.saturating_add(memory_mib);
                 self.compute_percent = self.compute_percent.saturating_add(compute_percent);
@@ -97,13 +94,7 @@ impl Taken {
     /// The first counter on which this is more than a part of `memory_mib` has (I2).
     #[must_use]
     pub fn excess(self, memory_mib: u64) -> Option<Excess> {
-        let over = |counter, wanted, has| {
-            (wanted > has).then_some(Excess {
-                counter,
-                wanted,
-                has,
-            })
-        };
+        let over = |counter, wanted, has| (wanted > has).then_some(Excess { counter, wanted, has });
         if self.wholes > 0 {
             return over("whole GPU", u64::from(self.wholes + self.slices), 1);
         }
@@ -141,10 +132,7 @@ impl PartState {
     /// What its held devices take. A device counts once, however many allocations name it.
     #[must_use]
     pub fn taken(&self) -> Taken {
-        self.devices
-            .values()
-            .filter(|d| d.held())
-            .fold(Taken::default(), |t, d| t.plus(d.consumes))
+        self.devices.values().filter(|d| d.held()).fold(Taken::default(), |t, d| t.plus(d.consumes))
     }
 
     /// Whether a live allocation names any of its devices.
@@ -156,10 +144,7 @@ impl PartState {
     /// Its memory as grants see it, MiB: times the overcommit, which is given in percent.
     #[must_use]
     pub fn memory_to_grant_mib(&self, overcommit_percent: u32) -> u64 {
-        self.part
-            .memory_mib
-            .saturating_mul(u64::from(overcommit_percent))
-            / 100
+        self.part.memory_mib.saturating_mul(u64::from(overcommit_percent)) / 100
     }
 
     /// Its device under `resource` with this share number.
@@ -171,12 +156,6 @@ impl PartState {
     /// The key of one of its devices.
     #[must_use]
     pub fn key(&self, resource: &Resource, share: Option<u32>) -> DeviceKey {
-        DeviceKey {
-            resource: resource.clone(),
-            id: DeviceId {
-                part: self.part.id.clone(),
-                share,
-            },
-        }
+        DeviceKey { resource: resource.clone(), id: DeviceId { part: self.part.id.clone(), share } }
     }
 }

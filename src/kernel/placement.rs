@@ -27,9 +27,7 @@ pub fn pair_score(links: &Links, a: &Part, b: &Part) -> u32 {
     if a.gpu() == b.gpu() {
         return path_score(Path::SameBoard);
     }
-    links
-        .between(a.gpu(), b.gpu())
-        .map_or(0, |Link { path, nvlinks }| path_score(path) + 100 * nvlinks)
+    links.between(a.gpu(), b.gpu()).map_or(0, |Link { path, nvlinks }| path_score(path) + 100 * nvlinks)
 }
 
 fn path_score(path: Path) -> u32 {
@@ -48,36 +46,20 @@ fn path_score(path: Path) -> u32 {
 #[must_use]
 pub fn baseline(ledger: &Ledger, request: &PlaceRequest) -> Placement {
     let (devices, reason) = if request.available.iter().any(|id| id.share.is_some()) {
-        (
-            spread_shares(ledger, request),
-            "shares of the least-held GPUs",
-        )
+        (spread_shares(ledger, request), "shares of the least-held GPUs")
     } else {
-        (
-            nearest_wholes(ledger, request),
-            "the nearest GPUs that leave the best ones for later",
-        )
+        (nearest_wholes(ledger, request), "the nearest GPUs that leave the best ones for later")
     };
-    Placement {
-        devices,
-        reason: reason.into(),
-    }
+    Placement { devices, reason: reason.into() }
 }
 
 fn spread_shares(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
     let mut free: BTreeMap<&PartId, BTreeSet<&DeviceId>> = BTreeMap::new();
-    for id in request
-        .available
-        .iter()
-        .filter(|id| !request.required.contains(id))
-    {
+    for id in request.available.iter().filter(|id| !request.required.contains(id)) {
         free.entry(&id.part).or_default().insert(id);
     }
-    let held = |part: &PartId| {
-        ledger
-            .part(part)
-            .map_or(0, |p| p.devices.values().filter(|d| d.held()).count())
-    };
+    let held =
+        |part: &PartId| ledger.part(part).map_or(0, |p| p.devices.values().filter(|d| d.held()).count());
     let mut load: BTreeMap<&PartId, usize> = free.keys().map(|part| (*part, held(part))).collect();
     let mut chosen = request.required.clone();
     for id in &request.required {
@@ -96,17 +78,9 @@ fn spread_shares(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
 }
 
 fn nearest_wholes(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
-    let ids: Vec<&DeviceId> = request
-        .available
-        .iter()
-        .collect::<BTreeSet<_>>()
-        .into_iter()
-        .collect();
-    let required: Vec<usize> = request
-        .required
-        .iter()
-        .filter_map(|r| ids.iter().position(|id| *id == r))
-        .collect();
+    let ids: Vec<&DeviceId> = request.available.iter().collect::<BTreeSet<_>>().into_iter().collect();
+    let required: Vec<usize> =
+        request.required.iter().filter_map(|r| ids.iter().position(|id| *id == r)).collect();
     let pairs = Pairs::of(ledger, &ids);
     let chosen = best_set(&pairs, &required, request.size);
     chosen.into_iter().map(|i| ids[i].clone()).collect()
@@ -133,10 +107,7 @@ impl Pairs {
     }
 
     fn of(ledger: &Ledger, ids: &[&DeviceId]) -> Self {
-        let parts: Vec<Option<&Part>> = ids
-            .iter()
-            .map(|id| ledger.part(&id.part).map(|p| &p.part))
-            .collect();
+        let parts: Vec<Option<&Part>> = ids.iter().map(|id| ledger.part(&id.part).map(|p| &p.part)).collect();
         Self::new(ids.len(), |a, b| match (parts[a], parts[b]) {
             (Some(a), Some(b)) => pair_score(&ledger.links, a, b),
             _ => 0,
@@ -166,11 +137,7 @@ pub fn best_set(pairs: &Pairs, required: &[usize], size: usize) -> Vec<usize> {
     let all = (1usize << n) - 1;
     let sums = sums(pairs);
     let best_within = best_within(&sums, n, size);
-    let before = (0..=all)
-        .filter(|m| m.count_ones() as usize == size)
-        .map(|m| sums[m])
-        .max()
-        .unwrap_or(0);
+    let before = (0..=all).filter(|m| m.count_ones() as usize == size).map(|m| sums[m]).max().unwrap_or(0);
     let mut best: Option<(i64, usize)> = None;
     // The smallest bit pattern wins a tie, so that low indices fill up first.
     for mask in 0..=all {
@@ -178,11 +145,7 @@ pub fn best_set(pairs: &Pairs, required: &[usize], size: usize) -> Vec<usize> {
             continue;
         }
         let left = all & !mask;
-        let loss = if left.count_ones() as usize >= size {
-            before - best_within[left]
-        } else {
-            0
-        };
+        let loss = if left.count_ones() as usize >= size { before - best_within[left] } else { 0 };
         let score = i64::from(sums[mask]) * UNIT - LEFT_WEIGHT * i64::from(loss);
         if best.is_none_or(|(top, _)| score > top) {
             best = Some((score, mask));
@@ -201,8 +164,7 @@ fn sums(pairs: &Pairs) -> Vec<i32> {
         let mut rest = mask & (mask - 1);
         let mut sum = sums[rest];
         while rest != 0 {
-            sum += i32::try_from(pairs.get(low, rest.trailing_zeros() as usize))
-                .unwrap_or(i32::MAX / 256);
+            sum += i32::try_from(pairs.get(low, rest.trailing_zeros() as usize)).unwrap_or(i32::MAX / 256);
             rest &= rest - 1;
         }
         sums[mask] = sum;
@@ -238,12 +200,7 @@ fn grow(pairs: &Pairs, required: &[usize], size: usize) -> Vec<usize> {
         chosen.extend(best.map(|(a, b)| [a, b]).into_iter().flatten());
     }
     while chosen.len() < size {
-        let gain = |i: usize| {
-            chosen
-                .iter()
-                .map(|j| u64::from(pairs.get(i, *j)))
-                .sum::<u64>()
-        };
+        let gain = |i: usize| chosen.iter().map(|j| u64::from(pairs.get(i, *j))).sum::<u64>();
         let candidates = (0..pairs.n).filter(|i| !chosen.contains(i));
         let Some(next) = candidates.max_by_key(|i| (gain(*i), std::cmp::Reverse(*i))) else {
             break;
@@ -261,11 +218,7 @@ mod tests {
     fn sum(pairs: &Pairs, set: &[usize]) -> i64 {
         set.iter()
             .enumerate()
-            .flat_map(|(k, a)| {
-                set[k + 1..]
-                    .iter()
-                    .map(move |b| i64::from(pairs.get(*a, *b)))
-            })
+            .flat_map(|(k, a)| set[k + 1..].iter().map(move |b| i64::from(pairs.get(*a, *b))))
             .sum()
     }
 
@@ -279,9 +232,8 @@ mod tests {
     /// The score by its definition, every set of the rest looked at.
     fn score(pairs: &Pairs, set: &[usize], size: usize) -> i64 {
         let all: Vec<Vec<usize>> = sets(pairs.n, size);
-        let best = |of: &dyn Fn(&Vec<usize>) -> bool| {
-            all.iter().filter(|s| of(s)).map(|s| sum(pairs, s)).max()
-        };
+        let best =
+            |of: &dyn Fn(&Vec<usize>) -> bool| all.iter().filter(|s| of(s)).map(|s| sum(pairs, s)).max();
         let before = best(&|_| true).unwrap_or(0);
         let after = best(&|s| s.iter().all(|i| !set.contains(i)));
         sum(pairs, set) * UNIT - LEFT_WEIGHT * after.map_or(0, |after| before - after)

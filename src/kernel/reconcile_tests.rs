@@ -186,7 +186,10 @@ fn what_no_source_ever_showed_never_started() {
     let mut ledger = node();
     grant(&mut ledger, 1, &[0], 0);
     take(&mut ledger, &view(30_000, vec![], vec![]), 30_000);
-    assert_eq!(take(&mut ledger, &view(35_000, vec![], vec![]), 35_000).ended, [(id(1), EndReason::NeverStarted)]);
+    assert_eq!(
+        take(&mut ledger, &view(35_000, vec![], vec![]), 35_000).ended,
+        [(id(1), EndReason::NeverStarted)]
+    );
 }
 
 #[test]
@@ -275,7 +278,11 @@ fn what_pods_hold_is_adopted_with_names_of_another_plugin_too() {
     let mut shared = entry("w", "c", &[], None);
     shared.devices = vec![share.clone()];
     shared.resource = Resource::parse("nvidia.com/gpu.shared").unwrap();
-    let mut first = view(10, vec![entry("u", "c", &[0, 1], None), shared.clone(), entry("x", "c", &[9], None)], vec![hold("p", "c", &[0, 1])]);
+    let mut first = view(
+        10,
+        vec![entry("u", "c", &[0, 1], None), shared.clone(), entry("x", "c", &[9], None)],
+        vec![hold("p", "c", &[0, 1])],
+    );
     first.adopt = true;
     take(&mut ledger, &first, 10);
     assert_eq!(ledger.live.len(), 2, "a GPU that is not here is not adopted");

@@ -1,4 +1,4 @@
-//! What of a ledger is written down, and how a ledger is read back.
+//! What of a ledger is written down; [`super::restore`] reads it back.
 //!
 //! A record is the state of one noun, not a step: the store holds the newest record of each, so it
 //! stays as small as the node is, and reading all of them gives the ledger (I5).
@@ -7,16 +7,13 @@ use super::allocation::Allocation;
 use super::change::{Change, Entry};
 use super::drain::Drain;
 use super::gpu::Part;
-use super::health::{Health, HealthState};
-use super::ledger::{GpuState, Ledger};
-use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
+use super::ledger::Ledger;
+use super::names::{AllocationId, Digest, PartId, Resource};
 use super::offer::{Consumes, OfferLine, ShareRange};
-use super::part_state::{Device, PartState, Standing};
-use super::policy::{PolicyVersion, Stack, StackEntry};
-use super::reconcile::Sighting;
-use super::time::Now;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use super::part_state::PartState;
+use super::policy::PolicyVersion;
+use super::stack::{Stack, StackEntry};
+use std::collections::BTreeSet;
 
 /// The state of one noun.
 #[derive(Clone, Debug, PartialEq)]
@@ -146,9 +143,7 @@ pub fn writes(before: &Ledger, entry: &Entry, next: &Ledger) -> Vec<Write> {
     for change in entry.changes.iter().filter(|c| c.is_durable()) {
         touched(change, before, next, &mut keys);
     }
-    keys.into_iter()
-        .map(|key| record_of(next, &key).map_or(Write::Delete(key), Write::Put))
-        .collect()
+    keys.into_iter().map(|key| record_of(next, &key).map_or(Write::Delete(key), Write::Put)).collect()
 }
 
 fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<RecordKey>) {
@@ -175,10 +170,9 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
             let holders = allocation.keys().flat_map(|k| next.holders_of(&k).to_vec());
             holders.for_each(|id| add(RecordKey::Allocation(id)));
         }
-        Change::Learned { id, .. }
-        | Change::Settled(id)
-        | Change::Ended { id, .. }
-        | Change::Pruned(id) => add(RecordKey::Allocation(*id)),
+        Change::Learned { id, .. } | Change::Settled(id) | Change::Ended { id, .. } | Change::Pruned(id) => {
+            add(RecordKey::Allocation(*id))
+        }
         Change::KubeletSeen(_) => add(RecordKey::Meta),
         Change::PolicyKept(version) => add(RecordKey::Policy(version.digest.clone())),
         Change::PolicyDeleted(digest) => add(RecordKey::Policy(digest.clone())),
@@ -212,16 +206,11 @@ fn record_of(ledger: &Ledger, key: &RecordKey) -> Option<Record> {
             .get(id)
             .or_else(|| ledger.ended.iter().rev().find(|a| a.id == *id))
             .map(|a| Record::Allocation(Allocation::clone(a))),
-        RecordKey::Policy(digest) => ledger
-            .policies
-            .get(digest)
-            .map(|v| Record::Policy(PolicyVersion::clone(v))),
+        RecordKey::Policy(digest) => {
+            ledger.policies.get(digest).map(|v| Record::Policy(PolicyVersion::clone(v)))
+        }
         RecordKey::Stack => Some(Record::Stack(stack_head(&ledger.stack))),
-        RecordKey::StackEntry(i) => ledger
-            .stack
-            .entries
-            .get(*i)
-            .map(|e| Record::StackEntry(*i, e.clone())),
+        RecordKey::StackEntry(i) => ledger.stack.entries.get(*i).map(|e| Record::StackEntry(*i, e.clone())),
     }
 }
 
@@ -235,9 +224,7 @@ pub fn records(ledger: &Ledger) -> Vec<Record> {
     keys.extend(ledger.ended.iter().map(|a| RecordKey::Allocation(a.id)));
     keys.extend(ledger.policies.keys().cloned().map(RecordKey::Policy));
     keys.extend((0..ledger.stack.entries.len()).map(RecordKey::StackEntry));
-    keys.iter()
-        .filter_map(|key| record_of(ledger, key))
-        .collect()
+    keys.iter().filter_map(|key| record_of(ledger, key)).collect()
 }
 
 fn stack_head(stack: &Stack) -> StackHead {
@@ -258,9 +245,7 @@ fn part_record(state: &PartState) -> PartRecord {
             run.resource == *resource
                 && run.consumes == device.consumes
                 && run.retiring == retiring
-                && run
-                    .first
-                    .is_some_and(|first| Some(first + run.len) == *share)
+                && run.first.is_some_and(|first| Some(first + run.len) == *share)
         });
         match runs.last_mut() {
             Some(run) if extends => run.len += 1,
@@ -280,155 +265,4 @@ fn part_record(state: &PartState) -> PartRecord {
         ranges: state.ranges.clone(),
         runs,
     }
-}
-
-/// Reads a ledger back. Parts count as absent until a look shows them, intervals begin now, and
-/// what was ended stays ended.
-#[must_use]
-pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
-    let mut ledger = Ledger::default();
-    let (mut live, mut ended, mut policies) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-    let (mut stack, mut entries, mut drains) = (Stack::default(), BTreeMap::new(), Vec::new());
-    for record in records {
-        match record {
-            Record::Meta(meta) => {
-                ledger.store = meta.store;
-                ledger.next_number = meta.next_number;
-                ledger.kubelet_seen_wall_ms = meta.kubelet_seen_wall_ms;
-            }
-            Record::Part(record) => restore_part(&mut ledger, record, now),
-            Record::Drain(gpu, drain) => drains.push((gpu, drain)),
-            Record::Allocation(a) if a.ended.is_some() => ended.push(Arc::new(a)),
-            Record::Allocation(a) => {
-                live.insert(a.id, Arc::new(a));
-            }
-            Record::Policy(v) => {
-                policies.insert(v.digest.clone(), Arc::new(v));
-            }
-            Record::Stack(head) => {
-                stack.revision = head.revision;
-                stack.from_api = head.from_api;
-                stack.by = head.by;
-                stack.since_wall_ms = head.since_wall_ms;
-            }
-            Record::StackEntry(i, entry) => {
-                entries.insert(i, entry);
-            }
-        }
-    }
-    for (gpu, drain) in drains {
-        if let Some(state) = ledger.gpus.get_mut(&gpu) {
-            Arc::make_mut(state).drain = drain;
-        }
-    }
-    stack.entries = entries.into_values().collect();
-    ended.sort_by_key(|a| (a.ended.as_ref().map(|e| e.wall_ms), a.id));
-    ledger.sightings = Arc::new(
-        live.keys()
-            .map(|id| (*id, Sighting::restored(now)))
-            .collect(),
-    );
-    let held: Vec<Arc<Allocation>> = live.values().cloned().collect();
-    held.iter().for_each(|a| restore_holders(&mut ledger, a));
-    ledger.live = Arc::new(live);
-    ledger.ended = Arc::new(ended.into());
-    ledger.policies = Arc::new(policies);
-    ledger.stack = Arc::new(stack);
-    ledger
-}
-
-fn restore_part(ledger: &mut Ledger, record: PartRecord, now: Now) {
-    let mut state = PartState::new(record.part, now.mono_ms);
-    state.present = false;
-    state.offered_by = record.offered_by;
-    state.lines = record.lines;
-    state.ranges = record.ranges;
-    for run in record.runs {
-        let standing = if run.retiring {
-            Standing::Retiring {
-                since_mono_ms: now.mono_ms,
-            }
-        } else {
-            Standing::Offered
-        };
-        let device = Device {
-            consumes: run.consumes,
-            standing,
-            holders: Vec::new(),
-            named_mono_ms: None,
-        };
-        match run.first {
-            None => {
-                state.devices.insert((run.resource, None), device);
-            }
-            Some(first) => state.devices.extend(
-                (first..first.saturating_add(run.len))
-                    .map(|n| ((run.resource.clone(), Some(n)), device.clone())),
-            ),
-        }
-    }
-    let health = Health {
-        state: HealthState::Vanished,
-        reason: "not yet looked for since the daemon started".into(),
-        since_wall_ms: now.wall_ms,
-        again_mono_ms: Some(now.mono_ms),
-    };
-    let gpu = state.part.gpu().clone();
-    ledger.gpus.entry(gpu).or_insert_with(|| {
-        Arc::new(GpuState {
-            drain: Drain::Active,
-            health,
-        })
-    });
-    ledger.parts.insert(state.part.id.clone(), Arc::new(state));
-}
-
-fn restore_holders(ledger: &mut Ledger, allocation: &Allocation) {
-    for DeviceId { part, share } in &allocation.devices {
-        let Some(state) = ledger.parts.get_mut(part) else {
-            continue;
-        };
-        if let Some(device) = Arc::make_mut(state)
-            .devices
-            .get_mut(&(allocation.resource.clone(), *share))
-        {
-            device.holders.push(allocation.id);
-        }
-    }
-}
-
-/// A ledger read back while the process lives, with what only memory knew: what is present, how it
-/// fares, and when things happened.
-#[must_use]
-pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
-    restored.generation = old.generation + 1;
-    restored.links = Arc::clone(&old.links);
-    restored.usage = Arc::clone(&old.usage);
-    restored.breakers = Arc::clone(&old.breakers);
-    restored.hold.clone_from(&old.hold);
-    for (id, state) in &mut restored.parts {
-        let Some(before) = old.parts.get(id) else {
-            continue;
-        };
-        let state = Arc::make_mut(state);
-        state.present = before.present;
-        state.idle_since_mono_ms = before.idle_since_mono_ms;
-        for (key, device) in &mut state.devices {
-            if let Some(device_before) = before.devices.get(key) {
-                device.named_mono_ms = device_before.named_mono_ms;
-            }
-        }
-    }
-    for (id, gpu) in &mut restored.gpus {
-        if let Some(before) = old.gpus.get(id) {
-            Arc::make_mut(gpu).health = before.health.clone();
-        }
-    }
-    let sightings = Arc::make_mut(&mut restored.sightings);
-    for (id, sighting) in sightings {
-        if let Some(before) = old.sightings.get(id) {
-            *sighting = *before;
-        }
-    }
-    restored
 }

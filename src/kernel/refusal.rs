@@ -10,34 +10,15 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// No such device under this resource.
-    UnknownDevice {
-        resource: Resource,
-        device: DeviceId,
-    },
+    UnknownDevice { resource: Resource, device: DeviceId },
     /// The device is of an older offer and not held: it is on its way out.
-    NotOffered {
-        resource: Resource,
-        device: DeviceId,
-    },
+    NotOffered { resource: Resource, device: DeviceId },
     /// Another resource holds the part: the one refusal that a round may cure.
-    Held {
-        device: DeviceId,
-        by: AllocationId,
-        resource: Resource,
-    },
+    Held { device: DeviceId, by: AllocationId, resource: Resource },
     /// The devices together take more than the part has.
-    DoesNotFit {
-        part: PartId,
-        counter: &'static str,
-        wanted: u64,
-        left: u64,
-    },
+    DoesNotFit { part: PartId, counter: &'static str, wanted: u64, left: u64 },
     /// An operator cordoned the GPU.
-    Cordoned {
-        gpu: PartId,
-        by: String,
-        why: String,
-    },
+    Cordoned { gpu: PartId, by: String, why: String },
     /// The GPU is unhealthy.
     Unhealthy { gpu: PartId, reason: String },
     /// The GPU is no longer there.
@@ -45,11 +26,7 @@ pub enum Refusal {
     /// A policy said no.
     Denied { policy: String, reason: String },
     /// A policy failed, and its entry says that this denies.
-    Faulted {
-        policy: String,
-        kind: FaultKind,
-        detail: String,
-    },
+    Faulted { policy: String, kind: FaultKind, detail: String },
     /// The policy judged an older state and would now be asked about another one.
     Moved,
     /// The node holds as many live allocations as it ever may.
@@ -90,69 +67,38 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownDevice { resource, device } => {
-                write!(
-                    f,
-                    "no device {device} under {resource}: it was never listed by this daemon"
-                )
+                write!(f, "no device {device} under {resource}: it was never listed by this daemon")
             }
             Self::NotOffered { resource, device } => {
                 write!(f, "device {device} is no longer offered under {resource}")
             }
-            Self::Held {
-                device,
-                by,
-                resource,
-            } => {
+            Self::Held { device, by, resource } => {
                 write!(
                     f,
                     "{device} cannot be granted: allocation {by} under {resource} holds its GPU (see `berth allocation show {by}`)"
                 )
             }
-            Self::DoesNotFit {
-                part,
-                counter,
-                wanted,
-                left,
-            } => {
-                write!(
-                    f,
-                    "{part} has {left} {counter} left and {wanted} are wanted"
-                )
+            Self::DoesNotFit { part, counter, wanted, left } => {
+                write!(f, "{part} has {left} {counter} left and {wanted} are wanted")
             }
             Self::Cordoned { gpu, by, why } => {
                 write!(f, "GPU {gpu} is cordoned by {by}")?;
-                if why.is_empty() {
-                    Ok(())
-                } else {
-                    write!(f, " ({why})")
-                }
+                if why.is_empty() { Ok(()) } else { write!(f, " ({why})") }
             }
             Self::Unhealthy { gpu, reason } => write!(f, "GPU {gpu} is unhealthy: {reason}"),
             Self::Vanished { gpu } => write!(f, "GPU {gpu} is no longer on this node"),
             Self::Denied { policy, reason } => write!(f, "policy {policy} denies: {reason}"),
-            Self::Faulted {
-                policy,
-                kind,
-                detail,
-            } => {
-                write!(
-                    f,
-                    "policy {policy} failed ({}: {detail}) and its onFault is deny",
-                    kind.as_str()
-                )
+            Self::Faulted { policy, kind, detail } => {
+                write!(f, "policy {policy} failed ({}: {detail}) and its onFault is deny", kind.as_str())
             }
             Self::Moved => write!(f, "the node changed while the policy was asked"),
             Self::LedgerFull { limit } => {
-                write!(
-                    f,
-                    "the node holds {limit} live allocations, as many as it may"
-                )
+                write!(f, "the node holds {limit} live allocations, as many as it may")
             }
             Self::UnknownGpu { gpu } => write!(f, "no GPU {gpu} on this node"),
-            Self::StillThere { gpu } => write!(
-                f,
-                "GPU {gpu} is on this node: only a vanished GPU can be forgotten"
-            ),
+            Self::StillThere { gpu } => {
+                write!(f, "GPU {gpu} is on this node: only a vanished GPU can be forgotten")
+            }
             Self::StillHeld { gpu, by } => {
                 write!(f, "GPU {gpu} vanished, but allocation {by} still names it")
             }
@@ -165,33 +111,19 @@ impl fmt::Display for Refusal {
             }
             Self::UnknownAllocation { id } => write!(f, "no live allocation {id}"),
             Self::StackMoved { revision } => {
-                write!(
-                    f,
-                    "the stack is at revision {revision} by now: read it again and retry"
-                )
+                write!(f, "the stack is at revision {revision} by now: read it again and retry")
             }
             Self::PolicyInUse { digest } => {
-                write!(
-                    f,
-                    "policy {} is in the active stack: activate another stack first",
-                    digest.short()
-                )
+                write!(f, "policy {} is in the active stack: activate another stack first", digest.short())
             }
             Self::UnknownPolicy { digest } => {
                 write!(f, "no policy with digest {digest} on this node")
             }
             Self::PolicyShipped { digest } => {
-                write!(
-                    f,
-                    "policy {} came with the daemon and stays",
-                    digest.short()
-                )
+                write!(f, "policy {} came with the daemon and stays", digest.short())
             }
             Self::TooManyVersions { limit } => {
-                write!(
-                    f,
-                    "the node keeps {limit} policy versions, as many as it may: delete one first"
-                )
+                write!(f, "the node keeps {limit} policy versions, as many as it may: delete one first")
             }
             Self::BadOffer { part, why } => write!(f, "{part} cannot be offered so: {why}"),
         }

@@ -16,30 +16,17 @@ use std::sync::Arc;
 #[must_use]
 pub fn observe(ledger: &Ledger, view: &RoundView, rules: &Rules, now: Now) -> Vec<Change> {
     let plan = plan(ledger, view, &rules.timing, now);
-    let mut changes: Vec<Change> = plan
-        .learned
-        .into_iter()
-        .map(|(id, holder)| Change::Learned { id, holder })
-        .collect();
+    let mut changes: Vec<Change> =
+        plan.learned.into_iter().map(|(id, holder)| Change::Learned { id, holder }).collect();
     changes.extend(plan.settled.into_iter().map(Change::Settled));
-    if let Some(seen) = plan
-        .kubelet_seen_wall_ms
-        .filter(|s| Some(*s) != ledger.kubelet_seen_wall_ms)
-    {
+    if let Some(seen) = plan.kubelet_seen_wall_ms.filter(|s| Some(*s) != ledger.kubelet_seen_wall_ms) {
         changes.push(Change::KubeletSeen(seen));
     }
     if plan.sightings != *ledger.sightings || plan.hold != ledger.hold {
-        changes.push(Change::Sighted {
-            sightings: Arc::new(plan.sightings),
-            hold: plan.hold,
-        });
+        changes.push(Change::Sighted { sightings: Arc::new(plan.sightings), hold: plan.hold });
     }
-    let resources: Vec<Resource> = plan
-        .ended
-        .iter()
-        .filter_map(|(id, _)| ledger.live.get(id))
-        .map(|a| a.resource.clone())
-        .collect();
+    let resources: Vec<Resource> =
+        plan.ended.iter().filter_map(|(id, _)| ledger.live.get(id)).map(|a| a.resource.clone()).collect();
     changes.extend(end_changes(ledger, &plan.ended, &resources));
     adopt(ledger, &plan.adopted, now, &mut changes);
     changes
@@ -52,19 +39,11 @@ pub fn end_changes(
     ends: &[(AllocationId, EndReason)],
     resources: &[Resource],
 ) -> Vec<Change> {
-    let mut changes: Vec<Change> = ends
-        .iter()
-        .map(|(id, reason)| Change::Ended {
-            id: *id,
-            reason: *reason,
-        })
-        .collect();
+    let mut changes: Vec<Change> =
+        ends.iter().map(|(id, reason)| Change::Ended { id: *id, reason: *reason }).collect();
     for resource in resources {
         if ledger.breakers.contains_key(resource) {
-            changes.push(Change::BreakerTurned {
-                resource: resource.clone(),
-                breaker: None,
-            });
+            changes.push(Change::BreakerTurned { resource: resource.clone(), breaker: None });
         }
     }
     changes.extend(ledger.to_prune(ends.len()).map(Change::Pruned));
@@ -77,10 +56,7 @@ fn adopt(ledger: &Ledger, holdings: &[Checkpointed], now: Now, changes: &mut Vec
     let mut scratch = ledger.clone();
     for holding in holdings {
         let mut by_part: BTreeMap<&PartId, Vec<&DeviceId>> = BTreeMap::new();
-        holding
-            .devices
-            .iter()
-            .for_each(|id| by_part.entry(&id.part).or_default().push(id));
+        holding.devices.iter().for_each(|id| by_part.entry(&id.part).or_default().push(id));
         let mut step: Vec<Change> = by_part
             .into_iter()
             .filter_map(|(part, ids)| list_adopted(&scratch, part, &holding.resource, &ids, now))
@@ -88,10 +64,7 @@ fn adopt(ledger: &Ledger, holdings: &[Checkpointed], now: Now, changes: &mut Vec
         let id = holding
             .allocation
             .filter(|id| !scratch.live.contains_key(id))
-            .unwrap_or(AllocationId {
-                store: scratch.store,
-                number: scratch.next_number,
-            });
+            .unwrap_or(AllocationId { store: scratch.store, number: scratch.next_number });
         step.push(Change::Granted(Allocation {
             id,
             resource: holding.resource.clone(),
@@ -110,10 +83,7 @@ fn adopt(ledger: &Ledger, holdings: &[Checkpointed], now: Now, changes: &mut Vec
             },
             ended: None,
         }));
-        scratch.apply(&Entry {
-            at: now,
-            changes: step.clone(),
-        });
+        scratch.apply(&Entry { at: now, changes: step.clone() });
         changes.extend(step);
     }
 }
@@ -135,22 +105,15 @@ fn list_adopted(
         if let Some(n) = id.share {
             claim_share(&mut ranges, resource, n);
         }
-        devices
-            .entry((resource.clone(), id.share))
-            .or_insert_with(|| Device {
-                consumes: match id.share {
-                    None => Consumes::Whole,
-                    Some(_) => Consumes::Slice {
-                        memory_mib: 0,
-                        compute_percent: 0,
-                    },
-                },
-                standing: Standing::Retiring {
-                    since_mono_ms: now.mono_ms,
-                },
-                holders: Vec::new(),
-                named_mono_ms: None,
-            });
+        devices.entry((resource.clone(), id.share)).or_insert_with(|| Device {
+            consumes: match id.share {
+                None => Consumes::Whole,
+                Some(_) => Consumes::Slice { memory_mib: 0, compute_percent: 0 },
+            },
+            standing: Standing::Retiring { since_mono_ms: now.mono_ms },
+            holders: Vec::new(),
+            named_mono_ms: None,
+        });
     }
     let same = devices == state.devices && ranges == state.ranges;
     (!same).then(|| Change::Offered {

@@ -1,0 +1,306 @@
+//! I8 and I9: whatever a policy answers, only what was offered, free and permitted comes of it; a
+//! faulty policy costs its turn, and the next one or the baseline answers instead.
+
+use super::faults::{FAULTS_TO_SUSPEND, Faults};
+use super::stack::{Baseline, Offers, Walk};
+use crate::kernel::allocation::Limits;
+use crate::kernel::change::{Change, Entry};
+use crate::kernel::command::StackAnswer;
+use crate::kernel::gpu::{Part, Reading};
+use crate::kernel::ledger::Ledger;
+use crate::kernel::names::{DeviceId, Digest, PartId, Resource};
+use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
+use crate::kernel::policy::{
+    AdmitRequest, Answer, Call, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion,
+    Severity, Terms,
+};
+use crate::kernel::stack::{OnFault, Stack, StackEntry};
+use crate::kernel::time::Now;
+use crate::ports::{InstallError, Policies};
+use std::collections::BTreeMap;
+
+type Answered = Result<Option<Answer>, Fault>;
+
+/// Policies whose answers are given, by the first letter of their digest.
+struct Scripted(BTreeMap<char, Answered>);
+
+impl Policies for Scripted {
+    fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
+        Err(InstallError::Busy)
+    }
+    fn install_shipped(&self, _: Now) -> Result<Vec<PolicyVersion>, InstallError> {
+        Ok(Vec::new())
+    }
+    fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
+        Ok(version.clone())
+    }
+    fn module(&self, _: &Digest) -> Result<Vec<u8>, InstallError> {
+        Err(InstallError::Busy)
+    }
+    fn remove(&self, _: &Digest) {}
+    fn ask(&self, call: Call<'_>) -> Answered {
+        let letter = call.digest.as_str().chars().next().unwrap();
+        self.0.get(&letter).cloned().unwrap_or(Ok(None))
+    }
+}
+
+fn gpu(i: usize) -> PartId {
+    PartId::parse(&format!("GPU-{i}")).unwrap()
+}
+
+fn resource(name: &str) -> Resource {
+    Resource::parse(name).unwrap()
+}
+
+fn node() -> Ledger {
+    let changes = (0..2).map(|i| {
+        Change::PartFound(Part {
+            id: gpu(i),
+            parent: None,
+            vendor: "nvidia".into(),
+            model: String::new(),
+            gpu_index: 0,
+            minor: None,
+            memory_mib: 1000,
+            pci_bus: String::new(),
+            numa_node: None,
+            mig_enabled: false,
+            mig: None,
+            attributes: BTreeMap::new(),
+        })
+    });
+    let mut ledger = Ledger::default();
+    ledger.apply(&Entry { at: Now::default(), changes: changes.collect() });
+    ledger
+}
+
+fn entry(letter: char) -> StackEntry {
+    StackEntry {
+        name: letter.to_string(),
+        digest: Digest::parse(&letter.to_string().repeat(64)).unwrap(),
+        parameters: "{}".into(),
+        permissions: crate::kernel::stack::Permissions::default(),
+        on_fault: OnFault::Skip,
+    }
+}
+
+struct Case {
+    node: Ledger,
+    stack: Stack,
+    policies: Scripted,
+    faults: Faults,
+    baseline: Baseline,
+}
+
+impl Case {
+    fn new(answers: impl IntoIterator<Item = (char, Answered)>) -> Self {
+        let answers: BTreeMap<char, Answered> = answers.into_iter().collect();
+        let entries = answers.keys().map(|letter| entry(*letter)).collect();
+        Self {
+            node: node(),
+            stack: Stack { entries, ..Stack::default() },
+            policies: Scripted(answers),
+            faults: Faults::default(),
+            baseline: Baseline {
+                resource: resource("nvidia.com/gpu"),
+                ignored_xids: vec![13],
+                quiet_ms: 60_000,
+            },
+        }
+    }
+
+    fn walk(&mut self) -> Walk<'_> {
+        Walk {
+            stack: &self.stack,
+            policies: &self.policies,
+            node: &self.node,
+            now: Now::default(),
+            faults: &mut self.faults,
+            baseline: &self.baseline,
+            overcommit_percent: 100,
+        }
+    }
+
+    fn admit(&mut self) -> StackAnswer {
+        let request =
+            AdmitRequest { resource: resource("nvidia.com/gpu"), devices: vec![DeviceId::whole(&gpu(0))] };
+        self.walk().admit(&request)
+    }
+
+    fn place(&mut self, required: &[usize], size: usize) -> (Placement, String) {
+        let whole = |i: &usize| DeviceId::whole(&gpu(*i));
+        let request = PlaceRequest {
+            resource: resource("nvidia.com/gpu"),
+            available: [0, 1].iter().map(whole).collect(),
+            required: required.iter().map(whole).collect(),
+            size,
+        };
+        self.walk().place(&request)
+    }
+}
+
+fn offer(part: usize, name: &str, count: u32, memory_mib: u64) -> PartOffer {
+    let consumes = Consumes::Slice { memory_mib, compute_percent: 1 };
+    PartOffer { part: gpu(part), lines: vec![OfferLine { resource: resource(name), count, consumes }] }
+}
+
+fn offers(parts: Vec<PartOffer>, again_after_s: Option<u32>) -> Answered {
+    Ok(Some(Answer::Offer(OfferAnswer { parts, again_after_s })))
+}
+
+fn allow(environment: &[(&str, &str)], memory_mib: Option<u64>) -> Answered {
+    Ok(Some(Answer::Allow(Terms {
+        environment: environment.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect(),
+        limits: Limits { memory_mib, compute_percent: None },
+        reason: "fine".into(),
+    })))
+}
+
+fn trap() -> Answered {
+    Err(Fault { kind: FaultKind::Trap, detail: "unreachable".into() })
+}
+
+#[test]
+fn offers_go_gpu_by_gpu_to_the_first_that_answers_and_the_rest_to_the_baseline() {
+    let shared = "nvidia.com/gpu.shared";
+    let mut case = Case::new([
+        ('a', offers(vec![offer(1, shared, 4, 250)], Some(60))),
+        ('b', offers(vec![offer(1, shared, 2, 500)], Some(7))),
+    ]);
+    let Offers { mut parts, again_after_s, faults } = case.walk().offers();
+    parts.sort_by_key(|(o, _)| o.part.clone());
+    assert_eq!(parts.len(), 2);
+    assert_eq!(parts[0].1, "baseline");
+    assert_eq!(parts[0].0.lines[0].resource, resource("nvidia.com/gpu"));
+    assert_eq!((parts[1].0.lines[0].count, parts[1].1.as_str()), (4, "a@aaaaaaaaaaaa"));
+    assert_eq!((again_after_s, faults.len()), (Some(7), 0));
+}
+
+#[test]
+fn i8_an_offer_outside_the_permissions_or_the_part_is_a_fault() {
+    let bad = [
+        offer(0, "amd.com/gpu", 1, 1),
+        offer(0, "nvidia.com/gpu.shared", 129, 1),
+        offer(0, "nvidia.com/gpu.shared", 0, 1),
+        offer(0, "nvidia.com/gpu.shared", 2, 1001),
+        offer(7, "nvidia.com/gpu.shared", 2, 1),
+        PartOffer {
+            part: gpu(0),
+            lines: [offer(0, "nvidia.com/gpu", 1, 1).lines, offer(0, "nvidia.com/gpu", 1, 1).lines].concat(),
+        },
+        PartOffer {
+            part: gpu(0),
+            lines: vec![OfferLine {
+                resource: resource("nvidia.com/gpu"),
+                count: 2,
+                consumes: Consumes::Whole,
+            }],
+        },
+    ];
+    for offer in bad {
+        let mut case = Case::new([('a', offers(vec![offer.clone()], None))]);
+        let found = case.walk().offers();
+        assert_eq!(found.faults[0].1.kind, FaultKind::Answer, "{offer:?}");
+        assert!(found.parts.iter().all(|(_, by)| by == "baseline"), "I9: the baseline answers: {offer:?}");
+    }
+}
+
+#[test]
+fn i8_a_placement_that_is_not_of_the_available_is_a_fault() {
+    let placed = |devices: &[usize]| {
+        let devices = devices.iter().map(|i| DeviceId::whole(&gpu(*i))).collect();
+        Ok(Some(Answer::Place(Placement { devices, reason: String::new() })))
+    };
+    for bad in [placed(&[7]), placed(&[0, 1]), placed(&[]), placed(&[1])] {
+        let mut case = Case::new([('a', bad.clone())]);
+        let (placement, by) = case.place(&[0], 1);
+        assert_eq!((by.as_str(), placement.devices), ("baseline", vec![DeviceId::whole(&gpu(0))]), "{bad:?}");
+    }
+    let mut case = Case::new([('a', placed(&[1, 1]))]);
+    assert_eq!(case.place(&[], 2).1, "baseline");
+    let mut case = Case::new([('a', placed(&[1]))]);
+    assert_eq!(case.place(&[], 1).1, "a@aaaaaaaaaaaa");
+}
+
+#[test]
+fn all_must_allow_and_the_stricter_limit_holds() {
+    let mut case = Case::new([('a', allow(&[], Some(500))), ('b', Ok(None)), ('c', allow(&[], Some(300)))]);
+    let StackAnswer::Allow { by, terms } = case.admit() else { panic!() };
+    assert_eq!((by.len(), terms.limits.memory_mib), (2, Some(300)));
+    let mut case = Case::new([('a', allow(&[], None)), ('b', Ok(Some(Answer::Deny("no".into()))))]);
+    assert_eq!(case.admit(), StackAnswer::Deny { policy: "b@bbbbbbbbbbbb".into(), reason: "no".into() });
+    let mut case = Case::new([('a', Ok(None))]);
+    assert!(matches!(case.admit(), StackAnswer::Allow { by, .. } if by == ["baseline"]));
+}
+
+#[test]
+fn i8_terms_outside_the_permissions_are_a_fault() {
+    let long = "x".repeat(1025);
+    let many: Vec<(String, String)> = (0..17).map(|i| (format!("MY_{i}"), String::new())).collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+    for bad in [
+        &[("LD_PRELOAD", "x")][..],
+        &[("OTHER", "x")],
+        &[("MY_A", "a\nb")],
+        &[("MY_A", "a\0b")],
+        &[("MY_A", &long)],
+        &[("MY_A", "1"), ("MY_A", "1")],
+        &many,
+    ] {
+        let mut case = Case::new([('a', allow(bad, None))]);
+        case.stack.entries[0].permissions.environment = vec!["MY_*".into(), "LD_*".into()];
+        let StackAnswer::Allow { by, terms } = case.admit() else { panic!() };
+        assert_eq!((by, terms.environment), (vec!["baseline".to_owned()], vec![]), "{bad:?}");
+        assert_eq!(case.faults.record(0, &case.stack.entries[0]).faults[&FaultKind::Answer], 1);
+    }
+}
+
+#[test]
+fn two_that_set_a_key_differently_are_a_fault_of_the_later() {
+    let mut case = Case::new([('a', allow(&[("MY_A", "1")], None)), ('b', allow(&[("MY_A", "2")], None))]);
+    case.stack.entries.iter_mut().for_each(|e| e.permissions.environment = vec!["MY_*".into()]);
+    let StackAnswer::Allow { by, terms } = case.admit() else { panic!() };
+    assert_eq!((by.len(), terms.environment), (1, vec![("MY_A".to_owned(), "1".to_owned())]));
+    assert_eq!(case.faults.record(1, &case.stack.entries[1]).in_a_row, 1);
+}
+
+#[test]
+fn i9_a_fault_denies_only_where_the_entry_says_so() {
+    let mut case = Case::new([('a', trap())]);
+    assert!(matches!(case.admit(), StackAnswer::Allow { .. }));
+    case.stack.entries[0].on_fault = OnFault::Deny;
+    assert!(matches!(case.admit(), StackAnswer::Faulted { kind: FaultKind::Trap, .. }));
+    let mut case = Case::new([('a', Ok(Some(Answer::Deny("no".into()))))]);
+    case.stack.entries[0].permissions.deny = false;
+    assert!(matches!(case.admit(), StackAnswer::Allow { .. }), "it may not deny");
+}
+
+#[test]
+fn i9_several_faults_in_a_row_suspend_and_a_slow_machine_does_not() {
+    let mut case = Case::new([('a', trap())]);
+    case.stack.entries[0].on_fault = OnFault::Deny;
+    for _ in 0..FAULTS_TO_SUSPEND {
+        assert!(matches!(case.admit(), StackAnswer::Faulted { .. }));
+    }
+    assert!(case.faults.suspended(0, &case.stack.entries[0]));
+    assert!(matches!(case.admit(), StackAnswer::Allow { .. }), "a suspended entry is not asked");
+    case.faults.reset();
+    assert!(matches!(case.admit(), StackAnswer::Faulted { .. }));
+
+    let slow = Err(Fault { kind: FaultKind::Time, detail: String::new() });
+    let mut case = Case::new([('a', slow)]);
+    for _ in 0..3 * FAULTS_TO_SUSPEND {
+        case.admit();
+    }
+    assert!(!case.faults.suspended(0, &case.stack.entries[0]));
+}
+
+#[test]
+fn a_reading_is_judged_by_the_first_that_answers_or_by_nvidias_list() {
+    let reading = |code| Reading { part: gpu(0), source: "xid".into(), code, detail: "x".into() };
+    let mut case = Case::new([('a', Ok(None))]);
+    assert_eq!(case.walk().triage(&reading(13)).severity, Severity::Ignore);
+    let judged = case.walk().triage(&reading(79));
+    assert_eq!((judged.severity, judged.again_after_s), (Severity::Unhealthy, Some(60)));
+    assert!(judged.reason.contains("79"));
+}

@@ -1,0 +1,143 @@
+//! How a ledger is read back from its records (I5).
+
+use super::allocation::Allocation;
+use super::drain::Drain;
+use super::health::{Health, HealthState};
+use super::ledger::{GpuState, Ledger};
+use super::names::DeviceId;
+use super::part_state::{Device, PartState, Standing};
+use super::reconcile::Sighting;
+use super::record::{PartRecord, Record};
+use super::stack::Stack;
+use super::time::Now;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Reads a ledger back. Parts count as absent until a look shows them, intervals begin now, and
+/// what was ended stays ended.
+#[must_use]
+pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
+    let mut ledger = Ledger::default();
+    let (mut live, mut ended, mut policies) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
+    let (mut stack, mut entries, mut drains) = (Stack::default(), BTreeMap::new(), Vec::new());
+    for record in records {
+        match record {
+            Record::Meta(meta) => {
+                ledger.store = meta.store;
+                ledger.next_number = meta.next_number;
+                ledger.kubelet_seen_wall_ms = meta.kubelet_seen_wall_ms;
+            }
+            Record::Part(record) => restore_part(&mut ledger, record, now),
+            Record::Drain(gpu, drain) => drains.push((gpu, drain)),
+            Record::Allocation(a) if a.ended.is_some() => ended.push(Arc::new(a)),
+            Record::Allocation(a) => {
+                live.insert(a.id, Arc::new(a));
+            }
+            Record::Policy(v) => {
+                policies.insert(v.digest.clone(), Arc::new(v));
+            }
+            Record::Stack(head) => {
+                stack.revision = head.revision;
+                stack.from_api = head.from_api;
+                stack.by = head.by;
+                stack.since_wall_ms = head.since_wall_ms;
+            }
+            Record::StackEntry(i, entry) => {
+                entries.insert(i, entry);
+            }
+        }
+    }
+    for (gpu, drain) in drains {
+        if let Some(state) = ledger.gpus.get_mut(&gpu) {
+            Arc::make_mut(state).drain = drain;
+        }
+    }
+    stack.entries = entries.into_values().collect();
+    ended.sort_by_key(|a| (a.ended.as_ref().map(|e| e.wall_ms), a.id));
+    ledger.sightings = Arc::new(live.keys().map(|id| (*id, Sighting::restored(now))).collect());
+    let held: Vec<Arc<Allocation>> = live.values().cloned().collect();
+    held.iter().for_each(|a| restore_holders(&mut ledger, a));
+    ledger.live = Arc::new(live);
+    ledger.ended = Arc::new(ended.into());
+    ledger.policies = Arc::new(policies);
+    ledger.stack = Arc::new(stack);
+    ledger
+}
+
+fn restore_part(ledger: &mut Ledger, record: PartRecord, now: Now) {
+    let mut state = PartState::new(record.part, now.mono_ms);
+    state.present = false;
+    state.offered_by = record.offered_by;
+    state.lines = record.lines;
+    state.ranges = record.ranges;
+    for run in record.runs {
+        let standing =
+            if run.retiring { Standing::Retiring { since_mono_ms: now.mono_ms } } else { Standing::Offered };
+        let device = Device { consumes: run.consumes, standing, holders: Vec::new(), named_mono_ms: None };
+        match run.first {
+            None => {
+                state.devices.insert((run.resource, None), device);
+            }
+            Some(first) => state.devices.extend(
+                (first..first.saturating_add(run.len))
+                    .map(|n| ((run.resource.clone(), Some(n)), device.clone())),
+            ),
+        }
+    }
+    let health = Health {
+        state: HealthState::Vanished,
+        reason: "not yet looked for since the daemon started".into(),
+        since_wall_ms: now.wall_ms,
+        again_mono_ms: Some(now.mono_ms),
+    };
+    let gpu = state.part.gpu().clone();
+    ledger.gpus.entry(gpu).or_insert_with(|| Arc::new(GpuState { drain: Drain::Active, health }));
+    ledger.parts.insert(state.part.id.clone(), Arc::new(state));
+}
+
+fn restore_holders(ledger: &mut Ledger, allocation: &Allocation) {
+    for DeviceId { part, share } in &allocation.devices {
+        let Some(state) = ledger.parts.get_mut(part) else {
+            continue;
+        };
+        if let Some(device) = Arc::make_mut(state).devices.get_mut(&(allocation.resource.clone(), *share)) {
+            device.holders.push(allocation.id);
+        }
+    }
+}
+
+/// A ledger read back while the process lives, with what only memory knew: what is present, how it
+/// fares, and when things happened.
+#[must_use]
+pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
+    restored.generation = old.generation + 1;
+    restored.links = Arc::clone(&old.links);
+    restored.usage = Arc::clone(&old.usage);
+    restored.breakers = Arc::clone(&old.breakers);
+    restored.hold.clone_from(&old.hold);
+    for (id, state) in &mut restored.parts {
+        let Some(before) = old.parts.get(id) else {
+            continue;
+        };
+        let state = Arc::make_mut(state);
+        state.present = before.present;
+        state.idle_since_mono_ms = before.idle_since_mono_ms;
+        for (key, device) in &mut state.devices {
+            if let Some(device_before) = before.devices.get(key) {
+                device.named_mono_ms = device_before.named_mono_ms;
+            }
+        }
+    }
+    for (id, gpu) in &mut restored.gpus {
+        if let Some(before) = old.gpus.get(id) {
+            Arc::make_mut(gpu).health = before.health.clone();
+        }
+    }
+    let sightings = Arc::make_mut(&mut restored.sightings);
+    for (id, sighting) in sightings {
+        if let Some(before) = old.sightings.get(id) {
+            *sighting = *before;
+        }
+    }
+    restored
+}

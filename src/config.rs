@@ -145,8 +145,8 @@ pub enum ConfigError {
     },
 }
 
-fn bad(setting: &'static str, given: &str, rule: impl ToString) -> ConfigError {
-    ConfigError::Bad { setting, given: given.into(), rule: rule.to_string() }
+fn bad(setting: &'static str, given: &str, rule: impl Into<String>) -> ConfigError {
+    ConfigError::Bad { setting, given: given.into(), rule: rule.into() }
 }
 
 impl Config {
@@ -175,7 +175,7 @@ impl Config {
         let health = file.health.unwrap_or_default();
         let defaults = Timing::default();
         let quiet_ms = health.quiet_seconds.map_or(defaults.quiet_ms, |s| s * 1000);
-        let timing = file.timing.unwrap_or_default().over(Timing { quiet_ms, ..defaults });
+        let timing = file.timing.unwrap_or_default().over(&Timing { quiet_ms, ..defaults });
         let admin =
             args.admin_listen.clone().or(file.admin_listen).unwrap_or_else(|| "127.0.0.1:9470".into());
         let admin_listen = address("adminListen", &admin)?;
@@ -212,7 +212,7 @@ impl Config {
             rules: Rules { timing, overcommit_percent: percent(overcommit) },
             ignored_xids: ignored_xids(args, health.ignored_xids)?,
             poll: Duration::from_secs_f64(poll_seconds),
-            rounds: file.rounds.unwrap_or_default().over(RoundTiming::default()),
+            rounds: file.rounds.unwrap_or_default().over(&RoundTiming::default()),
             skip_adoption: args.skip_adoption || file.skip_adoption.unwrap_or(false),
             stack: file.stack.unwrap_or_default(),
             state_dir,

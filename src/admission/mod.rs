@@ -225,10 +225,10 @@ impl Door {
             Err(_) => return Err(UploadError::Ask(AskError::Stopping)),
         };
         // Known bytes keep their first record.
-        if let Some(known) = self.snapshot().policies.get(&version.digest) {
-            if known.artifact == version.artifact {
-                return Ok(PolicyVersion::clone(known));
-            }
+        if let Some(known) = self.snapshot().policies.get(&version.digest)
+            && known.artifact == version.artifact
+        {
+            return Ok(PolicyVersion::clone(known));
         }
         match self.command(Command::KeepPolicy(version.clone())).await {
             Ok(_) => Ok(version),

@@ -73,7 +73,7 @@ pub struct RoundsFile {
 }
 
 impl RoundsFile {
-    pub(super) fn over(&self, defaults: RoundTiming) -> RoundTiming {
+    pub(super) fn over(&self, defaults: &RoundTiming) -> RoundTiming {
         let ms = |given: Option<u64>, default| given.map_or(default, Duration::from_millis);
         RoundTiming {
             list_every: ms(self.list_every_ms, defaults.list_every),
@@ -97,14 +97,14 @@ pub struct TimingFile {
 }
 
 impl TimingFile {
-    pub(super) fn over(&self, defaults: Timing) -> Timing {
+    pub(super) fn over(&self, defaults: &Timing) -> Timing {
         Timing {
             retire_ms: self.retire_ms.unwrap_or(defaults.retire_ms),
             named_ms: self.named_ms.unwrap_or(defaults.named_ms),
             rounds_apart_ms: self.rounds_apart_ms.unwrap_or(defaults.rounds_apart_ms),
             kubelet_settle_ms: self.kubelet_settle_ms.unwrap_or(defaults.kubelet_settle_ms),
             reply_settle_ms: self.reply_settle_ms.unwrap_or(defaults.reply_settle_ms),
-            ..defaults
+            ..defaults.clone()
         }
     }
 }

@@ -134,14 +134,10 @@ fn fits(ledger: &Ledger, rules: &Rules, part: &PartState, sum: Taken, id: &Devic
         return Ok(());
     };
     let before = part.taken();
-    if let Some(holder) = ledger.newest_on(part) {
-        if sum.wholes > 0 {
-            return Err(Refusal::Held {
-                device: id.clone(),
-                by: holder.id,
-                resource: holder.resource.clone(),
-            });
-        }
+    if let Some(holder) = ledger.newest_on(part)
+        && sum.wholes > 0
+    {
+        return Err(Refusal::Held { device: id.clone(), by: holder.id, resource: holder.resource.clone() });
     }
     let used =
         if excess.counter == "MiB of memory" { before.memory_mib } else { u64::from(before.compute_percent) };

@@ -140,13 +140,13 @@ pub fn best_set(pairs: &Pairs, required: &[usize], size: usize) -> Vec<usize> {
     let before = (0..=all).filter(|m| m.count_ones() as usize == size).map(|m| sums[m]).max().unwrap_or(0);
     let mut best: Option<(i64, usize)> = None;
     // The smallest bit pattern wins a tie, so that low indices fill up first.
-    for mask in 0..=all {
+    for (mask, sum) in sums.iter().enumerate() {
         if mask.count_ones() as usize != size || mask & must != must {
             continue;
         }
         let left = all & !mask;
         let loss = if left.count_ones() as usize >= size { before - best_within[left] } else { 0 };
-        let score = i64::from(sums[mask]) * UNIT - LEFT_WEIGHT * i64::from(loss);
+        let score = i64::from(*sum) * UNIT - LEFT_WEIGHT * i64::from(loss);
         if best.is_none_or(|(top, _)| score > top) {
             best = Some((score, mask));
         }

@@ -110,7 +110,8 @@ pub struct StackHead {
     pub entries: usize,
 }
 
-/// One write to the store.
+/// One write to the store. A handful live at a time, so the difference in size costs nothing.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
     /// This is the record now.
@@ -171,7 +172,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
             holders.for_each(|id| add(RecordKey::Allocation(id)));
         }
         Change::Learned { id, .. } | Change::Settled(id) | Change::Ended { id, .. } | Change::Pruned(id) => {
-            add(RecordKey::Allocation(*id))
+            add(RecordKey::Allocation(*id));
         }
         Change::KubeletSeen(_) => add(RecordKey::Meta),
         Change::PolicyKept(version) => add(RecordKey::Policy(version.digest.clone())),

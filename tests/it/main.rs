@@ -1,3 +1,6 @@
 //! The one integration-test binary: rooms against their ports, and the daemon in-process.
 
+// A test that cannot go on says so by panicking.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod house;

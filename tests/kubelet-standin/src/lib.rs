@@ -1,1 +1,71 @@
-//! Stand-in.
+//! A stand-in kubelet.
+//!
+//! It behaves towards a device plugin as kubelet 1.36 does, defects included:
+//! device lists that replace each other, a disconnect keyed by resource name,
+//! a checkpoint that goes stale, a `List` that purges. It is configured on a
+//! folder of its own (`device-plugins/`, `pod-resources/`), needs no root and no
+//! container runtime, and never starts a container: a pod here is only what the
+//! kubelet's device manager and its pod-resources API know about it.
+//!
+//! What is deliberately absent: the scheduler, CPU and memory managers, the plugin
+//! watcher, DRA, and the kubelet's own count of node resources before admission.
+//! So a pod that asks for too much fails in the device manager here.
+//!
+//! ```text
+//!   Kubelet ── World    what outlives a kubelet: pods, faults, counters, anomalies
+//!      └────── Life     one kubelet process: sockets, clients, device manager
+//! ```
+
+mod admission;
+mod anomalies;
+mod calls;
+mod checkpoint;
+mod client;
+mod container;
+mod devices;
+mod faults;
+mod kubelet;
+mod life;
+mod look;
+mod plugin;
+mod pod_resources;
+mod pods;
+mod process;
+mod registration;
+mod rng;
+mod select;
+mod tend;
+mod wait;
+mod world;
+
+pub use admission::AdmissionError;
+pub use anomalies::Anomaly;
+pub use calls::{CallStats, Rpc};
+pub use checkpoint::{CHECKPOINT_FILE, CheckpointMode};
+pub use container::ContainerView;
+pub use faults::Faults;
+pub use kubelet::{Kubelet, Options, Sources};
+pub use plugin::TinyPlugin;
+pub use pods::{ContainerSpec, Phase, Pod, PodSpec};
+pub use wait::TimedOut;
+
+/// The wire types, generated from the same `proto/` files as the daemon's.
+pub mod proto {
+    /// The device plugin API.
+    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
+    pub mod v1beta1 {
+        tonic::include_proto!("v1beta1");
+    }
+    /// The pod resources API.
+    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
+    pub mod v1 {
+        tonic::include_proto!("v1");
+    }
+}
+
+/// What a device list says of a device that may be allocated.
+pub const HEALTHY: &str = "Healthy";
+/// What a device list says of a device that may not.
+pub const UNHEALTHY: &str = "Unhealthy";
+/// The one version that the kubelet's registration accepts.
+pub const API_VERSION: &str = "v1beta1";

@@ -1,0 +1,18 @@
+//! Compiles the daemon's own `proto/` files into `OUT_DIR` with protox:
+//! both sides of the wire then come from one description.
+
+const PROTOS: [&str; 2] = ["deviceplugin_v1beta1.proto", "podresources_v1.proto"];
+const PROTO_DIR: &str = "../../proto";
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed={PROTO_DIR}");
+    let descriptors = protox::compile(PROTOS, [PROTO_DIR])?;
+    tonic_prost_build::configure()
+        .build_client(true)
+        .build_server(true)
+        // We dial and listen on unix sockets ourselves, so no TCP helpers.
+        .build_transport(false)
+        .emit_rerun_if_changed(false)
+        .compile_fds(descriptors)?;
+    Ok(())
+}

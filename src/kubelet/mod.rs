@@ -1,1 +1,37 @@
-//! Filled by its own change.
+//! Front end 1: the kubelet. The only room that speaks gRPC.
+//!
+//! ```text
+//!   supervisor ── one plugin a listed resource:
+//!      plugin        the registration's state machine
+//!      socket        the unix socket and who is connected to it
+//!      device_plugin the five calls of the API
+//!      board         the device list that its streams show
+//!   rounds ── pod_resources, checkpoint, folder: what the kubelet can be asked or read
+//!   parse, convert, nodes, status: wire types stop here
+//! ```
+//!
+//! What is deliberately absent: any state of its own about who holds what. It asks the middle,
+//! and reads snapshots.
+
+mod board;
+pub mod checkpoint;
+mod convert;
+mod device_plugin;
+mod folder;
+mod front;
+mod nodes;
+mod parse;
+mod plugin;
+mod pod_resources;
+mod register;
+mod rounds;
+pub mod settings;
+mod socket;
+mod status;
+mod supervisor;
+mod wire;
+
+pub use front::{AdoptError, Front, Running};
+pub use plugin::{Registration, Registrations};
+pub use rounds::RoundError;
+pub use settings::{Settings, Waits};

@@ -1,0 +1,346 @@
+//! Grants and lists into what the kubelet understands. The kernel's types stop here.
+
+use super::nodes::device_nodes;
+use super::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, Device, DeviceSpec, Mount};
+use super::wire::v1beta1::{NumaNode, TopologyInfo};
+use super::wire::{HEALTHY, UNHEALTHY};
+use crate::config::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits};
+use crate::kernel::allocation::Allocation;
+use crate::kernel::gpu::Part;
+use crate::kernel::ledger::Ledger;
+use crate::kernel::listing::Listed;
+use crate::kernel::names::Resource;
+use std::collections::BTreeSet;
+
+/// Names the GPUs to NVIDIA's runtimes.
+const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// Where the runtime looks for mounts that name devices.
+const MOUNTS_ROOT: &str = "/var/run/nvidia-container-devices";
+/// Names the allocation; the kubelet keeps it in its checkpoint beside the pod's UID.
+const ALLOCATION_ID: &str = "BERTH_ALLOCATION_ID_";
+/// A key that differs between two resources of one container: the kubelet merges their
+/// environments and keeps only one of two equal keys.
+pub(super) fn key_of(prefix: &str, resource: &Resource) -> String {
+    let name = resource.as_str().chars();
+    let name = name.map(|c| match c {
+        c if c.is_ascii_alphanumeric() => c.to_ascii_uppercase(),
+        _ => '_',
+    });
+    prefix.chars().chain(name).collect()
+}
+
+/// The environment key that carries the allocation id of this resource.
+pub(super) fn allocation_key(resource: &Resource) -> String {
+    key_of(ALLOCATION_ID, resource)
+}
+
+/// A listed device on the wire. A device without NUMA node carries no topology at all.
+pub(super) fn device(listed: &Listed) -> Device {
+    let health = if listed.healthy { HEALTHY } else { UNHEALTHY };
+    Device {
+        id: listed.id.to_string(),
+        health: health.to_owned(),
+        topology: listed.numa_node.map(|node| TopologyInfo {
+            nodes: vec![NumaNode {
+                id: i64::from(node),
+            }],
+        }),
+    }
+}
+
+/// What the container of this grant gets.
+pub(super) fn response(
+    allocation: &Allocation,
+    ledger: &Ledger,
+    edits: &Edits,
+) -> ContainerAllocateResponse {
+    let parts = parts_of(allocation, ledger);
+    let names = parts.iter().map(|part| name_of(part, edits.id_strategy));
+    let names: Vec<String> = names.collect();
+    let mut response = ContainerAllocateResponse::default();
+    for (key, value) in &allocation.decision.environment {
+        response.envs.insert(key.clone(), value.clone());
+    }
+    add_limits(allocation, &mut response);
+    for list in &edits.strategies {
+        add_list(*list, &names, allocation, edits, &mut response);
+    }
+    if edits.pass_device_specs {
+        response.devices = device_nodes(&parts, &edits.driver_root);
+    }
+    if let Some(own) = edits.resources.get(&allocation.resource) {
+        add_own(own, &mut response);
+    }
+    // Last, so that nothing a policy said can stand in its place.
+    let key = allocation_key(&allocation.resource);
+    response.envs.insert(key, allocation.id.to_string());
+    response
+}
+
+/// The operator's own additions.
+fn add_own(own: &ResourceEdits, response: &mut ContainerAllocateResponse) {
+    response.mounts.extend(own.mounts.iter().map(|m| Mount {
+        container_path: m.container_path.clone(),
+        host_path: m.host_path.clone(),
+        read_only: m.read_only,
+    }));
+    response
+        .devices
+        .extend(own.devices.iter().map(|d| DeviceSpec {
+            container_path: d.container_path.as_ref().unwrap_or(&d.host_path).clone(),
+            host_path: d.host_path.clone(),
+            permissions: d.permissions.clone(),
+        }));
+}
+
+/// The parts behind the devices, each once however many of its shares are granted.
+fn parts_of<'l>(allocation: &Allocation, ledger: &'l Ledger) -> Vec<&'l Part> {
+    let ids: BTreeSet<_> = allocation.devices.iter().map(|d| &d.part).collect();
+    let parts = ids.into_iter().filter_map(|id| ledger.part(id));
+    let mut parts: Vec<&Part> = parts.map(|state| &state.part).collect();
+    parts.sort_by(|a, b| (a.gpu_index, &a.id).cmp(&(b.gpu_index, &b.id)));
+    parts
+}
+
+fn name_of(part: &Part, strategy: DeviceIdStrategy) -> String {
+    match strategy {
+        DeviceIdStrategy::Index if part.parent.is_none() => part.gpu_index.to_string(),
+        DeviceIdStrategy::Index | DeviceIdStrategy::Uuid => part.id.to_string(),
+    }
+}
+
+fn add_limits(allocation: &Allocation, response: &mut ContainerAllocateResponse) {
+    let limits = allocation.decision.limits;
+    if let Some(mib) = limits.memory_mib {
+        let key = key_of("BERTH_MEMORY_LIMIT_MIB_", &allocation.resource);
+        response.envs.insert(key, mib.to_string());
+    }
+    if let Some(percent) = limits.compute_percent {
+        let key = key_of("BERTH_COMPUTE_LIMIT_PERCENT_", &allocation.resource);
+        response.envs.insert(key, percent.to_string());
+    }
+}
+
+fn add_list(
+    list: DeviceListStrategy,
+    names: &[String],
+    allocation: &Allocation,
+    edits: &Edits,
+    response: &mut ContainerAllocateResponse,
+) {
+    let cdi = |name: &String| format!("{}={name}", edits.cdi_kind);
+    match list {
+        DeviceListStrategy::Envvar => {
+            let value = names.join(",");
+            response.envs.insert(VISIBLE_DEVICES.to_owned(), value);
+        }
+        DeviceListStrategy::VolumeMounts => {
+            // The environment then says where to look; with both strategies the names win.
+            let entry = response.envs.entry(VISIBLE_DEVICES.to_owned());
+            entry.or_insert_with(|| MOUNTS_ROOT.to_owned());
+            response.mounts.extend(names.iter().map(|name| Mount {
+                container_path: format!("{MOUNTS_ROOT}/{name}"),
+                host_path: "/dev/null".to_owned(),
+                read_only: false,
+            }));
+        }
+        DeviceListStrategy::CdiAnnotations => {
+            // One key a grant: annotations of two resources merge by key, too.
+            let key = format!("{}berth_{}", edits.cdi_annotation_prefix, allocation.id);
+            let value: Vec<String> = names.iter().map(cdi).collect();
+            response.annotations.insert(key, value.join(","));
+        }
+        DeviceListStrategy::CdiCri => {
+            let devices = names.iter().map(|name| CdiDevice { name: cdi(name) });
+            response.cdi_devices.extend(devices);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::WantedDevice;
+    use crate::kernel::allocation::{Decision, Holder, Limits};
+    use crate::kernel::change::{Change, Entry};
+    use crate::kernel::names::{AllocationId, DeviceId, PartId};
+    use crate::kernel::time::Now;
+    use std::collections::BTreeMap;
+    use std::path::PathBuf;
+
+    fn resource(name: &str) -> Resource {
+        Resource::parse(name).unwrap()
+    }
+
+    fn ledger() -> Ledger {
+        let part = |n: u32| {
+            Change::PartFound(Part {
+                id: PartId::parse(&format!("GPU-{}", 9 - n)).unwrap(),
+                parent: None,
+                vendor: "nvidia".into(),
+                model: "Test".into(),
+                gpu_index: n,
+                minor: Some(n + 4),
+                memory_mib: 1000,
+                pci_bus: String::new(),
+                numa_node: None,
+                mig_enabled: false,
+                mig: None,
+                attributes: BTreeMap::new(),
+            })
+        };
+        let mut ledger = Ledger::default();
+        ledger.apply(&Entry {
+            at: Now::default(),
+            changes: vec![part(0), part(1)],
+        });
+        ledger
+    }
+
+    fn allocation(resource_name: &str, devices: &[&str]) -> Allocation {
+        Allocation {
+            id: AllocationId {
+                store: 0xab,
+                number: 7,
+            },
+            resource: resource(resource_name),
+            devices: devices
+                .iter()
+                .map(|id| DeviceId::parse(id).unwrap())
+                .collect(),
+            granted_wall_ms: 0,
+            holder: Holder::default(),
+            overlapped: false,
+            decision: Decision::default(),
+            ended: None,
+        }
+    }
+
+    fn with(strategies: &[DeviceListStrategy]) -> Edits {
+        Edits {
+            strategies: strategies.iter().copied().collect(),
+            ..Edits::default()
+        }
+    }
+
+    #[test]
+    fn gpus_are_named_once_and_in_the_order_of_their_index() {
+        let grant = allocation(
+            "nvidia.com/gpu.shared",
+            &["GPU-8::0", "GPU-9::1", "GPU-9::2"],
+        );
+        let got = response(&grant, &ledger(), &Edits::default());
+        assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], "GPU-9,GPU-8");
+        let index = Edits {
+            id_strategy: DeviceIdStrategy::Index,
+            ..Edits::default()
+        };
+        let got = response(&grant, &ledger(), &index);
+        assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], "0,1");
+        assert!(got.mounts.is_empty() && got.devices.is_empty() && got.annotations.is_empty());
+    }
+
+    #[test]
+    fn the_allocation_id_has_a_key_of_its_resource_that_no_policy_can_take() {
+        let mut grant = allocation("nvidia.com/mig-1g.10gb", &["GPU-9"]);
+        let key = "BERTH_ALLOCATION_ID_NVIDIA_COM_MIG_1G_10GB";
+        grant.decision.environment = vec![
+            (key.into(), "forged".into()),
+            ("MODE".into(), "slow".into()),
+        ];
+        grant.decision.limits = Limits {
+            memory_mib: Some(500),
+            compute_percent: Some(50),
+        };
+        let envs = response(&grant, &ledger(), &Edits::default()).envs;
+        assert_eq!(envs[key], "000000ab-7");
+        assert_eq!(envs["MODE"], "slow");
+        assert_eq!(envs["BERTH_MEMORY_LIMIT_MIB_NVIDIA_COM_MIG_1G_10GB"], "500");
+        assert_eq!(
+            envs["BERTH_COMPUTE_LIMIT_PERCENT_NVIDIA_COM_MIG_1G_10GB"],
+            "50"
+        );
+    }
+
+    #[test]
+    fn each_strategy_names_the_devices_in_its_own_way() {
+        let grant = allocation("nvidia.com/gpu", &["GPU-9"]);
+        let ledger = ledger();
+        let mounts = response(&grant, &ledger, &with(&[DeviceListStrategy::VolumeMounts]));
+        let root = "/var/run/nvidia-container-devices";
+        assert_eq!(mounts.envs["NVIDIA_VISIBLE_DEVICES"], root);
+        assert_eq!(mounts.mounts[0].host_path, "/dev/null");
+        assert_eq!(mounts.mounts[0].container_path, format!("{root}/GPU-9"));
+        let cdi = response(
+            &grant,
+            &ledger,
+            &with(&[DeviceListStrategy::CdiAnnotations]),
+        );
+        assert_eq!(
+            cdi.annotations["cdi.k8s.io/berth_000000ab-7"],
+            "nvidia.com/gpu=GPU-9"
+        );
+        assert!(!cdi.envs.contains_key("NVIDIA_VISIBLE_DEVICES"));
+        let cri = response(&grant, &ledger, &with(&[DeviceListStrategy::CdiCri]));
+        assert_eq!(cri.cdi_devices[0].name, "nvidia.com/gpu=GPU-9");
+        // The container then sees its GPUs by name, not by the place of the mounts.
+        let both = [DeviceListStrategy::Envvar, DeviceListStrategy::VolumeMounts];
+        let both = response(&grant, &ledger, &with(&both));
+        assert_eq!(both.envs["NVIDIA_VISIBLE_DEVICES"], "GPU-9");
+        assert_eq!(both.mounts.len(), 1);
+    }
+
+    #[test]
+    fn the_operators_own_mounts_and_devices_go_to_their_resource_only() {
+        let own = ResourceEdits {
+            devices: vec![WantedDevice {
+                host_path: "/dev/x".into(),
+                container_path: None,
+                permissions: "r".into(),
+            }],
+            ..ResourceEdits::default()
+        };
+        let edits = Edits {
+            resources: BTreeMap::from([(resource("nvidia.com/gpu"), own)]),
+            ..Edits::default()
+        };
+        let got = response(&allocation("nvidia.com/gpu", &["GPU-9"]), &ledger(), &edits);
+        assert_eq!(got.devices[0].container_path, "/dev/x");
+        let other = allocation("nvidia.com/gpu.shared", &["GPU-9::0"]);
+        assert!(response(&other, &ledger(), &edits).devices.is_empty());
+    }
+
+    #[test]
+    fn device_nodes_are_passed_by_minor_number_under_the_driver_root() {
+        let edits = Edits {
+            pass_device_specs: true,
+            driver_root: PathBuf::from("/nowhere"),
+            ..Edits::default()
+        };
+        let got = response(&allocation("nvidia.com/gpu", &["GPU-8"]), &ledger(), &edits);
+        let nodes: Vec<_> = got
+            .devices
+            .iter()
+            .map(|d| (d.container_path.as_str(), d.host_path.as_str()))
+            .collect();
+        // No control node is there, so none is passed: a missing one would fail the container.
+        assert_eq!(nodes, [("/dev/nvidia5", "/nowhere/dev/nvidia5")]);
+    }
+
+    #[test]
+    fn a_device_without_numa_node_carries_no_topology() {
+        let mut listed = Listed {
+            id: DeviceId::parse("GPU-9::3").unwrap(),
+            healthy: false,
+            numa_node: None,
+        };
+        let wire = device(&listed);
+        assert_eq!(
+            (wire.id.as_str(), wire.health.as_str()),
+            ("GPU-9::3", "Unhealthy")
+        );
+        assert!(wire.topology.is_none());
+        listed.numa_node = Some(1);
+        assert_eq!(device(&listed).topology.unwrap().nodes[0].id, 1);
+    }
+}

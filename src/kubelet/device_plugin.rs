@@ -1,0 +1,209 @@
+//! The five calls of the device plugin API, for one resource.
+
+use super::board::Board;
+use super::rounds::Rounds;
+use super::socket::Counted;
+use super::wire::v1beta1::device_plugin_server::DevicePlugin;
+use super::wire::v1beta1::{
+    AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerAllocateResponse,
+    ContainerPreferredAllocationResponse, DevicePluginOptions, Empty, ListAndWatchResponse,
+    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse,
+};
+use super::{convert, parse, parse::BadRequest, status};
+use crate::admission::{Door, Granted};
+use crate::config::Edits;
+use crate::keeper::AskError;
+use crate::kernel::names::{DeviceId, Resource};
+use crate::kernel::policy::{AdmitRequest, PlaceRequest};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+/// Containers in one request. The kubelet sends exactly one; the API allows more.
+const CONTAINERS_MAX: usize = 16;
+
+/// What the calls of one resource need. One a resource, shared by all its connections.
+pub(super) struct Desk {
+    pub(super) resource: Resource,
+    pub(super) door: Door,
+    pub(super) edits: Arc<Edits>,
+    pub(super) rounds: Arc<Rounds>,
+    pub(super) board: Arc<Board>,
+    /// How many ListAndWatch streams live.
+    pub(super) streams: Arc<watch::Sender<usize>>,
+    /// Streams opened before the newest turn of this end.
+    pub(super) ending: watch::Sender<u64>,
+}
+
+/// The service; cheap to make anew for another socket.
+pub(super) struct Service(pub(super) Arc<Desk>);
+
+#[tonic::async_trait]
+impl DevicePlugin for Service {
+    type ListAndWatchStream = ReceiverStream<Result<ListAndWatchResponse, Status>>;
+
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(DevicePluginOptions {
+            // Nothing is done to a GPU before a start, and the call would cost each restart.
+            pre_start_required: false,
+            get_preferred_allocation_available: true,
+        }))
+    }
+
+    async fn list_and_watch(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        // One message at a time: a reader that lags gets the newest list, not all of them.
+        let (sender, receiver) = mpsc::channel(1);
+        tokio::spawn(show(Arc::clone(&self.0), sender));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let requests = request.into_inner().container_requests;
+        check_containers(requests.len())?;
+        let ledger = self.0.door.snapshot();
+        let mut container_responses = Vec::new();
+        for request in &requests {
+            let place = parse::place(&ledger, &self.0.resource, request)
+                .map_err(|error| status::bad_request(&error))?;
+            let devices = self.0.place(place).await;
+            let device_i_ds = devices.iter().map(DeviceId::to_string).collect();
+            container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
+        }
+        Ok(Response::new(PreferredAllocationResponse {
+            container_responses,
+        }))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let requests = request.into_inner().container_requests;
+        check_containers(requests.len())?;
+        let mut container_responses = Vec::new();
+        for request in &requests {
+            container_responses.push(self.0.allocate(request).await?);
+        }
+        Ok(Response::new(AllocateResponse {
+            container_responses,
+        }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
+
+fn check_containers(given: usize) -> Result<(), Status> {
+    let limit = CONTAINERS_MAX;
+    let error = match given {
+        0 => BadRequest::NoContainer,
+        n if n > limit => BadRequest::TooManyContainers { given, limit },
+        _ => return Ok(()),
+    };
+    Err(status::bad_request(&error))
+}
+
+/// One stream: the whole list now, and again whenever the board turns.
+async fn show(desk: Arc<Desk>, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
+    let _counted = Counted::new(&desk.streams);
+    let mut ending = desk.ending.subscribe();
+    ending.borrow_and_update();
+    let mut sheets = desk.board.subscribe();
+    loop {
+        let devices = Arc::clone(&sheets.borrow_and_update().devices);
+        let devices = devices.iter().map(convert::device).collect();
+        let message = Ok(ListAndWatchResponse { devices });
+        tokio::select! {
+            sent = sender.send(message) => if sent.is_err() { return },
+            _ = ending.changed() => return,
+        }
+        tokio::select! {
+            turned = sheets.changed() => if turned.is_err() { return },
+            _ = ending.changed() => return,
+            // The kubelet closed the stream or its connection.
+            () = sender.closed() => return,
+        }
+    }
+}
+
+impl Desk {
+    /// Asks where to place, and holds the answer against the request: whatever the middle said,
+    /// the kubelet gets that many of the available ids with the required ones among them.
+    async fn place(&self, request: PlaceRequest) -> Vec<DeviceId> {
+        if request.size == 0 || request.available.is_empty() {
+            return Vec::new();
+        }
+        if request.size >= request.available.len() {
+            return request.available;
+        }
+        let (answer, _by) = self.door.place(request.clone()).await;
+        let available: BTreeSet<&DeviceId> = request.available.iter().collect();
+        // Required first, so that they are in whatever else is cut off.
+        let wanted = request.required.iter().chain(&answer.devices);
+        let rest = wanted.chain(&request.available);
+        let mut seen = BTreeSet::new();
+        rest.filter(|id| available.contains(*id) && seen.insert(*id))
+            .take(request.size.max(request.required.len()))
+            .cloned()
+            .collect()
+    }
+
+    async fn allocate(
+        &self,
+        request: &ContainerAllocateRequest,
+    ) -> Result<ContainerAllocateResponse, Status> {
+        let ledger = self.door.snapshot();
+        let admit = parse::admit(&ledger, &self.resource, request)
+            .map_err(|error| status::bad_request(&error))?;
+        let granted = self.grant(admit).await.map_err(|error| {
+            tracing::warn!(resource = %self.resource, %error, "no grant");
+            status::declined(&self.resource, &error)
+        })?;
+        let allocation = &granted.allocation;
+        tracing::info!(
+            allocation = %allocation.id, resource = %self.resource, devices = ?allocation.devices,
+            "granted"
+        );
+        Ok(convert::response(
+            allocation,
+            &granted.snapshot,
+            &self.edits,
+        ))
+    }
+
+    /// Asks once, and once more after a round where a holder may have left unnoticed.
+    async fn grant(&self, admit: AdmitRequest) -> Result<Granted, AskError> {
+        match self.door.allocate(admit.clone()).await {
+            Err(AskError::Refused(refusal)) if refusal.round_may_cure() => {
+                tracing::info!(
+                    resource = %self.resource, %refusal,
+                    "looking whether the holder is still there"
+                );
+                self.rounds.cure().await;
+                self.door.allocate(admit).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// Ends every stream that lives now.
+    pub(super) fn end_streams(&self) {
+        self.ending.send_modify(|turn| *turn += 1);
+    }
+}

@@ -1,0 +1,328 @@
+//! Rounds: looks at the kubelet's two accounts of who holds what, handed to the middle.
+//!
+//! The order makes a round fresh: `List` first (the kubelet forgets the dead), then the resent list
+//! (it writes down what is left), then the new file. A file of before the round shows too much.
+
+use super::checkpoint::{self, Checkpoint};
+use super::folder::{FileId, Seen};
+use super::pod_resources::PodResources;
+use super::settings::Settings;
+use super::supervisor::Boards;
+use crate::admission::Door;
+use crate::keeper::AskError;
+use crate::kernel::drain::Drain;
+use crate::kernel::ledger::Ledger;
+use crate::kernel::names::Resource;
+use crate::kernel::reconcile::{KubeletAge, PodList, RoundView};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// A round that could not be taken to its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RoundError {
+    /// What was seen could not be handed over.
+    #[error("the round's findings could not be applied")]
+    Ask(#[source] AskError),
+}
+
+/// Takes rounds, one at a time.
+pub(super) struct Rounds {
+    settings: Arc<Settings>,
+    door: Door,
+    boards: Arc<Boards>,
+    seen: watch::Receiver<Seen>,
+    pod_resources: PodResources,
+    /// When this process began to look, milliseconds since 1970.
+    began_wall_ms: u64,
+    /// The newest kubelet.sock and when we noticed it, monotonic milliseconds.
+    noticed: Mutex<Option<(FileId, u64)>>,
+    /// When the last full round ended. Held while one runs.
+    last: tokio::sync::Mutex<Option<Instant>>,
+    /// What could not be asked or read last time, so that it is said once.
+    troubles: Mutex<Troubles>,
+}
+
+#[derive(Debug, Default)]
+struct Troubles {
+    list: Option<String>,
+    checkpoint: Option<String>,
+}
+
+impl Rounds {
+    pub(super) fn new(
+        settings: Arc<Settings>,
+        door: Door,
+        boards: Arc<Boards>,
+        seen: watch::Receiver<Seen>,
+    ) -> Self {
+        let socket = settings.pod_resources_socket();
+        Self {
+            pod_resources: PodResources::new(&socket, settings.waits.list_limit),
+            began_wall_ms: door.now().wall_ms,
+            settings,
+            door,
+            boards,
+            seen,
+            noticed: Mutex::default(),
+            last: tokio::sync::Mutex::default(),
+            troubles: Mutex::default(),
+        }
+    }
+
+    /// One full round.
+    pub(super) async fn round(&self) -> Result<(), RoundError> {
+        let mut last = self.last.lock().await;
+        let mut view = self.begin();
+        let ours = self.ours();
+        view.list = self.list(&ours).await;
+        let before = checkpoint_now(&self.settings);
+        if self.boards.resend_one() {
+            let mut seen = self.seen.clone();
+            let written = seen.wait_for(|seen| seen.checkpoint != before);
+            // Not written in time means only that the view is not fresh.
+            let _ = timeout(self.settings.rounds.checkpoint_wait, written).await;
+        }
+        if let Some(read) = self.checkpoint(&ours).await {
+            view.fresh = Some(read.file) != before;
+            view.checkpoint = Some(read.entries);
+        }
+        let applied = self.door.observe(view).await;
+        *last = Some(Instant::now());
+        applied.map(drop).map_err(RoundError::Ask)
+    }
+
+    /// A round before a refusal, bounded: the pod's admission waits for it.
+    pub(super) async fn cure(&self) {
+        match timeout(self.settings.waits.cure_limit, self.round()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "a round before a refusal failed"),
+            Err(_) => tracing::warn!("a round before a refusal took too long"),
+        }
+    }
+
+    /// What both sources show now, without making the kubelet write. Names holders early; ends
+    /// nothing, as it is never fresh.
+    async fn glance(&self, list: Option<PodList>) -> Result<(), RoundError> {
+        let mut view = self.begin();
+        let ours = self.ours();
+        view.list = match list {
+            Some(list) => Some(list),
+            None => self.list(&ours).await,
+        };
+        let read = self.checkpoint(&ours).await;
+        view.checkpoint = read.map(|read| read.entries);
+        let applied = self.door.observe(view).await;
+        applied.map(drop).map_err(RoundError::Ask)
+    }
+
+    /// Takes over what pods hold already, before the first registration. The checkpoint was read
+    /// by the caller, who decides what an unreadable one means.
+    pub(super) async fn adopt(&self, found: Option<Checkpoint>) -> Result<(), RoundError> {
+        let mut view = self.begin();
+        let ours = self.ours();
+        view.list = self.list(&ours).await;
+        view.checkpoint = Some(found.map_or_else(Vec::new, |found| found.entries));
+        view.adopt = true;
+        let applied = self.door.observe(view).await;
+        applied.map(drop).map_err(RoundError::Ask)
+    }
+
+    /// Polls `List`, reads new checkpoints, and takes rounds when they are due, for ever.
+    pub(super) async fn keep(self: Arc<Self>) {
+        let mut seen = self.seen.clone();
+        let mut disagreed: BTreeSet<String> = BTreeSet::new();
+        let mut next_list = Instant::now();
+        loop {
+            tokio::select! {
+                () = sleep_until(next_list) => {
+                    next_list = Instant::now() + self.list_interval();
+                    self.poll(&mut disagreed).await;
+                }
+                changed = seen.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.age();
+                    tokio::time::sleep(self.settings.waits.gather).await;
+                    seen.borrow_and_update();
+                    self.read_if_curious().await;
+                }
+            }
+        }
+    }
+
+    async fn poll(&self, disagreed: &mut BTreeSet<String>) {
+        let list = self.list(&self.ours()).await;
+        let ledger = self.door.snapshot();
+        let rounds = &self.settings.rounds;
+        // Two rounds so far apart end an allocation; more of them about one thing say no more.
+        let apart = Duration::from_millis(self.door.rules().timing.rounds_apart_ms);
+        let now_disagreed = match &list {
+            Some(list) => disagreements(&ledger, list),
+            None => BTreeSet::new(),
+        };
+        let since = self.last.lock().await.map(|at| at.elapsed());
+        let due = |so_long: Duration| since.is_none_or(|since| since >= so_long);
+        let news = !now_disagreed.is_subset(disagreed);
+        let round = due(rounds.round_every) || (!now_disagreed.is_empty() && (news || due(apart)));
+        *disagreed = now_disagreed;
+        let done = match round {
+            true => self.round().await,
+            false if list.is_some() && curious(&ledger) => self.glance(list).await,
+            false => Ok(()),
+        };
+        if let Err(error) = done {
+            tracing::warn!(%error, "a round failed");
+        }
+    }
+
+    async fn read_if_curious(&self) {
+        if curious(&self.door.snapshot())
+            && let Err(error) = self.glance(None).await
+        {
+            tracing::warn!(%error, "a new checkpoint could not be handed over");
+        }
+    }
+
+    fn list_interval(&self) -> Duration {
+        let rounds = &self.settings.rounds;
+        let draining = self
+            .door
+            .snapshot()
+            .gpus
+            .values()
+            .any(|gpu| gpu.drain != Drain::Active);
+        match draining {
+            true => rounds.list_every_cordoned,
+            false => rounds.list_every,
+        }
+    }
+
+    fn begin(&self) -> RoundView {
+        RoundView {
+            began_mono_ms: self.door.now().mono_ms,
+            kubelet: self.age(),
+            ..RoundView::default()
+        }
+    }
+
+    /// How old the kubelet's socket is. One that is older than this process is of moment 0; any
+    /// other counts from when we noticed it, which can only be later than it was made.
+    fn age(&self) -> Option<KubeletAge> {
+        let id = self.seen.borrow().kubelet?;
+        let mut noticed = self.noticed.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = match *noticed {
+            Some((known, since)) if known == id => since,
+            None if id.created_wall_ms() < self.began_wall_ms => 0,
+            _ => self.door.now().mono_ms,
+        };
+        *noticed = Some((id, since));
+        Some(KubeletAge {
+            created_wall_ms: id.created_wall_ms(),
+            created_mono_ms: since,
+        })
+    }
+
+    /// The resources whose holders concern us: listed ones, and ones that live allocations name.
+    pub(super) fn ours(&self) -> BTreeSet<Resource> {
+        let ledger = self.door.snapshot();
+        let mut ours = ledger.resources();
+        ours.extend(ledger.live.values().map(|a| a.resource.clone()));
+        ours
+    }
+
+    async fn list(&self, ours: &BTreeSet<Resource>) -> Option<PodList> {
+        let answer = self.pod_resources.list(ours).await;
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        match answer {
+            Ok(list) => {
+                if troubles.list.take().is_some() {
+                    tracing::info!("the kubelet's pod resources API answers again");
+                }
+                Some(list)
+            }
+            Err(error) => {
+                say_once(&mut troubles.list, &error.to_string());
+                None
+            }
+        }
+    }
+
+    async fn checkpoint(&self, ours: &BTreeSet<Resource>) -> Option<Checkpoint> {
+        let folder = self.settings.device_plugins();
+        let ours = ours.clone();
+        // Up to 64 MiB from a disk: not on a thread that answers the kubelet.
+        let read = move || checkpoint::read(&folder, &ours);
+        let answer = tokio::task::spawn_blocking(read).await.ok()?;
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        match answer {
+            Ok(read) => {
+                if troubles.checkpoint.take().is_some() {
+                    tracing::info!("the kubelet's checkpoint can be read again");
+                }
+                Some(read)
+            }
+            Err(error) => {
+                say_once(&mut troubles.checkpoint, &error.to_string());
+                None
+            }
+        }
+    }
+}
+
+/// Logs a trouble when it is news.
+fn say_once(last: &mut Option<String>, trouble: &str) {
+    if last.as_deref() != Some(trouble) {
+        tracing::warn!(
+            trouble,
+            "no allocation ends by this source until it can be asked again"
+        );
+        *last = Some(trouble.to_owned());
+    }
+}
+
+fn checkpoint_now(settings: &Settings) -> Option<FileId> {
+    let path = settings.device_plugins().join(checkpoint::CHECKPOINT_FILE);
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some(FileId::of(&metadata))
+}
+
+/// Whether the sources could tell the ledger something: somebody's name is missing, or an overlap
+/// is open.
+fn curious(ledger: &Ledger) -> bool {
+    let mut live = ledger.live.values();
+    live.any(|a| a.overlapped || a.holder.pod.is_none() || a.holder.pod_uid.is_none())
+}
+
+/// What `List` and the ledger see differently, each in a word of its own.
+fn disagreements(ledger: &Ledger, list: &PodList) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for allocation in ledger.live.values() {
+        let holder = &allocation.holder;
+        let gone = match (&holder.namespace, &holder.pod) {
+            (Some(namespace), Some(pod)) => !list.pods.contains(&(namespace.clone(), pod.clone())),
+            // Of an init container only the UID is known, which `List` does not tell.
+            _ => holder.is_unknown(),
+        };
+        if gone || allocation.overlapped {
+            found.insert(allocation.id.to_string());
+        }
+    }
+    for held in &list.held {
+        let known = held.devices.iter().all(|id| {
+            ledger
+                .device(&held.resource, id)
+                .is_some_and(crate::kernel::part_state::Device::held)
+        });
+        if !known {
+            found.insert(format!(
+                "{}/{}/{}",
+                held.namespace, held.pod, held.container
+            ));
+        }
+    }
+    found
+}

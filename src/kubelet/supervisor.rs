@@ -1,0 +1,158 @@
+//! One plugin a resource that has a listed device, from the first to the last.
+
+use super::board::Board;
+use super::device_plugin::Desk;
+use super::folder::Seen;
+use super::plugin::{Plugin, Registrations};
+use super::rounds::Rounds;
+use super::settings::Settings;
+use crate::admission::Door;
+use crate::config::Edits;
+use crate::keeper::Snapshot;
+use crate::kernel::names::Resource;
+use crate::kernel::offer::RESOURCES_MAX;
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// The boards of all resources, and how many read each. Rounds resend through it.
+#[derive(Debug, Default)]
+pub(super) struct Boards(Mutex<BTreeMap<Resource, Posted>>);
+
+#[derive(Debug)]
+struct Posted {
+    board: Arc<Board>,
+    streams: Arc<watch::Sender<usize>>,
+}
+
+impl Boards {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Resource, Posted>> {
+        // Plain values; whoever panicked left them whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends one list once more to whoever reads it. False if nobody reads any.
+    pub(super) fn resend_one(&self) -> bool {
+        let boards = self.lock();
+        let read = boards.values().find(|posted| *posted.streams.borrow() > 0);
+        if let Some(posted) = read {
+            posted.board.resend();
+        }
+        read.is_some()
+    }
+}
+
+/// What every plugin needs.
+pub(super) struct Supervisor {
+    pub(super) settings: Arc<Settings>,
+    pub(super) door: Door,
+    pub(super) rounds: Arc<Rounds>,
+    pub(super) boards: Arc<Boards>,
+    pub(super) seen: watch::Receiver<Seen>,
+    pub(super) registrations: Arc<watch::Sender<Registrations>>,
+}
+
+struct Employed {
+    board: Arc<Board>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Supervisor {
+    /// Runs until `stop`, then stops every plugin and waits for them.
+    pub(super) async fn run(self, mut stop: watch::Receiver<bool>) {
+        let said_waiting = Arc::new(AtomicBool::new(false));
+        let edits = Arc::new(self.settings.edits.clone());
+        let mut snapshots = self.door.watch();
+        let mut plugins: BTreeMap<Resource, Employed> = BTreeMap::new();
+        // Plugins on their way out; their successors wait for them, as the socket is the same.
+        let mut leaving: BTreeMap<Resource, JoinHandle<()>> = BTreeMap::new();
+        loop {
+            let ledger = Arc::clone(&snapshots.borrow_and_update());
+            leaving.retain(|_, task| !task.is_finished());
+            let listed = ledger.resources();
+            let gone: Vec<Resource> = plugins
+                .keys()
+                .filter(|resource| !listed.contains(*resource))
+                .cloned()
+                .collect();
+            for resource in gone {
+                if let Some(plugin) = plugins.remove(&resource) {
+                    tracing::info!(%resource, "no device is listed any more; leaving the kubelet");
+                    self.boards.lock().remove(&resource);
+                    plugin.stop.send_replace(true);
+                    leaving.insert(resource, plugin.task);
+                }
+            }
+            for resource in listed {
+                if let Some(plugin) = plugins.get(&resource) {
+                    self.show(&plugin.board, &ledger, &resource);
+                } else if plugins.len() < RESOURCES_MAX {
+                    let before = leaving.remove(&resource);
+                    let plugin = self.employ(&resource, &ledger, &edits, &said_waiting, before);
+                    plugins.insert(resource, plugin);
+                }
+            }
+            tokio::select! {
+                changed = snapshots.changed() => if changed.is_err() { break },
+                _ = stop.wait_for(|stop| *stop) => break,
+            }
+        }
+        for plugin in plugins.values() {
+            plugin.stop.send_replace(true);
+        }
+        let tasks = plugins.into_values().map(|plugin| plugin.task);
+        for task in tasks.chain(leaving.into_values()) {
+            // A plugin that panicked has been reported by the runtime.
+            let _ = task.await;
+        }
+    }
+
+    fn show(&self, board: &Board, ledger: &Snapshot, resource: &Resource) {
+        board.show(self.door.listing(ledger, resource));
+    }
+
+    fn employ(
+        &self,
+        resource: &Resource,
+        ledger: &Snapshot,
+        edits: &Arc<Edits>,
+        said_waiting: &Arc<AtomicBool>,
+        before: Option<JoinHandle<()>>,
+    ) -> Employed {
+        let board = Arc::new(Board::new());
+        // Before anybody can read it: an empty first list would take the resource's devices away.
+        self.show(&board, ledger, resource);
+        let streams = Arc::new(watch::Sender::new(0));
+        let posted = Posted {
+            board: Arc::clone(&board),
+            streams: Arc::clone(&streams),
+        };
+        self.boards.lock().insert(resource.clone(), posted);
+        let desk = Arc::new(Desk {
+            resource: resource.clone(),
+            door: self.door.clone(),
+            edits: Arc::clone(edits),
+            rounds: Arc::clone(&self.rounds),
+            board: Arc::clone(&board),
+            streams,
+            ending: watch::Sender::new(0),
+        });
+        let settings = Arc::clone(&self.settings);
+        let seen = self.seen.clone();
+        let registrations = Arc::clone(&self.registrations);
+        let said_waiting = Arc::clone(said_waiting);
+        let (stop, stopped) = watch::channel(false);
+        let task = tokio::spawn(async move {
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            Plugin::new(desk, settings, seen, registrations, said_waiting)
+                .run(stopped)
+                .await;
+        });
+        Employed { board, stop, task }
+    }
+}

@@ -4,3 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod house;
+mod kubelet_allocation;
+mod kubelet_bench;
+mod kubelet_registration;
+mod kubelet_rounds;
+mod kubelet_twins;

@@ -1,0 +1,257 @@
+//! A node without a cluster: the real keeper, admission and kubelet room between simulated parts
+//! and the stand-in kubelet.
+
+use crate::kubelet_twins::{MapStore, RealClock, ToldPolicies, told_version};
+use berth::admission::{self, Baseline, Door};
+use berth::config::{Edits, RoundTiming};
+use berth::keeper::Keeper;
+use berth::kernel::allocation::Allocation;
+use berth::kernel::command::{NewStack, Rules};
+use berth::kernel::gpu::{Inventory, Links, Part};
+use berth::kernel::names::{PartId, Resource};
+use berth::kernel::stack::{OnFault, Permissions, StackEntry};
+use berth::kernel::time::Timing;
+use berth::kubelet::{Front, Running, Settings, Waits};
+use berth::ports::{Clock, Policies};
+use kubelet_standin::{Kubelet, Options};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+pub(crate) const GPU: &str = "nvidia.com/gpu";
+pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
+/// Far above what anything here needs, far below a test's patience.
+pub(crate) const SOON: Duration = Duration::from_secs(10);
+/// Memory of every simulated GPU.
+pub(crate) const MEMORY_MIB: u64 = 81_920;
+
+/// A node under test.
+pub(crate) struct Node {
+    pub(crate) kubelet: Kubelet,
+    pub(crate) door: Door,
+    pub(crate) settings: Settings,
+    pub(crate) running: Option<Running>,
+    gpus: Vec<Part>,
+    _folder: TempDir,
+}
+
+/// How a node is made.
+pub(crate) struct Recipe {
+    pub(crate) gpus: u32,
+    pub(crate) numa: bool,
+    pub(crate) timing: Timing,
+    pub(crate) waits: Waits,
+    pub(crate) rounds: RoundTiming,
+    pub(crate) edits: Edits,
+    pub(crate) kubelet: fn(&mut Options),
+    /// What the policy of the stack is told; `None` leaves it to the baseline.
+    pub(crate) policy: Option<&'static str>,
+}
+
+impl Default for Recipe {
+    fn default() -> Self {
+        Self {
+            gpus: 4,
+            numa: false,
+            timing: Timing {
+                retire_ms: 200,
+                named_ms: 200,
+                rounds_apart_ms: 100,
+                kubelet_settle_ms: 100,
+                reply_settle_ms: 100,
+                ..Timing::default()
+            },
+            waits: Waits {
+                foreign_pause: Duration::from_secs(30),
+                ..Waits::default()
+            },
+            rounds: RoundTiming {
+                list_every: Duration::from_millis(50),
+                list_every_cordoned: Duration::from_millis(50),
+                round_every: Duration::from_secs(60),
+                checkpoint_wait: Duration::from_secs(1),
+            },
+            edits: Edits::default(),
+            kubelet: |_| {},
+            policy: None,
+        }
+    }
+}
+
+pub(crate) fn resource(name: &str) -> Resource {
+    Resource::parse(name).unwrap()
+}
+
+pub(crate) fn gpu(n: u32) -> PartId {
+    PartId::parse(&format!("GPU-{n}")).unwrap()
+}
+
+impl Recipe {
+    /// The node, its daemon part not started yet and no kubelet running.
+    pub(crate) async fn idle(self) -> Node {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path());
+        (self.kubelet)(&mut options);
+        let rules = Rules {
+            timing: self.timing,
+            ..Rules::default()
+        };
+        let clock: Arc<dyn Clock> = Arc::new(RealClock(Instant::now()));
+        let store = Box::new(MapStore::default());
+        let keeper = Keeper::open(store, rules.clone(), Arc::clone(&clock)).unwrap();
+        let baseline = Baseline {
+            resource: resource(GPU),
+            ignored_xids: Vec::new(),
+            quiet_ms: 1000,
+        };
+        let policies: Arc<dyn Policies> = Arc::new(ToldPolicies);
+        let middle = admission::start(keeper, policies, clock, rules, baseline).unwrap();
+        let gpus = (0..self.gpus).map(|n| part(n, self.numa)).collect();
+        let settings = Settings {
+            kubelet_dir: folder.path().to_owned(),
+            edits: self.edits,
+            rounds: self.rounds,
+            waits: self.waits,
+        };
+        let node = Node {
+            kubelet: Kubelet::new(options),
+            door: middle.door,
+            settings,
+            running: None,
+            gpus,
+            _folder: folder,
+        };
+        node.look(&[]).await;
+        match self.policy {
+            Some(told) => node.activate(told).await,
+            None => {
+                node.door.reoffer().await.unwrap();
+            }
+        }
+        node
+    }
+
+    /// The node with everything running.
+    pub(crate) async fn node(self) -> Node {
+        let mut node = self.idle().await;
+        node.kubelet.start().await.unwrap();
+        node.start();
+        node
+    }
+}
+
+fn part(n: u32, numa: bool) -> Part {
+    Part {
+        id: gpu(n),
+        parent: None,
+        vendor: "nvidia".into(),
+        model: "Simulated".into(),
+        gpu_index: n,
+        minor: Some(n),
+        memory_mib: MEMORY_MIB,
+        pci_bus: format!("00000000:{n:02x}:00.0"),
+        numa_node: numa.then_some(n / 2),
+        mig_enabled: false,
+        mig: None,
+        attributes: BTreeMap::new(),
+    }
+}
+
+impl Node {
+    pub(crate) fn front(&self) -> Front {
+        Front::new(self.settings.clone(), self.door.clone())
+    }
+
+    pub(crate) fn start(&mut self) {
+        self.running = Some(self.front().start());
+    }
+
+    pub(crate) async fn stop(&mut self) {
+        if let Some(running) = self.running.take() {
+            running.stop().await;
+        }
+    }
+
+    /// A look at the GPUs in which these are in trouble.
+    pub(crate) async fn look(&self, troubled: &[u32]) {
+        let inventory = Inventory {
+            parts: self.gpus.clone(),
+            links: Links::default(),
+            troubles: troubled
+                .iter()
+                .map(|n| (gpu(*n), "fell off the bus".to_owned()))
+                .collect(),
+            ..Inventory::default()
+        };
+        let door = self.door.clone();
+        let looked = tokio::task::spawn_blocking(move || door.looked(inventory));
+        looked.await.unwrap().unwrap();
+    }
+
+    /// Makes the policy of the stack say something else.
+    pub(crate) async fn activate(&self, told: &str) {
+        let version = told_version();
+        let door = self.door.clone();
+        let kept = version.clone();
+        tokio::task::spawn_blocking(move || door.keep(kept))
+            .await
+            .unwrap()
+            .unwrap();
+        let entry = StackEntry {
+            name: version.name,
+            digest: version.digest,
+            parameters: told.to_owned(),
+            permissions: Permissions {
+                environment: vec!["TOLD_*".into()],
+                ..Permissions::default()
+            },
+            on_fault: OnFault::Deny,
+        };
+        let stack = NewStack {
+            from_api: true,
+            by: "test".into(),
+            entries: vec![entry],
+        };
+        self.door.activate(stack, None).await.unwrap();
+    }
+
+    /// Waits until the kubelet has so many of a resource to give away, and is served.
+    pub(crate) async fn allocatable(&self, resource: &str, count: usize) {
+        let what = format!("{count} allocatable {resource}");
+        let there = |k: &Kubelet| k.allocatable(resource) == Some(count) && k.is_served(resource);
+        self.kubelet.wait_for(&what, SOON, there).await.unwrap();
+    }
+
+    /// Waits until the ledger says so.
+    pub(crate) async fn wait(
+        &self,
+        what: &str,
+        holds: impl Fn(&berth::kernel::ledger::Ledger) -> bool,
+    ) {
+        let mut snapshots = self.door.watch();
+        let waited = tokio::time::timeout(SOON, snapshots.wait_for(|s| holds(s))).await;
+        assert!(waited.is_ok(), "waited {SOON:?} for {what}");
+    }
+
+    /// Live allocations, oldest first.
+    pub(crate) fn live(&self) -> Vec<Allocation> {
+        let snapshot = self.door.snapshot();
+        snapshot.live.values().map(|a| (**a).clone()).collect()
+    }
+
+    /// Takes one round now.
+    pub(crate) async fn round(&self) {
+        self.running.as_ref().unwrap().round().await.unwrap();
+    }
+
+    pub(crate) fn plugins_folder(&self) -> PathBuf {
+        self.settings.device_plugins()
+    }
+
+    /// Nothing that was done would have hurt a real kubelet.
+    pub(crate) fn assert_harmless(&self) {
+        assert_eq!(self.kubelet.anomalies(), []);
+    }
+}

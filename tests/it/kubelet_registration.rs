@@ -1,0 +1,369 @@
+//! Registration, its traps, and the device list.
+
+use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, resource};
+use berth::kubelet::{Registration, Waits};
+use kubelet_standin::{HEALTHY, PodSpec, Rpc, Sources, TinyPlugin, UNHEALTHY};
+use std::time::Duration;
+
+async fn state(node: &Node, name: &str, wanted: Registration) {
+    let mut all = node.running.as_ref().unwrap().registrations();
+    let there = all.wait_for(|all| all.get(&resource(name)) == Some(&wanted));
+    let there = tokio::time::timeout(SOON, there).await;
+    assert!(there.is_ok(), "{name} was never {wanted:?}");
+}
+
+#[tokio::test]
+async fn every_listed_resource_is_registered_on_a_socket_of_its_own() {
+    let node = Recipe {
+        policy: Some("whole shares=4"),
+        ..Recipe::default()
+    }
+    .node()
+    .await;
+    node.allocatable(GPU, 4).await;
+    node.allocatable(SHARED, 16).await;
+    state(&node, GPU, Registration::Registered).await;
+    let names: Vec<String> = std::fs::read_dir(node.plugins_folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("berth-"))
+        .collect();
+    assert_eq!(names.len(), 2);
+    assert!(names.iter().all(|name| name.len() == 27), "{names:?}");
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_daemon_that_comes_first_waits_for_the_kubelet() {
+    let mut node = Recipe::default().idle().await;
+    node.start();
+    state(&node, GPU, Registration::Waiting).await;
+    node.kubelet.start().await.unwrap();
+    node.allocatable(GPU, 4).await;
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_refused_dial_is_tried_again_within_milliseconds() {
+    let mut node = Recipe {
+        kubelet: |o| o.bind_gap = Duration::from_millis(150),
+        // Any wait but the one for a refused dial would be longer than the test.
+        waits: Waits {
+            refused_again: Duration::from_secs(60),
+            dial_again_later: Duration::from_secs(60),
+            ..Waits::default()
+        },
+        ..Recipe::default()
+    }
+    .idle()
+    .await;
+    node.start();
+    // The socket is there for 150 ms before anybody listens.
+    node.kubelet.start().await.unwrap();
+    node.allocatable(GPU, 4).await;
+    assert_eq!(node.kubelet.calls(Rpc::Register, GPU).errors, 0);
+}
+
+#[tokio::test]
+async fn after_a_kubelet_restart_it_registers_at_once() {
+    let node = Recipe {
+        // The care for a living kubelet would be no care here, and longer than the test.
+        waits: Waits {
+            settle: Duration::from_secs(60),
+            refused_again: Duration::from_secs(60),
+            ..Waits::default()
+        },
+        ..Recipe::default()
+    }
+    .node()
+    .await;
+    node.allocatable(GPU, 4).await;
+    for _ in 0..5 {
+        node.kubelet.restart().await.unwrap();
+        node.allocatable(GPU, 4).await;
+    }
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_kubelet_that_stays_away_is_registered_with_when_it_returns() {
+    let node = Recipe {
+        waits: Waits {
+            dial_eager: Duration::from_millis(50),
+            ..Waits::default()
+        },
+        ..Recipe::default()
+    }
+    .node()
+    .await;
+    node.allocatable(GPU, 4).await;
+    node.kubelet.stop().await;
+    // Well past the eager dials, so that only the folder can tell of the return.
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    node.kubelet.start().await.unwrap();
+    node.allocatable(GPU, 4).await;
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_lost_stream_on_a_living_kubelet_is_mended_without_poison() {
+    let node = Recipe {
+        kubelet: |o| o.disconnect_gap = Duration::from_millis(150),
+        ..Recipe::default()
+    }
+    .node()
+    .await;
+    node.allocatable(GPU, 4).await;
+    node.kubelet.drop_stream(GPU);
+    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    node.allocatable(GPU, 4).await;
+    assert_eq!(node.kubelet.calls(Rpc::Register, GPU).count, 2);
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_living_kubelet_behind_a_new_socket_is_left_alone() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    node.kubelet.recreate_socket(false).await.unwrap();
+    // Longer than the daemon takes to make up its mind.
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert_eq!(node.kubelet.calls(Rpc::Register, GPU).count, 1);
+    assert!(node.kubelet.is_served(GPU));
+    // Now with our socket deleted, and then the stream lost: all is made anew.
+    node.kubelet.recreate_socket(true).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    node.kubelet.drop_stream(GPU);
+    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    node.allocatable(GPU, 4).await;
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn refused_registrations_are_tried_again_soon() {
+    let mut node = Recipe::default().idle().await;
+    node.kubelet.start().await.unwrap();
+    node.kubelet.set_faults(|f| f.refuse_registrations = 3);
+    node.start();
+    let trouble = Some("registrations are refused for now".to_owned());
+    state(&node, GPU, Registration::Registering { trouble }).await;
+    node.allocatable(GPU, 4).await;
+    assert_eq!(node.kubelet.calls(Rpc::Register, GPU).errors, 3);
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_kubelet_that_never_watches_is_asked_again() {
+    let mut node = Recipe {
+        waits: Waits {
+            watch_within: Duration::from_millis(200),
+            ..Waits::default()
+        },
+        ..Recipe::default()
+    }
+    .idle()
+    .await;
+    node.kubelet.start().await.unwrap();
+    node.kubelet.set_faults(|f| f.never_watch = true);
+    node.start();
+    node.kubelet
+        .wait_for("a second Register", SOON, |k| {
+            k.calls(Rpc::Register, GPU).count >= 2
+        })
+        .await
+        .unwrap();
+    node.kubelet.set_faults(|f| f.never_watch = false);
+    node.kubelet.wait_allocatable(GPU, 4, SOON).await.unwrap();
+}
+
+#[tokio::test]
+async fn three_quick_losses_mean_a_rival_and_a_kubelet_restart_ends_the_pause() {
+    let node = Recipe::default().node().await;
+    for _ in 0..3 {
+        node.allocatable(GPU, 4).await;
+        node.kubelet.drop_stream(GPU);
+        node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    }
+    state(&node, GPU, Registration::Contested).await;
+    node.kubelet.restart().await.unwrap();
+    node.allocatable(GPU, 4).await;
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_foreign_plugin_that_comes_and_goes_is_outlived() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    let folder = node.plugins_folder();
+    let foreign = TinyPlugin::serve(&folder, "foreign.sock", GPU, &["x"]).unwrap();
+    foreign.register().await.unwrap();
+    drop(foreign);
+    // Its end disconnects whoever has the name; we notice and are back.
+    node.kubelet.drop_stream(GPU);
+    node.allocatable(GPU, 4).await;
+}
+
+#[tokio::test]
+async fn a_resource_leaves_the_kubelet_only_with_its_last_id() {
+    let node = Recipe {
+        policy: Some("whole shares=2"),
+        ..Recipe::default()
+    }
+    .node()
+    .await;
+    node.allocatable(SHARED, 8).await;
+    let pod = PodSpec::new("default", "p").container("main", &[(SHARED, 1)]);
+    let uid = pod.uid.clone();
+    node.kubelet.admit(pod).await.unwrap();
+    node.activate("whole").await;
+    // One share is held, so it and the resource stay; the others leave after their time.
+    node.kubelet.wait_capacity(SHARED, 1, SOON).await.unwrap();
+    assert!(node.kubelet.is_served(SHARED));
+    assert_eq!(node.kubelet.allocatable(SHARED), Some(1));
+    node.kubelet.delete(&uid);
+    node.kubelet
+        .wait_for("the resource to leave", SOON, |k| !k.is_served(SHARED))
+        .await
+        .unwrap();
+    node.allocatable(GPU, 4).await;
+    // And it comes back on the same socket.
+    node.activate("whole shares=2").await;
+    node.allocatable(SHARED, 8).await;
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_restarted_daemon_registers_without_poison() {
+    let mut node = Recipe {
+        kubelet: |o| o.disconnect_gap = Duration::from_millis(150),
+        ..Recipe::default()
+    }
+    .node()
+    .await;
+    for _ in 0..3 {
+        node.allocatable(GPU, 4).await;
+        node.stop().await;
+        node.start();
+        node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    }
+    node.allocatable(GPU, 4).await;
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_stopped_daemon_leaves_no_healthy_device_behind() {
+    let mut node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    node.stop().await;
+    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    assert_eq!(node.kubelet.capacity(GPU), Some(4));
+}
+
+#[tokio::test]
+async fn a_slow_registration_is_waited_for() {
+    let mut node = Recipe::default().idle().await;
+    node.kubelet.start().await.unwrap();
+    node.kubelet
+        .set_faults(|f| f.register_delay = Duration::from_millis(400));
+    node.start();
+    node.allocatable(GPU, 4).await;
+    assert_eq!(node.kubelet.calls(Rpc::Register, GPU).count, 1);
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn sick_and_cordoned_gpus_show_in_the_list_and_nothing_else_is_sent() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    // The first round, which resends the list, is over; the next one is a minute away.
+    node.round().await;
+    let sent = node.kubelet.calls(Rpc::ListMessage, GPU).count;
+    node.look(&[]).await;
+    node.look(&[2]).await;
+    node.kubelet.wait_allocatable(GPU, 3, SOON).await.unwrap();
+    assert_eq!(node.kubelet.listed(GPU)["GPU-2"], UNHEALTHY);
+    let cordon = |n| {
+        let door = node.door.clone();
+        async move {
+            door.cordon(crate::kubelet_bench::gpu(n), "me".into(), String::new())
+                .await
+        }
+    };
+    cordon(0).await.unwrap();
+    node.kubelet.wait_allocatable(GPU, 2, SOON).await.unwrap();
+    assert_eq!(node.kubelet.listed(GPU)["GPU-0"], UNHEALTHY);
+    assert_eq!(node.kubelet.listed(GPU)["GPU-1"], HEALTHY);
+    assert_eq!(node.kubelet.capacity(GPU), Some(4));
+    let messages = node.kubelet.calls(Rpc::ListMessage, GPU).count - sent;
+    assert_eq!(
+        messages, 2,
+        "one message a change, none for a look without news"
+    );
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_held_gpu_stays_listed_whatever_becomes_of_it() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    let pod = PodSpec::new("default", "p").container("main", &[(GPU, 4)]);
+    let uid = pod.uid.clone();
+    node.kubelet.admit(pod).await.unwrap();
+    node.look(&[0, 1, 2, 3]).await;
+    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    assert_eq!(node.kubelet.capacity(GPU), Some(4));
+    // A missing one would be shown as healthy in the pod's status.
+    let health = node.kubelet.reported_health(&uid, "main");
+    assert_eq!(health.values().collect::<Vec<_>>(), [&UNHEALTHY; 4]);
+    node.kubelet.restart().await.unwrap();
+    node.kubelet.wait_capacity(GPU, 4, SOON).await.unwrap();
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn numa_nodes_are_told_where_there_are_any() {
+    for numa in [true, false] {
+        let node = Recipe {
+            numa,
+            ..Recipe::default()
+        }
+        .node()
+        .await;
+        node.allocatable(GPU, 4).await;
+        let pod = PodSpec::new("default", "p")
+            .container("main", &[(GPU, 2)])
+            .numa(&[1]);
+        let uid = pod.uid.clone();
+        node.kubelet.admit(pod).await.unwrap();
+        let held = node.kubelet.held(&uid, "main", GPU);
+        if numa {
+            assert_eq!(held.into_iter().collect::<Vec<_>>(), ["GPU-2", "GPU-3"]);
+            // The aligned set was exactly what was needed, so nobody was asked.
+            let asked = node.kubelet.calls(Rpc::GetPreferredAllocation, GPU);
+            assert_eq!(asked.count, 0);
+        } else {
+            assert_eq!(held.len(), 2);
+        }
+        node.assert_harmless();
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_lost_over_a_restart_with_an_absent_api_server() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    let pod = PodSpec::new("default", "p").container("main", &[(GPU, 1)]);
+    let uid = pod.uid.clone();
+    node.kubelet.admit(pod).await.unwrap();
+    node.kubelet.run(&uid).await.unwrap();
+    let waiting = Sources::Waiting { known: Vec::new() };
+    node.kubelet.restart_with(waiting).await.unwrap();
+    node.allocatable(GPU, 4).await;
+    // Rounds run and see an empty List; the checkpoint still names the pod.
+    for _ in 0..4 {
+        node.round().await;
+        tokio::time::sleep(Duration::from_millis(60)).await;
+    }
+    assert_eq!(node.live().len(), 1);
+    node.assert_harmless();
+}

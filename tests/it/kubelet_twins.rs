@@ -1,0 +1,147 @@
+//! Working twins of the ports: a clock, a store in memory, one policy that does as it is told.
+
+use crate::kubelet_bench::{GPU, MEMORY_MIB, SHARED, resource};
+use berth::kernel::names::Digest;
+use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth::kernel::policy::{
+    Answer, Call, Fault, FaultKind, Hook, OfferAnswer, PolicyVersion, Question, Terms,
+};
+use berth::kernel::record::{Record, RecordKey, Write};
+use berth::kernel::time::Now;
+use berth::ports::{Clock, InstallError, Policies, Store, StoreError};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime};
+
+/// The system's clocks.
+pub(crate) struct RealClock(pub(crate) Instant);
+
+impl Clock for RealClock {
+    fn now(&self) -> Now {
+        let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap();
+        Now {
+            wall_ms: ms(wall.unwrap()),
+            mono_ms: ms(self.0.elapsed()),
+        }
+    }
+}
+
+/// A store in memory.
+#[derive(Default)]
+pub(crate) struct MapStore(BTreeMap<RecordKey, Record>);
+
+impl Store for MapStore {
+    fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+        Ok(self.0.values().cloned().collect())
+    }
+
+    fn append(&mut self, writes: &[Write]) -> Result<(), StoreError> {
+        for write in writes {
+            match write {
+                Write::Put(record) => self.0.insert(record.key(), record.clone()),
+                Write::Delete(key) => self.0.remove(key),
+            };
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn told_version() -> PolicyVersion {
+    let digest = Digest::parse(&"a".repeat(64)).unwrap();
+    PolicyVersion {
+        name: "told".into(),
+        version: "1.0.0".into(),
+        summary: "Does what its parameters say.".into(),
+        hooks: vec![Hook::Offer, Hook::Admit],
+        parameters_schema: "{}".into(),
+        artifact: digest.clone(),
+        digest,
+        bytes: 1,
+        shipped: false,
+        since_wall_ms: 0,
+    }
+}
+
+/// One policy, in this process, that does what its parameters say: words with spaces between.
+/// `whole`, `shares=N` (each takes an Nth of the memory), `deny=REASON`, `env=KEY:VALUE`.
+pub(crate) struct ToldPolicies;
+
+impl Policies for ToldPolicies {
+    fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
+        Ok(told_version())
+    }
+
+    fn install_shipped(&self, _: Now) -> Result<Vec<PolicyVersion>, InstallError> {
+        Ok(Vec::new())
+    }
+
+    fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
+        Ok(version.clone())
+    }
+
+    fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
+        Err(InstallError::Lost {
+            digest: digest.clone(),
+        })
+    }
+
+    fn remove(&self, _: &Digest) {}
+
+    fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+        let words: Vec<&str> = call.parameters.split(' ').collect();
+        let value = |key: &str| words.iter().find_map(|w| w.strip_prefix(key));
+        match call.question {
+            Question::Offer => {
+                let lines = told_lines(&words, value("shares="));
+                let parts = call.node.parts.keys().map(|part| PartOffer {
+                    part: part.clone(),
+                    lines: lines.clone(),
+                });
+                Ok(Some(Answer::Offer(OfferAnswer {
+                    parts: parts.collect(),
+                    again_after_s: None,
+                })))
+            }
+            Question::Admit(_) => match (value("deny="), value("env=")) {
+                (Some("fault"), _) => Err(Fault {
+                    kind: FaultKind::Trap,
+                    detail: "unreachable".into(),
+                }),
+                (Some(reason), _) => Ok(Some(Answer::Deny(reason.to_owned()))),
+                (None, Some(pair)) => {
+                    let (key, value) = pair.split_once(':').unwrap();
+                    let environment = vec![(key.to_owned(), value.to_owned())];
+                    Ok(Some(Answer::Allow(Terms {
+                        environment,
+                        ..Terms::default()
+                    })))
+                }
+                (None, None) => Ok(None),
+            },
+            Question::Place(_) | Question::Triage(_) => Ok(None),
+        }
+    }
+}
+
+fn told_lines(words: &[&str], shares: Option<&str>) -> Vec<OfferLine> {
+    let mut lines = Vec::new();
+    if words.contains(&"whole") {
+        lines.push(OfferLine {
+            resource: resource(GPU),
+            count: 1,
+            consumes: Consumes::Whole,
+        });
+    }
+    if let Some(count) = shares {
+        let count: u32 = count.parse().unwrap();
+        lines.push(OfferLine {
+            resource: resource(SHARED),
+            count,
+            consumes: Consumes::Slice {
+                memory_mib: MEMORY_MIB / u64::from(count),
+                compute_percent: 0,
+            },
+        });
+    }
+    lines
+}

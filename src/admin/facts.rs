@@ -1,0 +1,61 @@
+//! What the API shows beside the ledger: facts that other rooms hold and the daemon gathers.
+
+use crate::kernel::names::Resource;
+use crate::kernel::policy::StackEntry;
+
+/// One look at what the daemon knows of itself. Made anew for each request that shows it, so it
+/// must not wait for anything.
+#[derive(Clone, Debug, Default)]
+pub struct NodeFacts {
+    /// The node's name.
+    pub name: String,
+    /// Where GPUs come from: `NVML at /usr/lib/...`, `8 simulated H100`.
+    pub gpu_source: String,
+    /// Driver version, where the backend has one.
+    pub driver_version: Option<String>,
+    /// CUDA version of the driver, where the backend has one.
+    pub cuda_version: Option<String>,
+    /// Whether the GPUs were looked at.
+    pub gpus: Step,
+    /// Whether what running pods hold was taken over.
+    pub adoption: Step,
+    /// The kubelet as a whole, and what it waits for.
+    pub kubelet: Step,
+    /// The state of every resource at the kubelet.
+    pub registrations: Vec<Registration>,
+    /// The stack of the configuration file, in force or not.
+    pub file_stack: FileStack,
+}
+
+/// A step of the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Taken.
+    Done,
+    /// Not yet, and why or on what it waits; says what to do where an operator must.
+    Waiting(String),
+}
+
+impl Default for Step {
+    fn default() -> Self {
+        Self::Waiting("not begun".into())
+    }
+}
+
+/// One resource at the kubelet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// The resource.
+    pub resource: Resource,
+    /// Whether the kubelet knows it and watches its list.
+    pub state: Step,
+}
+
+/// The stack of the configuration file.
+#[derive(Clone, Debug, Default)]
+pub struct FileStack {
+    /// Its entries with their versions resolved; what `berth policy reset` goes back to.
+    pub entries: Vec<StackEntry>,
+    /// Why it cannot be used, if it cannot.
+    pub trouble: Option<String>,
+}

@@ -1,2 +1,9 @@
 //! berth
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    if let Some(code) = berth::wasm::compiler_process() {
+        return code;
+    }
+    ExitCode::SUCCESS
+}

@@ -37,7 +37,8 @@ pub fn check_resource(key: &str, name: &str) -> Result<(), String> {
         )
     };
     let (domain, rest) = name.split_once('/').ok_or_else(wrong)?;
-    if is_label(domain, 253, "-.") && is_label(rest, 63, "-_.") {
+    let lower = domain == domain.to_ascii_lowercase();
+    if lower && is_label(domain, 253, "-.") && is_label(rest, 63, "-_.") {
         Ok(())
     } else {
         Err(wrong())
@@ -100,7 +101,7 @@ mod tests {
             "a.b/",
             "a.b/-x",
             "a.b/x-",
-            "a_b/x",
+            "a_b/x", "A.b/x",
             "a.b/c/d",
             "a.b/\u{e9}",
             &longer,

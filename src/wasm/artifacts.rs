@@ -1,0 +1,198 @@
+//! Files of policies: components as they came, and artifacts as they are loaded.
+//!
+//! `<digest>.wasm` and `<digest>-<compatibility>.cwasm` in `policies` under the state folder, for
+//! the daemon's user alone. Never in the store: a value of that size would become a file of sled's
+//! own that a write does not make durable. A file is read whole through one descriptor and judged by
+//! its digest, so it cannot change between the check and the use.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+
+use super::limits::{ARTIFACT_BYTES_MAX, MODULE_BYTES_MAX};
+use crate::kernel::names::Digest;
+
+/// The folder under the state folder.
+const FOLDER: &str = "policies";
+
+/// The files of all versions.
+pub(super) struct Artifacts {
+    folder: PathBuf,
+    compatibility: String,
+}
+
+/// sha256 of bytes.
+pub(super) fn digest(bytes: &[u8]) -> Digest {
+    let hex = format!("{:x}", Sha256::digest(bytes));
+    // 32 bytes in lower-case hex are what `parse` takes.
+    #[allow(clippy::expect_used)]
+    Digest::parse(&hex).expect("64 lower-case hex digits")
+}
+
+impl Artifacts {
+    /// Makes the folder where it is missing.
+    ///
+    /// # Errors
+    /// If that cannot be done.
+    pub(super) fn open(state_dir: &Path, compatibility: String) -> io::Result<Self> {
+        let folder = state_dir.join(FOLDER);
+        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        Ok(Self {
+            folder,
+            compatibility,
+        })
+    }
+
+    /// Keeps both files, durable before `Ok`. Artifacts of other releases go.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub(super) fn keep(&self, digest: &Digest, component: &[u8], artifact: &[u8]) -> io::Result<()> {
+        self.remove_artifacts(digest);
+        self.write(&component_name(digest), component)?;
+        self.write(&self.artifact_name(digest), artifact)?;
+        // The names, too, must be durable.
+        File::open(&self.folder)?.sync_all()
+    }
+
+    /// The component with this digest; `None` if its file is gone or differs.
+    pub(super) fn component(&self, wanted: &Digest) -> Option<Vec<u8>> {
+        self.read(&component_name(wanted), MODULE_BYTES_MAX, wanted)
+    }
+
+    /// The artifact of a version for this release and processor; `None` if its file is gone or has
+    /// another digest than `wanted`.
+    pub(super) fn artifact(&self, of: &Digest, wanted: &Digest) -> Option<Vec<u8>> {
+        self.read(&self.artifact_name(of), ARTIFACT_BYTES_MAX, wanted)
+    }
+
+    /// Deletes the files of a version.
+    pub(super) fn remove(&self, digest: &Digest) {
+        self.remove_artifacts(digest);
+        self.delete(&self.folder.join(component_name(digest)));
+    }
+
+    fn remove_artifacts(&self, digest: &Digest) {
+        let Ok(entries) = fs::read_dir(&self.folder) else {
+            return;
+        };
+        let start = format!("{digest}-");
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            if name.to_str().is_some_and(|name| name.starts_with(&start)) {
+                self.delete(&entry.path());
+            }
+        }
+    }
+
+    fn delete(&self, path: &Path) {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("cannot delete {}: {error}", path.display());
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+
+    fn artifact_name(&self, digest: &Digest) -> String {
+        format!("{digest}-{}.cwasm", self.compatibility)
+    }
+
+    fn read(&self, name: &str, bytes_max: usize, wanted: &Digest) -> Option<Vec<u8>> {
+        let path = self.folder.join(name);
+        let bytes = match read_file(&path, bytes_max) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                tracing::warn!("cannot read {}: {error}", path.display());
+                return None;
+            }
+        };
+        if digest(&bytes) != *wanted {
+            tracing::warn!("{} is not what was written there; it is not used", path.display());
+            return None;
+        }
+        Some(bytes)
+    }
+
+    /// Under another name first, so that a name never stands for half a file.
+    fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let draft = self.folder.join(format!("{name}.draft"));
+        self.delete(&draft);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600);
+        let mut file = options.open(&draft)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&draft, self.folder.join(name))
+    }
+}
+
+fn component_name(digest: &Digest) -> String {
+    format!("{digest}.wasm")
+}
+
+/// A regular file, and no link to one.
+fn read_file(path: &Path, bytes_max: usize) -> io::Result<Vec<u8>> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let meta = file.metadata()?;
+    let limit = bytes_max as u64;
+    if !meta.is_file() || meta.len() > limit {
+        return Err(io::Error::other("it is no file of a policy"));
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(meta.len()).unwrap_or(0));
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn files_are_for_the_daemon_alone_and_read_back_only_as_written() {
+        let state = tempfile::tempdir().unwrap();
+        let artifacts = Artifacts::open(state.path(), "0123".into()).unwrap();
+        let (component, artifact) = (b"component".as_slice(), b"artifact".as_slice());
+        let (id, wanted) = (digest(component), digest(artifact));
+        artifacts.keep(&id, component, artifact).unwrap();
+        artifacts.keep(&id, component, artifact).unwrap();
+        assert_eq!(artifacts.component(&id).unwrap(), component);
+        assert_eq!(artifacts.artifact(&id, &wanted).unwrap(), artifact);
+        let folder = state.path().join(FOLDER);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&folder), 0o700);
+        for entry in fs::read_dir(&folder).unwrap() {
+            assert_eq!(mode(&entry.unwrap().path()), 0o600);
+        }
+
+        let file = folder.join(format!("{id}-0123.cwasm"));
+        fs::write(&file, b"artifacT").unwrap();
+        assert_eq!(artifacts.artifact(&id, &wanted), None);
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(folder.join(format!("{id}.wasm")), &file).unwrap();
+        assert_eq!(artifacts.artifact(&id, &id), None, "a link is not followed");
+
+        artifacts.remove(&id);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        assert_eq!(artifacts.component(&id), None);
+    }
+
+    #[test]
+    fn another_release_does_not_see_these_artifacts_and_replaces_them() {
+        let state = tempfile::tempdir().unwrap();
+        let older = Artifacts::open(state.path(), "aaaa".into()).unwrap();
+        let newer = Artifacts::open(state.path(), "bbbb".into()).unwrap();
+        let (id, wanted) = (digest(b"c"), digest(b"a"));
+        older.keep(&id, b"c", b"a").unwrap();
+        assert_eq!(newer.artifact(&id, &wanted), None);
+        newer.keep(&id, b"c", b"a").unwrap();
+        assert!(newer.artifact(&id, &wanted).is_some());
+        assert_eq!(older.artifact(&id, &wanted), None);
+    }
+}

@@ -1,0 +1,76 @@
+//! Every limit that a policy meets, with its arithmetic.
+//!
+//! Sizes are what guests of four languages were measured to need (Rust, C, JavaScript on QuickJS and
+//! on StarlingMonkey, Python), times a margin; times are what a kubelet can be kept waiting.
+
+/// Largest module that is taken, bytes. The largest measured, Python's, has 18.4 MB.
+pub const MODULE_BYTES_MAX: usize = 32 << 20;
+/// Largest compiled artifact, bytes. The largest measured has 37 MB: three times that.
+pub const ARTIFACT_BYTES_MAX: usize = 128 << 20;
+
+/// Fuel of one call, about one unit an instruction. On the machine of the measurements 1e9 units
+/// are 70 to 90 ms of plain loop; a Rust policy uses 3e5 for 8 GPUs of 10 devices and 1e7 for the
+/// largest node (16 x 128), an interpreted one some fifty times that.
+pub const FUEL_PER_CALL: u64 = 1_000_000_000;
+/// The clock's tick for the wall-time backstop, milliseconds. A call is stopped at most two ticks
+/// after its time.
+pub const EPOCH_TICK_MS: u64 = 5;
+/// Wall time of `describe`, milliseconds. Twice a call's, since nobody waits but the uploader.
+pub const DESCRIBE_WALL_MS_MAX: u64 = 1000;
+
+/// Linear memory of one call, all memories together, bytes. StarlingMonkey starts with 9 MiB,
+/// Python with 30.
+pub const GUEST_MEMORY_BYTES_MAX: usize = 128 << 20;
+/// Elements of one table. The largest measured is 7,688.
+pub const GUEST_TABLE_ELEMENTS_MAX: usize = 16_384;
+/// Elements of all tables of one call together: 64 Ki x 8 bytes = 512 KiB.
+pub const GUEST_TABLES_ELEMENTS_MAX: usize = 65_536;
+/// Stack of a call, bytes: half of what Rust gives a thread at least by default, on which the
+/// daemon's own frames also lie.
+pub const GUEST_STACK_BYTES_MAX: usize = 256 << 10;
+/// Core instances of one component. Python's has 38.
+pub const CORE_INSTANCES_MAX: u32 = 64;
+/// Linear memories of one component. QuickJS' has 3.
+pub const MEMORIES_MAX: u32 = 8;
+/// Tables of one component: one a core instance.
+pub const TABLES_MAX: u32 = 64;
+
+/// Calls that may run at once: the policy thread, an upload's `describe`, and two that try a policy
+/// out. Others wait.
+pub const CALLS_AT_ONCE_MAX: u32 = 4;
+/// What a call may hand to the host at once, bytes. The largest sensible answer, an offer of 512
+/// parts in 16 lines of 100 bytes, has 0.8 MB.
+pub const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// Lines that a call may log.
+pub const LOG_LINES_MAX: usize = 32;
+/// Bytes of a line that are kept.
+pub const LOG_LINE_BYTES_MAX: usize = 1024;
+/// Fuel that logging one line costs, for the way to the host and back (about 130 ns).
+pub const LOG_LINE_FUEL: u64 = 2_000;
+/// Fuel that logging one byte costs: 1 MiB, the most that a line can have, is copied in about
+/// 100 us, which is 1.5e6 units of loop; ten times that, so that nobody waits for a flood of lines.
+pub const LOG_BYTE_FUEL: u64 = 16;
+
+/// Wall time of one compilation, seconds. Python's guest takes 17.
+pub const COMPILE_WALL_S_MAX: u64 = 90;
+/// Processor time of one compilation, seconds.
+pub const COMPILE_CPU_S_MAX: u64 = 60;
+/// Address space of the compiler, bytes. Python's guest needs 310 MB.
+pub const COMPILE_MEMORY_BYTES_MAX: u64 = 768 << 20;
+/// Below this the compiler does not start. A shipped policy needs about 100 MiB, most of it the
+/// program's own mapping.
+pub const COMPILE_MEMORY_BYTES_MIN: u64 = 192 << 20;
+/// What the daemon keeps for itself of the memory limit of its cgroup, bytes: its budget of 28 MB
+/// and as much again.
+pub const DAEMON_MEMORY_BYTES: u64 = 64 << 20;
+/// How long an upload waits for the one before it, seconds. A module in Rust or C compiles in under
+/// one second.
+pub const COMPILE_WAIT_S_MAX: u64 = 10;
+/// What is read of the compiler's messages, bytes.
+pub const COMPILE_MESSAGES_BYTES_MAX: usize = 4096;
+
+/// Longest summary of a policy, bytes: a sentence.
+pub const SUMMARY_BYTES_MAX: usize = 512;
+/// Longest version of a policy, bytes: `123.456.789-rc.10+abcdef` and room.
+pub const VERSION_BYTES_MAX: usize = 64;

@@ -1,0 +1,268 @@
+//! The kernel's snapshot as a policy is shown it, and the way back from its indices.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::bindings::berth::policy::types as wit;
+use crate::kernel::allocation::{Allocation, Holder};
+use crate::kernel::breaker::Phase;
+use crate::kernel::drain::Drain;
+use crate::kernel::gpu::{Part, Path};
+use crate::kernel::health::HealthState;
+use crate::kernel::ledger::Ledger;
+use crate::kernel::names::{DeviceId, PartId, Resource};
+use crate::kernel::offer::{Consumes, OfferLine};
+use crate::kernel::part_state::{Device, PartState, Taken};
+use crate::kernel::policy::Call;
+use crate::kernel::time::Now;
+
+/// A snapshot in the words of the contract, and what its indices stand for.
+pub(super) struct View<'a> {
+    pub(super) context: wit::Context,
+    pub(super) parts: Vec<&'a PartId>,
+    pub(super) resources: Vec<&'a Resource>,
+    /// Part, resource and share number by device index, in ascending order of the three.
+    pub(super) devices: Vec<(u32, u32, Option<u32>)>,
+    by_part: BTreeMap<&'a PartId, u32>,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(call: &Call<'a>, memory_overcommit_percent: u32) -> Self {
+        let (ledger, now) = (call.node, call.now);
+        let mut states: Vec<&PartState> = ledger.parts.values().map(AsRef::as_ref).collect();
+        states.sort_by_key(|s| (s.part.gpu_index, s.part.gpu(), s.part.parent.is_some()));
+        let keys = states.iter().flat_map(|state| state.devices.keys());
+        let resources: BTreeSet<_> = keys.map(|(resource, _)| resource).collect();
+        let mut view = Self {
+            context: wit::Context {
+                node: wit::Node {
+                    parts: Vec::with_capacity(states.len()),
+                    links: Vec::new(),
+                    resources: resources.iter().map(ToString::to_string).collect(),
+                    devices: Vec::new(),
+                    allocations: Vec::new(),
+                },
+                parameters: call.parameters.to_owned(),
+            },
+            parts: states.iter().map(|state| &state.part.id).collect(),
+            resources: resources.into_iter().collect(),
+            devices: Vec::new(),
+            by_part: (0..).zip(&states).map(|(n, state)| (&state.part.id, n)).collect(),
+        };
+        for (index, state) in (0..).zip(states) {
+            let part = view.part(ledger, state, now);
+            view.context.node.parts.push(part);
+            view.add_devices(ledger, index, state, memory_overcommit_percent);
+        }
+        view.add_links(ledger);
+        let live = ledger.live.values();
+        let live = live.map(|allocation| view.allocation(allocation, now)).collect();
+        view.context.node.allocations = live;
+        view
+    }
+
+    pub(super) fn part_index(&self, part: &PartId) -> Option<u32> {
+        self.by_part.get(part).copied()
+    }
+
+    pub(super) fn resource_index(&self, resource: &Resource) -> Option<u32> {
+        index(self.resources.binary_search(&resource).ok()?)
+    }
+
+    /// The index of a device; `None` if it is not of this snapshot.
+    pub(super) fn device_index(&self, resource: &Resource, id: &DeviceId) -> Option<u32> {
+        let key = (self.part_index(&id.part)?, self.resource_index(resource)?, id.share);
+        index(self.devices.binary_search(&key).ok()?)
+    }
+
+    /// The device of an index, and the index of its resource; `None` if it is out of range.
+    pub(super) fn device(&self, index: u32) -> Option<(DeviceId, u32)> {
+        let (part, resource, share) = *self.devices.get(usize::try_from(index).ok()?)?;
+        let part = (*self.parts.get(usize::try_from(part).ok()?)?).clone();
+        Some((DeviceId { part, share }, resource))
+    }
+
+    fn part(&self, ledger: &Ledger, state: &PartState, now: Now) -> wit::Part {
+        let part = &state.part;
+        let gpu = ledger.gpu_of(state);
+        let usage = ledger.usage.get(&part.id).cloned().unwrap_or_default();
+        let health = gpu.map(|gpu| gpu.health.state).filter(|_| state.present);
+        let idle_ms = now.mono_ms.saturating_sub(state.idle_since_mono_ms);
+        wit::Part {
+            id: part.id.to_string(),
+            vendor: part.vendor.clone(),
+            model: part.model.clone(),
+            gpu_index: part.gpu_index,
+            parent: part.parent.as_ref().and_then(|gpu| self.part_index(gpu)),
+            mig_enabled: part.mig_enabled,
+            memory_mib: part.memory_mib,
+            numa_node: part.numa_node,
+            health: health_to_wit(health.unwrap_or(HealthState::Vanished)),
+            drain: gpu.map_or(wit::DrainState::Active, |gpu| drain_to_wit(&gpu.drain)),
+            attributes: attributes(part),
+            processes: usage.processes,
+            memory_used_mib: usage.memory_used_mib,
+            idle_seconds: if state.held() { 0 } else { seconds(idle_ms) },
+            offered: state.lines.iter().map(line_to_wit).collect(),
+        }
+    }
+
+    fn add_devices(
+        &mut self,
+        ledger: &Ledger,
+        index: u32,
+        state: &PartState,
+        memory_overcommit_percent: u32,
+    ) {
+        let may_grant = ledger.may_grant(state);
+        let memory_mib = state.memory_to_grant_mib(memory_overcommit_percent);
+        let taken = state.taken();
+        for ((resource, share), device) in &state.devices {
+            let paused = matches!(
+                ledger.breakers.get(resource).map(|breaker| breaker.phase),
+                Some(Phase::Open { .. })
+            );
+            let Some(resource) = self.resource_index(resource) else {
+                continue;
+            };
+            self.devices.push((index, resource, *share));
+            self.context.node.devices.push(wit::Device {
+                part: index,
+                resource,
+                state: state_to_wit(device, taken, memory_mib, may_grant && !paused),
+                consumes: consumes_to_wit(device.consumes),
+            });
+        }
+    }
+
+    fn add_links(&mut self, ledger: &Ledger) {
+        for (a, b, link) in ledger.links.iter() {
+            if let (Some(a), Some(b)) = (self.part_index(a), self.part_index(b)) {
+                self.context.node.links.push(wit::Link {
+                    a,
+                    b,
+                    path: path_to_wit(link.path),
+                    nvlinks: link.nvlinks,
+                });
+            }
+        }
+    }
+
+    fn allocation(&self, allocation: &Allocation, now: Now) -> wit::Allocation {
+        let devices = allocation.devices.iter();
+        let age_ms = now.wall_ms.saturating_sub(allocation.granted_wall_ms);
+        wit::Allocation {
+            id: allocation.id.to_string(),
+            // A held device stays listed, so both are always there.
+            resource: self.resource_index(&allocation.resource).unwrap_or_default(),
+            devices: devices
+                .filter_map(|id| self.device_index(&allocation.resource, id))
+                .collect(),
+            holder: holder_to_wit(&allocation.holder),
+            age_seconds: seconds(age_ms),
+            overlapped: allocation.overlapped,
+        }
+    }
+}
+
+fn index(position: usize) -> Option<u32> {
+    u32::try_from(position).ok()
+}
+
+fn seconds(ms: u64) -> u32 {
+    u32::try_from(ms / 1000).unwrap_or(u32::MAX)
+}
+
+/// The facts that have no field of their own, beside those that the backend found.
+fn attributes(part: &Part) -> Vec<wit::Attribute> {
+    let attribute = |key: &str, value: String| wit::Attribute {
+        key: key.to_owned(),
+        value,
+    };
+    let found = part.attributes.iter();
+    let mut all: Vec<_> = found.map(|(key, value)| attribute(key, value.clone())).collect();
+    all.push(attribute("pci.bus", part.pci_bus.clone()));
+    all.extend(part.minor.map(|minor| attribute("minor", minor.to_string())));
+    if let Some(mig) = &part.mig {
+        all.push(attribute("mig.profile", mig.profile.clone()));
+        all.push(attribute("mig.gpu-instance", mig.gpu_instance.to_string()));
+        all.push(attribute("mig.compute-instance", mig.compute_instance.to_string()));
+    }
+    all
+}
+
+/// Each free device is judged alone: whether it would fit beside what is held, not beside the other
+/// free ones.
+fn state_to_wit(
+    device: &Device,
+    taken: Taken,
+    memory_mib: u64,
+    grantable: bool,
+) -> wit::DeviceState {
+    if device.held() {
+        wit::DeviceState::Held
+    } else if !device.offered() {
+        wit::DeviceState::Retiring
+    } else if grantable && taken.plus(device.consumes).excess(memory_mib).is_none() {
+        wit::DeviceState::Free
+    } else {
+        wit::DeviceState::Withdrawn
+    }
+}
+
+fn consumes_to_wit(consumes: Consumes) -> wit::Consumes {
+    match consumes {
+        Consumes::Whole => wit::Consumes::Whole,
+        Consumes::Slice {
+            memory_mib,
+            compute_percent,
+        } => wit::Consumes::Slice(wit::Slice {
+            memory_mib,
+            compute_percent,
+        }),
+    }
+}
+
+fn line_to_wit(line: &OfferLine) -> wit::OfferLine {
+    wit::OfferLine {
+        resource: line.resource.to_string(),
+        count: line.count,
+        consumes: consumes_to_wit(line.consumes),
+    }
+}
+
+fn health_to_wit(state: HealthState) -> wit::Health {
+    match state {
+        HealthState::Healthy => wit::Health::Healthy,
+        HealthState::Degraded => wit::Health::Degraded,
+        HealthState::Unhealthy => wit::Health::Unhealthy,
+        HealthState::Vanished => wit::Health::Vanished,
+    }
+}
+
+fn drain_to_wit(drain: &Drain) -> wit::DrainState {
+    match drain {
+        Drain::Active => wit::DrainState::Active,
+        Drain::Cordoned(_) => wit::DrainState::Cordoned,
+    }
+}
+
+fn path_to_wit(path: Path) -> wit::Path {
+    match path {
+        Path::SameBoard => wit::Path::SameBoard,
+        Path::SingleSwitch => wit::Path::SingleSwitch,
+        Path::MultiSwitch => wit::Path::MultiSwitch,
+        Path::HostBridge => wit::Path::HostBridge,
+        Path::SameNuma => wit::Path::SameNuma,
+        Path::CrossNuma => wit::Path::CrossNuma,
+    }
+}
+
+fn holder_to_wit(holder: &Holder) -> Option<wit::Holder> {
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    (!holder.is_unknown()).then(|| wit::Holder {
+        namespace: text(&holder.namespace),
+        pod: text(&holder.pod),
+        container: text(&holder.container),
+        pod_uid: holder.pod_uid.clone(),
+    })
+}

@@ -91,7 +91,9 @@ impl Compiler {
                 return Err(InstallError::TooCostly { what: late });
             }
         };
-        let status = child.wait().map_err(|error| trouble(format!("the compiler: {error}")))?;
+        let status = child
+            .wait()
+            .map_err(|error| trouble(format!("the compiler: {error}")))?;
         self.log_notes(&messages);
         match Reply::decode(&frame) {
             Some(Reply::Compiled {
@@ -110,8 +112,14 @@ impl Compiler {
     fn spawn(&self, memory_bytes: u64) -> Result<Child, InstallError> {
         let mut command = Command::new(&self.program);
         command.arg(ARGUMENT).arg(self.limits.cpu_s.to_string());
-        command.arg(memory_bytes.to_string()).env_clear().current_dir("/");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .arg(memory_bytes.to_string())
+            .env_clear()
+            .current_dir("/");
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let spawned = command.spawn();
         spawned.map_err(|error| {
             let program = self.program.display();
@@ -138,9 +146,10 @@ impl Compiler {
             let messages = messages.join().unwrap_or_default();
             match frame {
                 Ok(frame) => Ok((frame, String::from_utf8_lossy(&messages).into_owned())),
-                Err(RecvTimeoutError::Timeout) => {
-                    Err(format!("it took longer than {} s", self.limits.wall.as_secs()))
-                }
+                Err(RecvTimeoutError::Timeout) => Err(format!(
+                    "it took longer than {} s",
+                    self.limits.wall.as_secs()
+                )),
                 Err(RecvTimeoutError::Disconnected) => Err("its answer was lost".to_owned()),
             }
         })
@@ -154,9 +163,10 @@ impl Compiler {
         let words: Vec<_> = words.collect();
         let words = words.join(" ");
         match status.signal() {
-            Some(libc::SIGXCPU) => {
-                costly(format!("it took longer than {} s of processor time", self.limits.cpu_s))
-            }
+            Some(libc::SIGXCPU) => costly(format!(
+                "it took longer than {} s of processor time",
+                self.limits.cpu_s
+            )),
             _ if words.contains(OUT_OF_MEMORY) => {
                 costly(format!("it needed more than {} MiB", memory_bytes >> 20))
             }

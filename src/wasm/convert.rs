@@ -96,7 +96,9 @@ impl View<'_> {
     }
 
     fn reading(&self, reading: &Reading) -> Result<wit::Reading, Fault> {
-        let part = self.part_index(&reading.part).ok_or_else(|| unknown("part", &reading.part))?;
+        let part = self
+            .part_index(&reading.part)
+            .ok_or_else(|| unknown("part", &reading.part))?;
         Ok(wit::Reading {
             part,
             source: reading.source.clone(),
@@ -117,7 +119,10 @@ impl View<'_> {
     }
 
     fn device_indices(&self, resource: &Resource, ids: &[DeviceId]) -> Result<Vec<u32>, Fault> {
-        let index = |id| self.device_index(resource, id).ok_or_else(|| unknown("device", id));
+        let index = |id| {
+            self.device_index(resource, id)
+                .ok_or_else(|| unknown("device", id))
+        };
         ids.iter().map(index).collect()
     }
 
@@ -126,14 +131,16 @@ impl View<'_> {
         let mut named = BTreeSet::new();
         let mut parts = Vec::with_capacity(answer.parts.len());
         for offer in answer.parts {
-            let part = usize::try_from(offer.part).ok().and_then(|n| self.parts.get(n));
+            let part = usize::try_from(offer.part)
+                .ok()
+                .and_then(|n| self.parts.get(n));
             let Some(&part) = part else {
                 return Err(out_of_range("part", offer.part, self.parts.len()));
             };
             if !named.insert(offer.part) {
                 return Err(fault::answer(format!("named part {} twice", offer.part)));
             }
-            let lines = offer.lines.into_iter().map(line).collect::<Result<_, _>>()?;
+            let lines = offer.lines.iter().map(line).collect::<Result<_, _>>()?;
             let part = part.clone();
             parts.push(PartOffer { part, lines });
         }
@@ -176,7 +183,11 @@ fn verdict(verdict: wit::Verdict) -> Answer {
     match verdict {
         wit::Verdict::Deny(why) => Answer::Deny(why),
         wit::Verdict::Allow(terms) => Answer::Allow(Terms {
-            environment: terms.environment.into_iter().map(|a| (a.key, a.value)).collect(),
+            environment: terms
+                .environment
+                .into_iter()
+                .map(|a| (a.key, a.value))
+                .collect(),
             limits: Limits {
                 memory_mib: terms.limits.memory_mib,
                 compute_percent: terms.limits.compute_percent,
@@ -200,7 +211,7 @@ fn triage(answer: wit::TriageAnswer) -> Answer {
     })
 }
 
-fn line(line: wit::OfferLine) -> Result<OfferLine, Fault> {
+fn line(line: &wit::OfferLine) -> Result<OfferLine, Fault> {
     let resource = Resource::parse(&line.resource).map_err(|bad| fault::answer(bad.to_string()))?;
     let consumes = match line.consumes {
         wit::Consumes::Whole => Consumes::Whole,

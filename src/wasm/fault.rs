@@ -66,7 +66,10 @@ fn words_of_answer(error: &Error) -> String {
     let words = words_of(error);
     // The type of this error is private to wasmtime; a test holds the text.
     if words.contains("fuel allocated for hostcalls") {
-        return format!("handed over more than {} KiB at once", ANSWER_BYTES_MAX >> 10);
+        return format!(
+            "handed over more than {} KiB at once",
+            ANSWER_BYTES_MAX >> 10
+        );
     }
     format!("what it handed over is malformed: {words}")
 }
@@ -100,10 +103,8 @@ mod tests {
 
     #[test]
     fn the_last_lines_that_fit_are_told() {
-        let mut guest = Guest {
-            said: vec!["x".repeat(900), "second".into(), "last".into()],
-            ..Guest::default()
-        };
+        let mut guest = Guest::default();
+        guest.said = vec!["x".repeat(900), "second".into(), "last".into()];
         let told = with_guest_words("wasm trap".into(), &guest);
         assert!(told.starts_with("wasm trap; it said: xxx"), "{told}");
         assert!(told.ends_with("x | second | last"), "{told}");
@@ -114,10 +115,8 @@ mod tests {
 
     #[test]
     fn a_long_line_is_cut_rather_than_lost() {
-        let guest = Guest {
-            said: vec!["\u{e9}".repeat(1024)],
-            ..Guest::default()
-        };
+        let mut guest = Guest::default();
+        guest.said = vec!["\u{e9}".repeat(1024)];
         let told = with_guest_words("wasm trap".into(), &guest);
         assert!(told.len() <= REASON_BYTES_MAX && told.len() > REASON_BYTES_MAX - 8);
     }

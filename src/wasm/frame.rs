@@ -81,7 +81,11 @@ mod tests {
             component: vec![1, 2, 3],
             artifact: vec![],
         };
-        for reply in [compiled, Reply::Refused("why".into()), Reply::TooCostly("\u{e9}".into())] {
+        for reply in [
+            compiled,
+            Reply::Refused("why".into()),
+            Reply::TooCostly("\u{e9}".into()),
+        ] {
             let frame = reply.encode();
             assert_eq!(Reply::decode(&frame), Some(reply));
             for end in 0..frame.len() {
@@ -89,6 +93,9 @@ mod tests {
             }
             assert_eq!(Reply::decode(&[&frame[..], b"x"].concat()), None);
         }
-        assert_eq!(Reply::decode(&[COMPILED, 255, 255, 255, 255, 255, 255, 255, 255]), None);
+        assert_eq!(
+            Reply::decode(&[COMPILED, 255, 255, 255, 255, 255, 255, 255, 255]),
+            None
+        );
     }
 }

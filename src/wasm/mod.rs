@@ -103,7 +103,9 @@ impl WasmPolicies {
         let compatibility = engine::compatibility(&runner.engine);
         let artifacts = Artifacts::open(&settings.state_dir, compatibility).map_err(|error| {
             let folder = settings.state_dir.display();
-            trouble(format!("cannot make the folder policies in {folder}: {error}"))
+            trouble(format!(
+                "cannot make the folder policies in {folder}: {error}"
+            ))
         })?;
         Ok(Self {
             runner,
@@ -133,13 +135,19 @@ impl WasmPolicies {
     }
 
     fn installed(&self, digest: &Digest) -> Option<Arc<Installed>> {
-        let installed = self.installed.read().unwrap_or_else(PoisonError::into_inner);
+        let installed = self
+            .installed
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
         installed.get(digest).map(Arc::clone)
     }
 
     /// Makes an artifact callable and remembers it under its version.
     fn enter(&self, version: PolicyVersion, module: Module) -> PolicyVersion {
-        let mut installed = self.installed.write().unwrap_or_else(PoisonError::into_inner);
+        let mut installed = self
+            .installed
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         let entry = Installed {
             version: version.clone(),
             module,
@@ -158,7 +166,9 @@ impl WasmPolicies {
         let module = Module::load(&self.runner, &compiled.artifact)?;
         let told = module.describe(&self.runner)?;
         let id = digest(&compiled.component);
-        let kept = self.artifacts.keep(&id, &compiled.component, &compiled.artifact);
+        let kept = self
+            .artifacts
+            .keep(&id, &compiled.component, &compiled.artifact);
         match kept {
             Ok(()) => {}
             // It can be made again from what is embedded here.
@@ -208,7 +218,9 @@ impl Policies for WasmPolicies {
     /// callable is not compiled again here.
     fn install_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
         let components = shipped::all().iter().map(|(_, component)| component);
-        components.map(|component| self.install(component, now)).collect()
+        components
+            .map(|component| self.install(component, now))
+            .collect()
     }
 
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
@@ -222,7 +234,9 @@ impl Policies for WasmPolicies {
         let component = self.module(&version.digest)?;
         let compiled = self.compiler.compile(&component)?;
         let module = Module::load(&self.runner, &compiled.artifact)?;
-        let kept = self.artifacts.keep(&version.digest, &component, &compiled.artifact);
+        let kept = self
+            .artifacts
+            .keep(&version.digest, &component, &compiled.artifact);
         kept.map_err(|error| trouble(format!("cannot keep the policy: {error}")))?;
         let artifact = digest(&compiled.artifact);
         let version = PolicyVersion {
@@ -236,14 +250,19 @@ impl Policies for WasmPolicies {
         if let Some(component) = shipped::component(digest) {
             return Ok(component.to_vec());
         }
-        self.artifacts.component(digest).ok_or_else(|| InstallError::Lost {
-            digest: digest.clone(),
-        })
+        self.artifacts
+            .component(digest)
+            .ok_or_else(|| InstallError::Lost {
+                digest: digest.clone(),
+            })
     }
 
     fn remove(&self, digest: &Digest) {
         // A call that runs keeps its own hold of the module.
-        self.installed.write().unwrap_or_else(PoisonError::into_inner).remove(digest);
+        self.installed
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(digest);
         self.artifacts.remove(digest);
     }
 

@@ -46,7 +46,10 @@ impl<'a> View<'a> {
             parts: states.iter().map(|state| &state.part.id).collect(),
             resources: resources.into_iter().collect(),
             devices: Vec::new(),
-            by_part: (0..).zip(&states).map(|(n, state)| (&state.part.id, n)).collect(),
+            by_part: (0..)
+                .zip(&states)
+                .map(|(n, state)| (&state.part.id, n))
+                .collect(),
         };
         for (index, state) in (0..).zip(states) {
             let part = view.part(ledger, state, now);
@@ -55,7 +58,9 @@ impl<'a> View<'a> {
         }
         view.add_links(ledger);
         let live = ledger.live.values();
-        let live = live.map(|allocation| view.allocation(allocation, now)).collect();
+        let live = live
+            .map(|allocation| view.allocation(allocation, now))
+            .collect();
         view.context.node.allocations = live;
         view
     }
@@ -70,7 +75,11 @@ impl<'a> View<'a> {
 
     /// The index of a device; `None` if it is not of this snapshot.
     pub(super) fn device_index(&self, resource: &Resource, id: &DeviceId) -> Option<u32> {
-        let key = (self.part_index(&id.part)?, self.resource_index(resource)?, id.share);
+        let key = (
+            self.part_index(&id.part)?,
+            self.resource_index(resource)?,
+            id.share,
+        );
         index(self.devices.binary_search(&key).ok()?)
     }
 
@@ -153,7 +162,9 @@ impl<'a> View<'a> {
         wit::Allocation {
             id: allocation.id.to_string(),
             // A held device stays listed, so both are always there.
-            resource: self.resource_index(&allocation.resource).unwrap_or_default(),
+            resource: self
+                .resource_index(&allocation.resource)
+                .unwrap_or_default(),
             devices: devices
                 .filter_map(|id| self.device_index(&allocation.resource, id))
                 .collect(),
@@ -179,13 +190,21 @@ fn attributes(part: &Part) -> Vec<wit::Attribute> {
         value,
     };
     let found = part.attributes.iter();
-    let mut all: Vec<_> = found.map(|(key, value)| attribute(key, value.clone())).collect();
+    let mut all: Vec<_> = found
+        .map(|(key, value)| attribute(key, value.clone()))
+        .collect();
     all.push(attribute("pci.bus", part.pci_bus.clone()));
-    all.extend(part.minor.map(|minor| attribute("minor", minor.to_string())));
+    all.extend(
+        part.minor
+            .map(|minor| attribute("minor", minor.to_string())),
+    );
     if let Some(mig) = &part.mig {
         all.push(attribute("mig.profile", mig.profile.clone()));
         all.push(attribute("mig.gpu-instance", mig.gpu_instance.to_string()));
-        all.push(attribute("mig.compute-instance", mig.compute_instance.to_string()));
+        all.push(attribute(
+            "mig.compute-instance",
+            mig.compute_instance.to_string(),
+        ));
     }
     all
 }

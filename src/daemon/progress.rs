@@ -1,0 +1,88 @@
+//! How far the start has come, for readiness and the API.
+
+use crate::admin::{FileStack, NodeFacts, Registration, Step};
+use crate::kernel::gpu::Inventory;
+use crate::kubelet::{self, Registrations};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+
+/// Filled while the daemon comes up; read at each request that shows it.
+#[derive(Default)]
+pub struct Progress {
+    facts: Mutex<NodeFacts>,
+    registrations: Mutex<Option<watch::Receiver<Registrations>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Progress {
+    /// Nothing is done yet.
+    #[must_use]
+    pub fn new(node_name: &str) -> Self {
+        let progress = Self::default();
+        node_name.clone_into(&mut lock(&progress.facts).name);
+        progress
+    }
+
+    /// What the API shows.
+    #[must_use]
+    pub fn facts(&self) -> NodeFacts {
+        let mut facts = lock(&self.facts).clone();
+        if let Some(registrations) = lock(&self.registrations).as_ref() {
+            facts.registrations = registrations
+                .borrow()
+                .iter()
+                .map(|(resource, state)| Registration { resource: resource.clone(), state: step_of(state) })
+                .collect();
+            let waiting = facts.registrations.iter().find_map(|r| match &r.state {
+                Step::Waiting(why) => Some(format!("{}: {why}", r.resource)),
+                Step::Done => None,
+            });
+            facts.kubelet = waiting.map_or(Step::Done, Step::Waiting);
+        }
+        facts
+    }
+
+    /// The GPUs were looked at.
+    pub fn gpus_found(&self, source: String, inventory: &Inventory) {
+        let mut facts = lock(&self.facts);
+        facts.gpu_source = source;
+        facts.driver_version.clone_from(&inventory.driver_version);
+        facts.cuda_version.clone_from(&inventory.cuda_version);
+        facts.gpus = Step::Done;
+    }
+
+    /// The GPUs cannot be looked at, and why.
+    pub fn gpus_wait(&self, why: String) {
+        lock(&self.facts).gpus = Step::Waiting(why);
+    }
+
+    /// What pods hold was taken over, or cannot be, and why.
+    pub fn adoption(&self, step: Step) {
+        lock(&self.facts).adoption = step;
+    }
+
+    /// The stack of the file, resolved.
+    pub fn file_stack(&self, stack: FileStack) {
+        lock(&self.facts).file_stack = stack;
+    }
+
+    /// The kubelet front end runs.
+    pub fn registering(&self, registrations: watch::Receiver<Registrations>) {
+        *lock(&self.registrations) = Some(registrations);
+    }
+}
+
+fn step_of(state: &kubelet::Registration) -> Step {
+    match state {
+        kubelet::Registration::Registered => Step::Done,
+        kubelet::Registration::Waiting => Step::Waiting("no kubelet is there yet".into()),
+        kubelet::Registration::Registering { trouble: None } => Step::Waiting("registering".into()),
+        kubelet::Registration::Registering { trouble: Some(why) } => Step::Waiting(why.clone()),
+        kubelet::Registration::Contested => Step::Waiting(
+            "another device plugin registers the same resource: remove it from this node".into(),
+        ),
+    }
+}

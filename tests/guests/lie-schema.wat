@@ -1,0 +1,10 @@
+;; `describe` gives a schema of 60,000 bytes.
+(data (i32.const 0x100) "hostile")
+(data (i32.const 0x110) "0.1.0")
+(data (i32.const 0x200)
+  "\00\01\00\00" "\07\00\00\00"
+  "\10\01\00\00" "\05\00\00\00"
+  "\10\01\00\00" "\05\00\00\00"
+  "\0f\00\00\00"
+  "\00\20\00\00" "\60\ea\00\00")
+(func (export "describe") (result i32) (i32.const 0x200))

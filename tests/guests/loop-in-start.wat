@@ -1,0 +1,3 @@
+;; Never becomes an instance.
+(func $start (loop $for-ever (br $for-ever)))
+(start $start)

@@ -1,0 +1,1 @@
+;; Passes on everything: what a guest does that misbehaves in nothing.

@@ -1,0 +1,275 @@
+//! Guests that misbehave: which fault, within which time, and that the next call works.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use berth::kernel::policy::{AdmitRequest, Answer, FaultKind, PolicyVersion, Question};
+use berth::ports::Policies;
+
+use crate::policies_guests::{guest, installed, policies, refused};
+use crate::policies_node::{Node, SHARED, resource, shared_node};
+
+/// What a call may take on a machine that is busy with other tests: ten times the 90 ms that the
+/// fuel of one call was measured to last.
+const TIME_MAX: Duration = Duration::from_millis(900);
+
+fn node() -> Node {
+    shared_node(2, 4)
+}
+
+#[derive(Clone, Copy)]
+enum Hook {
+    Offer,
+    Place,
+    Admit,
+}
+
+/// One call at a time, so that its time is its own.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Asks once and answers fault kind and words; then asks a harmless policy, which must work.
+fn fault_of(name: &str, hook: Hook) -> (FaultKind, String) {
+    let version = installed(name);
+    let fault = ask(&version, hook).expect_err("a fault");
+    let harmless = installed("pass");
+    for hook in [Hook::Offer, Hook::Place, Hook::Admit] {
+        assert_eq!(ask(&harmless, hook), Ok(None), "the next call works");
+    }
+    // Nothing is carried over: the same guest fails in the same way again.
+    let again = ask(&version, hook).expect_err("a fault");
+    assert_eq!((again.kind, &again.detail), (fault.kind, &fault.detail));
+    (fault.kind, fault.detail)
+}
+
+fn ask(
+    version: &PolicyVersion,
+    hook: Hook,
+) -> Result<Option<Answer>, berth::kernel::policy::Fault> {
+    let node = node();
+    let place = node.place(SHARED, 1);
+    let admit = AdmitRequest {
+        resource: resource(SHARED),
+        devices: vec![place.available[0].clone()],
+    };
+    let question = match hook {
+        Hook::Offer => Question::Offer,
+        Hook::Place => Question::Place(&place),
+        Hook::Admit => Question::Admit(&admit),
+    };
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let started = Instant::now();
+    let answer = policies().ask(node.call(version, "{}", question));
+    let took = started.elapsed();
+    assert!(took < TIME_MAX, "{} took {took:?}", version.label());
+    answer
+}
+
+fn assert_fault(name: &str, hook: Hook, kind: FaultKind, words: &str) {
+    let (found, detail) = fault_of(name, hook);
+    assert_eq!(found, kind, "{name}: {detail}");
+    assert!(detail.contains(words), "{name}: {detail}");
+    assert!(
+        !detail.contains('\n') && detail.len() <= 1024,
+        "{name}: {detail}"
+    );
+}
+
+#[test]
+fn a_loop_is_stopped_by_fuel_wherever_it_is() {
+    assert_fault(
+        "loop-in-hook",
+        Hook::Place,
+        FaultKind::Fuel,
+        "used up its 200000000 units",
+    );
+    assert_eq!(
+        ask(&installed("loop-in-hook"), Hook::Offer),
+        Ok(None),
+        "another hook of it works"
+    );
+    // Even `describe` is never reached.
+    let error = refused(&guest("loop-in-start")).to_string();
+    assert!(error.contains("`describe`: fuel: used up"), "{error}");
+    // `describe` takes no lists, so this one can be installed.
+    assert_fault("loop-in-realloc", Hook::Place, FaultKind::Fuel, "used up");
+}
+
+#[test]
+fn a_loop_that_has_less_time_than_fuel_is_stopped_by_the_clock() {
+    let version = installed("loop-in-hook");
+    let node = node();
+    let place = node.place(SHARED, 1);
+    let mut call = node.call(&version, "{}", Question::Place(&place));
+    call.wall_ms_max = 10;
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let started = Instant::now();
+    let fault = policies().ask(call).expect_err("a fault");
+    let took = started.elapsed();
+    assert_eq!(fault.kind, FaultKind::Time, "{fault}");
+    assert_eq!(fault.detail, "ran longer than 10 ms");
+    assert!(
+        took >= Duration::from_millis(10) && took < TIME_MAX,
+        "{took:?}"
+    );
+    assert!(
+        !fault.kind.counts(),
+        "a slow machine is not the policy's fault"
+    );
+}
+
+#[test]
+fn what_is_grabbed_is_refused() {
+    let memory = "asked for more than 128 MiB of memory";
+    assert_fault("memory-grab", Hook::Place, FaultKind::Memory, memory);
+    let tables = "elements of one table";
+    assert_fault("table-grab", Hook::Place, FaultKind::Memory, tables);
+    assert_fault(
+        "recursion",
+        Hook::Place,
+        FaultKind::Memory,
+        "256 KiB of stack",
+    );
+    // Who takes no for an answer may go on.
+    assert_eq!(ask(&installed("memory-grab-polite"), Hook::Place), Ok(None));
+    let error = refused(&guest("memory-at-once")).to_string();
+    assert!(error.contains("memory"), "{error}");
+}
+
+#[test]
+fn a_trap_is_told_in_the_guests_own_words_escaped() {
+    assert_fault("trap", Hook::Place, FaultKind::Trap, "`unreachable`");
+    let (kind, detail) = fault_of("trap-with-words", Hook::Place);
+    assert_eq!(kind, FaultKind::Trap);
+    let words = "it said: out of ideas\\nERROR forged \\u{1b}[31mline";
+    assert!(detail.ends_with(words), "{detail}");
+}
+
+#[test]
+fn logging_costs_fuel_and_has_a_limit() {
+    assert_fault("log-flood", Hook::Place, FaultKind::Fuel, "used up");
+    assert_fault(
+        "log-huge",
+        Hook::Place,
+        FaultKind::Answer,
+        "more than 1024 KiB at once",
+    );
+}
+
+#[test]
+fn answers_that_are_too_large_or_malformed_are_faults() {
+    let answer = FaultKind::Answer;
+    assert_fault("answer-beyond-memory", Hook::Place, answer, "malformed");
+    assert_fault(
+        "answer-oversized",
+        Hook::Place,
+        answer,
+        "more than 1024 KiB at once",
+    );
+    assert_fault(
+        "answer-aliased",
+        Hook::Offer,
+        answer,
+        "more than 1024 KiB at once",
+    );
+    assert_fault("answer-no-text", Hook::Place, answer, "utf-8");
+    assert_fault("answer-no-pointer", Hook::Place, answer, "malformed");
+    assert_fault("answer-no-case", Hook::Admit, answer, "malformed");
+    assert_fault("forged-room", Hook::Place, answer, "malformed");
+}
+
+#[test]
+fn indices_that_stand_for_nothing_are_faults() {
+    let answer = FaultKind::Answer;
+    let there = "named device 999, and there are 8";
+    assert_fault("device-out-of-range", Hook::Place, answer, there);
+    assert_fault("device-twice", Hook::Place, answer, "chose device 1 twice");
+    assert_fault(
+        "part-out-of-range",
+        Hook::Offer,
+        answer,
+        "named part 77, and there are 2",
+    );
+    assert_fault("part-twice", Hook::Offer, answer, "named part 0 twice");
+    assert_fault(
+        "resource-no-name",
+        Hook::Offer,
+        answer,
+        "\"gpu\" is not a resource name",
+    );
+}
+
+#[test]
+fn a_device_of_another_resource_is_a_fault_and_one_not_available_is_the_kernels_to_judge() {
+    let version = installed("device-not-available");
+    let node = Node::new().gpus(1).offer(
+        0,
+        &[
+            (
+                crate::policies_node::WHOLE,
+                1,
+                berth::kernel::offer::Consumes::Whole,
+            ),
+            (SHARED, 4, crate::policies_node::share(4)),
+        ],
+    );
+    let mut place = node.place(SHARED, 1);
+    let fault = policies()
+        .ask(node.call(&version, "{}", Question::Place(&place)))
+        .unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Answer);
+    assert!(fault.detail.contains("of another resource"), "{fault}");
+    place = node.place(crate::policies_node::WHOLE, 1);
+    place.available.clear();
+    let answer = policies().ask(node.call(&version, "{}", Question::Place(&place)));
+    let Ok(Some(Answer::Place(placement))) = answer else {
+        panic!("{answer:?}");
+    };
+    assert_eq!(placement.devices, node.devices(crate::policies_node::WHOLE));
+}
+
+#[test]
+fn what_cannot_be_asked_is_no_fault_of_the_policy() {
+    let version = installed("pass");
+    let node = node();
+    let mut place = node.place("nvidia.com/gpu.shared", 1);
+    place.available = Node::new()
+        .gpus(3)
+        .offer(2, &[(SHARED, 1, crate::policies_node::share(1))])
+        .devices(SHARED);
+    let fault = policies()
+        .ask(node.call(&version, "{}", Question::Place(&place)))
+        .unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Missing, "{fault}");
+    let mut stranger = version.clone();
+    stranger.digest = berth::kernel::names::Digest::parse(&"0".repeat(64)).unwrap();
+    let fault = policies()
+        .ask(node.call(&stranger, "{}", Question::Offer))
+        .unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Missing, "{fault}");
+    assert!(!fault.kind.counts());
+}
+
+#[test]
+fn many_calls_at_once_all_get_their_answer() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let harmless = installed("pass");
+    let looping = installed("loop-in-hook");
+    std::thread::scope(|scope| {
+        for n in 0..12 {
+            let (harmless, looping) = (&harmless, &looping);
+            scope.spawn(move || {
+                let node = node();
+                let place = node.place(SHARED, 1);
+                let version = if n % 3 == 0 { looping } else { harmless };
+                let mut call = node.call(version, "{}", Question::Place(&place));
+                // Four run at once; the others wait for their turn.
+                call.wall_ms_max = 20_000;
+                let answer = policies().ask(call);
+                match n % 3 {
+                    0 => assert_eq!(answer.unwrap_err().kind, FaultKind::Fuel),
+                    _ => assert_eq!(answer, Ok(None)),
+                }
+            });
+        }
+    });
+}

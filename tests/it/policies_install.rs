@@ -1,0 +1,294 @@
+//! What is taken as a policy, what compiling may cost, and what is kept.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use berth::kernel::policy::{Hook, Question};
+use berth::ports::{InstallError, Policies};
+use berth::wasm::limits::MODULE_BYTES_MAX;
+use berth::wasm::{CompileLimits, Settings, WasmPolicies};
+
+use crate::policies_guests::{
+    NOW, component, guest, installed, module, policies, refused, settings,
+};
+use crate::policies_node::shared_node;
+
+fn assert_refused(module: &[u8], words: &str) {
+    let error = refused(module);
+    assert!(
+        matches!(error, InstallError::NotAPolicy { .. }),
+        "{error:?}"
+    );
+    let text = error.to_string();
+    assert!(text.contains(words), "{text}");
+    assert!(!text.contains('\n'), "{text}");
+}
+
+fn room(change: impl FnOnce(&mut Settings)) -> (WasmPolicies, tempfile::TempDir) {
+    let state = tempfile::tempdir().unwrap();
+    let mut settings = settings(state.path());
+    change(&mut settings);
+    (WasmPolicies::new(settings).unwrap(), state)
+}
+
+#[test]
+fn a_core_module_becomes_a_component_and_is_known_by_it() {
+    let version = installed("pass");
+    assert_eq!(
+        (version.name.as_str(), version.version.as_str()),
+        ("hostile", "0.1.0")
+    );
+    assert_eq!(
+        version.hooks,
+        [Hook::Offer, Hook::Place, Hook::Admit, Hook::Triage]
+    );
+    assert!(!version.shipped);
+    assert_eq!(version.since_wall_ms, NOW.wall_ms);
+    let component = policies().module(&version.digest).unwrap();
+    assert!(component.starts_with(b"\0asm\x0d\0\x01\0"));
+    assert_eq!(component.len() as u64, version.bytes);
+    // The component itself is the same version, and installing twice is harmless.
+    assert_eq!(policies().install(&component, NOW).unwrap(), version);
+    assert_eq!(policies().install(&guest("pass"), NOW).unwrap(), version);
+}
+
+#[test]
+fn what_is_no_policy_is_refused_with_the_reason() {
+    assert_refused(b"", "no WebAssembly");
+    assert_refused(b"MZ\x90\0 not at all", "no WebAssembly");
+    let plain = wat::parse_str("(module (func (export \"offer\")))").unwrap();
+    assert_refused(&plain, "does not say which world");
+    assert_refused(&component("wasi"), "wasi:clocks");
+    assert_refused(&component("other-world"), "no export");
+    assert_refused(&wat::parse_str("(component)").unwrap(), "no export");
+    assert_refused(&module(&text("memory64")), "memory64 must be enabled");
+    assert_refused(&module(&text("threads")), "threads");
+    let many = "(core instance (instantiate $module))".repeat(100);
+    let many = format!("(component (core module $module (memory 1) (table 1 funcref)) {many})");
+    assert_refused(&wat::parse_str(&many).unwrap(), "100");
+}
+
+fn text(name: &str) -> String {
+    let path = format!("{}/tests/guests/{name}.wat", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn a_description_that_breaks_a_rule_is_refused() {
+    assert_refused(&guest("lie-name"), "the name \"../../x\" is no DNS label");
+    assert_refused(
+        &guest("lie-schema"),
+        "the schema has 60000 bytes; at most 6144",
+    );
+}
+
+#[test]
+fn bytes_that_were_cut_or_flipped_harm_nobody() {
+    let good = policies().module(&installed("pass").digest).unwrap();
+    for end in [1, 8, 9, good.len() / 2, good.len() - 1] {
+        refused(&good[..end]);
+    }
+    // A few bits at places that a generator without a seed of its own chooses.
+    let mut at = 12_345_usize;
+    for _ in 0..12 {
+        at = at
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let mut flipped = good.clone();
+        let place = at % flipped.len();
+        flipped[place] ^= 1 << (at >> 32 & 7);
+        // A flipped letter in a text is still a policy; anything else is an error of a kind that
+        // blames the module.
+        match policies().install(&flipped, NOW) {
+            Ok(_) | Err(InstallError::NotAPolicy { .. }) => {}
+            Err(error) => panic!("byte {place}: {error:?}"),
+        }
+    }
+    let random: Vec<u8> = (0..10_000_u64).map(|n| (n * n * 31 % 251) as u8).collect();
+    assert_refused(&random, "no WebAssembly");
+    assert_refused(&[b"\0asm\x0d\0\x01\0".as_slice(), &random].concat(), "");
+    assert_refused(&[b"\0asm\x01\0\0\0".as_slice(), &random].concat(), "");
+}
+
+#[test]
+fn a_module_that_is_too_large_is_not_even_looked_at() {
+    let error = policies()
+        .install(&vec![0; MODULE_BYTES_MAX + 1], NOW)
+        .unwrap_err();
+    let limit = MODULE_BYTES_MAX;
+    let bytes = limit + 1;
+    assert_eq!(error, InstallError::TooLarge { bytes, limit });
+}
+
+/// A function of a thousand locals and as many loops as asked: 330 kB of them take 17 s and 200 MB.
+fn bomb(loops: u32) -> Vec<u8> {
+    let locals = "i64 ".repeat(1000);
+    let mut body = String::new();
+    for n in 0..loops {
+        let (a, b) = (n % 1000, n * 7 % 1000);
+        write!(
+            body,
+            "(loop (local.set {a} (i64.add (local.get {a}) (local.get {b}))) \
+             (br_if 0 (i64.eqz (local.get {b}))))"
+        )
+        .unwrap();
+    }
+    module(&format!(
+        "(func $bomb (export \"bomb\") (local {locals}) {body})"
+    ))
+}
+
+#[test]
+fn a_compile_bomb_is_stopped_by_processor_time() {
+    let (policies, _state) = room(|settings| settings.compile.cpu_s = 1);
+    let started = Instant::now();
+    let error = policies.install(&bomb(20_000), NOW).unwrap_err();
+    let took = started.elapsed();
+    let what = "it took longer than 1 s of processor time".to_owned();
+    assert_eq!(error, InstallError::TooCostly { what });
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    // The next one compiles.
+    policies.install(&guest("pass"), NOW).unwrap();
+}
+
+#[test]
+fn a_compile_bomb_is_stopped_by_memory_and_by_wall_time() {
+    let (policies, _state) = room(|settings| settings.compile.memory_bytes = Some(224 << 20));
+    policies.install(&guest("pass"), NOW).unwrap();
+    let error = policies.install(&bomb(20_000), NOW).unwrap_err();
+    assert!(matches!(error, InstallError::TooCostly { .. }), "{error:?}");
+    assert!(
+        error.to_string().contains("memory") || error.to_string().contains("MiB"),
+        "{error}"
+    );
+
+    let (policies, _state) = room(|settings| settings.compile.wall = Duration::from_millis(50));
+    let error = policies.install(&bomb(20_000), NOW).unwrap_err();
+    let what = "it took longer than 0 s".to_owned();
+    assert_eq!(error, InstallError::TooCostly { what });
+}
+
+#[test]
+fn a_second_upload_waits_and_then_is_told_to_come_back() {
+    let (policies, _state) = room(|settings| {
+        settings.compile = CompileLimits {
+            cpu_s: 2,
+            wait: Duration::ZERO,
+            ..CompileLimits::default()
+        }
+    });
+    let bomb = bomb(20_000);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            loop {
+                match policies.install(&bomb, NOW) {
+                    Err(InstallError::Busy) => std::thread::yield_now(),
+                    other => return other,
+                }
+            }
+        });
+        // Until the bomb has the compiler, this has.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while policies.install(b"", NOW) != Err(InstallError::Busy) {
+            assert!(Instant::now() < deadline, "it was never busy");
+        }
+        let error = first.join().unwrap().unwrap_err();
+        assert!(matches!(error, InstallError::TooCostly { .. }), "{error:?}");
+    });
+}
+
+#[test]
+fn a_compiler_that_is_none_is_the_daemons_trouble() {
+    let (policies, _state) = room(|settings| settings.compiler = "/nonexistent/berth".into());
+    let error = policies.install(&guest("pass"), NOW).unwrap_err();
+    assert!(matches!(error, InstallError::Trouble { .. }), "{error:?}");
+    let (policies, _state) = room(|settings| settings.compiler = "/bin/false".into());
+    let error = policies.install(&guest("pass"), NOW).unwrap_err();
+    assert!(matches!(error, InstallError::Trouble { .. }), "{error:?}");
+    let (policies, _state) = room(|settings| settings.compile.memory_bytes = Some(1 << 20));
+    assert!(policies.install(&guest("pass"), NOW).is_err());
+}
+
+#[test]
+fn a_version_that_the_store_knows_is_loaded_and_not_compiled_again() {
+    let state = tempfile::tempdir().unwrap();
+    let first = WasmPolicies::new(settings(state.path())).unwrap();
+    let version = first.install(&guest("pass"), NOW).unwrap();
+    let shipped = first.install_shipped(NOW).unwrap();
+    drop(first);
+
+    let mut settings = settings(state.path());
+    settings.compiler = "/nonexistent/berth".into();
+    let second = WasmPolicies::new(settings).unwrap();
+    assert_eq!(second.restore(&version).unwrap(), version);
+    for version in &shipped {
+        assert_eq!(second.restore(version).unwrap(), *version);
+    }
+    assert_eq!(second.install_shipped(NOW).unwrap(), shipped);
+    let node = shared_node(1, 1);
+    assert_eq!(
+        second.ask(node.call(&version, "{}", Question::Offer)),
+        Ok(None)
+    );
+}
+
+#[test]
+fn an_artifact_that_changed_is_never_loaded_but_made_anew() {
+    let state = tempfile::tempdir().unwrap();
+    let first = WasmPolicies::new(settings(state.path())).unwrap();
+    let version = first.install(&guest("pass"), NOW).unwrap();
+    drop(first);
+    let folder = state.path().join("policies");
+    let file = |end: &str| {
+        let mut entries = std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        entries
+            .find(|path| path.to_str().unwrap().ends_with(end))
+            .unwrap()
+    };
+    let mut bytes = std::fs::read(file(".cwasm")).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(file(".cwasm"), &bytes).unwrap();
+
+    let second = WasmPolicies::new(settings(state.path())).unwrap();
+    let restored = second.restore(&version).unwrap();
+    assert_eq!(
+        restored, version,
+        "the same component makes the same artifact"
+    );
+    drop(second);
+    // Without the component there is nothing to make it of.
+    std::fs::write(file(".cwasm"), &bytes).unwrap();
+    std::fs::write(file(".wasm"), b"other").unwrap();
+    let third = WasmPolicies::new(settings(state.path())).unwrap();
+    let digest = version.digest.clone();
+    assert_eq!(
+        third.restore(&version),
+        Err(InstallError::Lost {
+            digest: digest.clone()
+        })
+    );
+    assert_eq!(third.module(&digest), Err(InstallError::Lost { digest }));
+}
+
+#[test]
+fn a_removed_version_is_gone() {
+    let (policies, state) = room(|_| {});
+    let version = policies.install(&guest("pass"), NOW).unwrap();
+    policies.remove(&version.digest);
+    let node = shared_node(1, 1);
+    assert!(
+        policies
+            .ask(node.call(&version, "{}", Question::Offer))
+            .is_err()
+    );
+    assert!(policies.module(&version.digest).is_err());
+    assert_eq!(
+        std::fs::read_dir(state.path().join("policies"))
+            .unwrap()
+            .count(),
+        0
+    );
+}

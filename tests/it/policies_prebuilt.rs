@@ -1,0 +1,66 @@
+//! The committed policies are those of the committed sources.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+const WHAT_TO_DO: &str = "run policies-wasm/build.sh and commit policies-wasm/prebuilt";
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("policies-wasm")
+}
+
+fn read(path: &str) -> Vec<u8> {
+    let path = workspace().join(path);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// As policies-wasm/componentize computes it: path, NUL, length, content, by path.
+fn sources_digest(policy: &str) -> String {
+    let mut files = vec!["Cargo.lock".to_owned(), "Cargo.toml".to_owned()];
+    let mut folders = vec!["wit".to_owned(), "sdk".to_owned(), policy.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(workspace().join(&folder)).unwrap() {
+            let entry = entry.unwrap();
+            let path = format!("{folder}/{}", entry.file_name().to_str().unwrap());
+            let to = if entry.file_type().unwrap().is_dir() {
+                &mut folders
+            } else {
+                &mut files
+            };
+            to.push(path);
+        }
+    }
+    files.sort_by_key(|file| PathBuf::from(file));
+    let mut digest = Sha256::new();
+    for file in files {
+        let content = read(&file);
+        digest.update(&file);
+        digest.update([0]);
+        digest.update((content.len() as u64).to_le_bytes());
+        digest.update(content);
+    }
+    format!("{:x}", digest.finalize())
+}
+
+#[test]
+fn the_committed_policies_are_those_of_the_committed_sources() {
+    let manifest: Value = serde_json::from_slice(&read("prebuilt/manifest.json")).unwrap();
+    let policies = manifest["policies"].as_object().unwrap();
+    let names: Vec<_> = policies.keys().collect();
+    assert_eq!(names, ["exclusive", "mixed", "timeslice"]);
+    for (name, entry) in policies {
+        let sources = sources_digest(name);
+        assert_eq!(
+            entry["sources"], sources,
+            "{name} has other sources now; {WHAT_TO_DO}"
+        );
+        let artifact = read(&format!("prebuilt/{name}.wasm"));
+        let digest = format!("{:x}", Sha256::digest(&artifact));
+        assert_eq!(
+            entry["artifact"], digest,
+            "{name}.wasm is not what was built; {WHAT_TO_DO}"
+        );
+    }
+}

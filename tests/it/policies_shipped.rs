@@ -1,0 +1,415 @@
+//! The shipped policies: as WebAssembly they answer what they answer natively, and within budget.
+
+use std::collections::BTreeMap;
+
+use berth::kernel::change::Change;
+use berth::kernel::drain::{Drain, Mark};
+use berth::kernel::ledger::Ledger;
+use berth::kernel::names::DeviceId;
+use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth::kernel::policy::{
+    Answer, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question,
+};
+use berth::ports::Policies;
+use berth_policy_exclusive::Exclusive;
+use berth_policy_mixed::Mixed;
+use berth_policy_sdk::{self as sdk, Policy, entry};
+use berth_policy_timeslice::Timeslice;
+use proptest::prelude::*;
+
+use crate::policies_guests::{NOW, policies};
+use crate::policies_node::{Node, SHARED, WHOLE, gpu_id, resource, share, shared_node};
+
+fn shipped(name: &str) -> PolicyVersion {
+    let versions = policies().install_shipped(NOW).unwrap();
+    versions
+        .into_iter()
+        .find(|version| version.name == name)
+        .unwrap()
+}
+
+#[test]
+fn three_policies_come_with_the_daemon() {
+    let versions = policies().install_shipped(NOW).unwrap();
+    let names: Vec<_> = versions
+        .iter()
+        .map(|version| version.name.as_str())
+        .collect();
+    assert_eq!(names, ["exclusive", "timeslice", "mixed"]);
+    for version in &versions {
+        assert!(
+            version.shipped && version.summary.ends_with('.'),
+            "{version:?}"
+        );
+        assert!(policies().module(&version.digest).is_ok());
+    }
+    assert_eq!(
+        policies().install_shipped(NOW).unwrap(),
+        versions,
+        "and only once"
+    );
+}
+
+#[test]
+fn wrong_parameters_are_a_fault_that_names_them() {
+    let node = shared_node(1, 4);
+    for (name, parameters, words) in [
+        (
+            "exclusive",
+            r#"{"resources": "a/b"}"#,
+            "unknown field `resources`",
+        ),
+        (
+            "timeslice",
+            r#"{"replicas": 0}"#,
+            "replicas: 0 is out of range; write 1 to 128",
+        ),
+        (
+            "mixed",
+            r#"{"advertise": "all"}"#,
+            "expected `both` or `latched`",
+        ),
+        ("mixed", "nonsense", "must be a JSON object"),
+    ] {
+        let version = shipped(name);
+        let fault = policies()
+            .ask(node.call(&version, parameters, Question::Offer))
+            .unwrap_err();
+        assert_eq!(fault.kind, FaultKind::Trap, "{fault}");
+        assert!(fault.detail.contains("it said: parameters: "), "{fault}");
+        assert!(fault.detail.contains(words), "{fault}");
+    }
+}
+
+/// For 8 GPUs of 10 devices, and for the largest node.
+#[test]
+fn fuel_is_far_below_what_a_call_may_use() {
+    for (gpus, shares, fuel_max) in [(8, 10, 3_000_000), (16, 128, 100_000_000)] {
+        let node = shared_node(gpus, shares);
+        let place = node.place(SHARED, 4);
+        for name in ["exclusive", "timeslice", "mixed"] {
+            let version = shipped(name);
+            for (hook, question) in [
+                ("offer", Question::Offer),
+                ("place", Question::Place(&place)),
+            ] {
+                let call = node.call(&version, "{}", question);
+                let (answer, cost) = policies().ask_at_cost(call);
+                answer.unwrap();
+                println!(
+                    "{gpus:2} x {shares:3} {name:10} {hook:6} fuel {:9} {:?}",
+                    cost.fuel, cost.wall
+                );
+                assert!(cost.fuel < fuel_max, "{name} {hook}: {}", cost.fuel);
+                let (_, again) = policies().ask_at_cost(call);
+                assert_eq!(again.fuel, cost.fuel, "fuel is the same every time");
+            }
+        }
+    }
+}
+
+/// What a native policy is shown of a ledger: written down here once more, so that the room's own
+/// conversion is tested by it.
+struct Shown {
+    context: sdk::Context,
+    parts: Vec<berth::kernel::names::PartId>,
+    devices: Vec<(String, DeviceId)>,
+}
+
+fn consumes(consumes: Consumes) -> sdk::Consumes {
+    match consumes {
+        Consumes::Whole => sdk::Consumes::Whole,
+        Consumes::Slice {
+            memory_mib,
+            compute_percent,
+        } => sdk::Consumes::Slice(sdk::Slice {
+            memory_mib,
+            compute_percent,
+        }),
+    }
+}
+
+fn shown(ledger: &Ledger, parameters: &str) -> Shown {
+    let mut states: Vec<_> = ledger.parts.values().collect();
+    states.sort_by_key(|state| (state.part.gpu_index, state.part.parent.is_some()));
+    let names: Vec<String> = ledger.resources().iter().map(ToString::to_string).collect();
+    let mut devices = Vec::new();
+    let mut shown = Vec::new();
+    for (index, state) in (0..).zip(&states) {
+        let wholes = state
+            .devices
+            .values()
+            .any(|d| d.held() && d.consumes == Consumes::Whole);
+        let free = ledger.gpu_of(state).unwrap().drain == Drain::Active && !wholes;
+        for ((resource, share), device) in &state.devices {
+            let fits = device.consumes != Consumes::Whole || !state.held();
+            let device_state = match (device.held(), free && fits) {
+                (true, _) => sdk::DeviceState::Held,
+                (false, true) => sdk::DeviceState::Free,
+                (false, false) => sdk::DeviceState::Withdrawn,
+            };
+            let resource_index = names.iter().position(|n| n == resource.as_str()).unwrap();
+            shown.push(sdk::Device {
+                part: index,
+                resource: u32::try_from(resource_index).unwrap(),
+                state: device_state,
+                consumes: consumes(device.consumes),
+            });
+            devices.push((
+                resource.to_string(),
+                DeviceId {
+                    part: state.part.id.clone(),
+                    share: *share,
+                },
+            ));
+        }
+    }
+    let index = |id| u32::try_from(states.iter().position(|s| s.part.id == id).unwrap()).unwrap();
+    let parts = states.iter().map(|state| {
+        let cordoned = ledger.gpu_of(state).unwrap().drain != Drain::Active;
+        let profile = state.part.mig.iter().map(|mig| sdk::Attribute {
+            key: "mig.profile".into(),
+            value: mig.profile.clone(),
+        });
+        sdk::Part {
+            id: state.part.id.to_string(),
+            vendor: "nvidia".into(),
+            model: state.part.model.clone(),
+            gpu_index: state.part.gpu_index,
+            parent: state.part.parent.clone().map(index),
+            mig_enabled: state.part.mig_enabled,
+            memory_mib: state.part.memory_mib,
+            numa_node: state.part.numa_node,
+            health: sdk::Health::Healthy,
+            drain: if cordoned {
+                sdk::DrainState::Cordoned
+            } else {
+                sdk::DrainState::Active
+            },
+            attributes: profile.collect(),
+            processes: 0,
+            memory_used_mib: 0,
+            idle_seconds: if state.held() { 0 } else { 3600 },
+            offered: state
+                .lines
+                .iter()
+                .map(|line| sdk::OfferLine {
+                    resource: line.resource.to_string(),
+                    count: line.count,
+                    consumes: consumes(line.consumes),
+                })
+                .collect(),
+        }
+    });
+    let node = sdk::Node {
+        parts: parts.collect(),
+        links: Vec::new(),
+        resources: names,
+        devices: shown,
+        allocations: Vec::new(),
+    };
+    Shown {
+        context: sdk::Context {
+            node,
+            parameters: parameters.to_owned(),
+        },
+        parts: states.iter().map(|state| state.part.id.clone()).collect(),
+        devices,
+    }
+}
+
+impl Shown {
+    fn offer(&self, answer: sdk::OfferAnswer) -> Answer {
+        let line = |line: &sdk::OfferLine| OfferLine {
+            resource: resource(&line.resource),
+            count: line.count,
+            consumes: match line.consumes {
+                sdk::Consumes::Whole => Consumes::Whole,
+                sdk::Consumes::Slice(slice) => Consumes::Slice {
+                    memory_mib: slice.memory_mib,
+                    compute_percent: slice.compute_percent,
+                },
+            },
+        };
+        Answer::Offer(OfferAnswer {
+            parts: answer
+                .parts
+                .iter()
+                .map(|offer| PartOffer {
+                    part: self.parts[offer.part as usize].clone(),
+                    lines: offer.lines.iter().map(line).collect(),
+                })
+                .collect(),
+            again_after_s: answer.again_after_seconds,
+        })
+    }
+
+    fn index(&self, name: &str, id: &DeviceId) -> u32 {
+        let position = self
+            .devices
+            .iter()
+            .position(|(n, device)| n == name && device == id);
+        u32::try_from(position.unwrap()).unwrap()
+    }
+
+    fn place<P: Policy>(&self, request: &PlaceRequest) -> Option<Answer> {
+        let name = request.resource.as_str();
+        let resources = &self.context.node.resources;
+        let asked = resources.iter().position(|n| n == name).unwrap();
+        let indices = |ids: &[DeviceId]| ids.iter().map(|id| self.index(name, id)).collect();
+        let request = sdk::PlaceRequest {
+            request: sdk::Request {
+                front_end: sdk::FrontEnd::DevicePlugin,
+                resource: u32::try_from(asked).unwrap(),
+                candidates: Vec::new(),
+                config: None,
+                claim: None,
+            },
+            available: indices(&request.available),
+            required: indices(&request.required),
+            size: u32::try_from(request.size).unwrap(),
+        };
+        entry::place::<P>(&self.context, &request).map(|placement| {
+            let id = |n: &u32| self.devices[*n as usize].1.clone();
+            Answer::Place(Placement {
+                devices: placement.devices.iter().map(id).collect(),
+                reason: placement.reason,
+            })
+        })
+    }
+}
+
+/// Asks a policy both ways.
+fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, size: usize) {
+    let version = shipped(name);
+    let shown = shown(&node.0, parameters);
+    let native = entry::offer::<P>(&shown.context).map(|answer| shown.offer(answer));
+    let wasm = policies().ask(node.call(&version, parameters, Question::Offer));
+    assert_eq!(wasm, Ok(native), "{name} {parameters}");
+    for resource in [SHARED, WHOLE] {
+        if node.devices(resource).is_empty() {
+            continue;
+        }
+        let mut request = node.place(resource, size);
+        request.required = request
+            .available
+            .iter()
+            .rev()
+            .take(size / 2)
+            .cloned()
+            .collect();
+        let native = shown.place::<P>(&request);
+        let wasm = policies().ask(node.call(&version, parameters, Question::Place(&request)));
+        assert_eq!(wasm, Ok(native), "{name} {parameters}");
+    }
+}
+
+/// What one GPU is in a random node.
+#[derive(Clone, Copy, Debug)]
+enum Gpu {
+    New,
+    Mig,
+    Whole { held: bool },
+    Shared { held: u32 },
+    Both { held: u32 },
+    Cordoned,
+}
+
+fn random_gpu() -> impl Strategy<Value = Gpu> {
+    prop_oneof![
+        Just(Gpu::New),
+        Just(Gpu::Mig),
+        any::<bool>().prop_map(|held| Gpu::Whole { held }),
+        (0..5_u32).prop_map(|held| Gpu::Shared { held }),
+        (0..5_u32).prop_map(|held| Gpu::Both { held }),
+        Just(Gpu::Cordoned),
+    ]
+}
+
+fn random_node(gpus: &[Gpu]) -> Node {
+    let mut node = Node::new().gpus(u32::try_from(gpus.len()).unwrap());
+    let shares = (SHARED, 4, share(4));
+    let whole = (WHOLE, 1, Consumes::Whole);
+    for (index, gpu) in (0..).zip(gpus) {
+        let id = gpu_id(index);
+        node = match gpu {
+            Gpu::New => node,
+            Gpu::Mig => node.mig(index),
+            Gpu::Whole { .. } => node.offer(index, &[whole]),
+            Gpu::Shared { .. } => node.offer(index, &[shares]),
+            Gpu::Both { .. } | Gpu::Cordoned => node.offer(index, &[whole, shares]),
+        };
+        match gpu {
+            Gpu::Whole { held: true } => node = node.grant(WHOLE, DeviceId::whole(&id)),
+            Gpu::Shared { held } | Gpu::Both { held } => {
+                for share in 0..*held {
+                    node = node.grant(SHARED, DeviceId::share(&id, share));
+                }
+            }
+            Gpu::Cordoned => {
+                let drain = Drain::Cordoned(Mark {
+                    by: "test".into(),
+                    why: String::new(),
+                    since_wall_ms: 0,
+                });
+                node.apply(Change::DrainTurned { gpu: id, drain });
+            }
+            Gpu::New | Gpu::Mig | Gpu::Whole { held: false } => {}
+        }
+    }
+    node
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn webassembly_answers_what_native_code_does(
+        gpus in prop::collection::vec(random_gpu(), 0..9),
+        size in 1..6_usize,
+        replicas in 1..=128_u32,
+        reserve in 0..4_u32,
+    ) {
+        let node = random_node(&gpus);
+        both_ways::<Exclusive>("exclusive", &node, "{}", size);
+        let timeslice = format!(
+            r#"{{"replicas": {replicas}, "only": [{{"model": "NVIDIA*"}}],
+                "overrides": [{{"index": 1, "replicas": 3}}]}}"#
+        );
+        both_ways::<Timeslice>("timeslice", &node, &timeslice, size);
+        both_ways::<Mixed>("mixed", &node, &format!(r#"{{"reserveWhole": {reserve}}}"#), size);
+        let latched = format!(
+            r#"{{"advertise": "latched", "reserveShared": {reserve}, "settleSeconds": 3700}}"#
+        );
+        both_ways::<Mixed>("mixed", &node, &latched, size);
+    }
+}
+
+#[test]
+fn a_node_of_every_kind_of_gpu_is_answered_alike() {
+    let gpus = [
+        Gpu::New,
+        Gpu::Mig,
+        Gpu::Whole { held: true },
+        Gpu::Shared { held: 2 },
+        Gpu::Both { held: 1 },
+        Gpu::Cordoned,
+    ];
+    let node = random_node(&gpus);
+    both_ways::<Exclusive>("exclusive", &node, "{}", 1);
+    both_ways::<Timeslice>("timeslice", &node, "{}", 3);
+    both_ways::<Mixed>("mixed", &node, "{}", 3);
+    // And not by both saying nothing.
+    let version = shipped("exclusive");
+    let answer = policies().ask(node.call(&version, "{}", Question::Offer));
+    let Ok(Some(Answer::Offer(answer))) = answer else {
+        panic!("{answer:?}");
+    };
+    let by_part: BTreeMap<_, _> = answer
+        .parts
+        .iter()
+        .map(|offer| (offer.part.as_str(), offer.lines[0].resource.as_str()))
+        .collect();
+    assert_eq!(by_part.len(), 6, "{by_part:?}");
+    assert_eq!(by_part["MIG-00000001"], "nvidia.com/mig-1g.10gb.me");
+}

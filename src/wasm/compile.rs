@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::compile_child::{ARGUMENT, NOTE};
 use super::frame::{FRAME_BYTES_MAX, Reply};
@@ -44,6 +44,12 @@ impl Default for CompileLimits {
         }
     }
 }
+
+/// How long a process may take to end once its output has ended.
+const END_WAIT: Duration = Duration::from_secs(2);
+
+/// Its output, its messages, and how it ended.
+type Outcome = (Vec<u8>, String, std::io::Result<ExitStatus>);
 
 /// A component with its artifact.
 pub(super) struct Compiled {
@@ -85,15 +91,9 @@ impl Compiler {
         let _turn = self.turn().ok_or(InstallError::Busy)?;
         let mut child = self.spawn(memory_bytes)?;
         let outcome = self.converse(&mut child, module);
-        let (frame, messages) = match outcome {
-            Ok(both) => both,
-            Err(late) => {
-                return Err(InstallError::TooCostly { what: late });
-            }
-        };
-        let status = child
-            .wait()
-            .map_err(|error| trouble(format!("the compiler: {error}")))?;
+        let (frame, messages, status) =
+            outcome.map_err(|late| InstallError::TooCostly { what: late })?;
+        let status = status.map_err(|error| trouble(format!("the compiler: {error}")))?;
         self.log_notes(&messages);
         match Reply::decode(&frame) {
             Some(Reply::Compiled {
@@ -127,9 +127,9 @@ impl Compiler {
         })
     }
 
-    /// Feeds and reads the process; kills it when its time is up. All its pipes end with it, and so
-    /// do the threads.
-    fn converse(&self, child: &mut Child, module: &[u8]) -> Result<(Vec<u8>, String), String> {
+    /// Feeds and reads the process, and ends it in any case: all its pipes end with it, and so do
+    /// the threads.
+    fn converse(&self, child: &mut Child, module: &[u8]) -> Result<Outcome, String> {
         let (input, output, error) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         thread::scope(|scope| {
             // A process that died does not read on; what it says or how it ended tells why.
@@ -138,18 +138,20 @@ impl Compiler {
             let (send, receive) = mpsc::channel();
             scope.spawn(move || send.send(read(output, FRAME_BYTES_MAX)));
             let frame = receive.recv_timeout(self.limits.wall);
-            if frame.is_err() {
-                // It may have ended just now; then there is nothing to kill.
-                let _ = child.kill();
-                let _ = child.wait();
-            }
+            let grace = if frame.is_ok() {
+                END_WAIT
+            } else {
+                Duration::ZERO
+            };
+            let status = end(child, grace);
             let messages = messages.join().unwrap_or_default();
+            let messages = String::from_utf8_lossy(&messages).into_owned();
             match frame {
-                Ok(frame) => Ok((frame, String::from_utf8_lossy(&messages).into_owned())),
-                Err(RecvTimeoutError::Timeout) => Err(format!(
-                    "it took longer than {} s",
-                    self.limits.wall.as_secs()
-                )),
+                Ok(frame) => Ok((frame, messages, status)),
+                Err(RecvTimeoutError::Timeout) => {
+                    let s = self.limits.wall.as_secs_f32();
+                    Err(format!("it took longer than {s} s"))
+                }
                 Err(RecvTimeoutError::Disconnected) => Err("its answer was lost".to_owned()),
             }
         })
@@ -207,6 +209,22 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         *self.0.lock() = false;
         self.0.done.notify_one();
+    }
+}
+
+/// Waits for a process that has nothing left to say, and kills it if it does not end by itself: who
+/// took the compiler over could close its output and stay.
+fn end(child: &mut Child, grace: Duration) -> std::io::Result<ExitStatus> {
+    let deadline = Instant::now() + grace;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if Instant::now() >= deadline {
+            child.kill()?;
+            return child.wait();
+        }
+        thread::sleep(Duration::from_millis(1));
     }
 }
 

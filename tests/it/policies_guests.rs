@@ -1,4 +1,6 @@
 //! The room under test, and the guests that it is given.
+// Clippy does not see that helpers of tests are tests, too.
+#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

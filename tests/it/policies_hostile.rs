@@ -240,7 +240,7 @@ fn what_cannot_be_asked_is_no_fault_of_the_policy() {
         .ask(node.call(&version, "{}", Question::Place(&place)))
         .unwrap_err();
     assert_eq!(fault.kind, FaultKind::Missing, "{fault}");
-    let mut stranger = version.clone();
+    let mut stranger = version;
     stranger.digest = berth::kernel::names::Digest::parse(&"0".repeat(64)).unwrap();
     let fault = policies()
         .ask(node.call(&stranger, "{}", Question::Offer))

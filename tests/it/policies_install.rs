@@ -1,6 +1,9 @@
 //! What is taken as a policy, what compiling may cost, and what is kept.
+// Clippy does not see that helpers of tests are tests, too.
+#![allow(clippy::unwrap_used)]
 
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::time::{Duration, Instant};
 
 use berth::kernel::policy::{Hook, Question};
@@ -164,7 +167,7 @@ fn a_compile_bomb_is_stopped_by_memory_and_by_wall_time() {
 
     let (policies, _state) = room(|settings| settings.compile.wall = Duration::from_millis(50));
     let error = policies.install(&bomb(20_000), NOW).unwrap_err();
-    let what = "it took longer than 0 s".to_owned();
+    let what = "it took longer than 0.05 s".to_owned();
     assert_eq!(error, InstallError::TooCostly { what });
 }
 
@@ -194,6 +197,88 @@ fn a_second_upload_waits_and_then_is_told_to_come_back() {
         }
         let error = first.join().unwrap().unwrap_err();
         assert!(matches!(error, InstallError::TooCostly { .. }), "{error:?}");
+    });
+}
+
+/// The compiler that this process runs at the moment, by its argument.
+fn compiler_of_this_process() -> Option<String> {
+    let me = std::process::id().to_string();
+    let processes = std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path());
+    processes
+        .filter(|path| {
+            let read = |name| std::fs::read_to_string(path.join(name)).unwrap_or_default();
+            let parent = read("status").lines().any(|line| {
+                line.strip_prefix("PPid:")
+                    .is_some_and(|parent| parent.trim() == me)
+            });
+            // The bomb's, and not that of a test beside this one.
+            parent && read("cmdline").contains("__compile-policy\x0013\0")
+        })
+        .map(|path| path.display().to_string())
+        .next()
+}
+
+#[test]
+fn the_compiler_runs_with_nothing_but_its_pipes() {
+    // A file that some library of the daemon left open for children.
+    let (mut read_end, write_end) = std::io::pipe().unwrap();
+    rustix::io::fcntl_setfd(&write_end, rustix::io::FdFlags::empty()).unwrap();
+    let (policies, _state) = room(|settings| {
+        settings.compile.cpu_s = 13;
+        settings.compile.wall = Duration::from_secs(30);
+    });
+    let bomb = bomb(20_000);
+    std::thread::scope(|scope| {
+        let compiling = scope.spawn(|| policies.install(&bomb, NOW));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let process = loop {
+            if let Some(process) = compiler_of_this_process() {
+                break process;
+            }
+            assert!(Instant::now() < deadline && !compiling.is_finished());
+        };
+        // It has closed its copy if the pipe ends with ours.
+        drop(write_end);
+        assert_eq!(read_end.read(&mut [0; 1]).unwrap(), 0);
+        assert!(
+            !compiling.is_finished(),
+            "it ended because the compiler did"
+        );
+        // Limits are set before the module is read, so wait for the last of them.
+        let has = |file: &str, words: &[&str]| {
+            let text = std::fs::read_to_string(format!("{process}/{file}")).unwrap_or_default();
+            let mut lines = text
+                .lines()
+                .map(|line| line.split_whitespace().collect::<Vec<_>>());
+            lines.any(|line| line.starts_with(words))
+        };
+        let limit = |file, words: &[&str]| {
+            while !has(file, words) {
+                assert!(
+                    Instant::now() < deadline && !compiling.is_finished(),
+                    "{words:?}"
+                );
+            }
+        };
+        limit("limits", &["Max", "open", "files", "3", "3"]);
+        limit("limits", &["Max", "cpu", "time", "13", "14"]);
+        limit(
+            "limits",
+            &["Max", "address", "space", "805306368", "805306368"],
+        );
+        limit("limits", &["Max", "file", "size", "0", "0"]);
+        limit("limits", &["Max", "core", "file", "size", "0", "0"]);
+        limit("limits", &["Max", "processes", "0", "0"]);
+        limit("status", &["NoNewPrivs:", "1"]);
+        // The test is over; nobody needs to wait for the bomb.
+        let pid = process.trim_start_matches("/proc/").parse().unwrap();
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        let error = compiling.join().unwrap().unwrap_err();
+        assert!(error.to_string().contains("killed"), "{error}");
     });
 }
 

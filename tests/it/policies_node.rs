@@ -1,4 +1,6 @@
 //! Ledgers to ask policies about.
+// Clippy does not see that helpers of tests are tests, too.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! The committed policies are those of the committed sources.
+// Clippy does not see that helpers of tests are tests, too.
+#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 

@@ -1,0 +1,157 @@
+//! What every call does before its own work: is the library initialised, does a fault befall it, is its GPU there.
+
+use std::ffi::c_uint;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::code::{Answer, Code, number};
+use crate::fault::Fault;
+use crate::gpu::Gpu;
+use crate::instance::Instance;
+use crate::runtime::handle::Handle;
+use crate::runtime::library;
+use crate::state::State;
+
+/// How often a slow or hanging call looks at the file again.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+/// A device handle resolved: a GPU, or a MIG device of it.
+pub(crate) struct Device<'a> {
+    pub(crate) state: &'a State,
+    /// Position of the GPU.
+    pub(crate) index: c_uint,
+    pub(crate) gpu: &'a Gpu,
+    /// The MIG device and its position, if the handle names one.
+    pub(crate) mig: Option<(c_uint, &'a Instance)>,
+}
+
+/// A call that names no GPU.
+pub(crate) fn system(symbol: &str, work: impl FnOnce(&State) -> Answer) -> c_uint {
+    guarded(|| work(&*ready(symbol, None, library::state)?))
+}
+
+/// `nvmlInit`: befallen by faults although nothing is initialised yet.
+pub(crate) fn init(symbol: &str) -> c_uint {
+    guarded(|| {
+        ready(symbol, None, library::state_before_init)?;
+        library::init()
+    })
+}
+
+/// A call on a device handle, GPU or MIG.
+pub(crate) fn device(symbol: &str, handle: Handle, work: impl FnOnce(&Device) -> Answer) -> c_uint {
+    guarded(|| {
+        // Before the handle: NVML answers "uninitialised" whatever the arguments are.
+        library::state()?;
+        let uuid = handle.device()?;
+        let state = ready(symbol, Some(&uuid), library::state)?;
+        work(&resolve(&state, &uuid)?)
+    })
+}
+
+/// A call that looks a GPU or MIG device up: faults befall it by the GPU that `choose` finds.
+pub(crate) fn lookup(
+    symbol: &str,
+    choose: impl Fn(&State) -> Answer<String>,
+    work: impl FnOnce(&Device) -> Answer,
+) -> c_uint {
+    guarded(|| {
+        let uuid = choose(&*library::state()?);
+        let state = ready(symbol, uuid.as_deref().ok(), library::state)?;
+        // Chosen again: the file may have changed while the call was slow.
+        work(&resolve(&state, &choose(&state)?)?)
+    })
+}
+
+/// A call on a GPU; a MIG device is an invalid argument.
+pub(crate) fn gpu(symbol: &str, handle: Handle, work: impl FnOnce(&Device) -> Answer) -> c_uint {
+    device(symbol, handle, |device| match device.mig {
+        None => work(device),
+        Some(_) => Err(Code::InvalidArgument),
+    })
+}
+
+/// The GPU that a UUID (its own, or that of a MIG device of it) stands for. One that left the file is lost.
+pub(crate) fn resolve<'a>(state: &'a State, uuid: &str) -> Answer<Device<'a>> {
+    let found = find(state, uuid).ok_or(Code::GpuIsLost)?;
+    if found.gpu.lost {
+        Err(Code::GpuIsLost)
+    } else {
+        Ok(found)
+    }
+}
+
+/// The same, lost or not.
+pub(crate) fn find<'a>(state: &'a State, uuid: &str) -> Option<Device<'a>> {
+    for (index, gpu) in (0..).zip(&state.gpus) {
+        if gpu.uuid == uuid {
+            return Some(Device {
+                state,
+                index,
+                gpu,
+                mig: None,
+            });
+        }
+        let instances = gpu
+            .mig
+            .iter()
+            .filter(|mig| mig.enabled)
+            .flat_map(|mig| &mig.instances);
+        if let Some(mig) = (0..)
+            .zip(instances)
+            .find(|(_, instance)| instance.uuid == uuid)
+        {
+            return Some(Device {
+                state,
+                index,
+                gpu,
+                mig: Some(mig),
+            });
+        }
+    }
+    None
+}
+
+/// Waits and fails as the file's faults say, and answers the state that holds after that.
+fn ready(
+    symbol: &str,
+    uuid: Option<&str>,
+    state: impl Fn() -> Answer<Arc<State>>,
+) -> Answer<Arc<State>> {
+    let began = Instant::now();
+    loop {
+        let now = state()?;
+        let Some(fault) = fault_of(&now, symbol, uuid) else {
+            return Ok(now);
+        };
+        if !fault.hang && began.elapsed() >= Duration::from_millis(fault.delay_ms) {
+            return match fault.answer {
+                Some(code) => Err(code),
+                None => Ok(now),
+            };
+        }
+        // No lock is held here, so that other calls go on.
+        thread::sleep(LOOK_AGAIN);
+    }
+}
+
+fn fault_of<'a>(state: &'a State, symbol: &str, uuid: Option<&str>) -> Option<&'a Fault> {
+    let mut gpus = Vec::new();
+    if let Some(uuid) = uuid {
+        gpus.push(uuid);
+        gpus.extend(find(state, uuid).map(|device| device.gpu.uuid.as_str()));
+    }
+    state
+        .faults
+        .iter()
+        .find(|fault| fault.matches(symbol, &gpus))
+}
+
+/// A panic must not cross into C: it becomes an unknown error.
+pub(crate) fn guarded(work: impl FnOnce() -> Answer) -> c_uint {
+    // Nothing of ours is left half changed by a panic: the state is read only and the locks are taken for whole steps.
+    let answer = catch_unwind(AssertUnwindSafe(work));
+    number(answer.unwrap_or(Err(Code::Unknown)))
+}

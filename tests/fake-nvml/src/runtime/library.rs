@@ -1,0 +1,63 @@
+//! The one library of a process: initialised or not, and its state file.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::code::{Answer, Code};
+use crate::runtime::source::Source;
+use crate::state::State;
+
+struct Library {
+    /// `nvmlInit` less `nvmlShutdown`.
+    users: u32,
+    source: Source,
+}
+
+/// Held for a `stat`, and for reading the file when it has changed; never while a call is slow or hangs.
+static LIBRARY: Mutex<Library> = Mutex::new(Library {
+    users: 0,
+    source: Source::new(),
+});
+
+fn with<T>(work: impl FnOnce(&mut Library) -> T) -> T {
+    // A panic while the lock was held leaves nothing half done that matters: the next call looks at the file again.
+    work(&mut LIBRARY.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Counts one user more; the first looks for the state file.
+pub(crate) fn init() -> Answer {
+    with(|library| {
+        if library.users == 0 {
+            library.source.open()?;
+        }
+        library.users += 1;
+        Ok(())
+    })
+}
+
+/// Counts one user less.
+pub(crate) fn shutdown() -> Answer {
+    with(|library| {
+        library.users = library.users.checked_sub(1).ok_or(Code::Uninitialized)?;
+        Ok(())
+    })
+}
+
+/// The newest state, if the library is initialised.
+pub(crate) fn state() -> Answer<Arc<State>> {
+    with(|library| {
+        if library.users == 0 {
+            return Err(Code::Uninitialized);
+        }
+        library.source.state()
+    })
+}
+
+/// The newest state, whether initialised or not: `nvmlInit` itself may be slow, hang or fail.
+pub(crate) fn state_before_init() -> Answer<Arc<State>> {
+    with(|library| {
+        if library.users == 0 {
+            library.source.open()?;
+        }
+        library.source.state()
+    })
+}

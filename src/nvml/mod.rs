@@ -1,1 +1,166 @@
-//! Filled by its own change.
+//! The node's GPUs through NVML, behind the port [`Gpus`].
+//!
+//! Absent on purpose: any decision. What a GPU is, how it is wired and what befell it is read here;
+//! what that means is for the kernel and the policies. No call of NVML's is made outside the
+//! [`fence`], so a driver that hangs costs GPUs their health and never the daemon its answers.
+
+mod events;
+mod facts;
+mod fence;
+mod library;
+mod links;
+mod look;
+mod map;
+mod raw;
+
+use crate::kernel::gpu::{Inventory, Reading};
+use crate::ports::{Gpus, GpusError};
+use events::Events;
+use fence::Fence;
+use look::Memory;
+use nvml_wrapper::Nvml;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How NVML is found and used.
+#[derive(Clone, Debug)]
+pub struct NvmlOptions {
+    /// `--nvml-library`: the library, instead of the usual places.
+    pub library: Option<PathBuf>,
+    /// Root under which the driver's files lie.
+    pub driver_root: PathBuf,
+    /// Where sysfs is; it knows the NUMA nodes.
+    pub sysfs: PathBuf,
+    /// How long the calls on one GPU may take in one look before it counts as hung.
+    pub deadline: Duration,
+}
+
+impl Default for NvmlOptions {
+    fn default() -> Self {
+        Self {
+            library: None,
+            driver_root: "/".into(),
+            sysfs: "/sys".into(),
+            // A look at a GPU takes some milliseconds. With two seconds, a GPU that hangs is seen
+            // within one poll, and a driver that is busy waking one up is not taken for it.
+            deadline: Duration::from_secs(2),
+        }
+    }
+}
+
+/// One opened library. Dropped and opened anew when the driver under it goes away.
+struct Session {
+    nvml: Arc<Nvml>,
+    library: PathBuf,
+    driver_version: Option<String>,
+    cuda_version: Option<String>,
+    events: Events,
+}
+
+/// NVML as the port [`Gpus`].
+pub struct NvmlGpus {
+    options: NvmlOptions,
+    fence: Fence,
+    session: Mutex<Option<Arc<Session>>>,
+    memory: Mutex<Memory>,
+}
+
+impl NvmlGpus {
+    /// Opens NVML.
+    ///
+    /// # Errors
+    /// If the library is not found or does not work; says what to do. Worth trying again, since
+    /// drivers are loaded late on some nodes.
+    pub fn open(options: NvmlOptions) -> Result<Self, GpusError> {
+        let gpus = Self {
+            options,
+            fence: Fence::default(),
+            session: Mutex::default(),
+            memory: Mutex::default(),
+        };
+        gpus.session()?;
+        Ok(gpus)
+    }
+
+    /// The library in use, opened if there is none.
+    fn session(&self) -> Result<Arc<Session>, GpusError> {
+        let mut slot = lock(&self.session);
+        if let Some(session) = &*slot {
+            return Ok(Arc::clone(session));
+        }
+        let library = self.options.library.as_deref();
+        let opened = library::open(&self.fence, library, &self.options.driver_root)?;
+        let nvml = Arc::new(opened.nvml);
+        let events = Events::start(
+            Arc::clone(&nvml),
+            self.fence.clone(),
+            opened.events,
+            self.options.deadline,
+        );
+        let session = Arc::new(Session {
+            nvml,
+            library: opened.path,
+            driver_version: opened.driver_version,
+            cuda_version: opened.cuda_version,
+            events,
+        });
+        *slot = Some(Arc::clone(&session));
+        Ok(session)
+    }
+}
+
+impl Gpus for NvmlGpus {
+    fn look(&self) -> Result<Inventory, GpusError> {
+        let session = self.session()?;
+        let looked = lock(&self.memory).look(&session, &self.fence, &self.options);
+        if looked.is_err() {
+            // The driver is gone or was replaced: the next look starts from the beginning.
+            *lock(&self.session) = None;
+        }
+        looked
+    }
+
+    fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError> {
+        let until = Instant::now() + wait;
+        // Not opened here: that is for a look, which says what is wrong.
+        let Some(session) = lock(&self.session).clone() else {
+            thread::sleep(wait);
+            return Err(no_events("NVML is not open"));
+        };
+        if let Ok(reading) = session.events.readings().recv_deadline(until) {
+            return Ok(Some(reading));
+        }
+        match session.events.trouble() {
+            Some(text) => Err(no_events(&text)),
+            None => Ok(None),
+        }
+    }
+
+    fn describe(&self) -> String {
+        let Some(session) = lock(&self.session).clone() else {
+            return "NVML (not open at present)".to_owned();
+        };
+        let driver = session.driver_version.as_deref().unwrap_or("unknown");
+        format!("NVML at {}, driver {driver}", session.library.display())
+    }
+}
+
+impl Drop for NvmlGpus {
+    fn drop(&mut self) {
+        self.fence.close();
+    }
+}
+
+fn no_events(why: &str) -> GpusError {
+    GpusError {
+        what: format!("no GPU events at present, health is polled: {why}"),
+        source: None,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic in a look leaves facts of some GPUs older than those of others, which a look allows.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

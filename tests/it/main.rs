@@ -3,15 +3,18 @@
 // A test that cannot go on says so by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod gpus_contract;
 mod house;
 mod kubelet_allocation;
 mod kubelet_bench;
 mod kubelet_registration;
 mod kubelet_rounds;
 mod kubelet_twins;
+mod nvml_faults;
 mod policies_guests;
 mod policies_hostile;
 mod policies_install;
 mod policies_node;
 mod policies_prebuilt;
 mod policies_shipped;
+mod sim_file;

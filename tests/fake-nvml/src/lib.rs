@@ -4,7 +4,8 @@
 //! It shows the GPUs, links, processes, counters and events of a *state file*, and looks at that file on every call, so that a
 //! change is seen by the next call. The file is named by the environment variable `FAKE_NVML_CONFIG`; if that is not set it
 //! is `fake-nvml.json` in the folder of the library. Without a good file `nvmlInit` answers `DRIVER_NOT_LOADED` and says why on
-//! stderr. If the file turns bad later, the last good state stays and one line on stderr says so.
+//! stderr. If the file turns bad later, the last good state stays and one line on stderr says so; if it is taken away, it
+//! stays without a word.
 //!
 //! The `rlib` is for tests in Rust: [`State`] is the file as a value, with machines to start from ([`State::h100`] and
 //! others), and [`Installed`] puts a copy of the library and a state into a folder.

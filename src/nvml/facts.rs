@@ -1,0 +1,304 @@
+//! What is read of one GPU, in one visit behind the fence.
+
+use super::fence::Steps;
+use super::map;
+use super::raw;
+use crate::kernel::gpu::Usage;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::{Device, Nvml};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// What does not change while the GPU is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct GpuFacts {
+    pub(super) uuid: String,
+    pub(super) name: String,
+    pub(super) minor: Option<u32>,
+    pub(super) memory_bytes: u64,
+    pub(super) pci_bus: String,
+    pub(super) numa_node: Option<u32>,
+    pub(super) compute_capability: Option<String>,
+    pub(super) architecture: Option<String>,
+    pub(super) brand: Option<String>,
+}
+
+/// The same of a MIG instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct InstanceFacts {
+    pub(super) uuid: String,
+    pub(super) name: String,
+    pub(super) memory_bytes: u64,
+    pub(super) gpu_instance: u32,
+    pub(super) compute_instance: u32,
+    /// Of the GPU instance and of the compute instance.
+    pub(super) slices: Option<(u32, u32)>,
+}
+
+/// What one visit to a GPU found.
+#[derive(Clone, Debug)]
+pub(super) struct Visit {
+    pub(super) facts: GpuFacts,
+    /// The GPU's handle as a number.
+    pub(super) handle: usize,
+    pub(super) mig_enabled: bool,
+    pub(super) instances: Vec<(InstanceFacts, Option<Usage>)>,
+    pub(super) usage: Option<Usage>,
+    /// What the hardware says is wrong, although it answers.
+    pub(super) trouble: Option<String>,
+}
+
+/// A call that answered with an error.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) call: &'static str,
+    pub(super) error: NvmlError,
+}
+
+/// What earlier visits found, so that it is not read again.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    pub(super) gpu: Option<GpuFacts>,
+    pub(super) instances: Vec<InstanceFacts>,
+}
+
+/// Makes one call, and says which before it.
+pub(super) fn ask<T>(
+    steps: &Steps,
+    call: &'static str,
+    make: impl FnOnce() -> Result<T, NvmlError>,
+) -> Result<T, Failed> {
+    steps.at(call);
+    make().map_err(|error| Failed { call, error })
+}
+
+/// The same for what a model, a driver or the daemon's rights may not give: then `None`.
+pub(super) fn ask_if_known<T>(
+    steps: &Steps,
+    call: &'static str,
+    make: impl FnOnce() -> Result<T, NvmlError>,
+) -> Result<Option<T>, Failed> {
+    match ask(steps, call, make) {
+        Ok(value) => Ok(Some(value)),
+        Err(failed) if unknown(&failed.error) => Ok(None),
+        Err(failed) => Err(failed),
+    }
+}
+
+fn unknown(error: &NvmlError) -> bool {
+    use NvmlError as E;
+    matches!(
+        error,
+        E::NotSupported
+            | E::NoPermission
+            | E::NotFound
+            | E::NoData
+            | E::FailedToLoadSymbol(_)
+            | E::FunctionNotFound
+            | E::UnexpectedVariant(_)
+    )
+}
+
+/// Visits the GPU with this index.
+pub(super) fn visit(
+    nvml: &Nvml,
+    index: u32,
+    known: &Known,
+    sysfs: &Path,
+    steps: &Steps,
+) -> Result<Visit, Failed> {
+    let device = ask(steps, "nvmlDeviceGetHandleByIndex_v2", || {
+        nvml.device_by_index(index)
+    })?;
+    let uuid = ask(steps, "nvmlDeviceGetUUID", || device.uuid())?;
+    let facts = match &known.gpu {
+        Some(facts) if facts.uuid == uuid => facts.clone(),
+        _ => gpu_facts(&device, uuid, sysfs, steps)?,
+    };
+    let mig_mode = ask_if_known(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?;
+    let mig_enabled = mig_mode.is_some_and(|mode| mode.current == 1);
+    let instances = if mig_enabled {
+        instances(&device, known, steps)?
+    } else {
+        Vec::new()
+    };
+    Ok(Visit {
+        handle: raw::handle(&device),
+        mig_enabled,
+        instances,
+        usage: usage(&device, steps)?,
+        trouble: trouble(&device, steps)?,
+        facts,
+    })
+}
+
+fn gpu_facts(
+    device: &Device,
+    uuid: String,
+    sysfs: &Path,
+    steps: &Steps,
+) -> Result<GpuFacts, Failed> {
+    let pci_bus = ask(steps, "nvmlDeviceGetPciInfo_v3", || device.pci_info())?.bus_id;
+    let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
+    let capability = ask_if_known(steps, "nvmlDeviceGetCudaComputeCapability", || {
+        device.cuda_compute_capability()
+    })?;
+    let architecture = ask_if_known(steps, "nvmlDeviceGetArchitecture", || device.architecture())?;
+    let brand = ask_if_known(steps, "nvmlDeviceGetBrand", || device.brand())?;
+    Ok(GpuFacts {
+        name: ask(steps, "nvmlDeviceGetName", || device.name())?,
+        minor: ask_if_known(steps, "nvmlDeviceGetMinorNumber", || device.minor_number())?,
+        memory_bytes: memory.total,
+        numa_node: numa_node(device, &pci_bus, sysfs, steps)?,
+        compute_capability: capability.map(|c| format!("{}.{}", c.major, c.minor)),
+        architecture: architecture.map(|a| a.to_string().to_ascii_lowercase()),
+        brand: brand.map(|b| format!("{b:?}").to_ascii_lowercase()),
+        uuid,
+        pci_bus,
+    })
+}
+
+/// The NUMA node of the GPU's PCI slot, as sysfs has it; a kernel that does not know it writes -1.
+/// Without sysfs it is the one node that NVML calls near. `nvmlDeviceGetNumaNodeId` is something
+/// else: the node that a GPU's own memory is, on machines that have such.
+fn numa_node(
+    device: &Device,
+    pci_bus: &str,
+    sysfs: &Path,
+    steps: &Steps,
+) -> Result<Option<u32>, Failed> {
+    /// 4 x 64 nodes: more than any machine has.
+    const WORDS: usize = 4;
+    const SCOPE_NODE: u32 = 0;
+    let file = sysfs
+        .join("bus/pci/devices")
+        .join(map::sysfs_name(pci_bus))
+        .join("numa_node");
+    if let Ok(text) = fs::read_to_string(file) {
+        return Ok(text.trim().parse().ok());
+    }
+    let words = ask_if_known(steps, "nvmlDeviceGetMemoryAffinity", || {
+        device.memory_affinity(WORDS, SCOPE_NODE)
+    })?;
+    Ok(words.and_then(|words| only_bit(&words)))
+}
+
+/// The position of the one bit that is set.
+fn only_bit(words: &[std::ffi::c_ulong]) -> Option<u32> {
+    let mut set = (0_u32..)
+        .zip(words)
+        .filter(|(_, word)| **word != 0)
+        .map(|(at, word)| {
+            (
+                at * std::ffi::c_ulong::BITS + word.trailing_zeros(),
+                word.count_ones(),
+            )
+        });
+    match (set.next(), set.next()) {
+        (Some((position, 1)), None) => Some(position),
+        _ => None,
+    }
+}
+
+fn instances(
+    device: &Device,
+    known: &Known,
+    steps: &Steps,
+) -> Result<Vec<(InstanceFacts, Option<Usage>)>, Failed> {
+    let most = ask(steps, "nvmlDeviceGetMaxMigDeviceCount", || {
+        device.mig_device_count()
+    })?;
+    let mut found = Vec::new();
+    for index in 0..most {
+        let call = "nvmlDeviceGetMigDeviceHandleByIndex";
+        let Some(instance) = ask_if_known(steps, call, || device.mig_device_by_index(index))?
+        else {
+            continue;
+        };
+        let uuid = ask(steps, "nvmlDeviceGetUUID", || instance.uuid())?;
+        let facts = match known.instances.iter().find(|facts| facts.uuid == uuid) {
+            Some(facts) => facts.clone(),
+            None => instance_facts(&instance, uuid, steps)?,
+        };
+        found.push((facts, usage(&instance, steps)?));
+    }
+    Ok(found)
+}
+
+fn instance_facts(device: &Device, uuid: String, steps: &Steps) -> Result<InstanceFacts, Failed> {
+    let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
+    let (gpu_instance, compute_instance) = ask(steps, "nvmlDeviceGetGpuInstanceId", || {
+        raw::instance_ids(device)
+    })?;
+    let attributes = ask_if_known(steps, "nvmlDeviceGetAttributes_v2", || device.attributes())?;
+    Ok(InstanceFacts {
+        uuid,
+        name: ask(steps, "nvmlDeviceGetName", || device.name())?,
+        memory_bytes: memory.total,
+        gpu_instance,
+        compute_instance,
+        slices: attributes.map(|a| (a.gpu_instance_slice_count, a.compute_instance_slice_count)),
+    })
+}
+
+/// Memory in use and processes; `None` where the processes cannot be seen. A process that is both
+/// listed plainly and as a client of MPS counts once. Graphics processes are left out: a display
+/// server would keep a GPU from ever being drained.
+fn usage(device: &Device, steps: &Steps) -> Result<Option<Usage>, Failed> {
+    let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
+    let compute = ask_if_known(steps, "nvmlDeviceGetComputeRunningProcesses_v3", || {
+        device.running_compute_processes()
+    })?;
+    let Some(compute) = compute else {
+        return Ok(None);
+    };
+    let mps = ask_if_known(steps, "nvmlDeviceGetMPSComputeRunningProcesses_v3", || {
+        device.mps_running_compute_processes()
+    })?;
+    let listed = compute.iter().chain(mps.iter().flatten());
+    let pids: BTreeSet<u32> = listed.map(|process| process.pid).collect();
+    Ok(Some(Usage {
+        memory_used_mib: map::mib(memory.used),
+        processes: u32::try_from(pids.len()).unwrap_or(u32::MAX),
+    }))
+}
+
+/// What the hardware itself says is wrong: an action that it asks for, or memory past repair.
+/// Remapped rows that only wait for a reset do no harm until then.
+fn trouble(device: &Device, steps: &Steps) -> Result<Option<String>, Failed> {
+    /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`.
+    const RECOVERY_ACTION: FieldId = FieldId(230);
+    let call = "nvmlDeviceGetFieldValues";
+    let fields = ask_if_known(steps, call, || device.field_values_for(&[RECOVERY_ACTION]))?;
+    let action = fields
+        .into_iter()
+        .flatten()
+        .filter_map(Result::ok)
+        .find_map(|sample| sample.value.ok())
+        .and_then(|value| map::number(&value));
+    if let Some(text) = action.and_then(map::recovery) {
+        return Ok(Some(text));
+    }
+    let failed = ask_if_known(steps, "nvmlDeviceGetRemappedRows", || {
+        raw::remapping_failed(device)
+    })?;
+    Ok((failed == Some(true))
+        .then(|| "its memory could not be repaired (row remapping failed): replace it".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_numa_node_is_known_if_one_bit_is_set() {
+        assert_eq!(only_bit(&[1, 0]), Some(0));
+        assert_eq!(only_bit(&[0b1000, 0]), Some(3));
+        assert_eq!(only_bit(&[0, 2]), Some(std::ffi::c_ulong::BITS + 1));
+        assert_eq!(only_bit(&[3, 0]), None);
+        assert_eq!(only_bit(&[1, 1]), None);
+        assert_eq!(only_bit(&[0, 0]), None);
+    }
+}

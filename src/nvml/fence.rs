@@ -1,0 +1,350 @@
+//! Every NVML call runs behind a fence: on a worker thread, with a deadline.
+//!
+//! A call that hangs keeps its worker and its *lane* (one a GPU, one for the node). Whoever asks for
+//! that lane again is told so at once, and everything else goes on with other workers. So there are
+//! never more threads than lanes and two spare ones, however long a driver hangs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Idle workers that are kept; in quiet times one call runs at a time, and an event's next to it.
+const IDLE_WORKERS_MAX: usize = 2;
+
+/// Stack of a worker in bytes. NVML needs some tens of KiB; untouched pages cost nothing.
+const WORKER_STACK_BYTES: usize = 256 * 1024;
+
+/// What may hang on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Lane {
+    /// Calls that name no GPU.
+    Node,
+    /// Calls on the GPU with this NVML index.
+    Gpu(u32),
+}
+
+/// A call that did not answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Stuck {
+    /// It has not answered in its time, and may never.
+    Hung {
+        /// The NVML function.
+        call: &'static str,
+        /// How long it has been running.
+        running: Duration,
+    },
+    /// It could not be made: no thread could be started, or the wrapper panicked.
+    NotMade(String),
+}
+
+impl fmt::Display for Stuck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hung { call, running } => {
+                write!(
+                    f,
+                    "{call} has not answered for {:.1} s",
+                    running.as_secs_f32()
+                )
+            }
+            Self::NotMade(why) => write!(f, "NVML could not be called: {why}"),
+        }
+    }
+}
+
+/// Where a worker says what it is about to call, so that a hang can be named.
+#[derive(Clone)]
+pub(super) struct Steps(Arc<Mutex<&'static str>>);
+
+impl Steps {
+    /// The next thing is a call of this NVML function.
+    pub(super) fn at(&self, call: &'static str) {
+        *lock(&self.0) = call;
+    }
+
+    fn now(&self) -> &'static str {
+        *lock(&self.0)
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+struct Running {
+    since: Instant,
+    allowed: Duration,
+    steps: Steps,
+}
+
+#[derive(Default)]
+struct State {
+    /// The lanes in use.
+    running: BTreeMap<Lane, Running>,
+    /// Workers that wait for a job.
+    idle: Vec<Sender<Job>>,
+    /// No worker waits any more.
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Notified when a lane is free again.
+    freed: Condvar,
+}
+
+/// The fence.
+#[derive(Clone, Default)]
+pub(super) struct Fence {
+    shared: Arc<Shared>,
+}
+
+/// A job under way.
+pub(super) struct Pending<T> {
+    answer: Receiver<T>,
+    since: Instant,
+    steps: Steps,
+    allowed: Duration,
+}
+
+impl Fence {
+    /// Does `work` on a worker and waits for it, at most as long as it is allowed to take.
+    pub(super) fn run<T: Send + 'static>(
+        &self,
+        lane: Lane,
+        allowed: Duration,
+        work: impl FnOnce(&Steps) -> T + Send + 'static,
+    ) -> Result<T, Stuck> {
+        self.start(lane, allowed, work)?.wait()
+    }
+
+    /// Starts `work` on a worker. If another job holds the lane, waits for it, unless that one is
+    /// overdue already.
+    pub(super) fn start<T: Send + 'static>(
+        &self,
+        lane: Lane,
+        allowed: Duration,
+        work: impl FnOnce(&Steps) -> T + Send + 'static,
+    ) -> Result<Pending<T>, Stuck> {
+        let steps = Steps(Arc::new(Mutex::new("an NVML call")));
+        let since = self.take(lane, allowed, &steps)?;
+        let (tell, answer) = channel();
+        let (own_steps, hold) = (
+            steps.clone(),
+            LaneHold {
+                fence: self.clone(),
+                lane,
+            },
+        );
+        let job: Job = Box::new(move || {
+            let done = work(&own_steps);
+            // Free before told: who was told may ask for the lane again.
+            drop(hold);
+            // Nobody waits any more if the deadline has passed.
+            let _ = tell.send(done);
+        });
+        self.give(job)?;
+        Ok(Pending {
+            answer,
+            since,
+            steps,
+            allowed,
+        })
+    }
+
+    fn take(&self, lane: Lane, allowed: Duration, steps: &Steps) -> Result<Instant, Stuck> {
+        let mut state = lock(&self.shared.state);
+        while let Some(other) = state.running.get(&lane) {
+            let running = other.since.elapsed();
+            let left = other.allowed.saturating_sub(running);
+            if left.is_zero() {
+                let call = other.steps.now();
+                return Err(Stuck::Hung { call, running });
+            }
+            let waited = self.shared.freed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let since = Instant::now();
+        let steps = steps.clone();
+        let running = Running {
+            since,
+            allowed,
+            steps,
+        };
+        state.running.insert(lane, running);
+        Ok(since)
+    }
+
+    /// Hands a job to an idle worker, or to a new one.
+    fn give(&self, mut job: Job) -> Result<(), Stuck> {
+        while let Some(worker) = self.next_idle() {
+            match worker.send(job) {
+                Ok(()) => return Ok(()),
+                // That worker ended by a panic; its job comes back.
+                Err(returned) => job = returned.0,
+            }
+        }
+        let fence = self.clone();
+        thread::Builder::new()
+            .name("nvml".to_owned())
+            .stack_size(WORKER_STACK_BYTES)
+            .spawn(move || fence.work(job))
+            .map(drop)
+            .map_err(|error| Stuck::NotMade(format!("no thread can be started: {error}")))
+    }
+
+    fn next_idle(&self) -> Option<Sender<Job>> {
+        lock(&self.shared.state).idle.pop()
+    }
+
+    /// A worker's life.
+    fn work(&self, first: Job) {
+        first();
+        let (sender, jobs) = channel();
+        loop {
+            let mut state = lock(&self.shared.state);
+            if state.closed || state.idle.len() >= IDLE_WORKERS_MAX {
+                return;
+            }
+            state.idle.push(sender.clone());
+            drop(state);
+            match jobs.recv() {
+                Ok(job) => job(),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Ends the idle workers, and every other one when its job ends.
+    pub(super) fn close(&self) {
+        let mut state = lock(&self.shared.state);
+        state.closed = true;
+        for worker in state.idle.drain(..) {
+            // Any job wakes it; then it finds the fence closed.
+            let _ = worker.send(Box::new(|| {}));
+        }
+    }
+}
+
+/// Frees the lane when the job ends, also by a panic.
+struct LaneHold {
+    fence: Fence,
+    lane: Lane,
+}
+
+impl Drop for LaneHold {
+    fn drop(&mut self) {
+        lock(&self.fence.shared.state).running.remove(&self.lane);
+        self.fence.shared.freed.notify_all();
+    }
+}
+
+impl<T> Pending<T> {
+    /// Waits as long as the job is allowed to take.
+    pub(super) fn wait(self) -> Result<T, Stuck> {
+        let left = self.allowed.saturating_sub(self.since.elapsed());
+        self.answer.recv_timeout(left).map_err(|error| match error {
+            RecvTimeoutError::Timeout => Stuck::Hung {
+                call: self.steps.now(),
+                running: self.since.elapsed(),
+            },
+            RecvTimeoutError::Disconnected => {
+                Stuck::NotMade(format!("{} panicked in its wrapper", self.steps.now()))
+            }
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing under these locks is left half done by a panic: each is one insert, remove or read.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+    const SHORT: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn an_answer_comes_back_and_the_lane_is_free_again() {
+        let fence = Fence::default();
+        for round in 0..100 {
+            assert_eq!(fence.run(Lane::Node, LONG, move |_| round), Ok(round));
+        }
+    }
+
+    #[test]
+    fn a_hang_is_named_holds_its_lane_and_nothing_else() {
+        let fence = Fence::default();
+        let (release, held) = channel::<()>();
+        let hung = fence.run(Lane::Gpu(3), SHORT, move |steps| {
+            steps.at("nvmlDeviceGetName");
+            held.recv().ok();
+        });
+        let Err(Stuck::Hung { call, running }) = hung else {
+            panic!("{hung:?}");
+        };
+        assert_eq!(call, "nvmlDeviceGetName");
+        assert!(running >= SHORT);
+        // Told at once: this would otherwise wait for its own twenty seconds.
+        let again = Instant::now();
+        assert!(matches!(
+            fence.run(Lane::Gpu(3), LONG, |_| ()),
+            Err(Stuck::Hung { .. })
+        ));
+        assert!(again.elapsed() < LONG / 2);
+        assert_eq!(fence.run(Lane::Gpu(4), LONG, |_| 7), Ok(7));
+        assert_eq!(fence.run(Lane::Node, LONG, |_| 8), Ok(8));
+        release.send(()).unwrap();
+        let began = Instant::now();
+        while fence.run(Lane::Gpu(3), LONG, |_| ()).is_err() {
+            assert!(began.elapsed() < LONG, "the lane is never free again");
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_lane_in_use_is_waited_for_while_its_job_is_in_time() {
+        let fence = Fence::default();
+        let (release, held) = channel::<()>();
+        let first = fence
+            .start(Lane::Node, LONG, move |_| held.recv().is_ok())
+            .unwrap();
+        let second = thread::spawn(move || fence.run(Lane::Node, LONG, |_| 2));
+        release.send(()).unwrap();
+        assert_eq!(first.wait(), Ok(true));
+        assert_eq!(second.join().unwrap(), Ok(2));
+    }
+
+    #[test]
+    fn a_panic_frees_the_lane_and_is_told() {
+        let fence = Fence::default();
+        let told = fence.run(Lane::Node, LONG, |_| {
+            assert!(LONG.is_zero(), "made to fail");
+        });
+        assert!(matches!(told, Err(Stuck::NotMade(_))), "{told:?}");
+        assert_eq!(fence.run(Lane::Node, LONG, |_| 1), Ok(1));
+    }
+
+    #[test]
+    fn few_workers_stay_when_all_is_quiet() {
+        let fence = Fence::default();
+        let pending: Vec<_> = (0..16)
+            .map(|gpu| fence.start(Lane::Gpu(gpu), LONG, move |_| gpu).unwrap())
+            .collect();
+        let sum: u32 = pending.into_iter().map(|p| p.wait().unwrap()).sum();
+        assert_eq!(sum, 120);
+        let began = Instant::now();
+        while lock(&fence.shared.state).idle.is_empty() {
+            assert!(began.elapsed() < LONG);
+            thread::yield_now();
+        }
+        assert!(lock(&fence.shared.state).idle.len() <= IDLE_WORKERS_MAX);
+        fence.close();
+        assert!(lock(&fence.shared.state).idle.is_empty());
+    }
+}

@@ -1,0 +1,147 @@
+//! NVML calls that nvml-wrapper 0.13 has not, or gets wrong. The only unsafe code of this room.
+#![allow(unsafe_code, reason = "calls through the raw symbol table")]
+
+use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
+use nvml_wrapper::{Device, Nvml};
+
+/// `NVML_EVENT_TYPE_*` bits that are asked for: double bit ECC errors and critical XIDs.
+const EVENT_BITS: u64 = EVENT_DOUBLE_BIT_ECC | EVENT_XID;
+/// `nvmlEventTypeDoubleBitEccError`.
+pub(super) const EVENT_DOUBLE_BIT_ECC: u64 = 0x2;
+/// `nvmlEventTypeXidCriticalError`.
+pub(super) const EVENT_XID: u64 = 0x8;
+
+/// `NVML_NVLINK_DEVICE_TYPE_GPU`.
+pub(super) const REMOTE_GPU: u32 = 0;
+/// `NVML_NVLINK_DEVICE_TYPE_SWITCH`.
+pub(super) const REMOTE_SWITCH: u32 = 2;
+
+/// Whether a row remapping of the GPU has failed, which means that it is to be replaced.
+/// nvml-wrapper does not wrap `nvmlDeviceGetRemappedRows`.
+pub(super) fn remapping_failed(device: &Device) -> Result<bool, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRemappedRows.as_ref())?;
+    let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
+    // SAFETY: the handle is valid while `device` lives, and the four numbers outlive the call.
+    nvml_try(unsafe {
+        call(
+            device.handle(),
+            &raw mut correctable,
+            &raw mut uncorrectable,
+            &raw mut pending,
+            &raw mut failed,
+        )
+    })?;
+    Ok(failed != 0)
+}
+
+/// What is at the other end of a link, as `nvmlIntNvLinkDeviceType_t`. nvml-wrapper's
+/// `remote_device_type` always answers `Unknown`, because it drops what NVML wrote.
+pub(super) fn remote_device_type(device: &Device, link: u32) -> Result<u32, NvmlError> {
+    let symbols = device.nvml().lib();
+    let call = nvml_sym(symbols.nvmlDeviceGetNvLinkRemoteDeviceType.as_ref())?;
+    let mut kind = 0;
+    // SAFETY: the handle is valid while `device` lives, and `kind` outlives the call.
+    nvml_try(unsafe { call(device.handle(), link, &raw mut kind) })?;
+    Ok(kind)
+}
+
+/// GPU instance id and compute instance id of a MIG device, which nvml-wrapper does not ask for.
+pub(super) fn instance_ids(device: &Device) -> Result<(u32, u32), NvmlError> {
+    let symbols = device.nvml().lib();
+    let of_gpu = nvml_sym(symbols.nvmlDeviceGetGpuInstanceId.as_ref())?;
+    let of_compute = nvml_sym(symbols.nvmlDeviceGetComputeInstanceId.as_ref())?;
+    let (mut gpu_instance, mut compute_instance) = (0, 0);
+    // SAFETY: the handle is valid while `device` lives, and both numbers outlive the calls.
+    unsafe {
+        nvml_try(of_gpu(device.handle(), &raw mut gpu_instance))?;
+        nvml_try(of_compute(device.handle(), &raw mut compute_instance))?;
+    }
+    Ok((gpu_instance, compute_instance))
+}
+
+/// The number behind a device handle: what an [`Event`] names its GPU by.
+pub(super) fn handle(device: &Device) -> usize {
+    // SAFETY: the handle is only made a number here, to be compared.
+    unsafe { device.handle() as usize }
+}
+
+/// An event set that belongs to no borrowed `Nvml`, so that it can move between threads.
+///
+/// nvml-wrapper's own set frees itself when registering one GPU fails, and leaves out which MIG
+/// instance an event belongs to.
+pub(super) struct EventSet(usize);
+
+/// What happened, in NVML's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    /// The GPU, as [`handle`] numbers it.
+    pub(super) device: usize,
+    /// One bit of `nvmlEventType*`.
+    pub(super) kind: u64,
+    /// The XID.
+    pub(super) data: u64,
+    /// GPU instance and compute instance, where the event belongs to one.
+    pub(super) instance: Option<(u32, u32)>,
+}
+
+impl EventSet {
+    /// An empty set.
+    pub(super) fn new(nvml: &Nvml) -> Result<Self, NvmlError> {
+        let call = nvml_sym(nvml.lib().nvmlEventSetCreate.as_ref())?;
+        let mut set = std::ptr::null_mut();
+        // SAFETY: `set` outlives the call.
+        nvml_try(unsafe { call(&raw mut set) })?;
+        Ok(Self(set as usize))
+    }
+
+    /// Starts to collect the events of a GPU, those of the wanted ones that it has.
+    pub(super) fn register(&self, device: &Device) -> Result<(), NvmlError> {
+        let symbols = device.nvml().lib();
+        let supported = nvml_sym(symbols.nvmlDeviceGetSupportedEventTypes.as_ref())?;
+        let register = nvml_sym(symbols.nvmlDeviceRegisterEvents.as_ref())?;
+        let mut bits = 0;
+        // SAFETY: the device's handle is valid while `device` lives, `bits` outlives the call, and
+        // the set's handle is valid until `free`, which takes the set away.
+        unsafe {
+            nvml_try(supported(device.handle(), &raw mut bits))?;
+            nvml_try(register(
+                device.handle(),
+                bits & EVENT_BITS,
+                self.0 as *mut _,
+            ))
+        }
+    }
+
+    /// The next event, waiting at most `wait_ms`; `None` if there was none.
+    pub(super) fn wait(&self, nvml: &Nvml, wait_ms: u32) -> Result<Option<Event>, NvmlError> {
+        const NO_INSTANCE: u32 = u32::MAX;
+        let call = nvml_sym(nvml.lib().nvmlEventSetWait_v2.as_ref())?;
+        // SAFETY: the structure is plain numbers and a pointer, all of which may be zero; it
+        // outlives the call; the set's handle is valid until `free`.
+        let (answer, data) = unsafe {
+            let mut data = std::mem::zeroed();
+            let answer = call(self.0 as *mut _, &raw mut data, wait_ms);
+            (nvml_try(answer), data)
+        };
+        match answer {
+            Ok(()) => Ok(Some(Event {
+                device: data.device as usize,
+                kind: data.eventType,
+                data: data.eventData,
+                instance: (data.gpuInstanceId != NO_INSTANCE
+                    && data.computeInstanceId != NO_INSTANCE)
+                    .then_some((data.gpuInstanceId, data.computeInstanceId)),
+            })),
+            Err(NvmlError::Timeout) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives the set back. Nothing is done if NVML does not know how: then the set was never there.
+    pub(super) fn free(self, nvml: &Nvml) {
+        if let Ok(call) = nvml_sym(nvml.lib().nvmlEventSetFree.as_ref()) {
+            // SAFETY: the handle came from `nvmlEventSetCreate` and is not used again: `self` ends.
+            let _ = unsafe { call(self.0 as *mut _) };
+        }
+    }
+}

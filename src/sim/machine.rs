@@ -1,0 +1,240 @@
+//! What is simulated: a machine, as a profile or a file describes it.
+
+use super::model::Model;
+use serde::Deserialize;
+use std::collections::BTreeSet;
+
+/// Most GPUs of a simulated machine, as on the largest real ones.
+const COUNT_MAX: u32 = 16;
+
+/// A simulated machine. As a file, YAML or JSON:
+///
+/// ```yaml
+/// model: h100            # t4, a10, l4, l40s, a100-40gb, a100, h100, h200, b200
+/// count: 8
+/// gpus:                  # only those that differ
+///   - index: 3
+///     lost: true         # fell off the bus
+///   - index: 4
+///     trouble: "needs a reset"
+///   - index: 5
+///     absent: true       # is not there at all
+///   - index: 6
+///     processes: 2
+///     memoryUsedMib: 4096
+///   - index: 7
+///     mig: [1g.10gb, 2g.20gb]
+/// events:                # each is told once; seq only grows
+///   - { seq: 1, gpu: 3, xid: 79 }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Machine {
+    /// Key of the model of all GPUs.
+    pub model: String,
+    /// Number of GPUs.
+    pub count: u32,
+    /// GPUs that differ from one that works and is idle.
+    #[serde(default)]
+    pub gpus: Vec<SimGpu>,
+    /// What happened.
+    #[serde(default)]
+    pub events: Vec<SimEvent>,
+}
+
+/// How one GPU differs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SimGpu {
+    /// Which GPU, from 0.
+    pub index: u32,
+    /// It is not there.
+    #[serde(default)]
+    pub absent: bool,
+    /// It is there and does not answer.
+    #[serde(default)]
+    pub lost: bool,
+    /// It answers and says that this is wrong with it.
+    #[serde(default)]
+    pub trouble: Option<String>,
+    /// How many processes use it.
+    #[serde(default)]
+    pub processes: u32,
+    /// Memory in use, MiB.
+    #[serde(default)]
+    pub memory_used_mib: u64,
+    /// Profiles of its MIG instances; none: it is not in MIG mode.
+    #[serde(default)]
+    pub mig: Vec<String>,
+}
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SimEvent {
+    /// Larger than that of every earlier event.
+    pub seq: u64,
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// The XID.
+    pub xid: u64,
+}
+
+impl Machine {
+    /// `8xh100`.
+    ///
+    /// # Errors
+    /// In words, if it is no such profile.
+    pub fn from_profile(text: &str) -> Result<Self, String> {
+        let number = text.split_once('x').and_then(|(n, model)| {
+            let count: u32 = n.parse().ok()?;
+            Some((count, model))
+        });
+        let Some((count, model)) = number else {
+            return Err(format!("{text:?} is no profile such as 8xh100"));
+        };
+        let machine = Self {
+            model: model.to_owned(),
+            count,
+            gpus: Vec::new(),
+            events: Vec::new(),
+        };
+        machine.check().map(|()| machine)
+    }
+
+    /// Whether a text is meant as a profile and not as the name of a file.
+    pub(super) fn is_profile(text: &str) -> bool {
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        digits > 0 && text[digits..].starts_with('x') && !text.contains(['/', '.'])
+    }
+
+    /// A machine from the text of a file.
+    pub(super) fn from_text(text: &str) -> Result<Self, String> {
+        // YAML holds JSON within it.
+        let machine: Self = serde_norway::from_str(text).map_err(|error| error.to_string())?;
+        machine.check().map(|()| machine)
+    }
+
+    /// What is wrong with it, in words.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let Some(model) = Model::find(&self.model) else {
+            let known = Model::keys();
+            return Err(format!(
+                "model {:?} is not known; known are {known}",
+                self.model
+            ));
+        };
+        if self.count > COUNT_MAX {
+            return Err(format!("count is {}; at most {COUNT_MAX} GPUs", self.count));
+        }
+        let mut seen = BTreeSet::new();
+        for gpu in &self.gpus {
+            let index = gpu.index;
+            if index >= self.count || !seen.insert(index) {
+                return Err(format!(
+                    "gpus: index {index} occurs twice or is not below count"
+                ));
+            }
+            let mut slices = 0;
+            for profile in &gpu.mig {
+                let Some((of_this, _)) = model.profile(profile) else {
+                    let name = model.name;
+                    return Err(format!("gpus: {profile:?} is no MIG profile of {name}"));
+                };
+                slices += of_this;
+            }
+            if slices > 7 {
+                return Err(format!(
+                    "gpus: index {index} has {slices} MIG slices; a GPU has 7"
+                ));
+            }
+        }
+        let mut seqs = BTreeSet::new();
+        match self
+            .events
+            .iter()
+            .find(|e| e.gpu >= self.count || !seqs.insert(e.seq))
+        {
+            Some(event) => Err(format!(
+                "events: seq {} occurs twice, or its gpu is not below count",
+                event.seq
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// How the GPU with this index fares, made if it does not differ yet.
+    pub fn gpu(&mut self, index: u32) -> &mut SimGpu {
+        let at = match self.gpus.iter().position(|gpu| gpu.index == index) {
+            Some(at) => at,
+            None => {
+                self.gpus.push(SimGpu {
+                    index,
+                    ..SimGpu::default()
+                });
+                self.gpus.len() - 1
+            }
+        };
+        &mut self.gpus[at]
+    }
+
+    /// Appends an XID of a GPU.
+    pub fn push_xid(&mut self, gpu: u32, xid: u64) {
+        let seq = self.newest_event() + 1;
+        self.events.push(SimEvent { seq, gpu, xid });
+    }
+
+    pub(super) fn newest_event(&self) -> u64 {
+        self.events.iter().map(|event| event.seq).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn profiles() {
+        let machine = Machine::from_profile("16xh200").unwrap();
+        assert_eq!((machine.count, machine.model.as_str()), (16, "h200"));
+        for (text, says) in [
+            ("h100", "no profile"),
+            ("xh100", "no profile"),
+            ("8xk80", "known are t4"),
+            ("17xh100", "at most 16"),
+        ] {
+            let error = Machine::from_profile(text).unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+        assert!(Machine::is_profile("8xh100") && Machine::is_profile("8xk80"));
+        assert!(!Machine::is_profile("8xh100.yaml") && !Machine::is_profile("./8xh100"));
+    }
+
+    #[test]
+    fn files_in_yaml_and_json_and_what_is_wrong_with_them() {
+        let yaml = "model: h100\ncount: 2\ngpus: [{index: 1, lost: true, mig: [1g.10gb]}]\n";
+        let machine = Machine::from_text(yaml).unwrap();
+        assert!(machine.gpus[0].lost);
+        let json = r#"{"model": "t4", "count": 1, "events": [{"seq": 1, "gpu": 0, "xid": 79}]}"#;
+        assert_eq!(Machine::from_text(json).unwrap().events[0].xid, 79);
+        for (text, says) in [
+            ("model: h100\ncount: 2\nnonsense: 1\n", "nonsense"),
+            ("model: h100\ncount: 2\ngpus: [{index: 2}]\n", "index 2"),
+            (
+                "model: t4\ncount: 2\ngpus: [{index: 1, mig: [1g.10gb]}]\n",
+                "no MIG profile",
+            ),
+            (
+                "model: h100\ncount: 2\ngpus: [{index: 1, mig: [4g.40gb, 4g.40gb]}]\n",
+                "a GPU has 7",
+            ),
+            (
+                "model: h100\ncount: 1\nevents: [{seq: 1, gpu: 1, xid: 3}]\n",
+                "seq 1",
+            ),
+        ] {
+            let error = Machine::from_text(text).unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

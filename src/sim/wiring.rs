@@ -1,0 +1,183 @@
+//! From a simulated machine to what the kernel is shown of it. Always the same for the same machine.
+
+use super::machine::{Machine, SimGpu};
+use super::model::Model;
+use crate::kernel::gpu::{Inventory, Link, Links, Mig, Part, Path, Usage};
+use crate::kernel::names::PartId;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+
+/// What a look at the machine finds. `None` only for a model that is not known, which
+/// [`Machine::check`] refuses first.
+pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
+    let model = Model::find(&machine.model)?;
+    let mut inventory = Inventory::default();
+    let mut gpus = Vec::new();
+    for index in 0..machine.count {
+        let default = SimGpu::default();
+        let differs = machine.gpus.iter().find(|gpu| gpu.index == index);
+        let state = differs.unwrap_or(&default);
+        if state.absent {
+            continue;
+        }
+        let gpu = whole(model, machine.count, index, !state.mig.is_empty())?;
+        let instances = instances(model, &gpu, &state.mig)?;
+        if state.lost {
+            let text = "the GPU fell off the bus (simulated)".to_owned();
+            inventory.troubles.insert(gpu.id.clone(), text);
+        } else {
+            tell_usage(&mut inventory, &gpu, &instances, state);
+            if let Some(text) = &state.trouble {
+                inventory.troubles.insert(gpu.id.clone(), text.clone());
+            }
+        }
+        gpus.push(gpu.clone());
+        inventory.parts.push(gpu);
+        inventory.parts.extend(instances);
+    }
+    inventory.links = links(model, &gpus);
+    Some(inventory)
+}
+
+/// The GPU's own use; of instances, that they have none.
+fn tell_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: &SimGpu) {
+    let usage = Usage {
+        memory_used_mib: state.memory_used_mib,
+        processes: state.processes,
+    };
+    inventory.usage.insert(gpu.id.clone(), usage);
+    for instance in instances {
+        let idle = Usage::default();
+        inventory.usage.insert(instance.id.clone(), idle);
+    }
+}
+
+/// The name of the GPU with this index.
+pub(super) fn gpu_id(machine: &Machine, index: u32) -> Option<PartId> {
+    let model = Model::find(&machine.model)?;
+    PartId::parse(&format!("GPU-{}", uuid(&format!("{}/{index}", model.key)))).ok()
+}
+
+fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Part> {
+    // Two sockets as soon as there are more than two GPUs.
+    let per_node = if count > 2 { count.div_ceil(2) } else { count };
+    let facts = [
+        ("compute.capability", model.compute_capability),
+        ("architecture", model.architecture),
+        ("brand", "nvidia"),
+        ("simulated", "true"),
+    ];
+    Some(Part {
+        id: PartId::parse(&format!("GPU-{}", uuid(&format!("{}/{index}", model.key)))).ok()?,
+        parent: None,
+        vendor: "nvidia".to_owned(),
+        model: model.name.to_owned(),
+        gpu_index: index,
+        minor: Some(index),
+        memory_mib: model.memory_mib,
+        pci_bus: format!("00000000:{:02X}:00.0", 0x07 + 0x0c * index),
+        numa_node: Some(index / per_node),
+        mig_enabled,
+        mig: None,
+        attributes: BTreeMap::from(facts.map(|(k, v)| (k.to_owned(), v.to_owned()))),
+    })
+}
+
+fn instances(model: &Model, gpu: &Part, profiles: &[String]) -> Option<Vec<Part>> {
+    let instance = |(number, profile): (u32, &String)| {
+        let (_, memory_mib) = model.profile(profile)?;
+        Some(Part {
+            id: PartId::parse(&format!("MIG-{}", uuid(&format!("{}/{number}", gpu.id)))).ok()?,
+            parent: Some(gpu.id.clone()),
+            model: format!("{} MIG {profile}", model.name),
+            memory_mib,
+            mig_enabled: false,
+            mig: Some(Mig {
+                profile: profile.clone(),
+                // Small instances are numbered from 7 on real boards.
+                gpu_instance: 7 + number,
+                compute_instance: 0,
+            }),
+            ..gpu.clone()
+        })
+    };
+    (0..).zip(profiles).map(instance).collect()
+}
+
+fn links(model: &Model, gpus: &[Part]) -> Links {
+    let mut links = Links::default();
+    for (at, a) in gpus.iter().enumerate() {
+        for b in &gpus[at + 1..] {
+            let near = a.gpu_index / model.neighbours == b.gpu_index / model.neighbours;
+            let path = match a.numa_node == b.numa_node {
+                true if near => model.neighbour_path,
+                true => Path::SameNuma,
+                false => Path::CrossNuma,
+            };
+            let nvlinks = model.nvlinks;
+            links.set(&a.id, &b.id, Link { path, nvlinks });
+        }
+    }
+    links
+}
+
+/// A UUID made from a seed (version 8: made by a rule of one's own).
+fn uuid(seed: &str) -> String {
+    let digest = Sha256::digest(format!("berth simulated GPU {seed}").as_bytes());
+    let hex: String = digest
+        .iter()
+        .take(16)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    format!(
+        "{}-{}-8{}-a{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[13..16],
+        &hex[17..20],
+        &hex[20..]
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(profile: &str) -> Inventory {
+        inventory(&Machine::from_profile(profile).unwrap()).unwrap()
+    }
+
+    fn between(inventory: &Inventory, a: usize, b: usize) -> (Path, u32) {
+        let ids = (&inventory.parts[a].id, &inventory.parts[b].id);
+        let link = inventory.links.between(ids.0, ids.1).unwrap();
+        (link.path, link.nvlinks)
+    }
+
+    #[test]
+    fn a_machine_is_wired_as_its_model() {
+        let h100 = look("8xh100");
+        assert_eq!(between(&h100, 0, 3), (Path::SameNuma, 18));
+        assert_eq!(between(&h100, 0, 4), (Path::CrossNuma, 18));
+        assert_eq!(h100.parts[7].numa_node, Some(1));
+        let a100 = look("8xa100");
+        assert_eq!(between(&a100, 2, 3), (Path::MultiSwitch, 12));
+        assert_eq!(between(&a100, 1, 2), (Path::SameNuma, 12));
+        let t4 = look("2xt4");
+        assert_eq!(between(&t4, 0, 1), (Path::HostBridge, 0));
+        assert_eq!(look("16xh200").links.iter().count(), 120);
+    }
+
+    #[test]
+    fn names_are_uuids_and_always_the_same() {
+        let machine = look("16xb200");
+        assert_eq!(machine, look("16xb200"));
+        for (index, part) in (0..).zip(&machine.parts) {
+            let text = part.id.as_str();
+            assert_eq!(text.len(), 40, "{text}");
+            let lengths: Vec<_> = text[4..].split('-').map(str::len).collect();
+            assert_eq!(lengths, [8, 4, 4, 4, 12]);
+            let id = gpu_id(&Machine::from_profile("16xb200").unwrap(), index);
+            assert_eq!(id.as_ref(), Some(&part.id));
+        }
+    }
+}

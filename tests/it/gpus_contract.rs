@@ -1,0 +1,354 @@
+//! What every backend behind the port `Gpus` must do: one set of checks, run on simulated GPUs and
+//! on NVML over the look-alike library.
+
+use berth::kernel::gpu::{Inventory, Part, Path, Reading};
+use berth::kernel::names::PartId;
+use berth::nvml::{NvmlGpus, NvmlOptions};
+use berth::ports::Gpus;
+use berth::sim::{Machine, SimGpus};
+use fake_nvml::{Installed, RecoveryAction, State};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Nothing that must happen takes longer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A backend, and hands that change what is under it. All machines are H100s.
+trait Rig {
+    fn gpus(&self) -> &dyn Gpus;
+    fn lost(&self, gpu: u32, lost: bool);
+    /// The GPU answers, and says that something is wrong with it.
+    fn ails(&self, gpu: u32, ails: bool);
+    fn xid(&self, gpu: u32, xid: u64);
+    fn runs(&self, gpu: u32, processes: u32, memory_mib: u64);
+    /// Takes the GPUs from this index on away.
+    fn keep(&self, count: u32);
+    /// Splits the GPU into MIG instances: `1g.10gb` and `2g.20gb`.
+    fn split(&self, gpu: u32);
+}
+
+struct Simulated(SimGpus);
+
+impl Simulated {
+    fn new(count: u32) -> Self {
+        Self(SimGpus::open(&format!("{count}xh100")).expect("a profile"))
+    }
+}
+
+impl Rig for Simulated {
+    fn gpus(&self) -> &dyn Gpus {
+        &self.0
+    }
+    fn lost(&self, gpu: u32, lost: bool) {
+        self.0.change(|m| m.gpu(gpu).lost = lost).expect("a change");
+    }
+    fn ails(&self, gpu: u32, ails: bool) {
+        let trouble = ails.then(|| "asks for a reset".to_owned());
+        let change = |m: &mut Machine| m.gpu(gpu).trouble = trouble;
+        self.0.change(change).expect("a change");
+    }
+    fn xid(&self, gpu: u32, xid: u64) {
+        self.0.change(|m| m.push_xid(gpu, xid)).expect("a change");
+    }
+    fn runs(&self, gpu: u32, processes: u32, memory_mib: u64) {
+        let change = |m: &mut Machine| {
+            m.gpu(gpu).processes = processes;
+            m.gpu(gpu).memory_used_mib = memory_mib;
+        };
+        self.0.change(change).expect("a change");
+    }
+    fn keep(&self, count: u32) {
+        let change = |m: &mut Machine| {
+            for gone in count..m.count {
+                m.gpu(gone).absent = true;
+            }
+        };
+        self.0.change(change).expect("a change");
+    }
+    fn split(&self, gpu: u32) {
+        let mig = vec!["1g.10gb".to_owned(), "2g.20gb".to_owned()];
+        self.0.change(|m| m.gpu(gpu).mig = mig).expect("a change");
+    }
+}
+
+struct OverNvml {
+    gpus: NvmlGpus,
+    installed: Installed,
+    _folder: TempDir,
+}
+
+impl OverNvml {
+    fn new(count: u32) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = State::h100(count as usize);
+        let installed = Installed::new(folder.path(), &state).expect("the look-alike is built");
+        let options = NvmlOptions {
+            library: Some(installed.library().to_owned()),
+            // No sysfs: this machine's own PCI slots are not those of the GPUs shown.
+            sysfs: folder.path().to_owned(),
+            ..NvmlOptions::default()
+        };
+        Self {
+            gpus: NvmlGpus::open(options).expect("it opens"),
+            installed,
+            _folder: folder,
+        }
+    }
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        self.installed.change(change).expect("a change");
+    }
+}
+
+impl Rig for OverNvml {
+    fn gpus(&self) -> &dyn Gpus {
+        &self.gpus
+    }
+    fn lost(&self, gpu: u32, lost: bool) {
+        self.change(|state| state.gpus[gpu as usize].lost = lost);
+    }
+    fn ails(&self, gpu: u32, ails: bool) {
+        let action = if ails {
+            RecoveryAction::GpuReset
+        } else {
+            RecoveryAction::None
+        };
+        self.change(|state| state.gpus[gpu as usize].recovery_action = action);
+    }
+    fn xid(&self, gpu: u32, xid: u64) {
+        self.change(|state| {
+            let uuid = state.gpus[gpu as usize].uuid.clone();
+            state.push_xid(&uuid, xid);
+        });
+    }
+    fn runs(&self, gpu: u32, processes: u32, memory_mib: u64) {
+        self.change(|state| {
+            let gpu = &mut state.gpus[gpu as usize];
+            gpu.processes.clear();
+            gpu.memory_used_mib = 0;
+            for pid in 0..processes {
+                let all = if pid == 0 { memory_mib } else { 0 };
+                gpu.run(1000 + pid, all);
+            }
+        });
+    }
+    fn keep(&self, count: u32) {
+        self.change(|state| state.gpus.truncate(count as usize));
+    }
+    fn split(&self, gpu: u32) {
+        self.change(|state| drop(state.split(gpu as usize, &[1, 2])));
+    }
+}
+
+fn look(rig: &dyn Rig) -> Inventory {
+    rig.gpus().look().expect("a look")
+}
+
+fn gpu_id(inventory: &Inventory, index: u32) -> PartId {
+    let whole = |part: &&Part| part.parent.is_none() && part.gpu_index == index;
+    inventory
+        .parts
+        .iter()
+        .find(whole)
+        .expect("the GPU is there")
+        .id
+        .clone()
+}
+
+/// The next reading from this source, others being passed over.
+fn next_of(rig: &dyn Rig, source: &str) -> Reading {
+    let began = Instant::now();
+    while began.elapsed() < PATIENCE {
+        let reading = rig.gpus().next_reading(Duration::from_millis(200));
+        if let Ok(Some(reading)) = reading
+            && reading.source == source
+        {
+            return reading;
+        }
+    }
+    panic!("no reading from {source}");
+}
+
+fn shows_every_gpu_and_always_the_same(rig: &dyn Rig) {
+    let inventory = look(rig);
+    assert_eq!(inventory.parts.len(), 8);
+    let ids: BTreeSet<_> = inventory.parts.iter().map(|part| &part.id).collect();
+    let buses: BTreeSet<_> = inventory.parts.iter().map(|part| &part.pci_bus).collect();
+    assert_eq!((ids.len(), buses.len()), (8, 8));
+    for (index, part) in (0..).zip(&inventory.parts) {
+        assert_eq!(part.gpu_index, index, "in the order of NVML");
+        assert_eq!(part.model, "NVIDIA H100 80GB HBM3");
+        assert_eq!(part.vendor, "nvidia");
+        assert_eq!(part.memory_mib, 81_559);
+        assert_eq!(part.minor, Some(index));
+        assert_eq!(part.numa_node, Some(index / 4));
+        assert_eq!(
+            (&part.parent, &part.mig, part.mig_enabled),
+            (&None, &None, false)
+        );
+        assert_eq!(part.attributes["compute.capability"], "9.0");
+        assert_eq!(part.attributes["architecture"], "hopper");
+        assert_eq!(part.attributes["brand"], "nvidia");
+        let usage = &inventory.usage[&part.id];
+        assert_eq!((usage.memory_used_mib, usage.processes), (0, 0));
+    }
+    assert!(inventory.troubles.is_empty(), "{:?}", inventory.troubles);
+    assert_eq!(look(rig), inventory);
+    assert!(!rig.gpus().describe().is_empty());
+}
+
+fn knows_the_link_of_every_pair(rig: &dyn Rig) {
+    let inventory = look(rig);
+    assert_eq!(inventory.links.iter().count(), 8 * 7 / 2);
+    for a in &inventory.parts {
+        for b in inventory.parts.iter().filter(|b| b.id != a.id) {
+            let link = inventory.links.between(&a.id, &b.id).expect("a link");
+            assert_eq!(link.nvlinks, 18);
+            let same_node = a.gpu_index / 4 == b.gpu_index / 4;
+            let path = if same_node {
+                Path::SameNuma
+            } else {
+                Path::CrossNuma
+            };
+            assert_eq!(link.path, path);
+        }
+    }
+}
+
+fn a_lost_gpu_is_in_trouble_and_its_facts_stay(rig: &dyn Rig) {
+    let before = look(rig);
+    let gone = gpu_id(&before, 2);
+    rig.lost(2, true);
+    let lost = look(rig);
+    assert_eq!(lost.parts, before.parts, "its last known facts stay");
+    assert_eq!(lost.links, before.links);
+    assert_eq!(lost.troubles.keys().collect::<Vec<_>>(), [&gone]);
+    assert!(
+        lost.troubles[&gone].contains("fell off the bus"),
+        "{:?}",
+        lost.troubles
+    );
+    assert!(!lost.usage.contains_key(&gone));
+    assert_eq!(next_of(rig, "lost").part, gone);
+    rig.lost(2, false);
+    assert_eq!(look(rig), before, "back as it was");
+}
+
+fn a_gpu_that_ails_is_in_trouble_and_answers(rig: &dyn Rig) {
+    let before = look(rig);
+    rig.ails(5, true);
+    let ailing = look(rig);
+    let id = gpu_id(&before, 5);
+    assert!(
+        ailing.troubles[&id].contains("reset"),
+        "{:?}",
+        ailing.troubles
+    );
+    assert_eq!(ailing.troubles.len(), 1);
+    assert!(ailing.usage.contains_key(&id));
+    rig.ails(5, false);
+    assert_eq!(look(rig), before);
+}
+
+fn an_xid_is_read_once_and_in_order(rig: &dyn Rig) {
+    let inventory = look(rig);
+    rig.xid(1, 48);
+    rig.xid(6, 94);
+    rig.xid(1, 48);
+    for gpu in [1, 6, 1] {
+        let reading = next_of(rig, "xid");
+        assert_eq!(reading.part, gpu_id(&inventory, gpu));
+        assert_eq!(reading.code, if gpu == 6 { 94 } else { 48 });
+        assert!(!reading.detail.is_empty());
+    }
+    let none = rig.gpus().next_reading(Duration::from_millis(100));
+    assert_eq!(none.expect("events work"), None);
+}
+
+fn a_wait_without_events_takes_its_time(rig: &dyn Rig) {
+    look(rig);
+    for wait_ms in [0, 50] {
+        let (began, wait) = (Instant::now(), Duration::from_millis(wait_ms));
+        assert_eq!(rig.gpus().next_reading(wait).expect("events work"), None);
+        assert!(began.elapsed() >= wait);
+        assert!(began.elapsed() < PATIENCE);
+    }
+}
+
+fn processes_and_memory_in_use_are_seen(rig: &dyn Rig) {
+    let id = gpu_id(&look(rig), 3);
+    rig.runs(3, 4, 2048);
+    let usage = &look(rig).usage[&id];
+    assert_eq!((usage.processes, usage.memory_used_mib), (4, 2048));
+    rig.runs(3, 0, 0);
+    let usage = &look(rig).usage[&id];
+    assert_eq!((usage.processes, usage.memory_used_mib), (0, 0));
+}
+
+fn a_gpu_that_is_taken_away_leaves_the_inventory(rig: &dyn Rig) {
+    let before = look(rig);
+    rig.keep(6);
+    let after = look(rig);
+    assert_eq!(after.parts, before.parts[..6]);
+    assert_eq!(after.links.iter().count(), 6 * 5 / 2);
+    assert!(after.troubles.is_empty());
+}
+
+fn mig_instances_are_parts_with_a_parent(rig: &dyn Rig) {
+    let before = look(rig);
+    rig.split(4);
+    let inventory = look(rig);
+    assert_eq!(inventory.parts.len(), 10);
+    let parent = &inventory.parts[4];
+    assert!(parent.mig_enabled);
+    assert_eq!(parent.id, before.parts[4].id);
+    let profiles = ["1g.10gb", "2g.20gb"];
+    for (instance, profile) in inventory.parts[5..7].iter().zip(profiles) {
+        assert_eq!(instance.parent.as_ref(), Some(&parent.id));
+        assert!(instance.id.as_str().starts_with("MIG-"));
+        let mig = instance.mig.as_ref().expect("a MIG instance");
+        assert_eq!(mig.profile, profile);
+        assert!(instance.memory_mib > 0 && instance.memory_mib < parent.memory_mib / 2);
+        assert_eq!(instance.gpu_index, 4);
+        assert_eq!(instance.pci_bus, parent.pci_bus);
+        assert_eq!(instance.numa_node, parent.numa_node);
+        assert!(!instance.mig_enabled);
+        assert!(inventory.usage.contains_key(&instance.id));
+    }
+    assert_eq!(inventory.links, before.links, "links belong to GPUs");
+    rig.lost(4, true);
+    assert_eq!(
+        look(rig).parts,
+        inventory.parts,
+        "instances go on with their GPU"
+    );
+}
+
+macro_rules! contract {
+    ($($check:ident),* $(,)?) => {
+        mod sim {
+            $(#[test]
+            fn $check() {
+                super::$check(&super::Simulated::new(8));
+            })*
+        }
+        mod nvml {
+            $(#[test]
+            fn $check() {
+                super::$check(&super::OverNvml::new(8));
+            })*
+        }
+    };
+}
+
+contract!(
+    shows_every_gpu_and_always_the_same,
+    knows_the_link_of_every_pair,
+    a_lost_gpu_is_in_trouble_and_its_facts_stay,
+    a_gpu_that_ails_is_in_trouble_and_answers,
+    an_xid_is_read_once_and_in_order,
+    a_wait_without_events_takes_its_time,
+    processes_and_memory_in_use_are_seen,
+    a_gpu_that_is_taken_away_leaves_the_inventory,
+    mig_instances_are_parts_with_a_parent,
+);

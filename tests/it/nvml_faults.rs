@@ -1,0 +1,368 @@
+//! NVML that hangs, errs, or is not there: it costs GPUs their health, and never an answer.
+
+use berth::kernel::gpu::{Inventory, Reading};
+use berth::nvml::{NvmlGpus, NvmlOptions};
+use berth::ports::Gpus;
+use fake_nvml::{Code, Event, EventKind, Fault, Installed, State};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long the calls on one GPU may take in these tests.
+const DEADLINE: Duration = Duration::from_millis(300);
+
+/// A look takes two deadlines at most, and one for counting; the rest is for a slow machine.
+const LOOK_MAX: Duration = Duration::from_secs(10);
+
+struct Bench {
+    gpus: NvmlGpus,
+    installed: Installed,
+    _folder: TempDir,
+}
+
+impl Bench {
+    fn new(state: &State) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let installed = Installed::new(folder.path(), state).expect("the look-alike is built");
+        let gpus = NvmlGpus::open(options(installed.library(), folder.path())).expect("it opens");
+        Self {
+            gpus,
+            installed,
+            _folder: folder,
+        }
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        self.installed.change(change).expect("a change")
+    }
+
+    fn look(&self) -> Inventory {
+        let began = Instant::now();
+        let inventory = self.gpus.look().expect("a look");
+        assert!(
+            began.elapsed() < LOOK_MAX,
+            "a look took {:?}",
+            began.elapsed()
+        );
+        inventory
+    }
+
+    fn look_until(&self, what: &str, so: impl Fn(&Inventory) -> bool) -> Inventory {
+        let began = Instant::now();
+        loop {
+            let inventory = self.look();
+            if so(&inventory) {
+                return inventory;
+            }
+            assert!(began.elapsed() < LOOK_MAX, "never {what}: {inventory:?}");
+        }
+    }
+
+    fn next(&self) -> Reading {
+        let began = Instant::now();
+        while began.elapsed() < LOOK_MAX {
+            let reading = self.gpus.next_reading(Duration::from_millis(100));
+            if let Ok(Some(reading)) = reading {
+                return reading;
+            }
+        }
+        panic!("no reading");
+    }
+
+    fn xid(&self, gpu: usize, xid: u64) {
+        self.change(|state| {
+            let uuid = state.gpus[gpu].uuid.clone();
+            state.push_xid(&uuid, xid);
+        });
+    }
+}
+
+fn options(library: &Path, sysfs: &Path) -> NvmlOptions {
+    NvmlOptions {
+        library: Some(library.to_owned()),
+        sysfs: sysfs.to_owned(),
+        deadline: DEADLINE,
+        ..NvmlOptions::default()
+    }
+}
+
+#[test]
+fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
+    let bench = Bench::new(&State::h100(4));
+    let before = bench.look();
+    let hung = before.parts[1].id.clone();
+    bench.change(|state| {
+        let fault = Fault::hang("nvmlDeviceGetMemoryInfo*").of_gpu(hung.as_str());
+        state.faults.push(fault);
+    });
+    let during = bench.look();
+    assert_eq!(during.parts, before.parts);
+    assert_eq!(during.troubles.keys().collect::<Vec<_>>(), [&hung]);
+    let text = &during.troubles[&hung];
+    assert!(
+        text.contains("nvmlDeviceGetMemoryInfo_v2 has not answered"),
+        "{text}"
+    );
+    assert_eq!(during.usage.len(), 3, "the others are read");
+    // It is known to hang now, and nobody waits for it again.
+    let began = Instant::now();
+    for _ in 0..10 {
+        assert_eq!(bench.look().troubles.len(), 1);
+    }
+    assert!(began.elapsed() < DEADLINE * 9, "{:?}", began.elapsed());
+    // Events of the others still come.
+    bench.xid(2, 48);
+    let reading = bench.next();
+    assert_eq!((&reading.part, reading.code), (&before.parts[2].id, 48));
+    bench.change(|state| state.faults.clear());
+    bench.look_until("well again", |inventory| *inventory == before);
+}
+
+#[test]
+fn a_driver_that_hangs_altogether_leaves_all_gpus_known_and_in_trouble() {
+    let bench = Bench::new(&State::h100(8));
+    let before = bench.look();
+    bench.change(|state| state.faults.push(Fault::hang("*")));
+    let during = bench.look();
+    assert_eq!(during.parts, before.parts);
+    assert_eq!(during.links, before.links);
+    assert_eq!(during.troubles.len(), 8);
+    assert!(during.usage.is_empty());
+    bench.change(|state| state.faults.clear());
+    bench.look_until("well again", |inventory| *inventory == before);
+}
+
+#[test]
+fn all_gpus_hanging_at_once_take_two_deadlines_and_not_one_each() {
+    let bench = Bench::new(&State::h100(16));
+    bench.look();
+    bench.change(|state| state.faults.push(Fault::hang("nvmlDeviceGetMigMode")));
+    let began = Instant::now();
+    let during = bench.look();
+    assert_eq!(during.troubles.len(), 16);
+    assert!(began.elapsed() < DEADLINE * 8, "{:?}", began.elapsed());
+    bench.change(|state| state.faults.clear());
+}
+
+#[test]
+fn an_error_on_one_gpu_is_told_in_words() {
+    let bench = Bench::new(&State::h100(2));
+    let id = bench.look().parts[0].id.clone();
+    for (code, says) in [
+        (Code::Unknown, "nvmlDeviceGetUUID"),
+        (Code::ResetRequired, "needs a reset"),
+        (Code::GpuIsLost, "fell off the bus"),
+    ] {
+        bench.change(|state| {
+            let fault = Fault::fail("nvmlDeviceGetUUID", code).of_gpu(id.as_str());
+            state.faults = vec![fault];
+        });
+        let inventory = bench.look();
+        assert!(
+            inventory.troubles[&id].contains(says),
+            "{:?}",
+            inventory.troubles
+        );
+        assert_eq!(inventory.parts.len(), 2);
+    }
+}
+
+#[test]
+fn memory_past_repair_is_trouble_and_rows_that_wait_are_not() {
+    let bench = Bench::new(&State::a100(1));
+    bench.change(|state| {
+        let rows = state.gpus[0]
+            .remapped_rows
+            .as_mut()
+            .expect("an A100 has rows");
+        rows.pending = true;
+    });
+    assert!(bench.look().troubles.is_empty());
+    bench.change(|state| {
+        let rows = state.gpus[0]
+            .remapped_rows
+            .as_mut()
+            .expect("an A100 has rows");
+        rows.failed = true;
+    });
+    let inventory = bench.look();
+    let text = inventory.troubles.values().next().expect("trouble");
+    assert!(text.contains("replace it"), "{text}");
+}
+
+#[test]
+fn what_a_model_does_not_say_is_left_out() {
+    let mut state = State::t4(2);
+    for call in [
+        "nvmlDeviceGetTopologyCommonAncestor",
+        "nvmlDeviceGetMemoryAffinity",
+    ] {
+        state.faults.push(Fault::fail(call, Code::NotSupported));
+    }
+    state.faults.push(Fault::fail(
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        Code::NoPermission,
+    ));
+    let bench = Bench::new(&state);
+    let inventory = bench.look();
+    assert!(inventory.troubles.is_empty(), "{:?}", inventory.troubles);
+    assert_eq!(inventory.parts[0].numa_node, None);
+    assert_eq!(inventory.links.iter().count(), 1);
+    assert!(
+        inventory.usage.is_empty(),
+        "processes that cannot be seen are not none"
+    );
+}
+
+#[test]
+fn sysfs_knows_the_numa_node_best() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let installed = Installed::new(folder.path(), &State::h100(2)).expect("it is built");
+    for (bus, node) in [("0000:07:00.0", "3\n"), ("0000:13:00.0", "-1\n")] {
+        let slot = folder.path().join("bus/pci/devices").join(bus);
+        std::fs::create_dir_all(&slot).expect("a folder");
+        std::fs::write(slot.join("numa_node"), node).expect("a file");
+    }
+    let gpus = NvmlGpus::open(options(installed.library(), folder.path())).expect("it opens");
+    let inventory = gpus.look().expect("a look");
+    let nodes: Vec<_> = inventory.parts.iter().map(|part| part.numa_node).collect();
+    assert_eq!(nodes, [Some(3), None], "-1 is no node");
+}
+
+#[test]
+fn an_event_of_a_mig_instance_names_it() {
+    let mut state = State::h100(1);
+    state.split(0, &[1, 1]);
+    let bench = Bench::new(&state);
+    let inventory = bench.look();
+    bench.change(|state| {
+        let gpu = state.gpus[0].uuid.clone();
+        for (seq, gpu_instance) in [(1, Some(8)), (2, None)] {
+            state.events.push(Event {
+                seq,
+                gpu: gpu.clone(),
+                kind: EventKind::Xid,
+                data: 94,
+                gpu_instance,
+                compute_instance: gpu_instance.map(|_| 0),
+            });
+        }
+    });
+    assert_eq!(bench.next().part, inventory.parts[2].id);
+    assert_eq!(bench.next().part, inventory.parts[0].id);
+}
+
+#[test]
+fn double_bit_errors_are_read_and_single_bit_errors_are_not() {
+    let bench = Bench::new(&State::h100(1));
+    bench.look();
+    bench.change(|state| {
+        let gpu = state.gpus[0].uuid.clone();
+        for (seq, kind) in [(1, EventKind::SingleBitEcc), (2, EventKind::DoubleBitEcc)] {
+            state.events.push(Event {
+                seq,
+                gpu: gpu.clone(),
+                kind,
+                data: 0,
+                gpu_instance: None,
+                compute_instance: None,
+            });
+        }
+    });
+    assert_eq!(bench.next().source, "ecc");
+    let none = bench.gpus.next_reading(Duration::from_millis(50));
+    assert_eq!(none.expect("events work"), None);
+}
+
+#[test]
+fn the_loss_of_one_gpu_does_not_silence_the_others() {
+    let bench = Bench::new(&State::h100(3));
+    let parts = bench.look().parts;
+    bench.change(|state| state.gpus[0].lost = true);
+    let lost = bench.next();
+    assert_eq!((lost.source.as_str(), &lost.part), ("lost", &parts[0].id));
+    // NVML makes a new event set without the lost one; an event in between is lost with the old
+    // set, so the XID is repeated until it is read.
+    let began = Instant::now();
+    loop {
+        bench.xid(2, 62);
+        match bench.gpus.next_reading(Duration::from_millis(300)) {
+            Ok(Some(reading)) => {
+                assert_eq!(
+                    (reading.source.as_str(), &reading.part),
+                    ("xid", &parts[2].id)
+                );
+                break;
+            }
+            _ => assert!(began.elapsed() < LOOK_MAX, "no event after the loss"),
+        }
+    }
+}
+
+#[test]
+fn without_events_health_is_polled_and_that_is_said() {
+    let mut state = State::h100(1);
+    state
+        .faults
+        .push(Fault::fail("nvmlEventSetCreate", Code::NoPermission));
+    let bench = Bench::new(&state);
+    assert!(bench.look().troubles.is_empty());
+    let began = Instant::now();
+    loop {
+        match bench.gpus.next_reading(Duration::from_millis(20)) {
+            Err(error) => {
+                assert!(error.what.contains("health is polled"), "{error}");
+                break;
+            }
+            Ok(_) => assert!(began.elapsed() < LOOK_MAX),
+        }
+    }
+    bench.change(|state| state.faults.clear());
+    let began = Instant::now();
+    while bench.gpus.next_reading(Duration::from_millis(20)).is_err() {
+        assert!(began.elapsed() < LOOK_MAX, "events never work again");
+    }
+    bench.xid(0, 79);
+    assert_eq!(bench.next().code, 79);
+}
+
+#[test]
+fn a_driver_that_went_away_is_opened_anew() {
+    let bench = Bench::new(&State::h100(2));
+    let before = bench.look();
+    bench.change(|state| {
+        state
+            .faults
+            .push(Fault::fail("nvmlDeviceGetCount_v2", Code::Uninitialized));
+    });
+    let error = bench.gpus.look().expect_err("nothing to look at");
+    assert!(error.what.contains("nvidia-smi"), "{error}");
+    assert!(bench.gpus.next_reading(Duration::ZERO).is_err());
+    bench.change(|state| state.faults.clear());
+    assert_eq!(bench.look(), before);
+    bench.xid(1, 48);
+    assert_eq!(bench.next().code, 48);
+}
+
+#[test]
+fn a_library_that_does_not_work_says_what_to_do() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let refusal = |library: &Path| {
+        let opened = NvmlGpus::open(options(library, folder.path()));
+        opened.err().expect("it does not open").what
+    };
+    let missing = refusal(&folder.path().join("none.so"));
+    assert!(missing.contains("--nvml-library"), "{missing}");
+    let mut state = State::h100(1);
+    for (code, says) in [
+        (Code::DriverNotLoaded, "modprobe nvidia"),
+        (Code::LibRmVersionMismatch, "reboot the node"),
+        (Code::NoPermission, "/dev/nvidiactl"),
+        (Code::Unknown, "nvidia-smi"),
+    ] {
+        state.faults = vec![Fault::fail("nvmlInit*", code)];
+        let installed = Installed::new(folder.path(), &state).expect("it is built");
+        let told = refusal(installed.library());
+        assert!(told.contains(says), "{told}");
+    }
+}

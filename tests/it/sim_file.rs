@@ -1,0 +1,111 @@
+//! `sim:FILE`: simulated GPUs that follow a file.
+
+use berth::kernel::gpu::Reading;
+use berth::ports::Gpus;
+use berth::sim::SimGpus;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn file(text: &str) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("machine.yaml");
+    fs::write(&path, text).expect("a file");
+    (folder, path)
+}
+
+fn open(path: &Path) -> SimGpus {
+    SimGpus::open(path.to_str().expect("UTF-8")).expect("it opens")
+}
+
+/// Puts a new version in place at once, as a careful writer does.
+fn replace(path: &Path, text: &str) {
+    let beside = path.with_extension("new");
+    fs::write(&beside, text).expect("a file");
+    fs::rename(beside, path).expect("a rename");
+}
+
+fn next(gpus: &SimGpus) -> Reading {
+    let reading = gpus.next_reading(PATIENCE).expect("events work");
+    reading.expect("a reading")
+}
+
+#[test]
+fn the_file_is_followed() {
+    let (_folder, path) = file("model: h100\ncount: 4\n");
+    let gpus = open(&path);
+    let before = gpus.look().expect("a look");
+    assert_eq!(before.parts.len(), 4);
+    replace(
+        &path,
+        "model: h100\ncount: 6\ngpus: [{index: 1, lost: true}, {index: 2, processes: 3, memoryUsedMib: 99}]\n",
+    );
+    let after = gpus.look().expect("a look");
+    assert_eq!(after.parts.len(), 6);
+    assert_eq!(
+        after.troubles.keys().collect::<Vec<_>>(),
+        [&before.parts[1].id]
+    );
+    let usage = &after.usage[&before.parts[2].id];
+    assert_eq!((usage.processes, usage.memory_used_mib), (3, 99));
+    assert_eq!(next(&gpus).source, "lost");
+}
+
+#[test]
+fn an_event_in_the_file_wakes_who_waits_and_old_ones_do_not() {
+    let old = "model: t4\ncount: 2\nevents:\n  - {seq: 7, gpu: 0, xid: 13}\n";
+    let (_folder, path) = file(old);
+    let gpus = open(&path);
+    assert_eq!(
+        gpus.next_reading(Duration::ZERO).expect("events work"),
+        None
+    );
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let began = Instant::now();
+            (next(&gpus), began.elapsed())
+        });
+        replace(&path, &format!("{old}  - {{seq: 8, gpu: 1, xid: 79}}\n"));
+        let (reading, took) = waiting.join().expect("it waits");
+        assert_eq!((reading.source.as_str(), reading.code), ("xid", 79));
+        assert!(took < PATIENCE);
+    });
+    assert_eq!(
+        gpus.next_reading(Duration::ZERO).expect("events work"),
+        None
+    );
+}
+
+#[test]
+fn a_file_that_turns_bad_is_told_and_a_good_one_is_taken_again() {
+    let (_folder, path) = file("model: l4\ncount: 1\n");
+    let gpus = open(&path);
+    for bad in ["model: l4\n", "model: l4\ncount: 99\n", "{"] {
+        replace(&path, bad);
+        let error = gpus.look().expect_err("it cannot be used");
+        assert!(error.what.contains("machine.yaml"), "{error}");
+        assert_eq!(
+            gpus.next_reading(Duration::ZERO).expect("events work"),
+            None
+        );
+    }
+    fs::remove_file(&path).expect("it was there");
+    assert!(gpus.look().is_err());
+    replace(&path, "model: l4\ncount: 2\n");
+    assert_eq!(gpus.look().expect("a look").parts.len(), 2);
+}
+
+#[test]
+fn what_cannot_be_simulated_is_refused_with_the_way_out() {
+    for spec in ["8xk80", "99xh100", "/nowhere/machine.yaml", "nonsense"] {
+        let refusal = SimGpus::open(spec).err().expect("it is refused").what;
+        assert!(
+            refusal.contains(spec) && refusal.contains("sim:8xh100"),
+            "{refusal}"
+        );
+    }
+}

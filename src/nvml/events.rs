@@ -78,9 +78,7 @@ impl Events {
             registered: BTreeSet::new(),
             lost: BTreeSet::new(),
         };
-        let started = thread::Builder::new()
-            .name("nvml-events".to_owned())
-            .spawn(move || watch.run(set));
+        let started = thread::Builder::new().name("nvml-events".to_owned()).spawn(move || watch.run(set));
         if let Err(error) = started {
             *lock(&shared.trouble) = Some(format!("no thread can be started: {error}"));
         }
@@ -193,19 +191,16 @@ impl Watch {
     /// behind the fence: NVML does not say that a set may be used by two threads at once.
     fn register(&mut self, set: &Arc<EventSet>) {
         let watched = lock(&self.shared.watched).clone();
-        self.registered
-            .retain(|handle| watched.iter().any(|gpu| gpu.handle == *handle));
+        self.registered.retain(|handle| watched.iter().any(|gpu| gpu.handle == *handle));
         for gpu in &watched {
             if self.registered.contains(&gpu.handle) {
                 continue;
             }
             let (nvml, set, index) = (Arc::clone(&self.nvml), Arc::clone(set), gpu.index);
-            let done = self
-                .fence
-                .run(Lane::Gpu(index), self.deadline, move |steps| {
-                    steps.at("nvmlDeviceRegisterEvents");
-                    set.register(&nvml.device_by_index(index)?)
-                });
+            let done = self.fence.run(Lane::Gpu(index), self.deadline, move |steps| {
+                steps.at("nvmlDeviceRegisterEvents");
+                set.register(&nvml.device_by_index(index)?)
+            });
             match done {
                 Ok(Ok(())) => {
                     self.registered.insert(gpu.handle);
@@ -228,21 +223,10 @@ impl Watch {
             // Nothing else was asked for.
             _ => return,
         };
-        let code = if event.kind == raw::EVENT_XID {
-            event.data
-        } else {
-            0
-        };
-        let named: Vec<&Watched> = watched
-            .iter()
-            .filter(|gpu| gpu.handle == event.device)
-            .collect();
+        let code = if event.kind == raw::EVENT_XID { event.data } else { 0 };
+        let named: Vec<&Watched> = watched.iter().filter(|gpu| gpu.handle == event.device).collect();
         // An event whose GPU is not known may concern any: then every GPU is told of.
-        let concerned = if named.is_empty() {
-            watched.iter().collect()
-        } else {
-            named
-        };
+        let concerned = if named.is_empty() { watched.iter().collect() } else { named };
         for gpu in concerned {
             let instance = event.instance.and_then(|ids| gpu.instances.get(&ids));
             self.send(Reading {
@@ -259,12 +243,10 @@ impl Watch {
         let watched = lock(&self.shared.watched).clone();
         for gpu in watched {
             let (nvml, index) = (Arc::clone(&self.nvml), gpu.index);
-            let answer = self
-                .fence
-                .run(Lane::Gpu(index), self.deadline, move |steps| {
-                    steps.at("nvmlDeviceGetUUID");
-                    nvml.device_by_index(index)?.uuid()
-                });
+            let answer = self.fence.run(Lane::Gpu(index), self.deadline, move |steps| {
+                steps.at("nvmlDeviceGetUUID");
+                nvml.device_by_index(index)?.uuid()
+            });
             if matches!(answer, Ok(Err(NvmlError::GpuLost))) {
                 self.tell_lost(&gpu.gpu);
             }

@@ -109,9 +109,7 @@ pub(super) fn visit(
     sysfs: &Path,
     steps: &Steps,
 ) -> Result<Visit, Failed> {
-    let device = ask(steps, "nvmlDeviceGetHandleByIndex_v2", || {
-        nvml.device_by_index(index)
-    })?;
+    let device = ask(steps, "nvmlDeviceGetHandleByIndex_v2", || nvml.device_by_index(index))?;
     let uuid = ask(steps, "nvmlDeviceGetUUID", || device.uuid())?;
     let facts = match &known.gpu {
         Some(facts) if facts.uuid == uuid => facts.clone(),
@@ -119,11 +117,7 @@ pub(super) fn visit(
     };
     let mig_mode = ask_if_known(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?;
     let mig_enabled = mig_mode.is_some_and(|mode| mode.current == 1);
-    let instances = if mig_enabled {
-        instances(&device, known, steps)?
-    } else {
-        Vec::new()
-    };
+    let instances = if mig_enabled { instances(&device, known, steps)? } else { Vec::new() };
     Ok(Visit {
         handle: raw::handle(&device),
         mig_enabled,
@@ -134,17 +128,11 @@ pub(super) fn visit(
     })
 }
 
-fn gpu_facts(
-    device: &Device,
-    uuid: String,
-    sysfs: &Path,
-    steps: &Steps,
-) -> Result<GpuFacts, Failed> {
+fn gpu_facts(device: &Device, uuid: String, sysfs: &Path, steps: &Steps) -> Result<GpuFacts, Failed> {
     let pci_bus = ask(steps, "nvmlDeviceGetPciInfo_v3", || device.pci_info())?.bus_id;
     let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
-    let capability = ask_if_known(steps, "nvmlDeviceGetCudaComputeCapability", || {
-        device.cuda_compute_capability()
-    })?;
+    let capability =
+        ask_if_known(steps, "nvmlDeviceGetCudaComputeCapability", || device.cuda_compute_capability())?;
     let architecture = ask_if_known(steps, "nvmlDeviceGetArchitecture", || device.architecture())?;
     let brand = ask_if_known(steps, "nvmlDeviceGetBrand", || device.brand())?;
     Ok(GpuFacts {
@@ -163,25 +151,16 @@ fn gpu_facts(
 /// The NUMA node of the GPU's PCI slot, as sysfs has it; a kernel that does not know it writes -1.
 /// Without sysfs it is the one node that NVML calls near. `nvmlDeviceGetNumaNodeId` is something
 /// else: the node that a GPU's own memory is, on machines that have such.
-fn numa_node(
-    device: &Device,
-    pci_bus: &str,
-    sysfs: &Path,
-    steps: &Steps,
-) -> Result<Option<u32>, Failed> {
+fn numa_node(device: &Device, pci_bus: &str, sysfs: &Path, steps: &Steps) -> Result<Option<u32>, Failed> {
     /// 4 x 64 nodes: more than any machine has.
     const WORDS: usize = 4;
     const SCOPE_NODE: u32 = 0;
-    let file = sysfs
-        .join("bus/pci/devices")
-        .join(map::sysfs_name(pci_bus))
-        .join("numa_node");
+    let file = sysfs.join("bus/pci/devices").join(map::sysfs_name(pci_bus)).join("numa_node");
     if let Ok(text) = fs::read_to_string(file) {
         return Ok(text.trim().parse().ok());
     }
-    let words = ask_if_known(steps, "nvmlDeviceGetMemoryAffinity", || {
-        device.memory_affinity(WORDS, SCOPE_NODE)
-    })?;
+    let words =
+        ask_if_known(steps, "nvmlDeviceGetMemoryAffinity", || device.memory_affinity(WORDS, SCOPE_NODE))?;
     Ok(words.and_then(|words| only_bit(&words)))
 }
 
@@ -190,12 +169,7 @@ fn only_bit(words: &[std::ffi::c_ulong]) -> Option<u32> {
     let mut set = (0_u32..)
         .zip(words)
         .filter(|(_, word)| **word != 0)
-        .map(|(at, word)| {
-            (
-                at * std::ffi::c_ulong::BITS + word.trailing_zeros(),
-                word.count_ones(),
-            )
-        });
+        .map(|(at, word)| (at * std::ffi::c_ulong::BITS + word.trailing_zeros(), word.count_ones()));
     match (set.next(), set.next()) {
         (Some((position, 1)), None) => Some(position),
         _ => None,
@@ -207,14 +181,11 @@ fn instances(
     known: &Known,
     steps: &Steps,
 ) -> Result<Vec<(InstanceFacts, Option<Usage>)>, Failed> {
-    let most = ask(steps, "nvmlDeviceGetMaxMigDeviceCount", || {
-        device.mig_device_count()
-    })?;
+    let most = ask(steps, "nvmlDeviceGetMaxMigDeviceCount", || device.mig_device_count())?;
     let mut found = Vec::new();
     for index in 0..most {
         let call = "nvmlDeviceGetMigDeviceHandleByIndex";
-        let Some(instance) = ask_if_known(steps, call, || device.mig_device_by_index(index))?
-        else {
+        let Some(instance) = ask_if_known(steps, call, || device.mig_device_by_index(index))? else {
             continue;
         };
         let uuid = ask(steps, "nvmlDeviceGetUUID", || instance.uuid())?;
@@ -229,9 +200,8 @@ fn instances(
 
 fn instance_facts(device: &Device, uuid: String, steps: &Steps) -> Result<InstanceFacts, Failed> {
     let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
-    let (gpu_instance, compute_instance) = ask(steps, "nvmlDeviceGetGpuInstanceId", || {
-        raw::instance_ids(device)
-    })?;
+    let (gpu_instance, compute_instance) =
+        ask(steps, "nvmlDeviceGetGpuInstanceId", || raw::instance_ids(device))?;
     let attributes = ask_if_known(steps, "nvmlDeviceGetAttributes_v2", || device.attributes())?;
     Ok(InstanceFacts {
         uuid,
@@ -281,9 +251,7 @@ fn trouble(device: &Device, steps: &Steps) -> Result<Option<String>, Failed> {
     if let Some(text) = action.and_then(map::recovery) {
         return Ok(Some(text));
     }
-    let failed = ask_if_known(steps, "nvmlDeviceGetRemappedRows", || {
-        raw::remapping_failed(device)
-    })?;
+    let failed = ask_if_known(steps, "nvmlDeviceGetRemappedRows", || raw::remapping_failed(device))?;
     Ok((failed == Some(true))
         .then(|| "its memory could not be repaired (row remapping failed): replace it".to_owned()))
 }

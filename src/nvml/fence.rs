@@ -44,11 +44,7 @@ impl fmt::Display for Stuck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hung { call, running } => {
-                write!(
-                    f,
-                    "{call} has not answered for {:.1} s",
-                    running.as_secs_f32()
-                )
+                write!(f, "{call} has not answered for {:.1} s", running.as_secs_f32())
             }
             Self::NotMade(why) => write!(f, "NVML could not be called: {why}"),
         }
@@ -131,13 +127,7 @@ impl Fence {
         let steps = Steps(Arc::new(Mutex::new("an NVML call")));
         let since = self.take(lane, allowed, &steps)?;
         let (tell, answer) = channel();
-        let (own_steps, hold) = (
-            steps.clone(),
-            LaneHold {
-                fence: self.clone(),
-                lane,
-            },
-        );
+        let (own_steps, hold) = (steps.clone(), LaneHold { fence: self.clone(), lane });
         let job: Job = Box::new(move || {
             let done = work(&own_steps);
             // Free before told: who was told may ask for the lane again.
@@ -146,12 +136,7 @@ impl Fence {
             let _ = tell.send(done);
         });
         self.give(job)?;
-        Ok(Pending {
-            answer,
-            since,
-            steps,
-            allowed,
-        })
+        Ok(Pending { answer, since, steps, allowed })
     }
 
     fn take(&self, lane: Lane, allowed: Duration, steps: &Steps) -> Result<Instant, Stuck> {
@@ -168,11 +153,7 @@ impl Fence {
         }
         let since = Instant::now();
         let steps = steps.clone();
-        let running = Running {
-            since,
-            allowed,
-            steps,
-        };
+        let running = Running { since, allowed, steps };
         state.running.insert(lane, running);
         Ok(since)
     }
@@ -246,10 +227,9 @@ impl<T> Pending<T> {
     pub(super) fn wait(self) -> Result<T, Stuck> {
         let left = self.allowed.saturating_sub(self.since.elapsed());
         self.answer.recv_timeout(left).map_err(|error| match error {
-            RecvTimeoutError::Timeout => Stuck::Hung {
-                call: self.steps.now(),
-                running: self.since.elapsed(),
-            },
+            RecvTimeoutError::Timeout => {
+                Stuck::Hung { call: self.steps.now(), running: self.since.elapsed() }
+            }
             RecvTimeoutError::Disconnected => {
                 Stuck::NotMade(format!("{} panicked in its wrapper", self.steps.now()))
             }
@@ -292,10 +272,7 @@ mod tests {
         assert!(running >= SHORT);
         // Told at once: this would otherwise wait for its own twenty seconds.
         let again = Instant::now();
-        assert!(matches!(
-            fence.run(Lane::Gpu(3), LONG, |_| ()),
-            Err(Stuck::Hung { .. })
-        ));
+        assert!(matches!(fence.run(Lane::Gpu(3), LONG, |_| ()), Err(Stuck::Hung { .. })));
         assert!(again.elapsed() < LONG / 2);
         assert_eq!(fence.run(Lane::Gpu(4), LONG, |_| 7), Ok(7));
         assert_eq!(fence.run(Lane::Node, LONG, |_| 8), Ok(8));
@@ -311,9 +288,7 @@ mod tests {
     fn a_lane_in_use_is_waited_for_while_its_job_is_in_time() {
         let fence = Fence::default();
         let (release, held) = channel::<()>();
-        let first = fence
-            .start(Lane::Node, LONG, move |_| held.recv().is_ok())
-            .unwrap();
+        let first = fence.start(Lane::Node, LONG, move |_| held.recv().is_ok()).unwrap();
         let second = thread::spawn(move || fence.run(Lane::Node, LONG, |_| 2));
         release.send(()).unwrap();
         assert_eq!(first.wait(), Ok(true));
@@ -333,9 +308,8 @@ mod tests {
     #[test]
     fn few_workers_stay_when_all_is_quiet() {
         let fence = Fence::default();
-        let pending: Vec<_> = (0..16)
-            .map(|gpu| fence.start(Lane::Gpu(gpu), LONG, move |_| gpu).unwrap())
-            .collect();
+        let pending: Vec<_> =
+            (0..16).map(|gpu| fence.start(Lane::Gpu(gpu), LONG, move |_| gpu).unwrap()).collect();
         let sum: u32 = pending.into_iter().map(|p| p.wait().unwrap()).sum();
         assert_eq!(sum, 120);
         let began = Instant::now();

@@ -42,11 +42,7 @@ pub(super) struct Opened {
 }
 
 /// Opens the library that was named, or the first that is found and opens.
-pub(super) fn open(
-    fence: &Fence,
-    named: Option<&Path>,
-    driver_root: &Path,
-) -> Result<Opened, GpusError> {
+pub(super) fn open(fence: &Fence, named: Option<&Path>, driver_root: &Path) -> Result<Opened, GpusError> {
     let paths = match named {
         Some(path) => vec![path.to_owned()],
         None => candidates(driver_root),
@@ -135,10 +131,7 @@ fn refused(path: &Path, error: NvmlError, named: bool, tried: &[PathBuf]) -> Gpu
             "{shown} cannot be initialised ({other}): see that `nvidia-smi` works on the node"
         ),
     };
-    GpusError {
-        what,
-        source: Some(Box::new(error)),
-    }
+    GpusError { what, source: Some(Box::new(error)) }
 }
 
 #[cfg(test)]

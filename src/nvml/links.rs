@@ -36,9 +36,8 @@ impl LinkCache {
         let reads: Vec<_> = unread
             .map(|gpu| {
                 let (nvml, buses, index) = (Arc::clone(nvml), Arc::clone(&buses), gpu.gpu_index);
-                let read = fence.start(Lane::Gpu(index), READ_MAX, move |steps| {
-                    links_out(&nvml, index, &buses, steps)
-                });
+                let read = fence
+                    .start(Lane::Gpu(index), READ_MAX, move |steps| links_out(&nvml, index, &buses, steps));
                 (gpu.id.clone(), read)
             })
             .collect();
@@ -55,9 +54,7 @@ impl LinkCache {
         let mut reads = Vec::new();
         for (at, &a) in gpus.iter().enumerate() {
             let others = gpus[at + 1..].iter().copied();
-            let missing: Vec<&Part> = others
-                .filter(|b| self.links.between(&a.id, &b.id).is_none())
-                .collect();
+            let missing: Vec<&Part> = others.filter(|b| self.links.between(&a.id, &b.id).is_none()).collect();
             if missing.is_empty() {
                 continue;
             }
@@ -117,9 +114,7 @@ fn links_out(
     gpu_buses: &BTreeSet<String>,
     steps: &Steps,
 ) -> Result<LinksOut, Failed> {
-    let device = ask(steps, "nvmlDeviceGetHandleByIndex_v2", || {
-        nvml.device_by_index(index)
-    })?;
+    let device = ask(steps, "nvmlDeviceGetHandleByIndex_v2", || nvml.device_by_index(index))?;
     let mut out = LinksOut::default();
     for number in 0..NVLINKS_MAX {
         let link = device.link_wrapper_for(number);
@@ -140,9 +135,7 @@ fn links_out(
             out.switched += 1;
             continue;
         }
-        let remote = ask_if_known(steps, "nvmlDeviceGetNvLinkRemotePciInfo_v2", || {
-            link.remote_pci_info()
-        })?;
+        let remote = ask_if_known(steps, "nvmlDeviceGetNvLinkRemotePciInfo_v2", || link.remote_pci_info())?;
         let Some(bus) = remote.map(|pci| map::bus_key(&pci.bus_id)) else {
             continue;
         };

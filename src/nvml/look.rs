@@ -110,10 +110,8 @@ impl Memory {
             }
         }
         self.tell_failed(failed, inventory);
-        let parts: Vec<Part> = answered
-            .iter()
-            .filter_map(|index| Some(self.gpus.get(index)?.part.clone()))
-            .collect();
+        let parts: Vec<Part> =
+            answered.iter().filter_map(|index| Some(self.gpus.get(index)?.part.clone())).collect();
         let parts: Vec<&Part> = parts.iter().collect();
         self.links.read_missing(&session.nvml, fence, &parts);
         // In NVML's order, each GPU before its instances, whether it answered or not.
@@ -151,11 +149,7 @@ impl Memory {
             }
         }
         let together: Vec<_> = rest.map(|index| (index, start(index))).collect();
-        done.extend(
-            together
-                .into_iter()
-                .map(|(index, started)| (index, started.and_then(Pending::wait))),
-        );
+        done.extend(together.into_iter().map(|(index, started)| (index, started.and_then(Pending::wait))));
         done
     }
 
@@ -225,11 +219,7 @@ impl Memory {
 impl Remembered {
     fn new(index: u32, visit: &Visit) -> Result<Self, BadName> {
         let part = map::gpu_part(&visit.facts, index, visit.mig_enabled)?;
-        let instances: Vec<InstanceFacts> = visit
-            .instances
-            .iter()
-            .map(|(facts, _)| facts.clone())
-            .collect();
+        let instances: Vec<InstanceFacts> = visit.instances.iter().map(|(facts, _)| facts.clone()).collect();
         Ok(Self {
             instances: instances
                 .iter()
@@ -237,10 +227,7 @@ impl Remembered {
                 .collect::<Result<_, _>>()?,
             part,
             handle: visit.handle,
-            known: Known {
-                gpu: Some(visit.facts.clone()),
-                instances,
-            },
+            known: Known { gpu: Some(visit.facts.clone()), instances },
         })
     }
 
@@ -248,8 +235,6 @@ impl Remembered {
     fn remembered(&self, trouble: &str, inventory: &mut Inventory) {
         inventory.parts.push(self.part.clone());
         inventory.parts.extend(self.instances.iter().cloned());
-        inventory
-            .troubles
-            .insert(self.part.id.clone(), trouble.to_owned());
+        inventory.troubles.insert(self.part.id.clone(), trouble.to_owned());
     }
 }

@@ -84,11 +84,7 @@ pub(super) fn path(level: &TopologyLevel) -> Path {
 
 /// The way between two GPUs where NVML does not say (in some virtual machines): by NUMA node.
 pub(super) fn path_by_numa(a: Option<u32>, b: Option<u32>) -> Path {
-    if a.is_some() && a == b {
-        Path::SameNuma
-    } else {
-        Path::CrossNuma
-    }
+    if a.is_some() && a == b { Path::SameNuma } else { Path::CrossNuma }
 }
 
 /// NVLinks of one GPU: how many active ones lead to which PCI bus id, and how many to switches.
@@ -143,9 +139,7 @@ pub(super) fn recovery(action: u32) -> Option<String> {
         5 => "recovering the IMEX domain",
         _ => "an action that this release does not know",
     };
-    Some(format!(
-        "the GPU asks for {wants} (recovery action {action})"
-    ))
+    Some(format!("the GPU asks for {wants} (recovery action {action})"))
 }
 
 /// An NVML error on one GPU, in words that say what to do.
@@ -188,10 +182,7 @@ mod tests {
     use super::*;
 
     fn links(direct: &[(&str, u32)], switched: u32) -> LinksOut {
-        LinksOut {
-            direct: direct.iter().map(|(bus, n)| (bus_key(bus), *n)).collect(),
-            switched,
-        }
+        LinksOut { direct: direct.iter().map(|(bus, n)| (bus_key(bus), *n)).collect(), switched }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Absent on purpose: any decision. What a GPU is, how it is wired and what befell it is read here;
 //! what that means is for the kernel and the policies. No call of NVML's is made outside the
-//! [`fence`], so a driver that hangs costs GPUs their health and never the daemon its answers.
+//! fence, so a driver that hangs costs GPUs their health and never the daemon its answers.
 
 mod events;
 mod facts;
@@ -74,12 +74,8 @@ impl NvmlGpus {
     /// If the library is not found or does not work; says what to do. Worth trying again, since
     /// drivers are loaded late on some nodes.
     pub fn open(options: NvmlOptions) -> Result<Self, GpusError> {
-        let gpus = Self {
-            options,
-            fence: Fence::default(),
-            session: Mutex::default(),
-            memory: Mutex::default(),
-        };
+        let gpus =
+            Self { options, fence: Fence::default(), session: Mutex::default(), memory: Mutex::default() };
         gpus.session()?;
         Ok(gpus)
     }
@@ -93,12 +89,8 @@ impl NvmlGpus {
         let library = self.options.library.as_deref();
         let opened = library::open(&self.fence, library, &self.options.driver_root)?;
         let nvml = Arc::new(opened.nvml);
-        let events = Events::start(
-            Arc::clone(&nvml),
-            self.fence.clone(),
-            opened.events,
-            self.options.deadline,
-        );
+        let events =
+            Events::start(Arc::clone(&nvml), self.fence.clone(), opened.events, self.options.deadline);
         let session = Arc::new(Session {
             nvml,
             library: opened.path,
@@ -154,10 +146,7 @@ impl Drop for NvmlGpus {
 }
 
 fn no_events(why: &str) -> GpusError {
-    GpusError {
-        what: format!("no GPU events at present, health is polled: {why}"),
-        source: None,
-    }
+    GpusError { what: format!("no GPU events at present, health is polled: {why}"), source: None }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -23,13 +23,7 @@ pub(super) fn remapping_failed(device: &Device) -> Result<bool, NvmlError> {
     let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
     // SAFETY: the handle is valid while `device` lives, and the four numbers outlive the call.
     nvml_try(unsafe {
-        call(
-            device.handle(),
-            &raw mut correctable,
-            &raw mut uncorrectable,
-            &raw mut pending,
-            &raw mut failed,
-        )
+        call(device.handle(), &raw mut correctable, &raw mut uncorrectable, &raw mut pending, &raw mut failed)
     })?;
     Ok(failed != 0)
 }
@@ -104,11 +98,7 @@ impl EventSet {
         // the set's handle is valid until `free`, which takes the set away.
         unsafe {
             nvml_try(supported(device.handle(), &raw mut bits))?;
-            nvml_try(register(
-                device.handle(),
-                bits & EVENT_BITS,
-                self.0 as *mut _,
-            ))
+            nvml_try(register(device.handle(), bits & EVENT_BITS, self.0 as *mut _))
         }
     }
 
@@ -128,8 +118,7 @@ impl EventSet {
                 device: data.device as usize,
                 kind: data.eventType,
                 data: data.eventData,
-                instance: (data.gpuInstanceId != NO_INSTANCE
-                    && data.computeInstanceId != NO_INSTANCE)
+                instance: (data.gpuInstanceId != NO_INSTANCE && data.computeInstanceId != NO_INSTANCE)
                     .then_some((data.gpuInstanceId, data.computeInstanceId)),
             })),
             Err(NvmlError::Timeout) => Ok(None),

@@ -93,12 +93,7 @@ impl Machine {
         let Some((count, model)) = number else {
             return Err(format!("{text:?} is no profile such as 8xh100"));
         };
-        let machine = Self {
-            model: model.to_owned(),
-            count,
-            gpus: Vec::new(),
-            events: Vec::new(),
-        };
+        let machine = Self { model: model.to_owned(), count, gpus: Vec::new(), events: Vec::new() };
         machine.check().map(|()| machine)
     }
 
@@ -119,10 +114,7 @@ impl Machine {
     pub(super) fn check(&self) -> Result<(), String> {
         let Some(model) = Model::find(&self.model) else {
             let known = Model::keys();
-            return Err(format!(
-                "model {:?} is not known; known are {known}",
-                self.model
-            ));
+            return Err(format!("model {:?} is not known; known are {known}", self.model));
         };
         if self.count > COUNT_MAX {
             return Err(format!("count is {}; at most {COUNT_MAX} GPUs", self.count));
@@ -131,9 +123,7 @@ impl Machine {
         for gpu in &self.gpus {
             let index = gpu.index;
             if index >= self.count || !seen.insert(index) {
-                return Err(format!(
-                    "gpus: index {index} occurs twice or is not below count"
-                ));
+                return Err(format!("gpus: index {index} occurs twice or is not below count"));
             }
             let mut slices = 0;
             for profile in &gpu.mig {
@@ -144,21 +134,14 @@ impl Machine {
                 slices += of_this;
             }
             if slices > 7 {
-                return Err(format!(
-                    "gpus: index {index} has {slices} MIG slices; a GPU has 7"
-                ));
+                return Err(format!("gpus: index {index} has {slices} MIG slices; a GPU has 7"));
             }
         }
         let mut seqs = BTreeSet::new();
-        match self
-            .events
-            .iter()
-            .find(|e| e.gpu >= self.count || !seqs.insert(e.seq))
-        {
-            Some(event) => Err(format!(
-                "events: seq {} occurs twice, or its gpu is not below count",
-                event.seq
-            )),
+        match self.events.iter().find(|e| e.gpu >= self.count || !seqs.insert(e.seq)) {
+            Some(event) => {
+                Err(format!("events: seq {} occurs twice, or its gpu is not below count", event.seq))
+            }
             None => Ok(()),
         }
     }
@@ -168,10 +151,7 @@ impl Machine {
         let at = match self.gpus.iter().position(|gpu| gpu.index == index) {
             Some(at) => at,
             None => {
-                self.gpus.push(SimGpu {
-                    index,
-                    ..SimGpu::default()
-                });
+                self.gpus.push(SimGpu { index, ..SimGpu::default() });
                 self.gpus.len() - 1
             }
         };
@@ -220,18 +200,9 @@ mod tests {
         for (text, says) in [
             ("model: h100\ncount: 2\nnonsense: 1\n", "nonsense"),
             ("model: h100\ncount: 2\ngpus: [{index: 2}]\n", "index 2"),
-            (
-                "model: t4\ncount: 2\ngpus: [{index: 1, mig: [1g.10gb]}]\n",
-                "no MIG profile",
-            ),
-            (
-                "model: h100\ncount: 2\ngpus: [{index: 1, mig: [4g.40gb, 4g.40gb]}]\n",
-                "a GPU has 7",
-            ),
-            (
-                "model: h100\ncount: 1\nevents: [{seq: 1, gpu: 1, xid: 3}]\n",
-                "seq 1",
-            ),
+            ("model: t4\ncount: 2\ngpus: [{index: 1, mig: [1g.10gb]}]\n", "no MIG profile"),
+            ("model: h100\ncount: 2\ngpus: [{index: 1, mig: [4g.40gb, 4g.40gb]}]\n", "a GPU has 7"),
+            ("model: h100\ncount: 1\nevents: [{seq: 1, gpu: 1, xid: 3}]\n", "seq 1"),
         ] {
             let error = Machine::from_text(text).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");

@@ -83,11 +83,7 @@ impl SimGpus {
             bad: None,
             readings: VecDeque::new(),
         };
-        Self {
-            file: None,
-            state: Mutex::new(state),
-            arrived: Condvar::new(),
-        }
+        Self { file: None, state: Mutex::new(state), arrived: Condvar::new() }
     }
 
     /// Changes the machine.
@@ -133,12 +129,7 @@ impl State {
 
     fn become_machine(&mut self, machine: Machine) {
         self.machine = machine;
-        let mut new: Vec<_> = self
-            .machine
-            .events
-            .iter()
-            .filter(|e| e.seq > self.told)
-            .collect();
+        let mut new: Vec<_> = self.machine.events.iter().filter(|e| e.seq > self.told).collect();
         new.sort_by_key(|event| event.seq);
         let events = new.into_iter().map(|event| {
             let detail = "simulated".to_owned();
@@ -156,12 +147,7 @@ impl State {
             if self.readings.len() == READINGS_MAX {
                 self.readings.pop_front();
             }
-            self.readings.push_back(Reading {
-                part,
-                source: source.to_owned(),
-                code,
-                detail,
-            });
+            self.readings.push_back(Reading { part, source: source.to_owned(), code, detail });
         }
         self.told = self.told.max(self.machine.newest_event());
         self.lost = now_lost;
@@ -189,11 +175,7 @@ impl Gpus for SimGpus {
             if left.is_zero() {
                 return Ok(None);
             }
-            let nap = if self.file.is_some() {
-                left.min(FILE_POLL)
-            } else {
-                left
-            };
+            let nap = if self.file.is_some() { left.min(FILE_POLL) } else { left };
             let waited = self.arrived.wait_timeout(state, nap);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
             if let Some(path) = &self.file {
@@ -219,21 +201,13 @@ fn lost(machine: &Machine) -> BTreeSet<u32> {
 
 fn stamp(path: &Path) -> Option<Stamp> {
     let file = fs::metadata(path).ok()?;
-    Some((
-        file.dev(),
-        file.ino(),
-        file.size(),
-        file.mtime(),
-        file.mtime_nsec(),
-    ))
+    Some((file.dev(), file.ino(), file.size(), file.mtime(), file.mtime_nsec()))
 }
 
 fn read(path: &Path) -> Result<Machine, String> {
     let bytes = fs::metadata(path).map_err(|error| error.to_string())?.len();
     if bytes > FILE_BYTES_MAX {
-        return Err(format!(
-            "it has {bytes} bytes; at most {FILE_BYTES_MAX} are read"
-        ));
+        return Err(format!("it has {bytes} bytes; at most {FILE_BYTES_MAX} are read"));
     }
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     Machine::from_text(&text)

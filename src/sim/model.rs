@@ -63,27 +63,12 @@ pub(super) const MODELS: [Model; 9] = [
         architecture: "ampere",
         ..L40S
     },
-    Model {
-        key: "l4",
-        name: "NVIDIA L4",
-        memory_mib: 23_034,
-        ..L40S
-    },
+    Model { key: "l4", name: "NVIDIA L4", memory_mib: 23_034, ..L40S },
     L40S,
-    Model {
-        key: "a100-40gb",
-        name: "NVIDIA A100-SXM4-40GB",
-        memory_mib: 40_960,
-        ..A100
-    },
+    Model { key: "a100-40gb", name: "NVIDIA A100-SXM4-40GB", memory_mib: 40_960, ..A100 },
     A100,
     H100,
-    Model {
-        key: "h200",
-        name: "NVIDIA H200",
-        memory_mib: 143_771,
-        ..H100
-    },
+    Model { key: "h200", name: "NVIDIA H200", memory_mib: 143_771, ..H100 },
     Model {
         key: "b200",
         name: "NVIDIA B200",

@@ -41,10 +41,7 @@ pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
 
 /// The GPU's own use; of instances, that they have none.
 fn tell_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: &SimGpu) {
-    let usage = Usage {
-        memory_used_mib: state.memory_used_mib,
-        processes: state.processes,
-    };
+    let usage = Usage { memory_used_mib: state.memory_used_mib, processes: state.processes };
     inventory.usage.insert(gpu.id.clone(), usage);
     for instance in instances {
         let idle = Usage::default();
@@ -124,19 +121,8 @@ fn links(model: &Model, gpus: &[Part]) -> Links {
 /// A UUID made from a seed (version 8: made by a rule of one's own).
 fn uuid(seed: &str) -> String {
     let digest = Sha256::digest(format!("berth simulated GPU {seed}").as_bytes());
-    let hex: String = digest
-        .iter()
-        .take(16)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    format!(
-        "{}-{}-8{}-a{}-{}",
-        &hex[..8],
-        &hex[8..12],
-        &hex[13..16],
-        &hex[17..20],
-        &hex[20..]
-    )
+    let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-8{}-a{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
 }
 
 #[cfg(test)]

@@ -89,11 +89,7 @@ impl OverNvml {
             sysfs: folder.path().to_owned(),
             ..NvmlOptions::default()
         };
-        Self {
-            gpus: NvmlGpus::open(options).expect("it opens"),
-            installed,
-            _folder: folder,
-        }
+        Self { gpus: NvmlGpus::open(options).expect("it opens"), installed, _folder: folder }
     }
     fn change(&self, change: impl FnOnce(&mut State)) {
         self.installed.change(change).expect("a change");
@@ -108,11 +104,7 @@ impl Rig for OverNvml {
         self.change(|state| state.gpus[gpu as usize].lost = lost);
     }
     fn ails(&self, gpu: u32, ails: bool) {
-        let action = if ails {
-            RecoveryAction::GpuReset
-        } else {
-            RecoveryAction::None
-        };
+        let action = if ails { RecoveryAction::GpuReset } else { RecoveryAction::None };
         self.change(|state| state.gpus[gpu as usize].recovery_action = action);
     }
     fn xid(&self, gpu: u32, xid: u64) {
@@ -146,13 +138,7 @@ fn look(rig: &dyn Rig) -> Inventory {
 
 fn gpu_id(inventory: &Inventory, index: u32) -> PartId {
     let whole = |part: &&Part| part.parent.is_none() && part.gpu_index == index;
-    inventory
-        .parts
-        .iter()
-        .find(whole)
-        .expect("the GPU is there")
-        .id
-        .clone()
+    inventory.parts.iter().find(whole).expect("the GPU is there").id.clone()
 }
 
 /// The next reading from this source, others being passed over.
@@ -182,10 +168,7 @@ fn shows_every_gpu_and_always_the_same(rig: &dyn Rig) {
         assert_eq!(part.memory_mib, 81_559);
         assert_eq!(part.minor, Some(index));
         assert_eq!(part.numa_node, Some(index / 4));
-        assert_eq!(
-            (&part.parent, &part.mig, part.mig_enabled),
-            (&None, &None, false)
-        );
+        assert_eq!((&part.parent, &part.mig, part.mig_enabled), (&None, &None, false));
         assert_eq!(part.attributes["compute.capability"], "9.0");
         assert_eq!(part.attributes["architecture"], "hopper");
         assert_eq!(part.attributes["brand"], "nvidia");
@@ -205,11 +188,7 @@ fn knows_the_link_of_every_pair(rig: &dyn Rig) {
             let link = inventory.links.between(&a.id, &b.id).expect("a link");
             assert_eq!(link.nvlinks, 18);
             let same_node = a.gpu_index / 4 == b.gpu_index / 4;
-            let path = if same_node {
-                Path::SameNuma
-            } else {
-                Path::CrossNuma
-            };
+            let path = if same_node { Path::SameNuma } else { Path::CrossNuma };
             assert_eq!(link.path, path);
         }
     }
@@ -223,11 +202,7 @@ fn a_lost_gpu_is_in_trouble_and_its_facts_stay(rig: &dyn Rig) {
     assert_eq!(lost.parts, before.parts, "its last known facts stay");
     assert_eq!(lost.links, before.links);
     assert_eq!(lost.troubles.keys().collect::<Vec<_>>(), [&gone]);
-    assert!(
-        lost.troubles[&gone].contains("fell off the bus"),
-        "{:?}",
-        lost.troubles
-    );
+    assert!(lost.troubles[&gone].contains("fell off the bus"), "{:?}", lost.troubles);
     assert!(!lost.usage.contains_key(&gone));
     assert_eq!(next_of(rig, "lost").part, gone);
     rig.lost(2, false);
@@ -239,11 +214,7 @@ fn a_gpu_that_ails_is_in_trouble_and_answers(rig: &dyn Rig) {
     rig.ails(5, true);
     let ailing = look(rig);
     let id = gpu_id(&before, 5);
-    assert!(
-        ailing.troubles[&id].contains("reset"),
-        "{:?}",
-        ailing.troubles
-    );
+    assert!(ailing.troubles[&id].contains("reset"), "{:?}", ailing.troubles);
     assert_eq!(ailing.troubles.len(), 1);
     assert!(ailing.usage.contains_key(&id));
     rig.ails(5, false);
@@ -317,11 +288,7 @@ fn mig_instances_are_parts_with_a_parent(rig: &dyn Rig) {
     }
     assert_eq!(inventory.links, before.links, "links belong to GPUs");
     rig.lost(4, true);
-    assert_eq!(
-        look(rig).parts,
-        inventory.parts,
-        "instances go on with their GPU"
-    );
+    assert_eq!(look(rig).parts, inventory.parts, "instances go on with their GPU");
 }
 
 macro_rules! contract {

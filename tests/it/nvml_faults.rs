@@ -25,11 +25,7 @@ impl Bench {
         let folder = tempfile::tempdir().expect("a folder");
         let installed = Installed::new(folder.path(), state).expect("the look-alike is built");
         let gpus = NvmlGpus::open(options(installed.library(), folder.path())).expect("it opens");
-        Self {
-            gpus,
-            installed,
-            _folder: folder,
-        }
+        Self { gpus, installed, _folder: folder }
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
@@ -39,11 +35,7 @@ impl Bench {
     fn look(&self) -> Inventory {
         let began = Instant::now();
         let inventory = self.gpus.look().expect("a look");
-        assert!(
-            began.elapsed() < LOOK_MAX,
-            "a look took {:?}",
-            began.elapsed()
-        );
+        assert!(began.elapsed() < LOOK_MAX, "a look took {:?}", began.elapsed());
         inventory
     }
 
@@ -99,10 +91,7 @@ fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
     assert_eq!(during.parts, before.parts);
     assert_eq!(during.troubles.keys().collect::<Vec<_>>(), [&hung]);
     let text = &during.troubles[&hung];
-    assert!(
-        text.contains("nvmlDeviceGetMemoryInfo_v2 has not answered"),
-        "{text}"
-    );
+    assert!(text.contains("nvmlDeviceGetMemoryInfo_v2 has not answered"), "{text}");
     assert_eq!(during.usage.len(), 3, "the others are read");
     // It is known to hang now, and nobody waits for it again.
     let began = Instant::now();
@@ -158,11 +147,7 @@ fn an_error_on_one_gpu_is_told_in_words() {
             state.faults = vec![fault];
         });
         let inventory = bench.look();
-        assert!(
-            inventory.troubles[&id].contains(says),
-            "{:?}",
-            inventory.troubles
-        );
+        assert!(inventory.troubles[&id].contains(says), "{:?}", inventory.troubles);
         assert_eq!(inventory.parts.len(), 2);
     }
 }
@@ -171,18 +156,12 @@ fn an_error_on_one_gpu_is_told_in_words() {
 fn memory_past_repair_is_trouble_and_rows_that_wait_are_not() {
     let bench = Bench::new(&State::a100(1));
     bench.change(|state| {
-        let rows = state.gpus[0]
-            .remapped_rows
-            .as_mut()
-            .expect("an A100 has rows");
+        let rows = state.gpus[0].remapped_rows.as_mut().expect("an A100 has rows");
         rows.pending = true;
     });
     assert!(bench.look().troubles.is_empty());
     bench.change(|state| {
-        let rows = state.gpus[0]
-            .remapped_rows
-            .as_mut()
-            .expect("an A100 has rows");
+        let rows = state.gpus[0].remapped_rows.as_mut().expect("an A100 has rows");
         rows.failed = true;
     });
     let inventory = bench.look();
@@ -193,25 +172,16 @@ fn memory_past_repair_is_trouble_and_rows_that_wait_are_not() {
 #[test]
 fn what_a_model_does_not_say_is_left_out() {
     let mut state = State::t4(2);
-    for call in [
-        "nvmlDeviceGetTopologyCommonAncestor",
-        "nvmlDeviceGetMemoryAffinity",
-    ] {
+    for call in ["nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetMemoryAffinity"] {
         state.faults.push(Fault::fail(call, Code::NotSupported));
     }
-    state.faults.push(Fault::fail(
-        "nvmlDeviceGetComputeRunningProcesses_v3",
-        Code::NoPermission,
-    ));
+    state.faults.push(Fault::fail("nvmlDeviceGetComputeRunningProcesses_v3", Code::NoPermission));
     let bench = Bench::new(&state);
     let inventory = bench.look();
     assert!(inventory.troubles.is_empty(), "{:?}", inventory.troubles);
     assert_eq!(inventory.parts[0].numa_node, None);
     assert_eq!(inventory.links.iter().count(), 1);
-    assert!(
-        inventory.usage.is_empty(),
-        "processes that cannot be seen are not none"
-    );
+    assert!(inventory.usage.is_empty(), "processes that cannot be seen are not none");
 }
 
 #[test]
@@ -288,10 +258,7 @@ fn the_loss_of_one_gpu_does_not_silence_the_others() {
         bench.xid(2, 62);
         match bench.gpus.next_reading(Duration::from_millis(300)) {
             Ok(Some(reading)) => {
-                assert_eq!(
-                    (reading.source.as_str(), &reading.part),
-                    ("xid", &parts[2].id)
-                );
+                assert_eq!((reading.source.as_str(), &reading.part), ("xid", &parts[2].id));
                 break;
             }
             _ => assert!(began.elapsed() < LOOK_MAX, "no event after the loss"),
@@ -302,9 +269,7 @@ fn the_loss_of_one_gpu_does_not_silence_the_others() {
 #[test]
 fn without_events_health_is_polled_and_that_is_said() {
     let mut state = State::h100(1);
-    state
-        .faults
-        .push(Fault::fail("nvmlEventSetCreate", Code::NoPermission));
+    state.faults.push(Fault::fail("nvmlEventSetCreate", Code::NoPermission));
     let bench = Bench::new(&state);
     assert!(bench.look().troubles.is_empty());
     let began = Instant::now();
@@ -331,9 +296,7 @@ fn a_driver_that_went_away_is_opened_anew() {
     let bench = Bench::new(&State::h100(2));
     let before = bench.look();
     bench.change(|state| {
-        state
-            .faults
-            .push(Fault::fail("nvmlDeviceGetCount_v2", Code::Uninitialized));
+        state.faults.push(Fault::fail("nvmlDeviceGetCount_v2", Code::Uninitialized));
     });
     let error = bench.gpus.look().expect_err("nothing to look at");
     assert!(error.what.contains("nvidia-smi"), "{error}");

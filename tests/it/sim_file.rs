@@ -46,10 +46,7 @@ fn the_file_is_followed() {
     );
     let after = gpus.look().expect("a look");
     assert_eq!(after.parts.len(), 6);
-    assert_eq!(
-        after.troubles.keys().collect::<Vec<_>>(),
-        [&before.parts[1].id]
-    );
+    assert_eq!(after.troubles.keys().collect::<Vec<_>>(), [&before.parts[1].id]);
     let usage = &after.usage[&before.parts[2].id];
     assert_eq!((usage.processes, usage.memory_used_mib), (3, 99));
     assert_eq!(next(&gpus).source, "lost");
@@ -60,10 +57,7 @@ fn an_event_in_the_file_wakes_who_waits_and_old_ones_do_not() {
     let old = "model: t4\ncount: 2\nevents:\n  - {seq: 7, gpu: 0, xid: 13}\n";
     let (_folder, path) = file(old);
     let gpus = open(&path);
-    assert_eq!(
-        gpus.next_reading(Duration::ZERO).expect("events work"),
-        None
-    );
+    assert_eq!(gpus.next_reading(Duration::ZERO).expect("events work"), None);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let began = Instant::now();
@@ -74,10 +68,7 @@ fn an_event_in_the_file_wakes_who_waits_and_old_ones_do_not() {
         assert_eq!((reading.source.as_str(), reading.code), ("xid", 79));
         assert!(took < PATIENCE);
     });
-    assert_eq!(
-        gpus.next_reading(Duration::ZERO).expect("events work"),
-        None
-    );
+    assert_eq!(gpus.next_reading(Duration::ZERO).expect("events work"), None);
 }
 
 #[test]
@@ -88,10 +79,7 @@ fn a_file_that_turns_bad_is_told_and_a_good_one_is_taken_again() {
         replace(&path, bad);
         let error = gpus.look().expect_err("it cannot be used");
         assert!(error.what.contains("machine.yaml"), "{error}");
-        assert_eq!(
-            gpus.next_reading(Duration::ZERO).expect("events work"),
-            None
-        );
+        assert_eq!(gpus.next_reading(Duration::ZERO).expect("events work"), None);
     }
     fs::remove_file(&path).expect("it was there");
     assert!(gpus.look().is_err());
@@ -103,9 +91,6 @@ fn a_file_that_turns_bad_is_told_and_a_good_one_is_taken_again() {
 fn what_cannot_be_simulated_is_refused_with_the_way_out() {
     for spec in ["8xk80", "99xh100", "/nowhere/machine.yaml", "nonsense"] {
         let refusal = SimGpus::open(spec).err().expect("it is refused").what;
-        assert!(
-            refusal.contains(spec) && refusal.contains("sim:8xh100"),
-            "{refusal}"
-        );
+        assert!(refusal.contains(spec) && refusal.contains("sim:8xh100"), "{refusal}");
     }
 }

@@ -119,14 +119,8 @@ mod tests {
 
     #[test]
     fn a_code_is_written_by_its_header_name() {
-        assert_eq!(
-            serde_json::to_string(&Code::GpuIsLost).unwrap(),
-            "\"GPU_IS_LOST\""
-        );
-        assert_eq!(
-            serde_json::from_str::<Code>("\"NOT_SUPPORTED\"").unwrap(),
-            Code::NotSupported
-        );
+        assert_eq!(serde_json::to_string(&Code::GpuIsLost).unwrap(), "\"GPU_IS_LOST\"");
+        assert_eq!(serde_json::from_str::<Code>("\"NOT_SUPPORTED\"").unwrap(), Code::NotSupported);
     }
 
     #[test]

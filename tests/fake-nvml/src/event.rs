@@ -40,8 +40,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// Every bit that [`Event`] can carry: what `nvmlDeviceGetSupportedEventTypes` answers.
-    pub(crate) const ALL: u64 =
-        Self::SingleBitEcc as u64 | Self::DoubleBitEcc as u64 | Self::Xid as u64;
+    pub(crate) const ALL: u64 = Self::SingleBitEcc as u64 | Self::DoubleBitEcc as u64 | Self::Xid as u64;
 
     /// The bit of `nvmlEventType*`.
     pub(crate) fn bit(self) -> u64 {

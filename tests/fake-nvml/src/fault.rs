@@ -25,18 +25,12 @@ pub struct Fault {
     pub answer: Option<Code>,
 }
 
-#[allow(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "the signature that serde asks for"
-)]
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
 fn is_false(value: &bool) -> bool {
     !*value
 }
 
-#[allow(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "the signature that serde asks for"
-)]
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
 fn is_zero(value: &u64) -> bool {
     *value == 0
 }
@@ -44,26 +38,17 @@ fn is_zero(value: &u64) -> bool {
 impl Fault {
     /// Calls of `call` hang until the fault is taken away.
     pub fn hang(call: impl Into<String>) -> Self {
-        Self {
-            hang: true,
-            ..Self::on(call)
-        }
+        Self { hang: true, ..Self::on(call) }
     }
 
     /// Calls of `call` take `delay_ms` milliseconds longer.
     pub fn slow(call: impl Into<String>, delay_ms: u64) -> Self {
-        Self {
-            delay_ms,
-            ..Self::on(call)
-        }
+        Self { delay_ms, ..Self::on(call) }
     }
 
     /// Calls of `call` answer `code`.
     pub fn fail(call: impl Into<String>, code: Code) -> Self {
-        Self {
-            answer: Some(code),
-            ..Self::on(call)
-        }
+        Self { answer: Some(code), ..Self::on(call) }
     }
 
     /// Only calls that name this GPU.
@@ -74,13 +59,7 @@ impl Fault {
     }
 
     fn on(call: impl Into<String>) -> Self {
-        Self {
-            call: call.into(),
-            gpu: None,
-            hang: false,
-            delay_ms: 0,
-            answer: None,
-        }
+        Self { call: call.into(), gpu: None, hang: false, delay_ms: 0, answer: None }
     }
 
     /// Whether a call of `symbol` on `gpus` (the GPU, and its MIG device if that was named) is meant.

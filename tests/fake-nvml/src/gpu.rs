@@ -176,11 +176,7 @@ pub(crate) fn pci_address(bus_id: &str) -> Option<(u32, u32, u32)> {
     let (domain, rest) = bus_id.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
     let (device, function) = rest.split_once('.')?;
-    let hex = |text: &str, most: u32| {
-        u32::from_str_radix(text, 16)
-            .ok()
-            .filter(|value| *value <= most)
-    };
+    let hex = |text: &str, most: u32| u32::from_str_radix(text, 16).ok().filter(|value| *value <= most);
     hex(function, 7)?;
     Some((hex(domain, u32::MAX)?, hex(bus, 0xff)?, hex(device, 0x1f)?))
 }
@@ -210,14 +206,7 @@ pub struct Process {
 impl Process {
     /// A plain compute process.
     pub fn new(pid: u32, memory_mib: u64) -> Self {
-        Self {
-            pid,
-            memory_mib,
-            name: None,
-            mps: false,
-            gpu_instance: None,
-            compute_instance: None,
-        }
+        Self { pid, memory_mib, name: None, mps: false, gpu_instance: None, compute_instance: None }
     }
 }
 

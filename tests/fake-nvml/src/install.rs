@@ -38,21 +38,14 @@ pub fn library_path() -> Result<PathBuf, InstallError> {
     let binary = std::env::current_exe()?;
     let folder = binary.parent().unwrap_or(Path::new("/"));
     let profile = folder.parent().unwrap_or(folder);
-    let candidates = [
-        folder.to_owned(),
-        folder.join("deps"),
-        profile.join("deps"),
-        profile.to_owned(),
-    ];
+    let candidates = [folder.to_owned(), folder.join("deps"), profile.join("deps"), profile.to_owned()];
     // The newest one: an old copy may lie in another of the folders.
     let found = candidates
         .iter()
         .map(|folder| folder.join(BUILT_NAME))
         .filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)))
         .max();
-    found
-        .map(|(_, path)| path)
-        .ok_or_else(|| InstallError::NotBuilt(candidates.to_vec()))
+    found.map(|(_, path)| path).ok_or_else(|| InstallError::NotBuilt(candidates.to_vec()))
 }
 
 /// A copy of the library, called `libnvidia-ml.so.1`, with its state file beside it.
@@ -72,10 +65,7 @@ impl Installed {
     pub fn new(folder: &Path, state: &State) -> Result<Self, InstallError> {
         let built = library_path()?;
         fs::create_dir_all(folder)?;
-        let installed = Self {
-            library: folder.join(NVML_NAME),
-            state: folder.join(STATE_FILE_NAME),
-        };
+        let installed = Self { library: folder.join(NVML_NAME), state: folder.join(STATE_FILE_NAME) };
         fs::copy(built, &installed.library)?;
         state.write(&installed.state)?;
         Ok(installed)

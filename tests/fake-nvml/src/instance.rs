@@ -26,12 +26,7 @@ fn seven() -> u32 {
 
 impl Default for Mig {
     fn default() -> Self {
-        Self {
-            enabled: false,
-            pending: None,
-            max_devices: seven(),
-            instances: Vec::new(),
-        }
+        Self { enabled: false, pending: None, max_devices: seven(), instances: Vec::new() }
     }
 }
 
@@ -105,10 +100,7 @@ impl Profile {
     }
 
     fn find(wanted: impl Fn(&Self) -> bool) -> Option<Self> {
-        PROFILES
-            .iter()
-            .map(|&(index, slices, id)| Self { index, slices, id })
-            .find(wanted)
+        PROFILES.iter().map(|&(index, slices, id)| Self { index, slices, id }).find(wanted)
     }
 }
 

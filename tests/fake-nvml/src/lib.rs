@@ -123,10 +123,7 @@
 //!
 //! It changes nothing: every setter, and every symbol of the header that is not built here, is there and answers
 //! `NOT_SUPPORTED`, so that programs which bind symbols lazily do not die of a missing one.
-#![allow(
-    unsafe_code,
-    reason = "a C ABI: pointers come in from C and symbols go out"
-)]
+#![allow(unsafe_code, reason = "a C ABI: pointers come in from C and symbols go out")]
 
 mod api;
 mod code;

@@ -31,12 +31,7 @@ const H100: Model = Model {
     power_limit_mw: 700_000,
     neighbours: (1, Level::Node),
 };
-const H200: Model = Model {
-    name: "NVIDIA H200",
-    memory_mib: 143_771,
-    pci_device_id: 0x2335_10DE,
-    ..H100
-};
+const H200: Model = Model { name: "NVIDIA H200", memory_mib: 143_771, pci_device_id: 0x2335_10DE, ..H100 };
 const B200: Model = Model {
     name: "NVIDIA B200",
     memory_mib: 183_359,
@@ -154,10 +149,7 @@ impl State {
                 multiprocessors: 14 * slices,
             })
             .collect();
-        mig.instances
-            .iter()
-            .map(|instance| instance.uuid.clone())
-            .collect()
+        mig.instances.iter().map(|instance| instance.uuid.clone()).collect()
     }
 }
 
@@ -172,23 +164,14 @@ pub(crate) fn profile_name(slices: u32, total_mib: u64) -> String {
 #[allow(clippy::cast_possible_truncation, reason = "a machine has a few GPUs")]
 fn machine(model: &Model, count: usize) -> State {
     let half = if count > 2 { count.div_ceil(2) } else { count };
-    let gpus: Vec<Gpu> = (0..count)
-        .map(|index| board(model, index, (index / half.max(1)) as u32, count))
-        .collect();
+    let gpus: Vec<Gpu> =
+        (0..count).map(|index| board(model, index, (index / half.max(1)) as u32, count)).collect();
     let (group, level) = model.neighbours;
     let topology = pairs(count)
         .filter(|(a, b)| a / group == b / group && gpus[*a].numa_node == gpus[*b].numa_node)
-        .map(|(a, b)| Pair {
-            a: gpus[a].uuid.clone(),
-            b: gpus[b].uuid.clone(),
-            level,
-        })
+        .map(|(a, b)| Pair { a: gpus[a].uuid.clone(), b: gpus[b].uuid.clone(), level })
         .collect();
-    State {
-        gpus,
-        topology,
-        ..State::default()
-    }
+    State { gpus, topology, ..State::default() }
 }
 
 fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
@@ -224,9 +207,7 @@ fn board(model: &Model, index: usize, numa_node: u32, count: usize) -> Gpu {
 /// A UUID's hexadecimal part, always the same for the same seed (FNV-1a, twice with different starts).
 fn hexadecimal(seed: &str) -> String {
     let hash = |start: u64| {
-        seed.bytes().fold(start, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
+        seed.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     };
     let (a, b) = (hash(0xcbf2_9ce4_8422_2325), hash(0x9e37_79b9_7f4a_7c15));
     format!(
@@ -256,11 +237,7 @@ mod tests {
             State::t4(16),
         ] {
             let uuids: HashSet<_> = state.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-            let buses: HashSet<_> = state
-                .gpus
-                .iter()
-                .map(|gpu| gpu.pci_address().unwrap())
-                .collect();
+            let buses: HashSet<_> = state.gpus.iter().map(|gpu| gpu.pci_address().unwrap()).collect();
             assert_eq!((uuids.len(), buses.len()), (16, 16));
             assert!(state.gpus.iter().all(|gpu| gpu.uuid.len() == 40));
         }

@@ -112,27 +112,15 @@ impl State {
     /// # Errors
     /// If it cannot be read, is not a state file, or contradicts itself.
     pub fn read(path: &Path) -> Result<Self, StateError> {
-        let failed = |source| StateError::Io {
-            path: path.to_owned(),
-            action: "read",
-            source,
-        };
+        let failed = |source| StateError::Io { path: path.to_owned(), action: "read", source };
         let bytes = fs::metadata(path).map_err(failed)?.len();
         if bytes > FILE_BYTES_MAX {
-            return Err(StateError::TooLarge {
-                path: path.to_owned(),
-                bytes,
-            });
+            return Err(StateError::TooLarge { path: path.to_owned(), bytes });
         }
         let text = fs::read(path).map_err(failed)?;
-        let state: Self = serde_json::from_slice(&text).map_err(|source| StateError::Json {
-            path: path.to_owned(),
-            source,
-        })?;
-        state.check().map_err(|reason| StateError::Invalid {
-            path: path.to_owned(),
-            reason,
-        })?;
+        let state: Self = serde_json::from_slice(&text)
+            .map_err(|source| StateError::Json { path: path.to_owned(), source })?;
+        state.check().map_err(|reason| StateError::Invalid { path: path.to_owned(), reason })?;
         Ok(state)
     }
 
@@ -142,19 +130,10 @@ impl State {
     /// If the state contradicts itself or the file cannot be written; the old file then stays.
     pub fn write(&self, path: &Path) -> Result<(), StateError> {
         static WRITES: AtomicU32 = AtomicU32::new(0);
-        self.check().map_err(|reason| StateError::Invalid {
-            path: path.to_owned(),
-            reason,
-        })?;
-        let text = serde_json::to_vec_pretty(self).map_err(|source| StateError::Json {
-            path: path.to_owned(),
-            source,
-        })?;
-        let failed = |source| StateError::Io {
-            path: path.to_owned(),
-            action: "written",
-            source,
-        };
+        self.check().map_err(|reason| StateError::Invalid { path: path.to_owned(), reason })?;
+        let text = serde_json::to_vec_pretty(self)
+            .map_err(|source| StateError::Json { path: path.to_owned(), source })?;
+        let failed = |source| StateError::Io { path: path.to_owned(), action: "written", source };
         let turn = WRITES.fetch_add(1, Ordering::Relaxed);
         let beside = path.with_extension(format!("new-{}-{turn}", std::process::id()));
         let written = File::create(&beside).and_then(|mut file| {
@@ -182,9 +161,10 @@ impl State {
 
     /// The nearest common ancestor of two GPUs: as `topology` says, else `node` within a NUMA node and `system` across.
     pub fn level(&self, a: &Gpu, b: &Gpu) -> Level {
-        let said = self.topology.iter().find(|pair| {
-            (pair.a == a.uuid && pair.b == b.uuid) || (pair.a == b.uuid && pair.b == a.uuid)
-        });
+        let said = self
+            .topology
+            .iter()
+            .find(|pair| (pair.a == a.uuid && pair.b == b.uuid) || (pair.a == b.uuid && pair.b == a.uuid));
         match said {
             Some(pair) => pair.level,
             None if a.uuid == b.uuid => Level::Internal,
@@ -221,11 +201,7 @@ impl State {
             if !addresses.insert(gpu.pci_address()) {
                 return Err(format!("two GPUs have pci_bus_id {}", gpu.pci_bus_id));
             }
-            let instances = gpu
-                .mig
-                .iter()
-                .flat_map(|mig| &mig.instances)
-                .map(|instance| &instance.uuid);
+            let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).map(|instance| &instance.uuid);
             for uuid in std::iter::once(&gpu.uuid).chain(instances) {
                 check_uuid(uuid)?;
                 if !uuids.insert(uuid.clone()) {
@@ -233,24 +209,13 @@ impl State {
                 }
             }
         }
-        for uuid in self
-            .gpus
-            .iter()
-            .flat_map(|gpu| &gpu.nvlinks)
-            .filter_map(linked_gpu)
-        {
+        for uuid in self.gpus.iter().flat_map(|gpu| &gpu.nvlinks).filter_map(linked_gpu) {
             if self.gpu(uuid).is_none() {
-                return Err(format!(
-                    "an NVLink leads to {uuid}, which is not among the GPUs"
-                ));
+                return Err(format!("an NVLink leads to {uuid}, which is not among the GPUs"));
             }
         }
         let mut seqs = HashSet::new();
-        match self
-            .events
-            .iter()
-            .find(|event| event.seq == 0 || !seqs.insert(event.seq))
-        {
+        match self.events.iter().find(|event| event.seq == 0 || !seqs.insert(event.seq)) {
             Some(event) => Err(format!("event seq {} is 0 or occurs twice", event.seq)),
             None => Ok(()),
         }
@@ -266,9 +231,7 @@ fn linked_gpu(link: &NvLink) -> Option<&str> {
 
 fn check_uuid(uuid: &str) -> Result<(), String> {
     if uuid.is_empty() || uuid.len() > UUID_CHARS_MAX || uuid.contains('\0') {
-        return Err(format!(
-            "uuid {uuid:?} must have 1 to {UUID_CHARS_MAX} characters without NUL"
-        ));
+        return Err(format!("uuid {uuid:?} must have 1 to {UUID_CHARS_MAX} characters without NUL"));
     }
     Ok(())
 }
@@ -276,10 +239,7 @@ fn check_uuid(uuid: &str) -> Result<(), String> {
 fn check_gpu(gpu: &Gpu) -> Result<(), String> {
     let uuid = &gpu.uuid;
     if gpu.pci_address().is_none() {
-        return Err(format!(
-            "{uuid}: pci_bus_id {:?} must look like 00000000:1b:00.0",
-            gpu.pci_bus_id
-        ));
+        return Err(format!("{uuid}: pci_bus_id {:?} must look like 00000000:1b:00.0", gpu.pci_bus_id));
     }
     for link in &gpu.nvlinks {
         if let Remote::Switch(bus_id) = &link.remote
@@ -299,10 +259,7 @@ fn check_gpu(gpu: &Gpu) -> Result<(), String> {
             ));
         }
         if !ids.insert(instance.gpu_instance) {
-            return Err(format!(
-                "{uuid}: two MIG devices have GPU instance {}",
-                instance.gpu_instance
-            ));
+            return Err(format!("{uuid}: two MIG devices have GPU instance {}", instance.gpu_instance));
         }
     }
     Ok(())
@@ -320,16 +277,10 @@ mod tests {
         let uuid = state.gpus[3].uuid.clone();
         state.gpus[3].run(4711, 1024);
         assert_eq!(state.push_xid(&uuid, 79), 1);
-        state
-            .faults
-            .push(Fault::hang("nvmlDeviceGetName").of_gpu(uuid));
+        state.faults.push(Fault::hang("nvmlDeviceGetName").of_gpu(uuid));
         state.write(&path).unwrap();
         assert_eq!(State::read(&path).unwrap(), state);
-        assert_eq!(
-            fs::read_dir(folder.path()).unwrap().count(),
-            1,
-            "nothing is left beside it"
-        );
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
     }
 
     #[test]
@@ -347,23 +298,16 @@ mod tests {
             change(&mut state);
             state.check().unwrap_err()
         };
+        assert!(twice(|state| state.gpus[1].uuid = state.gpus[0].uuid.clone()).contains("occurs twice"));
         assert!(
-            twice(|state| state.gpus[1].uuid = state.gpus[0].uuid.clone()).contains("occurs twice")
+            twice(|state| state.gpus[1].pci_bus_id = state.gpus[0].pci_bus_id.clone()).contains("pci_bus_id")
+        );
+        assert!(twice(|state| state.gpus[0].pci_bus_id = "nonsense".into()).contains("must look like"));
+        assert!(
+            twice(|state| state.gpus[0].nvlinks[0].remote = Remote::Gpu("GPU-x".into())).contains("GPU-x")
         );
         assert!(
-            twice(|state| state.gpus[1].pci_bus_id = state.gpus[0].pci_bus_id.clone())
-                .contains("pci_bus_id")
-        );
-        assert!(
-            twice(|state| state.gpus[0].pci_bus_id = "nonsense".into()).contains("must look like")
-        );
-        assert!(
-            twice(|state| state.gpus[0].nvlinks[0].remote = Remote::Gpu("GPU-x".into()))
-                .contains("GPU-x")
-        );
-        assert!(
-            twice(|state| state.gpus[0].nvlinks[0].remote = Remote::Switch("x".into()))
-                .contains("switch")
+            twice(|state| state.gpus[0].nvlinks[0].remote = Remote::Switch("x".into())).contains("switch")
         );
     }
 

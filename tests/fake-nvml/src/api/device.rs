@@ -13,12 +13,7 @@ use crate::runtime::pointer::{Out, OutText, field};
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetUUID(device: Handle, uuid: OutText, length: c_uint) -> c_uint {
     call::device("nvmlDeviceGetUUID", device, |device| {
-        uuid.put(
-            device
-                .mig
-                .map_or(&device.gpu.uuid, |(_, instance)| &instance.uuid),
-            length,
-        )
+        uuid.put(device.mig.map_or(&device.gpu.uuid, |(_, instance)| &instance.uuid), length)
     })
 }
 
@@ -26,10 +21,7 @@ extern "C" fn nvmlDeviceGetUUID(device: Handle, uuid: OutText, length: c_uint) -
 extern "C" fn nvmlDeviceGetName(device: Handle, name: OutText, length: c_uint) -> c_uint {
     call::device("nvmlDeviceGetName", device, |device| match device.mig {
         None => name.put(&device.gpu.name, length),
-        Some((_, instance)) => name.put(
-            &format!("{} MIG {}", device.gpu.name, instance.profile),
-            length,
-        ),
+        Some((_, instance)) => name.put(&format!("{} MIG {}", device.gpu.name, instance.profile), length),
     })
 }
 
@@ -50,25 +42,18 @@ extern "C" fn nvmlDeviceGetMinorNumber(device: Handle, minor: Out<c_uint>) -> c_
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetSerial(device: Handle, serial: OutText, length: c_uint) -> c_uint {
     call::gpu("nvmlDeviceGetSerial", device, |device| {
-        serial.put(
-            device.gpu.serial.as_deref().ok_or(Code::NotSupported)?,
-            length,
-        )
+        serial.put(device.gpu.serial.as_deref().ok_or(Code::NotSupported)?, length)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetBrand(device: Handle, brand: Out<c_uint>) -> c_uint {
-    call::gpu("nvmlDeviceGetBrand", device, |device| {
-        brand.put(device.gpu.brand)
-    })
+    call::gpu("nvmlDeviceGetBrand", device, |device| brand.put(device.gpu.brand))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetArchitecture(device: Handle, architecture: Out<c_uint>) -> c_uint {
-    call::gpu("nvmlDeviceGetArchitecture", device, |device| {
-        architecture.put(device.gpu.architecture)
-    })
+    call::gpu("nvmlDeviceGetArchitecture", device, |device| architecture.put(device.gpu.architecture))
 }
 
 #[unsafe(no_mangle)]
@@ -102,11 +87,7 @@ pub(crate) fn pci_info(bus_id: &str, device_id: u32, subsystem_id: u32) -> Answe
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPciInfo_v3(device: Handle, pci: Out<PciInfo>) -> c_uint {
     call::gpu("nvmlDeviceGetPciInfo_v3", device, |device| {
-        pci.put(pci_info(
-            &device.gpu.pci_bus_id,
-            device.gpu.pci_device_id,
-            device.gpu.pci_subsystem_id,
-        )?)
+        pci.put(pci_info(&device.gpu.pci_bus_id, device.gpu.pci_device_id, device.gpu.pci_subsystem_id)?)
     })
 }
 
@@ -114,11 +95,7 @@ extern "C" fn nvmlDeviceGetPciInfo_v3(device: Handle, pci: Out<PciInfo>) -> c_ui
 extern "C" fn nvmlDeviceGetPciInfoExt(device: Handle, out: Out<PciInfoExt>) -> c_uint {
     call::gpu("nvmlDeviceGetPciInfoExt", device, |device| {
         let asked = PciInfoExt::from_caller(out)?;
-        let pci = pci_info(
-            &device.gpu.pci_bus_id,
-            device.gpu.pci_device_id,
-            device.gpu.pci_subsystem_id,
-        )?;
+        let pci = pci_info(&device.gpu.pci_bus_id, device.gpu.pci_device_id, device.gpu.pci_subsystem_id)?;
         out.put(PciInfoExt {
             version: asked.version,
             domain: pci.domain,
@@ -141,11 +118,7 @@ extern "C" fn nvmlDeviceGetAddressingMode(device: Handle, mode: Out<AddressingMo
     const ATS: c_uint = 2;
     call::gpu("nvmlDeviceGetAddressingMode", device, |device| {
         let asked = AddressingMode::from_caller(mode)?;
-        let value = if device.gpu.memory_numa_node.is_some() {
-            ATS
-        } else {
-            NONE
-        };
+        let value = if device.gpu.memory_numa_node.is_some() { ATS } else { NONE };
         mode.put(AddressingMode { value, ..asked })
     })
 }
@@ -153,9 +126,7 @@ extern "C" fn nvmlDeviceGetAddressingMode(device: Handle, mode: Out<AddressingMo
 /// The persistence daemon runs, as it does on nodes that serve GPUs.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPersistenceMode(device: Handle, mode: Out<c_uint>) -> c_uint {
-    call::gpu("nvmlDeviceGetPersistenceMode", device, |_| {
-        mode.put(flag(true))
-    })
+    call::gpu("nvmlDeviceGetPersistenceMode", device, |_| mode.put(flag(true)))
 }
 
 /// `NVML_COMPUTEMODE_DEFAULT`: several processes may use the GPU.
@@ -173,23 +144,17 @@ extern "C" fn nvmlDeviceGetVirtualizationMode(device: Handle, mode: Out<c_uint>)
 /// No screen is attached.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetDisplayMode(device: Handle, display: Out<c_uint>) -> c_uint {
-    call::gpu("nvmlDeviceGetDisplayMode", device, |_| {
-        display.put(flag(false))
-    })
+    call::gpu("nvmlDeviceGetDisplayMode", device, |_| display.put(flag(false)))
 }
 
 /// No screen is attached.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetDisplayActive(device: Handle, display: Out<c_uint>) -> c_uint {
-    call::gpu("nvmlDeviceGetDisplayActive", device, |_| {
-        display.put(flag(false))
-    })
+    call::gpu("nvmlDeviceGetDisplayActive", device, |_| display.put(flag(false)))
 }
 
 /// One GPU a board.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMultiGpuBoard(device: Handle, several: Out<c_uint>) -> c_uint {
-    call::gpu("nvmlDeviceGetMultiGpuBoard", device, |_| {
-        several.put(flag(false))
-    })
+    call::gpu("nvmlDeviceGetMultiGpuBoard", device, |_| several.put(flag(false)))
 }

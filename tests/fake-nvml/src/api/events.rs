@@ -42,10 +42,7 @@ struct Sets {
 }
 
 /// Locked for a look at one set, never while a call waits.
-static SETS: Mutex<Sets> = Mutex::new(Sets {
-    next: 0x4e57_0000,
-    open: None,
-});
+static SETS: Mutex<Sets> = Mutex::new(Sets { next: 0x4e57_0000, open: None });
 
 fn sets() -> MutexGuard<'static, Sets> {
     SETS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -64,10 +61,7 @@ extern "C" fn nvmlEventSetCreate(out: Out<SetHandle>) -> c_uint {
         let mut sets = sets();
         let handle = SetHandle(sets.next);
         sets.next += 16;
-        let set = Set {
-            created_at: state.newest_event(),
-            watched: HashMap::new(),
-        };
+        let set = Set { created_at: state.newest_event(), watched: HashMap::new() };
         sets.open.get_or_insert_default().insert(handle, set);
         out.put(handle)
     })
@@ -84,26 +78,20 @@ extern "C" fn nvmlEventSetFree(set: SetHandle) -> c_uint {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetSupportedEventTypes(device: Handle, kinds: Out<c_ulonglong>) -> c_uint {
-    call::gpu("nvmlDeviceGetSupportedEventTypes", device, |_| {
-        kinds.put(EventKind::ALL)
-    })
+    call::gpu("nvmlDeviceGetSupportedEventTypes", device, |_| kinds.put(EventKind::ALL))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceRegisterEvents(
-    device: Handle,
-    kinds: c_ulonglong,
-    set: SetHandle,
-) -> c_uint {
+extern "C" fn nvmlDeviceRegisterEvents(device: Handle, kinds: c_ulonglong, set: SetHandle) -> c_uint {
     call::gpu("nvmlDeviceRegisterEvents", device, |device| {
         if kinds & !EventKind::ALL != 0 {
             return Err(Code::NotSupported);
         }
         with_set(set, |set| {
-            let watch = set.watched.entry(device.gpu.uuid.clone()).or_insert(Watch {
-                kinds: 0,
-                delivered: set.created_at,
-            });
+            let watch = set
+                .watched
+                .entry(device.gpu.uuid.clone())
+                .or_insert(Watch { kinds: 0, delivered: set.created_at });
             watch.kinds |= kinds;
         })
     })
@@ -114,16 +102,9 @@ impl Set {
     fn next(&mut self, state: &State) -> Option<Event> {
         let wanted = |event: &&Event| {
             let watch = self.watched.get(&event.gpu);
-            watch.is_some_and(|watch| {
-                event.seq > watch.delivered && watch.kinds & event.kind.bit() != 0
-            })
+            watch.is_some_and(|watch| event.seq > watch.delivered && watch.kinds & event.kind.bit() != 0)
         };
-        let event = state
-            .events
-            .iter()
-            .filter(wanted)
-            .min_by_key(|event| event.seq)?
-            .clone();
+        let event = state.events.iter().filter(wanted).min_by_key(|event| event.seq)?.clone();
         if let Some(watch) = self.watched.get_mut(&event.gpu) {
             watch.delivered = event.seq;
         }
@@ -132,9 +113,7 @@ impl Set {
 
     /// Whether a watched GPU fell off the bus or left the file.
     fn lost(&self, state: &State) -> bool {
-        self.watched
-            .keys()
-            .any(|uuid| state.gpu(uuid).is_none_or(|gpu| gpu.lost))
+        self.watched.keys().any(|uuid| state.gpu(uuid).is_none_or(|gpu| gpu.lost))
     }
 }
 
@@ -160,11 +139,7 @@ fn wait(set: SetHandle, timeout_ms: c_uint) -> Answer<Event> {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlEventSetWait(
-    set: SetHandle,
-    data: Out<EventDataV1>,
-    timeout_ms: c_uint,
-) -> c_uint {
+extern "C" fn nvmlEventSetWait(set: SetHandle, data: Out<EventDataV1>, timeout_ms: c_uint) -> c_uint {
     call::system("nvmlEventSetWait", |_| {
         data.checked()?;
         let event = wait(set, timeout_ms)?;
@@ -177,11 +152,7 @@ extern "C" fn nvmlEventSetWait(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlEventSetWait_v2(
-    set: SetHandle,
-    data: Out<EventData>,
-    timeout_ms: c_uint,
-) -> c_uint {
+extern "C" fn nvmlEventSetWait_v2(set: SetHandle, data: Out<EventData>, timeout_ms: c_uint) -> c_uint {
     call::system("nvmlEventSetWait_v2", |_| {
         data.checked()?;
         let event = wait(set, timeout_ms)?;

@@ -50,16 +50,10 @@ fn read(device: &Device, field: c_uint) -> Answer<(c_uint, u64)> {
 
 /// Each field has an answer of its own; the call succeeds if one field does.
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetFieldValues(
-    device: Handle,
-    count: c_int,
-    values: OutArray<FieldValue>,
-) -> c_uint {
+extern "C" fn nvmlDeviceGetFieldValues(device: Handle, count: c_int, values: OutArray<FieldValue>) -> c_uint {
     call::gpu("nvmlDeviceGetFieldValues", device, |device| {
         let count = usize::try_from(count).map_err(|_| Code::InvalidArgument)?;
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_err(|_| Code::Unknown)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|_| Code::Unknown)?;
         let mut answers = Vec::new();
         for at in 0..count {
             let slot = values.at(at)?;
@@ -72,9 +66,7 @@ extern "C" fn nvmlDeviceGetFieldValues(
                 latency_us: 0,
                 value_type,
                 answer: number(reading.map(drop)),
-                value: Value {
-                    unsigned_long: value,
-                },
+                value: Value { unsigned_long: value },
                 ..asked
             })?;
         }

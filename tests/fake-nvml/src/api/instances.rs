@@ -11,18 +11,13 @@ use crate::runtime::handle::{Handle, Meaning};
 use crate::runtime::pointer::{Out, OutArray};
 
 fn gpu_instance_handle(device: &Device, instance: &Instance) -> Handle {
-    Handle::of(Meaning::GpuInstance(
-        device.gpu.uuid.clone(),
-        instance.gpu_instance,
-    ))
+    Handle::of(Meaning::GpuInstance(device.gpu.uuid.clone(), instance.gpu_instance))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetGpuInstanceById(device: Handle, id: c_uint, out: Out<Handle>) -> c_uint {
     call::gpu("nvmlDeviceGetGpuInstanceById", device, |device| {
-        let found = instances(device)?
-            .iter()
-            .find(|instance| instance.gpu_instance == id);
+        let found = instances(device)?.iter().find(|instance| instance.gpu_instance == id);
         out.put(gpu_instance_handle(device, found.ok_or(Code::NotFound)?))
     })
 }
@@ -65,9 +60,7 @@ pub(crate) fn instance(
         _ => return call::system(symbol, |_| Err(Code::InvalidArgument)),
     };
     call::gpu(symbol, Handle::of_device(uuid), |device| {
-        let found = instances(device)?
-            .iter()
-            .find(|instance| instance.gpu_instance == id);
+        let found = instances(device)?.iter().find(|instance| instance.gpu_instance == id);
         work(device, found.ok_or(Code::NotFound)?)
     })
 }
@@ -78,26 +71,17 @@ pub(crate) fn profile(instance: &Instance) -> Answer<Profile> {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlGpuInstanceGetInfo(gpu_instance: Handle, out: Out<GpuInstanceInfo>) -> c_uint {
-    instance(
-        "nvmlGpuInstanceGetInfo",
-        gpu_instance,
-        false,
-        |device, instance| {
-            // Instances lie one behind the other, in the order of the file.
-            let before = instances(device)?
-                .iter()
-                .take_while(|other| other.gpu_instance != instance.gpu_instance);
-            out.put(GpuInstanceInfo {
-                device: Handle::of_device(&device.gpu.uuid),
-                id: instance.gpu_instance,
-                profile_id: profile(instance)?.id,
-                placement: Placement {
-                    start: before.map(|other| other.slices).sum(),
-                    size: instance.slices,
-                },
-            })
-        },
-    )
+    instance("nvmlGpuInstanceGetInfo", gpu_instance, false, |device, instance| {
+        // Instances lie one behind the other, in the order of the file.
+        let before =
+            instances(device)?.iter().take_while(|other| other.gpu_instance != instance.gpu_instance);
+        out.put(GpuInstanceInfo {
+            device: Handle::of_device(&device.gpu.uuid),
+            id: instance.gpu_instance,
+            profile_id: profile(instance)?.id,
+            placement: Placement { start: before.map(|other| other.slices).sum(), size: instance.slices },
+        })
+    })
 }
 
 fn compute_instance_handle(device: &Device, instance: &Instance) -> Handle {
@@ -114,18 +98,13 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceById(
     id: c_uint,
     out: Out<Handle>,
 ) -> c_uint {
-    instance(
-        "nvmlGpuInstanceGetComputeInstanceById",
-        gpu_instance,
-        false,
-        |device, instance| {
-            if instance.compute_instance == id {
-                out.put(compute_instance_handle(device, instance))
-            } else {
-                Err(Code::NotFound)
-            }
-        },
-    )
+    instance("nvmlGpuInstanceGetComputeInstanceById", gpu_instance, false, |device, instance| {
+        if instance.compute_instance == id {
+            out.put(compute_instance_handle(device, instance))
+        } else {
+            Err(Code::NotFound)
+        }
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -135,21 +114,16 @@ extern "C" fn nvmlGpuInstanceGetComputeInstances(
     array: OutArray<Handle>,
     count: Out<c_uint>,
 ) -> c_uint {
-    instance(
-        "nvmlGpuInstanceGetComputeInstances",
-        gpu_instance,
-        false,
-        |device, instance| {
-            let found = if profile(instance)?.compute_id() == profile_id {
-                vec![compute_instance_handle(device, instance)]
-            } else {
-                Vec::new()
-            };
-            count.checked()?;
-            array.fill(&found)?;
-            count.put(c_uint::from(!found.is_empty()))
-        },
-    )
+    instance("nvmlGpuInstanceGetComputeInstances", gpu_instance, false, |device, instance| {
+        let found = if profile(instance)?.compute_id() == profile_id {
+            vec![compute_instance_handle(device, instance)]
+        } else {
+            Vec::new()
+        };
+        count.checked()?;
+        array.fill(&found)?;
+        count.put(c_uint::from(!found.is_empty()))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -157,21 +131,13 @@ extern "C" fn nvmlComputeInstanceGetInfo_v2(
     compute_instance: Handle,
     out: Out<ComputeInstanceInfo>,
 ) -> c_uint {
-    instance(
-        "nvmlComputeInstanceGetInfo_v2",
-        compute_instance,
-        true,
-        |device, instance| {
-            out.put(ComputeInstanceInfo {
-                device: Handle::of_device(&device.gpu.uuid),
-                gpu_instance: gpu_instance_handle(device, instance),
-                id: instance.compute_instance,
-                profile_id: profile(instance)?.compute_id(),
-                placement: Placement {
-                    start: 0,
-                    size: instance.slices,
-                },
-            })
-        },
-    )
+    instance("nvmlComputeInstanceGetInfo_v2", compute_instance, true, |device, instance| {
+        out.put(ComputeInstanceInfo {
+            device: Handle::of_device(&device.gpu.uuid),
+            gpu_instance: gpu_instance_handle(device, instance),
+            id: instance.compute_instance,
+            profile_id: profile(instance)?.compute_id(),
+            placement: Placement { start: 0, size: instance.slices },
+        })
+    })
 }

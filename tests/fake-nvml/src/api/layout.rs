@@ -22,11 +22,7 @@ pub(crate) trait Versioned: Copy {
     /// The caller's structure, if its version is this one.
     fn from_caller(out: Out<Self>) -> Answer<Self> {
         let asked = out.get()?;
-        if asked.version() == Self::expected() {
-            Ok(asked)
-        } else {
-            Err(Code::ArgumentVersionMismatch)
-        }
+        if asked.version() == Self::expected() { Ok(asked) } else { Err(Code::ArgumentVersionMismatch) }
     }
 }
 

@@ -19,22 +19,12 @@ fn link<'a>(device: &Device<'a>, number: c_uint) -> Answer<&'a NvLink> {
     if device.gpu.nvlinks.is_empty() {
         return Err(Code::NotSupported);
     }
-    device
-        .gpu
-        .nvlinks
-        .get(number as usize)
-        .ok_or(Code::InvalidArgument)
+    device.gpu.nvlinks.get(number as usize).ok_or(Code::InvalidArgument)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetNvLinkState(
-    device: Handle,
-    number: c_uint,
-    active: Out<c_uint>,
-) -> c_uint {
-    call::gpu("nvmlDeviceGetNvLinkState", device, |device| {
-        active.put(flag(link(device, number)?.active))
-    })
+extern "C" fn nvmlDeviceGetNvLinkState(device: Handle, number: c_uint, active: Out<c_uint>) -> c_uint {
+    call::gpu("nvmlDeviceGetNvLinkState", device, |device| active.put(flag(link(device, number)?.active)))
 }
 
 fn remote_pci(device: &Device, number: c_uint) -> Answer<PciInfo> {
@@ -57,9 +47,7 @@ extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
     number: c_uint,
     pci: Out<PciInfo>,
 ) -> c_uint {
-    call::gpu("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, |device| {
-        pci.put(remote_pci(device, number)?)
-    })
+    call::gpu("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, |device| pci.put(remote_pci(device, number)?))
 }
 
 /// `nvmlIntNvLinkDeviceType_t`.
@@ -81,11 +69,7 @@ extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
 
 /// The generation of the links follows from the architecture: Volta and Turing 2, Ampere 3, Hopper 4, Blackwell 5.
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetNvLinkVersion(
-    device: Handle,
-    number: c_uint,
-    version: Out<c_uint>,
-) -> c_uint {
+extern "C" fn nvmlDeviceGetNvLinkVersion(device: Handle, number: c_uint, version: Out<c_uint>) -> c_uint {
     // nvmlNvlinkVersion_t counts generations and half generations: 2.0 is 2, 3.0 is 4, 4.0 is 6, 5.0 is 7.
     call::gpu("nvmlDeviceGetNvLinkVersion", device, |device| {
         link(device, number)?;

@@ -24,12 +24,7 @@ extern "C" fn nvmlDeviceGetCount_v2(out: Out<c_uint>) -> c_uint {
     call::system("nvmlDeviceGetCount_v2", |state| count(state, out))
 }
 
-fn find(
-    symbol: &str,
-    out: Out<Handle>,
-    missing: Code,
-    chosen: impl Fn(&(usize, &Gpu)) -> bool,
-) -> c_uint {
+fn find(symbol: &str, out: Out<Handle>, missing: Code, chosen: impl Fn(&(usize, &Gpu)) -> bool) -> c_uint {
     call::lookup(
         symbol,
         |state| {
@@ -43,33 +38,20 @@ fn find(
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetHandleByIndex(index: c_uint, out: Out<Handle>) -> c_uint {
-    find(
-        "nvmlDeviceGetHandleByIndex",
-        out,
-        Code::InvalidArgument,
-        |(at, _)| *at == index as usize,
-    )
+    find("nvmlDeviceGetHandleByIndex", out, Code::InvalidArgument, |(at, _)| *at == index as usize)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, out: Out<Handle>) -> c_uint {
-    find(
-        "nvmlDeviceGetHandleByIndex_v2",
-        out,
-        Code::InvalidArgument,
-        |(at, _)| *at == index as usize,
-    )
+    find("nvmlDeviceGetHandleByIndex_v2", out, Code::InvalidArgument, |(at, _)| *at == index as usize)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetHandleBySerial(serial: InText, out: Out<Handle>) -> c_uint {
     let asked = serial.get();
-    find(
-        "nvmlDeviceGetHandleBySerial",
-        out,
-        missing(&asked),
-        |(_, gpu)| gpu.serial.is_some() && gpu.serial == asked.clone().ok(),
-    )
+    find("nvmlDeviceGetHandleBySerial", out, missing(&asked), |(_, gpu)| {
+        gpu.serial.is_some() && gpu.serial == asked.clone().ok()
+    })
 }
 
 /// By UUID of a GPU, or of a MIG device.
@@ -83,9 +65,7 @@ extern "C" fn nvmlDeviceGetHandleByUUID(uuid: InText, out: Out<Handle>) -> c_uin
             call::find(state, &uuid).map(|_| uuid).ok_or(Code::NotFound)
         },
         |device| {
-            let uuid = device
-                .mig
-                .map_or(&device.gpu.uuid, |(_, instance)| &instance.uuid);
+            let uuid = device.mig.map_or(&device.gpu.uuid, |(_, instance)| &instance.uuid);
             out.put(Handle::of_device(uuid))
         },
     )
@@ -94,9 +74,7 @@ extern "C" fn nvmlDeviceGetHandleByUUID(uuid: InText, out: Out<Handle>) -> c_uin
 fn by_bus_id(symbol: &str, bus_id: InText, out: Out<Handle>) -> c_uint {
     let asked = bus_id.get();
     let address = asked.clone().ok().and_then(|text| pci_address(&text));
-    find(symbol, out, missing(&asked), |(_, gpu)| {
-        address.is_some() && gpu.pci_address() == address
-    })
+    find(symbol, out, missing(&asked), |(_, gpu)| address.is_some() && gpu.pci_address() == address)
 }
 
 #[unsafe(no_mangle)]

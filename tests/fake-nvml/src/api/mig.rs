@@ -22,11 +22,7 @@ pub(crate) fn instances<'a>(device: &Device<'a>) -> Answer<&'a [Instance]> {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMigMode(
-    device: Handle,
-    current: Out<c_uint>,
-    pending: Out<c_uint>,
-) -> c_uint {
+extern "C" fn nvmlDeviceGetMigMode(device: Handle, current: Out<c_uint>, pending: Out<c_uint>) -> c_uint {
     call::gpu("nvmlDeviceGetMigMode", device, |device| {
         let mig = mig(device)?;
         pending.checked()?;
@@ -39,47 +35,28 @@ extern "C" fn nvmlDeviceGetMigMode(
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: Handle, count: Out<c_uint>) -> c_uint {
     call::gpu("nvmlDeviceGetMaxMigDeviceCount", device, |device| {
-        count.put(
-            device
-                .gpu
-                .mig
-                .as_ref()
-                .filter(|mig| mig.enabled)
-                .map_or(0, |mig| mig.max_devices),
-        )
+        count.put(device.gpu.mig.as_ref().filter(|mig| mig.enabled).map_or(0, |mig| mig.max_devices))
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
-    device: Handle,
-    index: c_uint,
-    out: Out<Handle>,
-) -> c_uint {
+extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(device: Handle, index: c_uint, out: Out<Handle>) -> c_uint {
     call::gpu("nvmlDeviceGetMigDeviceHandleByIndex", device, |device| {
         if index >= mig(device)?.max_devices {
             return Err(Code::InvalidArgument);
         }
-        let instance = instances(device)?
-            .get(index as usize)
-            .ok_or(Code::NotFound)?;
+        let instance = instances(device)?.get(index as usize).ok_or(Code::NotFound)?;
         out.put(Handle::of_device(&instance.uuid))
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceIsMigDeviceHandle(device: Handle, is_mig: Out<c_uint>) -> c_uint {
-    call::device("nvmlDeviceIsMigDeviceHandle", device, |device| {
-        is_mig.put(flag(device.mig.is_some()))
-    })
+    call::device("nvmlDeviceIsMigDeviceHandle", device, |device| is_mig.put(flag(device.mig.is_some())))
 }
 
 /// A call on a MIG device; a GPU is an invalid argument.
-fn mig_device(
-    symbol: &str,
-    handle: Handle,
-    work: impl FnOnce(&Device, &Instance) -> Answer,
-) -> c_uint {
+fn mig_device(symbol: &str, handle: Handle, work: impl FnOnce(&Device, &Instance) -> Answer) -> c_uint {
     call::device(symbol, handle, |device| match device.mig {
         Some((_, instance)) => work(device, instance),
         None => Err(Code::InvalidArgument),
@@ -87,29 +64,20 @@ fn mig_device(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
-    device: Handle,
-    parent: Out<Handle>,
-) -> c_uint {
-    mig_device(
-        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
-        device,
-        |device, _| parent.put(Handle::of_device(&device.gpu.uuid)),
-    )
+extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device: Handle, parent: Out<Handle>) -> c_uint {
+    mig_device("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device, |device, _| {
+        parent.put(Handle::of_device(&device.gpu.uuid))
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetGpuInstanceId(device: Handle, id: Out<c_uint>) -> c_uint {
-    mig_device("nvmlDeviceGetGpuInstanceId", device, |_, instance| {
-        id.put(instance.gpu_instance)
-    })
+    mig_device("nvmlDeviceGetGpuInstanceId", device, |_, instance| id.put(instance.gpu_instance))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetComputeInstanceId(device: Handle, id: Out<c_uint>) -> c_uint {
-    mig_device("nvmlDeviceGetComputeInstanceId", device, |_, instance| {
-        id.put(instance.compute_instance)
-    })
+    mig_device("nvmlDeviceGetComputeInstanceId", device, |_, instance| id.put(instance.compute_instance))
 }
 
 fn attributes(symbol: &str, device: Handle, out: Out<Attributes>) -> c_uint {

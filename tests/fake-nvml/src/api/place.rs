@@ -33,11 +33,7 @@ extern "C" fn nvmlDeviceGetMemoryAffinity(
         }
         let node = device.gpu.numa_node.ok_or(Code::NotSupported)?;
         for word in 0..words {
-            let bit = if node / c_ulong::BITS == word {
-                1 << (node % c_ulong::BITS)
-            } else {
-                0
-            };
+            let bit = if node / c_ulong::BITS == word { 1 << (node % c_ulong::BITS) } else { 0 };
             set.at(word as usize)?.put(bit)?;
         }
         Ok(())
@@ -45,32 +41,17 @@ extern "C" fn nvmlDeviceGetMemoryAffinity(
 }
 
 /// Works on two GPUs: the loss of either counts, and the faults of the first.
-fn pair(
-    symbol: &str,
-    a: Handle,
-    b: Handle,
-    work: impl FnOnce(&Device, &Device) -> Answer,
-) -> c_uint {
+fn pair(symbol: &str, a: Handle, b: Handle, work: impl FnOnce(&Device, &Device) -> Answer) -> c_uint {
     call::gpu(symbol, a, |first| {
         let uuid = b.device()?;
         let second = call::resolve(first.state, &uuid)?;
-        if second.mig.is_some() {
-            Err(Code::InvalidArgument)
-        } else {
-            work(first, &second)
-        }
+        if second.mig.is_some() { Err(Code::InvalidArgument) } else { work(first, &second) }
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
-    a: Handle,
-    b: Handle,
-    level: Out<c_uint>,
-) -> c_uint {
-    pair("nvmlDeviceGetTopologyCommonAncestor", a, b, |a, b| {
-        level.put(a.state.level(a.gpu, b.gpu) as c_uint)
-    })
+extern "C" fn nvmlDeviceGetTopologyCommonAncestor(a: Handle, b: Handle, level: Out<c_uint>) -> c_uint {
+    pair("nvmlDeviceGetTopologyCommonAncestor", a, b, |a, b| level.put(a.state.level(a.gpu, b.gpu) as c_uint))
 }
 
 /// The GPUs at exactly this level; with a count of 0, how many there are.
@@ -83,11 +64,7 @@ extern "C" fn nvmlDeviceGetTopologyNearestGpus(
 ) -> c_uint {
     call::gpu("nvmlDeviceGetTopologyNearestGpus", device, |device| {
         let room = count.get()? as usize;
-        let others = device
-            .state
-            .gpus
-            .iter()
-            .filter(|gpu| gpu.uuid != device.gpu.uuid);
+        let others = device.state.gpus.iter().filter(|gpu| gpu.uuid != device.gpu.uuid);
         let near: Vec<Handle> = others
             .filter(|gpu| device.state.level(device.gpu, gpu) as c_uint == level)
             .map(|gpu| Handle::of_device(&gpu.uuid))
@@ -127,16 +104,9 @@ extern "C" fn nvmlDeviceGetP2PStatus(
 /// Whether an active link leads from one to the other, or both have one to a switch.
 fn joined(a: &Device, b: &Device) -> bool {
     let switched = |device: &Device| {
-        device
-            .gpu
-            .nvlinks
-            .iter()
-            .any(|link| link.active && matches!(link.remote, Remote::Switch(_)))
+        device.gpu.nvlinks.iter().any(|link| link.active && matches!(link.remote, Remote::Switch(_)))
     };
-    let direct = a
-        .gpu
-        .nvlinks
-        .iter()
-        .any(|link| link.active && link.remote == Remote::Gpu(b.gpu.uuid.clone()));
+    let direct =
+        a.gpu.nvlinks.iter().any(|link| link.active && link.remote == Remote::Gpu(b.gpu.uuid.clone()));
     direct || (switched(a) && switched(b))
 }

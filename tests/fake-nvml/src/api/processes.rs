@@ -14,14 +14,9 @@ pub(crate) const NO_INSTANCE: c_uint = c_uint::MAX;
 
 /// The processes of a GPU, or of the one MIG device.
 fn listed<'a>(device: &Device<'a>, mps: bool) -> impl Iterator<Item = &'a gpu::Process> {
-    let instance = device
-        .mig
-        .map(|(_, instance)| (Some(instance.gpu_instance), Some(instance.compute_instance)));
-    let processes = device
-        .gpu
-        .processes
-        .iter()
-        .filter(move |process| process.mps == mps);
+    let instance =
+        device.mig.map(|(_, instance)| (Some(instance.gpu_instance), Some(instance.compute_instance)));
+    let processes = device.gpu.processes.iter().filter(move |process| process.mps == mps);
     processes.filter(move |process| {
         instance.is_none_or(|ids| ids == (process.gpu_instance, process.compute_instance))
     })
@@ -39,10 +34,7 @@ fn full(device: &Device, mps: bool) -> Vec<Process> {
 
 fn short(device: &Device, mps: bool) -> Vec<ProcessV1> {
     listed(device, mps)
-        .map(|process| ProcessV1 {
-            pid: process.pid,
-            used_bytes: bytes(process.memory_mib),
-        })
+        .map(|process| ProcessV1 { pid: process.pid, used_bytes: bytes(process.memory_mib) })
         .collect()
 }
 

@@ -73,10 +73,7 @@ extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
             jpeg: first.jpeg,
             ofa: first.ofa,
             memory_mib: first.memory_mib,
-            name: field(&crate::preset::profile_name(
-                first.slices,
-                device.gpu.memory_total_mib,
-            )),
+            name: field(&crate::preset::profile_name(first.slices, device.gpu.memory_total_mib)),
         })
     })
 }
@@ -115,12 +112,9 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
     engine: c_uint,
     out: Out<ComputeInstanceProfile>,
 ) -> c_uint {
-    instance(
-        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
-        gpu_instance,
-        false,
-        |_, instance| out.put(compute_instance_profile(instance, index, engine)?),
-    )
+    instance("nvmlGpuInstanceGetComputeInstanceProfileInfo", gpu_instance, false, |_, instance| {
+        out.put(compute_instance_profile(instance, index, engine)?)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -130,26 +124,21 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
     engine: c_uint,
     out: Out<ComputeInstanceProfileV2>,
 ) -> c_uint {
-    instance(
-        "nvmlGpuInstanceGetComputeInstanceProfileInfoV",
-        gpu_instance,
-        false,
-        |_, instance| {
-            let version = ComputeInstanceProfileV2::from_caller(out)?.version;
-            let first = compute_instance_profile(instance, index, engine)?;
-            out.put(ComputeInstanceProfileV2 {
-                version,
-                id: first.id,
-                slices: first.slices,
-                instances: first.instances,
-                multiprocessors: first.multiprocessors,
-                copy_engines: first.copy_engines,
-                decoders: first.decoders,
-                encoders: first.encoders,
-                jpeg: first.jpeg,
-                ofa: first.ofa,
-                name: field(&instance.profile),
-            })
-        },
-    )
+    instance("nvmlGpuInstanceGetComputeInstanceProfileInfoV", gpu_instance, false, |_, instance| {
+        let version = ComputeInstanceProfileV2::from_caller(out)?.version;
+        let first = compute_instance_profile(instance, index, engine)?;
+        out.put(ComputeInstanceProfileV2 {
+            version,
+            id: first.id,
+            slices: first.slices,
+            instances: first.instances,
+            multiprocessors: first.multiprocessors,
+            copy_engines: first.copy_engines,
+            decoders: first.decoders,
+            encoders: first.encoders,
+            jpeg: first.jpeg,
+            ofa: first.ofa,
+            name: field(&instance.profile),
+        })
+    })
 }

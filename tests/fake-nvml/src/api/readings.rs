@@ -2,9 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
-use crate::api::layout::{
-    Memory, MemoryV2, RowHistogram, Temperature, Utilization, Versioned as _,
-};
+use crate::api::layout::{Memory, MemoryV2, RowHistogram, Temperature, Utilization, Versioned as _};
 use crate::api::{bytes, flag};
 use crate::code::{Answer, Code};
 use crate::gpu::{Ecc, RemappedRows};
@@ -15,11 +13,7 @@ use crate::runtime::pointer::Out;
 /// Total, reserved and used MiB of the GPU or the MIG device.
 fn memory(device: &Device) -> (u64, u64, u64) {
     match device.mig {
-        None => (
-            device.gpu.memory_total_mib,
-            device.gpu.memory_reserved_mib,
-            device.gpu.memory_used_mib,
-        ),
+        None => (device.gpu.memory_total_mib, device.gpu.memory_reserved_mib, device.gpu.memory_used_mib),
         Some((_, instance)) => (instance.memory_mib, 0, instance.memory_used_mib),
     }
 }
@@ -30,11 +24,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo(device: Handle, out: Out<Memory>) -> c_uin
     call::device("nvmlDeviceGetMemoryInfo", device, |device| {
         let (total, reserved, used) = memory(device);
         let used = reserved + used;
-        out.put(Memory {
-            total: bytes(total),
-            free: bytes(total.saturating_sub(used)),
-            used: bytes(used),
-        })
+        out.put(Memory { total: bytes(total), free: bytes(total.saturating_sub(used)), used: bytes(used) })
     })
 }
 
@@ -61,10 +51,7 @@ extern "C" fn nvmlDeviceGetUtilizationRates(device: Handle, out: Out<Utilization
         if device.gpu.mig.as_ref().is_some_and(|mig| mig.enabled) {
             return Err(Code::NotSupported);
         }
-        out.put(Utilization {
-            gpu: device.gpu.utilization_gpu,
-            memory: device.gpu.utilization_memory,
-        })
+        out.put(Utilization { gpu: device.gpu.utilization_gpu, memory: device.gpu.utilization_memory })
     })
 }
 
@@ -72,11 +59,7 @@ extern "C" fn nvmlDeviceGetUtilizationRates(device: Handle, out: Out<Utilization
 const SENSOR_GPU: c_uint = 0;
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetTemperature(
-    device: Handle,
-    sensor: c_uint,
-    celsius: Out<c_uint>,
-) -> c_uint {
+extern "C" fn nvmlDeviceGetTemperature(device: Handle, sensor: c_uint, celsius: Out<c_uint>) -> c_uint {
     call::gpu("nvmlDeviceGetTemperature", device, |device| match sensor {
         SENSOR_GPU => celsius.put(device.gpu.temperature_c),
         _ => Err(Code::InvalidArgument),
@@ -97,23 +80,17 @@ extern "C" fn nvmlDeviceGetTemperatureV(device: Handle, out: Out<Temperature>) -
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPowerUsage(device: Handle, milliwatts: Out<c_uint>) -> c_uint {
-    call::gpu("nvmlDeviceGetPowerUsage", device, |device| {
-        milliwatts.put(device.gpu.power_mw)
-    })
+    call::gpu("nvmlDeviceGetPowerUsage", device, |device| milliwatts.put(device.gpu.power_mw))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPowerManagementLimit(device: Handle, milliwatts: Out<c_uint>) -> c_uint {
-    call::gpu("nvmlDeviceGetPowerManagementLimit", device, |device| {
-        milliwatts.put(device.gpu.power_limit_mw)
-    })
+    call::gpu("nvmlDeviceGetPowerManagementLimit", device, |device| milliwatts.put(device.gpu.power_limit_mw))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetEnforcedPowerLimit(device: Handle, milliwatts: Out<c_uint>) -> c_uint {
-    call::gpu("nvmlDeviceGetEnforcedPowerLimit", device, |device| {
-        milliwatts.put(device.gpu.power_limit_mw)
-    })
+    call::gpu("nvmlDeviceGetEnforcedPowerLimit", device, |device| milliwatts.put(device.gpu.power_limit_mw))
 }
 
 /// `NVML_PSTATE_0`, the fastest.
@@ -127,11 +104,7 @@ fn ecc<'a>(device: &Device<'a>) -> Answer<&'a Ecc> {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetEccMode(
-    device: Handle,
-    current: Out<c_uint>,
-    pending: Out<c_uint>,
-) -> c_uint {
+extern "C" fn nvmlDeviceGetEccMode(device: Handle, current: Out<c_uint>, pending: Out<c_uint>) -> c_uint {
     call::gpu("nvmlDeviceGetEccMode", device, |device| {
         let enabled = flag(ecc(device)?.enabled);
         pending.checked()?;
@@ -164,12 +137,7 @@ extern "C" fn nvmlDeviceGetTotalEccErrors(
 
 /// Not supported before Ampere and while MIG is on, as in NVML.
 pub(crate) fn remapped_rows<'a>(device: &Device<'a>) -> Answer<&'a RemappedRows> {
-    if device
-        .gpu
-        .mig
-        .as_ref()
-        .is_some_and(|mig| mig.enabled && !mig.instances.is_empty())
-    {
+    if device.gpu.mig.as_ref().is_some_and(|mig| mig.enabled && !mig.instances.is_empty()) {
         return Err(Code::NotSupported);
     }
     device.gpu.remapped_rows.as_ref().ok_or(Code::NotSupported)
@@ -205,12 +173,6 @@ extern "C" fn nvmlDeviceGetRowRemapperHistogram(device: Handle, out: Out<RowHist
         let rows = remapped_rows(device)?;
         let none = flag(rows.failed);
         let high = (rows.correctable + rows.uncorrectable).min(BANKS - none);
-        out.put(RowHistogram {
-            max: BANKS - high - none,
-            high,
-            partial: 0,
-            low: 0,
-            none,
-        })
+        out.put(RowHistogram { max: BANKS - high - none, high, partial: 0, low: 0, none })
     })
 }

@@ -34,28 +34,20 @@ extern "C" fn nvmlShutdown() -> c_uint {
 extern "C" fn nvmlErrorString(result: c_uint) -> *const c_char {
     match result {
         0 => SUCCESS_TEXT.as_ptr(),
-        number => Code::from_number(number)
-            .unwrap_or(Code::Unknown)
-            .text()
-            .as_ptr(),
+        number => Code::from_number(number).unwrap_or(Code::Unknown).text().as_ptr(),
     }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetDriverVersion(version: OutText, length: c_uint) -> c_uint {
-    call::system("nvmlSystemGetDriverVersion", |state| {
-        version.put(&state.driver_version, length)
-    })
+    call::system("nvmlSystemGetDriverVersion", |state| version.put(&state.driver_version, length))
 }
 
 /// NVML's own version is that of CUDA and the driver, joined.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetNVMLVersion(version: OutText, length: c_uint) -> c_uint {
     call::system("nvmlSystemGetNVMLVersion", |state| {
-        version.put(
-            &format!("{}.{}", state.cuda_version / 1000, state.driver_version),
-            length,
-        )
+        version.put(&format!("{}.{}", state.cuda_version / 1000, state.driver_version), length)
     })
 }
 
@@ -65,29 +57,19 @@ fn cuda_version(state: &State, version: Out<c_int>) -> Answer {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetCudaDriverVersion(version: Out<c_int>) -> c_uint {
-    call::system("nvmlSystemGetCudaDriverVersion", |state| {
-        cuda_version(state, version)
-    })
+    call::system("nvmlSystemGetCudaDriverVersion", |state| cuda_version(state, version))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) -> c_uint {
-    call::system("nvmlSystemGetCudaDriverVersion_v2", |state| {
-        cuda_version(state, version)
-    })
+    call::system("nvmlSystemGetCudaDriverVersion_v2", |state| cuda_version(state, version))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetProcessName(pid: c_uint, name: OutText, length: c_uint) -> c_uint {
     call::system("nvmlSystemGetProcessName", |state| {
-        let known = state
-            .gpus
-            .iter()
-            .flat_map(|gpu| &gpu.processes)
-            .find(|process| process.pid == pid);
-        let text = known
-            .and_then(|process| process.name.as_deref())
-            .ok_or(Code::NotFound)?;
+        let known = state.gpus.iter().flat_map(|gpu| &gpu.processes).find(|process| process.pid == pid);
+        let text = known.and_then(|process| process.name.as_deref()).ok_or(Code::NotFound)?;
         name.put_cut(text, length)
     })
 }

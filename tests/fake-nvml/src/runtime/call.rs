@@ -76,50 +76,25 @@ pub(crate) fn gpu(symbol: &str, handle: Handle, work: impl FnOnce(&Device) -> An
 /// The GPU that a UUID (its own, or that of a MIG device of it) stands for. One that left the file is lost.
 pub(crate) fn resolve<'a>(state: &'a State, uuid: &str) -> Answer<Device<'a>> {
     let found = find(state, uuid).ok_or(Code::GpuIsLost)?;
-    if found.gpu.lost {
-        Err(Code::GpuIsLost)
-    } else {
-        Ok(found)
-    }
+    if found.gpu.lost { Err(Code::GpuIsLost) } else { Ok(found) }
 }
 
 /// The same, lost or not.
 pub(crate) fn find<'a>(state: &'a State, uuid: &str) -> Option<Device<'a>> {
     for (index, gpu) in (0..).zip(&state.gpus) {
         if gpu.uuid == uuid {
-            return Some(Device {
-                state,
-                index,
-                gpu,
-                mig: None,
-            });
+            return Some(Device { state, index, gpu, mig: None });
         }
-        let instances = gpu
-            .mig
-            .iter()
-            .filter(|mig| mig.enabled)
-            .flat_map(|mig| &mig.instances);
-        if let Some(mig) = (0..)
-            .zip(instances)
-            .find(|(_, instance)| instance.uuid == uuid)
-        {
-            return Some(Device {
-                state,
-                index,
-                gpu,
-                mig: Some(mig),
-            });
+        let instances = gpu.mig.iter().filter(|mig| mig.enabled).flat_map(|mig| &mig.instances);
+        if let Some(mig) = (0..).zip(instances).find(|(_, instance)| instance.uuid == uuid) {
+            return Some(Device { state, index, gpu, mig: Some(mig) });
         }
     }
     None
 }
 
 /// Waits and fails as the file's faults say, and answers the state that holds after that.
-fn ready(
-    symbol: &str,
-    uuid: Option<&str>,
-    state: impl Fn() -> Answer<Arc<State>>,
-) -> Answer<Arc<State>> {
+fn ready(symbol: &str, uuid: Option<&str>, state: impl Fn() -> Answer<Arc<State>>) -> Answer<Arc<State>> {
     let began = Instant::now();
     loop {
         let now = state()?;
@@ -143,10 +118,7 @@ fn fault_of<'a>(state: &'a State, symbol: &str, uuid: Option<&str>) -> Option<&'
         gpus.push(uuid);
         gpus.extend(find(state, uuid).map(|device| device.gpu.uuid.as_str()));
     }
-    state
-        .faults
-        .iter()
-        .find(|fault| fault.matches(symbol, &gpus))
+    state.faults.iter().find(|fault| fault.matches(symbol, &gpus))
 }
 
 /// A panic must not cross into C: it becomes an unknown error.

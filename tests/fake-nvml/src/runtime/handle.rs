@@ -37,13 +37,10 @@ impl Handle {
     /// The handle of this meaning: always the same one.
     pub(crate) fn of(meaning: Meaning) -> Self {
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = known
-            .iter()
-            .position(|other| *other == meaning)
-            .unwrap_or_else(|| {
-                known.push(meaning);
-                known.len() - 1
-            });
+        let at = known.iter().position(|other| *other == meaning).unwrap_or_else(|| {
+            known.push(meaning);
+            known.len() - 1
+        });
         Self(BASE + at * STEP)
     }
 
@@ -54,16 +51,10 @@ impl Handle {
 
     /// What the handle stands for; anything that is none of ours is an invalid argument.
     pub(crate) fn meaning(self) -> Answer<Meaning> {
-        let distance = self
-            .0
-            .checked_sub(BASE)
-            .filter(|distance| distance % STEP == 0)
-            .ok_or(Code::InvalidArgument)?;
+        let distance =
+            self.0.checked_sub(BASE).filter(|distance| distance % STEP == 0).ok_or(Code::InvalidArgument)?;
         let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        known
-            .get(distance / STEP)
-            .cloned()
-            .ok_or(Code::InvalidArgument)
+        known.get(distance / STEP).cloned().ok_or(Code::InvalidArgument)
     }
 
     /// The UUID of a GPU or MIG device.
@@ -86,14 +77,7 @@ mod tests {
         assert_eq!(a.device().unwrap(), "GPU-handle-test");
         let instance = Handle::of(Meaning::GpuInstance("GPU-handle-test".into(), 7));
         assert_eq!(instance.device(), Err(Code::InvalidArgument));
-        for wild in [
-            0,
-            1,
-            BASE - STEP,
-            BASE + 1,
-            BASE + 1_000_000 * STEP,
-            usize::MAX,
-        ] {
+        for wild in [0, 1, BASE - STEP, BASE + 1, BASE + 1_000_000 * STEP, usize::MAX] {
             assert_eq!(Handle(wild).meaning(), Err(Code::InvalidArgument));
         }
     }

@@ -13,10 +13,7 @@ struct Library {
 }
 
 /// Held for a `stat`, and for reading the file when it has changed; never while a call is slow or hangs.
-static LIBRARY: Mutex<Library> = Mutex::new(Library {
-    users: 0,
-    source: Source::new(),
-});
+static LIBRARY: Mutex<Library> = Mutex::new(Library { users: 0, source: Source::new() });
 
 fn with<T>(work: impl FnOnce(&mut Library) -> T) -> T {
     // A panic while the lock was held leaves nothing half done that matters: the next call looks at the file again.

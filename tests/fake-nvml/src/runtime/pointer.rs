@@ -30,11 +30,7 @@ impl<T: Copy> Out<T> {
 
     /// NULL is an invalid argument.
     pub(crate) fn checked(self) -> Answer {
-        if self.0.is_null() {
-            Err(Code::InvalidArgument)
-        } else {
-            Ok(())
-        }
+        if self.0.is_null() { Err(Code::InvalidArgument) } else { Ok(()) }
     }
 }
 
@@ -90,8 +86,7 @@ impl OutText {
         // SAFETY: not NULL, `length` bytes are writable (see the module comment), and text and NUL fit. A Rust string and the
         // caller's buffer do not overlap.
         unsafe {
-            self.0
-                .copy_from_nonoverlapping(text.as_ptr().cast(), text.len());
+            self.0.copy_from_nonoverlapping(text.as_ptr().cast(), text.len());
             self.0.add(text.len()).write(0);
         }
         Ok(())
@@ -123,9 +118,7 @@ impl InText {
         }
         // SAFETY: not NULL, so it leads to a text with a NUL at its end (see the module comment).
         let text = unsafe { CStr::from_ptr(self.0) };
-        text.to_str()
-            .map(str::to_owned)
-            .map_err(|_| Code::InvalidArgument)
+        text.to_str().map(str::to_owned).map_err(|_| Code::InvalidArgument)
     }
 }
 

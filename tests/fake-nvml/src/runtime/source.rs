@@ -38,12 +38,7 @@ pub(crate) struct Source {
 impl Source {
     /// A source that has read nothing yet.
     pub(crate) const fn new() -> Self {
-        Self {
-            path: None,
-            stamp: None,
-            state: None,
-            told: String::new(),
-        }
+        Self { path: None, stamp: None, state: None, told: String::new() }
     }
 
     /// Looks for the file anew and reads it: what `nvmlInit` does. Without a good file there is no driver.
@@ -52,11 +47,7 @@ impl Source {
         self.stamp = None;
         self.state = None;
         self.refresh();
-        if self.state.is_some() {
-            Ok(())
-        } else {
-            Err(Code::DriverNotLoaded)
-        }
+        if self.state.is_some() { Ok(()) } else { Err(Code::DriverNotLoaded) }
     }
 
     /// The newest state. If the file has become unreadable since `open`, the last good state stays.
@@ -96,9 +87,7 @@ impl Source {
         }
         line += match self.state {
             Some(_) => "; the last good state stays",
-            None => {
-                "; set FAKE_NVML_CONFIG to a state file, or put fake-nvml.json beside the library"
-            }
+            None => "; set FAKE_NVML_CONFIG to a state file, or put fake-nvml.json beside the library",
         };
         if line != self.told {
             eprintln!("{line}");
@@ -142,9 +131,5 @@ fn own_folder() -> Option<PathBuf> {
     // SAFETY: after success `dli_fname` leads to a NUL-terminated name that lives as long as the library is loaded, and this
     // code is part of it.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    Some(
-        Path::new(OsStr::from_bytes(name.to_bytes()))
-            .parent()?
-            .to_owned(),
-    )
+    Some(Path::new(OsStr::from_bytes(name.to_bytes())).parent()?.to_owned())
 }

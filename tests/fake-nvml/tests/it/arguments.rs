@@ -25,26 +25,15 @@ fn before_init_and_after_shutdown_nothing_answers() {
     // SAFETY: every pointer is to a local of the type that the header asks for, or NULL, which is the question.
     unsafe {
         is(nvml.nvmlDeviceGetCount_v2(&mut count), Code::Uninitialized);
-        is(
-            nvml.nvmlDeviceGetIndex(ptr::null_mut(), &mut count),
-            Code::Uninitialized,
-        );
+        is(nvml.nvmlDeviceGetIndex(ptr::null_mut(), &mut count), Code::Uninitialized);
         is(nvml.nvmlShutdown(), Code::Uninitialized);
         assert_eq!(nvml.nvmlInit_v2(), 0);
         assert_eq!(nvml.nvmlInitWithFlags(0), 0);
         assert_eq!(nvml.nvmlShutdown(), 0);
-        assert_eq!(
-            nvml.nvmlDeviceGetCount_v2(&mut count),
-            0,
-            "one user is left"
-        );
+        assert_eq!(nvml.nvmlDeviceGetCount_v2(&mut count), 0, "one user is left");
         assert_eq!(nvml.nvmlShutdown(), 0);
         is(nvml.nvmlDeviceGetCount_v2(&mut count), Code::Uninitialized);
-        assert_eq!(
-            CStr::from_ptr(nvml.nvmlErrorString(15)).to_str(),
-            Ok("GPU is lost"),
-            "needs no init"
-        );
+        assert_eq!(CStr::from_ptr(nvml.nvmlErrorString(15)).to_str(), Ok("GPU is lost"), "needs no init");
     }
 }
 
@@ -57,61 +46,22 @@ fn null_small_and_foreign_are_refused() {
     // SAFETY: as above; wild handles are the question, and the library follows none.
     unsafe {
         assert_eq!(nvml.nvmlInit_v2(), 0);
-        is(
-            nvml.nvmlDeviceGetCount_v2(ptr::null_mut()),
-            Code::InvalidArgument,
-        );
-        is(
-            nvml.nvmlDeviceGetHandleByIndex_v2(0, ptr::null_mut()),
-            Code::InvalidArgument,
-        );
-        is(
-            nvml.nvmlDeviceGetHandleByUUID(ptr::null(), &mut device),
-            Code::InvalidArgument,
-        );
-        is(
-            nvml.nvmlDeviceGetHandleByUUID(c"GPU-x".as_ptr(), &mut device),
-            Code::NotFound,
-        );
+        is(nvml.nvmlDeviceGetCount_v2(ptr::null_mut()), Code::InvalidArgument);
+        is(nvml.nvmlDeviceGetHandleByIndex_v2(0, ptr::null_mut()), Code::InvalidArgument);
+        is(nvml.nvmlDeviceGetHandleByUUID(ptr::null(), &mut device), Code::InvalidArgument);
+        is(nvml.nvmlDeviceGetHandleByUUID(c"GPU-x".as_ptr(), &mut device), Code::NotFound);
         assert_eq!(nvml.nvmlDeviceGetHandleByIndex_v2(0, &mut device), 0);
-        is(
-            nvml.nvmlDeviceGetUUID(device, ptr::null_mut(), 96),
-            Code::InvalidArgument,
-        );
-        is(
-            nvml.nvmlDeviceGetUUID(device, text.as_mut_ptr(), 40),
-            Code::InsufficientSize,
-        );
+        is(nvml.nvmlDeviceGetUUID(device, ptr::null_mut(), 96), Code::InvalidArgument);
+        is(nvml.nvmlDeviceGetUUID(device, text.as_mut_ptr(), 40), Code::InsufficientSize);
         assert_eq!(nvml.nvmlDeviceGetUUID(device, text.as_mut_ptr(), 41), 0);
-        is(
-            nvml.nvmlDeviceGetPciInfo_v3(device, ptr::null_mut()),
-            Code::InvalidArgument,
-        );
-        is(
-            nvml.nvmlDeviceGetEccMode(device, &mut number, ptr::null_mut()),
-            Code::InvalidArgument,
-        );
-        is(
-            nvml.nvmlDeviceGetFieldValues(device, 1, ptr::null_mut()),
-            Code::InvalidArgument,
-        );
-        is(
-            nvml.nvmlDeviceGetFieldValues(device, -1, ptr::null_mut()),
-            Code::InvalidArgument,
-        );
-        is(
-            nvml.nvmlEventSetWait_v2(ptr::null_mut(), ptr::null_mut(), 0),
-            Code::InvalidArgument,
-        );
+        is(nvml.nvmlDeviceGetPciInfo_v3(device, ptr::null_mut()), Code::InvalidArgument);
+        is(nvml.nvmlDeviceGetEccMode(device, &mut number, ptr::null_mut()), Code::InvalidArgument);
+        is(nvml.nvmlDeviceGetFieldValues(device, 1, ptr::null_mut()), Code::InvalidArgument);
+        is(nvml.nvmlDeviceGetFieldValues(device, -1, ptr::null_mut()), Code::InvalidArgument);
+        is(nvml.nvmlEventSetWait_v2(ptr::null_mut(), ptr::null_mut(), 0), Code::InvalidArgument);
         for wild in [1_usize, 0x4e56_0001, usize::MAX] {
-            is(
-                nvml.nvmlDeviceGetIndex(wild as nvmlDevice_t, &mut number),
-                Code::InvalidArgument,
-            );
-            is(
-                nvml.nvmlEventSetFree(wild as nvmlEventSet_t),
-                Code::InvalidArgument,
-            );
+            is(nvml.nvmlDeviceGetIndex(wild as nvmlDevice_t, &mut number), Code::InvalidArgument);
+            is(nvml.nvmlEventSetFree(wild as nvmlEventSet_t), Code::InvalidArgument);
             is(
                 nvml.nvmlGpuInstanceGetInfo(wild as nvmlGpuInstance_t, ptr::null_mut()),
                 Code::InvalidArgument,
@@ -140,18 +90,11 @@ fn lists_say_how_much_room_they_need() {
         let mut processes: [nvmlProcessInfo_t; 4] = std::mem::zeroed();
         count = 4;
         assert_eq!(
-            nvml.nvmlDeviceGetComputeRunningProcesses_v3(
-                device,
-                &mut count,
-                processes.as_mut_ptr()
-            ),
+            nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, &mut count, processes.as_mut_ptr()),
             0
         );
         assert_eq!(count, 2);
-        assert_eq!(
-            (processes[1].pid, processes[1].usedGpuMemory),
-            (2, 20 << 20)
-        );
+        assert_eq!((processes[1].pid, processes[1].usedGpuMemory), (2, 20 << 20));
         assert_eq!(processes[2].pid, 0, "not touched");
     }
 }
@@ -165,10 +108,7 @@ fn a_versioned_structure_must_say_its_version() {
         assert_eq!(nvml.nvmlInit_v2(), 0);
         assert_eq!(nvml.nvmlDeviceGetHandleByIndex_v2(0, &mut device), 0);
         let mut memory: nvmlMemory_v2_t = std::mem::zeroed();
-        is(
-            nvml.nvmlDeviceGetMemoryInfo_v2(device, &mut memory),
-            Code::ArgumentVersionMismatch,
-        );
+        is(nvml.nvmlDeviceGetMemoryInfo_v2(device, &mut memory), Code::ArgumentVersionMismatch);
         memory.version = u32::try_from(size_of::<nvmlMemory_v2_t>()).unwrap() | (2 << 24);
         assert_eq!(nvml.nvmlDeviceGetMemoryInfo_v2(device, &mut memory), 0);
         assert_eq!(memory.total, 81_559 << 20);
@@ -187,49 +127,23 @@ fn gpu_and_compute_instances_lead_to_their_profiles() {
     unsafe {
         assert_eq!(nvml.nvmlInit_v2(), 0);
         assert_eq!(nvml.nvmlDeviceGetHandleByIndex_v2(0, &mut device), 0);
-        assert_eq!(
-            nvml.nvmlDeviceGetGpuInstanceById(device, 8, &mut gpu_instance),
-            0
-        );
+        assert_eq!(nvml.nvmlDeviceGetGpuInstanceById(device, 8, &mut gpu_instance), 0);
         let mut info: nvmlGpuInstanceInfo_t = std::mem::zeroed();
         assert_eq!(nvml.nvmlGpuInstanceGetInfo(gpu_instance, &mut info), 0);
-        assert_eq!(
-            (info.id, info.placement.start, info.placement.size),
-            (8, 3, 2)
-        );
+        assert_eq!((info.id, info.placement.start, info.placement.size), (8, 3, 2));
         assert_eq!(info.device, device);
         let mut profile: nvmlGpuInstanceProfileInfo_t = std::mem::zeroed();
-        assert_eq!(
-            nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, 1, &mut profile),
-            0
-        );
+        assert_eq!(nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, 1, &mut profile), 0);
         assert_eq!((profile.id, profile.sliceCount), (info.profileId, 2));
-        is(
-            nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, 6, &mut profile),
-            Code::NotSupported,
-        );
-        is(
-            nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, 99, &mut profile),
-            Code::InvalidArgument,
-        );
-        assert_eq!(
-            nvml.nvmlGpuInstanceGetComputeInstanceById(gpu_instance, 0, &mut compute_instance),
-            0
-        );
+        is(nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, 6, &mut profile), Code::NotSupported);
+        is(nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, 99, &mut profile), Code::InvalidArgument);
+        assert_eq!(nvml.nvmlGpuInstanceGetComputeInstanceById(gpu_instance, 0, &mut compute_instance), 0);
         let mut compute: nvmlComputeInstanceInfo_t = std::mem::zeroed();
-        assert_eq!(
-            nvml.nvmlComputeInstanceGetInfo_v2(compute_instance, &mut compute),
-            0
-        );
+        assert_eq!(nvml.nvmlComputeInstanceGetInfo_v2(compute_instance, &mut compute), 0);
         assert_eq!(compute.gpuInstance, gpu_instance);
         let mut compute_profile: nvmlComputeInstanceProfileInfo_t = std::mem::zeroed();
         assert_eq!(
-            nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
-                gpu_instance,
-                1,
-                0,
-                &mut compute_profile
-            ),
+            nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gpu_instance, 1, 0, &mut compute_profile),
             0
         );
         assert_eq!(compute_profile.id, compute.profileId);
@@ -244,9 +158,6 @@ fn gpu_and_compute_instances_lead_to_their_profiles() {
                 state.faults.push(fault.of_gpu(uuid));
             })
             .unwrap();
-        is(
-            nvml.nvmlGpuInstanceGetInfo(gpu_instance, &mut info),
-            Code::NoPermission,
-        );
+        is(nvml.nvmlGpuInstanceGetInfo(gpu_instance, &mut info), Code::NoPermission);
     }
 }

@@ -19,10 +19,8 @@ fn watch<'n>(bench: &'n Bench, gpus: &[u32]) -> EventSet<'n> {
         let device = bench.nvml.device_by_index(*gpu).unwrap();
         let kinds = device.supported_event_types().unwrap();
         assert!(kinds.contains(EventTypes::CRITICAL_XID_ERROR));
-        set = device
-            .register_events(EventTypes::CRITICAL_XID_ERROR, set)
-            .map_err(|error| error.error)
-            .unwrap();
+        set =
+            device.register_events(EventTypes::CRITICAL_XID_ERROR, set).map_err(|error| error.error).unwrap();
     }
     set
 }
@@ -53,10 +51,7 @@ fn each_set_gets_each_event_once_and_nothing_from_before_it() {
     let second = watch(&bench, &[0, 1]);
     push(&bench, 2, 79);
     push(&bench, 0, 94);
-    assert_eq!(
-        [next(&first), next(&first), next(&first)],
-        [(1, 48), (2, 79), (0, 94)]
-    );
+    assert_eq!([next(&first), next(&first), next(&first)], [(1, 48), (2, 79), (0, 94)]);
     assert_eq!(next(&second), (0, 94), "not the one from before it");
     for set in [&first, &second] {
         assert!(matches!(set.wait(5), Err(NvmlError::Timeout)));
@@ -107,10 +102,7 @@ fn the_loss_of_a_watched_gpu_follows_its_last_events() {
         state.gpus[2].lost = true;
     });
     let event = set.wait(WAIT_MS).unwrap();
-    assert_eq!(
-        event.event_data.map(|xid| format!("{xid:?}")).as_deref(),
-        Some("Value(79)")
-    );
+    assert_eq!(event.event_data.map(|xid| format!("{xid:?}")).as_deref(), Some("Value(79)"));
     assert!(matches!(event.device.uuid(), Err(NvmlError::GpuLost)));
     assert!(matches!(set.wait(WAIT_MS), Err(NvmlError::GpuLost)));
     bench.change(|state| state.gpus[1].lost = false);

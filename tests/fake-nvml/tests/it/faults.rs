@@ -18,32 +18,13 @@ fn a_lost_gpu_answers_so_to_every_call_until_it_is_back() {
     bench.change(|state| state.gpus[2].lost = true);
     assert!(matches!(device.uuid(), Err(NvmlError::GpuLost)));
     assert!(matches!(device.memory_info(), Err(NvmlError::GpuLost)));
-    assert!(matches!(
-        device.link_wrapper_for(0).is_active(),
-        Err(NvmlError::GpuLost)
-    ));
-    assert!(matches!(
-        device.running_compute_processes(),
-        Err(NvmlError::GpuLost)
-    ));
-    assert!(matches!(
-        bench.nvml.device_by_index(2),
-        Err(NvmlError::GpuLost)
-    ));
-    assert!(matches!(
-        bench.nvml.device_by_uuid(uuid.as_str()),
-        Err(NvmlError::GpuLost)
-    ));
+    assert!(matches!(device.link_wrapper_for(0).is_active(), Err(NvmlError::GpuLost)));
+    assert!(matches!(device.running_compute_processes(), Err(NvmlError::GpuLost)));
+    assert!(matches!(bench.nvml.device_by_index(2), Err(NvmlError::GpuLost)));
+    assert!(matches!(bench.nvml.device_by_uuid(uuid.as_str()), Err(NvmlError::GpuLost)));
     let other = bench.nvml.device_by_index(3).unwrap();
-    assert!(matches!(
-        other.topology_common_ancestor(same),
-        Err(NvmlError::GpuLost)
-    ));
-    assert_eq!(
-        bench.nvml.device_count().unwrap(),
-        4,
-        "indices do not move when a GPU is lost"
-    );
+    assert!(matches!(other.topology_common_ancestor(same), Err(NvmlError::GpuLost)));
+    assert_eq!(bench.nvml.device_count().unwrap(), 4, "indices do not move when a GPU is lost");
     assert!(other.memory_info().is_ok());
     bench.change(|state| state.gpus[2].lost = false);
     assert_eq!(device.uuid().unwrap(), uuid);
@@ -63,9 +44,7 @@ fn a_hanging_call_hangs_alone_and_ends_when_the_file_says_so() {
     let bench = Bench::new(&State::h100(2));
     let uuid = bench.nvml.device_by_index(0).unwrap().uuid().unwrap();
     bench.change(|state| {
-        state
-            .faults
-            .push(Fault::hang("nvmlDeviceGetMemoryInfo*").of_gpu(&uuid));
+        state.faults.push(Fault::hang("nvmlDeviceGetMemoryInfo*").of_gpu(&uuid));
     });
     let inside = AtomicBool::new(false);
     let done = AtomicBool::new(false);
@@ -95,11 +74,7 @@ fn a_hanging_call_hangs_alone_and_ends_when_the_file_says_so() {
             state.gpus[0].memory_used_mib = 77;
         });
         let answer = hanging.join().unwrap().unwrap();
-        assert_eq!(
-            answer.used,
-            77 * 1024 * 1024,
-            "the state after the hang holds"
-        );
+        assert_eq!(answer.used, 77 * 1024 * 1024, "the state after the hang holds");
     });
 }
 
@@ -112,10 +87,7 @@ fn a_slow_call_takes_its_time() {
     assert_eq!(device.name().unwrap(), "Tesla T4");
     assert!(began.elapsed() >= Duration::from_millis(30));
     bench.change(|state| {
-        state.faults = vec![Fault {
-            delay_ms: 20,
-            ..Fault::fail("nvmlDeviceGetName", Code::Unknown)
-        }];
+        state.faults = vec![Fault { delay_ms: 20, ..Fault::fail("nvmlDeviceGetName", Code::Unknown) }];
     });
     let began = Instant::now();
     assert!(matches!(device.name(), Err(NvmlError::Unknown)));
@@ -127,22 +99,12 @@ fn any_call_can_be_made_to_fail_also_for_one_gpu() {
     let bench = Bench::new(&State::t4(2));
     let uuid = bench.nvml.device_by_index(1).unwrap().uuid().unwrap();
     bench.change(|state| {
-        state
-            .faults
-            .push(Fault::fail("nvmlDeviceGetHandleBy*", Code::NoPermission).of_gpu(uuid));
-        state
-            .faults
-            .push(Fault::fail("nvmlDeviceGetCount_v2", Code::IrqIssue));
+        state.faults.push(Fault::fail("nvmlDeviceGetHandleBy*", Code::NoPermission).of_gpu(uuid));
+        state.faults.push(Fault::fail("nvmlDeviceGetCount_v2", Code::IrqIssue));
     });
     assert!(bench.nvml.device_by_index(0).is_ok());
-    assert!(matches!(
-        bench.nvml.device_by_index(1),
-        Err(NvmlError::NoPermission)
-    ));
-    assert!(matches!(
-        bench.nvml.device_count(),
-        Err(NvmlError::IrqIssue)
-    ));
+    assert!(matches!(bench.nvml.device_by_index(1), Err(NvmlError::NoPermission)));
+    assert!(matches!(bench.nvml.device_count(), Err(NvmlError::IrqIssue)));
 }
 
 #[test]

@@ -16,8 +16,7 @@ fn remote_type(device: &Device, number: u32) -> u32 {
     let mut kind = u32::MAX;
     let library = device.nvml().lib();
     // SAFETY: the handle is valid while `device` lives, and `kind` outlives the call.
-    let answer =
-        unsafe { library.nvmlDeviceGetNvLinkRemoteDeviceType(device.handle(), number, &mut kind) };
+    let answer = unsafe { library.nvmlDeviceGetNvLinkRemoteDeviceType(device.handle(), number, &mut kind) };
     assert_eq!(answer, 0);
     kind
 }
@@ -30,17 +29,9 @@ fn links_to_switches() {
         let link = device.link_wrapper_for(number);
         assert!(link.is_active().unwrap());
         assert_eq!(remote_type(&device, number), SWITCH);
-        assert!(
-            link.remote_pci_info()
-                .unwrap()
-                .bus_id
-                .starts_with("00000000:D")
-        );
+        assert!(link.remote_pci_info().unwrap().bus_id.starts_with("00000000:D"));
     }
-    assert!(matches!(
-        device.link_wrapper_for(18).is_active(),
-        Err(NvmlError::InvalidArg)
-    ));
+    assert!(matches!(device.link_wrapper_for(18).is_active(), Err(NvmlError::InvalidArg)));
 }
 
 #[test]
@@ -48,21 +39,12 @@ fn links_between_gpus_and_a_link_that_is_down() {
     let mut state = State::h100(2);
     let uuids: Vec<_> = state.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     for (gpu, other) in state.gpus.iter_mut().zip(uuids.iter().rev()) {
-        gpu.nvlinks = vec![
-            NvLink {
-                remote: Remote::Gpu(other.clone()),
-                active: true
-            };
-            2
-        ];
+        gpu.nvlinks = vec![NvLink { remote: Remote::Gpu(other.clone()), active: true }; 2];
     }
     let bench = Bench::new(&state);
     let device = bench.nvml.device_by_index(0).unwrap();
     let link = device.link_wrapper_for(1);
-    assert_eq!(
-        link.remote_pci_info().unwrap().bus_id,
-        state.gpus[1].pci_bus_id
-    );
+    assert_eq!(link.remote_pci_info().unwrap().bus_id, state.gpus[1].pci_bus_id);
     assert_eq!(remote_type(&device, 1), GPU);
     bench.change(|state| state.gpus[0].nvlinks[1].active = false);
     assert!(!link.is_active().unwrap());
@@ -73,10 +55,7 @@ fn links_between_gpus_and_a_link_that_is_down() {
 fn no_links_on_a_pcie_board() {
     let bench = Bench::new(&State::t4(2));
     let device = bench.nvml.device_by_index(0).unwrap();
-    assert!(matches!(
-        device.link_wrapper_for(0).is_active(),
-        Err(NvmlError::NotSupported)
-    ));
+    assert!(matches!(device.link_wrapper_for(0).is_active(), Err(NvmlError::NotSupported)));
 }
 
 #[test]
@@ -91,17 +70,8 @@ fn common_ancestors_and_numa_nodes() {
     let nodes = |index| device(index).memory_affinity(2, 0).unwrap();
     assert_eq!(nodes(0), [1, 0], "NUMA node 0");
     assert_eq!(nodes(7), [2, 0], "NUMA node 1");
-    assert_eq!(
-        device(0)
-            .topology_nearest_gpus(TopologyLevel::Multiple)
-            .unwrap()
-            .len(),
-        1
-    );
-    assert!(matches!(
-        device(0).numa_node_id(),
-        Err(NvmlError::NotSupported)
-    ));
+    assert_eq!(device(0).topology_nearest_gpus(TopologyLevel::Multiple).unwrap().len(), 1);
+    assert!(matches!(device(0).numa_node_id(), Err(NvmlError::NotSupported)));
     bench.change(|state| state.gpus[0].memory_numa_node = Some(4));
     assert_eq!(device(0).numa_node_id().unwrap(), 4);
 }

@@ -1,13 +1,7 @@
 //! The built library, opened as any program opens NVML.
 
-#![allow(
-    unsafe_code,
-    reason = "some questions can only be asked through the raw bindings"
-)]
-#![allow(
-    clippy::unwrap_used,
-    reason = "clippy.toml allows it in tests, but not in their helpers"
-)]
+#![allow(unsafe_code, reason = "some questions can only be asked through the raw bindings")]
+#![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, but not in their helpers")]
 
 mod arguments;
 mod events;
@@ -38,11 +32,7 @@ impl Bench {
         let folder = tempfile::tempdir().unwrap();
         let installed = Installed::new(folder.path(), state).unwrap();
         let nvml = open(&installed).unwrap();
-        Self {
-            nvml,
-            installed,
-            _folder: folder,
-        }
+        Self { nvml, installed, _folder: folder }
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
@@ -51,9 +41,7 @@ impl Bench {
 }
 
 fn open(installed: &Installed) -> Result<Nvml, nvml_wrapper::error::NvmlError> {
-    Nvml::builder()
-        .lib_path(installed.library().as_os_str())
-        .init()
+    Nvml::builder().lib_path(installed.library().as_os_str()).init()
 }
 
 /// Waits until it is so, and fails if it never is.

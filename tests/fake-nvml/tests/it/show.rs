@@ -48,20 +48,11 @@ fn every_gpu_is_as_the_file_says() {
         assert!(device.is_ecc_enabled().unwrap().currently_enabled);
         let by_uuid = bench.nvml.device_by_uuid(gpu.uuid.as_str()).unwrap();
         assert_eq!(by_uuid.index().unwrap(), index);
-        let by_bus = bench
-            .nvml
-            .device_by_pci_bus_id(gpu.pci_bus_id.as_str())
-            .unwrap();
+        let by_bus = bench.nvml.device_by_pci_bus_id(gpu.pci_bus_id.as_str()).unwrap();
         assert_eq!(by_bus.uuid().unwrap(), gpu.uuid);
     }
-    assert!(matches!(
-        bench.nvml.device_by_index(8),
-        Err(NvmlError::InvalidArg)
-    ));
-    assert!(matches!(
-        bench.nvml.device_by_uuid("GPU-none"),
-        Err(NvmlError::NotFound)
-    ));
+    assert!(matches!(bench.nvml.device_by_index(8), Err(NvmlError::InvalidArg)));
+    assert!(matches!(bench.nvml.device_by_uuid("GPU-none"), Err(NvmlError::NotFound)));
 }
 
 #[test]
@@ -86,37 +77,16 @@ fn processes_and_their_memory() {
             state.gpus[0].run(pid, 10);
         }
         state.gpus[0].processes[0].name = Some("python3".into());
-        state.gpus[0].processes.push(Process {
-            mps: true,
-            ..Process::new(7, 5)
-        });
+        state.gpus[0].processes.push(Process { mps: true, ..Process::new(7, 5) });
     });
     let processes = device.running_compute_processes().unwrap();
-    assert_eq!(
-        processes.iter().map(|p| p.pid).collect::<Vec<_>>(),
-        (100..140).collect::<Vec<_>>()
-    );
-    assert!(
-        processes
-            .iter()
-            .all(|p| p.used_gpu_memory == UsedGpuMemory::Used(10 * MIB))
-    );
-    assert!(
-        processes
-            .iter()
-            .all(|p| p.gpu_instance_id.is_none() && p.compute_instance_id.is_none())
-    );
+    assert_eq!(processes.iter().map(|p| p.pid).collect::<Vec<_>>(), (100..140).collect::<Vec<_>>());
+    assert!(processes.iter().all(|p| p.used_gpu_memory == UsedGpuMemory::Used(10 * MIB)));
+    assert!(processes.iter().all(|p| p.gpu_instance_id.is_none() && p.compute_instance_id.is_none()));
     assert_eq!(device.memory_info().unwrap().used, 400 * MIB);
     assert_eq!(bench.nvml.sys_process_name(100, 64).unwrap(), "python3");
-    assert_eq!(
-        bench.nvml.sys_process_name(100, 7).unwrap(),
-        "python",
-        "cut to the buffer"
-    );
-    assert!(matches!(
-        bench.nvml.sys_process_name(101, 64),
-        Err(NvmlError::NotFound)
-    ));
+    assert_eq!(bench.nvml.sys_process_name(100, 7).unwrap(), "python", "cut to the buffer");
+    assert!(matches!(bench.nvml.sys_process_name(101, 64), Err(NvmlError::NotFound)));
     let mps = device.mps_running_compute_processes().unwrap();
     assert_eq!(mps.iter().map(|p| p.pid).collect::<Vec<_>>(), [7]);
     bench.change(|state| assert!(state.gpus[0].end(100)));
@@ -138,21 +108,15 @@ fn errors_rows_and_what_the_driver_recommends() {
     let ecc = |kind| device.total_ecc_errors(kind, EccCounter::Volatile).unwrap();
     assert_eq!(ecc(MemoryError::Uncorrected), 9);
     assert_eq!(ecc(MemoryError::Corrected), 0);
-    let fields = device
-        .field_values_for(&[FieldId(230), FieldId(143), FieldId(144), FieldId(9999)])
-        .unwrap();
+    let fields = device.field_values_for(&[FieldId(230), FieldId(143), FieldId(144), FieldId(9999)]).unwrap();
     let value = |at: usize| {
-        let field: &nvml_wrapper::struct_wrappers::device::FieldValueSample =
-            fields[at].as_ref().unwrap();
+        let field: &nvml_wrapper::struct_wrappers::device::FieldValueSample = fields[at].as_ref().unwrap();
         format!("{:?}", field.value.as_ref().unwrap())
     };
     assert_eq!(value(0), "U32(4)");
     assert_eq!(value(1), "U32(3)");
     assert_eq!(value(2), "U32(1)");
-    assert!(matches!(
-        fields[3].as_ref().unwrap().value,
-        Err(NvmlError::NotSupported)
-    ));
+    assert!(matches!(fields[3].as_ref().unwrap().value, Err(NvmlError::NotSupported)));
 }
 
 #[test]
@@ -179,14 +143,9 @@ fn a_missing_or_broken_file_is_no_driver() {
 fn a_driver_that_does_not_load() {
     let folder = tempfile::tempdir().unwrap();
     let mut state = State::t4(1);
-    state
-        .faults
-        .push(Fault::fail("nvmlInit*", Code::LibRmVersionMismatch));
+    state.faults.push(Fault::fail("nvmlInit*", Code::LibRmVersionMismatch));
     let installed = Installed::new(folder.path(), &state).unwrap();
-    assert!(matches!(
-        open(&installed),
-        Err(NvmlError::LibRmVersionMismatch)
-    ));
+    assert!(matches!(open(&installed), Err(NvmlError::LibRmVersionMismatch)));
     installed.change(|state| state.faults.clear()).unwrap();
     assert!(open(&installed).is_ok());
 }
@@ -210,8 +169,5 @@ fn the_environment_names_the_file() {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&child.stdout);
-    assert!(
-        child.status.success() && text.contains("1 passed"),
-        "{text}"
-    );
+    assert!(child.status.success() && text.contains("1 passed"), "{text}");
 }

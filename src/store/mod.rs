@@ -1,1 +1,21 @@
-//! Filled by its own change.
+//! `Store` over sled, and its twin in memory.
+//!
+//! What is written is one record per noun ([`crate::kernel::record`]); [`codec`] turns it into
+//! bytes. sled 0.34 alone promises less than an Allocate needs, so [`SledStore`] adds what is
+//! missing, and says in its own words what stays undetectable. [`Deadline`] bounds how long a
+//! caller waits for a disk. Nothing outside this room names sled.
+
+mod check;
+pub mod codec;
+mod counter;
+mod deadline;
+mod dto;
+mod folder;
+mod memory;
+mod sled;
+mod trouble;
+
+pub use codec::RECORD_BYTES_MAX;
+pub use deadline::{APPEND_WAIT, Deadline, LOAD_WAIT};
+pub use memory::{MemoryDisk, MemoryFault, MemoryStore};
+pub use sled::SledStore;

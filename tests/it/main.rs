@@ -18,3 +18,5 @@ mod policies_node;
 mod policies_prebuilt;
 mod policies_shipped;
 mod sim_file;
+mod store_contract;
+mod store_sled;

@@ -1,0 +1,231 @@
+//! Bounds how long the keeper waits for a disk.
+//!
+//! The store lives on a thread of its own. A call that is not over in time answers
+//! [`StoreError::Slow`], and the store is stuck until that call ends: nothing is asked of it
+//! meanwhile, so calls never queue up behind a dead disk. What the late call answered is not used;
+//! whether its writes are there is what the next [`Store::load`] finds out.
+
+use super::trouble::Trouble;
+use crate::kernel::record::{Record, Write};
+use crate::ports::{Store, StoreError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long an append may take. A healthy drive needs under a millisecond, one that stalls for its
+/// own housekeeping some hundred; the kubelet has no timeout of its own and admits no pod meanwhile.
+pub const APPEND_WAIT: Duration = Duration::from_secs(2);
+/// How long opening and reading may take. At the largest (a copy and two reads of some 20 MiB)
+/// under a second on a slow disk.
+pub const LOAD_WAIT: Duration = Duration::from_secs(15);
+
+/// Any store, with deadlines.
+#[derive(Debug)]
+pub struct Deadline {
+    trouble: Trouble,
+    append_wait: Duration,
+    load_wait: Duration,
+    /// `None` only while it is dropped.
+    asks: Option<Sender<Ask>>,
+    answers: Receiver<Answer>,
+    state: State,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing is under way.
+    Ready,
+    /// A call is late and not over.
+    Stuck,
+    /// A late call is over; only a `load` makes good for it.
+    Late,
+}
+
+enum Ask {
+    Load,
+    Append(Vec<Write>),
+}
+
+enum Answer {
+    Opened(Result<(), StoreError>),
+    Loaded(Result<Vec<Record>, StoreError>),
+    Appended(Result<(), StoreError>),
+}
+
+impl Deadline {
+    /// Opens a store, in its own thread, with the product's deadlines. `path` is for errors.
+    ///
+    /// # Errors
+    /// As `open`, or [`StoreError::Slow`].
+    pub fn open<S, F>(path: &Path, open: F) -> Result<Self, StoreError>
+    where
+        S: Store + 'static,
+        F: FnOnce() -> Result<S, StoreError> + Send + 'static,
+    {
+        Self::open_within(path, APPEND_WAIT, LOAD_WAIT, open)
+    }
+
+    /// The same with other deadlines.
+    ///
+    /// # Errors
+    /// As `open`, or [`StoreError::Slow`].
+    pub fn open_within<S, F>(
+        path: &Path,
+        append_wait: Duration,
+        load_wait: Duration,
+        open: F,
+    ) -> Result<Self, StoreError>
+    where
+        S: Store + 'static,
+        F: FnOnce() -> Result<S, StoreError> + Send + 'static,
+    {
+        let trouble = Trouble::new(path);
+        // One ask is under way at a time, and its answer never waits for a reader.
+        let (asks, asked) = bounded(1);
+        let (answer, answers) = bounded(1);
+        let words = trouble.clone();
+        let thread = std::thread::Builder::new()
+            .name("store".into())
+            .spawn(move || serve(open, &words, &asked, &answer))
+            .map_err(|e| trouble.io("starting its thread", &e))?;
+        let mut this = Self {
+            trouble,
+            append_wait,
+            load_wait,
+            asks: Some(asks),
+            answers,
+            state: State::Ready,
+            thread: Some(thread),
+        };
+        match this.wait(load_wait)? {
+            Answer::Opened(Ok(())) => Ok(this),
+            Answer::Opened(Err(e)) => Err(e),
+            Answer::Loaded(_) | Answer::Appended(_) => Err(this.confused()),
+        }
+    }
+
+    fn ask(&mut self, ask: Ask, wait: Duration) -> Result<Answer, StoreError> {
+        let sent = self
+            .asks
+            .as_ref()
+            .is_some_and(|asks| asks.send(ask).is_ok());
+        if sent {
+            self.wait(wait)
+        } else {
+            Err(self.ended())
+        }
+    }
+
+    fn wait(&mut self, wait: Duration) -> Result<Answer, StoreError> {
+        match self.answers.recv_timeout(wait) {
+            Ok(answer) => Ok(answer),
+            Err(RecvTimeoutError::Timeout) => {
+                self.state = State::Stuck;
+                Err(self.trouble.slow(wait))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
+        }
+    }
+
+    /// Looks, without waiting, whether a late call is over.
+    fn look(&mut self) {
+        if self.state == State::Stuck {
+            match self.answers.try_recv() {
+                Ok(_) | Err(TryRecvError::Disconnected) => self.state = State::Late,
+                Err(TryRecvError::Empty) => {}
+            }
+        }
+    }
+
+    fn ended(&self) -> StoreError {
+        self.trouble.failed("its thread has ended: restart berth")
+    }
+
+    /// Cannot come about while each ask waits for its own answer.
+    fn confused(&self) -> StoreError {
+        self.trouble.failed("its thread answered something else")
+    }
+}
+
+impl Store for Deadline {
+    fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+        self.look();
+        if self.state == State::Stuck {
+            return Err(self.trouble.slow(self.append_wait));
+        }
+        match self.ask(Ask::Load, self.load_wait)? {
+            Answer::Loaded(loaded) => {
+                if loaded.is_ok() {
+                    self.state = State::Ready;
+                }
+                loaded
+            }
+            Answer::Opened(_) | Answer::Appended(_) => Err(self.confused()),
+        }
+    }
+
+    fn append(&mut self, writes: &[Write]) -> Result<(), StoreError> {
+        self.look();
+        match self.state {
+            State::Ready => {}
+            State::Stuck => return Err(self.trouble.slow(self.append_wait)),
+            State::Late => return Err(self.trouble.unread()),
+        }
+        match self.ask(Ask::Append(writes.to_vec()), self.append_wait)? {
+            Answer::Appended(appended) => appended,
+            Answer::Opened(_) | Answer::Loaded(_) => Err(self.confused()),
+        }
+    }
+}
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        self.look();
+        // The thread ends once nobody can ask it any more, and closes the store.
+        self.asks = None;
+        if self.state != State::Stuck
+            && let Some(thread) = self.thread.take()
+        {
+            // Its panics were caught, and one in closing is nobody's to hear.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve<S: Store>(
+    open: impl FnOnce() -> Result<S, StoreError>,
+    trouble: &Trouble,
+    asked: &Receiver<Ask>,
+    answer: &Sender<Answer>,
+) {
+    let (mut store, opened) = match open() {
+        Ok(store) => (Some(store), Ok(())),
+        Err(e) => (None, Err(e)),
+    };
+    if answer.send(Answer::Opened(opened)).is_err() {
+        return;
+    }
+    let Some(store) = &mut store else { return };
+    for ask in asked {
+        let answered = catch_unwind(AssertUnwindSafe(|| match &ask {
+            Ask::Load => Answer::Loaded(store.load()),
+            Ask::Append(writes) => Answer::Appended(store.append(writes)),
+        }));
+        let answered = answered.unwrap_or_else(|_| {
+            let error = trouble.failed("its thread panicked");
+            match ask {
+                Ask::Load => Answer::Loaded(Err(error)),
+                Ask::Append(_) => Answer::Appended(Err(error)),
+            }
+        });
+        if answer.send(answered).is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

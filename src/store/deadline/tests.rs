@@ -1,0 +1,160 @@
+use super::*;
+use crate::kernel::record::{Meta, RecordKey};
+use crate::store::{MemoryDisk, MemoryStore};
+use std::time::Instant;
+
+const SHORT: Duration = Duration::from_millis(30);
+const LONG: Duration = Duration::from_secs(30);
+
+/// A memory store whose appends wait until the test lets them go on.
+struct Gated {
+    store: MemoryStore,
+    gate: Receiver<()>,
+}
+
+impl Store for Gated {
+    fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+        self.store.load()
+    }
+
+    fn append(&mut self, writes: &[Write]) -> Result<(), StoreError> {
+        self.gate.recv().expect("the test opens the gate");
+        self.store.append(writes)
+    }
+}
+
+fn gated(disk: &MemoryDisk, append_wait: Duration) -> (Deadline, Sender<()>) {
+    let (open, gate) = bounded(8);
+    let store = disk.open().unwrap();
+    let path = Path::new("/disk");
+    let deadline =
+        Deadline::open_within(path, append_wait, LONG, move || Ok(Gated { store, gate })).unwrap();
+    (deadline, open)
+}
+
+fn numbered(next_number: u64) -> Record {
+    Record::Meta(Meta {
+        store: 1,
+        next_number,
+        kubelet_seen_wall_ms: None,
+    })
+}
+
+fn until_loaded(store: &mut Deadline) -> Vec<Record> {
+    let since = Instant::now();
+    loop {
+        match store.load() {
+            Ok(records) => return records,
+            Err(StoreError::Slow { .. }) if since.elapsed() < LONG => std::thread::yield_now(),
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+#[test]
+fn a_store_in_time_answers_as_itself() {
+    let disk = MemoryDisk::new(1);
+    let (mut store, gate) = gated(&disk, LONG);
+    gate.send(()).unwrap();
+    store.append(&[Write::Put(numbered(2))]).unwrap();
+    assert_eq!(store.load().unwrap(), [numbered(2)]);
+}
+
+#[test]
+fn a_late_append_leaves_the_store_stuck_until_it_is_over_and_read_back() {
+    let disk = MemoryDisk::new(1);
+    let (mut store, gate) = gated(&disk, SHORT);
+    let error = store.append(&[Write::Put(numbered(2))]).unwrap_err();
+    assert!(matches!(error, StoreError::Slow { ms: 30, .. }), "{error}");
+    // Stuck: nothing is asked of the disk, and nobody waits for it.
+    for _ in 0..100 {
+        let again = store.append(&[Write::Put(numbered(3))]).unwrap_err();
+        assert!(matches!(again, StoreError::Slow { .. }), "{again}");
+        assert!(matches!(store.load(), Err(StoreError::Slow { .. })));
+    }
+    gate.send(()).unwrap();
+    // The write that was given up is there after all.
+    assert_eq!(until_loaded(&mut store), [numbered(2)]);
+    assert_eq!(disk.appends(), 1);
+    gate.send(()).unwrap();
+    store.append(&[Write::Put(numbered(4))]).unwrap();
+    assert_eq!(store.load().unwrap(), [numbered(4)]);
+}
+
+#[test]
+fn after_a_late_append_nothing_is_appended_unread() {
+    let disk = MemoryDisk::new(1);
+    let (mut store, gate) = gated(&disk, SHORT);
+    store
+        .append(&[Write::Delete(RecordKey::Stack)])
+        .unwrap_err();
+    gate.send(()).unwrap();
+    let since = Instant::now();
+    while disk.appends() == 0 {
+        assert!(since.elapsed() < LONG);
+        std::thread::yield_now();
+    }
+    // Its answer arrives a moment after its write.
+    let error = loop {
+        match store.append(&[Write::Put(numbered(2))]).unwrap_err() {
+            StoreError::Slow { .. } if since.elapsed() < LONG => std::thread::yield_now(),
+            other => break other,
+        }
+    };
+    assert!(error.to_string().contains("read back"), "{error}");
+    until_loaded(&mut store);
+    gate.send(()).unwrap();
+    store.append(&[Write::Put(numbered(2))]).unwrap();
+}
+
+#[test]
+fn dropping_a_stuck_store_waits_for_nobody_and_the_other_way_releases_it() {
+    let disk = MemoryDisk::new(1);
+    let (mut store, gate) = gated(&disk, SHORT);
+    store.append(&[Write::Put(numbered(2))]).unwrap_err();
+    drop(store);
+    assert!(matches!(disk.open(), Err(StoreError::Locked { .. })));
+    gate.send(()).unwrap();
+    let since = Instant::now();
+    while disk.open().is_err() {
+        assert!(since.elapsed() < LONG);
+        std::thread::yield_now();
+    }
+    drop(gated(&disk, LONG));
+    assert!(disk.open().is_ok());
+}
+
+#[test]
+fn what_opening_says_is_said_and_a_late_opening_is_slow() {
+    let disk = MemoryDisk::new(1);
+    let open = disk.open().unwrap();
+    let second = disk.clone();
+    let refused = Deadline::open(Path::new("/disk"), move || second.open());
+    assert!(matches!(refused, Err(StoreError::Locked { .. })));
+    drop(open);
+    let (release, held) = bounded::<()>(1);
+    let late = Deadline::open_within(Path::new("/disk"), SHORT, SHORT, move || {
+        held.recv().expect("the test opens the gate");
+        disk.open()
+    });
+    assert!(matches!(late, Err(StoreError::Slow { ms: 30, .. })));
+    release.send(()).unwrap();
+}
+
+#[test]
+fn a_store_that_panics_is_an_error() {
+    struct Panics;
+    impl Store for Panics {
+        fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+            panic!("in load");
+        }
+        fn append(&mut self, _: &[Write]) -> Result<(), StoreError> {
+            panic!("in append");
+        }
+    }
+    let mut store = Deadline::open(Path::new("/disk"), || Ok(Panics)).unwrap();
+    for _ in 0..2 {
+        assert!(matches!(store.load(), Err(StoreError::Io { .. })));
+        assert!(matches!(store.append(&[]), Err(StoreError::Io { .. })));
+    }
+}

@@ -1,0 +1,291 @@
+//! `Store` over sled 0.34: the only place that names it.
+//!
+//! What sled leaves open, and what is done about it:
+//! - `flush()` is `sync_file_range`: neither the drive's cache nor a grown file's length is safe
+//!   after it. So each append ends with `fdatasync` on the log, through a descriptor of our own.
+//! - Opening repairs, which may mean cutting off. So a copy is opened first, and read whole
+//!   ([`Folder::try_on_copy`], [`Contents`]).
+//! - After an I/O error it refuses everything until it is opened anew, and it may panic. So any
+//!   error closes it, under `catch_unwind`, and [`Store::load`] opens it again.
+//! - A page of more than a quarter segment becomes a file that is never synced. So segments are
+//!   larger than its default ([`SEGMENT_BYTES`]).
+//!
+//! What stays undetected: a whole folder put back to an older state, the counter with it; and see
+//! [`super::counter`].
+
+use super::check::{CHECK_KEY, Changes, Contents, Pair};
+use super::codec;
+use super::counter::Counter;
+use super::folder::Folder;
+use super::trouble::{Trouble, panicked};
+use crate::kernel::record::{Meta, Record, Write};
+use crate::ports::{Store, StoreError};
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+/// A log segment, bytes. A page holds up to 17 records before it splits and 3 more where it takes
+/// in a neighbour: 20 x (16 KiB + 65 of key and some) = 330 KiB, under a quarter of this.
+const SEGMENT_BYTES: usize = 2 * 1024 * 1024;
+/// sled's page cache, bytes: a node's records are at most a few MiB, usually 0.5.
+const CACHE_BYTES: u64 = 8 * 1024 * 1024;
+
+/// A store in a folder.
+#[derive(Debug)]
+pub struct SledStore {
+    // Before the folder, whose lock must go last.
+    open: Option<Open>,
+    folder: Folder,
+}
+
+/// sled, opened and read.
+#[derive(Debug)]
+struct Open {
+    db: Handle,
+    log: File,
+    counter: Counter,
+    contents: Contents,
+}
+
+impl SledStore {
+    /// Opens the store in this folder, which is made, readable to its owner alone, if it is not
+    /// there. A fresh store gets a random identity ([`Meta::store`]).
+    ///
+    /// # Errors
+    /// If another process has it, a later release wrote it, it is damaged in any way (and is then
+    /// left byte for byte as it was), or the system does not let us.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let folder = Folder::lock(path)?;
+        if !folder.is_made()? {
+            folder.make(|data| fill(data, &folder.trouble))?;
+        }
+        if !folder.wait_released()? {
+            // Not a daemon of ours: that one would hold `lock`.
+            return Err(folder.trouble.locked());
+        }
+        Ok(Self {
+            open: Some(Open::checked(&folder)?),
+            folder,
+        })
+    }
+
+    fn trouble(&self) -> &Trouble {
+        &self.folder.trouble
+    }
+
+    fn reopen(&self) -> Result<Open, StoreError> {
+        if !self.folder.is_made()? {
+            // Never a fresh one in its place: the ledger would forget what pods hold.
+            return Err(self.trouble().failed(
+                "its files are gone while it was in use: put them back, or restart berth to start anew",
+            ));
+        }
+        if !self.folder.wait_released()? {
+            return Err(self.trouble().failed("an earlier write is not over yet"));
+        }
+        Open::checked(&self.folder)
+    }
+}
+
+impl Store for SledStore {
+    fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => self.reopen()?,
+        };
+        // An error drops `open`, and so closes it.
+        let (contents, records) = contents(&open.db, self.trouble())?;
+        if contents.check() != open.contents.check() {
+            return Err(self
+                .trouble()
+                .damaged("it does not hold what was written last"));
+        }
+        self.open = Some(open);
+        Ok(records)
+    }
+
+    fn append(&mut self, writes: &[Write]) -> Result<(), StoreError> {
+        let changes = codec::changes(writes)?;
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let Some(mut open) = self.open.take() else {
+            return Err(self.trouble().unread());
+        };
+        // An error drops `open`, and so closes it.
+        open.append(&changes, &self.folder)?;
+        self.open = Some(open);
+        Ok(())
+    }
+}
+
+impl Open {
+    /// Opens the store after its copy was opened and found whole.
+    fn checked(folder: &Folder) -> Result<Self, StoreError> {
+        let trouble = &folder.trouble;
+        let log = folder.open_log()?;
+        let (counter, count) = Counter::open(&folder.counter()).map_err(|e| match e.kind() {
+            ErrorKind::NotFound => trouble.damaged("its file data/counter is missing"),
+            ErrorKind::InvalidData => trouble.damaged("its file data/counter is no counter"),
+            _ => trouble.io("opening its file data/counter", &e),
+        })?;
+        folder.try_on_copy(|copy| whole(&open_sled(copy, trouble)?, count, trouble))?;
+        folder.sweep()?;
+        let db = open_sled(&folder.data(), trouble)?;
+        let mut open = Self {
+            contents: Contents::default(),
+            db,
+            log,
+            counter,
+        };
+        open.contents = whole(&open.db, count, trouble)?;
+        open.counter
+            .set(open.contents.check().writes)
+            .and_then(|()| open.counter.sync())
+            .and_then(|()| open.log.sync_data())
+            .map_err(|e| trouble.io("opening it", &e))?;
+        folder.sync_names()?;
+        Ok(open)
+    }
+
+    fn append(&mut self, changes: &Changes, folder: &Folder) -> Result<(), StoreError> {
+        let trouble = &folder.trouble;
+        let check = self.contents.check_after(changes);
+        let mut batch = ::sled::Batch::default();
+        for (key, value) in changes {
+            match value {
+                Some(value) => batch.insert(key.as_slice(), value.as_slice()),
+                None => batch.remove(key.as_slice()),
+            }
+        }
+        batch.insert(CHECK_KEY, check.value());
+        let db = &self.db;
+        let written = catch_unwind(AssertUnwindSafe(|| {
+            db.apply_batch(batch)?;
+            db.flush()
+        }));
+        match written {
+            Ok(Ok(_)) => {}
+            Ok(Err(e)) => return Err(trouble.writing(e)),
+            Err(panic) => return Err(trouble.failed(panicked(&*panic))),
+        }
+        // The counter last: it must never be ahead of what is durable.
+        let synced = self
+            .log
+            .sync_data()
+            .and_then(|()| self.counter.set(check.writes))
+            .and_then(|()| folder.is_in_place(&self.log));
+        match synced {
+            Ok(true) => {
+                self.contents.apply(changes);
+                Ok(())
+            }
+            Ok(false) => Err(trouble.failed("its files were moved away while it was in use")),
+            Err(e) => Err(trouble.io("appending", &e)),
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // Best effort: a counter that is behind is still true.
+        let _ = self.counter.sync();
+    }
+}
+
+/// An open sled. Its `Drop` writes, and unwraps what comes of it: the panic ends here.
+#[derive(Debug)]
+struct Handle(Option<::sled::Db>);
+
+impl Deref for Handle {
+    type Target = ::sled::Db;
+
+    fn deref(&self) -> &Self::Target {
+        // Taken in `drop` alone, after which nobody can ask.
+        self.0.as_ref().expect("open until dropped")
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let db = self.0.take();
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(db))) {
+            tracing::warn!(what = panicked(&*panic), "closing the store");
+        }
+    }
+}
+
+fn open_sled(data: &Path, trouble: &Trouble) -> Result<Handle, StoreError> {
+    let config = ::sled::Config::new()
+        .path(data)
+        .segment_size(SEGMENT_BYTES)
+        .cache_capacity(CACHE_BYTES)
+        // Every append flushes; a thread that does so in between only wakes the processor.
+        .flush_every_ms(None);
+    match catch_unwind(AssertUnwindSafe(|| config.open())) {
+        Ok(Ok(db)) => Ok(Handle(Some(db))),
+        Ok(Err(e)) => Err(trouble.reading(e)),
+        Err(panic) => Err(trouble.damaged(panicked(&*panic))),
+    }
+}
+
+/// Everything in it, found to be what was written.
+fn contents(db: &Handle, trouble: &Trouble) -> Result<(Contents, Vec<Record>), StoreError> {
+    let read = catch_unwind(AssertUnwindSafe(|| {
+        db.iter()
+            .map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec())))
+            .collect::<::sled::Result<Vec<Pair>>>()
+    }));
+    let pairs = match read {
+        Ok(Ok(pairs)) => pairs,
+        Ok(Err(e)) => return Err(trouble.reading(e)),
+        Err(panic) => return Err(trouble.damaged(panicked(&*panic))),
+    };
+    Contents::read(&pairs).map_err(|e| trouble.decoding(e))
+}
+
+/// The contents, found to reach as far as the counter.
+fn whole(db: &Handle, count: u64, trouble: &Trouble) -> Result<Contents, StoreError> {
+    let (contents, _) = contents(db, trouble)?;
+    let writes = contents.check().writes;
+    if writes < count {
+        return Err(trouble.damaged(format!(
+            "its log ends after write {writes}, and {count} were acknowledged"
+        )));
+    }
+    Ok(contents)
+}
+
+/// A fresh store in an empty folder.
+fn fill(data: &Path, trouble: &Trouble) -> Result<(), StoreError> {
+    let io = |e: &std::io::Error| trouble.io("making it", e);
+    let meta = Record::Meta(Meta {
+        store: random().map_err(|e| io(&e))?,
+        ..Meta::default()
+    });
+    let changes = codec::changes(&[Write::Put(meta)])?;
+    let mut contents = Contents::default();
+    contents.apply(&changes);
+    let db = open_sled(data, trouble)?;
+    let written = catch_unwind(AssertUnwindSafe(|| {
+        for (key, value) in &changes {
+            db.insert(key.as_slice(), value.as_deref().unwrap_or_default())?;
+        }
+        db.insert(CHECK_KEY, contents.check().value())?;
+        db.flush()
+    }));
+    match written {
+        Ok(Ok(_)) => {}
+        Ok(Err(e)) => return Err(trouble.writing(e)),
+        Err(panic) => return Err(trouble.failed(panicked(&*panic))),
+    }
+    Counter::create(&data.join("counter"), contents.check().writes).map_err(|e| io(&e))
+}
+
+fn random() -> std::io::Result<u32> {
+    let mut bytes = [0; 4];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u32::from_ne_bytes(bytes))
+}

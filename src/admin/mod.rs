@@ -1,19 +1,40 @@
 //! Front end 2: what operators see and change, as JSON over HTTP under `/api/v1`.
 //!
-//! Parses, asks the door, and shows snapshots. Wire types end in this room's `dto`. The routes are
-//! listed in `routes`, and described in `/openapi.json`.
+//! Parses, asks the door, and shows snapshots. The routes are listed in `routes` and described in
+//! `/openapi.json`; wire types end in [`dto`]. What is absent here: any rule about GPUs, and any
+//! state but the count of requests under way.
 
+mod allocations;
+mod auth;
+mod body;
+pub mod dto;
+mod entries;
 mod facts;
+mod gpus;
+mod host;
+mod node;
+mod openapi;
+mod policies;
+pub mod problem;
+mod refusals;
+mod routes;
 mod server;
+mod stack;
+mod state;
+mod swagger;
+mod view;
 
+pub use body::{JSON_BYTES_MAX, MODULE_BYTES_MAX};
+pub use entries::resolve_version;
 pub use facts::{FileStack, NodeFacts, Registration, Step};
+pub use openapi::openapi_json;
 pub use server::{AdminError, Running, Server};
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What the daemon tells of itself when a request asks.
+/// What the daemon tells of itself when a request asks; it must not wait for anything.
 pub type Facts = Arc<dyn Fn() -> NodeFacts + Send + Sync>;
 
 /// What this room needs to start.

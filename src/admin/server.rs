@@ -1,14 +1,45 @@
 //! The listeners and the threads behind them: bound at start, run once the ledger is open, stopped
 //! within a second.
 
-use super::Settings;
+use super::auth::{self, TokenHash};
+use super::state::State;
+use super::{Settings, routes};
 use crate::admission::Door;
-use actix_web::{App, HttpResponse, HttpServer, web};
-use std::io::ErrorKind;
+use actix_web::http::KeepAlive;
+use actix_web::middleware::from_fn;
+use actix_web::rt;
+use actix_web::web::{Data, ServiceConfig};
+use actix_web::{App, HttpServer, dev};
+use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
+
+/// Workers of the admin listener. Fixed: GPU nodes have 96 to 256 processors.
+const WORKERS: usize = 2;
+/// Connections of each worker; the rest waits in the system's queue. Two workers serve a few
+/// operators, browsers (6 connections each) and scripts.
+const CONNECTIONS_PER_WORKER: usize = 128;
+/// Connections of the health listener's one worker: probes, one at a time.
+const HEALTH_CONNECTIONS: usize = 64;
+/// Threads of a worker for what may block: uploads and module reads.
+const BLOCKING_THREADS: usize = 4;
+/// Longest time for a request's head to come in. Its size is limited by the library: 128 KiB, 96
+/// headers.
+const HEAD_WAIT: Duration = Duration::from_secs(5);
+/// Longest wait for the next request on a connection.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// Longest time for a connection to close.
+const CLOSE_WAIT: Duration = Duration::from_millis(500);
+/// Longest that requests under way may take once a stop was asked for.
+const FINISH_WAIT: Duration = Duration::from_millis(500);
+/// How often that is looked at.
+const FINISH_LOOK: Duration = Duration::from_millis(10);
+/// For the last answers to leave after their handlers are done: they go to local sockets.
+const FLUSH_WAIT: Duration = Duration::from_millis(50);
+/// Longest that [`Running::stop`] waits in all.
+const STOP_MAX: Duration = Duration::from_millis(900);
 
 /// Why the API cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +63,7 @@ pub enum AdminError {
         flag: &'static str,
         /// Why.
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
     /// The token can be neither read nor made.
     #[error("the token file {path} cannot be used: {rule}")]
@@ -43,21 +74,34 @@ pub enum AdminError {
         rule: &'static str,
         /// The system's word, where there is one.
         #[source]
-        source: Option<std::io::Error>,
+        source: Option<io::Error>,
     },
-    /// The system gives no thread.
+    /// The system gives no thread or socket.
     #[error("cannot start the admin API's threads")]
-    Threads(#[source] std::io::Error),
+    Threads(#[source] io::Error),
 }
 
-/// A server that listens but does not answer yet.
+/// What both listeners have in common. A macro, because the type of a server names its handlers.
+macro_rules! limited {
+    ($server:expr) => {
+        $server
+            .worker_max_blocking_threads(BLOCKING_THREADS)
+            .client_request_timeout(HEAD_WAIT)
+            .client_disconnect_timeout(CLOSE_WAIT)
+            .keep_alive(KeepAlive::Timeout(KEEP_ALIVE))
+            .disable_signals()
+    };
+}
+
+/// A server that listens but does not answer yet: connections wait in the system's queue.
 pub struct Server {
     settings: Settings,
+    token: TokenHash,
     admin: TcpListener,
     health: Option<TcpListener>,
 }
 
-/// A server that answers. Stops when told to, or dropped.
+/// A server that answers. Dropping it stops it without waiting.
 pub struct Running {
     stop: tokio::sync::mpsc::Sender<()>,
     stopped: mpsc::Receiver<()>,
@@ -66,9 +110,6 @@ pub struct Running {
     /// Where health is served.
     pub health_address: Option<SocketAddr>,
 }
-
-/// Longest that [`Running::stop`] waits in all.
-const STOP_MAX: Duration = Duration::from_millis(900);
 
 impl Server {
     /// Listens, and reads the token or makes one. A taken port fails here, before anything else
@@ -80,61 +121,79 @@ impl Server {
         let admin = listen(settings.listen, "--admin-listen")?;
         let health = settings
             .health_listen
-            .map(|address| listen(address, "--health-listen"))
-            .transpose()?;
+            .map(|address| listen(address, "--health-listen"));
         Ok(Self {
+            token: auth::token(&settings.token_file)?,
+            health: health.transpose()?,
             settings,
             admin,
-            health,
         })
     }
 
     /// Answers, on threads of its own.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If the system gives no thread or socket; whatever was started ends again.
     pub fn run(self, door: Door) -> Result<Running, AdminError> {
         let address = self.admin.local_addr().map_err(AdminError::Threads)?;
-        let health_address = match &self.health {
-            Some(listener) => Some(listener.local_addr().map_err(AdminError::Threads)?),
-            None => None,
-        };
-        let (stop, mut stops) = tokio::sync::mpsc::channel(1);
+        let health_address = self.health.as_ref().map(TcpListener::local_addr);
+        let health_address = health_address.transpose().map_err(AdminError::Threads)?;
+        let (stop, stops) = tokio::sync::mpsc::channel(1);
         let (ended, stopped) = mpsc::channel();
+        let (started, starts) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("admin".into());
         let work = move || {
-            let _settings = self.settings;
-            let served = actix_web::rt::System::new().block_on(async move {
-                let server = HttpServer::new(move || {
-                    App::new()
-                        .app_data(web::Data::new(door.clone()))
-                        .route("/livez", web::get().to(HttpResponse::Ok))
-                })
-                .workers(2)
-                .disable_signals()
-                .listen(self.admin)?
-                .run();
-                let handle = server.handle();
-                let server = actix_web::rt::spawn(server);
-                stops.recv().await;
-                handle.stop(false).await;
-                let _ = server.await;
-                std::io::Result::Ok(())
-            });
-            if let Err(error) = served {
-                tracing::error!(%error, "the admin API ended");
-            }
+            rt::System::new().block_on(self.serve(door, stops, &started));
             let _ = ended.send(());
         };
-        std::thread::Builder::new()
-            .name("admin".into())
-            .spawn(work)
-            .map_err(AdminError::Threads)?;
+        thread.spawn(work).map_err(AdminError::Threads)?;
+        match starts.recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(AdminError::Threads(error)),
+            Err(gone) => return Err(AdminError::Threads(io::Error::other(gone))),
+        }
+        tracing::info!(%address, "the admin API answers; Swagger UI is at /swagger-ui/");
         Ok(Running {
             stop,
             stopped,
             address,
             health_address,
         })
+    }
+
+    async fn serve(
+        self,
+        door: Door,
+        mut stops: tokio::sync::mpsc::Receiver<()>,
+        started: &mpsc::Sender<io::Result<()>>,
+    ) {
+        let state = Data::new(State::new(&self.settings, self.token, door));
+        let servers = match start(&state, self.admin, self.health) {
+            Ok(servers) => servers,
+            Err(error) => {
+                let _ = started.send(Err(error));
+                return;
+            }
+        };
+        let handles: Vec<_> = servers.iter().map(dev::Server::handle).collect();
+        let running: Vec<_> = servers.into_iter().map(rt::spawn).collect();
+        let _ = started.send(Ok(()));
+        stops.recv().await;
+        // The library's own graceful stop looks only once a second whether all are done.
+        state.gate.close();
+        let until = tokio::time::Instant::now() + FINISH_WAIT;
+        while !state.gate.is_empty() && tokio::time::Instant::now() < until {
+            tokio::time::sleep(FINISH_LOOK).await;
+        }
+        tokio::time::sleep(FLUSH_WAIT).await;
+        for handle in handles {
+            handle.stop(false).await;
+        }
+        for server in running {
+            if let Ok(Err(error)) = server.await {
+                tracing::error!(%error, "the admin API ended");
+            }
+        }
     }
 }
 
@@ -143,10 +202,43 @@ impl Running {
     /// one second.
     pub fn stop(self) {
         let _ = self.stop.try_send(());
-        if self.stopped.recv_timeout(STOP_MAX).is_err() {
+        if self.stopped.recv_timeout(STOP_MAX) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("the admin API was still at work when the daemon ended");
         }
     }
+}
+
+fn start(
+    state: &Data<State>,
+    admin: TcpListener,
+    health: Option<TcpListener>,
+) -> io::Result<Vec<dev::Server>> {
+    let mut servers = Vec::new();
+    let shared = state.clone();
+    let server = HttpServer::new(move || {
+        let routes = |config: &mut ServiceConfig| routes::admin(config);
+        App::new()
+            .app_data(shared.clone())
+            .configure(routes)
+            .wrap(from_fn(routes::admin_gate))
+    });
+    let server = server
+        .workers(WORKERS)
+        .max_connections(CONNECTIONS_PER_WORKER);
+    servers.push(limited!(server).listen(admin)?.run());
+    if let Some(listener) = health {
+        let shared = state.clone();
+        let server = HttpServer::new(move || {
+            let routes = |config: &mut ServiceConfig| routes::health(config);
+            App::new()
+                .app_data(shared.clone())
+                .configure(routes)
+                .wrap(from_fn(routes::health_gate))
+        });
+        let server = server.workers(1).max_connections(HEALTH_CONNECTIONS);
+        servers.push(limited!(server).listen(listener)?.run());
+    }
+    Ok(servers)
 }
 
 fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, AdminError> {

@@ -1,0 +1,245 @@
+//! Who may ask: one bearer token, made on first start, and never in a log or a URL.
+
+use super::problem::{Kind, Problem};
+use super::server::AdminError;
+use actix_web::http::header::{AUTHORIZATION, HeaderMap};
+use sha2::{Digest, Sha256};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use subtle::ConstantTimeEq;
+
+/// Random bytes of a token: 256 bits, as many as the hash that guards it.
+const TOKEN_BYTES: usize = 32;
+/// Shortest token that is taken from a file that somebody else wrote: 128 bits as hex.
+const TOKEN_CHARS_MIN: usize = 32;
+/// Longest token, so that a header of one is always read whole.
+const TOKEN_CHARS_MAX: usize = 512;
+/// What changes made with the token are signed with.
+pub(super) const OPERATOR: &str = "admin";
+
+/// The hash of the token: memory holds no text that would open the door.
+#[derive(Clone)]
+pub(super) struct TokenHash([u8; 32]);
+
+impl TokenHash {
+    pub(super) fn of(token: &str) -> Self {
+        Self(Sha256::digest(token.as_bytes()).into())
+    }
+
+    /// Whether the headers carry the token. Hashes are compared, in constant time and at equal
+    /// length, so the time taken tells nothing of the token.
+    pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let mut given = headers.get_all(AUTHORIZATION);
+        let (first, second) = (given.next(), given.next());
+        let token = match (first.map(|v| v.to_str()), second) {
+            (None, _) => return Err(refused("no token came with the request", "Bearer")),
+            (Some(Ok(text)), None) => bearer(text),
+            (Some(_), _) => None,
+        };
+        let Some(token) = token else {
+            return Err(refused(
+                "the Authorization header is not `Bearer TOKEN`",
+                "Bearer",
+            ));
+        };
+        if bool::from(Self::of(token).0.ct_eq(&self.0)) {
+            Ok(())
+        } else {
+            Err(refused(
+                "the token is not the one of this daemon",
+                "Bearer error=\"invalid_token\"",
+            ))
+        }
+    }
+}
+
+/// The scheme's name is case-insensitive (RFC 9110, 11.1).
+fn bearer(header: &str) -> Option<&str> {
+    let (scheme, token) = header.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+fn refused(detail: &str, challenge: &'static str) -> Problem {
+    Problem::new(Kind::Unauthorized, detail).challenge(challenge).hint(
+        "send the content of the daemon's token file as `Authorization: Bearer TOKEN`; by default the file is /var/lib/berth/token",
+    )
+}
+
+/// Reads the token, or makes one.
+///
+/// # Errors
+/// If the file can be neither read nor made, or holds no token; it is never overwritten.
+pub(super) fn token(path: &Path) -> Result<TokenHash, AdminError> {
+    let bad = |rule, source| AdminError::Token {
+        path: path.into(),
+        rule,
+        source,
+    };
+    match read(path) {
+        Err(AdminError::Token {
+            source: Some(error),
+            ..
+        }) if error.kind() == ErrorKind::NotFound => {
+            make(path).map_err(|e| {
+                bad(
+                    "it could not be made; is its folder writable? (--state-dir)",
+                    Some(e),
+                )
+            })?;
+            tracing::info!(path = %path.display(), "made the admin API's token");
+            read(path)
+        }
+        other => other,
+    }
+}
+
+fn read(path: &Path) -> Result<TokenHash, AdminError> {
+    let bad = |rule, source| AdminError::Token {
+        path: path.into(),
+        rule,
+        source,
+    };
+    let unreadable = |e| bad("it cannot be read; does it belong to this user?", Some(e));
+    let file = File::open(path).map_err(unreadable)?;
+    let about = file.metadata().map_err(unreadable)?;
+    if !about.is_file() {
+        return Err(bad("it is no regular file", None));
+    }
+    match about.permissions().mode() {
+        mode if mode & 0o022 != 0 => {
+            return Err(bad(
+                "others may write to it: chmod 600, and delete it if in doubt, for a new one",
+                None,
+            ));
+        }
+        mode if mode & 0o044 != 0 => {
+            tracing::warn!(path = %path.display(), "others may read the token file: chmod 600");
+        }
+        _ => {}
+    }
+    let mut text = String::new();
+    let limit = u64::try_from(TOKEN_CHARS_MAX).unwrap_or(u64::MAX) + 2;
+    file.take(limit)
+        .read_to_string(&mut text)
+        .map_err(unreadable)?;
+    let token = text.trim();
+    let fits = (TOKEN_CHARS_MIN..=TOKEN_CHARS_MAX).contains(&token.len());
+    if !fits || !token.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(bad(
+            "it holds no token (one line of 32 to 512 visible characters): delete it for a new one",
+            None,
+        ));
+    }
+    Ok(TokenHash::of(token))
+}
+
+/// Makes the file with its content in one step, so that a crash leaves no half a token, and does
+/// not replace one that another process made meanwhile.
+fn make(path: &Path) -> std::io::Result<()> {
+    let folder = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    let mut bytes = [0; TOKEN_BYTES];
+    getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
+    let token: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    let draft = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
+    let written = (|| {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&draft)?;
+        writeln!(file, "{token}")?;
+        file.sync_all()?;
+        match std::fs::hard_link(&draft, path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    })();
+    let _ = std::fs::remove_file(&draft);
+    written?;
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use actix_web::http::header::HeaderValue;
+
+    fn headers(values: &[&str]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for value in values {
+            map.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
+        }
+        map
+    }
+
+    #[test]
+    fn a_token_is_made_once_and_for_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state/token");
+        let first = token(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text.trim().len(), 64);
+        assert_eq!(token(&path).unwrap().0, first.0);
+        assert_eq!(
+            std::fs::read_dir(path.parent().unwrap()).unwrap().count(),
+            1
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_no_token_is_left_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        for content in [
+            "",
+            "short",
+            &"x".repeat(600),
+            "two words of more than thirty-two bytes",
+        ] {
+            std::fs::write(&path, content).unwrap();
+            let mode = std::fs::Permissions::from_mode(0o600);
+            std::fs::set_permissions(&path, mode).unwrap();
+            assert!(
+                matches!(token(&path), Err(AdminError::Token { .. })),
+                "{content}"
+            );
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
+        }
+        std::fs::write(&path, "x".repeat(64)).unwrap();
+        let mode = std::fs::Permissions::from_mode(0o622);
+        std::fs::set_permissions(&path, mode).unwrap();
+        assert!(matches!(token(&path), Err(AdminError::Token { .. })));
+    }
+
+    #[test]
+    fn only_one_bearer_header_with_the_token_opens() {
+        let hash = TokenHash::of("secret");
+        assert!(hash.check(&headers(&["Bearer secret"])).is_ok());
+        assert!(hash.check(&headers(&["bearer  secret"])).is_ok());
+        for closed in [
+            &[][..],
+            &["secret"],
+            &["Basic secret"],
+            &["Bearer"],
+            &["Bearer "],
+            &["Bearer secret2"],
+            &["Bearer secre"],
+            &["Bearer secret", "Bearer secret"],
+        ] {
+            let problem = hash.check(&headers(closed)).unwrap_err();
+            assert_eq!(problem.status, 401, "{closed:?}");
+            assert!(!problem.to_string().contains("secret"), "{closed:?}");
+        }
+    }
+}

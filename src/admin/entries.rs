@@ -1,0 +1,151 @@
+//! From a stack as it is sent to entries that the kernel takes: names become versions, and every
+//! limit is held before anything is asked.
+
+use super::dto::{NewStackEntry, Permissions};
+use super::problem::{Kind, Problem};
+use crate::kernel::ledger::Ledger;
+use crate::kernel::names::{Digest, RESOURCE_BYTES_MAX};
+use crate::kernel::offer::SHARES_PER_PART_MAX;
+use crate::kernel::policy::{
+    ENVIRONMENT_KEY_BYTES_MAX, PARAMETERS_BYTES_MAX, PolicyVersion, STACK_ENTRIES_MAX, StackEntry,
+};
+
+/// Most patterns in one list of permissions: an entry is one record of at most 16 KiB, of which
+/// parameters may take 6 KiB twice over.
+pub(super) const PATTERNS_MAX: usize = 16;
+/// Most bytes of all patterns of an entry together, for the same reason.
+pub(super) const PATTERNS_BYTES_MAX: usize = 3 * 1024;
+
+/// The entries with their versions.
+///
+/// # Errors
+/// [`Kind::Invalid`], naming the entry and the rule.
+pub(super) fn resolve(
+    ledger: &Ledger,
+    entries: Vec<NewStackEntry>,
+) -> Result<Vec<StackEntry>, Problem> {
+    if entries.len() > STACK_ENTRIES_MAX {
+        let rule = format!(
+            "entries: {} of them; at most {STACK_ENTRIES_MAX} are taken",
+            entries.len()
+        );
+        return Err(Problem::new(Kind::Invalid, rule));
+    }
+    let numbered = entries.into_iter().enumerate();
+    numbered
+        .map(|(place, entry)| {
+            let bad =
+                |rule: String| Problem::new(Kind::Invalid, format!("entries[{place}]: {rule}"));
+            let digest = resolve_version(ledger, &entry.policy, entry.digest.as_deref()).map_err(
+                |rule| bad(rule).hint("GET /api/v1/policies lists what this node knows"),
+            )?;
+            check_permissions(&entry.permissions).map_err(bad)?;
+            let parameters = serde_json::Value::Object(entry.parameters).to_string();
+            if parameters.len() > PARAMETERS_BYTES_MAX {
+                let rule = format!(
+                    "parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}",
+                    parameters.len()
+                );
+                return Err(bad(rule));
+            }
+            Ok(StackEntry {
+                name: entry.policy,
+                digest,
+                parameters,
+                permissions: entry.permissions.into(),
+                on_fault: entry.on_fault.into(),
+            })
+        })
+        .collect()
+}
+
+/// Which version a name means: the one with this digest; without one the newest that came with the
+/// daemon, else the only one.
+///
+/// # Errors
+/// In words: no such version, another name, or several to choose from.
+pub fn resolve_version(
+    ledger: &Ledger,
+    name: &str,
+    digest: Option<&str>,
+) -> Result<Digest, String> {
+    if let Some(text) = digest {
+        let digest = Digest::parse(text).map_err(|e| e.to_string())?;
+        return match ledger.policies.get(&digest) {
+            None => Err(format!(
+                "this node knows no policy with digest {digest}: upload it first"
+            )),
+            Some(version) if version.name != name => Err(format!(
+                "digest {} is of policy {}, not {name}",
+                digest.short(),
+                version.name
+            )),
+            Some(_) => Ok(digest),
+        };
+    }
+    let named = || ledger.policies.values().filter(|v| v.name == name);
+    // Of two first seen together any order will do, as long as it is always the same.
+    let age = |v: &&std::sync::Arc<PolicyVersion>| (v.since_wall_ms, v.digest.clone());
+    if let Some(version) = named().filter(|v| v.shipped).max_by_key(age) {
+        return Ok(version.digest.clone());
+    }
+    let mut uploaded = named();
+    match (uploaded.next(), uploaded.next()) {
+        (None, _) => Err(format!(
+            "this node knows no policy {:?}",
+            name.chars().take(80).collect::<String>()
+        )),
+        (Some(only), None) => Ok(only.digest.clone()),
+        (Some(_), Some(_)) => {
+            let digests: Vec<_> = named().map(|v| v.digest.short()).collect();
+            Err(format!(
+                "policy {name} has several versions, so give a digest: {}",
+                digests.join(", ")
+            ))
+        }
+    }
+}
+
+fn check_permissions(permissions: &Permissions) -> Result<(), String> {
+    if !(1..=SHARES_PER_PART_MAX).contains(&permissions.share_max) {
+        return Err(format!(
+            "permissions.shareMax: 1 to {SHARES_PER_PART_MAX}, not {}",
+            permissions.share_max
+        ));
+    }
+    for (list, name, longest) in [
+        (&permissions.resources, "resources", RESOURCE_BYTES_MAX),
+        (
+            &permissions.environment,
+            "environment",
+            ENVIRONMENT_KEY_BYTES_MAX,
+        ),
+    ] {
+        if list.len() > PATTERNS_MAX {
+            return Err(format!(
+                "permissions.{name}: at most {PATTERNS_MAX} patterns"
+            ));
+        }
+        let pattern_fits = |p: &String| {
+            let text = p.strip_suffix('*').unwrap_or(p);
+            !p.is_empty()
+                && text.len() <= longest
+                && !text.contains('*')
+                && text.bytes().all(|b| b.is_ascii_graphic())
+        };
+        if let Some(bad) = list.iter().find(|p| !pattern_fits(p)) {
+            let shown: String = bad.chars().take(80).collect();
+            return Err(format!(
+                "permissions.{name}: {shown:?} is no name, exact or ending in `*`, of at most {longest} bytes"
+            ));
+        }
+    }
+    let lists = permissions.resources.iter().chain(&permissions.environment);
+    let bytes: usize = lists.map(String::len).sum();
+    if bytes > PATTERNS_BYTES_MAX {
+        return Err(format!(
+            "permissions: {bytes} bytes of patterns; at most {PATTERNS_BYTES_MAX}"
+        ));
+    }
+    Ok(())
+}

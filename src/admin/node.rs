@@ -1,0 +1,187 @@
+//! `/node`, and whether the daemon lives and is ready.
+
+use super::dto::{Alive, Check, Counts, Node, Ready, ResourceState, StepState};
+use super::facts::{NodeFacts, Step};
+use super::problem::{Kind, Problem};
+use super::state::State;
+use super::view::View;
+use crate::kernel::breaker::{Breaker, Phase};
+use crate::kernel::drain::Drain;
+use crate::kernel::ledger::Ledger;
+use crate::kernel::names::Resource;
+use actix_web::{HttpResponse, web};
+use std::collections::BTreeMap;
+
+/// The node and its daemon
+#[utoipa::path(get, path = "/api/v1/node", tag = "node", operation_id = "getNode",
+    responses((status = 200, description = "The node", body = Node)))]
+pub(super) async fn show(state: web::Data<State>) -> HttpResponse {
+    let facts = (state.facts)();
+    let view = View::new(&state.door);
+    let ledger = &view.ledger;
+    let store_trouble = state.door.store_trouble();
+    let checks = checks(&facts, store_trouble.as_deref());
+    HttpResponse::Ok().json(Node {
+        ready: checks.iter().all(|c| c.ok),
+        checks,
+        resources: resources(&facts, &view),
+        name: facts.name,
+        version: env!("CARGO_PKG_VERSION").into(),
+        generation: ledger.generation,
+        gpu_source: facts.gpu_source,
+        driver_version: facts.driver_version,
+        cuda_version: facts.cuda_version,
+        store_trouble,
+        hold: ledger.hold.as_deref().map(String::from),
+        stack_revision: ledger.stack.revision,
+        counts: counts(ledger),
+    })
+}
+
+/// Whether the daemon lives
+#[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()),
+    responses(
+        (status = 200, description = "It lives", body = Alive),
+        (status = 503, description = "Its ledger has stopped: restart it"),
+    ))]
+pub(super) async fn livez(state: web::Data<State>) -> Result<HttpResponse, Problem> {
+    // The keeper owns the sending half, so an error means that its thread has ended.
+    if state.door.watch().has_changed().is_err() {
+        return Err(Problem::new(
+            Kind::Stopping,
+            "the thread that owns the ledger has ended",
+        ));
+    }
+    Ok(HttpResponse::Ok().json(Alive { alive: true }))
+}
+
+/// Whether the daemon is ready
+///
+/// Ready: the GPUs were looked at, what running pods hold was taken over, and the store takes
+/// writes. A kubelet that is not there is waited for, and said, but does not make it unready.
+#[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()),
+    responses(
+        (status = 200, description = "It is ready", body = Ready),
+        (status = 503, description = "It is not; says why"),
+    ))]
+pub(super) async fn readyz(state: web::Data<State>) -> Result<HttpResponse, Problem> {
+    let checks = checks(&(state.facts)(), state.door.store_trouble().as_deref());
+    if checks.iter().all(|c| c.ok) {
+        return Ok(HttpResponse::Ok().json(Ready {
+            ready: true,
+            checks,
+        }));
+    }
+    let why: Vec<_> = checks
+        .iter()
+        .filter(|c| !c.ok)
+        .map(|c| format!("{}: {}", c.name, c.detail.as_deref().unwrap_or("not ok")))
+        .collect();
+    let mut problem = Problem::new(Kind::NotReady, why.join("; ")).retry_after(1);
+    problem.checks = checks;
+    Err(problem)
+}
+
+fn checks(facts: &NodeFacts, store_trouble: Option<&str>) -> Vec<Check> {
+    let step = |name: &str, step: &Step| {
+        let waiting = waiting(step);
+        Check {
+            name: name.into(),
+            ok: waiting.is_none(),
+            detail: waiting,
+        }
+    };
+    let unregistered: Vec<_> = facts
+        .registrations
+        .iter()
+        .filter_map(|r| waiting(&r.state).map(|why| format!("{}: {why}", r.resource)))
+        .collect();
+    let kubelet = match waiting(&facts.kubelet) {
+        Some(why) => Some(why),
+        None => Some(unregistered.join("; ")).filter(|text| !text.is_empty()),
+    };
+    vec![
+        step("gpus", &facts.gpus),
+        step("adoption", &facts.adoption),
+        Check {
+            name: "store".into(),
+            ok: store_trouble.is_none(),
+            detail: store_trouble.map(String::from),
+        },
+        // Waiting for a kubelet is this daemon's work, not its failure.
+        Check {
+            name: "kubelet".into(),
+            ok: true,
+            detail: kubelet.map(|why| format!("waiting: {why}")),
+        },
+    ]
+}
+
+fn waiting(step: &Step) -> Option<String> {
+    match step {
+        Step::Done => None,
+        Step::Waiting(why) => Some(why.clone()),
+    }
+}
+
+/// Every resource that has devices or a registration.
+fn resources(facts: &NodeFacts, view: &View) -> Vec<ResourceState> {
+    let mut all: BTreeMap<String, ResourceState> = BTreeMap::new();
+    let blank = |resource: &str| ResourceState {
+        resource: resource.into(),
+        registration: StepState {
+            done: false,
+            waiting: Some("not registered".into()),
+        },
+        devices: 0,
+        held: 0,
+        free: 0,
+        breaker: None,
+    };
+    for used in view.uses() {
+        let state = ResourceState {
+            devices: used.devices,
+            held: used.held,
+            free: used.free,
+            ..blank(&used.resource)
+        };
+        all.insert(used.resource, state);
+    }
+    for registration in &facts.registrations {
+        let name = registration.resource.as_str();
+        let state = all.entry(name.into()).or_insert_with(|| blank(name));
+        state.registration = StepState {
+            done: registration.state == Step::Done,
+            waiting: waiting(&registration.state),
+        };
+    }
+    for (resource, breaker) in view.ledger.breakers.iter() {
+        if let Some(state) = all.get_mut(resource.as_str()) {
+            state.breaker = breaker_words(resource, breaker);
+        }
+    }
+    all.into_values().collect()
+}
+
+fn breaker_words(resource: &Resource, breaker: &Breaker) -> Option<String> {
+    match breaker.phase {
+        Phase::Closed => None,
+        Phase::Open { .. } => Some(format!(
+            "requests of {resource} were denied over and over: its free devices are withdrawn for {} s",
+            breaker.pause_ms / 1000
+        )),
+        Phase::HalfOpen => Some("one device is listed again: the next request decides".into()),
+    }
+}
+
+fn counts(ledger: &Ledger) -> Counts {
+    let gpus = || ledger.gpus.values();
+    Counts {
+        gpus: ledger.gpus.len(),
+        working_gpus: gpus().filter(|g| g.health.state.works()).count(),
+        cordoned_gpus: gpus().filter(|g| g.drain != Drain::Active).count(),
+        allocations: ledger.live.len(),
+        ended_allocations: ledger.ended.len(),
+        policies: ledger.policies.len(),
+    }
+}

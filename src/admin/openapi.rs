@@ -1,0 +1,118 @@
+//! The API's description, made from the handlers and the wire types, so that it cannot differ from
+//! them. A copy is committed as openapi/berth.json, and a test holds the two equal.
+
+use super::problem::{PROBLEM_JSON, Problem};
+use super::{allocations, gpus, node, policies, stack};
+use actix_web::http::StatusCode;
+use std::sync::LazyLock;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{
+    ContentBuilder, OpenApi as Document, PathItem, Ref, RefOr, Response, ResponseBuilder,
+};
+use utoipa::{Modify, OpenApi};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Berth",
+        description = "The admin API of one GPU node: what its GPUs are and who holds them, which policies decide, and the operator's word.\n\nErrors are `application/problem+json` (RFC 9457). All of `/api/v1` needs the daemon's token: `Authorization: Bearer TOKEN`.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    servers((url = "/", description = "This node")),
+    paths(
+        node::show, gpus::list, gpus::show, gpus::forget, gpus::cordon, gpus::uncordon,
+        allocations::list, allocations::show, allocations::end,
+        policies::list, policies::upload, policies::show, policies::module, policies::delete,
+        stack::show, stack::activate, stack::reset, node::livez, node::readyz,
+    ),
+    components(schemas(Problem)),
+    tags(
+        (name = "node", description = "The node and its daemon"),
+        (name = "gpus", description = "GPUs: health, devices, cordon"),
+        (name = "allocations", description = "Who holds which devices"),
+        (name = "policies", description = "Versions of policies"),
+        (name = "stack", description = "Which policies are asked, in which order"),
+        (name = "health", description = "For probes; no token"),
+    ),
+    security(("token" = [])),
+    modifiers(&Errors),
+)]
+struct Api;
+
+/// The document as it is served and committed.
+#[must_use]
+pub fn openapi_json() -> &'static str {
+    static JSON: LazyLock<String> = LazyLock::new(|| {
+        let mut json = Api::openapi().to_pretty_json().unwrap_or_default();
+        json.push('\n');
+        json
+    });
+    &JSON
+}
+
+/// Fills in what all operations share: the token, and how errors look.
+struct Errors;
+
+impl Modify for Errors {
+    fn modify(&self, document: &mut Document) {
+        let scheme = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .description(Some(
+                "The content of the daemon's token file, by default /var/lib/berth/token",
+            ))
+            .build();
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("token", SecurityScheme::Http(scheme));
+        for (path, item) in &mut document.paths.paths {
+            let guarded = path.starts_with("/api/v1/");
+            for (operation, asks) in operations(item) {
+                complete(operation, guarded, asks);
+            }
+        }
+    }
+}
+
+/// The operations of a path; whether each asks the ledger's thread for a change.
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (&mut Operation, bool)> {
+    let reads = item.get.iter_mut().map(|o| (o, false));
+    let changes = [&mut item.put, &mut item.post, &mut item.delete];
+    reads.chain(changes.into_iter().flatten().map(|o| (o, true)))
+}
+
+fn complete(operation: &mut Operation, guarded: bool, asks: bool) {
+    let responses = &mut operation.responses.responses;
+    let mut also = |status: &str, text: &str| {
+        let response = ResponseBuilder::new().description(text).build();
+        responses.entry(status.into()).or_insert(RefOr::T(response));
+    };
+    also("421", "The Host header names another machine");
+    also(
+        "503",
+        "Too much is waiting, the store fails, or the daemon stops",
+    );
+    if guarded {
+        also("401", "No token, or a wrong one");
+    }
+    if asks {
+        also("504", "No answer in time; it may or may not be done");
+    }
+    for (status, response) in responses {
+        let status: Option<StatusCode> = status.parse().ok();
+        if let (Some(status), RefOr::T(response)) = (status.filter(|s| s.as_u16() >= 400), response)
+        {
+            show_problem(status, response);
+        }
+    }
+}
+
+fn show_problem(status: StatusCode, response: &mut Response) {
+    let example = Problem::of_status(status, response.description.clone());
+    let content = ContentBuilder::new()
+        .schema(Some(Ref::from_schema_name("Problem")))
+        .example(serde_json::to_value(example).ok())
+        .build();
+    response
+        .content
+        .insert(PROBLEM_JSON.into(), RefOr::T(content));
+}

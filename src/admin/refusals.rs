@@ -1,0 +1,101 @@
+//! Every "no" and every failure of the middle, as a problem. No wildcard arm: a new refusal does
+//! not compile until somebody decides what the API says.
+
+use super::problem::{Kind, Problem};
+use crate::admission::{ActivateError, UploadError};
+use crate::keeper::AskError;
+use crate::kernel::refusal::Refusal;
+use crate::ports::InstallError;
+
+/// When to retry what was refused for lack of room: a turn takes about a millisecond.
+const BUSY_RETRY_S: u64 = 1;
+/// When to retry while another policy is being compiled: seconds, as a rule.
+const COMPILE_RETRY_S: u64 = 5;
+/// When to retry after the store failed: it is read back every half second.
+const STORE_RETRY_S: u64 = 2;
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let problem = |kind| Self::new(kind, &refusal);
+        match &refusal {
+            Refusal::UnknownDevice { .. } => problem(Kind::UnknownDevice),
+            Refusal::NotOffered { .. }
+            | Refusal::Cordoned { .. }
+            | Refusal::Unhealthy { .. }
+            | Refusal::Vanished { .. } => problem(Kind::State),
+            Refusal::StillThere { .. } => problem(Kind::State)
+                .hint("to stop grants on a GPU that is there, cordon it instead"),
+            Refusal::TooSoon { wait_ms, .. } => {
+                problem(Kind::State).retry_after(wait_ms.div_ceil(1000))
+            }
+            Refusal::Held { .. } | Refusal::DoesNotFit { .. } => problem(Kind::Held),
+            Refusal::StillHeld { by, .. } => problem(Kind::Held).hint(format!(
+                "it ends once its pod is gone; if no source can tell, end it with DELETE /api/v1/allocations/{by}"
+            )),
+            Refusal::Denied { .. } | Refusal::Faulted { .. } => problem(Kind::Denied),
+            Refusal::Moved => problem(Kind::Changed).retry_after(BUSY_RETRY_S),
+            Refusal::StackMoved { .. } => problem(Kind::Changed)
+                .hint("read the stack again and send its ETag as If-Match"),
+            Refusal::LedgerFull { .. } | Refusal::TooManyVersions { .. } => problem(Kind::Limit),
+            Refusal::UnknownGpu { .. } => {
+                problem(Kind::UnknownGpu).hint("GET /api/v1/gpus lists them")
+            }
+            Refusal::UnknownAllocation { .. } => {
+                problem(Kind::UnknownAllocation).hint("GET /api/v1/allocations lists them")
+            }
+            Refusal::UnknownPolicy { .. } => {
+                problem(Kind::UnknownPolicy).hint("GET /api/v1/policies lists them")
+            }
+            Refusal::PolicyInUse { .. } | Refusal::PolicyShipped { .. } => problem(Kind::InUse),
+            Refusal::BadOffer { .. } => problem(Kind::StackFails),
+        }
+    }
+}
+
+impl From<AskError> for Problem {
+    fn from(error: AskError) -> Self {
+        match error {
+            AskError::Refused(refusal) => refusal.into(),
+            AskError::Store(_) => Self::new(Kind::Store, &error)
+                .hint("look at the disk under the state folder: full, read-only, gone?")
+                .retry_after(STORE_RETRY_S),
+            AskError::Busy => Self::new(Kind::Busy, &error).retry_after(BUSY_RETRY_S),
+            AskError::Late(_) => {
+                Self::new(Kind::Late, &error).hint("read the state again before a retry")
+            }
+            AskError::Stopping => Self::new(Kind::Stopping, &error),
+        }
+    }
+}
+
+impl From<InstallError> for Problem {
+    fn from(error: InstallError) -> Self {
+        match &error {
+            InstallError::TooLarge { .. } => Self::new(Kind::TooLarge, &error),
+            InstallError::NotAPolicy { .. } => Self::new(Kind::NotAPolicy, &error),
+            InstallError::TooCostly { .. } => Self::new(Kind::TooCostly, &error),
+            InstallError::Busy => Self::new(Kind::Busy, &error).retry_after(COMPILE_RETRY_S),
+            InstallError::Lost { .. } => Self::new(Kind::Lost, &error),
+            InstallError::Trouble { .. } => Self::new(Kind::Internal, &error),
+        }
+    }
+}
+
+impl From<UploadError> for Problem {
+    fn from(error: UploadError) -> Self {
+        match error {
+            UploadError::Install(error) => error.into(),
+            UploadError::Ask(error) => error.into(),
+        }
+    }
+}
+
+impl From<ActivateError> for Problem {
+    fn from(error: ActivateError) -> Self {
+        match error {
+            ActivateError::Fails { .. } => Self::new(Kind::StackFails, &error)
+                .hint("the active stack stays as it was; mend the policy, its parameters or its permissions"),
+            ActivateError::Ask(error) => error.into(),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The route table. What is not in it is a problem, too.
+
+use super::problem::{Kind, PROBLEM_JSON, Problem};
+use super::state::State;
+use super::{allocations, gpus, host, node, openapi, policies, stack, swagger};
+use actix_web::body::{BoxBody, MessageBody};
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::header::{
+    CACHE_CONTROL, CONTENT_TYPE, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
+};
+use actix_web::middleware::{Next, from_fn};
+use actix_web::web::{Data, PathConfig, QueryConfig, ServiceConfig};
+use actix_web::{Error, HttpRequest, HttpResponse, Resource, Route, guard, web};
+
+/// The routes of the admin listener.
+pub(super) fn admin(config: &mut ServiceConfig) {
+    let api = web::scope("/api/v1")
+        .wrap(from_fn(token))
+        .service(resource("/node", "GET").route(read().to(node::show)))
+        .service(resource("/gpus", "GET").route(read().to(gpus::list)))
+        .service(
+            resource("/gpus/{uuid}", "GET, DELETE")
+                .route(read().to(gpus::show))
+                .route(web::delete().to(gpus::forget)),
+        )
+        .service(
+            resource("/gpus/{uuid}/cordon", "PUT, DELETE")
+                .route(web::put().to(gpus::cordon))
+                .route(web::delete().to(gpus::uncordon)),
+        )
+        .service(resource("/allocations", "GET").route(read().to(allocations::list)))
+        .service(
+            resource("/allocations/{id}", "GET, DELETE")
+                .route(read().to(allocations::show))
+                .route(web::delete().to(allocations::end)),
+        )
+        .service(
+            resource("/policies", "GET, POST")
+                .route(read().to(policies::list))
+                .route(web::post().to(policies::upload)),
+        )
+        .service(
+            resource("/policies/{digest}", "GET, DELETE")
+                .route(read().to(policies::show))
+                .route(web::delete().to(policies::delete)),
+        )
+        .service(resource("/policies/{digest}/module", "GET").route(read().to(policies::module)))
+        .service(
+            resource("/stack", "GET, PUT")
+                .route(read().to(stack::show))
+                .route(web::put().to(stack::activate)),
+        )
+        .service(resource("/stack/override", "DELETE").route(web::delete().to(stack::reset)))
+        .default_service(web::to(no_route));
+    config.service(api);
+    config.service(resource("/", "GET").route(read().to(swagger::start)));
+    config.service(resource("/swagger-ui", "GET").route(read().to(swagger::start)));
+    config.service(resource("/swagger-ui/{file:.*}", "GET").route(read().to(swagger::file)));
+    config.service(resource("/openapi.json", "GET").route(read().to(document)));
+    health(config);
+}
+
+/// The routes of the health listener.
+pub(super) fn health(config: &mut ServiceConfig) {
+    config.app_data(PathConfig::default().error_handler(|e, _| Problem::new(Kind::Path, e).into()));
+    config
+        .app_data(QueryConfig::default().error_handler(|e, _| Problem::new(Kind::Query, e).into()));
+    config.service(resource("/livez", "GET").route(read().to(node::livez)));
+    config.service(resource("/readyz", "GET").route(read().to(node::readyz)));
+    config.default_service(web::to(no_route));
+}
+
+/// Wraps everything that the admin listener answers.
+pub(super) async fn admin_gate(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let misdirected = host::check(request.headers()).err();
+    pass(request, next, misdirected).await
+}
+
+/// Wraps everything that the health listener answers. Probes name the pod's address as host.
+pub(super) async fn health_gate(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    pass(request, next, None).await
+}
+
+async fn pass(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+    refused: Option<Problem>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let state = state(&request)?;
+    let inside = state.gate.enter();
+    let refused = match &inside {
+        Some(_) => refused,
+        None => Some(Problem::new(Kind::Stopping, "the daemon is stopping")),
+    };
+    let response = match refused {
+        Some(problem) => request.into_response(problem.response()),
+        None => next.call(request).await?.map_into_boxed_body(),
+    };
+    Ok(finish(response))
+}
+
+/// All of /api/v1 needs the token, unknown routes under it too.
+async fn token(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    match state(&request)?.token.check(request.headers()) {
+        Ok(()) => Ok(next.call(request).await?.map_into_boxed_body()),
+        Err(problem) => Ok(request.into_response(problem.response())),
+    }
+}
+
+fn state(request: &ServiceRequest) -> Result<Data<State>, Error> {
+    let state = request.app_data::<Data<State>>().cloned();
+    state.ok_or_else(|| Problem::new(Kind::Internal, "the server has no state").into())
+}
+
+/// Headers that all answers have, and words for errors that some layer made without any.
+fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
+    let status = response.status();
+    let kind = response.headers().get(CONTENT_TYPE);
+    let has_words = kind.is_some_and(|k| k == PROBLEM_JSON);
+    let mut response = if (status.is_client_error() || status.is_server_error()) && !has_words {
+        let detail = match response.response().error() {
+            Some(error) => error.to_string(),
+            None => status.canonical_reason().unwrap_or("error").to_owned(),
+        };
+        response.into_response(Problem::of_status(status, detail).response())
+    } else {
+        response
+    };
+    let headers = response.headers_mut();
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    if !headers.contains_key(CACHE_CONTROL) {
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
+    response
+}
+
+/// A resource that names its methods to whoever uses another one.
+fn resource(path: &str, allow: &'static str) -> Resource {
+    web::resource(path).default_service(web::to(move |request: HttpRequest| async move {
+        let detail = format!(
+            "{} is not a method of {}; it has {allow}",
+            request.method(),
+            request.path()
+        );
+        Problem::new(Kind::Method, detail).allow(allow).response()
+    }))
+}
+
+/// GET, and HEAD with it.
+fn read() -> Route {
+    web::route().guard(guard::Any(guard::Get()).or(guard::Head()))
+}
+
+async fn no_route(request: HttpRequest) -> HttpResponse {
+    let path: String = request.path().chars().take(200).collect();
+    Problem::new(Kind::NoRoute, format!("nothing is at {path}"))
+        .hint("/swagger-ui/ shows what there is")
+        .response()
+}
+
+async fn document() -> HttpResponse {
+    HttpResponse::Ok()
+        .content_type("application/json")
+        .body(openapi::openapi_json())
+}

@@ -1,0 +1,162 @@
+//! `/stack`: which policies are asked; activate another one, or go back to the file's.
+
+use super::auth::OPERATOR;
+use super::body;
+use super::dto::{FileStack, NewStack, Stack, StackEntry, rfc3339};
+use super::entries;
+use super::problem::{Kind, Problem};
+use super::state::State;
+use crate::kernel::command;
+use crate::kernel::ledger::Ledger;
+use crate::kernel::policy;
+use actix_web::http::header::{ETAG, IF_MATCH};
+use actix_web::{HttpRequest, HttpResponse, web};
+
+/// The active stack
+#[utoipa::path(get, path = "/api/v1/stack", tag = "stack", operation_id = "getStack",
+    responses((status = 200, description = "The stack; its revision is the ETag", body = Stack,
+        headers(("ETag" = String, description = "The revision, for If-Match")))))]
+pub(super) async fn show(state: web::Data<State>) -> HttpResponse {
+    answer(&state, &state.door.snapshot())
+}
+
+/// Activate a stack
+///
+/// Every policy of it is asked what this node offers, and its answer is checked; only then is the
+/// whole stack swapped in. If one fails, nothing changes. It is kept over restarts and wins over
+/// the configuration file's stack until `DELETE /api/v1/stack/override`. What is held stays as it is.
+#[utoipa::path(put, path = "/api/v1/stack", tag = "stack", operation_id = "activateStack",
+    params(("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+    request_body(content = NewStack),
+    responses(
+        (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
+        (status = 400, description = "No JSON, or a malformed If-Match"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 412, description = "Somebody activated another stack meanwhile"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "An entry cannot be used, or its policy fails on this node"),
+    ))]
+pub(super) async fn activate(
+    state: web::Data<State>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, Problem> {
+    let expected = if_match(&request)?;
+    let NewStack { entries } = body::json(&request, payload).await?;
+    let stack = command::NewStack {
+        from_api: true,
+        by: OPERATOR.into(),
+        entries: entries::resolve(&state.door.snapshot(), entries)?,
+    };
+    swap(&state, stack, expected).await
+}
+
+/// Go back to the configuration file's stack
+///
+/// Where no stack was activated through this API, nothing changes.
+#[utoipa::path(delete, path = "/api/v1/stack/override", tag = "stack", operation_id = "resetStack",
+    params(("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+    responses(
+        (status = 200, description = "The file's stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
+        (status = 400, description = "A malformed If-Match"),
+        (status = 409, description = "The file's stack cannot be used; says why"),
+        (status = 412, description = "Somebody activated another stack meanwhile"),
+        (status = 422, description = "A policy of the file's stack fails on this node"),
+    ))]
+pub(super) async fn reset(
+    state: web::Data<State>,
+    request: HttpRequest,
+) -> Result<HttpResponse, Problem> {
+    let expected = if_match(&request)?;
+    let ledger = state.door.snapshot();
+    if !ledger.stack.from_api {
+        return Ok(answer(&state, &ledger));
+    }
+    let file = (state.facts)().file_stack;
+    if let Some(trouble) = file.trouble {
+        return Err(Problem::new(
+            Kind::State,
+            format!("the configuration file's stack cannot be used: {trouble}"),
+        )
+        .hint("mend the file's stack; the active one stays as it is"));
+    }
+    let stack = command::NewStack {
+        from_api: false,
+        by: OPERATOR.into(),
+        entries: file.entries,
+    };
+    swap(&state, stack, expected).await
+}
+
+async fn swap(
+    state: &State,
+    stack: command::NewStack,
+    expected: Option<u64>,
+) -> Result<HttpResponse, Problem> {
+    let ledger = state.door.activate(stack, expected).await?;
+    let labels: Vec<_> = ledger
+        .stack
+        .entries
+        .iter()
+        .map(policy::StackEntry::label)
+        .collect();
+    tracing::info!(
+        revision = ledger.stack.revision,
+        stack = labels.join(" "),
+        by = OPERATOR,
+        "a stack was activated"
+    );
+    Ok(answer(state, &ledger))
+}
+
+/// The revision of `If-Match`; `None` where any will do.
+fn if_match(request: &HttpRequest) -> Result<Option<u64>, Problem> {
+    let Some(value) = request.headers().get(IF_MATCH) else {
+        return Ok(None);
+    };
+    let text = value.to_str().unwrap_or_default().trim();
+    if text == "*" {
+        return Ok(None);
+    }
+    let revision = text
+        .strip_prefix('"')
+        .and_then(|t| t.strip_suffix('"'))
+        .unwrap_or(text);
+    revision.parse().map(Some).map_err(|_| {
+        Problem::new(
+            Kind::Header,
+            format!("If-Match: one revision such as \"3\", not {text:?}"),
+        )
+        .hint("GET /api/v1/stack answers it as ETag")
+    })
+}
+
+fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
+    let stack = &ledger.stack;
+    let version =
+        |e: &policy::StackEntry| ledger.policies.get(&e.digest).map(|v| v.version.clone());
+    let entries = stack.entries.iter().enumerate();
+    let file = (state.facts)().file_stack;
+    let shown = Stack {
+        revision: stack.revision,
+        source: if stack.from_api { "api" } else { "file" }.into(),
+        by: stack.by.clone(),
+        since: (stack.since_wall_ms > 0).then(|| rfc3339(stack.since_wall_ms)),
+        entries: entries
+            .map(|(place, e)| StackEntry::of(e, version(e), Some(state.door.record(place, e))))
+            .collect(),
+        file_stack: FileStack {
+            shadowed: stack.from_api,
+            trouble: file.trouble,
+            entries: file
+                .entries
+                .iter()
+                .map(|e| StackEntry::of(e, version(e), None))
+                .collect(),
+        },
+    };
+    HttpResponse::Ok()
+        .insert_header((ETAG, format!("\"{}\"", stack.revision)))
+        .json(shown)
+}

@@ -1,0 +1,67 @@
+//! What every handler works with.
+
+use super::auth::TokenHash;
+use super::{Facts, Settings};
+use crate::admission::Door;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use tokio::sync::Semaphore;
+
+/// Uploads under way at a time: each holds up to 32 MiB, and only one is compiled at a time.
+const UPLOADS_MAX: usize = 2;
+
+/// Shared by all workers.
+pub(super) struct State {
+    pub(super) door: Door,
+    pub(super) facts: Facts,
+    pub(super) token: TokenHash,
+    pub(super) uploads: Semaphore,
+    pub(super) gate: Gate,
+}
+
+impl State {
+    pub(super) fn new(settings: &Settings, token: TokenHash, door: Door) -> Self {
+        Self {
+            door,
+            facts: settings.facts.clone(),
+            token,
+            uploads: Semaphore::new(UPLOADS_MAX),
+            gate: Gate::default(),
+        }
+    }
+}
+
+/// Counts requests, so that a stop can let them finish.
+#[derive(Default)]
+pub(super) struct Gate {
+    inside: AtomicUsize,
+    closed: AtomicBool,
+}
+
+impl Gate {
+    /// Lets a request in; `None` once closed.
+    pub(super) fn enter(&self) -> Option<Inside<'_>> {
+        // Counted before the look, so that a close either sees the request or is seen by it.
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Inside(self);
+        (!self.closed.load(Ordering::SeqCst)).then_some(inside)
+    }
+
+    /// Lets nobody in any more.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether nobody is inside.
+    pub(super) fn is_empty(&self) -> bool {
+        self.inside.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// One request inside.
+pub(super) struct Inside<'a>(&'a Gate);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,48 @@
+//! Swagger UI from files inside the binary: nothing is loaded from elsewhere.
+
+use super::problem::{Kind, Problem};
+use actix_web::http::header::{CONTENT_ENCODING, CONTENT_SECURITY_POLICY, LOCATION};
+use actix_web::{HttpResponse, web};
+use std::sync::{Arc, LazyLock};
+use utoipa_swagger_ui::Config;
+
+/// Its own scripts and requests to this server alone. The pages set styles inline and show icons
+/// as data.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// The token is typed into the page and kept nowhere; the description is checked by no other site.
+static CONFIG: LazyLock<Arc<Config<'static>>> = LazyLock::new(|| {
+    let config = Config::from("/openapi.json")
+        .validator_url("none")
+        .try_it_out_enabled(true);
+    Arc::new(
+        config
+            .persist_authorization(false)
+            .display_request_duration(true),
+    )
+});
+
+/// To the pages; `/` has nothing better to show yet.
+pub(super) async fn start() -> HttpResponse {
+    HttpResponse::Found()
+        .insert_header((LOCATION, "/swagger-ui/"))
+        .finish()
+}
+
+pub(super) async fn file(path: web::Path<String>) -> Result<HttpResponse, Problem> {
+    let path: String = path.into_inner();
+    let found = utoipa_swagger_ui::serve(&path, Arc::clone(&CONFIG))
+        .map_err(|error| Problem::new(Kind::Internal, error))?;
+    let Some(file) = found else {
+        return Err(Problem::new(Kind::NoRoute, "Swagger UI has no such file")
+            .hint("/swagger-ui/ is its start"));
+    };
+    let mut response = HttpResponse::Ok();
+    if file.gzpipped {
+        response.insert_header((CONTENT_ENCODING, "gzip"));
+    }
+    Ok(response
+        .content_type(file.content_type)
+        .insert_header((CONTENT_SECURITY_POLICY, POLICY))
+        .body(file.bytes.into_owned()))
+}

@@ -1,0 +1,230 @@
+//! GPUs, parts and devices of one snapshot, as the API shows them.
+
+use super::dto::{
+    Consumes, Device, DeviceState, Drain, Gpu, GpuSummary, Health, Link, Mig, OfferLine, Part,
+    ResourceUse, rfc3339,
+};
+use crate::admission::Door;
+use crate::keeper::Snapshot;
+use crate::kernel::drain;
+use crate::kernel::gpu::Path;
+use crate::kernel::ledger::GpuState;
+use crate::kernel::names::{DeviceKey, PartId, Resource};
+use crate::kernel::offer;
+use crate::kernel::part_state::{self, PartState};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One snapshot, with what the kubelet is told of it.
+pub(super) struct View {
+    pub(super) ledger: Snapshot,
+    /// Devices that are listed Healthy.
+    healthy: BTreeSet<DeviceKey>,
+}
+
+impl View {
+    pub(super) fn new(door: &Door) -> Self {
+        let ledger = door.snapshot();
+        let mut healthy = BTreeSet::new();
+        for resource in ledger.resources() {
+            let listed = door.listing(&ledger, &resource).into_iter();
+            healthy.extend(listed.filter(|l| l.healthy).map(|l| DeviceKey {
+                resource: resource.clone(),
+                id: l.id,
+            }));
+        }
+        Self { ledger, healthy }
+    }
+
+    /// All GPUs in the order of their index.
+    pub(super) fn summaries(&self) -> Vec<GpuSummary> {
+        let gpus = self.ledger.gpus.iter();
+        let mut all: Vec<_> = gpus
+            .filter_map(|(id, state)| self.summary(id, state))
+            .collect();
+        all.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+        all
+    }
+
+    /// One GPU with all that is known of it.
+    pub(super) fn gpu(&self, id: &PartId) -> Option<Gpu> {
+        let state = self.ledger.gpus.get(id)?;
+        let facts = &self.main_part(id)?.part;
+        Some(Gpu {
+            summary: self.summary(id, state)?,
+            vendor: facts.vendor.clone(),
+            minor: facts.minor,
+            pci_bus: facts.pci_bus.clone(),
+            numa_node: facts.numa_node,
+            mig_enabled: facts.mig_enabled,
+            attributes: facts.attributes.clone(),
+            parts: self.parts(id).map(|p| self.part(p)).collect(),
+            links: self.links(id),
+        })
+    }
+
+    /// What is advertised and held over the whole node.
+    pub(super) fn uses(&self) -> Vec<ResourceUse> {
+        self.uses_of(self.ledger.parts.values().map(AsRef::as_ref))
+    }
+
+    fn parts<'v>(&'v self, gpu: &'v PartId) -> impl Iterator<Item = &'v PartState> {
+        let parts = self.ledger.parts.values().map(AsRef::as_ref);
+        parts.filter(move |p| p.part.gpu() == gpu)
+    }
+
+    /// The whole GPU; where only its instances are known, the first of them.
+    fn main_part<'v>(&'v self, gpu: &'v PartId) -> Option<&'v PartState> {
+        self.ledger.part(gpu).or_else(|| self.parts(gpu).next())
+    }
+
+    fn summary(&self, id: &PartId, state: &GpuState) -> Option<GpuSummary> {
+        let main = self.main_part(id)?;
+        let usage = self.ledger.usage.get(id);
+        Some(GpuSummary {
+            uuid: id.to_string(),
+            index: main.part.gpu_index,
+            model: main.part.model.clone(),
+            memory_mib: main.part.memory_mib,
+            memory_used_mib: usage.map(|u| u.memory_used_mib),
+            processes: usage.map(|u| u.processes),
+            present: self.parts(id).any(|p| p.present),
+            health: health(state),
+            drain: drain_of(&state.drain),
+            resources: self.uses_of(self.parts(id)),
+        })
+    }
+
+    fn uses_of<'v>(&self, parts: impl Iterator<Item = &'v PartState>) -> Vec<ResourceUse> {
+        let mut uses: BTreeMap<&Resource, ResourceUse> = BTreeMap::new();
+        for part in parts {
+            for ((resource, share), device) in &part.devices {
+                let line = uses.entry(resource).or_insert_with(|| ResourceUse {
+                    resource: resource.to_string(),
+                    devices: 0,
+                    held: 0,
+                    free: 0,
+                });
+                let free = !device.held() && self.healthy.contains(&part.key(resource, *share));
+                line.devices += 1;
+                line.held += u32::from(device.held());
+                line.free += u32::from(free);
+            }
+        }
+        uses.into_values().collect()
+    }
+
+    fn part(&self, state: &PartState) -> Part {
+        let usage = self.ledger.usage.get(&state.part.id);
+        let devices = state.devices.iter();
+        Part {
+            uuid: state.part.id.to_string(),
+            mig: state.part.mig.as_ref().map(|m| Mig {
+                profile: m.profile.clone(),
+                gpu_instance: m.gpu_instance,
+                compute_instance: m.compute_instance,
+            }),
+            memory_mib: state.part.memory_mib,
+            memory_used_mib: usage.map(|u| u.memory_used_mib),
+            processes: usage.map(|u| u.processes),
+            present: state.present,
+            offered_by: Some(state.offered_by.clone()).filter(|by| !by.is_empty()),
+            offer: state.lines.iter().map(offer_line).collect(),
+            devices: devices
+                .map(|((resource, share), device)| {
+                    self.device(&state.key(resource, *share), device)
+                })
+                .collect(),
+        }
+    }
+
+    fn device(&self, key: &DeviceKey, device: &part_state::Device) -> Device {
+        let healthy = self.healthy.contains(key);
+        let state = match (device.held(), healthy, device.offered()) {
+            (true, _, _) => DeviceState::Held,
+            (false, true, _) => DeviceState::Free,
+            (false, false, true) => DeviceState::Withdrawn,
+            (false, false, false) => DeviceState::Leaving,
+        };
+        Device {
+            id: key.id.to_string(),
+            resource: key.resource.to_string(),
+            state,
+            healthy,
+            consumes: consumes(device.consumes),
+            allocations: device.holders.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    fn links(&self, gpu: &PartId) -> Vec<Link> {
+        let others = self.ledger.gpus.keys().filter(|other| *other != gpu);
+        others
+            .filter_map(|other| {
+                self.ledger.links.between(gpu, other).map(|link| Link {
+                    gpu: other.to_string(),
+                    path: path(link.path).into(),
+                    nvlinks: link.nvlinks,
+                })
+            })
+            .collect()
+    }
+}
+
+fn health(state: &GpuState) -> Health {
+    let health = &state.health;
+    Health {
+        state: health.state.as_str().into(),
+        reason: Some(health.reason.clone()).filter(|r| !r.is_empty()),
+        since: rfc3339(health.since_wall_ms),
+        heals: health.again_mono_ms.is_some(),
+    }
+}
+
+fn drain_of(drain: &drain::Drain) -> Drain {
+    let mark = match drain {
+        drain::Drain::Active => None,
+        drain::Drain::Cordoned(mark) => Some(mark),
+    };
+    Drain {
+        state: drain.as_str().into(),
+        by: mark.map(|m| m.by.clone()),
+        why: mark.map(|m| m.why.clone()).filter(|w| !w.is_empty()),
+        since: mark.map(|m| rfc3339(m.since_wall_ms)),
+    }
+}
+
+fn offer_line(line: &offer::OfferLine) -> OfferLine {
+    OfferLine {
+        resource: line.resource.to_string(),
+        count: line.count,
+        consumes: consumes(line.consumes),
+    }
+}
+
+fn consumes(consumes: offer::Consumes) -> Consumes {
+    match consumes {
+        offer::Consumes::Whole => Consumes {
+            whole: true,
+            memory_mib: 0,
+            compute_percent: 0,
+        },
+        offer::Consumes::Slice {
+            memory_mib,
+            compute_percent,
+        } => Consumes {
+            whole: false,
+            memory_mib,
+            compute_percent,
+        },
+    }
+}
+
+fn path(path: Path) -> &'static str {
+    match path {
+        Path::SameBoard => "sameBoard",
+        Path::SingleSwitch => "singleSwitch",
+        Path::MultiSwitch => "multiSwitch",
+        Path::HostBridge => "hostBridge",
+        Path::SameNuma => "sameNuma",
+        Path::CrossNuma => "crossNuma",
+    }
+}

@@ -56,9 +56,8 @@ pub(super) enum StateFilter {
 
 impl Filter {
     fn matches(&self, ledger: &Ledger, allocation: &allocation::Allocation) -> bool {
-        let is = |wanted: &Option<String>, given: Option<&str>| {
-            wanted.as_deref().is_none_or(|w| Some(w) == given)
-        };
+        let is =
+            |wanted: &Option<String>, given: Option<&str>| wanted.as_deref().is_none_or(|w| Some(w) == given);
         let on_gpu = |gpu: &str| {
             allocation.devices.iter().any(|d| {
                 let of = ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu());
@@ -84,33 +83,16 @@ pub(super) async fn list(
 ) -> Result<HttpResponse, Problem> {
     let limit = filter.limit.unwrap_or(ALLOCATIONS_DEFAULT);
     if !(1..=ALLOCATIONS_MAX).contains(&limit) {
-        return Err(Problem::new(
-            Kind::Query,
-            format!("limit: 1 to {ALLOCATIONS_MAX}, not {limit}"),
-        ));
+        return Err(Problem::new(Kind::Query, format!("limit: 1 to {ALLOCATIONS_MAX}, not {limit}")));
     }
     let ledger = state.door.snapshot();
-    let live = ledger
-        .live
-        .values()
-        .filter(|_| filter.state != StateFilter::Ended);
-    let ended = ledger
-        .ended
-        .iter()
-        .filter(|_| filter.state != StateFilter::Live);
+    let live = ledger.live.values().filter(|_| filter.state != StateFilter::Ended);
+    let ended = ledger.ended.iter().filter(|_| filter.state != StateFilter::Live);
     let all = live.chain(ended);
-    let mut found: Vec<&Arc<allocation::Allocation>> =
-        all.filter(|a| filter.matches(&ledger, a)).collect();
+    let mut found: Vec<&Arc<allocation::Allocation>> = all.filter(|a| filter.matches(&ledger, a)).collect();
     found.sort_by_key(|a| std::cmp::Reverse((a.granted_wall_ms, a.id)));
-    let items = found
-        .iter()
-        .take(limit)
-        .map(|a| Allocation::of(&ledger, a))
-        .collect();
-    Ok(HttpResponse::Ok().json(AllocationList {
-        items,
-        total: found.len(),
-    }))
+    let items = found.iter().take(limit).map(|a| Allocation::of(&ledger, a)).collect();
+    Ok(HttpResponse::Ok().json(AllocationList { items, total: found.len() }))
 }
 
 /// One allocation, live or ended
@@ -121,10 +103,7 @@ pub(super) async fn list(
         (status = 400, description = "No id"),
         (status = 404, description = "No such allocation, or ended and no longer kept"),
     ))]
-pub(super) async fn show(
-    state: web::Data<State>,
-    path: web::Path<String>,
-) -> Result<HttpResponse, Problem> {
+pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
     let id = allocation_id(&path)?;
     answer(&state.door.snapshot(), id)
 }
@@ -140,10 +119,7 @@ pub(super) async fn show(
         (status = 400, description = "No id"),
         (status = 404, description = "No such allocation"),
     ))]
-pub(super) async fn end(
-    state: web::Data<State>,
-    path: web::Path<String>,
-) -> Result<HttpResponse, Problem> {
+pub(super) async fn end(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
     let id = allocation_id(&path)?;
     let before = state.door.snapshot();
     if before.ended.iter().any(|a| a.id == id) {

@@ -39,18 +39,12 @@ impl TokenHash {
             (Some(_), _) => None,
         };
         let Some(token) = token else {
-            return Err(refused(
-                "the Authorization header is not `Bearer TOKEN`",
-                "Bearer",
-            ));
+            return Err(refused("the Authorization header is not `Bearer TOKEN`", "Bearer"));
         };
         if bool::from(Self::of(token).0.ct_eq(&self.0)) {
             Ok(())
         } else {
-            Err(refused(
-                "the token is not the one of this daemon",
-                "Bearer error=\"invalid_token\"",
-            ))
+            Err(refused("the token is not the one of this daemon", "Bearer error=\"invalid_token\""))
         }
     }
 }
@@ -72,22 +66,11 @@ fn refused(detail: &str, challenge: &'static str) -> Problem {
 /// # Errors
 /// If the file can be neither read nor made, or holds no token; it is never overwritten.
 pub(super) fn token(path: &Path) -> Result<TokenHash, AdminError> {
-    let bad = |rule, source| AdminError::Token {
-        path: path.into(),
-        rule,
-        source,
-    };
+    let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     match read(path) {
-        Err(AdminError::Token {
-            source: Some(error),
-            ..
-        }) if error.kind() == ErrorKind::NotFound => {
-            make(path).map_err(|e| {
-                bad(
-                    "it could not be made; is its folder writable? (--state-dir)",
-                    Some(e),
-                )
-            })?;
+        Err(AdminError::Token { source: Some(error), .. }) if error.kind() == ErrorKind::NotFound => {
+            make(path)
+                .map_err(|e| bad("it could not be made; is its folder writable? (--state-dir)", Some(e)))?;
             tracing::info!(path = %path.display(), "made the admin API's token");
             read(path)
         }
@@ -96,11 +79,7 @@ pub(super) fn token(path: &Path) -> Result<TokenHash, AdminError> {
 }
 
 fn read(path: &Path) -> Result<TokenHash, AdminError> {
-    let bad = |rule, source| AdminError::Token {
-        path: path.into(),
-        rule,
-        source,
-    };
+    let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     let unreadable = |e| bad("it cannot be read; does it belong to this user?", Some(e));
     let file = File::open(path).map_err(unreadable)?;
     let about = file.metadata().map_err(unreadable)?;
@@ -121,9 +100,7 @@ fn read(path: &Path) -> Result<TokenHash, AdminError> {
     }
     let mut text = String::new();
     let limit = u64::try_from(TOKEN_CHARS_MAX).unwrap_or(u64::MAX) + 2;
-    file.take(limit)
-        .read_to_string(&mut text)
-        .map_err(unreadable)?;
+    file.take(limit).read_to_string(&mut text).map_err(unreadable)?;
     let token = text.trim();
     let fits = (TOKEN_CHARS_MIN..=TOKEN_CHARS_MAX).contains(&token.len());
     if !fits || !token.bytes().all(|b| b.is_ascii_graphic()) {
@@ -138,24 +115,14 @@ fn read(path: &Path) -> Result<TokenHash, AdminError> {
 /// Makes the file with its content in one step, so that a crash leaves no half a token, and does
 /// not replace one that another process made meanwhile.
 fn make(path: &Path) -> std::io::Result<()> {
-    let folder = path
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let mut bytes = [0; TOKEN_BYTES];
     getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
     let token: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
     let draft = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
     let written = (|| {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&draft)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
         writeln!(file, "{token}")?;
         file.sync_all()?;
         match std::fs::hard_link(&draft, path) {
@@ -191,29 +158,18 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text.trim().len(), 64);
         assert_eq!(token(&path).unwrap().0, first.0);
-        assert_eq!(
-            std::fs::read_dir(path.parent().unwrap()).unwrap().count(),
-            1
-        );
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }
 
     #[test]
     fn a_file_that_is_no_token_is_left_as_it_was() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
-        for content in [
-            "",
-            "short",
-            &"x".repeat(600),
-            "two words of more than thirty-two bytes",
-        ] {
+        for content in ["", "short", &"x".repeat(600), "two words of more than thirty-two bytes"] {
             std::fs::write(&path, content).unwrap();
             let mode = std::fs::Permissions::from_mode(0o600);
             std::fs::set_permissions(&path, mode).unwrap();
-            assert!(
-                matches!(token(&path), Err(AdminError::Token { .. })),
-                "{content}"
-            );
+            assert!(matches!(token(&path), Err(AdminError::Token { .. })), "{content}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
         }
         std::fs::write(&path, "x".repeat(64)).unwrap();

@@ -35,10 +35,7 @@ pub(super) async fn json_or_default<T: DeserializeOwned + Default>(
 }
 
 /// A JSON body.
-pub(super) async fn json<T: DeserializeOwned>(
-    request: &HttpRequest,
-    payload: Payload,
-) -> Result<T, Problem> {
+pub(super) async fn json<T: DeserializeOwned>(request: &HttpRequest, payload: Payload) -> Result<T, Problem> {
     media_type(request, "application/json")?;
     parse(&read(request, payload, JSON_BYTES_MAX, JSON_WAIT).await?)
 }
@@ -55,11 +52,8 @@ fn media_type(request: &HttpRequest, wanted: &str) -> Result<(), Problem> {
         return Ok(());
     }
     let given: String = request.content_type().chars().take(80).collect();
-    Err(Problem::new(
-        Kind::MediaType,
-        format!("the body is taken as {wanted}, and came as {given:?}"),
-    )
-    .hint(format!("send `Content-Type: {wanted}`")))
+    Err(Problem::new(Kind::MediaType, format!("the body is taken as {wanted}, and came as {given:?}"))
+        .hint(format!("send `Content-Type: {wanted}`")))
 }
 
 fn too_large(limit: usize) -> Problem {
@@ -83,10 +77,7 @@ async fn read(
     }
     match tokio::time::timeout(wait, collect(payload, limit)).await {
         Ok(bytes) => bytes,
-        Err(_) => Err(Problem::new(
-            Kind::Slow,
-            format!("the body did not come within {} s", wait.as_secs()),
-        )),
+        Err(_) => Err(Problem::new(Kind::Slow, format!("the body did not come within {} s", wait.as_secs()))),
     }
 }
 

@@ -20,32 +20,21 @@ pub(super) const PATTERNS_BYTES_MAX: usize = 3 * 1024;
 ///
 /// # Errors
 /// [`Kind::Invalid`], naming the entry and the rule.
-pub(super) fn resolve(
-    ledger: &Ledger,
-    entries: Vec<NewStackEntry>,
-) -> Result<Vec<StackEntry>, Problem> {
+pub(super) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Vec<StackEntry>, Problem> {
     if entries.len() > STACK_ENTRIES_MAX {
-        let rule = format!(
-            "entries: {} of them; at most {STACK_ENTRIES_MAX} are taken",
-            entries.len()
-        );
+        let rule = format!("entries: {} of them; at most {STACK_ENTRIES_MAX} are taken", entries.len());
         return Err(Problem::new(Kind::Invalid, rule));
     }
     let numbered = entries.into_iter().enumerate();
     numbered
         .map(|(place, entry)| {
-            let bad =
-                |rule: String| Problem::new(Kind::Invalid, format!("entries[{place}]: {rule}"));
-            let digest = resolve_version(ledger, &entry.policy, entry.digest.as_deref()).map_err(
-                |rule| bad(rule).hint("GET /api/v1/policies lists what this node knows"),
-            )?;
+            let bad = |rule: String| Problem::new(Kind::Invalid, format!("entries[{place}]: {rule}"));
+            let digest = resolve_version(ledger, &entry.policy, entry.digest.as_deref())
+                .map_err(|rule| bad(rule).hint("GET /api/v1/policies lists what this node knows"))?;
             check_permissions(&entry.permissions).map_err(bad)?;
             let parameters = serde_json::Value::Object(entry.parameters).to_string();
             if parameters.len() > PARAMETERS_BYTES_MAX {
-                let rule = format!(
-                    "parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}",
-                    parameters.len()
-                );
+                let rule = format!("parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}", parameters.len());
                 return Err(bad(rule));
             }
             Ok(StackEntry {
@@ -64,22 +53,14 @@ pub(super) fn resolve(
 ///
 /// # Errors
 /// In words: no such version, another name, or several to choose from.
-pub fn resolve_version(
-    ledger: &Ledger,
-    name: &str,
-    digest: Option<&str>,
-) -> Result<Digest, String> {
+pub fn resolve_version(ledger: &Ledger, name: &str, digest: Option<&str>) -> Result<Digest, String> {
     if let Some(text) = digest {
         let digest = Digest::parse(text).map_err(|e| e.to_string())?;
         return match ledger.policies.get(&digest) {
-            None => Err(format!(
-                "this node knows no policy with digest {digest}: upload it first"
-            )),
-            Some(version) if version.name != name => Err(format!(
-                "digest {} is of policy {}, not {name}",
-                digest.short(),
-                version.name
-            )),
+            None => Err(format!("this node knows no policy with digest {digest}: upload it first")),
+            Some(version) if version.name != name => {
+                Err(format!("digest {} is of policy {}, not {name}", digest.short(), version.name))
+            }
             Some(_) => Ok(digest),
         };
     }
@@ -91,17 +72,13 @@ pub fn resolve_version(
     }
     let mut uploaded = named();
     match (uploaded.next(), uploaded.next()) {
-        (None, _) => Err(format!(
-            "this node knows no policy {:?}",
-            name.chars().take(80).collect::<String>()
-        )),
+        (None, _) => {
+            Err(format!("this node knows no policy {:?}", name.chars().take(80).collect::<String>()))
+        }
         (Some(only), None) => Ok(only.digest.clone()),
         (Some(_), Some(_)) => {
             let digests: Vec<_> = named().map(|v| v.digest.short()).collect();
-            Err(format!(
-                "policy {name} has several versions, so give a digest: {}",
-                digests.join(", ")
-            ))
+            Err(format!("policy {name} has several versions, so give a digest: {}", digests.join(", ")))
         }
     }
 }
@@ -115,16 +92,10 @@ fn check_permissions(permissions: &Permissions) -> Result<(), String> {
     }
     for (list, name, longest) in [
         (&permissions.resources, "resources", RESOURCE_BYTES_MAX),
-        (
-            &permissions.environment,
-            "environment",
-            ENVIRONMENT_KEY_BYTES_MAX,
-        ),
+        (&permissions.environment, "environment", ENVIRONMENT_KEY_BYTES_MAX),
     ] {
         if list.len() > PATTERNS_MAX {
-            return Err(format!(
-                "permissions.{name}: at most {PATTERNS_MAX} patterns"
-            ));
+            return Err(format!("permissions.{name}: at most {PATTERNS_MAX} patterns"));
         }
         let pattern_fits = |p: &String| {
             let text = p.strip_suffix('*').unwrap_or(p);
@@ -143,9 +114,7 @@ fn check_permissions(permissions: &Permissions) -> Result<(), String> {
     let lists = permissions.resources.iter().chain(&permissions.environment);
     let bytes: usize = lists.map(String::len).sum();
     if bytes > PATTERNS_BYTES_MAX {
-        return Err(format!(
-            "permissions: {bytes} bytes of patterns; at most {PATTERNS_BYTES_MAX}"
-        ));
+        return Err(format!("permissions: {bytes} bytes of patterns; at most {PATTERNS_BYTES_MAX}"));
     }
     Ok(())
 }

@@ -17,9 +17,7 @@ pub(super) const CORDON_REASON_BYTES_MAX: usize = 1024;
 #[utoipa::path(get, path = "/api/v1/gpus", tag = "gpus", operation_id = "listGpus",
     responses((status = 200, description = "The GPUs, in the order of their index", body = GpuList)))]
 pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
-    HttpResponse::Ok().json(GpuList {
-        items: View::new(&state.door).summaries(),
-    })
+    HttpResponse::Ok().json(GpuList { items: View::new(&state.door).summaries() })
 }
 
 /// One GPU with its parts, devices and links
@@ -30,10 +28,7 @@ pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
         (status = 400, description = "No UUID"),
         (status = 404, description = "No such GPU"),
     ))]
-pub(super) async fn show(
-    state: web::Data<State>,
-    path: web::Path<String>,
-) -> Result<HttpResponse, Problem> {
+pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
     answer(&state, &gpu_id(&path)?)
 }
 
@@ -84,14 +79,10 @@ pub(super) async fn cordon(
     let gpu = gpu_id(&path)?;
     let Cordon { reason } = body::json_or_default(&request, payload).await?;
     if reason.len() > CORDON_REASON_BYTES_MAX || reason.chars().any(char::is_control) {
-        let rule =
-            format!("reason: at most {CORDON_REASON_BYTES_MAX} bytes, no control characters");
+        let rule = format!("reason: at most {CORDON_REASON_BYTES_MAX} bytes, no control characters");
         return Err(Problem::new(Kind::Invalid, rule));
     }
-    let applied = state
-        .door
-        .cordon(gpu.clone(), OPERATOR.into(), reason.clone())
-        .await?;
+    let applied = state.door.cordon(gpu.clone(), OPERATOR.into(), reason.clone()).await?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = OPERATOR, reason, "a GPU was cordoned");
     }

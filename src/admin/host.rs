@@ -16,10 +16,7 @@ pub(super) fn check(headers: &HeaderMap) -> Result<(), Problem> {
             Kind::Host,
             format!(
                 "this listener answers to localhost, 127.0.0.1 and [::1], not to {:?}",
-                host.unwrap_or_default()
-                    .chars()
-                    .take(80)
-                    .collect::<String>()
+                host.unwrap_or_default().chars().take(80).collect::<String>()
             ),
         )
         .hint("reach it on the node itself, or by `kubectl port-forward`")),
@@ -33,20 +30,16 @@ fn is_loopback(host: &str) -> bool {
             _ => return false,
         },
         None => match host.split_once(':') {
-            Some((name, port)) if !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) => {
-                name
-            }
+            Some((name, port)) if !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) => name,
             Some(_) => return false,
             None => host,
         },
     };
-    name.eq_ignore_ascii_case("localhost")
-        || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 fn is_port(text: &str) -> bool {
-    text.strip_prefix(':')
-        .is_some_and(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()))
+    text.strip_prefix(':').is_some_and(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()))
 }
 
 #[cfg(test)]
@@ -55,14 +48,7 @@ mod tests {
 
     #[test]
     fn only_names_of_this_machine_are_taken() {
-        for host in [
-            "localhost",
-            "LocalHost:9470",
-            "127.0.0.1",
-            "127.0.0.1:1",
-            "[::1]",
-            "[::1]:9470",
-        ] {
+        for host in ["localhost", "LocalHost:9470", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:9470"] {
             assert!(is_loopback(host), "{host}");
         }
         for host in [

@@ -47,10 +47,7 @@ pub(super) async fn show(state: web::Data<State>) -> HttpResponse {
 pub(super) async fn livez(state: web::Data<State>) -> Result<HttpResponse, Problem> {
     // The keeper owns the sending half, so an error means that its thread has ended.
     if state.door.watch().has_changed().is_err() {
-        return Err(Problem::new(
-            Kind::Stopping,
-            "the thread that owns the ledger has ended",
-        ));
+        return Err(Problem::new(Kind::Stopping, "the thread that owns the ledger has ended"));
     }
     Ok(HttpResponse::Ok().json(Alive { alive: true }))
 }
@@ -67,10 +64,7 @@ pub(super) async fn livez(state: web::Data<State>) -> Result<HttpResponse, Probl
 pub(super) async fn readyz(state: web::Data<State>) -> Result<HttpResponse, Problem> {
     let checks = checks(&(state.facts)(), state.door.store_trouble().as_deref());
     if checks.iter().all(|c| c.ok) {
-        return Ok(HttpResponse::Ok().json(Ready {
-            ready: true,
-            checks,
-        }));
+        return Ok(HttpResponse::Ok().json(Ready { ready: true, checks }));
     }
     let why: Vec<_> = checks
         .iter()
@@ -85,11 +79,7 @@ pub(super) async fn readyz(state: web::Data<State>) -> Result<HttpResponse, Prob
 fn checks(facts: &NodeFacts, store_trouble: Option<&str>) -> Vec<Check> {
     let step = |name: &str, step: &Step| {
         let waiting = waiting(step);
-        Check {
-            name: name.into(),
-            ok: waiting.is_none(),
-            detail: waiting,
-        }
+        Check { name: name.into(), ok: waiting.is_none(), detail: waiting }
     };
     let unregistered: Vec<_> = facts
         .registrations
@@ -103,17 +93,9 @@ fn checks(facts: &NodeFacts, store_trouble: Option<&str>) -> Vec<Check> {
     vec![
         step("gpus", &facts.gpus),
         step("adoption", &facts.adoption),
-        Check {
-            name: "store".into(),
-            ok: store_trouble.is_none(),
-            detail: store_trouble.map(String::from),
-        },
+        Check { name: "store".into(), ok: store_trouble.is_none(), detail: store_trouble.map(String::from) },
         // Waiting for a kubelet is this daemon's work, not its failure.
-        Check {
-            name: "kubelet".into(),
-            ok: true,
-            detail: kubelet.map(|why| format!("waiting: {why}")),
-        },
+        Check { name: "kubelet".into(), ok: true, detail: kubelet.map(|why| format!("waiting: {why}")) },
     ]
 }
 
@@ -129,10 +111,7 @@ fn resources(facts: &NodeFacts, view: &View) -> Vec<ResourceState> {
     let mut all: BTreeMap<String, ResourceState> = BTreeMap::new();
     let blank = |resource: &str| ResourceState {
         resource: resource.into(),
-        registration: StepState {
-            done: false,
-            waiting: Some("not registered".into()),
-        },
+        registration: StepState { done: false, waiting: Some("not registered".into()) },
         devices: 0,
         held: 0,
         free: 0,
@@ -150,10 +129,8 @@ fn resources(facts: &NodeFacts, view: &View) -> Vec<ResourceState> {
     for registration in &facts.registrations {
         let name = registration.resource.as_str();
         let state = all.entry(name.into()).or_insert_with(|| blank(name));
-        state.registration = StepState {
-            done: registration.state == Step::Done,
-            waiting: waiting(&registration.state),
-        };
+        state.registration =
+            StepState { done: registration.state == Step::Done, waiting: waiting(&registration.state) };
     }
     for (resource, breaker) in view.ledger.breakers.iter() {
         if let Some(state) = all.get_mut(resource.as_str()) {

@@ -7,9 +7,7 @@ use actix_web::http::StatusCode;
 use std::sync::LazyLock;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{
-    ContentBuilder, OpenApi as Document, PathItem, Ref, RefOr, Response, ResponseBuilder,
-};
+use utoipa::openapi::{ContentBuilder, OpenApi as Document, PathItem, Ref, RefOr, Response, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
 #[derive(OpenApi)]
@@ -58,9 +56,7 @@ impl Modify for Errors {
     fn modify(&self, document: &mut Document) {
         let scheme = HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)
-            .description(Some(
-                "The content of the daemon's token file, by default /var/lib/berth/token",
-            ))
+            .description(Some("The content of the daemon's token file, by default /var/lib/berth/token"))
             .build();
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("token", SecurityScheme::Http(scheme));
@@ -87,10 +83,7 @@ fn complete(operation: &mut Operation, guarded: bool, asks: bool) {
         responses.entry(status.into()).or_insert(RefOr::T(response));
     };
     also("421", "The Host header names another machine");
-    also(
-        "503",
-        "Too much is waiting, the store fails, or the daemon stops",
-    );
+    also("503", "Too much is waiting, the store fails, or the daemon stops");
     if guarded {
         also("401", "No token, or a wrong one");
     }
@@ -99,8 +92,7 @@ fn complete(operation: &mut Operation, guarded: bool, asks: bool) {
     }
     for (status, response) in responses {
         let status: Option<StatusCode> = status.parse().ok();
-        if let (Some(status), RefOr::T(response)) = (status.filter(|s| s.as_u16() >= 400), response)
-        {
+        if let (Some(status), RefOr::T(response)) = (status.filter(|s| s.as_u16() >= 400), response) {
             show_problem(status, response);
         }
     }
@@ -112,7 +104,5 @@ fn show_problem(status: StatusCode, response: &mut Response) {
         .schema(Some(Ref::from_schema_name("Problem")))
         .example(serde_json::to_value(example).ok())
         .build();
-    response
-        .content
-        .insert(PROBLEM_JSON.into(), RefOr::T(content));
+    response.content.insert(PROBLEM_JSON.into(), RefOr::T(content));
 }

@@ -19,17 +19,9 @@ const UPLOAD_RETRY_S: u64 = 5;
 pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
     let ledger = state.door.snapshot();
     let mut versions: Vec<_> = ledger.policies.values().collect();
-    versions.sort_by(|a, b| {
-        a.name
-            .cmp(&b.name)
-            .then(b.since_wall_ms.cmp(&a.since_wall_ms))
-    });
-    HttpResponse::Ok().json(PolicyList {
-        items: versions
-            .into_iter()
-            .map(|v| Policy::of(&ledger, v))
-            .collect(),
-    })
+    versions.sort_by(|a, b| a.name.cmp(&b.name).then(b.since_wall_ms.cmp(&a.since_wall_ms)));
+    HttpResponse::Ok()
+        .json(PolicyList { items: versions.into_iter().map(|v| Policy::of(&ledger, v)).collect() })
 }
 
 /// Upload a policy
@@ -54,9 +46,10 @@ pub(super) async fn upload(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let _permit = state.uploads.try_acquire().map_err(|_| {
-        Problem::new(Kind::Busy, "other uploads are at work").retry_after(UPLOAD_RETRY_S)
-    })?;
+    let _permit = state
+        .uploads
+        .try_acquire()
+        .map_err(|_| Problem::new(Kind::Busy, "other uploads are at work").retry_after(UPLOAD_RETRY_S))?;
     let module = body::module(&request, payload).await?;
     let before = state.door.snapshot();
     let version = state.door.upload(module).await?;
@@ -71,9 +64,7 @@ pub(super) async fn upload(
         "a policy was uploaded"
     );
     let location = format!("/api/v1/policies/{}", version.digest);
-    Ok(HttpResponse::Created()
-        .insert_header((LOCATION, location))
-        .json(shown))
+    Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(shown))
 }
 
 /// One version of a policy
@@ -84,16 +75,10 @@ pub(super) async fn upload(
         (status = 400, description = "No digest"),
         (status = 404, description = "No such version"),
     ))]
-pub(super) async fn show(
-    state: web::Data<State>,
-    path: web::Path<String>,
-) -> Result<HttpResponse, Problem> {
+pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
     let digest = digest(&path)?;
     let ledger = state.door.snapshot();
-    let version = ledger
-        .policies
-        .get(&digest)
-        .ok_or(Refusal::UnknownPolicy { digest })?;
+    let version = ledger.policies.get(&digest).ok_or(Refusal::UnknownPolicy { digest })?;
     Ok(HttpResponse::Ok().json(PolicyDetail::of(&ledger, version)))
 }
 
@@ -112,23 +97,12 @@ pub(super) async fn module(
 ) -> Result<HttpResponse, Problem> {
     let digest = digest(&path)?;
     let ledger = state.door.snapshot();
-    let version = ledger
-        .policies
-        .get(&digest)
-        .ok_or_else(|| Refusal::UnknownPolicy {
-            digest: digest.clone(),
-        })?;
+    let version =
+        ledger.policies.get(&digest).ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })?;
     // The name is a DNS label, so it needs no quoting.
-    let file = format!(
-        "attachment; filename=\"{}-{}.wasm\"",
-        version.name,
-        digest.short()
-    );
+    let file = format!("attachment; filename=\"{}-{}.wasm\"", version.name, digest.short());
     let bytes = state.door.module(digest).await?;
-    Ok(HttpResponse::Ok()
-        .content_type(body::WASM)
-        .insert_header((CONTENT_DISPOSITION, file))
-        .body(bytes))
+    Ok(HttpResponse::Ok().content_type(body::WASM).insert_header((CONTENT_DISPOSITION, file)).body(bytes))
 }
 
 /// Delete a version of a policy
@@ -146,11 +120,7 @@ pub(super) async fn delete(
 ) -> Result<HttpResponse, Problem> {
     let digest = digest(&path)?;
     state.door.delete_policy(digest.clone()).await?;
-    tracing::info!(
-        policy = digest.short(),
-        by = OPERATOR,
-        "a policy was deleted"
-    );
+    tracing::info!(policy = digest.short(), by = OPERATOR, "a policy was deleted");
     Ok(HttpResponse::NoContent().finish())
 }
 

@@ -60,9 +60,7 @@ impl From<AskError> for Problem {
                 .hint("look at the disk under the state folder: full, read-only, gone?")
                 .retry_after(STORE_RETRY_S),
             AskError::Busy => Self::new(Kind::Busy, &error).retry_after(BUSY_RETRY_S),
-            AskError::Late(_) => {
-                Self::new(Kind::Late, &error).hint("read the state again before a retry")
-            }
+            AskError::Late(_) => Self::new(Kind::Late, &error).hint("read the state again before a retry"),
             AskError::Stopping => Self::new(Kind::Stopping, &error),
         }
     }

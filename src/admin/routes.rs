@@ -6,8 +6,7 @@ use super::{allocations, gpus, host, node, openapi, policies, stack, swagger};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{
-    CACHE_CONTROL, CONTENT_TYPE, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
-    X_FRAME_OPTIONS,
+    CACHE_CONTROL, CONTENT_TYPE, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{Data, PathConfig, QueryConfig, ServiceConfig};
@@ -64,8 +63,7 @@ pub(super) fn admin(config: &mut ServiceConfig) {
 /// The routes of the health listener.
 pub(super) fn health(config: &mut ServiceConfig) {
     config.app_data(PathConfig::default().error_handler(|e, _| Problem::new(Kind::Path, e).into()));
-    config
-        .app_data(QueryConfig::default().error_handler(|e, _| Problem::new(Kind::Query, e).into()));
+    config.app_data(QueryConfig::default().error_handler(|e, _| Problem::new(Kind::Query, e).into()));
     config.service(resource("/livez", "GET").route(read().to(node::livez)));
     config.service(resource("/readyz", "GET").route(read().to(node::readyz)));
     config.default_service(web::to(no_route));
@@ -149,11 +147,7 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
 /// A resource that names its methods to whoever uses another one.
 fn resource(path: &str, allow: &'static str) -> Resource {
     web::resource(path).default_service(web::to(move |request: HttpRequest| async move {
-        let detail = format!(
-            "{} is not a method of {}; it has {allow}",
-            request.method(),
-            request.path()
-        );
+        let detail = format!("{} is not a method of {}; it has {allow}", request.method(), request.path());
         Problem::new(Kind::Method, detail).allow(allow).response()
     }))
 }
@@ -171,7 +165,5 @@ async fn no_route(request: HttpRequest) -> HttpResponse {
 }
 
 async fn document() -> HttpResponse {
-    HttpResponse::Ok()
-        .content_type("application/json")
-        .body(openapi::openapi_json())
+    HttpResponse::Ok().content_type("application/json").body(openapi::openapi_json())
 }

@@ -119,15 +119,8 @@ impl Server {
     /// If an address or the token file cannot be used; says what to do.
     pub fn bind(settings: Settings) -> Result<Self, AdminError> {
         let admin = listen(settings.listen, "--admin-listen")?;
-        let health = settings
-            .health_listen
-            .map(|address| listen(address, "--health-listen"));
-        Ok(Self {
-            token: auth::token(&settings.token_file)?,
-            health: health.transpose()?,
-            settings,
-            admin,
-        })
+        let health = settings.health_listen.map(|address| listen(address, "--health-listen"));
+        Ok(Self { token: auth::token(&settings.token_file)?, health: health.transpose()?, settings, admin })
     }
 
     /// Answers, on threads of its own.
@@ -153,12 +146,7 @@ impl Server {
             Err(gone) => return Err(AdminError::Threads(io::Error::other(gone))),
         }
         tracing::info!(%address, "the admin API answers; Swagger UI is at /swagger-ui/");
-        Ok(Running {
-            stop,
-            stopped,
-            address,
-            health_address,
-        })
+        Ok(Running { stop, stopped, address, health_address })
     }
 
     async fn serve(
@@ -217,23 +205,15 @@ fn start(
     let shared = state.clone();
     let server = HttpServer::new(move || {
         let routes = |config: &mut ServiceConfig| routes::admin(config);
-        App::new()
-            .app_data(shared.clone())
-            .configure(routes)
-            .wrap(from_fn(routes::admin_gate))
+        App::new().app_data(shared.clone()).configure(routes).wrap(from_fn(routes::admin_gate))
     });
-    let server = server
-        .workers(WORKERS)
-        .max_connections(CONNECTIONS_PER_WORKER);
+    let server = server.workers(WORKERS).max_connections(CONNECTIONS_PER_WORKER);
     servers.push(limited!(server).listen(admin)?.run());
     if let Some(listener) = health {
         let shared = state.clone();
         let server = HttpServer::new(move || {
             let routes = |config: &mut ServiceConfig| routes::health(config);
-            App::new()
-                .app_data(shared.clone())
-                .configure(routes)
-                .wrap(from_fn(routes::health_gate))
+            App::new().app_data(shared.clone()).configure(routes).wrap(from_fn(routes::health_gate))
         });
         let server = server.workers(1).max_connections(HEALTH_CONNECTIONS);
         servers.push(limited!(server).listen(listener)?.run());
@@ -246,11 +226,7 @@ fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, AdminE
         if source.kind() == ErrorKind::AddrInUse {
             AdminError::Taken { address, flag }
         } else {
-            AdminError::Listen {
-                address,
-                flag,
-                source,
-            }
+            AdminError::Listen { address, flag, source }
         }
     })
 }

@@ -64,10 +64,7 @@ pub(super) async fn activate(
         (status = 412, description = "Somebody activated another stack meanwhile"),
         (status = 422, description = "A policy of the file's stack fails on this node"),
     ))]
-pub(super) async fn reset(
-    state: web::Data<State>,
-    request: HttpRequest,
-) -> Result<HttpResponse, Problem> {
+pub(super) async fn reset(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
     let expected = if_match(&request)?;
     let ledger = state.door.snapshot();
     if !ledger.stack.from_api {
@@ -81,11 +78,7 @@ pub(super) async fn reset(
         )
         .hint("mend the file's stack; the active one stays as it is"));
     }
-    let stack = command::NewStack {
-        from_api: false,
-        by: OPERATOR.into(),
-        entries: file.entries,
-    };
+    let stack = command::NewStack { from_api: false, by: OPERATOR.into(), entries: file.entries };
     swap(&state, stack, expected).await
 }
 
@@ -95,12 +88,7 @@ async fn swap(
     expected: Option<u64>,
 ) -> Result<HttpResponse, Problem> {
     let ledger = state.door.activate(stack, expected).await?;
-    let labels: Vec<_> = ledger
-        .stack
-        .entries
-        .iter()
-        .map(policy::StackEntry::label)
-        .collect();
+    let labels: Vec<_> = ledger.stack.entries.iter().map(policy::StackEntry::label).collect();
     tracing::info!(
         revision = ledger.stack.revision,
         stack = labels.join(" "),
@@ -119,23 +107,16 @@ fn if_match(request: &HttpRequest) -> Result<Option<u64>, Problem> {
     if text == "*" {
         return Ok(None);
     }
-    let revision = text
-        .strip_prefix('"')
-        .and_then(|t| t.strip_suffix('"'))
-        .unwrap_or(text);
+    let revision = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text);
     revision.parse().map(Some).map_err(|_| {
-        Problem::new(
-            Kind::Header,
-            format!("If-Match: one revision such as \"3\", not {text:?}"),
-        )
-        .hint("GET /api/v1/stack answers it as ETag")
+        Problem::new(Kind::Header, format!("If-Match: one revision such as \"3\", not {text:?}"))
+            .hint("GET /api/v1/stack answers it as ETag")
     })
 }
 
 fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
     let stack = &ledger.stack;
-    let version =
-        |e: &policy::StackEntry| ledger.policies.get(&e.digest).map(|v| v.version.clone());
+    let version = |e: &policy::StackEntry| ledger.policies.get(&e.digest).map(|v| v.version.clone());
     let entries = stack.entries.iter().enumerate();
     let file = (state.facts)().file_stack;
     let shown = Stack {
@@ -149,14 +130,8 @@ fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
         file_stack: FileStack {
             shadowed: stack.from_api,
             trouble: file.trouble,
-            entries: file
-                .entries
-                .iter()
-                .map(|e| StackEntry::of(e, version(e), None))
-                .collect(),
+            entries: file.entries.iter().map(|e| StackEntry::of(e, version(e), None)).collect(),
         },
     };
-    HttpResponse::Ok()
-        .insert_header((ETAG, format!("\"{}\"", stack.revision)))
-        .json(shown)
+    HttpResponse::Ok().insert_header((ETAG, format!("\"{}\"", stack.revision))).json(shown)
 }

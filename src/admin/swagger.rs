@@ -12,21 +12,13 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'u
 
 /// The token is typed into the page and kept nowhere; the description is checked by no other site.
 static CONFIG: LazyLock<Arc<Config<'static>>> = LazyLock::new(|| {
-    let config = Config::from("/openapi.json")
-        .validator_url("none")
-        .try_it_out_enabled(true);
-    Arc::new(
-        config
-            .persist_authorization(false)
-            .display_request_duration(true),
-    )
+    let config = Config::from("/openapi.json").validator_url("none").try_it_out_enabled(true);
+    Arc::new(config.persist_authorization(false).display_request_duration(true))
 });
 
 /// To the pages; `/` has nothing better to show yet.
 pub(super) async fn start() -> HttpResponse {
-    HttpResponse::Found()
-        .insert_header((LOCATION, "/swagger-ui/"))
-        .finish()
+    HttpResponse::Found().insert_header((LOCATION, "/swagger-ui/")).finish()
 }
 
 pub(super) async fn file(path: web::Path<String>) -> Result<HttpResponse, Problem> {
@@ -34,8 +26,9 @@ pub(super) async fn file(path: web::Path<String>) -> Result<HttpResponse, Proble
     let found = utoipa_swagger_ui::serve(&path, Arc::clone(&CONFIG))
         .map_err(|error| Problem::new(Kind::Internal, error))?;
     let Some(file) = found else {
-        return Err(Problem::new(Kind::NoRoute, "Swagger UI has no such file")
-            .hint("/swagger-ui/ is its start"));
+        return Err(
+            Problem::new(Kind::NoRoute, "Swagger UI has no such file").hint("/swagger-ui/ is its start")
+        );
     };
     let mut response = HttpResponse::Ok();
     if file.gzpipped {

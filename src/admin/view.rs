@@ -1,8 +1,8 @@
 //! GPUs, parts and devices of one snapshot, as the API shows them.
 
 use super::dto::{
-    Consumes, Device, DeviceState, Drain, Gpu, GpuSummary, Health, Link, Mig, OfferLine, Part,
-    ResourceUse, rfc3339,
+    Consumes, Device, DeviceState, Drain, Gpu, GpuSummary, Health, Link, Mig, OfferLine, Part, ResourceUse,
+    rfc3339,
 };
 use crate::admission::Door;
 use crate::keeper::Snapshot;
@@ -27,10 +27,9 @@ impl View {
         let mut healthy = BTreeSet::new();
         for resource in ledger.resources() {
             let listed = door.listing(&ledger, &resource).into_iter();
-            healthy.extend(listed.filter(|l| l.healthy).map(|l| DeviceKey {
-                resource: resource.clone(),
-                id: l.id,
-            }));
+            healthy.extend(
+                listed.filter(|l| l.healthy).map(|l| DeviceKey { resource: resource.clone(), id: l.id }),
+            );
         }
         Self { ledger, healthy }
     }
@@ -38,9 +37,7 @@ impl View {
     /// All GPUs in the order of their index.
     pub(super) fn summaries(&self) -> Vec<GpuSummary> {
         let gpus = self.ledger.gpus.iter();
-        let mut all: Vec<_> = gpus
-            .filter_map(|(id, state)| self.summary(id, state))
-            .collect();
+        let mut all: Vec<_> = gpus.filter_map(|(id, state)| self.summary(id, state)).collect();
         all.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
         all
     }
@@ -130,9 +127,7 @@ impl View {
             offered_by: Some(state.offered_by.clone()).filter(|by| !by.is_empty()),
             offer: state.lines.iter().map(offer_line).collect(),
             devices: devices
-                .map(|((resource, share), device)| {
-                    self.device(&state.key(resource, *share), device)
-                })
+                .map(|((resource, share), device)| self.device(&state.key(resource, *share), device))
                 .collect(),
         }
     }
@@ -193,28 +188,15 @@ fn drain_of(drain: &drain::Drain) -> Drain {
 }
 
 fn offer_line(line: &offer::OfferLine) -> OfferLine {
-    OfferLine {
-        resource: line.resource.to_string(),
-        count: line.count,
-        consumes: consumes(line.consumes),
-    }
+    OfferLine { resource: line.resource.to_string(), count: line.count, consumes: consumes(line.consumes) }
 }
 
 fn consumes(consumes: offer::Consumes) -> Consumes {
     match consumes {
-        offer::Consumes::Whole => Consumes {
-            whole: true,
-            memory_mib: 0,
-            compute_percent: 0,
-        },
-        offer::Consumes::Slice {
-            memory_mib,
-            compute_percent,
-        } => Consumes {
-            whole: false,
-            memory_mib,
-            compute_percent,
-        },
+        offer::Consumes::Whole => Consumes { whole: true, memory_mib: 0, compute_percent: 0 },
+        offer::Consumes::Slice { memory_mib, compute_percent } => {
+            Consumes { whole: false, memory_mib, compute_percent }
+        }
     }
 }
 

@@ -133,12 +133,7 @@ impl Allocation {
         let gpus: BTreeSet<&str> = allocation
             .devices
             .iter()
-            .map(|d| {
-                ledger
-                    .part(&d.part)
-                    .map_or(&d.part, |p| p.part.gpu())
-                    .as_str()
-            })
+            .map(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()).as_str())
             .collect();
         Self {
             id: allocation.id.to_string(),
@@ -153,10 +148,10 @@ impl Allocation {
             holder: Holder::of(&allocation.holder),
             overlapped: allocation.overlapped,
             decision: Decision::of(&allocation.decision),
-            ended: allocation.ended.as_ref().map(|end| End {
-                reason: end.reason.as_str().into(),
-                at: rfc3339(end.wall_ms),
-            }),
+            ended: allocation
+                .ended
+                .as_ref()
+                .map(|end| End { reason: end.reason.as_str().into(), at: rfc3339(end.wall_ms) }),
         }
     }
 }
@@ -179,10 +174,8 @@ impl Decision {
             by: decision.by.clone(),
             reason: decision.reason.clone(),
             environment: decision.environment.iter().cloned().collect(),
-            limits: (limits != kernel::Limits::default()).then_some(Limits {
-                memory_mib: limits.memory_mib,
-                compute_percent: limits.compute_percent,
-            }),
+            limits: (limits != kernel::Limits::default())
+                .then_some(Limits { memory_mib: limits.memory_mib, compute_percent: limits.compute_percent }),
         }
     }
 }

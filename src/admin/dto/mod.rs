@@ -10,8 +10,8 @@ mod time;
 
 pub use allocation::{Allocation, AllocationList, AllocationState, Decision, End, Holder, Limits};
 pub use gpu::{
-    Consumes, Cordon, Device, DeviceState, Drain, Gpu, GpuList, GpuSummary, Health, Link, Mig,
-    OfferLine, Part, ResourceUse,
+    Consumes, Cordon, Device, DeviceState, Drain, Gpu, GpuList, GpuSummary, Health, Link, Mig, OfferLine,
+    Part, ResourceUse,
 };
 pub use node::{Alive, Check, Counts, Node, Ready, ResourceState, StepState};
 pub use policy::{Policy, PolicyDetail, PolicyList};

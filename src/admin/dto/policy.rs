@@ -67,11 +67,7 @@ impl Policy {
             hooks: version.hooks.iter().map(ToString::to_string).collect(),
             bytes: version.bytes,
             shipped: version.shipped,
-            active: ledger
-                .stack
-                .entries
-                .iter()
-                .any(|e| e.digest == version.digest),
+            active: ledger.stack.entries.iter().any(|e| e.digest == version.digest),
             since: rfc3339(version.since_wall_ms),
         }
     }

@@ -229,9 +229,7 @@ impl From<Faring> for Record {
         Self {
             calls: calls.map(|(hook, n)| (hook.to_string(), n)).collect(),
             faults: Faults {
-                by_kind: by_kind
-                    .map(|(kind, n)| (kind.as_str().to_owned(), n))
-                    .collect(),
+                by_kind: by_kind.map(|(kind, n)| (kind.as_str().to_owned(), n)).collect(),
                 in_a_row: faring.in_a_row,
                 last: faring.last,
             },

@@ -21,14 +21,8 @@ fn calls(criterion: &mut Criterion) {
     for (gpus, shares) in [(8, 10), (64, 10), (16, 128)] {
         let node = shared_node(gpus, shares);
         let place = node.place(SHARED, 1);
-        for version in versions
-            .iter()
-            .filter(|version| version.name != "exclusive")
-        {
-            for (hook, question) in [
-                ("place", Question::Place(&place)),
-                ("offer", Question::Offer),
-            ] {
+        for version in versions.iter().filter(|version| version.name != "exclusive") {
+            for (hook, question) in [("place", Question::Place(&place)), ("offer", Question::Offer)] {
                 let name = format!("policy call/{gpus}x{shares}/{}/{hook}", version.name);
                 let call = node.call(version, "{}", question);
                 criterion.bench_function(&name, |bench| {

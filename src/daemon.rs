@@ -1,1 +1,370 @@
-//! Filled by its own change.
+//! The composition root: the only file that names every room. Builds what must work at once, brings
+//! up what may have to wait, and stops in the reverse order.
+
+mod clock;
+mod progress;
+mod stack;
+
+pub use clock::SystemClock;
+pub use progress::Progress;
+
+use crate::admin::{self, FileStack, Step};
+use crate::admission::{self, Baseline, Door, GpuWatch, Middle};
+use crate::config::{Config, GpuSource};
+use crate::keeper::Keeper;
+use crate::kernel::command::NewStack;
+use crate::kernel::gpu::Inventory;
+use crate::kubelet;
+use crate::nvml::{NvmlGpus, NvmlOptions};
+use crate::ports::{Gpus, GpusError, Policies};
+use crate::sim::SimGpus;
+use crate::store::{Deadline, SledStore};
+use crate::wasm::{self, WasmPolicies};
+use anyhow::Context;
+use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// GPUs, or a checkpoint, that are not there yet are asked for again after this long.
+const WAIT_AGAIN: Duration = Duration::from_secs(2);
+/// The longest that a stop may take before the process goes without the rest of it.
+const STOP_MAX: Duration = Duration::from_millis(900);
+/// Async workers. Fixed: GPU nodes have 96 to 256 processors, and each worker costs memory.
+const WORKERS: usize = 2;
+
+/// What programs other than `berth serve` set.
+#[derive(Clone)]
+pub struct Options {
+    /// The program that is started to compile policies; its `main` must call
+    /// [`wasm::compiler_process`] first.
+    pub compiler: PathBuf,
+    /// The waits of the kubelet front end.
+    pub waits: kubelet::Waits,
+    /// GPUs in hand, instead of those of the configuration.
+    pub gpus: Option<Arc<dyn Gpus>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { compiler: "/proc/self/exe".into(), waits: kubelet::Waits::default(), gpus: None }
+    }
+}
+
+/// The daemon.
+pub struct Daemon {
+    config: Config,
+    options: Options,
+    middle: Middle,
+    progress: Arc<Progress>,
+    admin: admin::Running,
+    gpus: Option<GpuWatch>,
+    kubelet: Option<kubelet::Running>,
+}
+
+/// Runs `berth serve` until SIGTERM or SIGINT.
+///
+/// # Errors
+/// What is wrong and what to do about it, in one line with its causes.
+pub fn serve(config: Config) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build()
+        .context("cannot start the async runtime")?;
+    let outcome = runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut daemon = Daemon::build(config, Options::default()).await?;
+        let brought_up = tokio::select! {
+            up = daemon.bring_up() => Some(up),
+            _ = terminate.recv() => None,
+            _ = interrupt.recv() => None,
+        };
+        let outcome = match brought_up {
+            None => Ok(()),
+            Some(Err(error)) => Err(error),
+            Some(Ok(())) => {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                Ok(())
+            }
+        };
+        tracing::info!("stopping");
+        daemon.stop().await;
+        outcome
+    });
+    // A thread inside a hung NVML call ends with the process.
+    runtime.shutdown_timeout(Duration::from_millis(50));
+    outcome
+}
+
+impl Daemon {
+    /// Builds what must work at once: state folder, store, policies, the admin API's port.
+    ///
+    /// # Errors
+    /// If any of it does not.
+    pub async fn build(config: Config, options: Options) -> anyhow::Result<Self> {
+        make_state_dir(&config)?;
+        let progress = Arc::new(Progress::new(&config.node_name));
+        let told = Arc::clone(&progress);
+        let admin = admin::Server::bind(admin::Settings {
+            listen: config.admin_listen,
+            health_listen: config.health_listen,
+            token_file: config.token_file.clone(),
+            facts: Arc::new(move || told.facts()),
+        })?;
+        let clock = Arc::new(SystemClock::default());
+        let path = config.state_dir.join("store");
+        // The disk gets a thread of its own, so that one that hangs costs an Allocate two seconds and
+        // never the keeper.
+        let open = move || {
+            let folder = path.clone();
+            Deadline::open(&path, move || SledStore::open(&folder))
+        };
+        let disk = tokio::task::spawn_blocking(open).await.context("opening the store")??;
+        let keeper = Keeper::open(Box::new(disk), config.rules.clone(), clock.clone())?;
+        let settings = wasm::Settings {
+            compiler: options.compiler.clone(),
+            memory_overcommit_percent: config.rules.overcommit_percent,
+            ..wasm::Settings::new(config.state_dir.clone())
+        };
+        let policies: Arc<dyn Policies> = Arc::new(WasmPolicies::new(settings)?);
+        let baseline = Baseline {
+            resource: config.resource.clone(),
+            ignored_xids: config.ignored_xids.clone(),
+            quiet_ms: config.rules.timing.quiet_ms,
+        };
+        let middle = admission::start(keeper, Arc::clone(&policies), clock, config.rules.clone(), baseline)
+            .context("cannot start the keeper")?;
+        let admin = admin.run(middle.door.clone())?;
+        tracing::info!(
+            token_file = %config.token_file.display(),
+            "admin API: Swagger UI at http://{}/swagger-ui/", admin.address
+        );
+        let daemon = Self { config, options, middle, progress, admin, gpus: None, kubelet: None };
+        daemon.load_policies(policies).await?;
+        daemon.resolve_file_stack()?;
+        Ok(daemon)
+    }
+
+    /// The way to the kernel.
+    #[must_use]
+    pub fn door(&self) -> &Door {
+        &self.middle.door
+    }
+
+    /// How far the start has come.
+    #[must_use]
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+
+    /// Where the admin API listens.
+    #[must_use]
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin.address
+    }
+
+    /// Makes the policies that the store knows and those that came with the daemon callable.
+    async fn load_policies(&self, policies: Arc<dyn Policies>) -> anyhow::Result<()> {
+        let door = self.door().clone();
+        let work = move || -> anyhow::Result<()> {
+            let known = door.snapshot();
+            for version in known.policies.values() {
+                match policies.restore(version) {
+                    Ok(restored) if restored != **version => drop(door.keep(restored)?),
+                    Ok(_) => {}
+                    Err(error) => {
+                        tracing::error!(policy = version.label(), %error, "a known policy cannot be called");
+                    }
+                }
+            }
+            for version in policies.install_shipped(door.now())? {
+                let known = known.policies.get(&version.digest);
+                if known.is_none_or(|k| k.artifact != version.artifact) {
+                    door.keep(version)?;
+                }
+            }
+            Ok(())
+        };
+        tokio::task::spawn_blocking(work).await.context("loading the policies")??;
+        Ok(())
+    }
+
+    /// Finds the GPUs, activates the stack, adopts what pods hold, registers. Waits where waiting
+    /// makes sense, and says so.
+    ///
+    /// # Errors
+    /// If the stack of the configuration cannot be used, or a thread cannot be had.
+    pub async fn bring_up(&mut self) -> anyhow::Result<()> {
+        let (gpus, inventory) = self.find_gpus().await;
+        self.progress.gpus_found(gpus.describe(), &inventory);
+        let door = self.door().clone();
+        tokio::task::spawn_blocking(move || door.looked(inventory))
+            .await
+            .context("taking in the GPUs")?
+            .context("the GPUs that were found could not be recorded")?;
+        self.activate_file_stack().await?;
+        self.door().reoffer().await.context("the first offers could not be recorded")?;
+        self.gpus = Some(
+            GpuWatch::start(&gpus, self.door(), self.config.poll).context("cannot start the GPU threads")?,
+        );
+        let settings =
+            kubelet::Settings { waits: self.options.waits.clone(), ..kubelet::Settings::of(&self.config) };
+        let front = kubelet::Front::new(settings, self.door().clone());
+        self.adopt(&front).await;
+        let running = front.start();
+        self.progress.registering(running.registrations());
+        self.kubelet = Some(running);
+        Ok(())
+    }
+
+    /// Looks until there is an answer: drivers are loaded late on some nodes.
+    async fn find_gpus(&self) -> (Arc<dyn Gpus>, Inventory) {
+        let mut said = false;
+        loop {
+            let (source, in_hand) = (self.config.gpus.clone(), self.options.gpus.clone());
+            let open = move || -> Result<(Arc<dyn Gpus>, Inventory), GpusError> {
+                let gpus = in_hand.map_or_else(|| open_gpus(source), Ok)?;
+                let inventory = gpus.look()?;
+                Ok((gpus, inventory))
+            };
+            match tokio::task::spawn_blocking(open).await {
+                Ok(Ok((gpus, inventory))) => {
+                    let count = inventory.parts.iter().filter(|p| p.parent.is_none()).count();
+                    tracing::info!(backend = gpus.describe(), gpus = count, "found GPUs");
+                    return (gpus, inventory);
+                }
+                Ok(Err(error)) => {
+                    self.progress.gpus_wait(error.to_string());
+                    if !std::mem::replace(&mut said, true) {
+                        let every = WAIT_AGAIN.as_secs();
+                        tracing::error!(
+                            "no GPUs: {error}; trying again every {every} s (`berth node check` tells more)"
+                        );
+                    }
+                }
+                Err(error) => tracing::error!(%error, "looking for GPUs failed"),
+            }
+            tokio::time::sleep(WAIT_AGAIN).await;
+        }
+    }
+
+    /// Finds the versions behind the names of the file's stack. A wrong stack stops the start, unless
+    /// one that was activated through the API is in force: then it is only shown.
+    fn resolve_file_stack(&self) -> anyhow::Result<()> {
+        let snapshot = self.door().snapshot();
+        match stack::resolve(&self.config.stack, &snapshot) {
+            Ok(entries) => self.progress.file_stack(FileStack { entries, trouble: None }),
+            Err(trouble) if snapshot.stack.from_api => {
+                tracing::error!("the stack of the configuration cannot be used: {trouble}");
+                self.progress.file_stack(FileStack { entries: Vec::new(), trouble: Some(trouble) });
+            }
+            Err(trouble) => anyhow::bail!("the stack of the configuration cannot be used: {trouble}"),
+        }
+        Ok(())
+    }
+
+    /// The stack of the file is the start; one activated through the API wins until it is reset.
+    async fn activate_file_stack(&self) -> anyhow::Result<()> {
+        let snapshot = self.door().snapshot();
+        let entries = self.progress.facts().file_stack.entries;
+        if snapshot.stack.from_api {
+            if snapshot.stack.entries != entries {
+                tracing::warn!(
+                    "stackShadowed: the stack activated through the API wins over the file's; \
+                     `berth policy reset` goes back to the file's"
+                );
+            }
+            return Ok(());
+        }
+        if snapshot.stack.entries != entries {
+            let stack = NewStack { from_api: false, by: "config".into(), entries };
+            let activated = self.door().activate(stack, None).await;
+            activated.context("the stack of the configuration cannot be used")?;
+        }
+        Ok(())
+    }
+
+    /// Takes over what pods hold before the first registration: a device that is in use must not be
+    /// offered as free.
+    async fn adopt(&self, front: &kubelet::Front) {
+        if self.config.skip_adoption {
+            tracing::warn!("running pods are not adopted (--skip-adoption)");
+            return self.progress.adoption(Step::Done);
+        }
+        let mut said = false;
+        loop {
+            match front.adopt().await {
+                Ok(holdings) => {
+                    tracing::info!(holdings, "looked for what running pods hold");
+                    return self.progress.adoption(Step::Done);
+                }
+                Err(error) => {
+                    let words = format!("{:#}", anyhow::Error::new(error));
+                    if !std::mem::replace(&mut said, true) {
+                        tracing::error!("{words}");
+                    }
+                    self.progress.adoption(Step::Waiting(words));
+                    tokio::time::sleep(WAIT_AGAIN).await;
+                }
+            }
+        }
+    }
+
+    /// Streams end, sockets go, the API ends what it serves, the store is closed.
+    pub async fn stop(self) {
+        let Self { middle: Middle { door, threads }, admin, gpus, kubelet, .. } = self;
+        if let Some(gpus) = gpus {
+            gpus.stop();
+        }
+        let fronts = async {
+            let kubelet = async {
+                if let Some(kubelet) = kubelet {
+                    kubelet.stop().await;
+                }
+            };
+            let admin = tokio::task::spawn_blocking(move || admin.stop());
+            let _ = tokio::join!(kubelet, admin);
+        };
+        if tokio::time::timeout(STOP_MAX, fronts).await.is_err() {
+            tracing::warn!("a front end did not stop in time");
+        }
+        drop(door);
+        let join = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join())));
+        if tokio::time::timeout(STOP_MAX, join).await.is_err() {
+            // Every Ok was durable when it was given, so nothing is lost.
+            tracing::warn!("the keeper did not stop in time");
+        }
+    }
+}
+
+/// The GPU backend of the configuration.
+///
+/// # Errors
+/// If it cannot be opened; says what to do.
+pub fn open_gpus(source: GpuSource) -> Result<Arc<dyn Gpus>, GpusError> {
+    Ok(match source {
+        GpuSource::Nvml { library, driver_root } => Arc::new(NvmlGpus::open(NvmlOptions {
+            library,
+            driver_root: driver_root.unwrap_or_else(|| "/".into()),
+            ..NvmlOptions::default()
+        })?),
+        GpuSource::Sim(profile) => Arc::new(SimGpus::open(&profile)?),
+    })
+}
+
+fn make_state_dir(config: &Config) -> anyhow::Result<()> {
+    let path = &config.state_dir;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(|| {
+        format!(
+            "cannot make the state folder {} (set --state-dir to a folder that this user may write)",
+            path.display()
+        )
+    })
+}

@@ -7,8 +7,9 @@ use crate::kernel::ledger::Ledger;
 use crate::kernel::names::{Digest, RESOURCE_BYTES_MAX};
 use crate::kernel::offer::SHARES_PER_PART_MAX;
 use crate::kernel::policy::{
-    ENVIRONMENT_KEY_BYTES_MAX, PARAMETERS_BYTES_MAX, PolicyVersion, STACK_ENTRIES_MAX, StackEntry,
+    ENVIRONMENT_KEY_BYTES_MAX, PARAMETERS_BYTES_MAX, PolicyVersion, STACK_ENTRIES_MAX,
 };
+use crate::kernel::stack::StackEntry;
 
 /// Most patterns in one list of permissions: an entry is one record of at most 16 KiB, of which
 /// parameters may take 6 KiB twice over.

@@ -3,13 +3,13 @@
 use crate::config::StackEntryConfig;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Digest;
-use crate::kernel::policy::StackEntry;
+use crate::kernel::stack::StackEntry;
 
 /// Resolves the stack of a file against the versions that the node knows.
 ///
 /// # Errors
 /// In words that name the entry: an unknown policy, or a digest that is another policy's.
-pub fn resolve(entries: &[StackEntryConfig], ledger: &Ledger) -> Result<Vec<StackEntry>, String> {
+pub(super) fn resolve(entries: &[StackEntryConfig], ledger: &Ledger) -> Result<Vec<StackEntry>, String> {
     entries.iter().map(|entry| resolve_one(entry, ledger)).collect()
 }
 
@@ -38,11 +38,7 @@ fn resolve_one(entry: &StackEntryConfig, ledger: &Ledger) -> Result<StackEntry, 
         format!("stack entry {name}: no policy with digest {digest} on this node; upload it with `berth policy push`")
     })?;
     if version.name != *name {
-        return Err(format!(
-            "stack entry {name}: digest {} is policy {}",
-            digest.short(),
-            version.name
-        ));
+        return Err(format!("stack entry {name}: digest {} is policy {}", digest.short(), version.name));
     }
     let parameters = serde_json::Value::Object(entry.parameters.clone()).to_string();
     Ok(StackEntry {

@@ -21,9 +21,7 @@ pub(super) struct Board {
 
 impl Board {
     pub(super) fn new() -> Self {
-        Self {
-            sheet: watch::Sender::new(Sheet::default()),
-        }
+        Self { sheet: watch::Sender::new(Sheet::default()) }
     }
 
     pub(super) fn subscribe(&self) -> watch::Receiver<Sheet> {

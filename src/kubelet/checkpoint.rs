@@ -72,9 +72,7 @@ pub enum CheckpointError {
         limit: u64,
     },
     /// Not the format that this release knows.
-    #[error(
-        "the kubelet's checkpoint at {path} is not in the format that this release knows ({what})"
-    )]
+    #[error("the kubelet's checkpoint at {path} is not in the format that this release knows ({what})")]
     Format {
         /// Where it is.
         path: PathBuf,
@@ -90,10 +88,7 @@ pub enum CheckpointError {
 pub fn read(folder: &Path, ours: &BTreeSet<Resource>) -> Result<Checkpoint, CheckpointError> {
     let path = folder.join(CHECKPOINT_FILE);
     let (bytes, file) = read_file(&path)?;
-    let format = |what: &str| CheckpointError::Format {
-        path: path.clone(),
-        what: what.to_owned(),
-    };
+    let format = |what: &str| CheckpointError::Format { path: path.clone(), what: what.to_owned() };
     // serde_json quotes no content in its own errors but names; the place is enough.
     let parsed: Whole<'_> = serde_json::from_slice(&bytes)
         .map_err(|e| format(&format!("line {}, column {}", e.line(), e.column())))?;
@@ -111,40 +106,27 @@ pub fn read(folder: &Path, ours: &BTreeSet<Resource>) -> Result<Checkpoint, Chec
             None => foreign += 1,
         }
     }
-    Ok(Checkpoint {
-        entries,
-        foreign,
-        file,
-    })
+    Ok(Checkpoint { entries, foreign, file })
 }
 
 /// Opens without following a link and without waiting for a pipe's other end.
 fn read_file(path: &Path) -> Result<(Vec<u8>, FileId), CheckpointError> {
-    let io_error = |source: io::Error| CheckpointError::Io {
-        path: path.to_owned(),
-        source,
-    };
+    let io_error = |source: io::Error| CheckpointError::Io { path: path.to_owned(), source };
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty());
     let file = match opened {
         Ok(descriptor) => File::from(descriptor),
         Err(rustix::io::Errno::NOENT) => {
-            return Err(CheckpointError::Missing {
-                path: path.to_owned(),
-            });
+            return Err(CheckpointError::Missing { path: path.to_owned() });
         }
         Err(rustix::io::Errno::LOOP) => {
-            return Err(CheckpointError::NotAFile {
-                path: path.to_owned(),
-            });
+            return Err(CheckpointError::NotAFile { path: path.to_owned() });
         }
         Err(error) => return Err(io_error(error.into())),
     };
     let metadata = file.metadata().map_err(io_error)?;
     if !metadata.is_file() {
-        return Err(CheckpointError::NotAFile {
-            path: path.to_owned(),
-        });
+        return Err(CheckpointError::NotAFile { path: path.to_owned() });
     }
     let mut bytes = Vec::new();
     let limited = &mut (&file).take(CHECKPOINT_BYTES_MAX + 1);
@@ -260,10 +242,7 @@ mod tests {
         let ids = r#"{"0":["GPU-2","GPU-1"],"1":["GPU-2"]}"#;
         let found = read_text(&file(&[entry_text("nvidia.com/gpu", ids, &answer)])).unwrap();
         let entry = &found.entries[0];
-        assert_eq!(
-            (entry.pod_uid.as_str(), entry.container.as_str()),
-            ("u1", "main")
-        );
+        assert_eq!((entry.pod_uid.as_str(), entry.container.as_str()), ("u1", "main"));
         let devices: Vec<String> = entry.devices.iter().map(ToString::to_string).collect();
         // An id with two NUMA nodes is one device.
         assert_eq!(devices, ["GPU-1", "GPU-2"]);

@@ -40,20 +40,12 @@ pub(super) fn device(listed: &Listed) -> Device {
     Device {
         id: listed.id.to_string(),
         health: health.to_owned(),
-        topology: listed.numa_node.map(|node| TopologyInfo {
-            nodes: vec![NumaNode {
-                id: i64::from(node),
-            }],
-        }),
+        topology: listed.numa_node.map(|node| TopologyInfo { nodes: vec![NumaNode { id: i64::from(node) }] }),
     }
 }
 
 /// What the container of this grant gets.
-pub(super) fn response(
-    allocation: &Allocation,
-    ledger: &Ledger,
-    edits: &Edits,
-) -> ContainerAllocateResponse {
+pub(super) fn response(allocation: &Allocation, ledger: &Ledger, edits: &Edits) -> ContainerAllocateResponse {
     let parts = parts_of(allocation, ledger);
     let names = parts.iter().map(|part| name_of(part, edits.id_strategy));
     let names: Vec<String> = names.collect();
@@ -84,13 +76,11 @@ fn add_own(own: &ResourceEdits, response: &mut ContainerAllocateResponse) {
         host_path: m.host_path.clone(),
         read_only: m.read_only,
     }));
-    response
-        .devices
-        .extend(own.devices.iter().map(|d| DeviceSpec {
-            container_path: d.container_path.as_ref().unwrap_or(&d.host_path).clone(),
-            host_path: d.host_path.clone(),
-            permissions: d.permissions.clone(),
-        }));
+    response.devices.extend(own.devices.iter().map(|d| DeviceSpec {
+        container_path: d.container_path.as_ref().unwrap_or(&d.host_path).clone(),
+        host_path: d.host_path.clone(),
+        permissions: d.permissions.clone(),
+    }));
 }
 
 /// The parts behind the devices, each once however many of its shares are granted.
@@ -190,24 +180,15 @@ mod tests {
             })
         };
         let mut ledger = Ledger::default();
-        ledger.apply(&Entry {
-            at: Now::default(),
-            changes: vec![part(0), part(1)],
-        });
+        ledger.apply(&Entry { at: Now::default(), changes: vec![part(0), part(1)] });
         ledger
     }
 
     fn allocation(resource_name: &str, devices: &[&str]) -> Allocation {
         Allocation {
-            id: AllocationId {
-                store: 0xab,
-                number: 7,
-            },
+            id: AllocationId { store: 0xab, number: 7 },
             resource: resource(resource_name),
-            devices: devices
-                .iter()
-                .map(|id| DeviceId::parse(id).unwrap())
-                .collect(),
+            devices: devices.iter().map(|id| DeviceId::parse(id).unwrap()).collect(),
             granted_wall_ms: 0,
             holder: Holder::default(),
             overlapped: false,
@@ -217,24 +198,15 @@ mod tests {
     }
 
     fn with(strategies: &[DeviceListStrategy]) -> Edits {
-        Edits {
-            strategies: strategies.iter().copied().collect(),
-            ..Edits::default()
-        }
+        Edits { strategies: strategies.iter().copied().collect(), ..Edits::default() }
     }
 
     #[test]
     fn gpus_are_named_once_and_in_the_order_of_their_index() {
-        let grant = allocation(
-            "nvidia.com/gpu.shared",
-            &["GPU-8::0", "GPU-9::1", "GPU-9::2"],
-        );
+        let grant = allocation("nvidia.com/gpu.shared", &["GPU-8::0", "GPU-9::1", "GPU-9::2"]);
         let got = response(&grant, &ledger(), &Edits::default());
         assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], "GPU-9,GPU-8");
-        let index = Edits {
-            id_strategy: DeviceIdStrategy::Index,
-            ..Edits::default()
-        };
+        let index = Edits { id_strategy: DeviceIdStrategy::Index, ..Edits::default() };
         let got = response(&grant, &ledger(), &index);
         assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], "0,1");
         assert!(got.mounts.is_empty() && got.devices.is_empty() && got.annotations.is_empty());
@@ -244,22 +216,13 @@ mod tests {
     fn the_allocation_id_has_a_key_of_its_resource_that_no_policy_can_take() {
         let mut grant = allocation("nvidia.com/mig-1g.10gb", &["GPU-9"]);
         let key = "BERTH_ALLOCATION_ID_NVIDIA_COM_MIG_1G_10GB";
-        grant.decision.environment = vec![
-            (key.into(), "forged".into()),
-            ("MODE".into(), "slow".into()),
-        ];
-        grant.decision.limits = Limits {
-            memory_mib: Some(500),
-            compute_percent: Some(50),
-        };
+        grant.decision.environment = vec![(key.into(), "forged".into()), ("MODE".into(), "slow".into())];
+        grant.decision.limits = Limits { memory_mib: Some(500), compute_percent: Some(50) };
         let envs = response(&grant, &ledger(), &Edits::default()).envs;
         assert_eq!(envs[key], "000000ab-7");
         assert_eq!(envs["MODE"], "slow");
         assert_eq!(envs["BERTH_MEMORY_LIMIT_MIB_NVIDIA_COM_MIG_1G_10GB"], "500");
-        assert_eq!(
-            envs["BERTH_COMPUTE_LIMIT_PERCENT_NVIDIA_COM_MIG_1G_10GB"],
-            "50"
-        );
+        assert_eq!(envs["BERTH_COMPUTE_LIMIT_PERCENT_NVIDIA_COM_MIG_1G_10GB"], "50");
     }
 
     #[test]
@@ -271,15 +234,8 @@ mod tests {
         assert_eq!(mounts.envs["NVIDIA_VISIBLE_DEVICES"], root);
         assert_eq!(mounts.mounts[0].host_path, "/dev/null");
         assert_eq!(mounts.mounts[0].container_path, format!("{root}/GPU-9"));
-        let cdi = response(
-            &grant,
-            &ledger,
-            &with(&[DeviceListStrategy::CdiAnnotations]),
-        );
-        assert_eq!(
-            cdi.annotations["cdi.k8s.io/berth_000000ab-7"],
-            "nvidia.com/gpu=GPU-9"
-        );
+        let cdi = response(&grant, &ledger, &with(&[DeviceListStrategy::CdiAnnotations]));
+        assert_eq!(cdi.annotations["cdi.k8s.io/berth_000000ab-7"], "nvidia.com/gpu=GPU-9");
         assert!(!cdi.envs.contains_key("NVIDIA_VISIBLE_DEVICES"));
         let cri = response(&grant, &ledger, &with(&[DeviceListStrategy::CdiCri]));
         assert_eq!(cri.cdi_devices[0].name, "nvidia.com/gpu=GPU-9");
@@ -300,10 +256,8 @@ mod tests {
             }],
             ..ResourceEdits::default()
         };
-        let edits = Edits {
-            resources: BTreeMap::from([(resource("nvidia.com/gpu"), own)]),
-            ..Edits::default()
-        };
+        let edits =
+            Edits { resources: BTreeMap::from([(resource("nvidia.com/gpu"), own)]), ..Edits::default() };
         let got = response(&allocation("nvidia.com/gpu", &["GPU-9"]), &ledger(), &edits);
         assert_eq!(got.devices[0].container_path, "/dev/x");
         let other = allocation("nvidia.com/gpu.shared", &["GPU-9::0"]);
@@ -312,33 +266,20 @@ mod tests {
 
     #[test]
     fn device_nodes_are_passed_by_minor_number_under_the_driver_root() {
-        let edits = Edits {
-            pass_device_specs: true,
-            driver_root: PathBuf::from("/nowhere"),
-            ..Edits::default()
-        };
+        let edits =
+            Edits { pass_device_specs: true, driver_root: PathBuf::from("/nowhere"), ..Edits::default() };
         let got = response(&allocation("nvidia.com/gpu", &["GPU-8"]), &ledger(), &edits);
-        let nodes: Vec<_> = got
-            .devices
-            .iter()
-            .map(|d| (d.container_path.as_str(), d.host_path.as_str()))
-            .collect();
+        let nodes: Vec<_> =
+            got.devices.iter().map(|d| (d.container_path.as_str(), d.host_path.as_str())).collect();
         // No control node is there, so none is passed: a missing one would fail the container.
         assert_eq!(nodes, [("/dev/nvidia5", "/nowhere/dev/nvidia5")]);
     }
 
     #[test]
     fn a_device_without_numa_node_carries_no_topology() {
-        let mut listed = Listed {
-            id: DeviceId::parse("GPU-9::3").unwrap(),
-            healthy: false,
-            numa_node: None,
-        };
+        let mut listed = Listed { id: DeviceId::parse("GPU-9::3").unwrap(), healthy: false, numa_node: None };
         let wire = device(&listed);
-        assert_eq!(
-            (wire.id.as_str(), wire.health.as_str()),
-            ("GPU-9::3", "Unhealthy")
-        );
+        assert_eq!((wire.id.as_str(), wire.health.as_str()), ("GPU-9::3", "Unhealthy"));
         assert!(wire.topology.is_none());
         listed.numa_node = Some(1);
         assert_eq!(device(&listed).topology.unwrap().nodes[0].id, 1);

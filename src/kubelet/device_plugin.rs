@@ -56,10 +56,7 @@ impl DevicePlugin for Service {
         }))
     }
 
-    async fn list_and_watch(
-        &self,
-        _: Request<Empty>,
-    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         // One message at a time: a reader that lags gets the newest list, not all of them.
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(show(Arc::clone(&self.0), sender));
@@ -81,9 +78,7 @@ impl DevicePlugin for Service {
             let device_i_ds = devices.iter().map(DeviceId::to_string).collect();
             container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
         }
-        Ok(Response::new(PreferredAllocationResponse {
-            container_responses,
-        }))
+        Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
     async fn allocate(
@@ -96,9 +91,7 @@ impl DevicePlugin for Service {
         for request in &requests {
             container_responses.push(self.0.allocate(request).await?);
         }
-        Ok(Response::new(AllocateResponse {
-            container_responses,
-        }))
+        Ok(Response::new(AllocateResponse { container_responses }))
     }
 
     async fn pre_start_container(
@@ -169,8 +162,8 @@ impl Desk {
         request: &ContainerAllocateRequest,
     ) -> Result<ContainerAllocateResponse, Status> {
         let ledger = self.door.snapshot();
-        let admit = parse::admit(&ledger, &self.resource, request)
-            .map_err(|error| status::bad_request(&error))?;
+        let admit =
+            parse::admit(&ledger, &self.resource, request).map_err(|error| status::bad_request(&error))?;
         let granted = self.grant(admit).await.map_err(|error| {
             tracing::warn!(resource = %self.resource, %error, "no grant");
             status::declined(&self.resource, &error)
@@ -180,11 +173,7 @@ impl Desk {
             allocation = %allocation.id, resource = %self.resource, devices = ?allocation.devices,
             "granted"
         );
-        Ok(convert::response(
-            allocation,
-            &granted.snapshot,
-            &self.edits,
-        ))
+        Ok(convert::response(allocation, &granted.snapshot, &self.edits))
     }
 
     /// Asks once, and once more after a round where a holder may have left unnoticed.

@@ -26,10 +26,7 @@ pub struct FileId {
 
 impl FileId {
     pub(super) fn of(metadata: &Metadata) -> Self {
-        let created = metadata
-            .created()
-            .ok()
-            .and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let created = metadata.created().ok().and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
         let changed = || {
             let seconds = u64::try_from(metadata.ctime()).unwrap_or(0);
             let nanoseconds = u32::try_from(metadata.ctime_nsec()).unwrap_or(0);
@@ -105,9 +102,7 @@ impl Paths {
     fn look(&self) -> Seen {
         Seen {
             kubelet: socket_id(&self.kubelet),
-            checkpoint: fs::symlink_metadata(&self.checkpoint)
-                .ok()
-                .map(|m| FileId::of(&m)),
+            checkpoint: fs::symlink_metadata(&self.checkpoint).ok().map(|m| FileId::of(&m)),
         }
     }
 }

@@ -40,19 +40,9 @@ impl Front {
         let settings = Arc::new(settings);
         let folder = Folder::watch(&settings);
         let boards = Arc::new(Boards::default());
-        let rounds = Arc::new(Rounds::new(
-            Arc::clone(&settings),
-            door.clone(),
-            Arc::clone(&boards),
-            folder.seen(),
-        ));
-        Self {
-            settings,
-            door,
-            folder,
-            boards,
-            rounds,
-        }
+        let rounds =
+            Arc::new(Rounds::new(Arc::clone(&settings), door.clone(), Arc::clone(&boards), folder.seen()));
+        Self { settings, door, folder, boards, rounds }
     }
 
     /// Takes over what pods hold under our resource names. For an empty store, before [`start`].

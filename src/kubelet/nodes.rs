@@ -9,12 +9,8 @@ use std::path::Path;
 /// The driver's table of MIG capabilities: a name and a minor number a line.
 const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
 /// Device nodes that every CUDA process opens, passed where they are on the host.
-const CONTROL_NODES: [&str; 4] = [
-    "dev/nvidiactl",
-    "dev/nvidia-uvm",
-    "dev/nvidia-uvm-tools",
-    "dev/nvidia-modeset",
-];
+const CONTROL_NODES: [&str; 4] =
+    ["dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia-uvm-tools", "dev/nvidia-modeset"];
 
 /// Device nodes of the parts: the GPUs', the control nodes, and the capabilities of MIG instances.
 pub(super) fn device_nodes(parts: &[&Part], driver_root: &Path) -> Vec<DeviceSpec> {
@@ -31,10 +27,8 @@ pub(super) fn device_nodes(parts: &[&Part], driver_root: &Path) -> Vec<DeviceSpe
         paths.insert(format!("dev/nvidia{minor}"));
         if let (Some(mig), Some(caps)) = (&part.mig, &caps) {
             let instance = format!("gpu{minor}/gi{}", mig.gpu_instance);
-            let wanted = [
-                format!("{instance}/access"),
-                format!("{instance}/ci{}/access", mig.compute_instance),
-            ];
+            let wanted =
+                [format!("{instance}/access"), format!("{instance}/ci{}/access", mig.compute_instance)];
             let nodes = wanted.iter().filter_map(|name| cap_minor(caps, name));
             paths.extend(nodes.map(|n| format!("dev/nvidia-caps/nvidia-cap{n}")));
         }

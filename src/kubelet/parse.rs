@@ -19,11 +19,7 @@ pub(super) enum BadRequest {
     #[error("the request for {resource} names no device")]
     NoDevice { resource: Resource },
     #[error("the request for {resource} names {given} devices; at most {limit} are taken")]
-    TooManyDevices {
-        resource: Resource,
-        given: usize,
-        limit: usize,
-    },
+    TooManyDevices { resource: Resource, given: usize, limit: usize },
     #[error("the request for {resource} names an impossible device")]
     BadId {
         resource: Resource,
@@ -46,23 +42,12 @@ pub(super) fn admit(
 ) -> Result<AdmitRequest, BadRequest> {
     let devices = ids(resource, &request.devices_ids)?;
     if devices.is_empty() {
-        return Err(BadRequest::NoDevice {
-            resource: resource.clone(),
-        });
+        return Err(BadRequest::NoDevice { resource: resource.clone() });
     }
-    if let Some(id) = devices
-        .iter()
-        .find(|id| ledger.device(resource, id).is_none())
-    {
-        return Err(BadRequest::Unknown {
-            resource: resource.clone(),
-            id: id.clone(),
-        });
+    if let Some(id) = devices.iter().find(|id| ledger.device(resource, id).is_none()) {
+        return Err(BadRequest::Unknown { resource: resource.clone(), id: id.clone() });
     }
-    Ok(AdmitRequest {
-        resource: resource.clone(),
-        devices: devices.into_iter().collect(),
-    })
+    Ok(AdmitRequest { resource: resource.clone(), devices: devices.into_iter().collect() })
 }
 
 /// GetPreferredAllocation for one container. Well-formed ids that are not listed any more are left
@@ -75,10 +60,8 @@ pub(super) fn place(
     let required = ids(resource, &request.must_include_device_i_ds)?;
     let mut available = ids(resource, &request.available_device_i_ds)?;
     available.extend(required.iter().cloned());
-    let size = usize::try_from(request.allocation_size).map_err(|_| BadRequest::BadSize {
-        resource: resource.clone(),
-        size: request.allocation_size,
-    })?;
+    let size = usize::try_from(request.allocation_size)
+        .map_err(|_| BadRequest::BadSize { resource: resource.clone(), size: request.allocation_size })?;
     let known = |id: &DeviceId| ledger.device(resource, id).is_some();
     Ok(PlaceRequest {
         resource: resource.clone(),
@@ -98,15 +81,10 @@ fn ids(resource: &Resource, given: &[String]) -> Result<BTreeSet<DeviceId>, BadR
     }
     let mut ids = BTreeSet::new();
     for text in given {
-        let id = DeviceId::parse(text).map_err(|source| BadRequest::BadId {
-            resource: resource.clone(),
-            source,
-        })?;
+        let id = DeviceId::parse(text)
+            .map_err(|source| BadRequest::BadId { resource: resource.clone(), source })?;
         if !ids.insert(id.clone()) {
-            return Err(BadRequest::Doubled {
-                resource: resource.clone(),
-                id,
-            });
+            return Err(BadRequest::Doubled { resource: resource.clone(), id });
         }
     }
     Ok(ids)

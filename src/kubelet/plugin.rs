@@ -142,8 +142,7 @@ impl Plugin {
 
     /// One registration on this kubelet, from clearing the ground to the loss of the stream.
     async fn attempt(&mut self, kubelet: FileId) {
-        let troubled =
-            |r: Option<&Registration>| matches!(r, Some(Registration::Registering { .. }));
+        let troubled = |r: Option<&Registration>| matches!(r, Some(Registration::Registering { .. }));
         if !troubled(self.registrations.borrow().get(&self.desk.resource)) {
             self.turn(Registration::Registering { trouble: None });
         }
@@ -152,8 +151,7 @@ impl Plugin {
             return;
         }
         if !self.serve() {
-            self.wait(kubelet, self.settings.waits.refused_again_max)
-                .await;
+            self.wait(kubelet, self.settings.waits.refused_again_max).await;
             return;
         }
         match self.try_register(kubelet).await {
@@ -269,9 +267,7 @@ impl Plugin {
     async fn refused(&mut self, kubelet: FileId, why: String) {
         // A failed Register may have deleted what the kubelet knew of us.
         self.known_to = Some(kubelet);
-        let trouble = Registration::Registering {
-            trouble: Some(why.clone()),
-        };
+        let trouble = Registration::Registering { trouble: Some(why.clone()) };
         if self.turn(trouble) {
             tracing::warn!(resource = %self.desk.resource, why, "the kubelet refused to register; trying on");
         }

@@ -31,8 +31,8 @@ pub(super) struct PodResources {
 
 impl PodResources {
     pub(super) fn new(socket: &Path, limit: Duration) -> Self {
-        let client = PodResourcesListerClient::new(lazy_channel(socket))
-            .max_decoding_message_size(ANSWER_BYTES_MAX);
+        let client =
+            PodResourcesListerClient::new(lazy_channel(socket)).max_decoding_message_size(ANSWER_BYTES_MAX);
         Self { client, limit }
     }
 
@@ -41,15 +41,9 @@ impl PodResources {
     pub(super) async fn list(&self, ours: &BTreeSet<Resource>) -> Result<PodList, ListError> {
         let mut client = self.client.clone();
         let call = client.list(ListPodResourcesRequest {});
-        let slow = ListError::Slow {
-            ms: self.limit.as_millis(),
-        };
-        let answer = tokio::time::timeout(self.limit, call)
-            .await
-            .map_err(|_| slow)?;
-        let answer = answer.map_err(|status| ListError::Failed {
-            why: status.message().to_owned(),
-        })?;
+        let slow = ListError::Slow { ms: self.limit.as_millis() };
+        let answer = tokio::time::timeout(self.limit, call).await.map_err(|_| slow)?;
+        let answer = answer.map_err(|status| ListError::Failed { why: status.message().to_owned() })?;
         Ok(understand(answer.into_inner(), ours))
     }
 }

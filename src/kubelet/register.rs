@@ -19,12 +19,7 @@ pub(super) enum Tried {
 }
 
 /// Dials kubelet.sock and registers `resource`, served on `endpoint` (a file name).
-pub(super) async fn register(
-    kubelet: &Path,
-    resource: &Resource,
-    endpoint: &str,
-    limit: Duration,
-) -> Tried {
+pub(super) async fn register(kubelet: &Path, resource: &Resource, endpoint: &str, limit: Duration) -> Tried {
     let channel = match dial(kubelet).await {
         Ok(channel) => channel,
         Err(error) => return Tried::NobodyThere(innermost(&error)),

@@ -189,12 +189,7 @@ impl Rounds {
 
     fn list_interval(&self) -> Duration {
         let rounds = &self.settings.rounds;
-        let draining = self
-            .door
-            .snapshot()
-            .gpus
-            .values()
-            .any(|gpu| gpu.drain != Drain::Active);
+        let draining = self.door.snapshot().gpus.values().any(|gpu| gpu.drain != Drain::Active);
         match draining {
             true => rounds.list_every_cordoned,
             false => rounds.list_every,
@@ -202,11 +197,7 @@ impl Rounds {
     }
 
     fn begin(&self) -> RoundView {
-        RoundView {
-            began_mono_ms: self.door.now().mono_ms,
-            kubelet: self.age(),
-            ..RoundView::default()
-        }
+        RoundView { began_mono_ms: self.door.now().mono_ms, kubelet: self.age(), ..RoundView::default() }
     }
 
     /// How old the kubelet's socket is. One that is older than this process is of moment 0; any
@@ -220,10 +211,7 @@ impl Rounds {
             _ => self.door.now().mono_ms,
         };
         *noticed = Some((id, since));
-        Some(KubeletAge {
-            created_wall_ms: id.created_wall_ms(),
-            created_mono_ms: since,
-        })
+        Some(KubeletAge { created_wall_ms: id.created_wall_ms(), created_mono_ms: since })
     }
 
     /// The resources whose holders concern us: listed ones, and ones that live allocations name.
@@ -276,10 +264,7 @@ impl Rounds {
 /// Logs a trouble when it is news.
 fn say_once(last: &mut Option<String>, trouble: &str) {
     if last.as_deref() != Some(trouble) {
-        tracing::warn!(
-            trouble,
-            "no allocation ends by this source until it can be asked again"
-        );
+        tracing::warn!(trouble, "no allocation ends by this source until it can be asked again");
         *last = Some(trouble.to_owned());
     }
 }
@@ -312,16 +297,12 @@ fn disagreements(ledger: &Ledger, list: &PodList) -> BTreeSet<String> {
         }
     }
     for held in &list.held {
-        let known = held.devices.iter().all(|id| {
-            ledger
-                .device(&held.resource, id)
-                .is_some_and(crate::kernel::part_state::Device::held)
-        });
+        let known = held
+            .devices
+            .iter()
+            .all(|id| ledger.device(&held.resource, id).is_some_and(crate::kernel::part_state::Device::held));
         if !known {
-            found.insert(format!(
-                "{}/{}/{}",
-                held.namespace, held.pod, held.container
-            ));
+            found.insert(format!("{}/{}/{}", held.namespace, held.pod, held.container));
         }
     }
     found

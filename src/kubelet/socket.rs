@@ -78,17 +78,9 @@ impl Socket {
             let signal = async move {
                 let _ = stopped.wait_for(|stop| *stop).await;
             };
-            let _ = server
-                .serve_with_incoming_shutdown(service, incoming, signal)
-                .await;
+            let _ = server.serve_with_incoming_shutdown(service, incoming, signal).await;
         });
-        Ok(Self {
-            path: path.to_owned(),
-            id,
-            connections,
-            stop,
-            serving,
-        })
+        Ok(Self { path: path.to_owned(), id, connections, stop, serving })
     }
 
     /// Whether the file that we bound is still there: a starting kubelet deletes it.
@@ -107,10 +99,7 @@ impl Socket {
     /// stays: it tells the next process that a kubelet may still be noticing our end.
     pub(super) async fn stop(mut self, limit: Duration) {
         self.stop.send_replace(true);
-        if tokio::time::timeout(limit, &mut self.serving)
-            .await
-            .is_err()
-        {
+        if tokio::time::timeout(limit, &mut self.serving).await.is_err() {
             self.serving.abort();
         }
     }
@@ -135,10 +124,7 @@ fn incoming(
     accepted.filter_map(move |accepted| match accepted {
         // Dropped, which closes it: better than a kubelet that cannot be served.
         Ok(_) if *connections.borrow() >= CONNECTIONS_MAX => None,
-        accepted => Some(accepted.map(|stream| Tracked {
-            stream,
-            _counted: Counted::new(&connections),
-        })),
+        accepted => Some(accepted.map(|stream| Tracked { stream, _counted: Counted::new(&connections) })),
     })
 }
 

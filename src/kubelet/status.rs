@@ -26,9 +26,7 @@ pub(super) fn declined(resource: &Resource, error: &AskError) -> Status {
             let (code, advice) = advice(refusal);
             Status::new(code, text(&advice))
         }
-        AskError::Store(_) => {
-            Status::unavailable(text("see `berth node check` and its state folder's disk"))
-        }
+        AskError::Store(_) => Status::unavailable(text("see `berth node check` and its state folder's disk")),
         AskError::Busy => Status::resource_exhausted(text("make the pod anew")),
         AskError::Late(_) | AskError::Stopping => Status::unavailable(text("make the pod anew")),
     }
@@ -37,26 +35,22 @@ pub(super) fn declined(resource: &Resource, error: &AskError) -> Status {
 /// The code of a refusal, and what to do about it.
 fn advice(refusal: &Refusal) -> (Code, String) {
     match refusal {
-        Refusal::UnknownDevice { .. } => (
-            Code::InvalidArgument,
-            "the kubelet has an old list; a new pod will get a listed device".into(),
-        ),
+        Refusal::UnknownDevice { .. } => {
+            (Code::InvalidArgument, "the kubelet has an old list; a new pod will get a listed device".into())
+        }
         Refusal::NotOffered { .. } => (
             Code::FailedPrecondition,
             "how this GPU is shared has changed; a new pod will get another device".into(),
         ),
-        Refusal::Held { .. } | Refusal::DoesNotFit { .. } => (
-            Code::ResourceExhausted,
-            "wait for its holder to end, or end it; then make the pod anew".into(),
-        ),
-        Refusal::Cordoned { gpu, .. } => (
-            Code::FailedPrecondition,
-            format!("`berth gpu uncordon {gpu}` lets it be granted again"),
-        ),
-        Refusal::Unhealthy { gpu, .. } => (
-            Code::FailedPrecondition,
-            format!("`berth gpu show {gpu}` says when it is looked at again"),
-        ),
+        Refusal::Held { .. } | Refusal::DoesNotFit { .. } => {
+            (Code::ResourceExhausted, "wait for its holder to end, or end it; then make the pod anew".into())
+        }
+        Refusal::Cordoned { gpu, .. } => {
+            (Code::FailedPrecondition, format!("`berth gpu uncordon {gpu}` lets it be granted again"))
+        }
+        Refusal::Unhealthy { gpu, .. } => {
+            (Code::FailedPrecondition, format!("`berth gpu show {gpu}` says when it is looked at again"))
+        }
         Refusal::Vanished { gpu } => (
             Code::FailedPrecondition,
             format!(
@@ -69,15 +63,12 @@ fn advice(refusal: &Refusal) -> (Code, String) {
         ),
         Refusal::Faulted { policy, .. } => (
             Code::Internal,
-            format!(
-                "repair or deactivate policy {policy}, or set its onFault to skip (`berth policy list`)"
-            ),
+            format!("repair or deactivate policy {policy}, or set its onFault to skip (`berth policy list`)"),
         ),
         Refusal::Moved => (Code::Aborted, "make the pod anew".into()),
-        Refusal::LedgerFull { .. } => (
-            Code::ResourceExhausted,
-            "end some of them (`berth allocation list`)".into(),
-        ),
+        Refusal::LedgerFull { .. } => {
+            (Code::ResourceExhausted, "end some of them (`berth allocation list`)".into())
+        }
         // Answers to operators' commands; an Allocate never meets them.
         Refusal::UnknownGpu { .. }
         | Refusal::StillThere { .. }

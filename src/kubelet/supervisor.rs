@@ -73,11 +73,8 @@ impl Supervisor {
             let ledger = Arc::clone(&snapshots.borrow_and_update());
             leaving.retain(|_, task| !task.is_finished());
             let listed = ledger.resources();
-            let gone: Vec<Resource> = plugins
-                .keys()
-                .filter(|resource| !listed.contains(*resource))
-                .cloned()
-                .collect();
+            let gone: Vec<Resource> =
+                plugins.keys().filter(|resource| !listed.contains(*resource)).cloned().collect();
             for resource in gone {
                 if let Some(plugin) = plugins.remove(&resource) {
                     tracing::info!(%resource, "no device is listed any more; leaving the kubelet");
@@ -126,10 +123,7 @@ impl Supervisor {
         // Before anybody can read it: an empty first list would take the resource's devices away.
         self.show(&board, ledger, resource);
         let streams = Arc::new(watch::Sender::new(0));
-        let posted = Posted {
-            board: Arc::clone(&board),
-            streams: Arc::clone(&streams),
-        };
+        let posted = Posted { board: Arc::clone(&board), streams: Arc::clone(&streams) };
         self.boards.lock().insert(resource.clone(), posted);
         let desk = Arc::new(Desk {
             resource: resource.clone(),
@@ -149,9 +143,7 @@ impl Supervisor {
             if let Some(before) = before {
                 let _ = before.await;
             }
-            Plugin::new(desk, settings, seen, registrations, said_waiting)
-                .run(stopped)
-                .await;
+            Plugin::new(desk, settings, seen, registrations, said_waiting).run(stopped).await;
         });
         Employed { board, stop, task }
     }

@@ -6,25 +6,13 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
 /// The device plugin API.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    clippy::all,
-    clippy::pedantic,
-    clippy::unwrap_used
-)]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
 pub(super) mod v1beta1 {
     tonic::include_proto!("v1beta1");
 }
 
 /// The pod resources API.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    clippy::all,
-    clippy::pedantic,
-    clippy::unwrap_used
-)]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
 pub(super) mod v1 {
     tonic::include_proto!("v1");
 }
@@ -44,9 +32,7 @@ pub(super) fn lazy_channel(socket: &Path) -> Channel {
 
 /// A channel to a unix socket, dialled now.
 pub(super) async fn dial(socket: &Path) -> Result<Channel, tonic::transport::Error> {
-    Endpoint::from_static("http://localhost")
-        .connect_with_connector(connector(socket))
-        .await
+    Endpoint::from_static("http://localhost").connect_with_connector(connector(socket)).await
 }
 
 fn connector(

@@ -93,8 +93,8 @@ impl Contents {
             return malformed("its check record is gone");
         }
         let body = versioned(key, value)?;
-        let wanted: Check = codec::parse(body)
-            .map_err(|e| DecodeError::Malformed(format!("its check record: {e}")))?;
+        let wanted: Check =
+            codec::parse(body).map_err(|e| DecodeError::Malformed(format!("its check record: {e}")))?;
         let mut contents = Self::default();
         let mut records = Vec::with_capacity(pairs.len());
         for (key, value) in pairs {
@@ -136,11 +136,7 @@ mod tests {
     use crate::kernel::record::{Meta, Record, StackHead};
 
     fn meta(next_number: u64) -> Pair {
-        let record = Record::Meta(Meta {
-            store: 7,
-            next_number,
-            kubelet_seen_wall_ms: None,
-        });
+        let record = Record::Meta(Meta { store: 7, next_number, kubelet_seen_wall_ms: None });
         pair(&record)
     }
 
@@ -155,10 +151,7 @@ mod tests {
     }
 
     fn pair(record: &Record) -> Pair {
-        (
-            codec::key_bytes(&record.key()),
-            codec::encode(record).unwrap(),
-        )
+        (codec::key_bytes(&record.key()), codec::encode(record).unwrap())
     }
 
     fn stored(check: Check, pairs: &[Pair]) -> Vec<Pair> {
@@ -188,10 +181,7 @@ mod tests {
     fn golden_check_of_format_1() {
         let mut contents = Contents::default();
         contents.apply(&Changes::from([put(&meta(2)), put(&stack())]));
-        assert_eq!(
-            contents.check().value(),
-            b"\x01{\"writes\":1,\"records\":2,\"sum\":0}"
-        );
+        assert_eq!(contents.check().value(), b"\x01{\"writes\":1,\"records\":2,\"sum\":0}");
     }
 
     #[test]
@@ -205,10 +195,7 @@ mod tests {
             vec![meta(2), stack()],
             Vec::new(),
         ] {
-            assert!(
-                matches!(Contents::read(&wrong), Err(DecodeError::Malformed(_))),
-                "{wrong:?}"
-            );
+            assert!(matches!(Contents::read(&wrong), Err(DecodeError::Malformed(_))), "{wrong:?}");
         }
         assert!(Contents::read(&stored(check, &[meta(2), stack()])).is_ok());
     }

@@ -76,10 +76,7 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, StoreError> {
         Record::StackEntry(_, entry) => json(&dto::StackEntry::of(entry)),
     };
     if value.len() > RECORD_BYTES_MAX {
-        return Err(StoreError::TooLarge {
-            bytes: value.len(),
-            limit: RECORD_BYTES_MAX,
-        });
+        return Err(StoreError::TooLarge { bytes: value.len(), limit: RECORD_BYTES_MAX });
     }
     Ok(value)
 }
@@ -97,9 +94,7 @@ pub fn decode(key: &[u8], value: &[u8]) -> Result<Record, DecodeError> {
             let part = parse::<dto::Part>(body).and_then(|p| p.read(id));
             Record::Part(part.map_err(named)?)
         }
-        RecordKey::Drain(gpu) => {
-            Record::Drain(gpu, parse::<dto::Drain>(body).map_err(named)?.read())
-        }
+        RecordKey::Drain(gpu) => Record::Drain(gpu, parse::<dto::Drain>(body).map_err(named)?.read()),
         RecordKey::Allocation(id) => {
             let allocation = parse::<dto::Allocation>(body).and_then(|a| a.read(id));
             Record::Allocation(allocation.map_err(named)?)
@@ -132,14 +127,10 @@ pub(super) fn versioned<'v>(key: &[u8], value: &'v [u8]) -> Result<&'v [u8], Dec
     match value.split_first() {
         Some((&FORMAT, body)) => Ok(body),
         Some((&found, _)) if found > FORMAT => Err(DecodeError::Newer(found)),
-        Some((&found, _)) => Err(DecodeError::Malformed(format!(
-            "{}: format {found} never was",
-            describe(key)
-        ))),
-        None => Err(DecodeError::Malformed(format!(
-            "{}: it is empty",
-            describe(key)
-        ))),
+        Some((&found, _)) => {
+            Err(DecodeError::Malformed(format!("{}: format {found} never was", describe(key))))
+        }
+        None => Err(DecodeError::Malformed(format!("{}: it is empty", describe(key)))),
     }
 }
 

@@ -58,8 +58,7 @@ impl Counter {
 
     /// Notes that `count` appends are durable.
     pub(super) fn set(&self, count: u64) -> io::Result<()> {
-        self.file
-            .write_all_at(&encoded(count), count % SLOTS * SECTOR)
+        self.file.write_all_at(&encoded(count), count % SLOTS * SECTOR)
     }
 
     /// Brings the note to the disk.

@@ -108,15 +108,8 @@ impl Deadline {
     }
 
     fn ask(&mut self, ask: Ask, wait: Duration) -> Result<Answer, StoreError> {
-        let sent = self
-            .asks
-            .as_ref()
-            .is_some_and(|asks| asks.send(ask).is_ok());
-        if sent {
-            self.wait(wait)
-        } else {
-            Err(self.ended())
-        }
+        let sent = self.asks.as_ref().is_some_and(|asks| asks.send(ask).is_ok());
+        if sent { self.wait(wait) } else { Err(self.ended()) }
     }
 
     fn wait(&mut self, wait: Duration) -> Result<Answer, StoreError> {

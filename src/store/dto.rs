@@ -26,19 +26,11 @@ pub(super) struct Meta {
 
 impl Meta {
     pub(super) fn of(meta: &record::Meta) -> Self {
-        Self {
-            store: meta.store,
-            next: meta.next_number,
-            kubelet_seen_ms: meta.kubelet_seen_wall_ms,
-        }
+        Self { store: meta.store, next: meta.next_number, kubelet_seen_ms: meta.kubelet_seen_wall_ms }
     }
 
     pub(super) fn read(self) -> record::Meta {
-        record::Meta {
-            store: self.store,
-            next_number: self.next,
-            kubelet_seen_wall_ms: self.kubelet_seen_ms,
-        }
+        record::Meta { store: self.store, next_number: self.next, kubelet_seen_wall_ms: self.kubelet_seen_ms }
     }
 }
 

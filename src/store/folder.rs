@@ -43,8 +43,7 @@ impl Folder {
             make_folder(path).map_err(|e| trouble.io("making its folder", &e))?;
             // The name of a new folder is in the one above.
             let above = path.parent().filter(|p| !p.as_os_str().is_empty());
-            sync_folder(above.unwrap_or(Path::new(".")))
-                .map_err(|e| trouble.io("making its folder", &e))?;
+            sync_folder(above.unwrap_or(Path::new("."))).map_err(|e| trouble.io("making its folder", &e))?;
         }
         let lock = OpenOptions::new()
             .write(true)
@@ -58,11 +57,7 @@ impl Folder {
             Err(TryLockError::WouldBlock) => return Err(trouble.locked()),
             Err(TryLockError::Error(e)) => return Err(trouble.io("locking it", &e)),
         }
-        Ok(Self {
-            path: path.to_owned(),
-            trouble,
-            _lock: lock,
-        })
+        Ok(Self { path: path.to_owned(), trouble, _lock: lock })
     }
 
     /// Where sled's files are.
@@ -87,10 +82,7 @@ impl Folder {
 
     /// Makes the store: `fill` gets an empty folder. What it leaves there is durable and becomes
     /// `data/` in one step, so that a half-made store is never met.
-    pub(super) fn make(
-        &self,
-        fill: impl FnOnce(&Path) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
+    pub(super) fn make(&self, fill: impl FnOnce(&Path) -> Result<(), StoreError>) -> Result<(), StoreError> {
         let new = self.path.join("data.new");
         let io = |e: &io::Error| self.trouble.io("making it", e);
         remove(&new).map_err(|e| io(&e))?;

@@ -44,10 +44,7 @@ impl MemoryDisk {
     /// Never: a record of counters fits.
     #[must_use]
     pub fn new(store: u32) -> Self {
-        let meta = Record::Meta(Meta {
-            store,
-            ..Meta::default()
-        });
+        let meta = Record::Meta(Meta { store, ..Meta::default() });
         let value = codec::encode(&meta).expect("three numbers are short");
         Self {
             shared: Arc::new(Mutex::new(Shared {
@@ -71,11 +68,7 @@ impl MemoryDisk {
         }
         shared.in_use = true;
         drop(shared);
-        Ok(MemoryStore {
-            disk: self.clone(),
-            trouble,
-            failed: false,
-        })
+        Ok(MemoryStore { disk: self.clone(), trouble, failed: false })
     }
 
     /// From now on, until told otherwise.

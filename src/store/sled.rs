@@ -65,10 +65,7 @@ impl SledStore {
             // Not a daemon of ours: that one would hold `lock`.
             return Err(folder.trouble.locked());
         }
-        Ok(Self {
-            open: Some(Open::checked(&folder)?),
-            folder,
-        })
+        Ok(Self { open: Some(Open::checked(&folder)?), folder })
     }
 
     fn trouble(&self) -> &Trouble {
@@ -98,9 +95,7 @@ impl Store for SledStore {
         // An error drops `open`, and so closes it.
         let (contents, records) = contents(&open.db, self.trouble())?;
         if contents.check() != open.contents.check() {
-            return Err(self
-                .trouble()
-                .damaged("it does not hold what was written last"));
+            return Err(self.trouble().damaged("it does not hold what was written last"));
         }
         self.open = Some(open);
         Ok(records)
@@ -134,12 +129,7 @@ impl Open {
         folder.try_on_copy(|copy| whole(&open_sled(copy, trouble)?, count, trouble))?;
         folder.sweep()?;
         let db = open_sled(&folder.data(), trouble)?;
-        let mut open = Self {
-            contents: Contents::default(),
-            db,
-            log,
-            counter,
-        };
+        let mut open = Self { contents: Contents::default(), db, log, counter };
         open.contents = whole(&open.db, count, trouble)?;
         open.counter
             .set(open.contents.check().writes)
@@ -251,9 +241,9 @@ fn whole(db: &Handle, count: u64, trouble: &Trouble) -> Result<Contents, StoreEr
     let (contents, _) = contents(db, trouble)?;
     let writes = contents.check().writes;
     if writes < count {
-        return Err(trouble.damaged(format!(
-            "its log ends after write {writes}, and {count} were acknowledged"
-        )));
+        return Err(
+            trouble.damaged(format!("its log ends after write {writes}, and {count} were acknowledged"))
+        );
     }
     Ok(contents)
 }
@@ -261,10 +251,7 @@ fn whole(db: &Handle, count: u64, trouble: &Trouble) -> Result<Contents, StoreEr
 /// A fresh store in an empty folder.
 fn fill(data: &Path, trouble: &Trouble) -> Result<(), StoreError> {
     let io = |e: &std::io::Error| trouble.io("making it", e);
-    let meta = Record::Meta(Meta {
-        store: random().map_err(|e| io(&e))?,
-        ..Meta::default()
-    });
+    let meta = Record::Meta(Meta { store: random().map_err(|e| io(&e))?, ..Meta::default() });
     let changes = codec::changes(&[Write::Put(meta)])?;
     let mut contents = Contents::default();
     contents.apply(&changes);

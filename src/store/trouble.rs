@@ -14,36 +14,23 @@ pub(super) struct Trouble {
 
 impl Trouble {
     pub(super) fn new(path: &Path) -> Self {
-        Self {
-            path: path.display().to_string(),
-        }
+        Self { path: path.display().to_string() }
     }
 
     pub(super) fn locked(&self) -> StoreError {
-        StoreError::Locked {
-            path: self.path.clone(),
-        }
+        StoreError::Locked { path: self.path.clone() }
     }
 
     pub(super) fn slow(&self, wait: std::time::Duration) -> StoreError {
-        StoreError::Slow {
-            path: self.path.clone(),
-            ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
-        }
+        StoreError::Slow { path: self.path.clone(), ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX) }
     }
 
     pub(super) fn damaged(&self, what: impl Into<String>) -> StoreError {
-        StoreError::Damaged {
-            path: self.path.clone(),
-            what: what.into(),
-        }
+        StoreError::Damaged { path: self.path.clone(), what: what.into() }
     }
 
     pub(super) fn failed(&self, what: impl Into<String>) -> StoreError {
-        StoreError::Io {
-            path: self.path.clone(),
-            what: what.into(),
-        }
+        StoreError::Io { path: self.path.clone(), what: what.into() }
     }
 
     /// An append after one that failed, before anybody knows what the store holds.
@@ -57,9 +44,7 @@ impl Trouble {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ": free some space",
             ErrorKind::FileTooLarge => ": raise the limit on file sizes (ulimit -f)",
             ErrorKind::ReadOnlyFilesystem => ": mount it writable",
-            ErrorKind::PermissionDenied => {
-                ": let the user that runs berth own the folder and all in it"
-            }
+            ErrorKind::PermissionDenied => ": let the user that runs berth own the folder and all in it",
             ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
                 ": something else has that name; give another --state-dir"
             }
@@ -72,9 +57,7 @@ impl Trouble {
     pub(super) fn reading(&self, error: ::sled::Error) -> StoreError {
         match error {
             // Short reads are a file that was cut, not a failing disk.
-            ::sled::Error::Io(e) if e.kind() != ErrorKind::UnexpectedEof => {
-                self.io("reading it", &e)
-            }
+            ::sled::Error::Io(e) if e.kind() != ErrorKind::UnexpectedEof => self.io("reading it", &e),
             other => self.damaged(other.to_string()),
         }
     }
@@ -89,11 +72,9 @@ impl Trouble {
 
     pub(super) fn decoding(&self, error: DecodeError) -> StoreError {
         match error {
-            DecodeError::Newer(found) => StoreError::Newer {
-                path: self.path.clone(),
-                found: found.into(),
-                known: FORMAT.into(),
-            },
+            DecodeError::Newer(found) => {
+                StoreError::Newer { path: self.path.clone(), found: found.into(), known: FORMAT.into() }
+            }
             DecodeError::Malformed(what) => self.damaged(what),
         }
     }

@@ -39,26 +39,15 @@ impl Artifacts {
     /// If that cannot be done.
     pub(super) fn open(state_dir: &Path, compatibility: String) -> io::Result<Self> {
         let folder = state_dir.join(FOLDER);
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&folder)?;
-        Ok(Self {
-            folder,
-            compatibility,
-        })
+        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        Ok(Self { folder, compatibility })
     }
 
     /// Keeps both files, durable before `Ok`. Artifacts of other releases go.
     ///
     /// # Errors
     /// If they cannot be written.
-    pub(super) fn keep(
-        &self,
-        digest: &Digest,
-        component: &[u8],
-        artifact: &[u8],
-    ) -> io::Result<()> {
+    pub(super) fn keep(&self, digest: &Digest, component: &[u8], artifact: &[u8]) -> io::Result<()> {
         self.remove_artifacts(digest);
         self.write(&component_name(digest), component)?;
         self.write(&self.artifact_name(digest), artifact)?;
@@ -120,10 +109,7 @@ impl Artifacts {
             }
         };
         if digest(&bytes) != *wanted {
-            tracing::warn!(
-                "{} is not what was written there; it is not used",
-                path.display()
-            );
+            tracing::warn!("{} is not what was written there; it is not used", path.display());
             return None;
         }
         Some(bytes)
@@ -149,10 +135,7 @@ fn component_name(digest: &Digest) -> String {
 /// A regular file, and no link to one.
 fn read_file(path: &Path, bytes_max: usize) -> io::Result<Vec<u8>> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(path)?;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let meta = file.metadata()?;
     let limit = bytes_max as u64;
     if !meta.is_file() || meta.len() > limit {

@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::compile_child::{ARGUMENT, NOTE};
 use super::frame::{FRAME_BYTES_MAX, Reply};
-use super::limits::{
-    COMPILE_CPU_S_MAX, COMPILE_MESSAGES_BYTES_MAX, COMPILE_WAIT_S_MAX, COMPILE_WALL_S_MAX,
-};
+use super::limits::{COMPILE_CPU_S_MAX, COMPILE_MESSAGES_BYTES_MAX, COMPILE_WAIT_S_MAX, COMPILE_WALL_S_MAX};
 use super::memory;
 use super::module::not_a_policy;
 use crate::ports::InstallError;
@@ -72,13 +70,7 @@ struct Turn<'a>(&'a Compiler);
 
 impl Compiler {
     pub(super) fn new(program: PathBuf, limits: CompileLimits) -> Self {
-        Self {
-            program,
-            limits,
-            busy: Mutex::new(false),
-            done: Condvar::new(),
-            noted: Mutex::default(),
-        }
+        Self { program, limits, busy: Mutex::new(false), done: Condvar::new(), noted: Mutex::default() }
     }
 
     /// # Errors
@@ -91,18 +83,11 @@ impl Compiler {
         let _turn = self.turn().ok_or(InstallError::Busy)?;
         let mut child = self.spawn(memory_bytes)?;
         let outcome = self.converse(&mut child, module);
-        let (frame, messages, status) =
-            outcome.map_err(|late| InstallError::TooCostly { what: late })?;
+        let (frame, messages, status) = outcome.map_err(|late| InstallError::TooCostly { what: late })?;
         let status = status.map_err(|error| trouble(format!("the compiler: {error}")))?;
         self.log_notes(&messages);
         match Reply::decode(&frame) {
-            Some(Reply::Compiled {
-                component,
-                artifact,
-            }) => Ok(Compiled {
-                component,
-                artifact,
-            }),
+            Some(Reply::Compiled { component, artifact }) => Ok(Compiled { component, artifact }),
             Some(Reply::Refused(words)) => Err(not_a_policy(words)),
             Some(Reply::TooCostly(what)) => Err(InstallError::TooCostly { what }),
             None => Err(self.died(status, &messages, memory_bytes)),
@@ -112,14 +97,8 @@ impl Compiler {
     fn spawn(&self, memory_bytes: u64) -> Result<Child, InstallError> {
         let mut command = Command::new(&self.program);
         command.arg(ARGUMENT).arg(self.limits.cpu_s.to_string());
-        command
-            .arg(memory_bytes.to_string())
-            .env_clear()
-            .current_dir("/");
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.arg(memory_bytes.to_string()).env_clear().current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let spawned = command.spawn();
         spawned.map_err(|error| {
             let program = self.program.display();
@@ -138,11 +117,7 @@ impl Compiler {
             let (send, receive) = mpsc::channel();
             scope.spawn(move || send.send(read(output, FRAME_BYTES_MAX)));
             let frame = receive.recv_timeout(self.limits.wall);
-            let grace = if frame.is_ok() {
-                END_WAIT
-            } else {
-                Duration::ZERO
-            };
+            let grace = if frame.is_ok() { END_WAIT } else { Duration::ZERO };
             let status = end(child, grace);
             let messages = messages.join().unwrap_or_default();
             let messages = String::from_utf8_lossy(&messages).into_owned();
@@ -165,10 +140,9 @@ impl Compiler {
         let words: Vec<_> = words.collect();
         let words = words.join(" ");
         match status.signal() {
-            Some(libc::SIGXCPU) => costly(format!(
-                "it took longer than {} s of processor time",
-                self.limits.cpu_s
-            )),
+            Some(libc::SIGXCPU) => {
+                costly(format!("it took longer than {} s of processor time", self.limits.cpu_s))
+            }
             _ if words.contains(OUT_OF_MEMORY) => {
                 costly(format!("it needed more than {} MiB", memory_bytes >> 20))
             }

@@ -54,10 +54,7 @@ fn run(mut arguments: impl Iterator<Item = OsString>) -> Result<(), String> {
     restrict(cpu_s, memory_bytes)?;
     let mut module = Vec::new();
     let limit = MODULE_BYTES_MAX as u64;
-    let input = std::io::stdin()
-        .lock()
-        .take(limit + 1)
-        .read_to_end(&mut module);
+    let input = std::io::stdin().lock().take(limit + 1).read_to_end(&mut module);
     input.map_err(|error| format!("cannot read the module: {error}"))?;
     let frame = compile(module).encode();
     let mut output = std::io::stdout().lock();
@@ -98,30 +95,19 @@ fn restrict(cpu_s: u64, memory_bytes: u64) -> Result<(), String> {
     should("it outlives the daemon", dies);
     let hidden = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     should("other processes may trace it", hidden);
-    should(
-        "it may gain privileges",
-        rustix::thread::set_no_new_privs(true),
-    );
+    should("it may gain privileges", rustix::thread::set_no_new_privs(true));
     if !no_files_and_network() {
         note("this Linux has no landlock, so only its rights keep the compiler from files");
     }
     // Last, since landlock opens one.
-    should(
-        "it may open files",
-        limit(Resource::Nofile, FILES_MAX, FILES_MAX),
-    );
+    should("it may open files", limit(Resource::Nofile, FILES_MAX, FILES_MAX));
     Ok(())
 }
 
 /// At most what the system lets this process have.
 fn limit(resource: Resource, soft: u64, hard: u64) -> rustix::io::Result<()> {
-    let most = rustix::process::getrlimit(resource)
-        .maximum
-        .unwrap_or(u64::MAX);
-    let new = Rlimit {
-        current: Some(soft.min(most)),
-        maximum: Some(hard.min(most)),
-    };
+    let most = rustix::process::getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let new = Rlimit { current: Some(soft.min(most)), maximum: Some(hard.min(most)) };
     rustix::process::setrlimit(resource, new)
 }
 
@@ -146,16 +132,11 @@ fn compile(module: Vec<u8>) -> Reply {
     };
     let compiled = engine::compiler().and_then(|engine| engine.precompile_component(&component));
     match compiled {
-        Ok(artifact)
-            if artifact.len() > ARTIFACT_BYTES_MAX || component.len() > MODULE_BYTES_MAX =>
-        {
+        Ok(artifact) if artifact.len() > ARTIFACT_BYTES_MAX || component.len() > MODULE_BYTES_MAX => {
             let mib = ARTIFACT_BYTES_MAX >> 20;
             Reply::TooCostly(format!("it becomes more than {mib} MiB of machine code"))
         }
-        Ok(artifact) => Reply::Compiled {
-            component,
-            artifact,
-        },
+        Ok(artifact) => Reply::Compiled { component, artifact },
         Err(error) if words_of(&error).contains("os error 12") => {
             Reply::TooCostly("it needs more memory than the compiler may have".to_owned())
         }
@@ -178,11 +159,9 @@ fn component(module: Vec<u8>) -> Result<Vec<u8>, String> {
     let words = |error: anyhow::Error| format!("{error:#}").replace('\n', " ");
     let (stripped, _) = wit_component::metadata::decode(&module).map_err(words)?;
     if stripped.is_none() {
-        return Err(
-            "it is a core module that does not say which world it is of; build it with \
+        return Err("it is a core module that does not say which world it is of; build it with \
              wit-bindgen, or make a component of it"
-                .to_owned(),
-        );
+            .to_owned());
     }
     wit_component::ComponentEncoder::default()
         .module(&module)

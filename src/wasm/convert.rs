@@ -96,9 +96,7 @@ impl View<'_> {
     }
 
     fn reading(&self, reading: &Reading) -> Result<wit::Reading, Fault> {
-        let part = self
-            .part_index(&reading.part)
-            .ok_or_else(|| unknown("part", &reading.part))?;
+        let part = self.part_index(&reading.part).ok_or_else(|| unknown("part", &reading.part))?;
         Ok(wit::Reading {
             part,
             source: reading.source.clone(),
@@ -119,10 +117,7 @@ impl View<'_> {
     }
 
     fn device_indices(&self, resource: &Resource, ids: &[DeviceId]) -> Result<Vec<u32>, Fault> {
-        let index = |id| {
-            self.device_index(resource, id)
-                .ok_or_else(|| unknown("device", id))
-        };
+        let index = |id| self.device_index(resource, id).ok_or_else(|| unknown("device", id));
         ids.iter().map(index).collect()
     }
 
@@ -131,9 +126,7 @@ impl View<'_> {
         let mut named = BTreeSet::new();
         let mut parts = Vec::with_capacity(answer.parts.len());
         for offer in answer.parts {
-            let part = usize::try_from(offer.part)
-                .ok()
-                .and_then(|n| self.parts.get(n));
+            let part = usize::try_from(offer.part).ok().and_then(|n| self.parts.get(n));
             let Some(&part) = part else {
                 return Err(out_of_range("part", offer.part, self.parts.len()));
             };
@@ -144,10 +137,7 @@ impl View<'_> {
             let part = part.clone();
             parts.push(PartOffer { part, lines });
         }
-        Ok(Answer::Offer(OfferAnswer {
-            parts,
-            again_after_s: answer.again_after_seconds,
-        }))
+        Ok(Answer::Offer(OfferAnswer { parts, again_after_s: answer.again_after_seconds }))
     }
 
     /// A device may make no sense, be named twice, or be of another resource than was asked for.
@@ -171,10 +161,7 @@ impl View<'_> {
             }
             devices.push(id);
         }
-        Ok(Answer::Place(Placement {
-            devices,
-            reason: placement.reason,
-        }))
+        Ok(Answer::Place(Placement { devices, reason: placement.reason }))
     }
 }
 
@@ -183,11 +170,7 @@ fn verdict(verdict: wit::Verdict) -> Answer {
     match verdict {
         wit::Verdict::Deny(why) => Answer::Deny(why),
         wit::Verdict::Allow(terms) => Answer::Allow(Terms {
-            environment: terms
-                .environment
-                .into_iter()
-                .map(|a| (a.key, a.value))
-                .collect(),
+            environment: terms.environment.into_iter().map(|a| (a.key, a.value)).collect(),
             limits: Limits {
                 memory_mib: terms.limits.memory_mib,
                 compute_percent: terms.limits.compute_percent,
@@ -215,16 +198,11 @@ fn line(line: &wit::OfferLine) -> Result<OfferLine, Fault> {
     let resource = Resource::parse(&line.resource).map_err(|bad| fault::answer(bad.to_string()))?;
     let consumes = match line.consumes {
         wit::Consumes::Whole => Consumes::Whole,
-        wit::Consumes::Slice(slice) => Consumes::Slice {
-            memory_mib: slice.memory_mib,
-            compute_percent: slice.compute_percent,
-        },
+        wit::Consumes::Slice(slice) => {
+            Consumes::Slice { memory_mib: slice.memory_mib, compute_percent: slice.compute_percent }
+        }
     };
-    Ok(OfferLine {
-        resource,
-        count: line.count,
-        consumes,
-    })
+    Ok(OfferLine { resource, count: line.count, consumes })
 }
 
 fn out_of_range(noun: &str, index: u32, count: usize) -> Fault {

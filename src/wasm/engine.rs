@@ -2,9 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use wasmtime::{
-    Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, Result, WasmFeatures,
-};
+use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, Result, WasmFeatures};
 
 use super::limits::{
     CALLS_AT_ONCE_MAX, CORE_INSTANCES_MAX, GUEST_MEMORY_BYTES_MAX, GUEST_STACK_BYTES_MAX,

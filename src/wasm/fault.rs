@@ -42,18 +42,12 @@ pub(super) fn fault(error: &Error, guest: &Guest, stage: Stage, wall_ms: u64) ->
 
 /// A fault of what a policy answered.
 pub(super) fn answer(words: String) -> Fault {
-    Fault {
-        kind: FaultKind::Answer,
-        detail: words,
-    }
+    Fault { kind: FaultKind::Answer, detail: words }
 }
 
 /// The call could not be made at all.
 pub(super) fn missing(words: String) -> Fault {
-    Fault {
-        kind: FaultKind::Missing,
-        detail: words,
-    }
+    Fault { kind: FaultKind::Missing, detail: words }
 }
 
 /// The whole chain of an error on one line.
@@ -66,10 +60,7 @@ fn words_of_answer(error: &Error) -> String {
     let words = words_of(error);
     // The type of this error is private to wasmtime; a test holds the text.
     if words.contains("fuel allocated for hostcalls") {
-        return format!(
-            "handed over more than {} KiB at once",
-            ANSWER_BYTES_MAX >> 10
-        );
+        return format!("handed over more than {} KiB at once", ANSWER_BYTES_MAX >> 10);
     }
     format!("what it handed over is malformed: {words}")
 }

@@ -31,10 +31,7 @@ pub(super) enum Reply {
 impl Reply {
     pub(super) fn encode(&self) -> Vec<u8> {
         let (kind, parts): (u8, Vec<&[u8]>) = match self {
-            Self::Compiled {
-                component,
-                artifact,
-            } => (COMPILED, vec![component, artifact]),
+            Self::Compiled { component, artifact } => (COMPILED, vec![component, artifact]),
             Self::Refused(words) => (REFUSED, vec![words.as_bytes()]),
             Self::TooCostly(words) => (TOO_COSTLY, vec![words.as_bytes()]),
         };
@@ -59,10 +56,7 @@ impl Reply {
             Some(part.to_vec())
         };
         let reply = match kind {
-            COMPILED => Self::Compiled {
-                component: part()?,
-                artifact: part()?,
-            },
+            COMPILED => Self::Compiled { component: part()?, artifact: part()? },
             REFUSED => Self::Refused(String::from_utf8(part()?).ok()?),
             TOO_COSTLY => Self::TooCostly(String::from_utf8(part()?).ok()?),
             _ => return None,
@@ -77,15 +71,8 @@ mod tests {
 
     #[test]
     fn replies_read_back_as_written_and_only_whole() {
-        let compiled = Reply::Compiled {
-            component: vec![1, 2, 3],
-            artifact: vec![],
-        };
-        for reply in [
-            compiled,
-            Reply::Refused("why".into()),
-            Reply::TooCostly("\u{e9}".into()),
-        ] {
+        let compiled = Reply::Compiled { component: vec![1, 2, 3], artifact: vec![] };
+        for reply in [compiled, Reply::Refused("why".into()), Reply::TooCostly("\u{e9}".into())] {
             let frame = reply.encode();
             assert_eq!(Reply::decode(&frame), Some(reply));
             for end in 0..frame.len() {
@@ -93,9 +80,6 @@ mod tests {
             }
             assert_eq!(Reply::decode(&[&frame[..], b"x"].concat()), None);
         }
-        assert_eq!(
-            Reply::decode(&[COMPILED, 255, 255, 255, 255, 255, 255, 255, 255]),
-            None
-        );
+        assert_eq!(Reply::decode(&[COMPILED, 255, 255, 255, 255, 255, 255, 255, 255]), None);
     }
 }

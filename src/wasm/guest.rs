@@ -4,8 +4,8 @@ use wasmtime::component::Linker;
 use wasmtime::{ResourceLimiter, Result, StoreContextMut};
 
 use super::limits::{
-    CORE_INSTANCES_MAX, GUEST_MEMORY_BYTES_MAX, GUEST_TABLES_ELEMENTS_MAX, LOG_BYTE_FUEL,
-    LOG_LINE_BYTES_MAX, LOG_LINE_FUEL, LOG_LINES_MAX, MEMORIES_MAX, TABLES_MAX,
+    CORE_INSTANCES_MAX, GUEST_MEMORY_BYTES_MAX, GUEST_TABLES_ELEMENTS_MAX, LOG_BYTE_FUEL, LOG_LINE_BYTES_MAX,
+    LOG_LINE_FUEL, LOG_LINES_MAX, MEMORIES_MAX, TABLES_MAX,
 };
 
 /// The host's side of one call.
@@ -23,21 +23,18 @@ pub(super) struct Guest {
 
 /// The only import of the world.
 pub(super) fn add_to_linker(linker: &mut Linker<Guest>) -> Result<()> {
-    linker.root().func_wrap(
-        "log",
-        |mut store: StoreContextMut<'_, Guest>, (line,): (String,)| {
-            // Fuel counts the guest's instructions and not the host's copying, so that is paid here.
-            let bytes = u64::try_from(line.len()).unwrap_or(u64::MAX);
-            let price = LOG_LINE_FUEL.saturating_add(bytes.saturating_mul(LOG_BYTE_FUEL));
-            let left = store.get_fuel()?.checked_sub(price);
-            store.set_fuel(left.unwrap_or(0))?;
-            if left.is_none() {
-                return Err(wasmtime::Trap::OutOfFuel.into());
-            }
-            store.data_mut().hear(&line);
-            Ok(())
-        },
-    )
+    linker.root().func_wrap("log", |mut store: StoreContextMut<'_, Guest>, (line,): (String,)| {
+        // Fuel counts the guest's instructions and not the host's copying, so that is paid here.
+        let bytes = u64::try_from(line.len()).unwrap_or(u64::MAX);
+        let price = LOG_LINE_FUEL.saturating_add(bytes.saturating_mul(LOG_BYTE_FUEL));
+        let left = store.get_fuel()?.checked_sub(price);
+        store.set_fuel(left.unwrap_or(0))?;
+        if left.is_none() {
+            return Err(wasmtime::Trap::OutOfFuel.into());
+        }
+        store.data_mut().hear(&line);
+        Ok(())
+    })
 }
 
 impl Guest {
@@ -68,9 +65,7 @@ fn escape(line: &str) -> String {
 impl ResourceLimiter for Guest {
     // All memories together: wasmtime's own limits are for each.
     fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> Result<bool> {
-        let total = self
-            .memory_bytes
-            .saturating_add(desired.saturating_sub(current));
+        let total = self.memory_bytes.saturating_add(desired.saturating_sub(current));
         if total > GUEST_MEMORY_BYTES_MAX {
             self.refused = Some("more than 128 MiB of memory");
             return Ok(false);
@@ -85,9 +80,7 @@ impl ResourceLimiter for Guest {
     }
 
     fn table_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> Result<bool> {
-        let total = self
-            .table_elements
-            .saturating_add(desired.saturating_sub(current));
+        let total = self.table_elements.saturating_add(desired.saturating_sub(current));
         if total > GUEST_TABLES_ELEMENTS_MAX {
             self.refused = Some("more than 65536 table elements");
             return Ok(false);
@@ -138,11 +131,7 @@ mod tests {
     #[test]
     fn memory_is_counted_over_all_memories() {
         let mut guest = Guest::default();
-        assert!(
-            guest
-                .memory_growing(0, GUEST_MEMORY_BYTES_MAX, None)
-                .unwrap()
-        );
+        assert!(guest.memory_growing(0, GUEST_MEMORY_BYTES_MAX, None).unwrap());
         assert!(!guest.memory_growing(0, 65_536, None).unwrap());
         assert_eq!(guest.refused, Some("more than 128 MiB of memory"));
     }

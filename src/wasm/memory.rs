@@ -39,9 +39,7 @@ fn share_of(limit: Option<u64>) -> Result<u64, String> {
 fn limit(own: &str, root: &Path) -> Option<u64> {
     let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let folder = root.join(own);
-    let groups = folder
-        .ancestors()
-        .take_while(|group| group.starts_with(root));
+    let groups = folder.ancestors().take_while(|group| group.starts_with(root));
     let limits = groups.filter_map(|group| {
         let text = fs::read_to_string(group.join("memory.max")).ok()?;
         // `max` is no number, and no limit.
@@ -80,9 +78,6 @@ mod tests {
         assert_eq!(share_of(Some(8192 * MIB)), Ok(768 * MIB));
         assert_eq!(share_of(Some(512 * MIB)), Ok(448 * MIB));
         let error = share_of(Some(128 * MIB)).unwrap_err();
-        assert!(
-            error.contains("128 MiB") && error.contains("256 MiB"),
-            "{error}"
-        );
+        assert!(error.contains("128 MiB") && error.contains("256 MiB"), "{error}");
     }
 }

@@ -96,16 +96,12 @@ impl WasmPolicies {
     pub fn new(settings: Settings) -> Result<Self, InstallError> {
         let runner = Runner::new().map_err(|error| {
             let error = fault::words_of(&error);
-            trouble(format!(
-                "no room to run policies: {error}; lift the limit of address space (ulimit -v)"
-            ))
+            trouble(format!("no room to run policies: {error}; lift the limit of address space (ulimit -v)"))
         })?;
         let compatibility = engine::compatibility(&runner.engine);
         let artifacts = Artifacts::open(&settings.state_dir, compatibility).map_err(|error| {
             let folder = settings.state_dir.display();
-            trouble(format!(
-                "cannot make the folder policies in {folder}: {error}"
-            ))
+            trouble(format!("cannot make the folder policies in {folder}: {error}"))
         })?;
         Ok(Self {
             runner,
@@ -128,47 +124,31 @@ impl WasmPolicies {
             Err(fault) => return (Err(fault), Cost::default()),
         };
         let policy = &installed.module.policy;
-        let (told, cost) = self.runner.call(policy, call.wall_ms_max, |policy, store| {
-            question.put(policy, store, &view.context)
-        });
+        let (told, cost) = self
+            .runner
+            .call(policy, call.wall_ms_max, |policy, store| question.put(policy, store, &view.context));
         (told.and_then(|told| view.answer(told, call.question)), cost)
     }
 
     fn installed(&self, digest: &Digest) -> Option<Arc<Installed>> {
-        let installed = self
-            .installed
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let installed = self.installed.read().unwrap_or_else(PoisonError::into_inner);
         installed.get(digest).map(Arc::clone)
     }
 
     /// Makes an artifact callable and remembers it under its version.
     fn enter(&self, version: PolicyVersion, module: Module) -> PolicyVersion {
-        let mut installed = self
-            .installed
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        let entry = Installed {
-            version: version.clone(),
-            module,
-        };
+        let mut installed = self.installed.write().unwrap_or_else(PoisonError::into_inner);
+        let entry = Installed { version: version.clone(), module };
         installed.insert(version.digest.clone(), Arc::new(entry));
         version
     }
 
     /// Everything after compiling: load, describe, keep, enter.
-    fn admit(
-        &self,
-        compiled: &Compiled,
-        now: Now,
-        shipped: bool,
-    ) -> Result<PolicyVersion, InstallError> {
+    fn admit(&self, compiled: &Compiled, now: Now, shipped: bool) -> Result<PolicyVersion, InstallError> {
         let module = Module::load(&self.runner, &compiled.artifact)?;
         let told = module.describe(&self.runner)?;
         let id = digest(&compiled.component);
-        let kept = self
-            .artifacts
-            .keep(&id, &compiled.component, &compiled.artifact);
+        let kept = self.artifacts.keep(&id, &compiled.component, &compiled.artifact);
         match kept {
             Ok(()) => {}
             // It can be made again from what is embedded here.
@@ -196,10 +176,7 @@ impl WasmPolicies {
 impl Policies for WasmPolicies {
     fn install(&self, module: &[u8], now: Now) -> Result<PolicyVersion, InstallError> {
         if module.len() > MODULE_BYTES_MAX {
-            return Err(InstallError::TooLarge {
-                bytes: module.len(),
-                limit: MODULE_BYTES_MAX,
-            });
+            return Err(InstallError::TooLarge { bytes: module.len(), limit: MODULE_BYTES_MAX });
         }
         let id = digest(module);
         if let Some(installed) = self.installed(&id) {
@@ -218,9 +195,7 @@ impl Policies for WasmPolicies {
     /// callable is not compiled again here.
     fn install_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
         let components = shipped::all().iter().map(|(_, component)| component);
-        components
-            .map(|component| self.install(component, now))
-            .collect()
+        components.map(|component| self.install(component, now)).collect()
     }
 
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
@@ -234,15 +209,10 @@ impl Policies for WasmPolicies {
         let component = self.module(&version.digest)?;
         let compiled = self.compiler.compile(&component)?;
         let module = Module::load(&self.runner, &compiled.artifact)?;
-        let kept = self
-            .artifacts
-            .keep(&version.digest, &component, &compiled.artifact);
+        let kept = self.artifacts.keep(&version.digest, &component, &compiled.artifact);
         kept.map_err(|error| trouble(format!("cannot keep the policy: {error}")))?;
         let artifact = digest(&compiled.artifact);
-        let version = PolicyVersion {
-            artifact,
-            ..version.clone()
-        };
+        let version = PolicyVersion { artifact, ..version.clone() };
         Ok(self.enter(version, module))
     }
 
@@ -250,19 +220,12 @@ impl Policies for WasmPolicies {
         if let Some(component) = shipped::component(digest) {
             return Ok(component.to_vec());
         }
-        self.artifacts
-            .component(digest)
-            .ok_or_else(|| InstallError::Lost {
-                digest: digest.clone(),
-            })
+        self.artifacts.component(digest).ok_or_else(|| InstallError::Lost { digest: digest.clone() })
     }
 
     fn remove(&self, digest: &Digest) {
         // A call that runs keeps its own hold of the module.
-        self.installed
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(digest);
+        self.installed.write().unwrap_or_else(PoisonError::into_inner).remove(digest);
         self.artifacts.remove(digest);
     }
 

@@ -52,9 +52,8 @@ impl Module {
     /// # Errors
     /// If it cannot say, or what it says breaks a rule.
     pub(super) fn describe(&self, runner: &Runner) -> Result<Description, InstallError> {
-        let (answer, _) = runner.call(&self.policy, DESCRIBE_WALL_MS_MAX, |policy, store| {
-            policy.call_describe(store)
-        });
+        let (answer, _) =
+            runner.call(&self.policy, DESCRIBE_WALL_MS_MAX, |policy, store| policy.call_describe(store));
         let description = answer.map_err(|fault| not_a_policy(format!("`describe`: {fault}")))?;
         check(description).map_err(|words| not_a_policy(format!("`describe`: {words}")))
     }
@@ -76,9 +75,7 @@ fn check(told: wit::Description) -> Result<Description, String> {
         (wit::Hooks::ADMIT, Hook::Admit),
         (wit::Hooks::TRIAGE, Hook::Triage),
     ];
-    let hooks = all
-        .into_iter()
-        .filter(|(flag, _)| told.hooks.contains(*flag));
+    let hooks = all.into_iter().filter(|(flag, _)| told.hooks.contains(*flag));
     let hooks: Vec<_> = hooks.map(|(_, hook)| hook).collect();
     if hooks.is_empty() {
         return Err("it names no hook, so it would never be asked".to_owned());
@@ -103,25 +100,14 @@ fn check_name(name: &str) -> Result<(), String> {
 
 /// `1.2.3`, `-pre` and `+build` after it: of semantic versions all that matters here.
 fn check_version(version: &str) -> Result<(), String> {
-    let wrong = || {
-        Err(format!(
-            "the version {} is no semantic version",
-            shown(version)
-        ))
-    };
-    let (rest, build) = version
-        .split_once('+')
-        .map_or((version, None), |(a, b)| (a, Some(b)));
-    let (core, pre) = rest
-        .split_once('-')
-        .map_or((rest, None), |(a, b)| (a, Some(b)));
+    let wrong = || Err(format!("the version {} is no semantic version", shown(version)));
+    let (rest, build) = version.split_once('+').map_or((version, None), |(a, b)| (a, Some(b)));
+    let (core, pre) = rest.split_once('-').map_or((rest, None), |(a, b)| (a, Some(b)));
     let number = |part: &str| {
         let digits = !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
         digits && (part == "0" || !part.starts_with('0'))
     };
-    let label = |part: &str| {
-        !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-    };
+    let label = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
     let labels = |text: Option<&str>| text.is_none_or(|text| text.split('.').all(label));
     let numbers = core.split('.').filter(|part| number(part)).count();
     if version.len() > VERSION_BYTES_MAX
@@ -140,10 +126,7 @@ fn check_text(what: &str, text: &str, bytes_max: usize) -> Result<(), String> {
         return Err(format!("{what} is empty"));
     }
     if text.len() > bytes_max {
-        return Err(format!(
-            "{what} has {} bytes; at most {bytes_max}",
-            text.len()
-        ));
+        return Err(format!("{what} has {} bytes; at most {bytes_max}", text.len()));
     }
     if text.chars().any(char::is_control) {
         return Err(format!("{what} holds control characters"));
@@ -154,9 +137,7 @@ fn check_text(what: &str, text: &str, bytes_max: usize) -> Result<(), String> {
 fn check_schema(schema: &str) -> Result<(), String> {
     if schema.len() > SCHEMA_BYTES_MAX {
         let bytes = schema.len();
-        return Err(format!(
-            "the schema has {bytes} bytes; at most {SCHEMA_BYTES_MAX}"
-        ));
+        return Err(format!("the schema has {bytes} bytes; at most {SCHEMA_BYTES_MAX}"));
     }
     match serde_json::from_str(schema) {
         Ok(Value::Object(_)) => Ok(()),

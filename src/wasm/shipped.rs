@@ -16,12 +16,7 @@ const SHIPPED: [&[u8]; 3] = [
 /// Each with its digest.
 pub(super) fn all() -> &'static [(Digest, &'static [u8])] {
     static ALL: OnceLock<Vec<(Digest, &[u8])>> = OnceLock::new();
-    ALL.get_or_init(|| {
-        SHIPPED
-            .into_iter()
-            .map(|component| (digest(component), component))
-            .collect()
-    })
+    ALL.get_or_init(|| SHIPPED.into_iter().map(|component| (digest(component), component)).collect())
 }
 
 /// The component with this digest, if it came with this release.

@@ -40,16 +40,11 @@ impl Ticker {
     /// If no thread can be had.
     pub(super) fn start(engine: &Engine) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let thread = std::thread::Builder::new()
-            .name("policy-clock".into())
-            .spawn({
-                let (shared, engine) = (Arc::clone(&shared), engine.clone());
-                move || tick(&shared, &engine)
-            })?;
-        Ok(Self {
-            shared,
-            thread: Some(thread),
-        })
+        let thread = std::thread::Builder::new().name("policy-clock".into()).spawn({
+            let (shared, engine) = (Arc::clone(&shared), engine.clone());
+            move || tick(&shared, &engine)
+        })?;
+        Ok(Self { shared, thread: Some(thread) })
     }
 
     /// The clock runs until the answer is dropped.

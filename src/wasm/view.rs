@@ -46,10 +46,7 @@ impl<'a> View<'a> {
             parts: states.iter().map(|state| &state.part.id).collect(),
             resources: resources.into_iter().collect(),
             devices: Vec::new(),
-            by_part: (0..)
-                .zip(&states)
-                .map(|(n, state)| (&state.part.id, n))
-                .collect(),
+            by_part: (0..).zip(&states).map(|(n, state)| (&state.part.id, n)).collect(),
         };
         for (index, state) in (0..).zip(states) {
             let part = view.part(ledger, state, now);
@@ -58,9 +55,7 @@ impl<'a> View<'a> {
         }
         view.add_links(ledger);
         let live = ledger.live.values();
-        let live = live
-            .map(|allocation| view.allocation(allocation, now))
-            .collect();
+        let live = live.map(|allocation| view.allocation(allocation, now)).collect();
         view.context.node.allocations = live;
         view
     }
@@ -75,11 +70,7 @@ impl<'a> View<'a> {
 
     /// The index of a device; `None` if it is not of this snapshot.
     pub(super) fn device_index(&self, resource: &Resource, id: &DeviceId) -> Option<u32> {
-        let key = (
-            self.part_index(&id.part)?,
-            self.resource_index(resource)?,
-            id.share,
-        );
+        let key = (self.part_index(&id.part)?, self.resource_index(resource)?, id.share);
         index(self.devices.binary_search(&key).ok()?)
     }
 
@@ -162,12 +153,8 @@ impl<'a> View<'a> {
         wit::Allocation {
             id: allocation.id.to_string(),
             // A held device stays listed, so both are always there.
-            resource: self
-                .resource_index(&allocation.resource)
-                .unwrap_or_default(),
-            devices: devices
-                .filter_map(|id| self.device_index(&allocation.resource, id))
-                .collect(),
+            resource: self.resource_index(&allocation.resource).unwrap_or_default(),
+            devices: devices.filter_map(|id| self.device_index(&allocation.resource, id)).collect(),
             holder: holder_to_wit(&allocation.holder),
             age_seconds: seconds(age_ms),
             overlapped: allocation.overlapped,
@@ -185,38 +172,22 @@ fn seconds(ms: u64) -> u32 {
 
 /// The facts that have no field of their own, beside those that the backend found.
 fn attributes(part: &Part) -> Vec<wit::Attribute> {
-    let attribute = |key: &str, value: String| wit::Attribute {
-        key: key.to_owned(),
-        value,
-    };
+    let attribute = |key: &str, value: String| wit::Attribute { key: key.to_owned(), value };
     let found = part.attributes.iter();
-    let mut all: Vec<_> = found
-        .map(|(key, value)| attribute(key, value.clone()))
-        .collect();
+    let mut all: Vec<_> = found.map(|(key, value)| attribute(key, value.clone())).collect();
     all.push(attribute("pci.bus", part.pci_bus.clone()));
-    all.extend(
-        part.minor
-            .map(|minor| attribute("minor", minor.to_string())),
-    );
+    all.extend(part.minor.map(|minor| attribute("minor", minor.to_string())));
     if let Some(mig) = &part.mig {
         all.push(attribute("mig.profile", mig.profile.clone()));
         all.push(attribute("mig.gpu-instance", mig.gpu_instance.to_string()));
-        all.push(attribute(
-            "mig.compute-instance",
-            mig.compute_instance.to_string(),
-        ));
+        all.push(attribute("mig.compute-instance", mig.compute_instance.to_string()));
     }
     all
 }
 
 /// Each free device is judged alone: whether it would fit beside what is held, not beside the other
 /// free ones.
-fn state_to_wit(
-    device: &Device,
-    taken: Taken,
-    memory_mib: u64,
-    grantable: bool,
-) -> wit::DeviceState {
+fn state_to_wit(device: &Device, taken: Taken, memory_mib: u64, grantable: bool) -> wit::DeviceState {
     if device.held() {
         wit::DeviceState::Held
     } else if !device.offered() {
@@ -231,13 +202,9 @@ fn state_to_wit(
 fn consumes_to_wit(consumes: Consumes) -> wit::Consumes {
     match consumes {
         Consumes::Whole => wit::Consumes::Whole,
-        Consumes::Slice {
-            memory_mib,
-            compute_percent,
-        } => wit::Consumes::Slice(wit::Slice {
-            memory_mib,
-            compute_percent,
-        }),
+        Consumes::Slice { memory_mib, compute_percent } => {
+            wit::Consumes::Slice(wit::Slice { memory_mib, compute_percent })
+        }
     }
 }
 

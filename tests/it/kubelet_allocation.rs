@@ -58,13 +58,8 @@ async fn a_container_learns_its_gpus_and_its_allocation() {
 
 #[tokio::test]
 async fn shares_of_one_gpu_name_it_once() {
-    let node = Recipe {
-        gpus: 1,
-        policy: Some("shares=4 env=TOLD_MODE:slow"),
-        ..Recipe::default()
-    }
-    .node()
-    .await;
+    let node =
+        Recipe { gpus: 1, policy: Some("shares=4 env=TOLD_MODE:slow"), ..Recipe::default() }.node().await;
     node.allocatable(SHARED, 4).await;
     let spec = pod("p").container("main", &[(SHARED, 3)]);
     let uid = spec.uid.clone();
@@ -80,36 +75,22 @@ async fn shares_of_one_gpu_name_it_once() {
 async fn an_app_container_is_granted_its_init_containers_devices_anew() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
-    let spec = pod("p")
-        .init("fetch", &[(GPU, 2)])
-        .container("main", &[(GPU, 1)])
-        .container("side", &[(GPU, 1)]);
+    let spec =
+        pod("p").init("fetch", &[(GPU, 2)]).container("main", &[(GPU, 1)]).container("side", &[(GPU, 1)]);
     let uid = spec.uid.clone();
     node.kubelet.admit(spec).await.unwrap();
     assert_eq!(node.live().len(), 3);
     node.round().await;
     // One pod holds them all, so nothing is overlapped and nothing has ended.
-    node.wait("settled overlaps", |l| {
-        l.live.len() == 3 && l.live.values().all(|a| !a.overlapped)
-    })
-    .await;
-    assert!(
-        node.live()
-            .iter()
-            .all(|a| a.holder.pod_uid.as_deref() == Some(&uid))
-    );
+    node.wait("settled overlaps", |l| l.live.len() == 3 && l.live.values().all(|a| !a.overlapped)).await;
+    assert!(node.live().iter().all(|a| a.holder.pod_uid.as_deref() == Some(&uid)));
     node.assert_harmless();
 }
 
 #[tokio::test]
 async fn init_devices_are_granted_again_on_a_gpu_that_fell_ill_meanwhile() {
-    let node = Recipe {
-        gpus: 2,
-        timing: berth::kernel::time::Timing::default(),
-        ..Recipe::default()
-    }
-    .node()
-    .await;
+    let node =
+        Recipe { gpus: 2, timing: berth::kernel::time::Timing::default(), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 2).await;
     let init = pod("p").init("fetch", &[(GPU, 1)]);
     let uid = init.uid.clone();
@@ -128,13 +109,7 @@ async fn init_devices_are_granted_again_on_a_gpu_that_fell_ill_meanwhile() {
 
 #[tokio::test]
 async fn one_gpu_is_not_promised_twice_and_the_refusal_says_who_holds_it() {
-    let node = Recipe {
-        gpus: 1,
-        policy: Some("whole shares=2"),
-        ..Recipe::default()
-    }
-    .node()
-    .await;
+    let node = Recipe { gpus: 1, policy: Some("whole shares=2"), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 1).await;
     node.allocatable(SHARED, 2).await;
     let first = pod("first").container("main", &[(SHARED, 1)]);
@@ -171,10 +146,7 @@ async fn a_round_before_the_refusal_finds_that_the_holder_left() {
     let first = pod("first").container("main", &[(SHARED, 1)]);
     let uid = first.uid.clone();
     node.kubelet.admit(first).await.unwrap();
-    node.wait("the holder's UID", |l| {
-        l.live.values().any(|a| a.holder.pod_uid.is_some())
-    })
-    .await;
+    node.wait("the holder's UID", |l| l.live.values().any(|a| a.holder.pod_uid.is_some())).await;
     node.kubelet.delete(&uid);
     let mut client = dial_whole(&node).await;
     let deadline = std::time::Instant::now() + SOON;
@@ -194,10 +166,7 @@ async fn refusals_reach_the_pod_with_name_and_advice() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let mut client = dial_whole(&node).await;
-    let cordon = node
-        .door
-        .cordon(gpu(1), "ada".into(), "fan noise".into())
-        .await;
+    let cordon = node.door.cordon(gpu(1), "ada".into(), "fan noise".into()).await;
     cordon.unwrap();
     let status = client.allocate(allocate(&["GPU-1"])).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
@@ -206,12 +175,7 @@ async fn refusals_reach_the_pod_with_name_and_advice() {
     }
     node.activate("whole deny=not-on-Sundays").await;
     let text = refused(&node, pod("p").container("main", &[(GPU, 1)])).await;
-    for part in [
-        "PermissionDenied",
-        "told@",
-        "not-on-Sundays",
-        "berth policy list",
-    ] {
+    for part in ["PermissionDenied", "told@", "not-on-Sundays", "berth policy list"] {
         assert!(text.contains(part), "{text}");
     }
     node.activate("whole deny=fault").await;
@@ -234,13 +198,7 @@ async fn several_ways_of_naming_devices_work_at_once() {
         ]),
         ..Edits::default()
     };
-    let node = Recipe {
-        policy: Some("whole shares=2"),
-        edits,
-        ..Recipe::default()
-    }
-    .node()
-    .await;
+    let node = Recipe { policy: Some("whole shares=2"), edits, ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
     node.allocatable(SHARED, 8).await;
     // Two of our resources in one container: the environment keeps one, the others merge. The
@@ -260,10 +218,7 @@ async fn several_ways_of_naming_devices_work_at_once() {
     assert_eq!(view.mounts.len(), 2);
     assert_eq!(view.cdi_devices.len(), 2);
     assert!(view.envs.contains_key("BERTH_ALLOCATION_ID_NVIDIA_COM_GPU"));
-    assert!(
-        view.envs
-            .contains_key("BERTH_ALLOCATION_ID_NVIDIA_COM_GPU_SHARED")
-    );
+    assert!(view.envs.contains_key("BERTH_ALLOCATION_ID_NVIDIA_COM_GPU_SHARED"));
     assert_eq!(view.envs["NVIDIA_VISIBLE_DEVICES"].split(',').count(), 1);
 }
 
@@ -281,14 +236,9 @@ async fn dial_whole(node: &Node) -> DevicePluginClient<Channel> {
     // With two resources the one that lists whole GPUs is found by asking.
     for path in sockets {
         let mut client = client(path).await;
-        let request = PreferredAllocationRequest {
-            container_requests: vec![prefer(&["GPU-0"], &[], 1)],
-        };
+        let request = PreferredAllocationRequest { container_requests: vec![prefer(&["GPU-0"], &[], 1)] };
         let answer = client.get_preferred_allocation(request).await.unwrap();
-        if !answer.into_inner().container_responses[0]
-            .device_i_ds
-            .is_empty()
-        {
+        if !answer.into_inner().container_responses[0].device_i_ds.is_empty() {
             return client;
         }
     }
@@ -300,10 +250,7 @@ async fn client(path: std::path::PathBuf) -> DevicePluginClient<Channel> {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    let channel = Endpoint::from_static("http://localhost")
-        .connect_with_connector(connector)
-        .await
-        .unwrap();
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await.unwrap();
     DevicePluginClient::new(channel)
 }
 
@@ -372,27 +319,18 @@ async fn a_placement_is_never_an_error_for_reasons_of_placement() {
         (prefer(&[], &[], 1), 0),
         (prefer(&["GPU-0", "GPU-1", "GPU-2"], &["GPU-2"], 1), 1),
     ] {
-        let request = PreferredAllocationRequest {
-            container_requests: vec![request],
-        };
+        let request = PreferredAllocationRequest { container_requests: vec![request] };
         let answer = client.get_preferred_allocation(request.clone()).await;
         let answer = answer.unwrap().into_inner().container_responses;
         let ids: BTreeSet<&String> = answer[0].device_i_ds.iter().collect();
         assert_eq!(ids.len(), expected, "{request:?}");
         let asked = &request.container_requests[0];
-        assert!(
-            ids.iter()
-                .all(|id| asked.available_device_i_ds.contains(id))
-        );
+        assert!(ids.iter().all(|id| asked.available_device_i_ds.contains(id)));
     }
-    for malformed in [
-        prefer(&["GPU-0", "GPU-0"], &[], 1),
-        prefer(&["GPU-0"], &[], -1),
-        prefer(&["G P U"], &[], 1),
-    ] {
-        let request = PreferredAllocationRequest {
-            container_requests: vec![malformed],
-        };
+    for malformed in
+        [prefer(&["GPU-0", "GPU-0"], &[], 1), prefer(&["GPU-0"], &[], -1), prefer(&["G P U"], &[], 1)]
+    {
+        let request = PreferredAllocationRequest { container_requests: vec![malformed] };
         let status = client.get_preferred_allocation(request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
     }

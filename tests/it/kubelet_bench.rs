@@ -63,10 +63,7 @@ impl Default for Recipe {
                 reply_settle_ms: 100,
                 ..Timing::default()
             },
-            waits: Waits {
-                foreign_pause: Duration::from_secs(30),
-                ..Waits::default()
-            },
+            waits: Waits { foreign_pause: Duration::from_secs(30), ..Waits::default() },
             rounds: RoundTiming {
                 list_every: Duration::from_millis(50),
                 list_every_cordoned: Duration::from_millis(50),
@@ -94,18 +91,11 @@ impl Recipe {
         let folder = tempfile::tempdir().unwrap();
         let mut options = Options::new(folder.path());
         (self.kubelet)(&mut options);
-        let rules = Rules {
-            timing: self.timing,
-            ..Rules::default()
-        };
+        let rules = Rules { timing: self.timing, ..Rules::default() };
         let clock: Arc<dyn Clock> = Arc::new(RealClock(Instant::now()));
         let store = Box::new(MapStore::default());
         let keeper = Keeper::open(store, rules.clone(), Arc::clone(&clock)).unwrap();
-        let baseline = Baseline {
-            resource: resource(GPU),
-            ignored_xids: Vec::new(),
-            quiet_ms: 1000,
-        };
+        let baseline = Baseline { resource: resource(GPU), ignored_xids: Vec::new(), quiet_ms: 1000 };
         let policies: Arc<dyn Policies> = Arc::new(ToldPolicies);
         let middle = admission::start(keeper, policies, clock, rules, baseline).unwrap();
         let gpus = (0..self.gpus).map(|n| part(n, self.numa)).collect();
@@ -179,10 +169,7 @@ impl Node {
         let inventory = Inventory {
             parts: self.gpus.clone(),
             links: Links::default(),
-            troubles: troubled
-                .iter()
-                .map(|n| (gpu(*n), "fell off the bus".to_owned()))
-                .collect(),
+            troubles: troubled.iter().map(|n| (gpu(*n), "fell off the bus".to_owned())).collect(),
             ..Inventory::default()
         };
         let door = self.door.clone();
@@ -195,25 +182,15 @@ impl Node {
         let version = told_version();
         let door = self.door.clone();
         let kept = version.clone();
-        tokio::task::spawn_blocking(move || door.keep(kept))
-            .await
-            .unwrap()
-            .unwrap();
+        tokio::task::spawn_blocking(move || door.keep(kept)).await.unwrap().unwrap();
         let entry = StackEntry {
             name: version.name,
             digest: version.digest,
             parameters: told.to_owned(),
-            permissions: Permissions {
-                environment: vec!["TOLD_*".into()],
-                ..Permissions::default()
-            },
+            permissions: Permissions { environment: vec!["TOLD_*".into()], ..Permissions::default() },
             on_fault: OnFault::Deny,
         };
-        let stack = NewStack {
-            from_api: true,
-            by: "test".into(),
-            entries: vec![entry],
-        };
+        let stack = NewStack { from_api: true, by: "test".into(), entries: vec![entry] };
         self.door.activate(stack, None).await.unwrap();
     }
 
@@ -225,11 +202,7 @@ impl Node {
     }
 
     /// Waits until the ledger says so.
-    pub(crate) async fn wait(
-        &self,
-        what: &str,
-        holds: impl Fn(&berth::kernel::ledger::Ledger) -> bool,
-    ) {
+    pub(crate) async fn wait(&self, what: &str, holds: impl Fn(&berth::kernel::ledger::Ledger) -> bool) {
         let mut snapshots = self.door.watch();
         let waited = tokio::time::timeout(SOON, snapshots.wait_for(|s| holds(s))).await;
         assert!(waited.is_ok(), "waited {SOON:?} for {what}");

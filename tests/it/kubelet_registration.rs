@@ -14,12 +14,7 @@ async fn state(node: &Node, name: &str, wanted: Registration) {
 
 #[tokio::test]
 async fn every_listed_resource_is_registered_on_a_socket_of_its_own() {
-    let node = Recipe {
-        policy: Some("whole shares=4"),
-        ..Recipe::default()
-    }
-    .node()
-    .await;
+    let node = Recipe { policy: Some("whole shares=4"), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
     node.allocatable(SHARED, 16).await;
     state(&node, GPU, Registration::Registered).await;
@@ -88,10 +83,7 @@ async fn after_a_kubelet_restart_it_registers_at_once() {
 #[tokio::test]
 async fn a_kubelet_that_stays_away_is_registered_with_when_it_returns() {
     let node = Recipe {
-        waits: Waits {
-            dial_eager: Duration::from_millis(50),
-            ..Waits::default()
-        },
+        waits: Waits { dial_eager: Duration::from_millis(50), ..Waits::default() },
         ..Recipe::default()
     }
     .node()
@@ -107,12 +99,9 @@ async fn a_kubelet_that_stays_away_is_registered_with_when_it_returns() {
 
 #[tokio::test]
 async fn a_lost_stream_on_a_living_kubelet_is_mended_without_poison() {
-    let node = Recipe {
-        kubelet: |o| o.disconnect_gap = Duration::from_millis(150),
-        ..Recipe::default()
-    }
-    .node()
-    .await;
+    let node = Recipe { kubelet: |o| o.disconnect_gap = Duration::from_millis(150), ..Recipe::default() }
+        .node()
+        .await;
     node.allocatable(GPU, 4).await;
     node.kubelet.drop_stream(GPU);
     node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
@@ -155,10 +144,7 @@ async fn refused_registrations_are_tried_again_soon() {
 #[tokio::test]
 async fn a_kubelet_that_never_watches_is_asked_again() {
     let mut node = Recipe {
-        waits: Waits {
-            watch_within: Duration::from_millis(200),
-            ..Waits::default()
-        },
+        waits: Waits { watch_within: Duration::from_millis(200), ..Waits::default() },
         ..Recipe::default()
     }
     .idle()
@@ -167,9 +153,7 @@ async fn a_kubelet_that_never_watches_is_asked_again() {
     node.kubelet.set_faults(|f| f.never_watch = true);
     node.start();
     node.kubelet
-        .wait_for("a second Register", SOON, |k| {
-            k.calls(Rpc::Register, GPU).count >= 2
-        })
+        .wait_for("a second Register", SOON, |k| k.calls(Rpc::Register, GPU).count >= 2)
         .await
         .unwrap();
     node.kubelet.set_faults(|f| f.never_watch = false);
@@ -205,12 +189,7 @@ async fn a_foreign_plugin_that_comes_and_goes_is_outlived() {
 
 #[tokio::test]
 async fn a_resource_leaves_the_kubelet_only_with_its_last_id() {
-    let node = Recipe {
-        policy: Some("whole shares=2"),
-        ..Recipe::default()
-    }
-    .node()
-    .await;
+    let node = Recipe { policy: Some("whole shares=2"), ..Recipe::default() }.node().await;
     node.allocatable(SHARED, 8).await;
     let pod = PodSpec::new("default", "p").container("main", &[(SHARED, 1)]);
     let uid = pod.uid.clone();
@@ -221,10 +200,7 @@ async fn a_resource_leaves_the_kubelet_only_with_its_last_id() {
     assert!(node.kubelet.is_served(SHARED));
     assert_eq!(node.kubelet.allocatable(SHARED), Some(1));
     node.kubelet.delete(&uid);
-    node.kubelet
-        .wait_for("the resource to leave", SOON, |k| !k.is_served(SHARED))
-        .await
-        .unwrap();
+    node.kubelet.wait_for("the resource to leave", SOON, |k| !k.is_served(SHARED)).await.unwrap();
     node.allocatable(GPU, 4).await;
     // And it comes back on the same socket.
     node.activate("whole shares=2").await;
@@ -234,12 +210,9 @@ async fn a_resource_leaves_the_kubelet_only_with_its_last_id() {
 
 #[tokio::test]
 async fn a_restarted_daemon_registers_without_poison() {
-    let mut node = Recipe {
-        kubelet: |o| o.disconnect_gap = Duration::from_millis(150),
-        ..Recipe::default()
-    }
-    .node()
-    .await;
+    let mut node = Recipe { kubelet: |o| o.disconnect_gap = Duration::from_millis(150), ..Recipe::default() }
+        .node()
+        .await;
     for _ in 0..3 {
         node.allocatable(GPU, 4).await;
         node.stop().await;
@@ -263,8 +236,7 @@ async fn a_stopped_daemon_leaves_no_healthy_device_behind() {
 async fn a_slow_registration_is_waited_for() {
     let mut node = Recipe::default().idle().await;
     node.kubelet.start().await.unwrap();
-    node.kubelet
-        .set_faults(|f| f.register_delay = Duration::from_millis(400));
+    node.kubelet.set_faults(|f| f.register_delay = Duration::from_millis(400));
     node.start();
     node.allocatable(GPU, 4).await;
     assert_eq!(node.kubelet.calls(Rpc::Register, GPU).count, 1);
@@ -284,10 +256,7 @@ async fn sick_and_cordoned_gpus_show_in_the_list_and_nothing_else_is_sent() {
     assert_eq!(node.kubelet.listed(GPU)["GPU-2"], UNHEALTHY);
     let cordon = |n| {
         let door = node.door.clone();
-        async move {
-            door.cordon(crate::kubelet_bench::gpu(n), "me".into(), String::new())
-                .await
-        }
+        async move { door.cordon(crate::kubelet_bench::gpu(n), "me".into(), String::new()).await }
     };
     cordon(0).await.unwrap();
     node.kubelet.wait_allocatable(GPU, 2, SOON).await.unwrap();
@@ -295,10 +264,7 @@ async fn sick_and_cordoned_gpus_show_in_the_list_and_nothing_else_is_sent() {
     assert_eq!(node.kubelet.listed(GPU)["GPU-1"], HEALTHY);
     assert_eq!(node.kubelet.capacity(GPU), Some(4));
     let messages = node.kubelet.calls(Rpc::ListMessage, GPU).count - sent;
-    assert_eq!(
-        messages, 2,
-        "one message a change, none for a look without news"
-    );
+    assert_eq!(messages, 2, "one message a change, none for a look without news");
     node.assert_harmless();
 }
 
@@ -323,16 +289,9 @@ async fn a_held_gpu_stays_listed_whatever_becomes_of_it() {
 #[tokio::test]
 async fn numa_nodes_are_told_where_there_are_any() {
     for numa in [true, false] {
-        let node = Recipe {
-            numa,
-            ..Recipe::default()
-        }
-        .node()
-        .await;
+        let node = Recipe { numa, ..Recipe::default() }.node().await;
         node.allocatable(GPU, 4).await;
-        let pod = PodSpec::new("default", "p")
-            .container("main", &[(GPU, 2)])
-            .numa(&[1]);
+        let pod = PodSpec::new("default", "p").container("main", &[(GPU, 2)]).numa(&[1]);
         let uid = pod.uid.clone();
         node.kubelet.admit(pod).await.unwrap();
         let held = node.kubelet.held(&uid, "main", GPU);

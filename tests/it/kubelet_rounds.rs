@@ -23,9 +23,7 @@ async fn node_with_pod() -> (Node, String) {
     node.kubelet.admit(spec).await.unwrap();
     node.kubelet.run(&uid).await.unwrap();
     node.wait("the holder", |l| {
-        l.live
-            .values()
-            .all(|a| a.holder.pod.is_some() && a.holder.pod_uid.is_some())
+        l.live.values().all(|a| a.holder.pod.is_some() && a.holder.pod_uid.is_some())
     })
     .await;
     (node, uid)
@@ -33,10 +31,7 @@ async fn node_with_pod() -> (Node, String) {
 
 async fn ended(node: &Node, reason: EndReason) {
     node.wait("the end", |l| {
-        l.live.is_empty()
-            && l.ended
-                .iter()
-                .any(|a| a.ended.as_ref().unwrap().reason == reason)
+        l.live.is_empty() && l.ended.iter().any(|a| a.ended.as_ref().unwrap().reason == reason)
     })
     .await;
 }
@@ -57,12 +52,7 @@ async fn a_pod_that_ended_lets_go_of_its_devices() {
 
 #[tokio::test]
 async fn a_grant_that_the_kubelet_dropped_ends_as_never_started() {
-    let node = Recipe {
-        policy: Some("whole shares=2"),
-        ..Recipe::default()
-    }
-    .node()
-    .await;
+    let node = Recipe { policy: Some("whole shares=2"), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
     node.allocatable(SHARED, 8).await;
     // Whichever resource comes first is granted; the other one has too few.
@@ -116,8 +106,7 @@ async fn a_source_that_cannot_be_asked_ends_nothing() {
         // And everything else goes on.
         let other = pod("other").container("main", &[(GPU, 1)]);
         node.kubelet.admit(other).await.unwrap();
-        node.kubelet
-            .set_faults(|f| f.checkpoint = CheckpointMode::Normal);
+        node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
         node.wait("the end after all", |l| l.live.len() == 1).await;
         node.assert_harmless();
     }
@@ -126,8 +115,7 @@ async fn a_source_that_cannot_be_asked_ends_nothing() {
 #[tokio::test]
 async fn a_checkpoint_of_a_newer_kubelet_is_still_understood() {
     let (node, uid) = node_with_pod().await;
-    node.kubelet
-        .set_faults(|f| f.checkpoint = CheckpointMode::Newer);
+    node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Newer);
     node.kubelet.delete(&uid);
     ended(&node, EndReason::Released).await;
 }
@@ -161,10 +149,7 @@ async fn an_empty_or_partial_list_after_a_restart_ends_nothing() {
         node.kubelet.admit(spec).await.unwrap();
         node.kubelet.run(uids.last().unwrap()).await.unwrap();
     }
-    node.wait("the holders", |l| {
-        l.live.len() == 3 && l.live.values().all(|a| a.holder.pod.is_some())
-    })
-    .await;
+    node.wait("the holders", |l| l.live.len() == 3 && l.live.values().all(|a| a.holder.pod.is_some())).await;
     for known in [vec![], vec![uids[0].clone()]] {
         let waiting = Sources::Waiting { known };
         node.kubelet.restart_with(waiting).await.unwrap();
@@ -188,10 +173,7 @@ async fn a_kubelet_that_lost_its_checkpoint_does_not_cost_every_pod_its_gpu() {
         node.kubelet.admit(spec).await.unwrap();
         node.kubelet.run(&uid).await.unwrap();
     }
-    node.wait("the holders", |l| {
-        l.live.values().all(|a| a.holder.pod_uid.is_some())
-    })
-    .await;
+    node.wait("the holders", |l| l.live.values().all(|a| a.holder.pod_uid.is_some())).await;
     node.kubelet.stop().await;
     std::fs::remove_file(node.kubelet.checkpoint_path()).unwrap();
     let waiting = Sources::Waiting { known: Vec::new() };

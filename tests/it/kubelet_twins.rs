@@ -19,10 +19,7 @@ impl Clock for RealClock {
     fn now(&self) -> Now {
         let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap();
-        Now {
-            wall_ms: ms(wall.unwrap()),
-            mono_ms: ms(self.0.elapsed()),
-        }
+        Now { wall_ms: ms(wall.unwrap()), mono_ms: ms(self.0.elapsed()) }
     }
 }
 
@@ -80,9 +77,7 @@ impl Policies for ToldPolicies {
     }
 
     fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
-        Err(InstallError::Lost {
-            digest: digest.clone(),
-        })
+        Err(InstallError::Lost { digest: digest.clone() })
     }
 
     fn remove(&self, _: &Digest) {}
@@ -93,28 +88,17 @@ impl Policies for ToldPolicies {
         match call.question {
             Question::Offer => {
                 let lines = told_lines(&words, value("shares="));
-                let parts = call.node.parts.keys().map(|part| PartOffer {
-                    part: part.clone(),
-                    lines: lines.clone(),
-                });
-                Ok(Some(Answer::Offer(OfferAnswer {
-                    parts: parts.collect(),
-                    again_after_s: None,
-                })))
+                let parts =
+                    call.node.parts.keys().map(|part| PartOffer { part: part.clone(), lines: lines.clone() });
+                Ok(Some(Answer::Offer(OfferAnswer { parts: parts.collect(), again_after_s: None })))
             }
             Question::Admit(_) => match (value("deny="), value("env=")) {
-                (Some("fault"), _) => Err(Fault {
-                    kind: FaultKind::Trap,
-                    detail: "unreachable".into(),
-                }),
+                (Some("fault"), _) => Err(Fault { kind: FaultKind::Trap, detail: "unreachable".into() }),
                 (Some(reason), _) => Ok(Some(Answer::Deny(reason.to_owned()))),
                 (None, Some(pair)) => {
                     let (key, value) = pair.split_once(':').unwrap();
                     let environment = vec![(key.to_owned(), value.to_owned())];
-                    Ok(Some(Answer::Allow(Terms {
-                        environment,
-                        ..Terms::default()
-                    })))
+                    Ok(Some(Answer::Allow(Terms { environment, ..Terms::default() })))
                 }
                 (None, None) => Ok(None),
             },
@@ -126,21 +110,14 @@ impl Policies for ToldPolicies {
 fn told_lines(words: &[&str], shares: Option<&str>) -> Vec<OfferLine> {
     let mut lines = Vec::new();
     if words.contains(&"whole") {
-        lines.push(OfferLine {
-            resource: resource(GPU),
-            count: 1,
-            consumes: Consumes::Whole,
-        });
+        lines.push(OfferLine { resource: resource(GPU), count: 1, consumes: Consumes::Whole });
     }
     if let Some(count) = shares {
         let count: u32 = count.parse().unwrap();
         lines.push(OfferLine {
             resource: resource(SHARED),
             count,
-            consumes: Consumes::Slice {
-                memory_mib: MEMORY_MIB / u64::from(count),
-                compute_percent: 0,
-            },
+            consumes: Consumes::Slice { memory_mib: MEMORY_MIB / u64::from(count), compute_percent: 0 },
         });
     }
     lines

@@ -13,10 +13,7 @@ use berth::wasm::{CompileLimits, Settings, WasmPolicies};
 use wit_component::StringEncoding;
 
 /// A moment.
-pub(crate) const NOW: Now = Now {
-    wall_ms: 1_800_000_000_000,
-    mono_ms: 3_600_000,
-};
+pub(crate) const NOW: Now = Now { wall_ms: 1_800_000_000_000, mono_ms: 3_600_000 };
 
 /// What every policy must export, by the text that a guest has if it brings its own.
 const DEFAULTS: [(&str, &str); 7] = [

@@ -41,16 +41,10 @@ fn fault_of(name: &str, hook: Hook) -> (FaultKind, String) {
     (fault.kind, fault.detail)
 }
 
-fn ask(
-    version: &PolicyVersion,
-    hook: Hook,
-) -> Result<Option<Answer>, berth::kernel::policy::Fault> {
+fn ask(version: &PolicyVersion, hook: Hook) -> Result<Option<Answer>, berth::kernel::policy::Fault> {
     let node = node();
     let place = node.place(SHARED, 1);
-    let admit = AdmitRequest {
-        resource: resource(SHARED),
-        devices: vec![place.available[0].clone()],
-    };
+    let admit = AdmitRequest { resource: resource(SHARED), devices: vec![place.available[0].clone()] };
     let question = match hook {
         Hook::Offer => Question::Offer,
         Hook::Place => Question::Place(&place),
@@ -68,25 +62,13 @@ fn assert_fault(name: &str, hook: Hook, kind: FaultKind, words: &str) {
     let (found, detail) = fault_of(name, hook);
     assert_eq!(found, kind, "{name}: {detail}");
     assert!(detail.contains(words), "{name}: {detail}");
-    assert!(
-        !detail.contains('\n') && detail.len() <= 1024,
-        "{name}: {detail}"
-    );
+    assert!(!detail.contains('\n') && detail.len() <= 1024, "{name}: {detail}");
 }
 
 #[test]
 fn a_loop_is_stopped_by_fuel_wherever_it_is() {
-    assert_fault(
-        "loop-in-hook",
-        Hook::Place,
-        FaultKind::Fuel,
-        "used up its 200000000 units",
-    );
-    assert_eq!(
-        ask(&installed("loop-in-hook"), Hook::Offer),
-        Ok(None),
-        "another hook of it works"
-    );
+    assert_fault("loop-in-hook", Hook::Place, FaultKind::Fuel, "used up its 200000000 units");
+    assert_eq!(ask(&installed("loop-in-hook"), Hook::Offer), Ok(None), "another hook of it works");
     // Even `describe` is never reached.
     let error = refused(&guest("loop-in-start")).to_string();
     assert!(error.contains("`describe`: fuel: used up"), "{error}");
@@ -107,14 +89,8 @@ fn a_loop_that_has_less_time_than_fuel_is_stopped_by_the_clock() {
     let took = started.elapsed();
     assert_eq!(fault.kind, FaultKind::Time, "{fault}");
     assert_eq!(fault.detail, "ran longer than 10 ms");
-    assert!(
-        took >= Duration::from_millis(10) && took < TIME_MAX,
-        "{took:?}"
-    );
-    assert!(
-        !fault.kind.counts(),
-        "a slow machine is not the policy's fault"
-    );
+    assert!(took >= Duration::from_millis(10) && took < TIME_MAX, "{took:?}");
+    assert!(!fault.kind.counts(), "a slow machine is not the policy's fault");
 }
 
 #[test]
@@ -123,12 +99,7 @@ fn what_is_grabbed_is_refused() {
     assert_fault("memory-grab", Hook::Place, FaultKind::Memory, memory);
     let tables = "elements of one table";
     assert_fault("table-grab", Hook::Place, FaultKind::Memory, tables);
-    assert_fault(
-        "recursion",
-        Hook::Place,
-        FaultKind::Memory,
-        "256 KiB of stack",
-    );
+    assert_fault("recursion", Hook::Place, FaultKind::Memory, "256 KiB of stack");
     // Who takes no for an answer may go on.
     assert_eq!(ask(&installed("memory-grab-polite"), Hook::Place), Ok(None));
     let error = refused(&guest("memory-at-once")).to_string();
@@ -147,30 +118,15 @@ fn a_trap_is_told_in_the_guests_own_words_escaped() {
 #[test]
 fn logging_costs_fuel_and_has_a_limit() {
     assert_fault("log-flood", Hook::Place, FaultKind::Fuel, "used up");
-    assert_fault(
-        "log-huge",
-        Hook::Place,
-        FaultKind::Answer,
-        "more than 1024 KiB at once",
-    );
+    assert_fault("log-huge", Hook::Place, FaultKind::Answer, "more than 1024 KiB at once");
 }
 
 #[test]
 fn answers_that_are_too_large_or_malformed_are_faults() {
     let answer = FaultKind::Answer;
     assert_fault("answer-beyond-memory", Hook::Place, answer, "malformed");
-    assert_fault(
-        "answer-oversized",
-        Hook::Place,
-        answer,
-        "more than 1024 KiB at once",
-    );
-    assert_fault(
-        "answer-aliased",
-        Hook::Offer,
-        answer,
-        "more than 1024 KiB at once",
-    );
+    assert_fault("answer-oversized", Hook::Place, answer, "more than 1024 KiB at once");
+    assert_fault("answer-aliased", Hook::Offer, answer, "more than 1024 KiB at once");
     assert_fault("answer-no-text", Hook::Place, answer, "utf-8");
     assert_fault("answer-no-pointer", Hook::Place, answer, "malformed");
     assert_fault("answer-no-case", Hook::Admit, answer, "malformed");
@@ -183,19 +139,9 @@ fn indices_that_stand_for_nothing_are_faults() {
     let there = "named device 999, and there are 8";
     assert_fault("device-out-of-range", Hook::Place, answer, there);
     assert_fault("device-twice", Hook::Place, answer, "chose device 1 twice");
-    assert_fault(
-        "part-out-of-range",
-        Hook::Offer,
-        answer,
-        "named part 77, and there are 2",
-    );
+    assert_fault("part-out-of-range", Hook::Offer, answer, "named part 77, and there are 2");
     assert_fault("part-twice", Hook::Offer, answer, "named part 0 twice");
-    assert_fault(
-        "resource-no-name",
-        Hook::Offer,
-        answer,
-        "\"gpu\" is not a resource name",
-    );
+    assert_fault("resource-no-name", Hook::Offer, answer, "\"gpu\" is not a resource name");
 }
 
 #[test]
@@ -204,18 +150,12 @@ fn a_device_of_another_resource_is_a_fault_and_one_not_available_is_the_kernels_
     let node = Node::new().gpus(1).offer(
         0,
         &[
-            (
-                crate::policies_node::WHOLE,
-                1,
-                berth::kernel::offer::Consumes::Whole,
-            ),
+            (crate::policies_node::WHOLE, 1, berth::kernel::offer::Consumes::Whole),
             (SHARED, 4, crate::policies_node::share(4)),
         ],
     );
     let mut place = node.place(SHARED, 1);
-    let fault = policies()
-        .ask(node.call(&version, "{}", Question::Place(&place)))
-        .unwrap_err();
+    let fault = policies().ask(node.call(&version, "{}", Question::Place(&place))).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Answer);
     assert!(fault.detail.contains("of another resource"), "{fault}");
     place = node.place(crate::policies_node::WHOLE, 1);
@@ -232,19 +172,13 @@ fn what_cannot_be_asked_is_no_fault_of_the_policy() {
     let version = installed("pass");
     let node = node();
     let mut place = node.place("nvidia.com/gpu.shared", 1);
-    place.available = Node::new()
-        .gpus(3)
-        .offer(2, &[(SHARED, 1, crate::policies_node::share(1))])
-        .devices(SHARED);
-    let fault = policies()
-        .ask(node.call(&version, "{}", Question::Place(&place)))
-        .unwrap_err();
+    place.available =
+        Node::new().gpus(3).offer(2, &[(SHARED, 1, crate::policies_node::share(1))]).devices(SHARED);
+    let fault = policies().ask(node.call(&version, "{}", Question::Place(&place))).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Missing, "{fault}");
     let mut stranger = version;
     stranger.digest = berth::kernel::names::Digest::parse(&"0".repeat(64)).unwrap();
-    let fault = policies()
-        .ask(node.call(&stranger, "{}", Question::Offer))
-        .unwrap_err();
+    let fault = policies().ask(node.call(&stranger, "{}", Question::Offer)).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Missing, "{fault}");
     assert!(!fault.kind.counts());
 }

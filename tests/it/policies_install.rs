@@ -11,17 +11,12 @@ use berth::ports::{InstallError, Policies};
 use berth::wasm::limits::MODULE_BYTES_MAX;
 use berth::wasm::{CompileLimits, Settings, WasmPolicies};
 
-use crate::policies_guests::{
-    NOW, component, guest, installed, module, policies, refused, settings,
-};
+use crate::policies_guests::{NOW, component, guest, installed, module, policies, refused, settings};
 use crate::policies_node::shared_node;
 
 fn assert_refused(module: &[u8], words: &str) {
     let error = refused(module);
-    assert!(
-        matches!(error, InstallError::NotAPolicy { .. }),
-        "{error:?}"
-    );
+    assert!(matches!(error, InstallError::NotAPolicy { .. }), "{error:?}");
     let text = error.to_string();
     assert!(text.contains(words), "{text}");
     assert!(!text.contains('\n'), "{text}");
@@ -37,14 +32,8 @@ fn room(change: impl FnOnce(&mut Settings)) -> (WasmPolicies, tempfile::TempDir)
 #[test]
 fn a_core_module_becomes_a_component_and_is_known_by_it() {
     let version = installed("pass");
-    assert_eq!(
-        (version.name.as_str(), version.version.as_str()),
-        ("hostile", "0.1.0")
-    );
-    assert_eq!(
-        version.hooks,
-        [Hook::Offer, Hook::Place, Hook::Admit, Hook::Triage]
-    );
+    assert_eq!((version.name.as_str(), version.version.as_str()), ("hostile", "0.1.0"));
+    assert_eq!(version.hooks, [Hook::Offer, Hook::Place, Hook::Admit, Hook::Triage]);
     assert!(!version.shipped);
     assert_eq!(version.since_wall_ms, NOW.wall_ms);
     let component = policies().module(&version.digest).unwrap();
@@ -79,10 +68,7 @@ fn text(name: &str) -> String {
 #[test]
 fn a_description_that_breaks_a_rule_is_refused() {
     assert_refused(&guest("lie-name"), "the name \"../../x\" is no DNS label");
-    assert_refused(
-        &guest("lie-schema"),
-        "the schema has 60000 bytes; at most 6144",
-    );
+    assert_refused(&guest("lie-schema"), "the schema has 60000 bytes; at most 6144");
 }
 
 #[test]
@@ -94,9 +80,7 @@ fn bytes_that_were_cut_or_flipped_harm_nobody() {
     // A few bits at places that a generator without a seed of its own chooses.
     let mut at = 12_345_usize;
     for _ in 0..12 {
-        at = at
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let mut flipped = good.clone();
         let place = at % flipped.len();
         flipped[place] ^= 1 << (at >> 32 & 7);
@@ -115,9 +99,7 @@ fn bytes_that_were_cut_or_flipped_harm_nobody() {
 
 #[test]
 fn a_module_that_is_too_large_is_not_even_looked_at() {
-    let error = policies()
-        .install(&vec![0; MODULE_BYTES_MAX + 1], NOW)
-        .unwrap_err();
+    let error = policies().install(&vec![0; MODULE_BYTES_MAX + 1], NOW).unwrap_err();
     let limit = MODULE_BYTES_MAX;
     let bytes = limit + 1;
     assert_eq!(error, InstallError::TooLarge { bytes, limit });
@@ -136,9 +118,7 @@ fn bomb(loops: u32) -> Vec<u8> {
         )
         .unwrap();
     }
-    module(&format!(
-        "(func $bomb (export \"bomb\") (local {locals}) {body})"
-    ))
+    module(&format!("(func $bomb (export \"bomb\") (local {locals}) {body})"))
 }
 
 #[test]
@@ -160,10 +140,7 @@ fn a_compile_bomb_is_stopped_by_memory_and_by_wall_time() {
     policies.install(&guest("pass"), NOW).unwrap();
     let error = policies.install(&bomb(20_000), NOW).unwrap_err();
     assert!(matches!(error, InstallError::TooCostly { .. }), "{error:?}");
-    assert!(
-        error.to_string().contains("memory") || error.to_string().contains("MiB"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("memory") || error.to_string().contains("MiB"), "{error}");
 
     let (policies, _state) = room(|settings| settings.compile.wall = Duration::from_millis(50));
     let error = policies.install(&bomb(20_000), NOW).unwrap_err();
@@ -174,11 +151,7 @@ fn a_compile_bomb_is_stopped_by_memory_and_by_wall_time() {
 #[test]
 fn a_second_upload_waits_and_then_is_told_to_come_back() {
     let (policies, _state) = room(|settings| {
-        settings.compile = CompileLimits {
-            cpu_s: 2,
-            wait: Duration::ZERO,
-            ..CompileLimits::default()
-        }
+        settings.compile = CompileLimits { cpu_s: 2, wait: Duration::ZERO, ..CompileLimits::default() }
     });
     let bomb = bomb(20_000);
     std::thread::scope(|scope| {
@@ -203,17 +176,13 @@ fn a_second_upload_waits_and_then_is_told_to_come_back() {
 /// The compiler that this process runs at the moment, by its argument.
 fn compiler_of_this_process() -> Option<String> {
     let me = std::process::id().to_string();
-    let processes = std::fs::read_dir("/proc")
-        .unwrap()
-        .flatten()
-        .map(|entry| entry.path());
+    let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
     processes
         .filter(|path| {
             let read = |name| std::fs::read_to_string(path.join(name)).unwrap_or_default();
-            let parent = read("status").lines().any(|line| {
-                line.strip_prefix("PPid:")
-                    .is_some_and(|parent| parent.trim() == me)
-            });
+            let parent = read("status")
+                .lines()
+                .any(|line| line.strip_prefix("PPid:").is_some_and(|parent| parent.trim() == me));
             // The bomb's, and not that of a test beside this one.
             parent && read("cmdline").contains("__compile-policy\x0013\0")
         })
@@ -243,32 +212,21 @@ fn the_compiler_runs_with_nothing_but_its_pipes() {
         // It has closed its copy if the pipe ends with ours.
         drop(write_end);
         assert_eq!(read_end.read(&mut [0; 1]).unwrap(), 0);
-        assert!(
-            !compiling.is_finished(),
-            "it ended because the compiler did"
-        );
+        assert!(!compiling.is_finished(), "it ended because the compiler did");
         // Limits are set before the module is read, so wait for the last of them.
         let has = |file: &str, words: &[&str]| {
             let text = std::fs::read_to_string(format!("{process}/{file}")).unwrap_or_default();
-            let mut lines = text
-                .lines()
-                .map(|line| line.split_whitespace().collect::<Vec<_>>());
+            let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
             lines.any(|line| line.starts_with(words))
         };
         let limit = |file, words: &[&str]| {
             while !has(file, words) {
-                assert!(
-                    Instant::now() < deadline && !compiling.is_finished(),
-                    "{words:?}"
-                );
+                assert!(Instant::now() < deadline && !compiling.is_finished(), "{words:?}");
             }
         };
         limit("limits", &["Max", "open", "files", "3", "3"]);
         limit("limits", &["Max", "cpu", "time", "13", "14"]);
-        limit(
-            "limits",
-            &["Max", "address", "space", "805306368", "805306368"],
-        );
+        limit("limits", &["Max", "address", "space", "805306368", "805306368"]);
         limit("limits", &["Max", "file", "size", "0", "0"]);
         limit("limits", &["Max", "core", "file", "size", "0", "0"]);
         limit("limits", &["Max", "processes", "0", "0"]);
@@ -311,10 +269,7 @@ fn a_version_that_the_store_knows_is_loaded_and_not_compiled_again() {
     }
     assert_eq!(second.install_shipped(NOW).unwrap(), shipped);
     let node = shared_node(1, 1);
-    assert_eq!(
-        second.ask(node.call(&version, "{}", Question::Offer)),
-        Ok(None)
-    );
+    assert_eq!(second.ask(node.call(&version, "{}", Question::Offer)), Ok(None));
 }
 
 #[test]
@@ -325,12 +280,8 @@ fn an_artifact_that_changed_is_never_loaded_but_made_anew() {
     drop(first);
     let folder = state.path().join("policies");
     let file = |end: &str| {
-        let mut entries = std::fs::read_dir(&folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().path());
-        entries
-            .find(|path| path.to_str().unwrap().ends_with(end))
-            .unwrap()
+        let mut entries = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        entries.find(|path| path.to_str().unwrap().ends_with(end)).unwrap()
     };
     let mut bytes = std::fs::read(file(".cwasm")).unwrap();
     let last = bytes.len() - 1;
@@ -339,22 +290,14 @@ fn an_artifact_that_changed_is_never_loaded_but_made_anew() {
 
     let second = WasmPolicies::new(settings(state.path())).unwrap();
     let restored = second.restore(&version).unwrap();
-    assert_eq!(
-        restored, version,
-        "the same component makes the same artifact"
-    );
+    assert_eq!(restored, version, "the same component makes the same artifact");
     drop(second);
     // Without the component there is nothing to make it of.
     std::fs::write(file(".cwasm"), &bytes).unwrap();
     std::fs::write(file(".wasm"), b"other").unwrap();
     let third = WasmPolicies::new(settings(state.path())).unwrap();
     let digest = version.digest.clone();
-    assert_eq!(
-        third.restore(&version),
-        Err(InstallError::Lost {
-            digest: digest.clone()
-        })
-    );
+    assert_eq!(third.restore(&version), Err(InstallError::Lost { digest: digest.clone() }));
     assert_eq!(third.module(&digest), Err(InstallError::Lost { digest }));
 }
 
@@ -364,16 +307,7 @@ fn a_removed_version_is_gone() {
     let version = policies.install(&guest("pass"), NOW).unwrap();
     policies.remove(&version.digest);
     let node = shared_node(1, 1);
-    assert!(
-        policies
-            .ask(node.call(&version, "{}", Question::Offer))
-            .is_err()
-    );
+    assert!(policies.ask(node.call(&version, "{}", Question::Offer)).is_err());
     assert!(policies.module(&version.digest).is_err());
-    assert_eq!(
-        std::fs::read_dir(state.path().join("policies"))
-            .unwrap()
-            .count(),
-        0
-    );
+    assert_eq!(std::fs::read_dir(state.path().join("policies")).unwrap().count(), 0);
 }

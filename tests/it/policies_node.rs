@@ -63,17 +63,11 @@ impl Node {
             self.apply(Change::PartFound(gpu(index)));
             usage.insert(gpu_id(index), Usage::default());
             for other in 0..index {
-                let link = Link {
-                    path: Path::SameNuma,
-                    nvlinks: 18,
-                };
+                let link = Link { path: Path::SameNuma, nvlinks: 18 };
                 links.set(&gpu_id(index), &gpu_id(other), link);
             }
         }
-        self.apply(Change::Looked {
-            links: Arc::new(links),
-            usage: Arc::new(usage),
-        });
+        self.apply(Change::Looked { links: Arc::new(links), usage: Arc::new(usage) });
         self
     }
 
@@ -84,17 +78,10 @@ impl Node {
             id: PartId::parse(&format!("MIG-{index:08x}")).unwrap(),
             parent: Some(whole.id.clone()),
             memory_mib: 9_728,
-            mig: Some(Mig {
-                profile: "1g.10gb+me".into(),
-                gpu_instance: 7,
-                compute_instance: 0,
-            }),
+            mig: Some(Mig { profile: "1g.10gb+me".into(), gpu_instance: 7, compute_instance: 0 }),
             ..whole.clone()
         };
-        self.apply(Change::PartFound(Part {
-            mig_enabled: true,
-            ..whole
-        }));
+        self.apply(Change::PartFound(Part { mig_enabled: true, ..whole }));
         self.apply(Change::PartFound(instance));
         self
     }
@@ -139,10 +126,7 @@ impl Node {
             resource: resource(name),
             devices: vec![device],
             granted_wall_ms: NOW.wall_ms - 5_000,
-            holder: Holder {
-                pod_uid: Some(format!("uid-{number}")),
-                ..Holder::default()
-            },
+            holder: Holder { pod_uid: Some(format!("uid-{number}")), ..Holder::default() },
             overlapped: false,
             decision: Decision::default(),
             ended: None,
@@ -155,14 +139,9 @@ impl Node {
         let wanted = resource(name);
         let parts = self.0.parts.values();
         let ids = parts.flat_map(|part| {
-            let keys = part
-                .devices
-                .keys()
-                .filter(|(resource, _)| *resource == wanted);
-            let id = |(_, share): &(Resource, Option<u32>)| DeviceId {
-                part: part.part.id.clone(),
-                share: *share,
-            };
+            let keys = part.devices.keys().filter(|(resource, _)| *resource == wanted);
+            let id =
+                |(_, share): &(Resource, Option<u32>)| DeviceId { part: part.part.id.clone(), share: *share };
             keys.map(id).collect::<Vec<_>>()
         });
         ids.collect()
@@ -185,31 +164,19 @@ impl Node {
         parameters: &'a str,
         question: Question<'a>,
     ) -> Call<'a> {
-        Call {
-            digest: &version.digest,
-            parameters,
-            node: &self.0,
-            now: NOW,
-            question,
-            wall_ms_max: WALL_MS,
-        }
+        Call { digest: &version.digest, parameters, node: &self.0, now: NOW, question, wall_ms_max: WALL_MS }
     }
 }
 
 /// One share of four of the GPUs here.
 pub(crate) fn share(count: u32) -> Consumes {
-    Consumes::Slice {
-        memory_mib: 81_920 / u64::from(count),
-        compute_percent: 100 / count,
-    }
+    Consumes::Slice { memory_mib: 81_920 / u64::from(count), compute_percent: 100 / count }
 }
 
 /// GPUs that are all offered as `count` shares.
 pub(crate) fn shared_node(gpus: u32, count: u32) -> Node {
     let node = Node::new().gpus(gpus);
-    (0..gpus).fold(node, |node, gpu| {
-        node.offer(gpu, &[(SHARED, count, share(count))])
-    })
+    (0..gpus).fold(node, |node, gpu| node.offer(gpu, &[(SHARED, count, share(count))]))
 }
 
 fn gpu(index: u32) -> Part {

@@ -26,11 +26,7 @@ fn sources_digest(policy: &str) -> String {
         for entry in std::fs::read_dir(workspace().join(&folder)).unwrap() {
             let entry = entry.unwrap();
             let path = format!("{folder}/{}", entry.file_name().to_str().unwrap());
-            let to = if entry.file_type().unwrap().is_dir() {
-                &mut folders
-            } else {
-                &mut files
-            };
+            let to = if entry.file_type().unwrap().is_dir() { &mut folders } else { &mut files };
             to.push(path);
         }
     }
@@ -54,15 +50,9 @@ fn the_committed_policies_are_those_of_the_committed_sources() {
     assert_eq!(names, ["exclusive", "mixed", "timeslice"]);
     for (name, entry) in policies {
         let sources = sources_digest(name);
-        assert_eq!(
-            entry["sources"], sources,
-            "{name} has other sources now; {WHAT_TO_DO}"
-        );
+        assert_eq!(entry["sources"], sources, "{name} has other sources now; {WHAT_TO_DO}");
         let artifact = read(&format!("prebuilt/{name}.wasm"));
         let digest = format!("{:x}", Sha256::digest(&artifact));
-        assert_eq!(
-            entry["artifact"], digest,
-            "{name}.wasm is not what was built; {WHAT_TO_DO}"
-        );
+        assert_eq!(entry["artifact"], digest, "{name}.wasm is not what was built; {WHAT_TO_DO}");
     }
 }

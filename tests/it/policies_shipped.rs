@@ -24,59 +24,32 @@ use crate::policies_node::{Node, SHARED, WHOLE, gpu_id, resource, share, shared_
 
 fn shipped(name: &str) -> PolicyVersion {
     let versions = policies().install_shipped(NOW).unwrap();
-    versions
-        .into_iter()
-        .find(|version| version.name == name)
-        .unwrap()
+    versions.into_iter().find(|version| version.name == name).unwrap()
 }
 
 #[test]
 fn three_policies_come_with_the_daemon() {
     let versions = policies().install_shipped(NOW).unwrap();
-    let names: Vec<_> = versions
-        .iter()
-        .map(|version| version.name.as_str())
-        .collect();
+    let names: Vec<_> = versions.iter().map(|version| version.name.as_str()).collect();
     assert_eq!(names, ["exclusive", "timeslice", "mixed"]);
     for version in &versions {
-        assert!(
-            version.shipped && version.summary.ends_with('.'),
-            "{version:?}"
-        );
+        assert!(version.shipped && version.summary.ends_with('.'), "{version:?}");
         assert!(policies().module(&version.digest).is_ok());
     }
-    assert_eq!(
-        policies().install_shipped(NOW).unwrap(),
-        versions,
-        "and only once"
-    );
+    assert_eq!(policies().install_shipped(NOW).unwrap(), versions, "and only once");
 }
 
 #[test]
 fn wrong_parameters_are_a_fault_that_names_them() {
     let node = shared_node(1, 4);
     for (name, parameters, words) in [
-        (
-            "exclusive",
-            r#"{"resources": "a/b"}"#,
-            "unknown field `resources`",
-        ),
-        (
-            "timeslice",
-            r#"{"replicas": 0}"#,
-            "replicas: 0 is out of range; write 1 to 128",
-        ),
-        (
-            "mixed",
-            r#"{"advertise": "all"}"#,
-            "expected `both` or `latched`",
-        ),
+        ("exclusive", r#"{"resources": "a/b"}"#, "unknown field `resources`"),
+        ("timeslice", r#"{"replicas": 0}"#, "replicas: 0 is out of range; write 1 to 128"),
+        ("mixed", r#"{"advertise": "all"}"#, "expected `both` or `latched`"),
         ("mixed", "nonsense", "must be a JSON object"),
     ] {
         let version = shipped(name);
-        let fault = policies()
-            .ask(node.call(&version, parameters, Question::Offer))
-            .unwrap_err();
+        let fault = policies().ask(node.call(&version, parameters, Question::Offer)).unwrap_err();
         assert_eq!(fault.kind, FaultKind::Trap, "{fault}");
         assert!(fault.detail.contains("it said: parameters: "), "{fault}");
         assert!(fault.detail.contains(words), "{fault}");
@@ -91,17 +64,11 @@ fn fuel_is_far_below_what_a_call_may_use() {
         let place = node.place(SHARED, 4);
         for name in ["exclusive", "timeslice", "mixed"] {
             let version = shipped(name);
-            for (hook, question) in [
-                ("offer", Question::Offer),
-                ("place", Question::Place(&place)),
-            ] {
+            for (hook, question) in [("offer", Question::Offer), ("place", Question::Place(&place))] {
                 let call = node.call(&version, "{}", question);
                 let (answer, cost) = policies().ask_at_cost(call);
                 answer.unwrap();
-                println!(
-                    "{gpus:2} x {shares:3} {name:10} {hook:6} fuel {:9} {:?}",
-                    cost.fuel, cost.wall
-                );
+                println!("{gpus:2} x {shares:3} {name:10} {hook:6} fuel {:9} {:?}", cost.fuel, cost.wall);
                 assert!(cost.fuel < fuel_max, "{name} {hook}: {}", cost.fuel);
                 let (_, again) = policies().ask_at_cost(call);
                 assert_eq!(again.fuel, cost.fuel, "fuel is the same every time");
@@ -121,13 +88,9 @@ struct Shown {
 fn consumes(consumes: Consumes) -> sdk::Consumes {
     match consumes {
         Consumes::Whole => sdk::Consumes::Whole,
-        Consumes::Slice {
-            memory_mib,
-            compute_percent,
-        } => sdk::Consumes::Slice(sdk::Slice {
-            memory_mib,
-            compute_percent,
-        }),
+        Consumes::Slice { memory_mib, compute_percent } => {
+            sdk::Consumes::Slice(sdk::Slice { memory_mib, compute_percent })
+        }
     }
 }
 
@@ -138,10 +101,7 @@ fn shown(ledger: &Ledger, parameters: &str) -> Shown {
     let mut devices = Vec::new();
     let mut shown = Vec::new();
     for (index, state) in (0..).zip(&states) {
-        let wholes = state
-            .devices
-            .values()
-            .any(|d| d.held() && d.consumes == Consumes::Whole);
+        let wholes = state.devices.values().any(|d| d.held() && d.consumes == Consumes::Whole);
         let free = ledger.gpu_of(state).unwrap().drain == Drain::Active && !wholes;
         for ((resource, share), device) in &state.devices {
             let fits = device.consumes != Consumes::Whole || !state.held();
@@ -157,22 +117,17 @@ fn shown(ledger: &Ledger, parameters: &str) -> Shown {
                 state: device_state,
                 consumes: consumes(device.consumes),
             });
-            devices.push((
-                resource.to_string(),
-                DeviceId {
-                    part: state.part.id.clone(),
-                    share: *share,
-                },
-            ));
+            devices.push((resource.to_string(), DeviceId { part: state.part.id.clone(), share: *share }));
         }
     }
     let index = |id| u32::try_from(states.iter().position(|s| s.part.id == id).unwrap()).unwrap();
     let parts = states.iter().map(|state| {
         let cordoned = ledger.gpu_of(state).unwrap().drain != Drain::Active;
-        let profile = state.part.mig.iter().map(|mig| sdk::Attribute {
-            key: "mig.profile".into(),
-            value: mig.profile.clone(),
-        });
+        let profile = state
+            .part
+            .mig
+            .iter()
+            .map(|mig| sdk::Attribute { key: "mig.profile".into(), value: mig.profile.clone() });
         sdk::Part {
             id: state.part.id.to_string(),
             vendor: "nvidia".into(),
@@ -183,11 +138,7 @@ fn shown(ledger: &Ledger, parameters: &str) -> Shown {
             memory_mib: state.part.memory_mib,
             numa_node: state.part.numa_node,
             health: sdk::Health::Healthy,
-            drain: if cordoned {
-                sdk::DrainState::Cordoned
-            } else {
-                sdk::DrainState::Active
-            },
+            drain: if cordoned { sdk::DrainState::Cordoned } else { sdk::DrainState::Active },
             attributes: profile.collect(),
             processes: 0,
             memory_used_mib: 0,
@@ -211,10 +162,7 @@ fn shown(ledger: &Ledger, parameters: &str) -> Shown {
         allocations: Vec::new(),
     };
     Shown {
-        context: sdk::Context {
-            node,
-            parameters: parameters.to_owned(),
-        },
+        context: sdk::Context { node, parameters: parameters.to_owned() },
         parts: states.iter().map(|state| state.part.id.clone()).collect(),
         devices,
     }
@@ -227,10 +175,9 @@ impl Shown {
             count: line.count,
             consumes: match line.consumes {
                 sdk::Consumes::Whole => Consumes::Whole,
-                sdk::Consumes::Slice(slice) => Consumes::Slice {
-                    memory_mib: slice.memory_mib,
-                    compute_percent: slice.compute_percent,
-                },
+                sdk::Consumes::Slice(slice) => {
+                    Consumes::Slice { memory_mib: slice.memory_mib, compute_percent: slice.compute_percent }
+                }
             },
         };
         Answer::Offer(OfferAnswer {
@@ -247,10 +194,7 @@ impl Shown {
     }
 
     fn index(&self, name: &str, id: &DeviceId) -> u32 {
-        let position = self
-            .devices
-            .iter()
-            .position(|(n, device)| n == name && device == id);
+        let position = self.devices.iter().position(|(n, device)| n == name && device == id);
         u32::try_from(position.unwrap()).unwrap()
     }
 
@@ -293,13 +237,7 @@ fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, size: usize) 
             continue;
         }
         let mut request = node.place(resource, size);
-        request.required = request
-            .available
-            .iter()
-            .rev()
-            .take(size / 2)
-            .cloned()
-            .collect();
+        request.required = request.available.iter().rev().take(size / 2).cloned().collect();
         let native = shown.place::<P>(&request);
         let wasm = policies().ask(node.call(&version, parameters, Question::Place(&request)));
         assert_eq!(wasm, Ok(native), "{name} {parameters}");
@@ -349,11 +287,7 @@ fn random_node(gpus: &[Gpu]) -> Node {
                 }
             }
             Gpu::Cordoned => {
-                let drain = Drain::Cordoned(Mark {
-                    by: "test".into(),
-                    why: String::new(),
-                    since_wall_ms: 0,
-                });
+                let drain = Drain::Cordoned(Mark { by: "test".into(), why: String::new(), since_wall_ms: 0 });
                 node.apply(Change::DrainTurned { gpu: id, drain });
             }
             Gpu::New | Gpu::Mig | Gpu::Whole { held: false } => {}
@@ -407,11 +341,8 @@ fn a_node_of_every_kind_of_gpu_is_answered_alike() {
     let Ok(Some(Answer::Offer(answer))) = answer else {
         panic!("{answer:?}");
     };
-    let by_part: BTreeMap<_, _> = answer
-        .parts
-        .iter()
-        .map(|offer| (offer.part.as_str(), offer.lines[0].resource.as_str()))
-        .collect();
+    let by_part: BTreeMap<_, _> =
+        answer.parts.iter().map(|offer| (offer.part.as_str(), offer.lines[0].resource.as_str())).collect();
     assert_eq!(by_part.len(), 6, "{by_part:?}");
     assert_eq!(by_part["MIG-00000001"], "nvidia.com/mig-1g.10gb.me");
 }

@@ -9,8 +9,10 @@ use berth::kernel::ledger::Ledger;
 use berth::kernel::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use berth::kernel::offer::{Consumes, OfferLine, ShareRange};
 use berth::kernel::part_state::{Device, Standing};
-use berth::kernel::policy::{Hook, OnFault, Permissions, PolicyVersion, Stack, StackEntry};
-use berth::kernel::record::{Meta, Record, RecordKey, Write, records, restore, writes};
+use berth::kernel::policy::{Hook, PolicyVersion};
+use berth::kernel::record::{Meta, Record, RecordKey, Write, records, writes};
+use berth::kernel::restore::restore;
+use berth::kernel::stack::{OnFault, Permissions, Stack, StackEntry};
 use berth::kernel::time::Now;
 use berth::ports::{Store, StoreError};
 use berth::store::{Deadline, MemoryDisk, MemoryFault, RECORD_BYTES_MAX, SledStore};
@@ -104,21 +106,11 @@ pub(crate) fn allocation(number: u64, reason: &str) -> Record {
     let resource = Resource::parse("nvidia.com/gpu.shared").unwrap();
     let part = PartId::parse("GPU-1").unwrap();
     let share = u32::try_from(number % 1000).unwrap();
-    Record::Allocation(granted(
-        1,
-        number,
-        &resource,
-        vec![DeviceId::share(&part, share)],
-        reason,
-    ))
+    Record::Allocation(granted(1, number, &resource, vec![DeviceId::share(&part, share)], reason))
 }
 
 pub(crate) fn meta(store: u32, next_number: u64) -> Record {
-    Record::Meta(Meta {
-        store,
-        next_number,
-        kubelet_seen_wall_ms: None,
-    })
+    Record::Meta(Meta { store, next_number, kubelet_seen_wall_ms: None })
 }
 
 /// The store's identity.
@@ -129,13 +121,7 @@ pub(crate) fn identity(loaded: &[Record]) -> u32 {
     }
 }
 
-fn granted(
-    store: u32,
-    number: u64,
-    resource: &Resource,
-    devices: Vec<DeviceId>,
-    reason: &str,
-) -> Allocation {
+fn granted(store: u32, number: u64, resource: &Resource, devices: Vec<DeviceId>, reason: &str) -> Allocation {
     Allocation {
         id: AllocationId { store, number },
         resource: resource.clone(),
@@ -176,11 +162,7 @@ fn records_come_back_in_the_order_of_their_keys(disk: &dyn Disk) {
     let mut store = disk.open().unwrap();
     let id = identity(&store.load().unwrap());
     let drain = |gpu: &str, why: &str| {
-        let mark = Mark {
-            by: "admin".into(),
-            why: why.into(),
-            since_wall_ms: 3,
-        };
+        let mark = Mark { by: "admin".into(), why: why.into(), since_wall_ms: 3 };
         Record::Drain(PartId::parse(gpu).unwrap(), Drain::Cordoned(mark))
     };
     store.append(&[]).unwrap();
@@ -238,34 +220,21 @@ fn large_records_side_by_side(disk: &dyn Disk) {
     let mut expected = store.load().unwrap();
     let text = |n: u64| format!("{n}").repeat(RECORD_BYTES_MAX / 3 - 100);
     for n in 100..160 {
-        store
-            .append(&[Write::Put(allocation(n, &text(n)))])
-            .unwrap();
+        store.append(&[Write::Put(allocation(n, &text(n)))]).unwrap();
     }
-    let many: Vec<Write> = (160..220)
-        .map(|n| Write::Put(allocation(n, &text(n))))
-        .collect();
+    let many: Vec<Write> = (160..220).map(|n| Write::Put(allocation(n, &text(n)))).collect();
     store.append(&many).unwrap();
     let odd = (100..220).filter(|n| n % 7 == 0);
-    let deleted: Vec<Write> = odd
-        .map(|n| Write::Delete(allocation(n, "").key()))
-        .collect();
+    let deleted: Vec<Write> = odd.map(|n| Write::Delete(allocation(n, "").key())).collect();
     store.append(&deleted).unwrap();
-    expected.extend(
-        (100..220)
-            .filter(|n| n % 7 != 0)
-            .map(|n| allocation(n, &text(n))),
-    );
+    expected.extend((100..220).filter(|n| n % 7 != 0).map(|n| allocation(n, &text(n))));
     assert!(store.load().unwrap() == expected);
     drop(store);
     assert!(disk.open().unwrap().load().unwrap() == expected);
 }
 
 fn a_restart_gives_the_ledger(disk: &dyn Disk) {
-    let now = Now {
-        wall_ms: 77,
-        mono_ms: 5,
-    };
+    let now = Now { wall_ms: 77, mono_ms: 5 };
     let mut store = disk.open().unwrap();
     let mut ledger = restore(store.load().unwrap(), now);
     for entry in history(ledger.store) {
@@ -294,11 +263,7 @@ fn assert_same(read: &Ledger, ledger: &Ledger, now: Now) {
         let plain = |part: &berth::kernel::part_state::PartState| {
             let devices = part.devices.iter();
             let devices = devices.map(|(k, d)| (k.clone(), d.consumes, d.holders.clone()));
-            (
-                part.part.clone(),
-                part.lines.clone(),
-                devices.collect::<Vec<_>>(),
-            )
+            (part.part.clone(), part.lines.clone(), devices.collect::<Vec<_>>())
         };
         assert_eq!(plain(back), plain(part));
         let gpu = part.part.gpu();
@@ -309,10 +274,7 @@ fn assert_same(read: &Ledger, ledger: &Ledger, now: Now) {
 fn a_store_is_open_once(disk: &dyn Disk) {
     let mut store = disk.open().unwrap();
     let second = disk.open().err();
-    assert!(
-        matches!(second, Some(StoreError::Locked { .. })),
-        "{second:?}"
-    );
+    assert!(matches!(second, Some(StoreError::Locked { .. })), "{second:?}");
     store.append(&[Write::Put(allocation(1, "mine"))]).unwrap();
     drop(store);
     assert_eq!(disk.open().unwrap().load().unwrap().len(), 2);
@@ -326,18 +288,12 @@ pub(crate) fn an_append_that_failed_is_settled_by_load(disk: &dyn Disk) {
     for round in 0..3 {
         // What is acknowledged now must be there whatever comes.
         for _ in 0..20 {
-            let writes = [
-                Write::Put(meta(id, next + 1)),
-                Write::Put(allocation(next, "x")),
-            ];
+            let writes = [Write::Put(meta(id, next + 1)), Write::Put(allocation(next, "x"))];
             store.append(&writes).unwrap();
             next += 1;
         }
         disk.spoil();
-        let writes = [
-            Write::Put(meta(id, next + 1)),
-            Write::Put(allocation(next, &"y".repeat(9_000))),
-        ];
+        let writes = [Write::Put(meta(id, next + 1)), Write::Put(allocation(next, &"y".repeat(9_000)))];
         let error = store.append(&writes).unwrap_err();
         assert!(matches!(error, StoreError::Io { .. }), "{error}");
         let error = store.append(&writes).unwrap_err();
@@ -369,41 +325,19 @@ pub(crate) fn an_append_that_failed_is_settled_by_load(disk: &dyn Disk) {
 /// A node's life: found, offered, granted twice over, cordoned, shrunk, ended, with a stack.
 fn history(store: u32) -> Vec<Entry> {
     let gpu = PartId::parse("GPU-1").unwrap();
-    let (whole, shared) = (
-        Resource::parse("nvidia.com/gpu").unwrap(),
-        Resource::parse("nvidia.com/gpu.shared").unwrap(),
-    );
-    let slice = Consumes::Slice {
-        memory_mib: 100,
-        compute_percent: 5,
-    };
-    let device = |standing| Device {
-        consumes: slice,
-        standing,
-        holders: Vec::new(),
-        named_mono_ms: None,
-    };
+    let (whole, shared) =
+        (Resource::parse("nvidia.com/gpu").unwrap(), Resource::parse("nvidia.com/gpu.shared").unwrap());
+    let slice = Consumes::Slice { memory_mib: 100, compute_percent: 5 };
+    let device = |standing| Device { consumes: slice, standing, holders: Vec::new(), named_mono_ms: None };
     let offer = |count: u32, retiring: u32| Change::Offered {
         part: gpu.clone(),
         by: "timeslice@0".into(),
-        lines: vec![OfferLine {
-            resource: shared.clone(),
-            count,
-            consumes: slice,
-        }],
-        ranges: vec![ShareRange {
-            resource: shared.clone(),
-            first: 0,
-            len: count + retiring,
-        }],
+        lines: vec![OfferLine { resource: shared.clone(), count, consumes: slice }],
+        ranges: vec![ShareRange { resource: shared.clone(), first: 0, len: count + retiring }],
         devices: (0..count + retiring)
             .map(|n| {
                 let retired = Standing::Retiring { since_mono_ms: 5 };
-                let standing = if n < count {
-                    Standing::Offered
-                } else {
-                    retired
-                };
+                let standing = if n < count { Standing::Offered } else { retired };
                 ((shared.clone(), Some(n)), device(standing))
             })
             .collect(),
@@ -413,67 +347,26 @@ fn history(store: u32) -> Vec<Entry> {
         Change::Granted(granted(store, number, &shared, devices, "fits"))
     };
     let id = |number| AllocationId { store, number };
-    let learned = Holder {
-        namespace: Some("ml".into()),
-        pod: Some("train".into()),
-        ..Holder::default()
-    };
-    let mark = Mark {
-        by: "admin".into(),
-        why: "fan".into(),
-        since_wall_ms: 9,
-    };
+    let learned = Holder { namespace: Some("ml".into()), pod: Some("train".into()), ..Holder::default() };
+    let mark = Mark { by: "admin".into(), why: "fan".into(), since_wall_ms: 9 };
     let steps = vec![
         vec![Change::PartFound(part(&gpu)), offer(4, 0)],
         vec![grant(0, &[0, 1])],
         vec![grant(1, &[2])],
-        vec![
-            Change::Learned {
-                id: id(0),
-                holder: learned,
-            },
-            Change::KubeletSeen(123),
-        ],
-        vec![Change::DrainTurned {
-            gpu: gpu.clone(),
-            drain: Drain::Cordoned(mark),
-        }],
+        vec![Change::Learned { id: id(0), holder: learned }, Change::KubeletSeen(123)],
+        vec![Change::DrainTurned { gpu: gpu.clone(), drain: Drain::Cordoned(mark) }],
         // The same devices again: the older one becomes overlapped.
         vec![grant(2, &[0, 1])],
-        vec![Change::Ended {
-            id: id(1),
-            reason: EndReason::Released,
-        }],
-        vec![
-            Change::PolicyKept(policy()),
-            Change::StackActivated(stack(1, 3)),
-        ],
+        vec![Change::Ended { id: id(1), reason: EndReason::Released }],
+        vec![Change::PolicyKept(policy()), Change::StackActivated(stack(1, 3))],
         vec![Change::StackActivated(stack(2, 1))],
         vec![grant(3, &[3])],
-        vec![
-            Change::Ended {
-                id: id(3),
-                reason: EndReason::NeverStarted,
-            },
-            Change::Pruned(id(1)),
-        ],
-        vec![Change::DrainTurned {
-            gpu: gpu.clone(),
-            drain: Drain::Active,
-        }],
-        vec![Change::PartFound(Part {
-            model: whole.to_string(),
-            ..part(&gpu)
-        })],
+        vec![Change::Ended { id: id(3), reason: EndReason::NeverStarted }, Change::Pruned(id(1))],
+        vec![Change::DrainTurned { gpu: gpu.clone(), drain: Drain::Active }],
+        vec![Change::PartFound(Part { model: whole.to_string(), ..part(&gpu) })],
     ];
-    let at = Now {
-        wall_ms: 50,
-        mono_ms: 5,
-    };
-    steps
-        .into_iter()
-        .map(|changes| Entry { at, changes })
-        .collect()
+    let at = Now { wall_ms: 50, mono_ms: 5 };
+    steps.into_iter().map(|changes| Entry { at, changes }).collect()
 }
 
 fn part(id: &PartId) -> Part {
@@ -541,14 +434,7 @@ fn the_store_in_memory_keeps_the_contract() {
 #[test]
 fn the_store_on_disk_keeps_the_contract() {
     let temporary = tempfile::tempdir().unwrap();
-    let fresh = || {
-        Folder(
-            tempfile::tempdir_in(temporary.path())
-                .unwrap()
-                .keep()
-                .join("store"),
-        )
-    };
+    let fresh = || Folder(tempfile::tempdir_in(temporary.path()).unwrap().keep().join("store"));
     contract(&|| Box::new(fresh()));
     contract(&|| Box::new(Behind(fresh())));
 }

@@ -1,7 +1,7 @@
 //! The stack: which policies are asked, in which order, and how they fare.
 
 use crate::admission::Record as Faring;
-use crate::kernel::policy as kernel;
+use crate::kernel::stack as kernel;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

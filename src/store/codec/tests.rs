@@ -6,8 +6,9 @@ use crate::kernel::drain::{Drain, Mark};
 use crate::kernel::gpu::{Mig, Part};
 use crate::kernel::names::{DeviceId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, ShareRange};
-use crate::kernel::policy::{Hook, OnFault, Permissions, PolicyVersion, StackEntry};
+use crate::kernel::policy::{Hook, PolicyVersion};
 use crate::kernel::record::{DeviceRun, Meta, PartRecord, StackHead};
+use crate::kernel::stack::{OnFault, Permissions, StackEntry};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -26,16 +27,9 @@ fn digest() -> impl Strategy<Value = Digest> {
 }
 
 fn devices() -> impl Strategy<Value = Vec<DeviceId>> {
-    let group = (
-        part_id(),
-        vec(option::of(0_u32..=65_535), 1..9),
-        any::<bool>(),
-    );
+    let group = (part_id(), vec(option::of(0_u32..=65_535), 1..9), any::<bool>());
     vec(group, 0..5).prop_map(|groups| {
-        let share = |part: &PartId, share| DeviceId {
-            part: part.clone(),
-            share,
-        };
+        let share = |part: &PartId, share| DeviceId { part: part.clone(), share };
         let groups = groups.into_iter().flat_map(|(part, shares, run)| {
             let mut devices: Vec<_> = shares.iter().map(|n| share(&part, *n)).collect();
             if run {
@@ -50,10 +44,8 @@ fn devices() -> impl Strategy<Value = Vec<DeviceId>> {
 fn consumes() -> impl Strategy<Value = Consumes> {
     prop_oneof![
         Just(Consumes::Whole),
-        (any::<u64>(), any::<u32>()).prop_map(|(memory_mib, compute_percent)| Consumes::Slice {
-            memory_mib,
-            compute_percent,
-        }),
+        (any::<u64>(), any::<u32>())
+            .prop_map(|(memory_mib, compute_percent)| Consumes::Slice { memory_mib, compute_percent }),
     ]
 }
 
@@ -163,41 +155,22 @@ prop_compose! {
 
 fn small() -> impl Strategy<Value = Record> {
     let meta = any::<(u32, u64, Option<u64>)>().prop_map(|(store, next_number, seen)| {
-        Record::Meta(Meta {
-            store,
-            next_number,
-            kubelet_seen_wall_ms: seen,
-        })
+        Record::Meta(Meta { store, next_number, kubelet_seen_wall_ms: seen })
     });
-    let mark = any::<(String, String, u64)>().prop_map(|(by, why, since_wall_ms)| Mark {
-        by,
-        why,
-        since_wall_ms,
-    });
+    let mark =
+        any::<(String, String, u64)>().prop_map(|(by, why, since_wall_ms)| Mark { by, why, since_wall_ms });
     let drain = (part_id(), option::of(mark))
         .prop_map(|(gpu, mark)| Record::Drain(gpu, mark.map_or(Drain::Active, Drain::Cordoned)));
     let stack = any::<(u64, bool, String, u64, usize)>().prop_map(
         |(revision, from_api, by, since_wall_ms, entries)| {
-            Record::Stack(StackHead {
-                revision,
-                from_api,
-                by,
-                since_wall_ms,
-                entries,
-            })
+            Record::Stack(StackHead { revision, from_api, by, since_wall_ms, entries })
         },
     );
     prop_oneof![meta, drain, stack]
 }
 
 fn record() -> impl Strategy<Value = Record> {
-    prop_oneof![
-        small(),
-        allocation(),
-        part_record(),
-        policy(),
-        stack_entry()
-    ]
+    prop_oneof![small(), allocation(), part_record(), policy(), stack_entry()]
 }
 
 proptest! {
@@ -248,11 +221,7 @@ fn golden_records_of_format_1() {
         bytes.extend_from_slice(value.as_bytes());
         assert_eq!(key_bytes(&record.key()), key, "{record:?}");
         let written = encode(&record).unwrap();
-        assert_eq!(
-            String::from_utf8(written[1..].to_vec()).unwrap(),
-            value,
-            "{record:?}"
-        );
+        assert_eq!(String::from_utf8(written[1..].to_vec()).unwrap(), value, "{record:?}");
         assert_eq!(written, bytes);
         assert_eq!(decode(&key, &bytes).unwrap(), record);
     }
@@ -265,17 +234,9 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Record)> {
     let gpu = PartId::parse("GPU-1").unwrap();
     let named = |kind: u8, name: &str| [&[kind], name.as_bytes()].concat();
     let shared = Resource::parse("nvidia.com/gpu.shared").unwrap();
-    let slice = Consumes::Slice {
-        memory_mib: 8192,
-        compute_percent: 10,
-    };
-    let run = |first, len, retiring| DeviceRun {
-        resource: shared.clone(),
-        first,
-        len,
-        consumes: slice,
-        retiring,
-    };
+    let slice = Consumes::Slice { memory_mib: 8192, compute_percent: 10 };
+    let run =
+        |first, len, retiring| DeviceRun { resource: shared.clone(), first, len, consumes: slice, retiring };
     vec![
         (
             vec![1],
@@ -301,24 +262,12 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Record)> {
                     pci_bus: "00000000:65:00.0".into(),
                     numa_node: Some(1),
                     mig_enabled: false,
-                    mig: Some(Mig {
-                        profile: "1g.10gb".into(),
-                        gpu_instance: 7,
-                        compute_instance: 0,
-                    }),
+                    mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
                     attributes: [("architecture".into(), "hopper".into())].into(),
                 },
                 offered_by: "timeslice@001122334455".into(),
-                lines: vec![OfferLine {
-                    resource: shared.clone(),
-                    count: 4,
-                    consumes: slice,
-                }],
-                ranges: vec![ShareRange {
-                    resource: shared.clone(),
-                    first: 0,
-                    len: 4,
-                }],
+                lines: vec![OfferLine { resource: shared.clone(), count: 4, consumes: slice }],
+                ranges: vec![ShareRange { resource: shared.clone(), first: 0, len: 4 }],
                 runs: vec![
                     run(Some(0), 3, false),
                     run(Some(3), 1, true),
@@ -337,21 +286,14 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Record)> {
             r#"{"cordoned":{"by":"admin","why":"fan \"rattles\"","sinceMs":5}}"#,
             Record::Drain(
                 gpu.clone(),
-                Drain::Cordoned(Mark {
-                    by: "admin".into(),
-                    why: "fan \"rattles\"".into(),
-                    since_wall_ms: 5,
-                }),
+                Drain::Cordoned(Mark { by: "admin".into(), why: "fan \"rattles\"".into(), since_wall_ms: 5 }),
             ),
         ),
         (
             vec![4, 0xde, 0xad, 0xbe, 0xef, 0, 0, 0, 0, 0, 0, 0, 17],
             r#"{"resource":"nvidia.com/gpu.shared","devices":[{"part":"GPU-1","shares":[0,1,[4,3]]},{"part":"GPU-2","shares":[null]}],"grantedMs":9,"holder":{"namespace":"ml","pod":"train-0","uid":"u-1","container":"main"},"overlapped":true,"by":["quota@001122334455"],"reason":"within quota","environment":[["A","1"]],"memoryMib":8192,"computePercent":10,"ended":{"reason":"neverStarted","ms":12}}"#,
             Record::Allocation(Allocation {
-                id: AllocationId {
-                    store: 0xdead_beef,
-                    number: 17,
-                },
+                id: AllocationId { store: 0xdead_beef, number: 17 },
                 resource: shared,
                 devices: [0, 1, 4, 5, 6]
                     .map(|n| DeviceId::share(&gpu, n))
@@ -370,15 +312,9 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Record)> {
                     by: vec!["quota@001122334455".into()],
                     reason: "within quota".into(),
                     environment: vec![("A".into(), "1".into())],
-                    limits: Limits {
-                        memory_mib: Some(8192),
-                        compute_percent: Some(10),
-                    },
+                    limits: Limits { memory_mib: Some(8192), compute_percent: Some(10) },
                 },
-                ended: Some(End {
-                    reason: EndReason::NeverStarted,
-                    wall_ms: 12,
-                }),
+                ended: Some(End { reason: EndReason::NeverStarted, wall_ms: 12 }),
             }),
         ),
         (
@@ -482,10 +418,7 @@ fn of_devices(devices: Vec<DeviceId>, reason: String) -> Record {
     };
     Record::Allocation(Allocation {
         devices,
-        decision: Decision {
-            reason,
-            ..allocation.decision
-        },
+        decision: Decision { reason, ..allocation.decision },
         ..allocation
     })
 }
@@ -496,9 +429,7 @@ fn the_largest_allocation_fits() {
     let parts = (0..16).map(|i| PartId::parse(&format!("GPU-{i:0>52}")).unwrap());
     let devices = parts.flat_map(|part| {
         let numbers = (0..128).map(|n| 60_000 + 2 * n);
-        numbers
-            .map(|n| DeviceId::share(&part, n))
-            .collect::<Vec<_>>()
+        numbers.map(|n| DeviceId::share(&part, n)).collect::<Vec<_>>()
     });
     let devices: Vec<_> = devices.collect();
     assert_eq!(devices.len(), DEVICES_PER_ALLOCATION_MAX);

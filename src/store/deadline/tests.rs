@@ -27,17 +27,12 @@ fn gated(disk: &MemoryDisk, append_wait: Duration) -> (Deadline, Sender<()>) {
     let (open, gate) = bounded(8);
     let store = disk.open().unwrap();
     let path = Path::new("/disk");
-    let deadline =
-        Deadline::open_within(path, append_wait, LONG, move || Ok(Gated { store, gate })).unwrap();
+    let deadline = Deadline::open_within(path, append_wait, LONG, move || Ok(Gated { store, gate })).unwrap();
     (deadline, open)
 }
 
 fn numbered(next_number: u64) -> Record {
-    Record::Meta(Meta {
-        store: 1,
-        next_number,
-        kubelet_seen_wall_ms: None,
-    })
+    Record::Meta(Meta { store: 1, next_number, kubelet_seen_wall_ms: None })
 }
 
 fn until_loaded(store: &mut Deadline) -> Vec<Record> {
@@ -85,9 +80,7 @@ fn a_late_append_leaves_the_store_stuck_until_it_is_over_and_read_back() {
 fn after_a_late_append_nothing_is_appended_unread() {
     let disk = MemoryDisk::new(1);
     let (mut store, gate) = gated(&disk, SHORT);
-    store
-        .append(&[Write::Delete(RecordKey::Stack)])
-        .unwrap_err();
+    store.append(&[Write::Delete(RecordKey::Stack)]).unwrap_err();
     gate.send(()).unwrap();
     let since = Instant::now();
     while disk.appends() == 0 {

@@ -63,10 +63,7 @@ struct Holder {
 
 impl Holder {
     fn is_unknown(&self) -> bool {
-        self.namespace.is_none()
-            && self.pod.is_none()
-            && self.uid.is_none()
-            && self.container.is_none()
+        self.namespace.is_none() && self.pod.is_none() && self.uid.is_none() && self.container.is_none()
     }
 }
 
@@ -133,10 +130,7 @@ impl Allocation {
                 by: self.by,
                 reason: self.reason,
                 environment: self.environment,
-                limits: Limits {
-                    memory_mib: self.memory_mib,
-                    compute_percent: self.compute_percent,
-                },
+                limits: Limits { memory_mib: self.memory_mib, compute_percent: self.compute_percent },
             },
             ended: self.ended.map(|ended| End {
                 reason: match ended.reason {
@@ -155,10 +149,7 @@ impl Allocation {
 fn grouped(devices: &[DeviceId]) -> Vec<OnPart> {
     devices
         .chunk_by(|a, b| a.part == b.part)
-        .map(|group| OnPart {
-            part: group[0].part.to_string(),
-            shares: runs(group),
-        })
+        .map(|group| OnPart { part: group[0].part.to_string(), shares: runs(group) })
         .collect()
 }
 

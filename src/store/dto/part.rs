@@ -81,20 +81,18 @@ impl Consumes {
     fn of(consumes: offer::Consumes) -> Self {
         match consumes {
             offer::Consumes::Whole => Self::Whole,
-            offer::Consumes::Slice {
-                memory_mib,
-                compute_percent,
-            } => Self::Slice(memory_mib, compute_percent),
+            offer::Consumes::Slice { memory_mib, compute_percent } => {
+                Self::Slice(memory_mib, compute_percent)
+            }
         }
     }
 
     fn read(self) -> offer::Consumes {
         match self {
             Self::Whole => offer::Consumes::Whole,
-            Self::Slice(memory_mib, compute_percent) => offer::Consumes::Slice {
-                memory_mib,
-                compute_percent,
-            },
+            Self::Slice(memory_mib, compute_percent) => {
+                offer::Consumes::Slice { memory_mib, compute_percent }
+            }
         }
     }
 }
@@ -158,11 +156,7 @@ impl Part {
         });
         let ranges = self.ranges.into_iter().map(|range| {
             within(Some(range.first), range.len)?;
-            Ok(offer::ShareRange {
-                resource: resource(&range.resource)?,
-                first: range.first,
-                len: range.len,
-            })
+            Ok(offer::ShareRange { resource: resource(&range.resource)?, first: range.first, len: range.len })
         });
         Ok(PartRecord {
             part,
@@ -175,29 +169,18 @@ impl Part {
 }
 
 fn line_of(line: &offer::OfferLine) -> Line {
-    Line {
-        resource: line.resource.to_string(),
-        count: line.count,
-        consumes: Consumes::of(line.consumes),
-    }
+    Line { resource: line.resource.to_string(), count: line.count, consumes: Consumes::of(line.consumes) }
 }
 
 fn range_of(range: &offer::ShareRange) -> Range {
-    Range {
-        resource: range.resource.to_string(),
-        first: range.first,
-        len: range.len,
-    }
+    Range { resource: range.resource.to_string(), first: range.first, len: range.len }
 }
 
 fn alike_of(runs: &[DeviceRun]) -> Alike {
     Alike {
         resource: runs[0].resource.to_string(),
         consumes: Consumes::of(runs[0].consumes),
-        runs: runs
-            .iter()
-            .map(|run| (run.first, run.len, run.retiring))
-            .collect(),
+        runs: runs.iter().map(|run| (run.first, run.len, run.retiring)).collect(),
     }
 }
 
@@ -227,13 +210,7 @@ fn resource(text: &str) -> Result<Resource, String> {
 fn within(first: Option<u32>, len: u32) -> Result<(), String> {
     let fits = match first {
         None => len == 1,
-        Some(first) => first
-            .checked_add(len)
-            .is_some_and(|end| end <= SHARE_NUMBER_MAX + 1),
+        Some(first) => first.checked_add(len).is_some_and(|end| end <= SHARE_NUMBER_MAX + 1),
     };
-    if fits {
-        Ok(())
-    } else {
-        Err(format!("there are no {len} shares from {first:?} on"))
-    }
+    if fits { Ok(()) } else { Err(format!("there are no {len} shares from {first:?} on")) }
 }

@@ -3,6 +3,7 @@
 use crate::kernel::names::Digest;
 use crate::kernel::policy as kernel;
 use crate::kernel::record::StackHead;
+use crate::kernel::stack;
 use serde::{Deserialize, Serialize};
 
 /// See [`kernel::PolicyVersion`].
@@ -116,7 +117,7 @@ impl Stack {
     }
 }
 
-/// See [`kernel::StackEntry`].
+/// See [`stack::StackEntry`].
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(in super::super) struct StackEntry {
@@ -138,7 +139,7 @@ enum OnFault {
 }
 
 impl StackEntry {
-    pub(in super::super) fn of(entry: &kernel::StackEntry) -> Self {
+    pub(in super::super) fn of(entry: &stack::StackEntry) -> Self {
         Self {
             name: entry.name.clone(),
             digest: entry.digest.to_string(),
@@ -148,26 +149,26 @@ impl StackEntry {
             resources: entry.permissions.resources.clone(),
             environment: entry.permissions.environment.clone(),
             on_fault: match entry.on_fault {
-                kernel::OnFault::Skip => OnFault::Skip,
-                kernel::OnFault::Deny => OnFault::Deny,
+                stack::OnFault::Skip => OnFault::Skip,
+                stack::OnFault::Deny => OnFault::Deny,
             },
         }
     }
 
-    pub(in super::super) fn read(self) -> Result<kernel::StackEntry, String> {
-        Ok(kernel::StackEntry {
+    pub(in super::super) fn read(self) -> Result<stack::StackEntry, String> {
+        Ok(stack::StackEntry {
             name: self.name,
             digest: Digest::parse(&self.digest).map_err(|e| e.to_string())?,
             parameters: self.parameters,
-            permissions: kernel::Permissions {
+            permissions: stack::Permissions {
                 deny: self.may_deny,
                 share_max: self.share_max,
                 resources: self.resources,
                 environment: self.environment,
             },
             on_fault: match self.on_fault {
-                OnFault::Skip => kernel::OnFault::Skip,
-                OnFault::Deny => kernel::OnFault::Deny,
+                OnFault::Skip => stack::OnFault::Skip,
+                OnFault::Deny => stack::OnFault::Deny,
             },
         })
     }

@@ -32,15 +32,9 @@ impl Life {
     pub(crate) async fn admit(&self, spec: PodSpec) -> Result<(), AdmissionError> {
         let _one_at_a_time = self.admitting.lock().await;
         lock(&self.known).insert(spec.uid.clone());
-        let pod = Pod {
-            spec: spec.clone(),
-            phase: Phase::Pending,
-            force_deleted: false,
-        };
+        let pod = Pod { spec: spec.clone(), phase: Phase::Pending, force_deleted: false };
         // A pod that is there already comes again after a kubelet restart.
-        lock(&self.world.pods)
-            .entry(spec.uid.clone())
-            .or_insert(pod);
+        lock(&self.world.pods).entry(spec.uid.clone()).or_insert(pod);
         self.world.touch();
         let answer = self.admit_containers(&spec).await;
         self.world.touch();
@@ -51,10 +45,7 @@ impl Life {
             let reason = "UnexpectedAdmissionError".to_owned();
             let message = format!("Allocate failed due to {why}, which is unexpected");
             if let Some(pod) = lock(&self.world.pods).get_mut(&spec.uid) {
-                pod.phase = Phase::Failed {
-                    reason: reason.clone(),
-                    message: message.clone(),
-                };
+                pod.phase = Phase::Failed { reason: reason.clone(), message: message.clone() };
             }
             AdmissionError::Rejected { reason, message }
         })
@@ -108,11 +99,7 @@ impl Life {
         }
     }
 
-    async fn allocate_resources(
-        &self,
-        spec: &PodSpec,
-        container: &ContainerSpec,
-    ) -> Result<(), String> {
+    async fn allocate_resources(&self, spec: &PodSpec, container: &ContainerSpec) -> Result<(), String> {
         let mut updated = false;
         let mut granted = false;
         for (resource, required) in self.world.shuffled(container.resources.clone()) {
@@ -123,12 +110,7 @@ impl Life {
                 self.update_allocated_devices();
                 updated = true;
             }
-            let choice = Choice {
-                pod: spec,
-                container: &container.name,
-                resource: &resource,
-                required,
-            };
+            let choice = Choice { pod: spec, container: &container.name, resource: &resource, required };
             let ids = self.choose(&choice).await?;
             if !ids.is_empty() {
                 // An error leaves here with the first resources granted and no
@@ -157,9 +139,7 @@ impl Life {
             Ok(Some(response)) => response,
             Ok(None) => {
                 drop(manager);
-                self.world.report(Anomaly::EmptyAllocateResponse {
-                    resource: resource.to_owned(),
-                });
+                self.world.report(Anomaly::EmptyAllocateResponse { resource: resource.to_owned() });
                 return Err("no containers return in allocation response".to_owned());
             }
             Err(why) => {

@@ -54,9 +54,6 @@ impl Calls {
     }
 
     pub(crate) fn get(&self, rpc: Rpc, resource: &str) -> CallStats {
-        self.0
-            .get(&(rpc, resource.to_owned()))
-            .copied()
-            .unwrap_or_default()
+        self.0.get(&(rpc, resource.to_owned())).copied().unwrap_or_default()
     }
 }

@@ -90,9 +90,7 @@ pub(crate) fn read(folder: &Path) -> Option<Restored> {
         let response = response.and_then(|b| ContainerAllocateResponse::decode(&*b).ok());
         let Some(response) = response else { continue };
         let numa = entry.device_ids.into_iter();
-        let by_numa = numa
-            .filter_map(|(node, ids)| Some((node.parse().ok()?, ids)))
-            .collect();
+        let by_numa = numa.filter_map(|(node, ids)| Some((node.parse().ok()?, ids))).collect();
         pod_devices
             .entry(entry.pod_uid)
             .or_default()
@@ -101,10 +99,7 @@ pub(crate) fn read(folder: &Path) -> Option<Restored> {
             .insert(entry.resource_name, Held { by_numa, response });
     }
     let registered = file.data.registered_devices.unwrap_or_default();
-    Some(Restored {
-        pod_devices,
-        resources: registered.into_keys().collect(),
-    })
+    Some(Restored { pod_devices, resources: registered.into_keys().collect() })
 }
 
 /// Writes the file, in the way the mode says. A failure to write is the kubelet's
@@ -153,18 +148,16 @@ fn entry(uid: &str, container: &str, resource: &str, held: &Held) -> Entry {
         pod_uid: uid.to_owned(),
         container_name: container.to_owned(),
         resource_name: resource.to_owned(),
-        device_ids: by_numa
-            .map(|(node, ids)| (node.to_string(), ids.clone()))
-            .collect(),
+        device_ids: by_numa.map(|(node, ids)| (node.to_string(), ids.clone())).collect(),
         alloc_resp: STANDARD.encode(held.response.encode_to_vec()),
     }
 }
 
 fn checksum(data: &Data) -> u64 {
     let bytes = serde_json::to_vec(data).unwrap_or_default();
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// A new inode under the old name.

@@ -51,9 +51,7 @@ impl Client {
         let channel = dial(&self.socket, life.world.options.dial_limit).await?;
         *lock(&self.channel) = Some(channel.clone());
         let began = Instant::now();
-        let answer = DevicePluginClient::new(channel)
-            .get_device_plugin_options(Empty {})
-            .await;
+        let answer = DevicePluginClient::new(channel).get_device_plugin_options(Empty {}).await;
         let world = &life.world;
         let failed = answer.is_err();
         world.record(Rpc::GetDevicePluginOptions, &self.resource, began, failed);
@@ -68,11 +66,8 @@ impl Client {
     }
 
     fn connected(self: &Arc<Self>, life: &Life, options: DevicePluginOptions) {
-        let endpoint = ManagerEndpoint {
-            client: Some(Arc::clone(self)),
-            options: Some(options),
-            stopped: None,
-        };
+        let endpoint =
+            ManagerEndpoint { client: Some(Arc::clone(self)), options: Some(options), stopped: None };
         let mut manager = lock(&life.manager);
         manager.endpoints.insert(self.resource.clone(), endpoint);
         drop(manager);
@@ -104,8 +99,7 @@ impl Client {
         let opened = api.list_and_watch(Empty {}).await;
         drop(api);
         let failed = opened.is_err();
-        life.world
-            .record(Rpc::ListAndWatch, &self.resource, began, failed);
+        life.world.record(Rpc::ListAndWatch, &self.resource, began, failed);
         let Ok(opened) = opened else { return };
         let mut stream = opened.into_inner();
         let limit = life.world.options.first_list_limit;
@@ -126,8 +120,7 @@ impl Client {
         let mut message = first.await;
         while let Ok(Some(list)) = message {
             // Counted first: who waits for what the list says may look at the count next.
-            life.world
-                .record(Rpc::ListMessage, &self.resource, Instant::now(), false);
+            life.world.record(Rpc::ListMessage, &self.resource, Instant::now(), false);
             life.receive_list(&self.resource, list.devices);
             message = stream.message().await;
         }
@@ -163,11 +156,7 @@ async fn dial(socket: &Path, limit: Duration) -> Result<Channel, Status> {
 }
 
 /// Registers a client under its name, connects it and watches it.
-pub(crate) async fn connect_client(
-    life: &Arc<Life>,
-    name: &str,
-    socket: PathBuf,
-) -> Result<(), Status> {
+pub(crate) async fn connect_client(life: &Arc<Life>, name: &str, socket: PathBuf) -> Result<(), Status> {
     report_poison(life, name);
     let client = Client::new(name, socket);
     lock(&life.clients).insert(name.to_owned(), Arc::clone(&client));
@@ -185,11 +174,9 @@ pub(crate) async fn connect_client(
 fn report_poison(life: &Life, name: &str) {
     let resource = name.to_owned();
     if lock(&life.streams).contains(&resource) {
-        life.world
-            .report(Anomaly::RegisteredOverLiveStream { resource });
+        life.world.report(Anomaly::RegisteredOverLiveStream { resource });
     } else if lock(&life.disconnecting).contains(&resource) {
-        life.world
-            .report(Anomaly::RegisteredWhileDisconnecting { resource });
+        life.world.report(Anomaly::RegisteredWhileDisconnecting { resource });
     }
 }
 

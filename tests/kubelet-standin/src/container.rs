@@ -75,12 +75,9 @@ impl Life {
             if required == 0 || !lock(&self.manager).is_device_resource(&resource) {
                 continue;
             }
-            self.pre_start(&spec.uid, &container.name, &resource)
-                .await?;
+            self.pre_start(&spec.uid, &container.name, &resource).await?;
             let manager = lock(&self.manager);
-            nothing_cached |= manager
-                .held(&spec.uid, &container.name, &resource)
-                .is_none();
+            nothing_cached |= manager.held(&spec.uid, &container.name, &resource).is_none();
         }
         if nothing_cached {
             let _one_at_a_time = self.admitting.lock().await;
@@ -109,9 +106,8 @@ impl Life {
             (manager.endpoints.get(resource).cloned(), held)
         };
         // Five minutes after its plugin left, a resource's containers restart no more.
-        let endpoint = endpoint.ok_or_else(|| {
-            format!("endpoint not found in cache for a registered resource: {resource}")
-        })?;
+        let endpoint = endpoint
+            .ok_or_else(|| format!("endpoint not found in cache for a registered resource: {resource}"))?;
         if !endpoint.options.is_some_and(|o| o.pre_start_required) {
             return Ok(());
         }
@@ -122,21 +118,16 @@ impl Life {
         let mut api = api
             .filter(|_| endpoint.stopped.is_none())
             .ok_or_else(|| format!("endpoint {resource} has been stopped"))?;
-        let request = PreStartContainerRequest {
-            devices_ids: self.world.shuffled(held),
-        };
+        let request = PreStartContainerRequest { devices_ids: self.world.shuffled(held) };
         let began = Instant::now();
         let answer = tokio::time::timeout(PRE_START_LIMIT, api.pre_start_container(request)).await;
         let failed = !matches!(answer, Ok(Ok(_)));
-        self.world
-            .record(Rpc::PreStartContainer, resource, began, failed);
+        self.world.record(Rpc::PreStartContainer, resource, began, failed);
         let why = match answer {
             Ok(Ok(_)) => return Ok(()),
             Ok(Err(status)) => go_error(&status),
             Err(_) => "context deadline exceeded".to_owned(),
         };
-        Err(format!(
-            "device plugin PreStartContainer rpc failed with err: {why}"
-        ))
+        Err(format!("device plugin PreStartContainer rpc failed with err: {why}"))
     }
 }

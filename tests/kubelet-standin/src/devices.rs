@@ -63,8 +63,7 @@ pub(crate) struct Manager {
 impl Manager {
     /// A list arrived: it replaces the one before, whole.
     pub(crate) fn replace_list(&mut self, resource: &str, devices: Vec<Device>) {
-        let (healthy, unhealthy): (Vec<_>, Vec<_>) =
-            devices.iter().partition(|d| d.health == HEALTHY);
+        let (healthy, unhealthy): (Vec<_>, Vec<_>) = devices.iter().partition(|d| d.health == HEALTHY);
         let ids = |list: Vec<&Device>| list.into_iter().map(|d| d.id.clone()).collect();
         self.healthy.insert(resource.to_owned(), ids(healthy));
         self.unhealthy.insert(resource.to_owned(), ids(unhealthy));
@@ -140,9 +139,7 @@ impl Manager {
         let device = self.all.get(resource).and_then(|all| all.get(id));
         let topology = device.and_then(|d| d.topology.as_ref());
         match topology {
-            Some(topology) if !topology.nodes.is_empty() => {
-                topology.nodes.iter().map(|n| n.id).collect()
-            }
+            Some(topology) if !topology.nodes.is_empty() => topology.nodes.iter().map(|n| n.id).collect(),
             _ => vec![NO_NUMA_NODE],
         }
     }

@@ -1,9 +1,7 @@
 //! The handle that tests hold: start, stop, pods, and a look at everything.
 
 use crate::life::Life;
-use crate::process::{
-    Process, end_runtime, listen_pod_resources, listen_registration, remove_sockets,
-};
+use crate::process::{Process, end_runtime, listen_pod_resources, listen_registration, remove_sockets};
 use crate::world::{World, lock};
 use std::{
     collections::BTreeSet,
@@ -75,10 +73,7 @@ pub struct Kubelet {
 impl Kubelet {
     /// A kubelet that does not run yet.
     pub fn new(options: Options) -> Self {
-        Self {
-            world: Arc::new(World::new(options)),
-            process: Arc::default(),
-        }
+        Self { world: Arc::new(World::new(options)), process: Arc::default() }
     }
 
     /// A kubelet with the usual options, running.
@@ -164,9 +159,7 @@ impl Kubelet {
         }
         let (life, handle) = {
             let process = lock(&self.process);
-            let process = process
-                .as_ref()
-                .ok_or_else(|| io::Error::other("no kubelet runs"))?;
+            let process = process.as_ref().ok_or_else(|| io::Error::other("no kubelet runs"))?;
             process.registration.abort();
             (Arc::clone(&process.life), process.handle.clone())
         };
@@ -180,9 +173,7 @@ impl Kubelet {
 
     /// The pod resources server dies; its socket file stays and refuses dials.
     pub async fn kill_pod_resources(&self) {
-        let runtime = lock(&self.process)
-            .as_mut()
-            .and_then(|p| p.pod_resources.take());
+        let runtime = lock(&self.process).as_mut().and_then(|p| p.pod_resources.take());
         if let Some(runtime) = runtime {
             end_runtime(runtime).await;
         }
@@ -194,9 +185,7 @@ impl Kubelet {
             return Err(io::Error::other("no kubelet runs"));
         };
         let runtime = listen_pod_resources(&life).await?;
-        let old = lock(&self.process)
-            .as_mut()
-            .and_then(|p| p.pod_resources.replace(runtime));
+        let old = lock(&self.process).as_mut().and_then(|p| p.pod_resources.replace(runtime));
         if let Some(old) = old {
             end_runtime(old).await;
         }

@@ -53,11 +53,7 @@ impl Life {
             for resource in restored.resources {
                 manager.healthy.insert(resource.clone(), BTreeSet::new());
                 manager.unhealthy.insert(resource.clone(), BTreeSet::new());
-                let stopped = Endpoint {
-                    client: None,
-                    options: None,
-                    stopped: Some(Instant::now()),
-                };
+                let stopped = Endpoint { client: None, options: None, stopped: Some(Instant::now()) };
                 manager.endpoints.insert(resource, stopped);
             }
         }
@@ -83,10 +79,7 @@ impl Life {
         let known = lock(&self.known);
         let pods = lock(&self.world.pods);
         let active = pods.iter().filter(|(_, pod)| pod.is_active());
-        active
-            .map(|(uid, _)| uid.clone())
-            .filter(|uid| known.contains(uid))
-            .collect()
+        active.map(|(uid, _)| uid.clone()).filter(|uid| known.contains(uid)).collect()
     }
 
     /// What the kubelet does before an admission and in `List`: forget the devices
@@ -141,22 +134,13 @@ fn faults_of_list(resource: &str, devices: &[Device]) -> Vec<Anomaly> {
         let resource = resource.to_owned();
         let id = device.id.clone();
         if !seen.insert(&device.id) {
-            found.push(Anomaly::DoubledId {
-                resource: resource.clone(),
-                id: id.clone(),
-            });
+            found.push(Anomaly::DoubledId { resource: resource.clone(), id: id.clone() });
         }
         if device.id.chars().count() > DEVICE_ID_CHARS_MAX {
-            found.push(Anomaly::LongId {
-                resource: resource.clone(),
-                id: id.clone(),
-            });
+            found.push(Anomaly::LongId { resource: resource.clone(), id: id.clone() });
         }
         if device.health != HEALTHY && device.health != UNHEALTHY {
-            found.push(Anomaly::UnknownHealth {
-                resource: resource.clone(),
-                health: device.health.clone(),
-            });
+            found.push(Anomaly::UnknownHealth { resource: resource.clone(), health: device.health.clone() });
         }
         let topology = device.topology.as_ref();
         if topology.is_some_and(|t| t.nodes.iter().any(|n| n.id < 0)) {
@@ -179,10 +163,10 @@ fn missing_ids(
     for (named, ids) in &manager.in_flight {
         if named == resource {
             let missing = ids.iter().filter(|id| !listed.contains(id.as_str()));
-            found.extend(missing.map(|id| Anomaly::WouldCrashInFlight {
-                resource: resource.to_owned(),
-                id: id.clone(),
-            }));
+            found.extend(
+                missing
+                    .map(|id| Anomaly::WouldCrashInFlight { resource: resource.to_owned(), id: id.clone() }),
+            );
         }
     }
     for (uid, containers) in &manager.pod_devices {

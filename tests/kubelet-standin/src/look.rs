@@ -59,8 +59,7 @@ impl Kubelet {
     /// Resources that plugins have registered or the checkpoint remembers.
     pub fn resources(&self) -> BTreeSet<String> {
         let life = self.life();
-        life.map(|life| lock(&life.manager).healthy.keys().cloned().collect())
-            .unwrap_or_default()
+        life.map(|life| lock(&life.manager).healthy.keys().cloned().collect()).unwrap_or_default()
     }
 
     /// `ListAndWatch` streams of this resource that the kubelet reads.
@@ -79,8 +78,7 @@ impl Kubelet {
             return false;
         };
         let endpoint = lock(&life.manager).endpoints.get(resource).cloned();
-        endpoint.is_some_and(|e| e.client.is_some() && e.stopped.is_none())
-            && self.streams(resource) > 0
+        endpoint.is_some_and(|e| e.client.is_some() && e.stopped.is_none()) && self.streams(resource) > 0
     }
 
     /// The last device list of a resource: id and health.
@@ -96,8 +94,7 @@ impl Kubelet {
     /// Ids that the kubelet counts as in use.
     pub fn in_use(&self, resource: &str) -> BTreeSet<String> {
         let life = self.life();
-        life.and_then(|life| lock(&life.manager).allocated.get(resource).cloned())
-            .unwrap_or_default()
+        life.and_then(|life| lock(&life.manager).allocated.get(resource).cloned()).unwrap_or_default()
     }
 
     /// The socket on which plugins register.

@@ -4,10 +4,9 @@
 use crate::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::proto::v1beta1::registration_client::RegistrationClient;
 use crate::proto::v1beta1::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse,
-    ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse,
-    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
-    PreferredAllocationResponse, RegisterRequest,
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
+    Device, DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest,
+    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
 };
 use crate::world::lock;
 use crate::{API_VERSION, HEALTHY};
@@ -53,10 +52,8 @@ impl TinyPlugin {
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
         let devices = ids.iter().map(|id| Self::device(id, HEALTHY)).collect();
-        let options = DevicePluginOptions {
-            pre_start_required: false,
-            get_preferred_allocation_available: true,
-        };
+        let options =
+            DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
         let shared = Arc::new(Shared {
             socket: socket.to_owned(),
             resource: resource.to_owned(),
@@ -70,24 +67,14 @@ impl TinyPlugin {
         let service = DevicePluginServer::new(Service(Arc::clone(&shared)));
         let serving = tokio::spawn(async move {
             let incoming = UnixListenerStream::new(listener);
-            let _ = Server::builder()
-                .serve_with_incoming(service, incoming)
-                .await;
+            let _ = Server::builder().serve_with_incoming(service, incoming).await;
         });
-        Ok(Self {
-            folder: folder.to_owned(),
-            shared,
-            serving,
-        })
+        Ok(Self { folder: folder.to_owned(), shared, serving })
     }
 
     /// A device without topology.
     pub fn device(id: &str, health: &str) -> Device {
-        Device {
-            id: id.to_owned(),
-            health: health.to_owned(),
-            topology: None,
-        }
+        Device { id: id.to_owned(), health: health.to_owned(), topology: None }
     }
 
     /// Registers with the kubelet of the same folder.
@@ -189,13 +176,9 @@ impl DevicePlugin for Service {
         lock(&self.0.options).clone().map(Response::new)
     }
 
-    async fn list_and_watch(
-        &self,
-        _: Request<Empty>,
-    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let lists = WatchStream::new(self.0.devices.subscribe());
-        let lists =
-            lists.map_while(|list| list.map(|devices| Ok(ListAndWatchResponse { devices })));
+        let lists = lists.map_while(|list| list.map(|devices| Ok(ListAndWatchResponse { devices })));
         Ok(Response::new(Box::pin(lists)))
     }
 
@@ -221,9 +204,7 @@ impl DevicePlugin for Service {
             lock(&self.0.allocated).push(request.devices_ids);
             container_responses.push(answer?);
         }
-        Ok(Response::new(AllocateResponse {
-            container_responses,
-        }))
+        Ok(Response::new(AllocateResponse { container_responses }))
     }
 
     async fn pre_start_container(

@@ -6,9 +6,9 @@ use crate::life::Life;
 use crate::pods::Pod;
 use crate::proto::v1::pod_resources_lister_server::PodResourcesLister;
 use crate::proto::v1::{
-    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices,
-    ContainerResources, GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest,
-    ListPodResourcesResponse, NumaNode, PodResources, TopologyInfo,
+    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
+    GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse,
+    NumaNode, PodResources, TopologyInfo,
 };
 use crate::world::lock;
 use std::{
@@ -33,14 +33,8 @@ struct Bucket {
 
 impl PodResourcesService {
     pub(crate) fn new(life: Arc<Life>) -> Self {
-        let bucket = Bucket {
-            tokens: BURST,
-            filled: Instant::now(),
-        };
-        Self {
-            life,
-            bucket: Mutex::new(bucket),
-        }
+        let bucket = Bucket { tokens: BURST, filled: Instant::now() };
+        Self { life, bucket: Mutex::new(bucket) }
     }
 
     fn spend(&self) -> Result<(), Status> {
@@ -85,9 +79,7 @@ impl PodResourcesLister for PodResourcesService {
         if answer.is_ok() {
             answer = self.misbehave().await;
         }
-        let answer = answer.map(|()| ListPodResourcesResponse {
-            pod_resources: self.life.list(),
-        });
+        let answer = answer.map(|()| ListPodResourcesResponse { pod_resources: self.life.list() });
         self.finish(Rpc::List, began, answer)
     }
 
@@ -103,23 +95,14 @@ impl PodResourcesLister for PodResourcesService {
         self.finish(Rpc::GetAllocatableResources, began, answer)
     }
 
-    async fn get(
-        &self,
-        request: Request<GetPodResourcesRequest>,
-    ) -> Answer<GetPodResourcesResponse> {
+    async fn get(&self, request: Request<GetPodResourcesRequest>) -> Answer<GetPodResourcesResponse> {
         let began = Instant::now();
-        let GetPodResourcesRequest {
-            pod_name,
-            pod_namespace,
-        } = request.into_inner();
+        let GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
         let answer = self.spend().and_then(|()| {
             let mut pods = self.life.list().into_iter();
             let pod = pods.find(|p| p.name == pod_name && p.namespace == pod_namespace);
-            let missing = || {
-                Status::unknown(format!(
-                    "pod {pod_name} in namespace {pod_namespace} not found"
-                ))
-            };
+            let missing =
+                || Status::unknown(format!("pod {pod_name} in namespace {pod_namespace} not found"));
             let pod_resources = Some(pod.ok_or_else(missing)?);
             Ok(GetPodResourcesResponse { pod_resources })
         });
@@ -135,10 +118,7 @@ impl Life {
         let active = self.active_uids();
         let pods: Vec<Pod> = {
             let pods = lock(&self.world.pods);
-            active
-                .iter()
-                .filter_map(|uid| pods.get(uid).cloned())
-                .collect()
+            active.iter().filter_map(|uid| pods.get(uid).cloned()).collect()
         };
         pods.iter().map(|pod| self.list_pod(pod)).collect()
     }
@@ -195,11 +175,8 @@ impl Life {
 }
 
 fn one_device(resource: &str, id: String, nodes: Vec<i64>) -> ContainerDevices {
-    let nodes: Vec<_> = nodes
-        .into_iter()
-        .filter(|id| *id != NO_NUMA_NODE)
-        .map(|id| NumaNode { id })
-        .collect();
+    let nodes: Vec<_> =
+        nodes.into_iter().filter(|id| *id != NO_NUMA_NODE).map(|id| NumaNode { id }).collect();
     ContainerDevices {
         resource_name: resource.to_owned(),
         device_ids: vec![id],

@@ -93,10 +93,7 @@ impl PodSpec {
 fn container(name: &str, resources: &[(&str, usize)], restartable: bool) -> ContainerSpec {
     ContainerSpec {
         name: name.to_owned(),
-        resources: resources
-            .iter()
-            .map(|(name, count)| ((*name).to_owned(), *count))
-            .collect(),
+        resources: resources.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect(),
         restartable,
     }
 }

@@ -47,13 +47,7 @@ impl Process {
                 return Err(error);
             }
         };
-        let mut process = Self {
-            life,
-            handle,
-            devices: Some(devices),
-            pod_resources: None,
-            registration,
-        };
+        let mut process = Self { life, handle, devices: Some(devices), pod_resources: None, registration };
         process.pod_resources = Some(listen_pod_resources(&process.life).await?);
         Ok(process)
     }
@@ -80,11 +74,7 @@ impl Drop for Process {
 }
 
 fn one_worker(name: &str) -> io::Result<Runtime> {
-    Builder::new_multi_thread()
-        .worker_threads(1)
-        .thread_name(name)
-        .enable_all()
-        .build()
+    Builder::new_multi_thread().worker_threads(1).thread_name(name).enable_all().build()
 }
 
 pub(crate) async fn end_runtime(runtime: Runtime) {
@@ -94,10 +84,7 @@ pub(crate) async fn end_runtime(runtime: Runtime) {
 }
 
 /// Binds `kubelet.sock` and serves registration on it.
-pub(crate) async fn listen_registration(
-    handle: &Handle,
-    life: &Arc<Life>,
-) -> io::Result<JoinHandle<()>> {
+pub(crate) async fn listen_registration(handle: &Handle, life: &Arc<Life>) -> io::Result<JoinHandle<()>> {
     let socket = life.world.device_plugins().join("kubelet.sock");
     let gap = life.world.options.bind_gap;
     let listener = handle.spawn(bind(socket, gap)).await??;
@@ -105,9 +92,7 @@ pub(crate) async fn listen_registration(
     Ok(handle.spawn(async move {
         let incoming = UnixListenerStream::new(listener);
         // An accept error is the end of this server, as of a kubelet's.
-        let _ = Server::builder()
-            .serve_with_incoming(service, incoming)
-            .await;
+        let _ = Server::builder().serve_with_incoming(service, incoming).await;
     }))
 }
 
@@ -118,11 +103,7 @@ pub(crate) async fn listen_pod_resources(life: &Arc<Life>) -> io::Result<Runtime
     let removed = fs::remove_file(&socket);
     let bound = match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => runtime
-            .spawn(bind(socket, Duration::ZERO))
-            .await
-            .map_err(io::Error::from)
-            .flatten(),
+        _ => runtime.spawn(bind(socket, Duration::ZERO)).await.map_err(io::Error::from).flatten(),
     };
     let listener = match bound {
         Ok(listener) => listener,
@@ -134,9 +115,7 @@ pub(crate) async fn listen_pod_resources(life: &Arc<Life>) -> io::Result<Runtime
     let service = PodResourcesListerServer::new(PodResourcesService::new(Arc::clone(life)));
     runtime.spawn(async move {
         let incoming = UnixListenerStream::new(listener);
-        let _ = Server::builder()
-            .serve_with_incoming(service, incoming)
-            .await;
+        let _ = Server::builder().serve_with_incoming(service, incoming).await;
     });
     Ok(runtime)
 }

@@ -22,8 +22,7 @@ impl Registration for RegistrationService {
         let delay = life.world.faults().register_delay;
         tokio::time::sleep(delay).await;
         let answer = register(life, request).await;
-        life.world
-            .record(Rpc::Register, &resource, began, answer.is_err());
+        life.world.record(Rpc::Register, &resource, began, answer.is_err());
         answer.map(Response::new)
     }
 }
@@ -43,9 +42,7 @@ async fn register(life: &Arc<Life>, request: RegisterRequest) -> Result<Empty, S
         )));
     }
     if !is_extended_resource_name(&resource_name) {
-        return Err(Status::unknown(format!(
-            "the ResourceName \"{resource_name}\" is invalid"
-        )));
+        return Err(Status::unknown(format!("the ResourceName \"{resource_name}\" is invalid")));
     }
     let socket = life.world.device_plugins().join(endpoint);
     connect_client(life, &resource_name, socket).await?;
@@ -74,15 +71,11 @@ fn is_extended_resource_name(name: &str) -> bool {
         && domain.len() + "requests.".len() <= DOMAIN_CHARS_MAX
         && domain.split('.').all(|label| {
             edges_are_alphanumeric(label)
-                && label
-                    .chars()
-                    .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+                && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
         });
     let base_ok = base.len() <= NAME_CHARS_MAX
         && edges_are_alphanumeric(base)
-        && base
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
+        && base.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
     !native && !domain.starts_with("requests.") && domain_ok && base_ok
 }
 

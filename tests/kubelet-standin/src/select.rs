@@ -85,9 +85,7 @@ impl Life {
             return Err(format!("cannot allocate unregistered device {resource}"));
         };
         if healthy.is_empty() {
-            return Err(format!(
-                "no healthy devices present; cannot allocate unhealthy devices {resource}"
-            ));
+            return Err(format!("no healthy devices present; cannot allocate unhealthy devices {resource}"));
         }
         if let Some(held) = held {
             if !healthy.is_superset(&held) {
@@ -105,12 +103,7 @@ impl Life {
         let reusable = reusable.filter(|(of, _)| of == uid);
         let reusable = reusable.and_then(|(_, by)| by.get(resource)).cloned();
         let mut chosen = Ids::new();
-        self.take_locked(
-            &mut manager,
-            choice,
-            &mut chosen,
-            &reusable.unwrap_or_default(),
-        );
+        self.take_locked(&mut manager, choice, &mut chosen, &reusable.unwrap_or_default());
         let in_use = manager.allocated.get(resource).cloned().unwrap_or_default();
         let available = healthy.difference(&in_use).cloned().collect();
         Ok(Start::Needed { chosen, available })
@@ -118,8 +111,7 @@ impl Life {
 
     fn is_running(&self, uid: &str) -> bool {
         let pods = lock(&self.world.pods);
-        pods.get(uid)
-            .is_some_and(|pod| pod.phase == crate::Phase::Running)
+        pods.get(uid).is_some_and(|pod| pod.phase == crate::Phase::Running)
     }
 
     fn take(&self, choice: &Choice<'_>, chosen: &mut Ids, from: &Ids) {
@@ -128,19 +120,10 @@ impl Life {
 
     /// Takes from a set in map order, which is random, until there are enough, and
     /// books the ids as in use at once.
-    fn take_locked(
-        &self,
-        manager: &mut Manager,
-        choice: &Choice<'_>,
-        chosen: &mut Ids,
-        from: &Ids,
-    ) {
+    fn take_locked(&self, manager: &mut Manager, choice: &Choice<'_>, chosen: &mut Ids, from: &Ids) {
         let left: Vec<String> = from.difference(chosen).cloned().collect();
         let missing = choice.required.saturating_sub(chosen.len());
-        let in_use = manager
-            .allocated
-            .entry(choice.resource.to_owned())
-            .or_default();
+        let in_use = manager.allocated.entry(choice.resource.to_owned()).or_default();
         for id in self.world.shuffled(left).into_iter().take(missing) {
             in_use.insert(id.clone());
             chosen.insert(id);
@@ -173,41 +156,27 @@ impl Life {
     }
 
     /// GetPreferredAllocation, if the plugin offers it. An error fails the pod.
-    async fn ask_preferred(
-        &self,
-        choice: &Choice<'_>,
-        of: &Ids,
-        chosen: &Ids,
-    ) -> Result<Ids, String> {
+    async fn ask_preferred(&self, choice: &Choice<'_>, of: &Ids, chosen: &Ids) -> Result<Ids, String> {
         let resource = choice.resource;
         let endpoint = lock(&self.manager).endpoints.get(resource).cloned();
-        let endpoint = endpoint.ok_or_else(|| {
-            format!("endpoint not found in cache for a registered resource: {resource}")
-        })?;
-        if !endpoint
-            .options
-            .is_some_and(|o| o.get_preferred_allocation_available)
-        {
+        let endpoint = endpoint
+            .ok_or_else(|| format!("endpoint not found in cache for a registered resource: {resource}"))?;
+        if !endpoint.options.is_some_and(|o| o.get_preferred_allocation_available) {
             return Ok(Ids::new());
         }
         let stopped = || format!("endpoint {resource} has been stopped");
         let api = endpoint.client.as_ref().and_then(|c| c.api());
-        let mut api = api
-            .filter(|_| endpoint.stopped.is_none())
-            .ok_or_else(stopped)?;
+        let mut api = api.filter(|_| endpoint.stopped.is_none()).ok_or_else(stopped)?;
         let request = ContainerPreferredAllocationRequest {
             available_device_i_ds: self.world.shuffled(of.union(chosen).cloned()),
             must_include_device_i_ds: self.world.shuffled(chosen.iter().cloned()),
             allocation_size: i32::try_from(choice.required).unwrap_or(i32::MAX),
         };
-        let request = PreferredAllocationRequest {
-            container_requests: vec![request],
-        };
+        let request = PreferredAllocationRequest { container_requests: vec![request] };
         let began = Instant::now();
         let answer = api.get_preferred_allocation(request).await;
         let failed = answer.is_err();
-        self.world
-            .record(Rpc::GetPreferredAllocation, resource, began, failed);
+        self.world.record(Rpc::GetPreferredAllocation, resource, began, failed);
         let answer = answer.map_err(|status| {
             let why = go_error(&status);
             format!("device plugin GetPreferredAllocation rpc failed with err: {why}")

@@ -20,9 +20,7 @@ impl Kubelet {
     /// them again, with the devices that the checkpoint remembers.
     pub async fn readmit(&self) -> BTreeMap<String, Result<(), AdmissionError>> {
         let pods = self.pods();
-        let waiting = pods
-            .into_iter()
-            .filter(|(_, pod)| pod.is_active() && pod.phase == Phase::Pending);
+        let waiting = pods.into_iter().filter(|(_, pod)| pod.is_active() && pod.phase == Phase::Pending);
         let mut answers = BTreeMap::new();
         for (uid, pod) in waiting {
             answers.insert(uid, self.admit(pod.spec).await);
@@ -31,16 +29,10 @@ impl Kubelet {
     }
 
     /// Starts, or starts again, one container of an admitted pod.
-    pub async fn start_container(
-        &self,
-        uid: &str,
-        container: &str,
-    ) -> Result<ContainerView, AdmissionError> {
+    pub async fn start_container(&self, uid: &str, container: &str) -> Result<ContainerView, AdmissionError> {
         let life = self.life().ok_or(AdmissionError::NoKubelet)?;
-        let failed = |reason: &str, message: String| AdmissionError::Rejected {
-            reason: reason.to_owned(),
-            message,
-        };
+        let failed =
+            |reason: &str, message: String| AdmissionError::Rejected { reason: reason.to_owned(), message };
         let spec = self.pod(uid).map(|pod| pod.spec);
         let found = spec.as_ref().and_then(|spec| {
             let mut containers = spec.in_order();

@@ -58,19 +58,12 @@ impl Kubelet {
         limit: Duration,
     ) -> Result<(), TimedOut> {
         let what = format!("{count} allocatable {resource}");
-        self.wait_for(&what, limit, |k| k.allocatable(resource) == Some(count))
-            .await
+        self.wait_for(&what, limit, |k| k.allocatable(resource) == Some(count)).await
     }
 
     /// Waits until `resource` has exactly `count` devices, healthy or not.
-    pub async fn wait_capacity(
-        &self,
-        resource: &str,
-        count: usize,
-        limit: Duration,
-    ) -> Result<(), TimedOut> {
+    pub async fn wait_capacity(&self, resource: &str, count: usize, limit: Duration) -> Result<(), TimedOut> {
         let what = format!("a capacity of {count} {resource}");
-        self.wait_for(&what, limit, |k| k.capacity(resource) == Some(count))
-            .await
+        self.wait_for(&what, limit, |k| k.capacity(resource) == Some(count)).await
     }
 }

@@ -2,9 +2,7 @@
 
 use crate::{Bench, GPU, SHARED, SOON, set};
 use kubelet_standin::proto::v1beta1::{ContainerAllocateResponse, Device, NumaNode, TopologyInfo};
-use kubelet_standin::{
-    AdmissionError, Anomaly, HEALTHY, Phase, PodSpec, Rpc, TinyPlugin, UNHEALTHY,
-};
+use kubelet_standin::{AdmissionError, Anomaly, HEALTHY, Phase, PodSpec, Rpc, TinyPlugin, UNHEALTHY};
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
 use tonic::Status;
 
@@ -24,10 +22,7 @@ async fn the_plugin_is_asked_and_its_answer_cut_to_what_is_available() {
     // Too few were answered, so the kubelet took another one by itself.
     assert!(held.contains("c") && held.len() == 2, "{held:?}");
     let asked = &plugin.asked()[0].container_requests[0];
-    assert_eq!(
-        (asked.allocation_size, asked.available_device_i_ds.len()),
-        (2, 4)
-    );
+    assert_eq!((asked.allocation_size, asked.available_device_i_ds.len()), (2, 4));
     assert_eq!(bench.kubelet.anomalies(), []);
 }
 
@@ -47,10 +42,7 @@ async fn an_error_of_get_preferred_allocation_fails_the_pod() {
         message,
         "Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: rpc error: code = InvalidArgument desc = cannot say, which is unexpected"
     );
-    assert!(matches!(
-        bench.kubelet.pod(&uid).unwrap().phase,
-        Phase::Failed { .. }
-    ));
+    assert!(matches!(bench.kubelet.pod(&uid).unwrap().phase, Phase::Failed { .. }));
     assert_eq!(bench.kubelet.calls(Rpc::Allocate, GPU).count, 0);
 }
 
@@ -59,10 +51,7 @@ async fn an_error_of_allocate_reaches_the_pod_in_the_kubelets_words() {
     let bench = Bench::new().await;
     let plugin = bench.plugin("a.sock", GPU, &["a"]).await;
     plugin.on_allocate(|_| Err(Status::failed_precondition("GPU a is cordoned")));
-    let error = bench
-        .kubelet
-        .admit(pod("p").container("main", &[(GPU, 1)]))
-        .await;
+    let error = bench.kubelet.admit(pod("p").container("main", &[(GPU, 1)])).await;
     assert_eq!(
         error.unwrap_err().to_string(),
         "UnexpectedAdmissionError: Allocate failed due to rpc error: code = FailedPrecondition desc = GPU a is cordoned, which is unexpected"
@@ -74,10 +63,7 @@ async fn an_error_of_allocate_reaches_the_pod_in_the_kubelets_words() {
 async fn too_many_devices_are_refused_without_asking_the_plugin() {
     let bench = Bench::new().await;
     let plugin = bench.plugin("a.sock", GPU, &["a"]).await;
-    let error = bench
-        .kubelet
-        .admit(pod("p").container("main", &[(GPU, 2)]))
-        .await;
+    let error = bench.kubelet.admit(pod("p").container("main", &[(GPU, 2)])).await;
     let text = error.unwrap_err().to_string();
     assert!(text.contains("Requested: 2, Available: 1"), "{text}");
     assert!(plugin.asked().is_empty() && plugin.allocated().is_empty());
@@ -87,9 +73,7 @@ fn on_node(id: &str, node: i64) -> Device {
     Device {
         id: id.to_owned(),
         health: HEALTHY.to_owned(),
-        topology: Some(TopologyInfo {
-            nodes: vec![NumaNode { id: node }],
-        }),
+        topology: Some(TopologyInfo { nodes: vec![NumaNode { id: node }] }),
     }
 }
 
@@ -97,12 +81,7 @@ fn on_node(id: &str, node: i64) -> Device {
 async fn aligned_devices_are_taken_without_asking_when_all_of_them_are_needed() {
     let bench = Bench::new().await;
     let plugin = bench.plugin("a.sock", GPU, &["a"]).await;
-    plugin.list(vec![
-        on_node("a", 0),
-        on_node("b", 0),
-        on_node("c", 1),
-        on_node("d", 1),
-    ]);
+    plugin.list(vec![on_node("a", 0), on_node("b", 0), on_node("c", 1), on_node("d", 1)]);
     bench.kubelet.wait_allocatable(GPU, 4, SOON).await.unwrap();
     let exact = pod("exact").container("main", &[(GPU, 2)]).numa(&[1]);
     let uid = exact.uid.clone();
@@ -126,11 +105,7 @@ async fn an_app_container_gets_the_init_containers_devices_whatever_their_health
     plugin.on_allocate(move |ids| {
         if ids.len() == 2 {
             let health = |id: &str| {
-                if ids.iter().any(|i| i == id) {
-                    UNHEALTHY
-                } else {
-                    HEALTHY
-                }
+                if ids.iter().any(|i| i == id) { UNHEALTHY } else { HEALTHY }
             };
             let list = ["a", "b", "c"].map(|id| TinyPlugin::device(id, health(id)));
             weak.upgrade().unwrap().list(list.into());
@@ -138,10 +113,8 @@ async fn an_app_container_gets_the_init_containers_devices_whatever_their_health
         }
         Ok(ContainerAllocateResponse::default())
     });
-    let spec = pod("p")
-        .init("fetch", &[(GPU, 2)])
-        .container("main", &[(GPU, 1)])
-        .container("side", &[(GPU, 1)]);
+    let spec =
+        pod("p").init("fetch", &[(GPU, 2)]).container("main", &[(GPU, 1)]).container("side", &[(GPU, 1)]);
     let uid = spec.uid.clone();
     bench.kubelet.admit(spec).await.unwrap();
     let first = bench.kubelet.held(&uid, "fetch", GPU);
@@ -169,9 +142,7 @@ fn spin_until(holds: impl Fn() -> bool) {
 async fn a_sidecar_keeps_its_devices_to_itself() {
     let bench = Bench::new().await;
     let _plugin = bench.plugin("a.sock", GPU, &["a", "b"]).await;
-    let spec = pod("p")
-        .sidecar("proxy", &[(GPU, 1)])
-        .container("main", &[(GPU, 1)]);
+    let spec = pod("p").sidecar("proxy", &[(GPU, 1)]).container("main", &[(GPU, 1)]);
     let uid = spec.uid.clone();
     bench.kubelet.admit(spec).await.unwrap();
     let proxy = bench.kubelet.held(&uid, "proxy", GPU);
@@ -202,11 +173,7 @@ async fn a_second_resource_that_fails_leaves_a_grant_that_nobody_sees() {
     let leaked = leaked.expect("one of 32 orders asks for the whole GPU first");
     assert_eq!(bench.kubelet.in_use(GPU), set(["a"]));
     // The next admission finds the pod dead and takes the device back.
-    bench
-        .kubelet
-        .admit(pod("next").container("main", &[(GPU, 1)]))
-        .await
-        .unwrap();
+    bench.kubelet.admit(pod("next").container("main", &[(GPU, 1)])).await.unwrap();
     assert!(bench.kubelet.held(&leaked, "main", GPU).is_empty());
 }
 
@@ -232,11 +199,7 @@ async fn a_restarted_container_gets_the_cached_answer_without_a_call() {
     let spec = pod("p").container("main", &[(GPU, 1)]);
     bench.kubelet.admit(spec.clone()).await.unwrap();
     bench.kubelet.run(&spec.uid).await.unwrap();
-    let view = bench
-        .kubelet
-        .start_container(&spec.uid, "main")
-        .await
-        .unwrap();
+    let view = bench.kubelet.start_container(&spec.uid, "main").await.unwrap();
     assert_eq!(view.envs["TINY"], "a");
     assert_eq!(plugin.allocated().len(), 1);
 }
@@ -248,18 +211,9 @@ async fn a_container_restarts_no_more_once_its_resource_is_gone() {
     let spec = pod("p").container("main", &[(GPU, 1)]);
     bench.kubelet.admit(spec.clone()).await.unwrap();
     plugin.end_streams();
-    bench
-        .kubelet
-        .wait_for("the resource to go", SOON, |k| k.capacity(GPU).is_none())
-        .await
-        .unwrap();
+    bench.kubelet.wait_for("the resource to go", SOON, |k| k.capacity(GPU).is_none()).await.unwrap();
     let error = bench.kubelet.start_container(&spec.uid, "main").await;
-    assert!(
-        error
-            .unwrap_err()
-            .to_string()
-            .contains("endpoint not found")
-    );
+    assert!(error.unwrap_err().to_string().contains("endpoint not found"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -277,9 +231,6 @@ async fn an_id_that_leaves_during_its_allocate_would_crash_the_kubelet() {
     bench.kubelet.admit(spec).await.unwrap();
     assert_eq!(
         bench.kubelet.take_anomalies(),
-        [Anomaly::WouldCrashInFlight {
-            resource: GPU.to_owned(),
-            id: "a".to_owned()
-        }]
+        [Anomaly::WouldCrashInFlight { resource: GPU.to_owned(), id: "a".to_owned() }]
     );
 }

@@ -44,10 +44,7 @@ impl Bench {
     pub(crate) async fn plugin(&self, socket: &str, resource: &str, ids: &[&str]) -> TinyPlugin {
         let plugin = TinyPlugin::serve(&self.plugins(), socket, resource, ids).unwrap();
         plugin.register().await.unwrap();
-        self.kubelet
-            .wait_allocatable(resource, ids.len(), SOON)
-            .await
-            .unwrap();
+        self.kubelet.wait_allocatable(resource, ids.len(), SOON).await.unwrap();
         plugin
     }
 }

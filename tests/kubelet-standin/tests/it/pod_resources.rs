@@ -17,9 +17,7 @@ async fn dial(bench: &Bench) -> Result<PodResourcesListerClient<Channel>, Error>
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    let channel = Endpoint::from_static("http://localhost")
-        .connect_with_connector(connector)
-        .await?;
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await?;
     Ok(PodResourcesListerClient::new(channel))
 }
 
@@ -44,15 +42,9 @@ async fn list_shows_active_pods_and_no_plain_init_containers() {
         .container("idle", &[]);
     bench.kubelet.admit(spec.clone()).await.unwrap();
     let pods = list(&bench).await;
-    assert_eq!(
-        (pods[0].name.as_str(), pods[0].namespace.as_str()),
-        ("p", "team")
-    );
+    assert_eq!((pods[0].name.as_str(), pods[0].namespace.as_str()), ("p", "team"));
     let containers = &pods[0].containers;
-    let shown: Vec<_> = containers
-        .iter()
-        .map(|c| (c.name.as_str(), c.devices.len()))
-        .collect();
+    let shown: Vec<_> = containers.iter().map(|c| (c.name.as_str(), c.devices.len())).collect();
     // One entry a device, as the kubelet writes them.
     assert_eq!(shown, [("proxy", 1), ("main", 2), ("idle", 0)]);
     bench.kubelet.finish(&spec.uid);
@@ -81,17 +73,9 @@ async fn after_a_restart_list_is_empty_or_partial_and_purges_nobody() {
     bench.kubelet.admit(first.clone()).await.unwrap();
     bench.kubelet.admit(second).await.unwrap();
     let waiting = |known: Vec<String>| Sources::Waiting { known };
-    bench
-        .kubelet
-        .restart_with(waiting(Vec::new()))
-        .await
-        .unwrap();
+    bench.kubelet.restart_with(waiting(Vec::new())).await.unwrap();
     assert!(list(&bench).await.is_empty());
-    bench
-        .kubelet
-        .restart_with(waiting(vec![first.uid]))
-        .await
-        .unwrap();
+    bench.kubelet.restart_with(waiting(vec![first.uid])).await.unwrap();
     assert_eq!(names(&list(&bench).await), ["first"]);
     assert_eq!(bench.kubelet.in_use(GPU).len(), 2);
     bench.kubelet.sources_ready();

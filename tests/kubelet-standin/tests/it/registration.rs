@@ -52,10 +52,7 @@ async fn register_returns_the_error_of_the_options_call() {
 async fn each_list_replaces_the_one_before() {
     let bench = Bench::new().await;
     let plugin = bench.plugin("a.sock", GPU, &["a", "b", "c"]).await;
-    plugin.list(vec![
-        TinyPlugin::device("a", HEALTHY),
-        TinyPlugin::device("b", UNHEALTHY),
-    ]);
+    plugin.list(vec![TinyPlugin::device("a", HEALTHY), TinyPlugin::device("b", UNHEALTHY)]);
     bench.kubelet.wait_capacity(GPU, 2, SOON).await.unwrap();
     assert_eq!(bench.kubelet.allocatable(GPU), Some(1));
     assert_eq!(bench.kubelet.anomalies(), []);
@@ -69,11 +66,7 @@ async fn the_end_of_a_stream_makes_all_unhealthy_and_then_removes_the_resource()
     bench.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
     assert_eq!(bench.kubelet.capacity(GPU), Some(2));
     assert!(!bench.kubelet.is_served(GPU));
-    bench
-        .kubelet
-        .wait_for("the resource to go", SOON, |k| k.capacity(GPU).is_none())
-        .await
-        .unwrap();
+    bench.kubelet.wait_for("the resource to go", SOON, |k| k.capacity(GPU).is_none()).await.unwrap();
 }
 
 #[tokio::test]
@@ -81,17 +74,11 @@ async fn the_end_of_an_old_stream_disconnects_the_new_client() {
     let bench = Bench::new().await;
     let old = bench.plugin("old.sock", GPU, &["a"]).await;
     let new = bench.plugin("new.sock", GPU, &["x", "y"]).await;
-    let poison = Anomaly::RegisteredOverLiveStream {
-        resource: GPU.to_owned(),
-    };
+    let poison = Anomaly::RegisteredOverLiveStream { resource: GPU.to_owned() };
     assert_eq!(bench.kubelet.anomalies(), [poison]);
     old.end_streams();
     bench.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
-    bench
-        .kubelet
-        .wait_for("no stream", SOON, |k| k.streams(GPU) == 0)
-        .await
-        .unwrap();
+    bench.kubelet.wait_for("no stream", SOON, |k| k.streams(GPU) == 0).await.unwrap();
     // The newest registration is poisoned: nothing of it is left.
     assert!(!bench.kubelet.is_served(GPU));
     drop(new);
@@ -103,11 +90,7 @@ async fn without_the_race_the_newest_registration_lives_on() {
     let old = bench.plugin("old.sock", GPU, &["a"]).await;
     let _new = bench.plugin("new.sock", GPU, &["x", "y"]).await;
     old.end_streams();
-    bench
-        .kubelet
-        .wait_for("one stream", SOON, |k| k.streams(GPU) == 1)
-        .await
-        .unwrap();
+    bench.kubelet.wait_for("one stream", SOON, |k| k.streams(GPU) == 1).await.unwrap();
     assert_eq!(bench.kubelet.allocatable(GPU), Some(2));
     assert!(bench.kubelet.is_served(GPU));
 }
@@ -117,22 +100,14 @@ async fn registering_between_close_and_notice_gets_a_dead_endpoint() {
     let bench = Bench::with(|o| o.disconnect_gap = Duration::from_millis(500)).await;
     let plugin = bench.plugin("a.sock", GPU, &["a"]).await;
     bench.kubelet.drop_stream(GPU);
-    bench
-        .kubelet
-        .wait_for("the stream to end", SOON, |k| k.streams(GPU) == 0)
-        .await
-        .unwrap();
+    bench.kubelet.wait_for("the stream to end", SOON, |k| k.streams(GPU) == 0).await.unwrap();
     plugin.register().await.unwrap();
     bench
         .kubelet
-        .wait_for("a dead endpoint behind a live stream", SOON, |k| {
-            k.streams(GPU) == 1 && !k.is_served(GPU)
-        })
+        .wait_for("a dead endpoint behind a live stream", SOON, |k| k.streams(GPU) == 1 && !k.is_served(GPU))
         .await
         .unwrap();
-    let poison = Anomaly::RegisteredWhileDisconnecting {
-        resource: GPU.to_owned(),
-    };
+    let poison = Anomaly::RegisteredWhileDisconnecting { resource: GPU.to_owned() };
     assert_eq!(bench.kubelet.anomalies(), [poison]);
 }
 
@@ -144,11 +119,7 @@ async fn a_failed_register_makes_the_kubelet_deaf_to_the_live_clients_end() {
     foreign.options(Err(Status::internal("no")));
     foreign.register().await.unwrap_err();
     plugin.end_streams();
-    bench
-        .kubelet
-        .wait_for("the stream to end", SOON, |k| k.streams(GPU) == 0)
-        .await
-        .unwrap();
+    bench.kubelet.wait_for("the stream to end", SOON, |k| k.streams(GPU) == 0).await.unwrap();
     // Nobody was disconnected, so the device still counts as healthy.
     assert_eq!(bench.kubelet.allocatable(GPU), Some(1));
 }
@@ -238,11 +209,7 @@ async fn bad_lists_are_anomalies() {
         TinyPlugin::device(&long, HEALTHY),
         TinyPlugin::device(&long, HEALTHY),
     ]);
-    bench
-        .kubelet
-        .wait_for("anomalies", SOON, |k| k.anomalies().len() >= 5)
-        .await
-        .unwrap();
+    bench.kubelet.wait_for("anomalies", SOON, |k| k.anomalies().len() >= 5).await.unwrap();
     let found = bench.kubelet.take_anomalies();
     assert!(found.contains(&Anomaly::WouldCrashHeld {
         resource: GPU.to_owned(),

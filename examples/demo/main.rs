@@ -1,0 +1,114 @@
+//! Berth without a cluster: the daemon with eight simulated GPUs, a stand-in kubelet and a small
+//! made-up workload.
+//!
+//! ```text
+//! cargo run --release --example demo            # until Ctrl-C: watch it, call its API
+//! cargo run --release --example demo -- --once  # the story to its end, under a minute
+//! ```
+//!
+//! What is real: the daemon, its store, its WebAssembly policies, the gRPC over unix sockets, the
+//! admin API. What is made up: the GPUs and the pods.
+
+mod api;
+mod story;
+mod table;
+mod workload;
+
+use anyhow::Context;
+use berth::config::{Config, FileConfig, ServeArgs};
+use berth::daemon::{Daemon, Options};
+use clap::Parser;
+use kubelet_standin::Kubelet;
+use std::process::ExitCode;
+use tempfile::TempDir;
+
+/// Berth with simulated GPUs and a stand-in kubelet.
+#[derive(Parser)]
+struct Args {
+    /// Run the story to its end and leave
+    #[arg(long)]
+    once: bool,
+    /// Where the admin API listens; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:9470", value_name = "ADDRESS")]
+    admin_listen: String,
+}
+
+/// Everything that runs, in one place.
+pub(crate) struct Node {
+    daemon: Daemon,
+    pub(crate) kubelet: Kubelet,
+    pub(crate) api: api::Api,
+    /// Removed at the end, with the store and the sockets in it.
+    _folder: TempDir,
+}
+
+fn main() -> ExitCode {
+    // Policies are compiled by a child process, which is this very program.
+    if let Some(code) = berth::wasm::compiler_process() {
+        return code;
+    }
+    let args = Args::parse();
+    match run(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("demo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<bool> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?;
+    runtime.block_on(async {
+        let node = start(args).await?;
+        let outcome = tokio::select! {
+            outcome = story::tell(&node, args.once) => Some(outcome),
+            _ = tokio::signal::ctrl_c() => None,
+        };
+        if outcome.is_none() {
+            println!("\nstopping: streams end, sockets go, the store is closed");
+        }
+        node.daemon.stop().await;
+        node.kubelet.stop().await;
+        match outcome {
+            None => Ok(true),
+            Some(told) => told.map(|story| {
+                println!("demo: ok pods={} refused_unexpectedly={}", story.pods, story.refused_unexpectedly);
+                story.refused_unexpectedly == 0
+            }),
+        }
+    })
+}
+
+async fn start(args: &Args) -> anyhow::Result<Node> {
+    let folder = tempfile::Builder::new().prefix("berth-demo-").tempdir().context("cannot make a folder")?;
+    let kubelet = Kubelet::started(folder.path().join("kubelet")).await.context("the stand-in kubelet")?;
+    let config = Config::merge(
+        &ServeArgs {
+            node_name: Some("demo-node".into()),
+            kubelet_dir: Some(folder.path().join("kubelet")),
+            state_dir: Some(folder.path().join("state")),
+            gpus: Some("sim:8xh100".into()),
+            admin_listen: Some(args.admin_listen.clone()),
+            ..ServeArgs::default()
+        },
+        FileConfig::parse(story::CONFIGURATION).map_err(anyhow::Error::msg)?,
+    )?;
+    let token_file = config.token_file.clone();
+    let mut daemon = Daemon::build(config, Options::default())
+        .await
+        .context("if the port is taken, choose another one with --admin-listen 127.0.0.1:0")?;
+    daemon.bring_up().await?;
+    let token = std::fs::read_to_string(&token_file).context("the token file")?;
+    let api = api::Api::new(daemon.admin_address(), token.trim());
+    println!("Swagger UI  http://{}/swagger-ui/", daemon.admin_address());
+    println!("token       {}", token.trim());
+    println!(
+        "try         berth gpu list --server http://{} --token-file {}",
+        daemon.admin_address(),
+        token_file.display()
+    );
+    println!();
+    Ok(Node { daemon, kubelet, api, _folder: folder })
+}

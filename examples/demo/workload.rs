@@ -1,0 +1,67 @@
+//! Made-up pods, and what became of each.
+
+use crate::Node;
+use kubelet_standin::{AdmissionError, PodSpec};
+use std::collections::BTreeMap;
+
+/// Pods that run, by name, and the count of what happened.
+#[derive(Default)]
+pub(crate) struct Workload {
+    running: BTreeMap<String, String>,
+    pub(crate) pods: usize,
+    pub(crate) refused_unexpectedly: usize,
+}
+
+impl Workload {
+    /// Starts a pod that the story expects to run.
+    pub(crate) async fn start(&mut self, node: &Node, name: &str, resource: &str, count: usize) {
+        match self.admit(node, name, resource, count).await {
+            Ok(()) => println!("  + pod {name:<10} {count} x {resource}"),
+            Err(error) => {
+                self.refused_unexpectedly += 1;
+                println!("  ! pod {name:<10} refused unexpectedly: {error}");
+            }
+        }
+    }
+
+    /// Starts a pod that the story expects to be refused.
+    pub(crate) async fn start_in_vain(&mut self, node: &Node, name: &str, resource: &str, count: usize) {
+        match self.admit(node, name, resource, count).await {
+            Ok(()) => {
+                self.refused_unexpectedly += 1;
+                println!("  ! pod {name:<10} was admitted, but {count} x {resource} should not be there");
+            }
+            Err(error) => println!("  - pod {name:<10} refused as it should be: {error}"),
+        }
+    }
+
+    async fn admit(
+        &mut self,
+        node: &Node,
+        name: &str,
+        resource: &str,
+        count: usize,
+    ) -> Result<(), AdmissionError> {
+        let pod = PodSpec::new("demo", name).container("main", &[(resource, count)]);
+        let uid = pod.uid.clone();
+        self.pods += 1;
+        node.kubelet.admit(pod).await?;
+        node.kubelet.run(&uid).await?;
+        self.running.insert(name.to_owned(), uid);
+        Ok(())
+    }
+
+    /// A pod ends by itself.
+    pub(crate) fn finish(&mut self, node: &Node, name: &str) {
+        if let Some(uid) = self.running.remove(name) {
+            node.kubelet.finish(&uid);
+            node.kubelet.delete(&uid);
+            println!("  x pod {name:<10} finished");
+        }
+    }
+
+    /// Names of the pods that run.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.running.keys().cloned().collect()
+    }
+}

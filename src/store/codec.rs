@@ -189,4 +189,6 @@ fn describe(key: &[u8]) -> String {
 }
 
 #[cfg(test)]
+mod golden;
+#[cfg(test)]
 mod tests;

@@ -6,10 +6,12 @@
 mod allocation;
 mod part;
 mod policy;
+mod stack;
 
 pub(super) use allocation::Allocation;
 pub(super) use part::Part;
-pub(super) use policy::{Policy, Stack, StackEntry};
+pub(super) use policy::Policy;
+pub(super) use stack::{Stack, StackEntry};
 
 use crate::kernel::{drain, record};
 use serde::{Deserialize, Serialize};

@@ -1,0 +1,249 @@
+//! Records as release 0.1 writes them, and what is wrong with records.
+
+use super::*;
+use crate::kernel::allocation::{
+    Allocation, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Holder, Limits,
+};
+use crate::kernel::drain::{Drain, Mark};
+use crate::kernel::gpu::{Mig, Part};
+use crate::kernel::names::{DeviceId, Resource};
+use crate::kernel::offer::{Consumes, OfferLine, ShareRange};
+use crate::kernel::policy::{Hook, PolicyVersion};
+use crate::kernel::record::{DeviceRun, Meta, PartRecord, StackHead};
+use crate::kernel::stack::{OnFault, Permissions, StackEntry};
+
+/// What release 0.1 writes, byte for byte. A store of that form is on nodes: if this test fails,
+/// raise `FORMAT` and go on reading these.
+#[test]
+fn golden_records_of_format_1() {
+    for (key, value, record) in golden() {
+        let mut bytes = vec![1];
+        bytes.extend_from_slice(value.as_bytes());
+        assert_eq!(key_bytes(&record.key()), key, "{record:?}");
+        let written = encode(&record).unwrap();
+        assert_eq!(String::from_utf8(written[1..].to_vec()).unwrap(), value, "{record:?}");
+        assert_eq!(written, bytes);
+        assert_eq!(decode(&key, &bytes).unwrap(), record);
+    }
+}
+
+const DIGEST_A: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+const DIGEST_B: &str = "ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221100";
+
+fn golden() -> Vec<(Vec<u8>, &'static str, Record)> {
+    let gpu = PartId::parse("GPU-1").unwrap();
+    let named = |kind: u8, name: &str| [&[kind], name.as_bytes()].concat();
+    let shared = Resource::parse("nvidia.com/gpu.shared").unwrap();
+    let slice = Consumes::Slice { memory_mib: 8192, compute_percent: 10 };
+    let run =
+        |first, len, retiring| DeviceRun { resource: shared.clone(), first, len, consumes: slice, retiring };
+    vec![
+        (
+            vec![1],
+            r#"{"store":3735928559,"next":18,"kubeletSeenMs":1700000000000}"#,
+            Record::Meta(Meta {
+                store: 0xdead_beef,
+                next_number: 18,
+                kubelet_seen_wall_ms: Some(1_700_000_000_000),
+            }),
+        ),
+        (
+            named(2, "MIG-1"),
+            r#"{"parent":"GPU-1","vendor":"nvidia","model":"NVIDIA H100 80GB HBM3","index":3,"minor":4,"memoryMib":9984,"pciBus":"00000000:65:00.0","numa":1,"mig":{"profile":"1g.10gb","gpuInstance":7,"computeInstance":0},"attributes":{"architecture":"hopper"},"offeredBy":"timeslice@001122334455","lines":[{"resource":"nvidia.com/gpu.shared","count":4,"consumes":{"slice":[8192,10]}}],"ranges":[{"resource":"nvidia.com/gpu.shared","first":0,"len":4}],"devices":[{"resource":"nvidia.com/gpu.shared","consumes":{"slice":[8192,10]},"runs":[[0,3,false],[3,1,true]]},{"resource":"nvidia.com/gpu","consumes":"whole","runs":[[null,1,false]]}]}"#,
+            Record::Part(PartRecord {
+                part: Part {
+                    id: PartId::parse("MIG-1").unwrap(),
+                    parent: Some(gpu.clone()),
+                    vendor: "nvidia".into(),
+                    model: "NVIDIA H100 80GB HBM3".into(),
+                    gpu_index: 3,
+                    minor: Some(4),
+                    memory_mib: 9984,
+                    pci_bus: "00000000:65:00.0".into(),
+                    numa_node: Some(1),
+                    mig_enabled: false,
+                    mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
+                    attributes: [("architecture".into(), "hopper".into())].into(),
+                },
+                offered_by: "timeslice@001122334455".into(),
+                lines: vec![OfferLine { resource: shared.clone(), count: 4, consumes: slice }],
+                ranges: vec![ShareRange { resource: shared.clone(), first: 0, len: 4 }],
+                runs: vec![
+                    run(Some(0), 3, false),
+                    run(Some(3), 1, true),
+                    DeviceRun {
+                        resource: Resource::parse("nvidia.com/gpu").unwrap(),
+                        first: None,
+                        len: 1,
+                        consumes: Consumes::Whole,
+                        retiring: false,
+                    },
+                ],
+            }),
+        ),
+        (
+            named(3, "GPU-1"),
+            r#"{"cordoned":{"by":"admin","why":"fan \"rattles\"","sinceMs":5}}"#,
+            Record::Drain(
+                gpu.clone(),
+                Drain::Cordoned(Mark { by: "admin".into(), why: "fan \"rattles\"".into(), since_wall_ms: 5 }),
+            ),
+        ),
+        (
+            vec![4, 0xde, 0xad, 0xbe, 0xef, 0, 0, 0, 0, 0, 0, 0, 17],
+            r#"{"resource":"nvidia.com/gpu.shared","devices":[{"part":"GPU-1","shares":[0,1,[4,3]]},{"part":"GPU-2","shares":[null]}],"grantedMs":9,"holder":{"namespace":"ml","pod":"train-0","uid":"u-1","container":"main"},"overlapped":true,"by":["quota@001122334455"],"reason":"within quota","environment":[["A","1"]],"memoryMib":8192,"computePercent":10,"ended":{"reason":"neverStarted","ms":12}}"#,
+            Record::Allocation(Allocation {
+                id: AllocationId { store: 0xdead_beef, number: 17 },
+                resource: shared,
+                devices: [0, 1, 4, 5, 6]
+                    .map(|n| DeviceId::share(&gpu, n))
+                    .into_iter()
+                    .chain([DeviceId::whole(&PartId::parse("GPU-2").unwrap())])
+                    .collect(),
+                granted_wall_ms: 9,
+                holder: Holder {
+                    namespace: Some("ml".into()),
+                    pod: Some("train-0".into()),
+                    pod_uid: Some("u-1".into()),
+                    container: Some("main".into()),
+                },
+                overlapped: true,
+                decision: Decision {
+                    by: vec!["quota@001122334455".into()],
+                    reason: "within quota".into(),
+                    environment: vec![("A".into(), "1".into())],
+                    limits: Limits { memory_mib: Some(8192), compute_percent: Some(10) },
+                },
+                ended: Some(End { reason: EndReason::NeverStarted, wall_ms: 12 }),
+            }),
+        ),
+        (
+            named(5, DIGEST_A),
+            r#"{"name":"quota","version":"1.2.3","summary":"One sentence.","hooks":["offer","admit"],"schema":"{}","artifact":"ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221100","bytes":40000,"shipped":true,"sinceMs":6}"#,
+            Record::Policy(PolicyVersion {
+                name: "quota".into(),
+                version: "1.2.3".into(),
+                summary: "One sentence.".into(),
+                hooks: vec![Hook::Offer, Hook::Admit],
+                parameters_schema: "{}".into(),
+                digest: Digest::parse(DIGEST_A).unwrap(),
+                artifact: Digest::parse(DIGEST_B).unwrap(),
+                bytes: 40_000,
+                shipped: true,
+                since_wall_ms: 6,
+            }),
+        ),
+        (
+            vec![6],
+            r#"{"revision":2,"fromApi":true,"by":"admin","sinceMs":7,"entries":1}"#,
+            Record::Stack(StackHead {
+                revision: 2,
+                from_api: true,
+                by: "admin".into(),
+                since_wall_ms: 7,
+                entries: 1,
+            }),
+        ),
+        (
+            vec![7, 0, 0, 0, 0, 0, 0, 0, 1],
+            r#"{"name":"quota","digest":"00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff","parameters":"{\"n\":1}","mayDeny":true,"shareMax":10,"resources":["nvidia.com/*"],"environment":["A"],"onFault":"skip"}"#,
+            Record::StackEntry(
+                1,
+                StackEntry {
+                    name: "quota".into(),
+                    digest: Digest::parse(DIGEST_A).unwrap(),
+                    parameters: "{\"n\":1}".into(),
+                    permissions: Permissions {
+                        deny: true,
+                        share_max: 10,
+                        resources: vec!["nvidia.com/*".into()],
+                        environment: vec!["A".into()],
+                    },
+                    on_fault: OnFault::Skip,
+                },
+            ),
+        ),
+    ]
+}
+
+#[test]
+fn a_later_format_is_told_from_damage() {
+    let (key, _, record) = golden().remove(3);
+    let mut value = encode(&record).unwrap();
+    value[0] = 2;
+    assert_eq!(decode(&key, &value), Err(DecodeError::Newer(2)));
+    value[0] = 0;
+    let Err(DecodeError::Malformed(what)) = decode(&key, &value) else {
+        panic!("format 0 was read");
+    };
+    assert!(what.contains("deadbeef-17"), "{what}");
+    let Err(DecodeError::Malformed(what)) = decode(&key, &value[..0]) else {
+        panic!("an empty record was read");
+    };
+    assert!(what.contains("deadbeef-17"), "{what}");
+}
+
+/// What a flipped bit can make of a number must not become millions of devices, or a record that
+/// says something else than it said.
+#[test]
+fn malformed_records_name_themselves() {
+    let allocation = golden().remove(3);
+    let part = golden().remove(1);
+    let swaps: [(&(Vec<u8>, &str, Record), &str, &str, &str); 7] = [
+        (&allocation, "[4,3]", "[4,4294967295]", "deadbeef-17"),
+        (&allocation, "[4,3]", "[4,65000]", "deadbeef-17"),
+        (&allocation, "[0,1,", "[-1,1,", "deadbeef-17"),
+        (&allocation, "neverStarted", "neverstarted", "deadbeef-17"),
+        (&allocation, "overlapped", "overlooked", "deadbeef-17"),
+        (&part, "[0,3,false]", "[0,4294967295,false]", "MIG-1"),
+        (&part, "[null,1,false]", "[null,2,false]", "MIG-1"),
+    ];
+    for ((key, value, _), from, to, name) in swaps {
+        assert!(value.contains(from), "{from}");
+        let mut bytes = vec![FORMAT];
+        bytes.extend(value.replace(from, to).into_bytes());
+        let Err(DecodeError::Malformed(what)) = decode(key, &bytes) else {
+            panic!("read with {to}");
+        };
+        assert!(what.contains(name), "{what}");
+    }
+    for key in [&b""[..], b"\x08", b"\x04abc", b"\x02", b"\x02a b", b"\x01x"] {
+        assert!(decode(key, b"\x01{}").is_err(), "{key:?}");
+    }
+}
+
+fn of_devices(devices: Vec<DeviceId>, reason: String) -> Record {
+    let Record::Allocation(allocation) = golden().remove(3).2 else {
+        panic!("the fourth golden record is an allocation");
+    };
+    Record::Allocation(Allocation {
+        devices,
+        decision: Decision { reason, ..allocation.decision },
+        ..allocation
+    })
+}
+
+/// 16 GPUs of 128 devices, with the longest names, and numbers that make no runs.
+#[test]
+fn the_largest_allocation_fits() {
+    let parts = (0..16).map(|i| PartId::parse(&format!("GPU-{i:0>52}")).unwrap());
+    let devices = parts.flat_map(|part| {
+        let numbers = (0..128).map(|n| 60_000 + 2 * n);
+        numbers.map(|n| DeviceId::share(&part, n)).collect::<Vec<_>>()
+    });
+    let devices: Vec<_> = devices.collect();
+    assert_eq!(devices.len(), DEVICES_PER_ALLOCATION_MAX);
+    let record = of_devices(devices, "r".repeat(1024));
+    let value = encode(&record).unwrap();
+    assert!(value.len() <= RECORD_BYTES_MAX, "{}", value.len());
+    assert_eq!(decode(&key_bytes(&record.key()), &value).unwrap(), record);
+}
+
+#[test]
+fn a_record_that_is_too_large_is_refused() {
+    let error = encode(&of_devices(Vec::new(), "r".repeat(RECORD_BYTES_MAX))).unwrap_err();
+    assert!(
+        matches!(error, StoreError::TooLarge { limit: RECORD_BYTES_MAX, bytes } if bytes > RECORD_BYTES_MAX),
+        "{error}"
+    );
+}

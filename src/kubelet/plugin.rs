@@ -239,12 +239,15 @@ impl Plugin {
         let socket = self.settings.kubelet_socket();
         let name = socket_name(&self.desk.resource);
         let began = Instant::now();
+        let mut soon = waits.dial_again / 64;
         loop {
             let tried = register(&socket, &self.desk.resource, &name, waits.register_limit).await;
             let Tried::NobodyThere(why) = &tried else {
                 return Some(tried);
             };
-            let mut again = waits.dial_again;
+            // The first dial often comes between the kubelet's bind and its listen.
+            soon = (soon * 2).min(waits.dial_again);
+            let mut again = soon;
             if began.elapsed() >= waits.dial_eager {
                 again = waits.dial_again_later;
                 if !self.said_waiting.swap(true, Ordering::Relaxed) {

@@ -51,8 +51,8 @@ impl Settings {
 /// The waits. The defaults are the product's, each with its reason; tests shorten some.
 #[derive(Clone, Debug)]
 pub struct Waits {
-    /// A refused dial of kubelet.sock again after this long. Between its bind and its listen lie
-    /// microseconds, so this is what a node waits for its GPUs after a kubelet restart.
+    /// A refused dial of kubelet.sock again after this long at most; the first ones come sooner,
+    /// from a 32nd of it on, since between the kubelet's bind and its listen lie microseconds.
     pub dial_again: Duration,
     /// So eager for this long after a change, then only every `dial_again_later`: a kubelet that
     /// is down for hours is announced by its new socket, not by our dials.

@@ -113,6 +113,24 @@ async fn a_source_that_cannot_be_asked_ends_nothing() {
 }
 
 #[tokio::test]
+async fn a_checkpoint_from_before_the_grant_proves_nothing() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Frozen);
+    // `List` does not show it, the old file does not name it, and yet it runs.
+    let spec = pod("p").init("prepare", &[(GPU, 1)]);
+    let uid = spec.uid.clone();
+    node.kubelet.admit(spec).await.unwrap();
+    tokio::time::sleep(LONG_ENOUGH).await;
+    node.round().await;
+    node.round().await;
+    assert_eq!(node.live().len(), 1);
+    node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
+    node.round().await;
+    node.wait("the holder", |l| l.live.values().all(|a| a.holder.pod_uid.as_deref() == Some(&uid))).await;
+}
+
+#[tokio::test]
 async fn a_checkpoint_of_a_newer_kubelet_is_still_understood() {
     let (node, uid) = node_with_pod().await;
     node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Newer);

@@ -124,7 +124,9 @@ pub(crate) async fn listen_pod_resources(life: &Arc<Life>) -> io::Result<Runtime
 async fn bind(socket: PathBuf, gap: Duration) -> io::Result<UnixListener> {
     let unix = UnixSocket::new_stream()?;
     unix.bind(socket)?;
-    sleep(gap).await;
+    if !gap.is_zero() {
+        sleep(gap).await;
+    }
     unix.listen(BACKLOG)
 }
 

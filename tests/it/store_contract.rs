@@ -13,6 +13,7 @@ use berth::kernel::policy::{Hook, PolicyVersion};
 use berth::kernel::record::{Meta, Record, RecordKey, Write, records, restore, writes};
 use berth::kernel::record::{Meta, Record, RecordKey, Write, records, writes};
 use berth::kernel::restore::restore;
+use berth::kernel::record::{Meta, Record, RecordKey, Write, records, restore, writes};
 use berth::kernel::stack::{OnFault, Permissions, Stack, StackEntry};
 use berth::kernel::time::Now;
 use berth::ports::{Store, StoreError};

@@ -1,0 +1,117 @@
+"""A containerd of the test's own: own socket, own folders, so one that is there already is not touched."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import images
+import process
+from places import CDI_SPECS, CONTAINERD_SOCKET, LIB, RUN
+from say import Trouble, until
+
+#: First version whose CRI plugin puts CDI devices into containers.
+_FIRST_WITH_CDI = (1, 7)
+
+
+class Containerd:
+    """`binaries` is a folder with containerd, ctr and the runc shim; empty: those of PATH."""
+
+    def __init__(self, logs: Path, binaries: str = "") -> None:
+        self._folder = binaries
+        self.version = self._read_version()
+        env = {"PATH": f"{binaries}:/usr/sbin:/usr/bin:/sbin:/bin"} if binaries else None
+        config = RUN / "containerd.toml"
+        args = [self._program("containerd"), "--config", config]
+        self._process = process.Process("containerd", args, logs / "containerd.log", env)
+        self._config = config
+
+    @property
+    def has_cdi(self) -> bool:
+        return self._numbers() >= _FIRST_WITH_CDI
+
+    def start(self) -> None:
+        self._config.write_text(self._settings(), encoding="utf-8")
+        CDI_SPECS.mkdir(exist_ok=True)
+        (RUN / "cni").mkdir(exist_ok=True)
+        self._process.start()
+
+        def answers() -> bool:
+            self._process.check()
+            self._ctr("version")
+            return True
+
+        until("containerd answers", 30, answers)
+        for archive in images.build(RUN):
+            self._ctr("-n", "k8s.io", "images", "import", archive)
+
+    def stop(self) -> None:
+        self._process.stop()
+
+    def _ctr(self, *args) -> str:
+        return process.run([self._program("ctr"), "--address", CONTAINERD_SOCKET, *args], f"ctr {args[-1]}")
+
+    def _program(self, name: str) -> str:
+        return str(Path(self._folder) / name) if self._folder else name
+
+    def _read_version(self) -> str:
+        said = process.run([self._program("containerd"), "--version"], "containerd --version")
+        found = re.search(r"\bv?(\d+\.\d+\.\d+\S*)", said)
+        if not found:
+            raise Trouble(f"containerd --version says {said.strip()!r}, which names no version")
+        return found.group(1)
+
+    def _numbers(self) -> tuple:
+        major, minor = self.version.split(".")[:2]
+        return int(major), int(minor)
+
+    def _settings(self) -> str:
+        """A file of version 2, which containerd 1.6 and 2.x both read.
+
+        `restrict_oom_score_adj`: without CAP_SYS_RESOURCE runc may not lower a sandbox's score, and fails.
+        The pods use the host's network, so the CNI folders are empty on purpose.
+        """
+        cdi = f'  enable_cdi = true\n  cdi_spec_dirs = ["{CDI_SPECS}"]' if self.has_cdi else ""
+        cri = 'plugins."io.containerd.grpc.v1.cri"'
+        return f"""version = 2
+root = "{LIB}/containerd"
+state = "{RUN}/containerd"
+
+[grpc]
+  address = "{CONTAINERD_SOCKET}"
+
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{LIB}/opt"
+
+[{cri}]
+  sandbox_image = "{images.PAUSE}"
+  restrict_oom_score_adj = true
+  disable_hugetlb_controller = true
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
+{cdi}
+
+[{cri}.cni]
+  bin_dir = "{RUN}/cni"
+  conf_dir = "{RUN}/cni"
+
+[{cri}.containerd]
+  snapshotter = "{_snapshotter()}"
+
+[{cri}.containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+
+[{cri}.containerd.runtimes.runc.options]
+  SystemdCgroup = false
+"""
+
+
+def _snapshotter() -> str:
+    """overlayfs, except where the folder itself lies on an overlay, as in a container: there it cannot be stacked."""
+    best, kind = "", ""
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        before, after = line.split(" - ", 1)
+        point = before.split()[4]
+        if f"{LIB}/".startswith(point.rstrip("/") + "/") and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return "native" if kind == "overlay" else "overlayfs"

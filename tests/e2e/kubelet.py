@@ -1,0 +1,152 @@
+"""The real kubelet: built from Go modules once, run standalone, that is without an API server.
+
+Pods are files in a folder (static pods). Their status is read at `/pods` of the
+kubelet's read-only port, which listens on loopback here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from datetime import datetime
+from pathlib import Path
+
+import machine
+import process
+from places import CONTAINERD_SOCKET, HERE, KUBELET, MANIFESTS, RUN, cache
+from say import Trouble, note, until
+
+MODULE = HERE / "kubelet"
+NODE_NAME = "berth-e2e"
+PLUGINS = KUBELET / "device-plugins"
+SOCKET = PLUGINS / "kubelet.sock"
+
+#: A cold build on two cores takes four to eight minutes.
+_BUILD_SECONDS = 3600
+
+
+def version() -> str:
+    """The version that tests/e2e/kubelet/go.mod requires."""
+    found = re.search(r"^require k8s\.io/kubernetes (v\S+)$", (MODULE / "go.mod").read_text(encoding="utf-8"), re.M)
+    if not found:
+        raise Trouble(f"{MODULE / 'go.mod'} requires no k8s.io/kubernetes")
+    return found.group(1)
+
+
+def binary() -> Path:
+    return cache() / f"kubelet-{version()}" / "kubelet"
+
+
+def build() -> Path:
+    """Builds the kubelet if the cache lacks it. The program appears in the cache whole or not at all."""
+    program = binary()
+    if program.exists():
+        return program
+    program.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = program.with_suffix(f".{os.getpid()}")
+    note(f"building kubelet {version()} into {program.parent}; this takes some minutes, once")
+    begin = time.monotonic()
+    command = [machine.go(), "build", "-C", MODULE, "-mod=readonly", "-trimpath", "-ldflags=-s -w"]
+    try:
+        process.run(
+            [*command, "-o", unfinished, "k8s.io/kubernetes/cmd/kubelet"],
+            "build the kubelet (its Go modules come from GOPROXY)",
+            {"CGO_ENABLED": "0"},
+            seconds=_BUILD_SECONDS,
+        )
+        unfinished.rename(program)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    note(f"built in {time.monotonic() - begin:.0f} s")
+    return program
+
+
+class Kubelet:
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        config = RUN / "kubelet.json"
+        args = [binary(), "--config", config, "--hostname-override", NODE_NAME, "--v=2"]
+        self._process = process.Process("kubelet", args, logs / "kubelet.log")
+        self._config = config
+
+    def start(self) -> None:
+        """Starts it and waits for its device plugin socket."""
+        MANIFESTS.mkdir(exist_ok=True)
+        self._config.write_text(json.dumps(self._settings(), indent=1), encoding="utf-8")
+        SOCKET.unlink(missing_ok=True)
+        self._process.start()
+
+        def serves() -> bool:
+            self._process.check()
+            return SOCKET.exists() and self.pods() is not None
+
+        until("the kubelet serves kubelet.sock and /pods", 60, serves, every=0.02)
+
+    def stop(self) -> None:
+        """Stops it. Its containers run on, as on a node."""
+        self._process.stop()
+
+    def forget(self) -> None:
+        """Removes what a stopped kubelet knows of devices, so that the next start is that of a new node."""
+        for entry in PLUGINS.iterdir() if PLUGINS.is_dir() else ():
+            entry.unlink()
+
+    def check(self) -> None:
+        self._process.check()
+
+    def pods(self) -> list[dict]:
+        """Every pod that the kubelet knows, with its status."""
+        url = f"http://127.0.0.1:{machine.KUBELET_READ_ONLY_PORT}/pods"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as reply:
+                return json.load(reply).get("items") or []
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            raise Trouble(f"{url}: {error}") from error
+
+    def registered_after_ms(self, resource: str) -> float | None:
+        """Milliseconds from the newest kubelet.sock to the registration of `resource` that the kubelet logged after it."""
+        made = SOCKET.stat().st_ctime
+        year = datetime.now().year
+        found = None
+        for line in (self._logs / "kubelet.log").read_text(errors="replace").splitlines():
+            # klog: I0102 15:04:05.000000 pid file:line] "message" resourceName="..."
+            if "Got registration request from device plugin" not in line or f'resourceName="{resource}"' not in line:
+                continue
+            stamp = datetime.strptime(f"{year}{line[1:21]}", "%Y%m%d %H:%M:%S.%f").timestamp()
+            # The inode's time comes from a clock that ticks in steps of up to 10 ms.
+            if stamp >= made - 0.010 and found is None:
+                found = max(0.0, (stamp - made) * 1000)
+        return found
+
+    def _settings(self) -> dict:
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": "127.0.0.1",
+            "port": machine.KUBELET_PORT,
+            "readOnlyPort": machine.KUBELET_READ_ONLY_PORT,
+            "healthzPort": machine.KUBELET_HEALTH_PORT,
+            # No API server can be asked who a caller is, so the port that can change things lets nobody in.
+            "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+            "staticPodPath": str(MANIFESTS),
+            "fileCheckFrequency": "1s",
+            "syncFrequency": "2s",
+            "podLogsDir": str(self._logs / "pods"),
+            "volumePluginDir": str(RUN / "volume-plugins"),
+            "failCgroupV1": False,
+            "cgroupDriver": "cgroupfs",
+            "enforceNodeAllocatable": [],
+            "failSwapOn": False,
+            "makeIPTablesUtilChains": False,
+            "resolvConf": "",
+            # A full disk of the machine must not evict pods, nor an image be collected that no registry has.
+            "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+        }

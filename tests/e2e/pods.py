@@ -1,0 +1,123 @@
+"""Static pods, and what their shells write for the test to read.
+
+Every container writes its environment once and then a heartbeat, both into the
+pod's folder on the host; so a check sees what the container itself sees.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+import images
+from kubelet import NODE_NAME
+from places import MANIFESTS, PODS
+from say import Trouble, until
+
+NAMESPACE = "e2e"
+
+# `wait` returns at once on a signal, `sleep` alone would not; the heartbeat is the host's uptime.
+_SHELL = """
+trap 'exit 0' TERM
+{extra}
+env > /e2e/{name}.env.new && mv /e2e/{name}.env.new /e2e/{name}.env
+while :; do
+  cat /proc/uptime > /e2e/{name}.beat.new && mv /e2e/{name}.beat.new /e2e/{name}.beat
+  sleep 0.5 & wait $!
+done
+"""
+
+
+class Container:
+    """One container: its name, the extended resources that it asks for, and shell lines to run before its heartbeat."""
+
+    def __init__(self, name: str, resources: dict[str, int], extra: str = "") -> None:
+        self.name = name
+        self.resources = resources
+        self.extra = extra
+
+
+class Pod:
+    """A static pod. The kubelet appends the node's name to its own; the UID is chosen here, so it is known."""
+
+    def __init__(self, name: str, containers: list[Container]) -> None:
+        self.short_name = name
+        self.containers = containers
+        self.uid = str(uuid.uuid4())
+
+    @property
+    def name(self) -> str:
+        return f"{self.short_name}-{NODE_NAME}"
+
+    @property
+    def folder(self) -> Path:
+        return PODS / self.uid
+
+    def environment(self, container: str, seconds: float = 30) -> dict[str, str]:
+        """The container's environment, as its own shell printed it."""
+        text = self.wrote(f"{container}.env", seconds)
+        return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+    def wrote(self, name: str, seconds: float = 30) -> str:
+        """What a container wrote into the file `name` of the pod's folder."""
+        path = self.folder / name
+        until(f"pod {self.name} writes {name}", seconds, path.exists)
+        return path.read_text(encoding="utf-8", errors="replace")
+
+    def beats(self, container: str, seconds: float = 10) -> None:
+        """Waits for a heartbeat that is newer than this call."""
+        begin = _uptime(Path("/proc/uptime").read_text(encoding="ascii"))
+        path = self.folder / f"{container}.beat"
+
+        def newer() -> bool:
+            if not path.exists():
+                raise Trouble("it wrote none")
+            return _uptime(path.read_text(encoding="ascii")) > begin
+
+        until(f"container {container} of pod {self.name} is alive", seconds, newer)
+
+    def manifest(self) -> str:
+        return json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": self.short_name, "namespace": NAMESPACE, "uid": self.uid},
+                "spec": {
+                    "hostNetwork": True,
+                    "dnsPolicy": "Default",
+                    "automountServiceAccountToken": False,
+                    "enableServiceLinks": False,
+                    "terminationGracePeriodSeconds": 2,
+                    "containers": [self._container(c) for c in self.containers],
+                    "volumes": [{"name": "e2e", "hostPath": {"path": str(self.folder), "type": "Directory"}}],
+                },
+            },
+            indent=1,
+        )
+
+    @staticmethod
+    def _container(container: Container) -> dict:
+        amounts = {name: str(count) for name, count in container.resources.items()}
+        script = _SHELL.format(name=container.name, extra=container.extra)
+        return {
+            "name": container.name,
+            "image": images.BUSYBOX,
+            "imagePullPolicy": "Never",
+            "command": ["/bin/sh", "-c", script],
+            "resources": {"limits": amounts, "requests": amounts},
+            "volumeMounts": [{"name": "e2e", "mountPath": "/e2e"}],
+        }
+
+
+def manifest_path(pod: Pod) -> Path:
+    return MANIFESTS / f"{pod.short_name}.json"
+
+
+def container_ids(status: dict) -> dict[str, tuple]:
+    """Container name to (id, restarts): equal twice means that nothing was started again between."""
+    return {s["name"]: (s["containerID"], s["restartCount"]) for s in status["status"]["containerStatuses"]}
+
+
+def _uptime(text: str) -> float:
+    return float(text.split()[0]) if text.strip() else 0.0

@@ -107,19 +107,19 @@ class Kubelet:
         except (urllib.error.URLError, OSError, ValueError) as error:
             raise Trouble(f"{url}: {error}") from error
 
-    def registered_after_ms(self, resource: str) -> float | None:
-        """Milliseconds from the newest kubelet.sock to the registration of `resource` that the kubelet logged after it."""
+    def registrations_ms(self, resource: str) -> list[float]:
+        """Milliseconds from the newest kubelet.sock to each registration of `resource` that the kubelet logged since."""
         made = SOCKET.stat().st_ctime
         year = datetime.now().year
-        found = None
+        found = []
         for line in (self._logs / "kubelet.log").read_text(errors="replace").splitlines():
             # klog: I0102 15:04:05.000000 pid file:line] "message" resourceName="..."
             if "Got registration request from device plugin" not in line or f'resourceName="{resource}"' not in line:
                 continue
             stamp = datetime.strptime(f"{year}{line[1:21]}", "%Y%m%d %H:%M:%S.%f").timestamp()
             # The inode's time comes from a clock that ticks in steps of up to 10 ms.
-            if stamp >= made - 0.010 and found is None:
-                found = max(0.0, (stamp - made) * 1000)
+            if stamp >= made - 0.010:
+                found.append(max(0.0, (stamp - made) * 1000))
         return found
 
     def _settings(self) -> dict:

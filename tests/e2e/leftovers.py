@@ -110,18 +110,19 @@ def _remove_cgroup(group: Path) -> None:
             continue
 
 
-def _mounts_below(folders: tuple) -> list[str]:
+def _mounts_at(folders: tuple) -> list[str]:
+    """Mount points on the folders and below; the kubelet mounts its root onto itself to share it."""
     points = []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         point = line.split()[4].encode().decode("unicode_escape")
-        if any(point.startswith(f"{folder}/") for folder in folders):
+        if any(f"{point}/".startswith(f"{folder}/") for folder in folders):
             points.append(point)
     return points
 
 
 def _unmount_all() -> None:
     folders = (RUN, LIB, KUBELET) if MARKER.exists() else (RUN, LIB)
-    for point in reversed(_mounts_below(folders)):
+    for point in reversed(_mounts_at(folders)):
         try:
             process.run(["umount", point], f"unmount {point}")
         except Trouble:
@@ -141,7 +142,7 @@ def _remove(folder: Path) -> None:
     """Removes one of our folders, unless something is still mounted in it."""
     if folder == KUBELET and not MARKER.exists():
         return
-    if _mounts_below((folder,)):
+    if _mounts_at((folder,)):
         problem(f"{folder} still has mounts and is left as it is")
         return
     if folder == KUBELET:

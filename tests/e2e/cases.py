@@ -1,0 +1,199 @@
+"""The cases. Each is a function of a bench; it raises `Trouble` where something is not as it must be.
+
+Cases of one setup run in the order written and share their pods: later ones ask what
+becomes of pods that run already.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from bench import Bench
+from berth import LIBRARY_IN_POD, LIBRARY_ON_HOST, Setup, cdi_variable, write_cdi_spec
+from say import Trouble, until
+
+#: Berth ends an allocation after two rounds 5 s apart, both 30 s after the kubelet's start and after the grant.
+RELEASE_SECONDS = 120
+#: A bound for a busy machine; Berth's own budget is 10 ms. A pod that comes before the registration is refused for good.
+REGISTER_MS = 1000
+#: SIGTERM to exit.
+END_SECONDS = 1.0
+
+
+def one_gpu(bench: Bench) -> None:
+    pod = bench.pod("one", {"main": 1})
+    bench.start(pod)
+    seen = bench.gpus_seen(pod, "main")
+    if len(seen) != 1:
+        raise Trouble(f"asked for one GPU, sees {seen}")
+
+
+def two_containers(bench: Bench) -> None:
+    pod = bench.pod("pair", {"left": 2, "right": 2})
+    bench.start(pod)
+    left, right = bench.gpus_seen(pod, "left"), bench.gpus_seen(pod, "right")
+    if len(left) != 2 or len(right) != 2 or set(left) & set(right):
+        raise Trouble(f"asked for two GPUs each; left sees {left}, right sees {right}")
+    if sum(Counter(g for a in bench.berth.allocations() for g in a.gpus).values()) != 5:
+        raise Trouble("five GPUs are held by now, and the API shows another number")
+
+
+def library_mount(bench: Bench) -> None:
+    greeting = f"a library of {time.time_ns()}"
+    LIBRARY_ON_HOST.mkdir(exist_ok=True)
+    (LIBRARY_ON_HOST / "libe2e.so").write_text(greeting, encoding="utf-8")
+    look = (
+        f"cat {LIBRARY_IN_POD}/libe2e.so > /e2e/library\n"
+        f"if touch {LIBRARY_IN_POD}/new 2>/dev/null; then echo writable; else echo read-only; fi > /e2e/rights"
+    )
+    pod = bench.pod("library", {"main": 1}, extra=look)
+    bench.start(pod)
+    bench.gpus_seen(pod, "main")
+    if pod.wrote("library") != greeting:
+        raise Trouble(f"{LIBRARY_IN_POD}/libe2e.so reads {pod.wrote('library')!r} inside, {greeting!r} outside")
+    if pod.wrote("rights").strip() != "read-only":
+        raise Trouble(f"{LIBRARY_IN_POD} is to be read-only, and a container could write into it")
+
+
+def berth_killed(bench: Bench) -> None:
+    before = bench.picture()
+    bench.berth.crash()
+    bench.berth.start()
+    bench.unchanged(before)
+    _newcomer(bench, "after-crash")
+
+
+def kubelet_restarted(bench: Bench) -> str:
+    before = bench.picture()
+    bench.node.kubelet.stop()
+    bench.node.kubelet.start()
+    took = until("berth registers again", 30, lambda: bench.node.kubelet.registrations_ms(bench.resource), every=0.02)[0]
+    bench.unchanged(before)
+    _newcomer(bench, "after-kubelet")
+    if took > REGISTER_MS:
+        raise Trouble(f"berth registered {took:.0f} ms after kubelet.sock was there, allowed are {REGISTER_MS}")
+    return f"registered_after_ms={took:.0f}"
+
+
+def pod_deleted(bench: Bench) -> str:
+    pod = bench.running[0]
+    gone = bench.allocation(pod, "main")
+    bench.node.delete(pod)
+    bench.running.remove(pod)
+    begin = time.monotonic()
+    until(
+        f"the allocation of deleted pod {pod.name} ends",
+        RELEASE_SECONDS,
+        lambda: gone.id not in [a.id for a in bench.berth.allocations()],
+        every=0.5,
+    )
+    took = time.monotonic() - begin
+    for other in bench.running:
+        for container in other.containers:
+            bench.gpus_seen(other, container.name)
+    _newcomer(bench, "after-release")
+    return f"release_seen_within_s={took:.0f}"
+
+
+def ends_on_sigterm(bench: Bench) -> str:
+    code, took = bench.berth.stop()
+    if code != 0 or took > END_SECONDS:
+        raise Trouble(f"SIGTERM: exit {code} after {took:.1f} s; it should be 0 within {END_SECONDS:g} s")
+    for pod in bench.running:
+        for container in pod.containers:
+            pod.beats(container.name)
+    bench.berth.start()
+    bench.picture()
+    return f"ended_within_ms={took * 1000:.0f}"
+
+
+def shares_spread(bench: Bench) -> None:
+    pods = [bench.pod(f"share-{n}", {"main": 1}) for n in range(4)]
+    bench.start(*pods)
+    per_gpu = Counter()
+    for pod in pods:
+        per_gpu.update(bench.gpus_seen(pod, "main"))
+    if sorted(per_gpu.values()) != [2, 2]:
+        raise Trouble(f"four shares on two GPUs lie {dict(per_gpu)}; each should have two")
+
+
+def sixth_share_refused(bench: Bench) -> str:
+    pods = [bench.pod(f"share-{n}", {"main": 1}) for n in range(5)]
+    bench.start(*pods)
+    for pod in pods:
+        bench.gpus_seen(pod, "main")
+    sixth = bench.node.run(bench.pod("one-too-many", {"main": 1}))
+    status = bench.node.failed(sixth)
+    message = status.get("message", "")
+    if bench.resource not in message:
+        raise Trouble(f"the refusal does not name {bench.resource}: {status.get('reason')}: {message}")
+    if len(bench.berth.allocations()) != 5:
+        raise Trouble(f"five pods hold a share, the API shows {len(bench.berth.allocations())} allocations")
+    for pod in pods:
+        pod.beats("main")
+    return f"reason={status.get('reason')}"
+
+
+def cdi_devices(bench: Bench) -> None:
+    pod = bench.pod("cdi", {"main": 2})
+    bench.start(pod)
+    held = bench.allocation(pod, "main")
+    inside = pod.environment("main")
+    injected = {gpu for gpu in bench.berth.gpus() if inside.get(cdi_variable(gpu)) == "injected"}
+    if injected != held.gpus or len(injected) != 2:
+        raise Trouble(f"the API holds {set(held.gpus)} for the pod, the runtime gave it the CDI devices of {injected}")
+
+
+def _newcomer(bench: Bench, name: str) -> None:
+    """A new pod runs, on a GPU that nobody held before."""
+    held = {gpu for a in bench.berth.allocations() for gpu in a.gpus}
+    pod = bench.pod(name, {"main": 1})
+    bench.start(pod)
+    doubly = held & set(bench.gpus_seen(pod, "main"))
+    if doubly:
+        raise Trouble(f"new pod {name} was given {doubly}, which another pod holds")
+
+
+class Scenario:
+    """One setup and its cases, by the names that are printed."""
+
+    def __init__(self, name: str, setup: Setup, cases: dict, before=None) -> None:
+        self.name = name
+        self.setup = setup
+        self.cases = cases
+        self.before = before or (lambda: None)
+
+
+#: Eight GPUs: the pods of the cases hold 1 + 4 + 1 + 1 + 1, and the last newcomer takes the one that was freed.
+SCENARIOS = [
+    Scenario(
+        "whole",
+        Setup(gpus=8, library=True),
+        {
+            "a pod with one GPU sees the GPU that the API says it holds": one_gpu,
+            "two containers with two GPUs each see disjoint GPUs": two_containers,
+            "a configured library is readable inside, and read-only": library_mount,
+            "kill -9 of berth: pods run on, allocations survive, a new pod works": berth_killed,
+            "restart of the kubelet: pods run on, berth registers at once": kubelet_restarted,
+            "a deleted pod's allocation ends, and its GPU can be had again": pod_deleted,
+            "SIGTERM ends berth cleanly, and a restart finds all holders": ends_on_sigterm,
+        },
+    ),
+    Scenario(
+        "spread",
+        Setup(gpus=2, shares=4),
+        {"four pods with a share each lie 2+2 on two GPUs": shares_spread},
+    ),
+    Scenario(
+        "five shares",
+        Setup(gpus=1, shares=5),
+        {"five pods share a GPU, the sixth is refused clearly": sixth_share_refused},
+    ),
+    Scenario(
+        "cdi",
+        Setup(gpus=4, cdi=True),
+        {"the devices arrive by their CDI names": cdi_devices},
+        before=lambda: write_cdi_spec(4),
+    ),
+]

@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""Berth against a real kubelet: `just e2e`, or `sudo -E python3 tests/e2e/run.py`.
+
+It needs root, Go and a machine that is no Kubernetes node. See README.md beside this file.
+Exit status: 0 all passed, 1 a case failed, 2 the test could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import kubelet
+import machine
+import places
+from bench import Bench
+from berth import Berth
+from cases import SCENARIOS, Scenario
+from node import Node
+from say import Score, Trouble, note, problem
+
+
+def main() -> int:
+    args = _arguments()
+    for sort in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sort, _interrupted)
+    try:
+        held = machine.lock()
+        machine.check_no_other_kubelet()
+        _announce(args)
+        for program in (args.berth, args.nvml_library):
+            if not program.is_file():
+                raise Trouble(f"{program} is not there: run `cargo build --release -p berth -p fake-nvml` first")
+        machine.install(machine.missing_packages())
+        kubelet.build()
+        score = _play(args)
+    except Trouble as reason:
+        problem(str(reason))
+        return 2
+    except KeyboardInterrupt:
+        problem("interrupted; everything is stopped and removed")
+        return 2
+    held.close()
+    print(score.last_line(), flush=True)
+    return 0 if score.failed == 0 and score.passed > 0 else 1
+
+
+def _play(args: argparse.Namespace) -> Score:
+    score = Score()
+    logs = _new_logs()
+    try:
+        with Node(logs, args.containerd) as node:
+            note(f"kubelet {kubelet.version()}, containerd {node.containerd.version}; logs in {logs}")
+            for scenario in SCENARIOS:
+                if args.only and scenario.name not in args.only:
+                    continue
+                if scenario.setup.cdi and not node.containerd.has_cdi:
+                    for name in scenario.cases:
+                        score.skip(name, f"containerd {node.containerd.version} has no CDI")
+                    continue
+                _play_scenario(node, scenario, args, logs, score)
+    finally:
+        if score.failed:
+            problem(f"logs of containerd, kubelet, berth and the pods: {logs}")
+    return score
+
+
+def _play_scenario(node: Node, scenario: Scenario, args: argparse.Namespace, logs: Path, score: Score) -> None:
+    """One Berth with one setup on a node without pods. What goes wrong fails the cases that it touches, never the run."""
+    berth = None
+    begin = time.monotonic()
+    left = dict(scenario.cases)
+    try:
+        node.renew()
+        scenario.before()
+        berth = Berth(logs, args.berth, args.nvml_library, scenario.setup)
+        berth.start()
+        bench = Bench(node, berth)
+        for name, case in scenario.cases.items():
+            left.pop(name)
+            try:
+                score.ok(name, case(bench) or "")
+            except Exception as why:  # noqa: BLE001 - whatever a case meets is its failure, and the others go on
+                score.fail(name, why if str(why) else repr(why))
+    except Trouble as why:
+        for name in left:
+            score.fail(name, why)
+    finally:
+        if berth is not None:
+            berth.stop()
+    note(f"setup '{scenario.name}' took {time.monotonic() - begin:.0f} s")
+
+
+def _announce(args: argparse.Namespace) -> None:
+    missing = machine.missing_packages()
+    built = "already built" if kubelet.binary().exists() else f"built now with {machine.go()}, some minutes once"
+    print("Berth against a real kubelet. On this machine it")
+    print(f"  - installs with apt-get: {' '.join(missing) if missing else 'nothing, all packages are there'}")
+    print(f"  - keeps kubelet {kubelet.version()} in {kubelet.binary().parent} ({built})")
+    print(f"  - keeps the logs of the last {places.KEPT_LOGS} runs in {places.cache() / 'logs'}")
+    print(f"  - makes {places.RUN}, {places.LIB}, {places.KUBELET} and removes them at the end")
+    print(f"  - tests {args.berth} with {args.nvml_library}", flush=True)
+
+
+def _new_logs() -> Path:
+    folder = places.cache() / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in sorted(folder.iterdir())[: -(places.KEPT_LOGS - 1)]:
+        shutil.rmtree(old)
+    mine = folder / time.strftime("%Y%m%d-%H%M%S")
+    mine.mkdir()
+    return mine
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Berth against a real kubelet. Needs root and Go; see tests/e2e/README.md.")
+    parser.add_argument("--berth", type=Path, default=places.REPO / "target" / "release" / "berth")
+    parser.add_argument("--nvml-library", type=Path, help="libfake_nvml.so; default: beside berth")
+    parser.add_argument("--containerd", default="", metavar="FOLDER", help="a folder with another containerd, ctr and shim")
+    parser.add_argument("--only", action="append", choices=[s.name for s in SCENARIOS], help="only this setup; repeatable")
+    args = parser.parse_args()
+    args.berth = args.berth.resolve()
+    args.nvml_library = (args.nvml_library or args.berth.parent / "libfake_nvml.so").resolve()
+    return args
+
+
+def _interrupted(*_) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -59,7 +59,9 @@ class Bench:
             raise Trouble(f"container {container} of {pod.name} sees {unknown}, which the API does not list")
         held = self.allocation(pod, container)
         if held.gpus != set(seen):
-            raise Trouble(f"container {container} of {pod.name} sees {value}, but the API holds {set(held.gpus)} for it")
+            raise Trouble(
+                f"container {container} of {pod.name} sees {value}, but the API holds {set(held.gpus)} for it"
+            )
         return seen
 
     def picture(self) -> tuple[dict, dict]:

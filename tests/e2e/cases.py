@@ -66,9 +66,10 @@ def berth_killed(bench: Bench) -> None:
 
 def kubelet_restarted(bench: Bench) -> str:
     before = bench.picture()
-    bench.node.kubelet.stop()
-    bench.node.kubelet.start()
-    took = until("berth registers again", 30, lambda: bench.node.kubelet.registrations_ms(bench.resource), every=0.02)[0]
+    kubelet = bench.node.kubelet
+    kubelet.stop()
+    kubelet.start()
+    took = until("berth registers again", 30, lambda: kubelet.registrations_ms(bench.resource), every=0.02)[0]
     bench.unchanged(before)
     _newcomer(bench, "after-kubelet")
     if took > REGISTER_MS:

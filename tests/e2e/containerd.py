@@ -7,8 +7,12 @@ from pathlib import Path
 
 import images
 import process
+from gomodule import GoModule
 from places import CDI_SPECS, CONTAINERD_SOCKET, LIB, RUN
 from say import Trouble, until
+
+#: A containerd of version 2, for machines whose package is older.
+MODULE = GoModule("containerd", "github.com/containerd/containerd/v2", ["containerd", "containerd-shim-runc-v2", "ctr"])
 
 #: First version whose CRI plugin puts CDI devices into containers.
 _FIRST_WITH_CDI = (1, 7)
@@ -103,6 +107,7 @@ state = "{RUN}/containerd"
 
 [{cri}.containerd.runtimes.runc.options]
   SystemdCgroup = false
+  Root = "{RUN}/runc"
 """
 
 

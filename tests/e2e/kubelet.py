@@ -7,9 +7,6 @@ kubelet's read-only port, which listens on loopback here.
 from __future__ import annotations
 
 import json
-import os
-import re
-import time
 import urllib.error
 import urllib.request
 from datetime import datetime
@@ -17,59 +14,21 @@ from pathlib import Path
 
 import machine
 import process
-from places import CONTAINERD_SOCKET, HERE, KUBELET, MANIFESTS, RUN, cache
-from say import Trouble, note, until
+from gomodule import GoModule
+from places import CONTAINERD_SOCKET, KUBELET, MANIFESTS, RUN
+from say import Trouble, until
 
-MODULE = HERE / "kubelet"
+MODULE = GoModule("kubelet", "k8s.io/kubernetes", ["kubelet"])
 NODE_NAME = "berth-e2e"
 PLUGINS = KUBELET / "device-plugins"
 SOCKET = PLUGINS / "kubelet.sock"
-
-#: A cold build on two cores takes four to eight minutes.
-_BUILD_SECONDS = 3600
-
-
-def version() -> str:
-    """The version that tests/e2e/kubelet/go.mod requires."""
-    found = re.search(r"^require k8s\.io/kubernetes (v\S+)$", (MODULE / "go.mod").read_text(encoding="utf-8"), re.M)
-    if not found:
-        raise Trouble(f"{MODULE / 'go.mod'} requires no k8s.io/kubernetes")
-    return found.group(1)
-
-
-def binary() -> Path:
-    return cache() / f"kubelet-{version()}" / "kubelet"
-
-
-def build() -> Path:
-    """Builds the kubelet if the cache lacks it. The program appears in the cache whole or not at all."""
-    program = binary()
-    if program.exists():
-        return program
-    program.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = program.with_suffix(f".{os.getpid()}")
-    note(f"building kubelet {version()} into {program.parent}; this takes some minutes, once")
-    begin = time.monotonic()
-    command = [machine.go(), "build", "-C", MODULE, "-mod=readonly", "-trimpath", "-ldflags=-s -w"]
-    try:
-        process.run(
-            [*command, "-o", unfinished, "k8s.io/kubernetes/cmd/kubelet"],
-            "build the kubelet (its Go modules come from GOPROXY)",
-            {"CGO_ENABLED": "0"},
-            seconds=_BUILD_SECONDS,
-        )
-        unfinished.rename(program)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    note(f"built in {time.monotonic() - begin:.0f} s")
-    return program
 
 
 class Kubelet:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         config = RUN / "kubelet.json"
-        args = [binary(), "--config", config, "--hostname-override", NODE_NAME, "--v=2"]
+        args = [MODULE.build() / "kubelet", "--config", config, "--hostname-override", NODE_NAME, "--v=2"]
         self._process = process.Process("kubelet", args, logs / "kubelet.log")
         self._config = config
 

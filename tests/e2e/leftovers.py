@@ -19,7 +19,9 @@ from places import CONTAINER_LOGS, CONTAINERD_SOCKET, KUBELET, LIB, MARKER, RUN
 from say import Trouble, problem
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_SETTINGS = LIB / "kernel-settings.json"
+_BEFORE = LIB / "before.json"
+#: Every shim of every containerd keeps its socket here; the folder is fixed in containerd's source.
+_SHIMS = Path("/run/containerd")
 
 
 def remember_machine() -> None:
@@ -27,7 +29,8 @@ def remember_machine() -> None:
     for folder in (RUN, LIB, KUBELET):
         folder.mkdir(parents=True, exist_ok=True)
     MARKER.write_text("Made by Berth's end-to-end test, which removes this folder.\n", encoding="utf-8")
-    _SETTINGS.write_text(json.dumps(machine.kernel_settings()), encoding="utf-8")
+    before = {"kernel": machine.kernel_settings(), "shims": _SHIMS.exists()}
+    _BEFORE.write_text(json.dumps(before), encoding="utf-8")
 
 
 def clean() -> None:
@@ -37,8 +40,11 @@ def clean() -> None:
     kill_containers()
     _unmount_all()
     _remove_log_links()
-    if _SETTINGS.exists():
-        machine.restore_kernel_settings(json.loads(_SETTINGS.read_text(encoding="utf-8")))
+    if _BEFORE.exists():
+        before = json.loads(_BEFORE.read_text(encoding="utf-8"))
+        machine.restore_kernel_settings(before["kernel"])
+        if not before["shims"]:
+            shutil.rmtree(_SHIMS, ignore_errors=True)
     for folder in (RUN, LIB, KUBELET):
         _remove(folder)
 
@@ -72,11 +78,13 @@ def container_pids() -> list[int]:
     """Every process in a container of the kubelet, sandboxes included."""
     pids = set()
     for group in _kubepods():
-        for listing in group.rglob("cgroup.procs"):
+        # os.walk passes over groups that go while it looks.
+        for folder, _, _ in os.walk(group):
             try:
-                pids.update(int(line) for line in listing.read_text(encoding="ascii").split())
+                listing = Path(folder, "cgroup.procs").read_text(encoding="ascii")
             except OSError:
                 continue
+            pids.update(int(line) for line in listing.split())
     return sorted(pids - {0})
 
 

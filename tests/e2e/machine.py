@@ -109,7 +109,10 @@ def _pids() -> list[int]:
 
 
 def _program(pid: int) -> str:
+    """The program's name; empty for one that has ended, even if its parent has not noticed yet."""
     try:
+        if not Path(f"/proc/{pid}/cmdline").read_bytes():
+            return ""
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 import leftovers
@@ -37,6 +38,9 @@ class Node:
         self._stop()
 
     def _stop(self) -> None:
+        # A second Ctrl-C must not cut the clean-up short.
+        for sort in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(sort, signal.SIG_IGN)
         # The kubelet first: it would start killed containers again.
         self.kubelet.stop()
         self.containerd.stop()

@@ -14,19 +14,26 @@ import sys
 import time
 from pathlib import Path
 
+import containerd
 import kubelet
 import machine
 import places
 from bench import Bench
 from berth import Berth
 from cases import SCENARIOS, Scenario
+from gomodule import GoModule
 from node import Node
 from say import Score, Trouble, note, problem
 
 
+_CONTAINERD_HELP = (
+    "`build` makes a containerd 2, which has CDI, from Go modules; or a folder with one. Default: the one of PATH"
+)
+
+
 def main() -> int:
     args = _arguments()
-    for sort in (signal.SIGTERM, signal.SIGHUP):
+    for sort in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sort, _interrupted)
     try:
         held = machine.lock()
@@ -36,7 +43,8 @@ def main() -> int:
             if not program.is_file():
                 raise Trouble(f"{program} is not there: run `cargo build --release -p berth -p fake-nvml` first")
         machine.install(machine.missing_packages())
-        kubelet.build()
+        for module in _modules(args):
+            module.build()
         score = _play(args)
     except Trouble as reason:
         problem(str(reason))
@@ -53,8 +61,9 @@ def _play(args: argparse.Namespace) -> Score:
     score = Score()
     logs = _new_logs()
     try:
-        with Node(logs, args.containerd) as node:
-            note(f"kubelet {kubelet.version()}, containerd {node.containerd.version}; logs in {logs}")
+        binaries = str(containerd.MODULE.folder) if args.containerd == "build" else args.containerd
+        with Node(logs, binaries) as node:
+            note(f"kubelet {kubelet.MODULE.version}, containerd {node.containerd.version}; logs in {logs}")
             for scenario in SCENARIOS:
                 if args.only and scenario.name not in args.only:
                     continue
@@ -84,11 +93,11 @@ def _play_scenario(node: Node, scenario: Scenario, args: argparse.Namespace, log
             left.pop(name)
             try:
                 score.ok(name, case(bench) or "")
-            except Exception as why:  # noqa: BLE001 - whatever a case meets is its failure, and the others go on
+            except Exception as why:  # noqa: BLE001 - whatever a case meets is its failure
                 score.fail(name, why if str(why) else repr(why))
-    except Trouble as why:
+    except Exception as why:  # noqa: BLE001 - as above: the setup could not be made
         for name in left:
-            score.fail(name, why)
+            score.fail(name, why if str(why) else repr(why))
     finally:
         if berth is not None:
             berth.stop()
@@ -97,13 +106,18 @@ def _play_scenario(node: Node, scenario: Scenario, args: argparse.Namespace, log
 
 def _announce(args: argparse.Namespace) -> None:
     missing = machine.missing_packages()
-    built = "already built" if kubelet.binary().exists() else f"built now with {machine.go()}, some minutes once"
     print("Berth against a real kubelet. On this machine it")
     print(f"  - installs with apt-get: {' '.join(missing) if missing else 'nothing, all packages are there'}")
-    print(f"  - keeps kubelet {kubelet.version()} in {kubelet.binary().parent} ({built})")
+    for module in _modules(args):
+        state = "already built" if module.is_built else f"built now with {machine.go()}, some minutes once"
+        print(f"  - keeps {module.name} {module.version} in {module.folder} ({state})")
     print(f"  - keeps the logs of the last {places.KEPT_LOGS} runs in {places.cache() / 'logs'}")
     print(f"  - makes {places.RUN}, {places.LIB}, {places.KUBELET} and removes them at the end")
     print(f"  - tests {args.berth} with {args.nvml_library}", flush=True)
+
+
+def _modules(args: argparse.Namespace) -> list[GoModule]:
+    return [kubelet.MODULE] + ([containerd.MODULE] if args.containerd == "build" else [])
 
 
 def _new_logs() -> Path:
@@ -117,11 +131,15 @@ def _new_logs() -> Path:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Berth against a real kubelet. Needs root and Go; see tests/e2e/README.md.")
+    parser = argparse.ArgumentParser(
+        description="Berth against a real kubelet. Needs root and Go; see tests/e2e/README.md."
+    )
     parser.add_argument("--berth", type=Path, default=places.REPO / "target" / "release" / "berth")
     parser.add_argument("--nvml-library", type=Path, help="libfake_nvml.so; default: beside berth")
-    parser.add_argument("--containerd", default="", metavar="FOLDER", help="a folder with another containerd, ctr and shim")
-    parser.add_argument("--only", action="append", choices=[s.name for s in SCENARIOS], help="only this setup; repeatable")
+    parser.add_argument("--containerd", default="", metavar="build|FOLDER", help=_CONTAINERD_HELP)
+    parser.add_argument(
+        "--only", action="append", choices=[s.name for s in SCENARIOS], help="only this setup; repeatable"
+    )
     args = parser.parse_args()
     args.berth = args.berth.resolve()
     args.nvml_library = (args.nvml_library or args.berth.parent / "libfake_nvml.so").resolve()

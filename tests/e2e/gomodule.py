@@ -1,0 +1,68 @@
+"""Builds programs from one of this test's small Go modules, once, into the cache."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import machine
+import process
+from places import HERE, cache
+from say import Trouble, note
+
+#: A cold build of the kubelet on two cores takes four to eight minutes; this is for slow machines.
+_BUILD_SECONDS = 3600
+
+
+class GoModule:
+    """A folder with a go.mod that requires one program's module, at a fixed version."""
+
+    def __init__(self, name: str, module: str, commands: list[str]) -> None:
+        self.name = name
+        self.module = module
+        self.commands = commands
+        self._source = HERE / name
+
+    @property
+    def version(self) -> str:
+        """The version that our go.mod requires."""
+        text = (self._source / "go.mod").read_text(encoding="utf-8")
+        found = re.search(rf"^require {re.escape(self.module)} (v\S+)$", text, re.M)
+        if not found:
+            raise Trouble(f"{self._source / 'go.mod'} requires no {self.module}")
+        return found.group(1)
+
+    @property
+    def folder(self) -> Path:
+        """Where the programs are kept; the version is part of the name, so a new one is built beside the old one."""
+        return cache() / f"{self.name}-{self.version}"
+
+    @property
+    def is_built(self) -> bool:
+        return self.folder.is_dir()
+
+    def build(self) -> Path:
+        """Builds if the cache lacks it. The folder appears in the cache whole or not at all."""
+        if self.is_built:
+            return self.folder
+        cache().mkdir(parents=True, exist_ok=True)
+        note(f"building {self.name} {self.version} into {self.folder}; this takes some minutes, once")
+        begin = time.monotonic()
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{self.name}-unfinished-", dir=cache()))
+        try:
+            packages = [f"{self.module}/cmd/{command}" for command in self.commands]
+            command = [machine.go(), "build", "-C", self._source, "-mod=readonly", "-trimpath", "-ldflags=-s -w"]
+            process.run(
+                [*command, "-o", f"{unfinished}/", *packages],
+                f"build {self.name} (its Go modules come from GOPROXY)",
+                {"CGO_ENABLED": "0"},
+                seconds=_BUILD_SECONDS,
+            )
+            unfinished.rename(self.folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        note(f"built in {time.monotonic() - begin:.0f} s")
+        return self.folder

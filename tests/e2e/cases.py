@@ -11,12 +11,15 @@ from collections import Counter
 
 from bench import Bench
 from berth import LIBRARY_IN_POD, LIBRARY_ON_HOST, Setup, cdi_variable, write_cdi_spec
+from pods import Container, Pod
 from say import Trouble, until
 
 #: Berth ends an allocation after two rounds 5 s apart, both 30 s after the kubelet's start and after the grant.
 RELEASE_SECONDS = 120
 #: A bound for a busy machine; Berth's own budget is 10 ms. A pod that comes before the registration is refused for good.
 REGISTER_MS = 1000
+#: Longer than the times after which an allocation may end, see above.
+INIT_SECONDS = 45
 #: SIGTERM to exit.
 END_SECONDS = 1.0
 
@@ -95,6 +98,26 @@ def pod_deleted(bench: Bench) -> str:
             bench.gpus_seen(other, container.name)
     _newcomer(bench, "after-release")
     return f"release_seen_within_s={took:.0f}"
+
+
+def init_container(bench: Bench) -> None:
+    """The kubelet's `List` shows no init container, so a plugin that believes it alone frees the GPU meanwhile."""
+    prepare, main = (Container(name, {bench.resource: 1}) for name in ("prepare", "main"))
+    pod = bench.node.run(Pod("init", [main], init=[prepare]))
+    seen = bench.gpus_seen(pod, "prepare")
+    first = bench.allocation(pod, "prepare")
+    end = time.monotonic() + INIT_SECONDS
+    while time.monotonic() < end:
+        if first.id not in [a.id for a in bench.berth.allocations()]:
+            raise Trouble(f"allocation {first.id} ended while init container prepare was running")
+        time.sleep(1)
+    pod.release("prepare")
+    bench.node.running(pod)
+    if bench.gpus_seen(pod, "main") != seen:
+        raise Trouble(f"init container saw {seen}, the app container {bench.gpus_seen(pod, 'main')}")
+    others = [a.gpus for a in bench.berth.allocations() if a.gpus != set(seen)]
+    if others:
+        raise Trouble(f"one pod with one GPU, and the API also holds {others}")
 
 
 def ends_on_sigterm(bench: Bench) -> str:
@@ -190,6 +213,11 @@ SCENARIOS = [
         "five shares",
         Setup(gpus=1, shares=5),
         {"five pods share a GPU, the sixth is refused clearly": sixth_share_refused},
+    ),
+    Scenario(
+        "init",
+        Setup(gpus=2),
+        {"a long init container keeps its GPU, and hands it to the app container": init_container},
     ),
     Scenario(
         "cdi",

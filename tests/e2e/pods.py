@@ -17,6 +17,13 @@ from say import Trouble, until
 
 NAMESPACE = "e2e"
 
+# An init container that ends when the test lets it.
+_INIT_SHELL = """
+trap 'exit 1' TERM
+env > /e2e/{name}.env.new && mv /e2e/{name}.env.new /e2e/{name}.env
+until [ -e /e2e/{name}.go ]; do sleep 0.2 & wait $!; done
+"""
+
 # `wait` returns at once on a signal, `sleep` alone would not; the heartbeat is the host's uptime.
 _SHELL = """
 trap 'exit 0' TERM
@@ -39,11 +46,15 @@ class Container:
 
 
 class Pod:
-    """A static pod. The kubelet appends the node's name to its own; the UID is chosen here, so it is known."""
+    """A static pod. The kubelet appends the node's name to its own; the UID is chosen here, so it is known.
 
-    def __init__(self, name: str, containers: list[Container]) -> None:
+    An init container waits until `release` is called with its name.
+    """
+
+    def __init__(self, name: str, containers: list[Container], init: list[Container] | None = None) -> None:
         self.short_name = name
         self.containers = containers
+        self.init = init or []
         self.uid = str(uuid.uuid4())
 
     @property
@@ -77,6 +88,10 @@ class Pod:
 
         until(f"container {container} of pod {self.name} is alive", seconds, newer)
 
+    def release(self, init_container: str) -> None:
+        """Lets an init container end."""
+        (self.folder / f"{init_container}.go").touch()
+
     def manifest(self) -> str:
         return json.dumps(
             {
@@ -89,7 +104,8 @@ class Pod:
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
                     "terminationGracePeriodSeconds": 2,
-                    "containers": [self._container(c) for c in self.containers],
+                    "initContainers": [self._container(c, _INIT_SHELL) for c in self.init],
+                    "containers": [self._container(c, _SHELL) for c in self.containers],
                     "volumes": [{"name": "e2e", "hostPath": {"path": str(self.folder), "type": "Directory"}}],
                 },
             },
@@ -97,9 +113,9 @@ class Pod:
         )
 
     @staticmethod
-    def _container(container: Container) -> dict:
+    def _container(container: Container, shell: str) -> dict:
         amounts = {name: str(count) for name, count in container.resources.items()}
-        script = _SHELL.format(name=container.name, extra=container.extra)
+        script = shell.format(name=container.name, extra=container.extra)
         return {
             "name": container.name,
             "image": images.BUSYBOX,

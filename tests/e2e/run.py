@@ -14,16 +14,19 @@ import sys
 import time
 from pathlib import Path
 
-import containerd
-import kubelet
-import machine
-import places
-from bench import Bench
-from berth import Berth
-from cases import SCENARIOS, Scenario
-from gomodule import GoModule
-from node import Node
-from say import Score, Trouble, note, problem
+# Run by root in somebody's checkout: leave no compiled files there that only root can remove.
+sys.dont_write_bytecode = True
+
+import containerd  # noqa: E402
+import kubelet  # noqa: E402
+import machine  # noqa: E402
+import places  # noqa: E402
+from bench import Bench  # noqa: E402
+from berth import Berth  # noqa: E402
+from cases import SCENARIOS, Scenario  # noqa: E402
+from gomodule import GoModule  # noqa: E402
+from node import Node  # noqa: E402
+from say import Score, Trouble, note, problem  # noqa: E402
 
 
 _CONTAINERD_HELP = (

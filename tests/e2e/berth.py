@@ -18,7 +18,7 @@ SHARED = "nvidia.com/gpu.shared"
 
 ADMIN = "127.0.0.1:9470"
 _STATE = LIB / "berth"
-_TOKEN = _STATE / "admin.token"
+_TOKEN = _STATE / "token"
 _GPUS_FILE = RUN / "gpus.json"
 
 #: What the library case mounts into every container that holds a whole GPU.
@@ -68,6 +68,7 @@ class Berth:
         self.setup = setup
         config = RUN / "berth.yaml"
         shutil.rmtree(_STATE, ignore_errors=True)
+        LIBRARY_ON_HOST.mkdir(exist_ok=True)
         # JSON is YAML, so no YAML writer is needed.
         config.write_text(json.dumps(_settings(setup, nvml_library), indent=1), encoding="utf-8")
         _GPUS_FILE.write_text(json.dumps(_fake_gpus(setup.gpus), indent=1), encoding="utf-8")
@@ -120,11 +121,14 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
         "adminListen": ADMIN,
         "stack": [stack],
     }
+    edits = {}
     if setup.library:
         mount = {"hostPath": str(LIBRARY_ON_HOST), "containerPath": LIBRARY_IN_POD, "readOnly": True}
-        settings["resources"] = {WHOLE: {"mounts": [mount]}}
+        edits["resources"] = {WHOLE: {"mounts": [mount]}}
     if setup.cdi:
-        settings["deviceListStrategy"] = ["cdi-cri"]
+        edits["deviceListStrategy"] = ["cdi-cri"]
+    if edits:
+        settings["containerEdits"] = edits
     return settings
 
 

@@ -44,7 +44,6 @@ def two_containers(bench: Bench) -> None:
 
 def library_mount(bench: Bench) -> None:
     greeting = f"a library of {time.time_ns()}"
-    LIBRARY_ON_HOST.mkdir(exist_ok=True)
     (LIBRARY_ON_HOST / "libe2e.so").write_text(greeting, encoding="utf-8")
     look = (
         f"cat {LIBRARY_IN_POD}/libe2e.so > /e2e/library\n"

@@ -18,9 +18,9 @@ class Bench:
         self.resource = berth.setup.resource
         self.running: list[Pod] = []
 
-    def pod(self, name: str, containers: dict[str, int], extra: str = "") -> Pod:
-        """A pod whose containers ask for so many devices each."""
-        return Pod(name, [Container(c, {self.resource: n}, extra) for c, n in containers.items()])
+    def pod(self, name: str, containers: dict[str, int], extra: str = "", resource: str = "") -> Pod:
+        """A pod whose containers ask for so many devices each; of the setup's resource, if no other is given."""
+        return Pod(name, [Container(c, {resource or self.resource: n}, extra) for c, n in containers.items()])
 
     def start(self, *pods: Pod) -> None:
         """Hands all pods to the kubelet at once and waits until they run."""
@@ -63,6 +63,15 @@ class Bench:
                 f"container {container} of {pod.name} sees {value}, but the API holds {set(held.gpus)} for it"
             )
         return seen
+
+    def refused(self, pod: Pod) -> dict:
+        """Hands over a pod that must be refused with words that name the resource. Returns its status."""
+        self.node.run(pod)
+        status = self.node.failed(pod)
+        for resource in pod.containers[0].resources:
+            if resource not in status.get("message", ""):
+                raise Trouble(f"the refusal does not name {resource}: {status.get('reason')}: {status.get('message')}")
+        return status
 
     def picture(self) -> tuple[dict, dict]:
         """What a restart of anything must leave alone: containers as the kubelet knows them, and live allocations."""

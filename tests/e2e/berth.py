@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import process
-from kubelet import NODE_NAME
+from kubelet import NODE_NAME, healthy
 from places import CDI_SPECS, KUBELET, LIB, RUN
 from say import Trouble, until
 
@@ -38,10 +38,6 @@ class Setup:
     @property
     def resource(self) -> str:
         return SHARED if self.shares else WHOLE
-
-    @property
-    def devices(self) -> int:
-        return self.gpus * (self.shares or 1)
 
 
 class Allocation:
@@ -77,14 +73,29 @@ class Berth:
         self._process = process.Process("berth", args, logs / "berth.log", env)
 
     def start(self) -> None:
-        """Starts it and waits until it says that it is ready, which is after it registered with the kubelet."""
+        """Starts it and waits until it is ready and the kubelet knows its resource."""
         self._process.start()
 
         def ready() -> bool:
             self._process.check()
-            return _get("/readyz", token="") is not None
+            return _ask("GET", "/readyz") is not None
 
         until("berth is ready (/readyz)", 30, ready, every=0.02)
+        self.registered(self.setup.resource)
+
+    def registered(self, resource: str) -> None:
+        """Waits until the kubelet watches the device list of `resource`, by Berth's word and by the kubelet's own."""
+
+        def look() -> bool:
+            self._process.check()
+            for shown in self._get("/api/v1/node")["resources"]:
+                if shown["resource"] == resource:
+                    if not shown["registration"]["done"]:
+                        raise Trouble(shown["registration"].get("waiting", "registration is not done"))
+                    return bool(healthy(resource))
+            return False
+
+        until(f"the kubelet knows {resource}", 30, look, every=0.02)
 
     def crash(self) -> None:
         """kill -9."""
@@ -96,22 +107,35 @@ class Berth:
 
     def gpus(self) -> set[str]:
         """The UUIDs of all GPUs that it manages."""
-        return {gpu["uuid"] for gpu in self._list("/api/v1/gpus")}
+        return {gpu["uuid"] for gpu in self._get("/api/v1/gpus")["items"]}
 
     def allocations(self) -> list[Allocation]:
         """The live allocations."""
         self._process.check()
-        return [Allocation(shown) for shown in self._list("/api/v1/allocations")]
+        return [Allocation(shown) for shown in self._get("/api/v1/allocations")["items"]]
 
-    def _list(self, path: str) -> list:
-        reply = json.loads(_get(path, _TOKEN.read_text(encoding="ascii").strip()))
-        return reply["items"] if isinstance(reply, dict) else reply
+    def cordon(self, gpu: str) -> None:
+        self._ask("PUT", f"/api/v1/gpus/{gpu}/cordon", {"reason": "e2e"})
+
+    def uncordon(self, gpu: str) -> None:
+        self._ask("DELETE", f"/api/v1/gpus/{gpu}/cordon")
+
+    def share(self, shares: int) -> None:
+        """Changes the policy of the running daemon: from now on every GPU is offered in so many shares."""
+        self._ask("PUT", "/api/v1/stack", {"entries": [_timeslice(shares)]})
+
+    def _get(self, path: str) -> dict:
+        return json.loads(self._ask("GET", path))
+
+    def _ask(self, method: str, path: str, body: dict | None = None) -> str:
+        return _ask(method, path, _TOKEN.read_text(encoding="ascii").strip(), body)
+
+
+def _timeslice(shares: int) -> dict:
+    return {"policy": "timeslice", "parameters": {"replicas": shares}}
 
 
 def _settings(setup: Setup, nvml_library: Path) -> dict:
-    stack = {"policy": "exclusive"}
-    if setup.shares:
-        stack = {"policy": "timeslice", "parameters": {"replicas": setup.shares}}
     settings = {
         "nodeName": NODE_NAME,
         "kubeletDir": str(KUBELET),
@@ -119,7 +143,7 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
         "gpus": "nvml",
         "nvmlLibrary": str(nvml_library),
         "adminListen": ADMIN,
-        "stack": [stack],
+        "stack": [_timeslice(setup.shares) if setup.shares else {"policy": "exclusive"}],
     }
     edits = {}
     if setup.library:
@@ -162,14 +186,18 @@ def cdi_variable(uuid: str) -> str:
     return "E2E_CDI_" + uuid.replace("-", "_").upper()
 
 
-def _get(path: str, token: str) -> str:
+def _ask(method: str, path: str, token: str = "", body: dict | None = None) -> str:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(f"http://{ADMIN}{path}", headers=headers)
+    data = None
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+        data = json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{ADMIN}{path}", data, headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=5) as reply:
+        with urllib.request.urlopen(request, timeout=30) as reply:
             return reply.read().decode()
     except urllib.error.HTTPError as error:
         detail = error.read().decode(errors="replace")[:300]
-        raise Trouble(f"GET {path}: {error.code}: {detail}") from error
+        raise Trouble(f"{method} {path}: {error.code}: {detail}") from error
     except (urllib.error.URLError, OSError) as error:
-        raise Trouble(f"GET {path}: {error}") from error
+        raise Trouble(f"{method} {path}: {error}") from error

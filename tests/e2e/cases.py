@@ -10,7 +10,8 @@ import time
 from collections import Counter
 
 from bench import Bench
-from berth import LIBRARY_IN_POD, LIBRARY_ON_HOST, Setup, cdi_variable, write_cdi_spec
+from berth import LIBRARY_IN_POD, LIBRARY_ON_HOST, SHARED, Setup, cdi_variable, write_cdi_spec
+from kubelet import healthy
 from pods import Container, Pod
 from say import Trouble, until
 
@@ -20,6 +21,8 @@ RELEASE_SECONDS = 120
 REGISTER_MS = 1000
 #: Longer than the times after which an allocation may end, see above.
 INIT_SECONDS = 45
+#: A changed device list is on its way to the kubelet at once.
+LIST_SECONDS = 5
 #: SIGTERM to exit.
 END_SECONDS = 1.0
 
@@ -146,16 +149,46 @@ def sixth_share_refused(bench: Bench) -> str:
     bench.start(*pods)
     for pod in pods:
         bench.gpus_seen(pod, "main")
-    sixth = bench.node.run(bench.pod("one-too-many", {"main": 1}))
-    status = bench.node.failed(sixth)
-    message = status.get("message", "")
-    if bench.resource not in message:
-        raise Trouble(f"the refusal does not name {bench.resource}: {status.get('reason')}: {message}")
+    status = bench.refused(bench.pod("one-too-many", {"main": 1}))
     if len(bench.berth.allocations()) != 5:
         raise Trouble(f"five pods hold a share, the API shows {len(bench.berth.allocations())} allocations")
     for pod in pods:
         pod.beats("main")
     return f"reason={status.get('reason')}"
+
+
+def cordoned_gpu(bench: Bench) -> None:
+    first = bench.pod("first", {"main": 1})
+    bench.start(first)
+    held = set(bench.gpus_seen(first, "main"))
+    (free,) = bench.berth.gpus() - held
+    before = bench.picture()
+    bench.berth.cordon(free)
+    until("the kubelet knows of the cordon", LIST_SECONDS, lambda: free not in healthy(bench.resource), every=0.02)
+    bench.refused(bench.pod("too-early", {"main": 1}))
+    bench.unchanged(before)
+    bench.berth.uncordon(free)
+    until("the kubelet knows of its end", LIST_SECONDS, lambda: free in healthy(bench.resource), every=0.02)
+    _newcomer(bench, "later")
+
+
+def policy_changed(bench: Bench) -> None:
+    whole = bench.pod("whole", {"main": 1})
+    bench.start(whole)
+    held = set(bench.gpus_seen(whole, "main"))
+    before = bench.picture()
+    bench.berth.share(4)
+    bench.berth.registered(SHARED)
+    bench.unchanged(before)
+    shares = [bench.pod(f"share-{n}", {"main": 1}, resource=SHARED) for n in range(4)]
+    bench.start(*shares)
+    for pod in shares:
+        doubly = held & set(bench.gpus_seen(pod, "main"))
+        if doubly:
+            raise Trouble(f"{pod.name} has a share of {doubly}, which {whole.name} holds whole")
+    bench.refused(bench.pod("one-too-many", {"main": 1}, resource=SHARED))
+    bench.gpus_seen(whole, "main")
+    whole.beats("main")
 
 
 def cdi_devices(bench: Bench) -> None:
@@ -217,6 +250,16 @@ SCENARIOS = [
         "init",
         Setup(gpus=2),
         {"a long init container keeps its GPU, and hands it to the app container": init_container},
+    ),
+    Scenario(
+        "cordon",
+        Setup(gpus=2),
+        {"a cordoned GPU gets no pod until it is uncordoned": cordoned_gpu},
+    ),
+    Scenario(
+        "policy",
+        Setup(gpus=2),
+        {"from whole GPUs to shares while it runs: the whole GPU stays one pod's": policy_changed},
     ),
     Scenario(
         "cdi",

@@ -24,6 +24,15 @@ PLUGINS = KUBELET / "device-plugins"
 SOCKET = PLUGINS / "kubelet.sock"
 
 
+def healthy(resource: str) -> set[str]:
+    """The ids of `resource` that the kubelet holds for healthy. It writes them with each device list that it takes."""
+    try:
+        checkpoint = json.loads((PLUGINS / "kubelet_internal_checkpoint").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return set()
+    return set((checkpoint["Data"].get("RegisteredDevices") or {}).get(resource) or [])
+
+
 class Kubelet:
     def __init__(self, logs: Path) -> None:
         self._logs = logs

@@ -1,0 +1,50 @@
+# The one list of commands; .ci/run calls the same ones.
+
+# What there is
+default:
+    @just --list
+
+# Everything that must be green
+ci: lint test policies-test
+
+# Formatting, clippy with warnings as errors, rustdoc without warnings
+lint:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+# The README's test command, and the members' own tests
+test:
+    cargo test --locked
+    cargo test --locked -p fake-nvml -p kubelet-standin
+
+# The policies' native unit tests and lints
+policies-test:
+    cargo fmt --manifest-path policies-wasm/Cargo.toml --all --check
+    cargo clippy --manifest-path policies-wasm/Cargo.toml --all-targets --locked -- -D warnings
+    cargo test --manifest-path policies-wasm/Cargo.toml --locked
+
+# Compile the shipped policies to policies-wasm/prebuilt (needs a wasm target; installs Debian's where rustup has none)
+policies:
+    policies-wasm/build.sh
+
+# Licences, bans and sources of dependencies (cargo install cargo-deny); advisories need the open internet
+deny:
+    cargo deny --all-features check licenses bans sources
+
+# The simulated node, the stand-in kubelet and a workload
+demo *ARGS:
+    cargo run --release --example demo -- {{ARGS}}
+
+# Budgets as ratios in one run
+bench:
+    cargo bench --locked --bench policy_call
+
+# Against a real kubelet: installs containerd and runc, builds kubelet from Go modules, needs root
+e2e *ARGS:
+    cargo build --release --locked -p berth -p fake-nvml
+    python3 tests/e2e/run.py {{ARGS}}
+
+# Write the API's document anew
+openapi:
+    cargo run --quiet --locked -- openapi > openapi/berth.json

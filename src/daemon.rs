@@ -294,6 +294,11 @@ impl Daemon {
     /// Takes over what pods hold before the first registration: a device that is in use must not be
     /// offered as free.
     async fn adopt(&self, front: &kubelet::Front) {
+        let known = self.door().snapshot();
+        if !known.live.is_empty() || !known.ended.is_empty() {
+            // The store knows better than a checkpoint that may be stale; rounds do the rest.
+            return self.progress.adoption(Step::Done);
+        }
         if self.config.skip_adoption {
             tracing::warn!("running pods are not adopted (--skip-adoption)");
             return self.progress.adoption(Step::Done);

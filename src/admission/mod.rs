@@ -9,6 +9,7 @@ mod stack;
 mod stack_tests;
 mod thread;
 
+pub use crate::kernel::command::Attempt;
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record};
 pub use gpu_watch::GpuWatch;
 pub use stack::{Baseline, CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
@@ -153,9 +154,9 @@ impl Door {
     /// # Errors
     /// If it is refused or cannot be done now; then nothing was granted, except after
     /// [`AskError::Late`], where it may have been and ends as `neverStarted`.
-    pub async fn allocate(&self, request: AdmitRequest) -> Result<Granted, AskError> {
+    pub async fn allocate(&self, request: AdmitRequest, attempt: Attempt) -> Result<Granted, AskError> {
         let (reply, answer) = oneshot::channel();
-        send(&self.kubelet_jobs, KubeletJob::Allocate { request, reply })?;
+        send(&self.kubelet_jobs, KubeletJob::Allocate { request, attempt, reply })?;
         within(answer).await?
     }
 

@@ -8,7 +8,7 @@ use super::stack::{Baseline, Offers, Walk};
 use crate::keeper::{Answered, AskError, Handle, Snapshot};
 use crate::kernel::allocation::Allocation;
 use crate::kernel::change::Change;
-use crate::kernel::command::{Command, NewStack};
+use crate::kernel::command::{Attempt, Command, NewStack};
 use crate::kernel::gpu::Reading;
 use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement};
 use crate::kernel::refusal::Refusal;
@@ -24,7 +24,7 @@ const GATHER: Duration = Duration::from_millis(50);
 
 /// What the kubelet waits for.
 pub(super) enum KubeletJob {
-    Allocate { request: AdmitRequest, reply: oneshot::Sender<Result<Granted, AskError>> },
+    Allocate { request: AdmitRequest, attempt: Attempt, reply: oneshot::Sender<Result<Granted, AskError>> },
     Place { request: PlaceRequest, reply: oneshot::Sender<(Placement, String)> },
 }
 
@@ -116,8 +116,8 @@ impl Worker {
 
     fn kubelet_job(&self, job: KubeletJob) {
         match job {
-            KubeletJob::Allocate { request, reply } => {
-                let _ = reply.send(self.allocate(&request));
+            KubeletJob::Allocate { request, attempt, reply } => {
+                let _ = reply.send(self.allocate(&request, attempt));
             }
             KubeletJob::Place { request, reply } => {
                 let node = self.keeper.snapshot();
@@ -156,13 +156,13 @@ impl Worker {
     }
 
     /// Asks the stack and the keeper; once more if the node moved between the two.
-    fn allocate(&self, request: &AdmitRequest) -> Result<Granted, AskError> {
+    fn allocate(&self, request: &AdmitRequest, attempt: Attempt) -> Result<Granted, AskError> {
         let mut again = false;
         loop {
             let node = self.keeper.snapshot();
             let answer = self.walk(&node, |walk| walk.admit(request));
             let command =
-                Command::Allocate { request: request.clone(), answer, seen: node.generation, again };
+                Command::Allocate { request: request.clone(), answer, seen: node.generation, again, attempt };
             match self.keeper.ask(command) {
                 Err(AskError::Refused(Refusal::Moved)) if !again => again = true,
                 Err(error) => return Err(error),

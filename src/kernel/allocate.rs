@@ -3,7 +3,7 @@
 use super::allocation::{Allocation, Decision, Holder, LIVE_ALLOCATIONS_MAX};
 use super::breaker;
 use super::change::{Change, Entry};
-use super::command::{Rules, StackAnswer};
+use super::command::{Attempt, Rules, StackAnswer};
 use super::decide::Verdict;
 use super::drain::Drain;
 use super::health::HealthState;
@@ -15,17 +15,24 @@ use super::refusal::Refusal;
 use super::time::Now;
 use std::collections::BTreeMap;
 
-/// Decides one Allocate. `current`: the stack's answer may be taken as it is, because the ledger
-/// did not move since or the stack was already asked twice.
+/// One Allocate, and what the stack made of it.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    /// What is asked.
+    pub request: &'a AdmitRequest,
+    /// What the stack said.
+    pub answer: &'a StackAnswer,
+    /// Whether the stack's answer may be taken as it is, because the ledger did not move since or
+    /// the stack was already asked twice.
+    pub current: bool,
+    /// Whether a round could still cure a refusal.
+    pub attempt: Attempt,
+}
+
+/// Decides one Allocate.
 #[must_use]
-pub fn allocate(
-    ledger: &Ledger,
-    rules: &Rules,
-    request: &AdmitRequest,
-    answer: &StackAnswer,
-    current: bool,
-    now: Now,
-) -> Verdict {
+pub fn allocate(ledger: &Ledger, rules: &Rules, asked: Asked<'_>, now: Now) -> Verdict {
+    let Asked { request, answer, current, attempt } = asked;
     let judged = checked(ledger, rules, request, now).and_then(|()| allowed(answer, current));
     let mut changes = Vec::new();
     let refusal = match judged {
@@ -37,7 +44,7 @@ pub fn allocate(
             None
         }
         Err(refusal) => {
-            if counts_for_breaker(&refusal) {
+            if counts_for_breaker(&refusal, attempt) {
                 let next = breaker::denied(ledger.breakers.get(&request.resource), &rules.timing, now);
                 changes
                     .push(Change::BreakerTurned { resource: request.resource.clone(), breaker: Some(next) });
@@ -49,11 +56,12 @@ pub fn allocate(
 }
 
 /// A refusal that the same request would meet again, so that a controller would try for ever.
-fn counts_for_breaker(refusal: &Refusal) -> bool {
-    matches!(
-        refusal,
-        Refusal::Held { .. } | Refusal::DoesNotFit { .. } | Refusal::Denied { .. } | Refusal::Faulted { .. }
-    )
+fn counts_for_breaker(refusal: &Refusal, attempt: Attempt) -> bool {
+    match refusal {
+        Refusal::Held { .. } | Refusal::DoesNotFit { .. } => attempt == Attempt::Last,
+        Refusal::Denied { .. } | Refusal::Faulted { .. } => true,
+        _ => false,
+    }
 }
 
 fn allowed(answer: &StackAnswer, current: bool) -> Result<(Vec<String>, Terms), Refusal> {

@@ -21,6 +21,8 @@ pub enum Command {
         seen: u64,
         /// Whether this is the second try after [`super::refusal::Refusal::Moved`].
         again: bool,
+        /// Whether a round could still cure a refusal.
+        attempt: Attempt,
     },
     /// A look at the GPUs.
     Look(Inventory),
@@ -75,6 +77,15 @@ pub enum Command {
     },
     /// Time passed: ids leave, breakers move.
     Tick,
+}
+
+/// The front end submits once, and once more after a round where that may cure the refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// A refusal that a round may cure is not yet one: it does not count for the breaker.
+    First,
+    /// What is refused now is refused.
+    Last,
 }
 
 /// A stack to activate.

@@ -27,15 +27,10 @@ pub struct Verdict {
 #[must_use]
 pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Verdict {
     let decided = match command {
-        Command::Allocate { request, answer, seen, again } => {
-            return allocate::allocate(
-                ledger,
-                rules,
-                request,
-                answer,
-                *seen == ledger.generation || *again,
-                now,
-            );
+        Command::Allocate { request, answer, seen, again, attempt } => {
+            let current = *seen == ledger.generation || *again;
+            let asked = allocate::Asked { request, answer, current, attempt: *attempt };
+            return allocate::allocate(ledger, rules, asked, now);
         }
         Command::Look(inventory) => Ok(look::look(ledger, inventory, rules, now)),
         Command::Triaged { reading, answer } => Ok(look::triaged(ledger, reading, answer, now)),

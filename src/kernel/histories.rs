@@ -218,6 +218,7 @@ impl World {
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
             seen: self.ledger.generation,
             again: false,
+            attempt: super::command::Attempt::Last,
         };
         let entry = self.turn(&command)?;
         Ok(entry

@@ -11,7 +11,7 @@ use super::wire::v1beta1::{
     PreferredAllocationResponse,
 };
 use super::{convert, parse, parse::BadRequest, status};
-use crate::admission::{Door, Granted};
+use crate::admission::{Attempt, Door, Granted};
 use crate::config::Edits;
 use crate::keeper::AskError;
 use crate::kernel::names::{DeviceId, Resource};
@@ -178,14 +178,14 @@ impl Desk {
 
     /// Asks once, and once more after a round where a holder may have left unnoticed.
     async fn grant(&self, admit: AdmitRequest) -> Result<Granted, AskError> {
-        match self.door.allocate(admit.clone()).await {
+        match self.door.allocate(admit.clone(), Attempt::First).await {
             Err(AskError::Refused(refusal)) if refusal.round_may_cure() => {
                 tracing::info!(
                     resource = %self.resource, %refusal,
                     "looking whether the holder is still there"
                 );
                 self.rounds.cure().await;
-                self.door.allocate(admit).await
+                self.door.allocate(admit, Attempt::Last).await
             }
             answer => answer,
         }

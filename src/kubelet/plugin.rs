@@ -105,6 +105,12 @@ impl Plugin {
         }
         self.desk.end_streams();
         if let Some(socket) = self.socket.take() {
+            // The kubelet closes its connection a moment before its device manager hears of it; a
+            // process that registers in between would get a dead endpoint. So the file, which
+            // tells the next process to wait, goes only after that moment.
+            if tokio::time::timeout(self.settings.waits.leave_within, socket.deserted()).await.is_ok() {
+                tokio::time::sleep(self.settings.waits.settle).await;
+            }
             socket.stop(self.settings.waits.stop_limit).await;
         }
         let resource = self.desk.resource.clone();

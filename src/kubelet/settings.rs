@@ -70,6 +70,8 @@ pub struct Waits {
     pub watch_within: Duration,
     /// How long the kubelet gets to close its connection after we ended the stream.
     pub close_within: Duration,
+    /// The same when the daemon ends: it has a second for everything.
+    pub leave_within: Duration,
     /// How long after that before a Register: it closes the connection before it tells its own
     /// device manager, and a Register in between gets a dead endpoint.
     pub settle: Duration,
@@ -105,6 +107,7 @@ impl Default for Waits {
             refused_again_max: Duration::from_secs(2),
             watch_within: Duration::from_secs(5),
             close_within: Duration::from_secs(1),
+            leave_within: Duration::from_millis(400),
             settle: Duration::from_millis(250),
             quick_loss: Duration::from_secs(10),
             quick_losses_max: 3,
@@ -113,7 +116,7 @@ impl Default for Waits {
             cure_limit: Duration::from_secs(1),
             gather: Duration::from_millis(50),
             look_again: Duration::from_secs(1),
-            stop_limit: Duration::from_secs(1),
+            stop_limit: Duration::from_millis(200),
         }
     }
 }

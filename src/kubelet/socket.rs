@@ -95,12 +95,17 @@ impl Socket {
         let _ = connections.wait_for(|n| *n == 0).await;
     }
 
-    /// Takes no more connections, lets calls under way end, at most for this long. The socket file
-    /// stays: it tells the next process that a kubelet may still be noticing our end.
+    /// Takes no more connections, lets calls under way end, at most for this long, and removes the
+    /// socket file. One left by a kill tells the next process that a kubelet may still be noticing
+    /// our end.
     pub(super) async fn stop(mut self, limit: Duration) {
         self.stop.send_replace(true);
         if tokio::time::timeout(limit, &mut self.serving).await.is_err() {
             self.serving.abort();
+        }
+        if self.is_in_place() {
+            // Gone already is as good.
+            let _ = fs::remove_file(&self.path);
         }
     }
 }

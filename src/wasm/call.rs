@@ -62,8 +62,11 @@ impl Runner {
 
     /// Asks in a fresh instance: nothing is carried from one call to the next, not even after a
     /// trap, and a decision can be replayed alone.
+    ///
+    /// `who` is for the log.
     pub(super) fn call<R>(
         &self,
+        who: &str,
         policy: &PolicyPre<Guest>,
         wall_ms: u64,
         ask: impl FnOnce(&Policy, &mut Store<Guest>) -> Result<R>,
@@ -91,10 +94,10 @@ impl Runner {
         };
         let guest = store.data();
         for line in &guest.said {
-            tracing::debug!(target: "policy", "{line}");
+            tracing::debug!(target: "policy", who, "{line}");
         }
         if guest.unheard > 0 {
-            tracing::debug!(target: "policy", lines = guest.unheard, "more lines than are kept");
+            tracing::debug!(target: "policy", who, lines = guest.unheard, "more lines than are kept");
         }
         let answer = answer.map_err(|error| fault::fault(&error, guest, stage, wall_ms));
         (answer, cost)

@@ -117,6 +117,7 @@ impl View<'_> {
     }
 
     fn device_indices(&self, resource: &Resource, ids: &[DeviceId]) -> Result<Vec<u32>, Fault> {
+        let resource = self.resource_index(resource).ok_or_else(|| unknown("resource", resource))?;
         let index = |id| self.device_index(resource, id).ok_or_else(|| unknown("device", id));
         ids.iter().map(index).collect()
     }

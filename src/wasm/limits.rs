@@ -8,11 +8,11 @@ pub const MODULE_BYTES_MAX: usize = 32 << 20;
 /// Largest compiled artifact, bytes. The largest measured has 37 MB: three times that.
 pub const ARTIFACT_BYTES_MAX: usize = 128 << 20;
 
-/// Fuel of one call, about one unit an instruction. The tightest loop uses 2.2 units a nanosecond,
-/// so this is 90 ms of the machine of the measurements, and a fifth of the wall time that backs it
-/// up. A shipped policy uses 1.4e5 for 8 GPUs of 10 devices and 1.7e6 for the largest node (16 x
-/// 128): room for interpreted ones, which take some twenty times as long.
-pub const FUEL_PER_CALL: u64 = 200_000_000;
+/// Fuel of one call, about one unit an instruction. `place` on the largest node (16 x 128) took
+/// 1.7e6 in Rust, 6.3e7 in Python, 6.9e7 in JavaScript on QuickJS and 1.7e8 on StarlingMonkey: a bit
+/// over twice that. The tightest loop uses 2.2 units a nanosecond, so this is at least 180 ms of
+/// the machine of the measurements, and well below the wall time that backs it up.
+pub const FUEL_PER_CALL: u64 = 400_000_000;
 /// The clock's tick for the wall-time backstop, milliseconds. A call is stopped at most two ticks
 /// after its time.
 pub const EPOCH_TICK_MS: u64 = 5;
@@ -59,11 +59,10 @@ pub const LOG_BYTE_FUEL: u64 = 16;
 pub const COMPILE_WALL_S_MAX: u64 = 90;
 /// Processor time of one compilation, seconds.
 pub const COMPILE_CPU_S_MAX: u64 = 60;
-/// Address space of the compiler, bytes. Python's guest needs 310 MB.
+/// Address space of the compiler, bytes. Python's guest and StarlingMonkey's need up to 512 MiB.
 pub const COMPILE_MEMORY_BYTES_MAX: u64 = 768 << 20;
-/// Below this the compiler does not start. A shipped policy needs about 100 MiB, most of it the
-/// program's own mapping.
-pub const COMPILE_MEMORY_BYTES_MIN: u64 = 192 << 20;
+/// Below this the compiler does not start. A shipped policy needs 32 MiB, QuickJS 128.
+pub const COMPILE_MEMORY_BYTES_MIN: u64 = 128 << 20;
 /// What the daemon keeps for itself of the memory limit of its cgroup, bytes: its budget of 28 MB
 /// and as much again.
 pub const DAEMON_MEMORY_BYTES: u64 = 64 << 20;

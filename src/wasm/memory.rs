@@ -78,6 +78,6 @@ mod tests {
         assert_eq!(share_of(Some(8192 * MIB)), Ok(768 * MIB));
         assert_eq!(share_of(Some(512 * MIB)), Ok(448 * MIB));
         let error = share_of(Some(128 * MIB)).unwrap_err();
-        assert!(error.contains("128 MiB") && error.contains("256 MiB"), "{error}");
+        assert!(error.contains("128 MiB") && error.contains("192 MiB"), "{error}");
     }
 }

@@ -85,6 +85,7 @@ pub struct WasmPolicies {
 
 struct Installed {
     version: PolicyVersion,
+    label: String,
     module: Module,
 }
 
@@ -123,10 +124,10 @@ impl WasmPolicies {
             Ok(question) => question,
             Err(fault) => return (Err(fault), Cost::default()),
         };
-        let policy = &installed.module.policy;
+        let (who, policy) = (&installed.label, &installed.module.policy);
         let (told, cost) = self
             .runner
-            .call(policy, call.wall_ms_max, |policy, store| question.put(policy, store, &view.context));
+            .call(who, policy, call.wall_ms_max, |policy, store| question.put(policy, store, &view.context));
         (told.and_then(|told| view.answer(told, call.question)), cost)
     }
 
@@ -138,7 +139,7 @@ impl WasmPolicies {
     /// Makes an artifact callable and remembers it under its version.
     fn enter(&self, version: PolicyVersion, module: Module) -> PolicyVersion {
         let mut installed = self.installed.write().unwrap_or_else(PoisonError::into_inner);
-        let entry = Installed { version: version.clone(), module };
+        let entry = Installed { label: version.label(), version: version.clone(), module };
         installed.insert(version.digest.clone(), Arc::new(entry));
         version
     }
@@ -210,7 +211,10 @@ impl Policies for WasmPolicies {
         let compiled = self.compiler.compile(&component)?;
         let module = Module::load(&self.runner, &compiled.artifact)?;
         let kept = self.artifacts.keep(&version.digest, &component, &compiled.artifact);
-        kept.map_err(|error| trouble(format!("cannot keep the policy: {error}")))?;
+        if let Err(error) = kept {
+            // It works; the next start compiles once more.
+            tracing::warn!("cannot keep the compiled policy {}: {error}", version.label());
+        }
         let artifact = digest(&compiled.artifact);
         let version = PolicyVersion { artifact, ..version.clone() };
         Ok(self.enter(version, module))

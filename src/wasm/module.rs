@@ -52,8 +52,9 @@ impl Module {
     /// # Errors
     /// If it cannot say, or what it says breaks a rule.
     pub(super) fn describe(&self, runner: &Runner) -> Result<Description, InstallError> {
-        let (answer, _) =
-            runner.call(&self.policy, DESCRIBE_WALL_MS_MAX, |policy, store| policy.call_describe(store));
+        let (answer, _) = runner.call("describe", &self.policy, DESCRIBE_WALL_MS_MAX, |policy, store| {
+            policy.call_describe(store)
+        });
         let description = answer.map_err(|fault| not_a_policy(format!("`describe`: {fault}")))?;
         check(description).map_err(|words| not_a_policy(format!("`describe`: {words}")))
     }

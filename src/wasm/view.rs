@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::bindings::berth::policy::types as wit;
 use crate::kernel::allocation::{Allocation, Holder};
-use crate::kernel::breaker::Phase;
+use crate::kernel::breaker::{Breaker, Phase};
 use crate::kernel::drain::Drain;
 use crate::kernel::gpu::{Part, Path};
 use crate::kernel::health::HealthState;
@@ -68,9 +68,9 @@ impl<'a> View<'a> {
         index(self.resources.binary_search(&resource).ok()?)
     }
 
-    /// The index of a device; `None` if it is not of this snapshot.
-    pub(super) fn device_index(&self, resource: &Resource, id: &DeviceId) -> Option<u32> {
-        let key = (self.part_index(&id.part)?, self.resource_index(resource)?, id.share);
+    /// The index of a device of a resource, by its index; `None` if it is not of this snapshot.
+    pub(super) fn device_index(&self, resource: u32, id: &DeviceId) -> Option<u32> {
+        let key = (self.part_index(&id.part)?, resource, id.share);
         index(self.devices.binary_search(&key).ok()?)
     }
 
@@ -116,13 +116,19 @@ impl<'a> View<'a> {
         let may_grant = ledger.may_grant(state);
         let memory_mib = state.memory_to_grant_mib(memory_overcommit_percent);
         let taken = state.taken();
-        for ((resource, share), device) in &state.devices {
-            let paused = matches!(
-                ledger.breakers.get(resource).map(|breaker| breaker.phase),
-                Some(Phase::Open { .. })
-            );
-            let Some(resource) = self.resource_index(resource) else {
-                continue;
+        // Devices come resource by resource, so each is looked up once.
+        let mut last: Option<(&Resource, u32, bool)> = None;
+        for ((name, share), device) in &state.devices {
+            let (_, resource, paused) = match last.filter(|(known, ..)| *known == name) {
+                Some(known) => known,
+                None => {
+                    let open = |breaker: &Breaker| matches!(breaker.phase, Phase::Open { .. });
+                    let paused = ledger.breakers.get(name).is_some_and(open);
+                    let Some(index) = self.resource_index(name) else {
+                        continue;
+                    };
+                    *last.insert((name, index, paused))
+                }
             };
             self.devices.push((index, resource, *share));
             self.context.node.devices.push(wit::Device {
@@ -148,13 +154,14 @@ impl<'a> View<'a> {
     }
 
     fn allocation(&self, allocation: &Allocation, now: Now) -> wit::Allocation {
-        let devices = allocation.devices.iter();
         let age_ms = now.wall_ms.saturating_sub(allocation.granted_wall_ms);
+        // A held device stays listed, so its resource and itself are always there.
+        let resource = self.resource_index(&allocation.resource).unwrap_or_default();
+        let devices = allocation.devices.iter();
         wit::Allocation {
             id: allocation.id.to_string(),
-            // A held device stays listed, so both are always there.
-            resource: self.resource_index(&allocation.resource).unwrap_or_default(),
-            devices: devices.filter_map(|id| self.device_index(&allocation.resource, id)).collect(),
+            resource,
+            devices: devices.filter_map(|id| self.device_index(resource, id)).collect(),
             holder: holder_to_wit(&allocation.holder),
             age_seconds: seconds(age_ms),
             overlapped: allocation.overlapped,

@@ -53,8 +53,7 @@ fn sources_digest(workspace: &Path, policy: &str) -> Result<String> {
     files.sort();
     let mut digest = Sha256::new();
     for file in files {
-        let content =
-            fs::read(workspace.join(&file)).with_context(|| format!("read {}", file.display()))?;
+        let content = fs::read(workspace.join(&file)).with_context(|| format!("read {}", file.display()))?;
         let length = u64::try_from(content.len())?;
         digest.update(file.to_str().context("paths are UTF-8")?);
         digest.update([0]);

@@ -4,9 +4,7 @@
 //! `nvidia.com/mig-<profile>`, the name that NVIDIA's own plugin gives it. Which GPUs a container
 //! gets is left to the daemon's baseline, which places by links and NUMA nodes.
 
-use berth_policy_sdk::{
-    Consumes, Description, Hooks, Node, OfferAnswer, OfferLine, Part, PartOffer, Policy,
-};
+use berth_policy_sdk::{Consumes, Description, Hooks, Node, OfferAnswer, OfferLine, Part, PartOffer, Policy};
 use serde::Deserialize;
 
 /// Attribute of a MIG instance, such as `1g.10gb`.
@@ -57,21 +55,11 @@ impl Policy for Exclusive {
             .zip(&node.parts)
             .filter_map(|(index, part)| {
                 let resource = self.resource_of(part)?;
-                let line = OfferLine {
-                    resource,
-                    count: 1,
-                    consumes: Consumes::Whole,
-                };
-                Some(PartOffer {
-                    part: index,
-                    lines: vec![line],
-                })
+                let line = OfferLine { resource, count: 1, consumes: Consumes::Whole };
+                Some(PartOffer { part: index, lines: vec![line] })
             })
             .collect();
-        Some(OfferAnswer {
-            parts,
-            again_after_seconds: None,
-        })
+        Some(OfferAnswer { parts, again_after_seconds: None })
     }
 }
 
@@ -84,10 +72,7 @@ impl Exclusive {
         }
         let profile = part.attributes.iter().find(|a| a.key == MIG_PROFILE)?;
         // A resource name allows no `+` (`1g.10gb+me`); NVIDIA's plugin writes a dot.
-        Some(format!(
-            "nvidia.com/mig-{}",
-            profile.value.replace('+', ".")
-        ))
+        Some(format!("nvidia.com/mig-{}", profile.value.replace('+', ".")))
     }
 }
 

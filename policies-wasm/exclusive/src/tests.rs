@@ -5,17 +5,9 @@ use berth_policy_sdk::{Health, parse};
 fn offered(policy: &Exclusive, node: &Node) -> Vec<(u32, String, u32)> {
     let answer = policy.offer(node).expect("an offer");
     let lines = answer.parts.into_iter().flat_map(|offer| {
-        assert!(
-            offer
-                .lines
-                .iter()
-                .all(|line| line.consumes == Consumes::Whole)
-        );
+        assert!(offer.lines.iter().all(|line| line.consumes == Consumes::Whole));
         let part = offer.part;
-        offer
-            .lines
-            .into_iter()
-            .map(move |line| (part, line.resource, line.count))
+        offer.lines.into_iter().map(move |line| (part, line.resource, line.count))
     });
     lines.collect()
 }
@@ -26,25 +18,16 @@ fn exclusive(json: &str) -> Result<Exclusive, String> {
 
 #[test]
 fn every_gpu_is_one_device() {
-    let node = NodeBuilder::new()
-        .gpus(2, "NVIDIA H100", 81_920)
-        .build()
-        .node;
+    let node = NodeBuilder::new().gpus(2, "NVIDIA H100", 81_920).build().node;
     let one = |part| (part, "nvidia.com/gpu".to_owned(), 1);
     assert_eq!(offered(&exclusive("{}").unwrap(), &node), [one(0), one(1)]);
 }
 
 #[test]
 fn the_resource_can_be_named() {
-    let node = NodeBuilder::new()
-        .gpus(1, "NVIDIA H100", 81_920)
-        .build()
-        .node;
+    let node = NodeBuilder::new().gpus(1, "NVIDIA H100", 81_920).build().node;
     let policy = exclusive(r#"{"resource": "nvidia.com/whole"}"#).unwrap();
-    assert_eq!(
-        offered(&policy, &node),
-        [(0, "nvidia.com/whole".to_owned(), 1)]
-    );
+    assert_eq!(offered(&policy, &node), [(0, "nvidia.com/whole".to_owned(), 1)]);
 }
 
 #[test]
@@ -80,18 +63,8 @@ fn an_instance_without_a_known_profile_is_passed_on() {
 #[test]
 fn wrong_parameters_are_refused_by_name() {
     let error = exclusive(r#"{"resources": "nvidia.com/gpu"}"#).unwrap_err();
-    assert!(
-        error.contains("`resources`") && error.contains("`resource`"),
-        "{error}"
-    );
-    for wrong in [
-        "",
-        "gpu",
-        "/gpu",
-        "nvidia.com/",
-        "nvidia.com/a b",
-        "nvidia.com/a/b",
-    ] {
+    assert!(error.contains("`resources`") && error.contains("`resource`"), "{error}");
+    for wrong in ["", "gpu", "/gpu", "nvidia.com/", "nvidia.com/a b", "nvidia.com/a/b"] {
         let error = exclusive(&format!(r#"{{"resource": "{wrong}"}}"#)).unwrap_err();
         assert!(error.starts_with("resource: "), "{error}");
     }

@@ -54,10 +54,7 @@ impl<'a> Gpu<'a> {
 
     fn idle(index: u32, part: &'a Part, parameters: &Parameters) -> Self {
         let listed = |resource: &String| part.offered.iter().any(|line| line.resource == *resource);
-        let mode = match (
-            listed(&parameters.resource),
-            listed(&parameters.shared_resource),
-        ) {
+        let mode = match (listed(&parameters.resource), listed(&parameters.shared_resource)) {
             (true, false) => Some(Mode::Whole),
             (false, true) => Some(Mode::Shared),
             (true, true) | (false, false) => None,

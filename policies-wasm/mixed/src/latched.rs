@@ -34,10 +34,7 @@ pub(crate) struct Plan {
 }
 
 pub(crate) fn plan(gpus: &[Gpu<'_>], reserve: Reserve, settle_seconds: u32) -> Plan {
-    let mut plan = Plan {
-        modes: first_modes(gpus, reserve),
-        again_after_seconds: None,
-    };
+    let mut plan = Plan { modes: first_modes(gpus, reserve), again_after_seconds: None };
     for wanted in [Mode::Whole, Mode::Shared] {
         plan.change_over(gpus, reserve, settle_seconds, wanted);
     }
@@ -49,15 +46,10 @@ pub(crate) fn plan(gpus: &[Gpu<'_>], reserve: Reserve, settle_seconds: u32) -> P
 /// few GPUs for both.
 fn first_modes(gpus: &[Gpu<'_>], reserve: Reserve) -> Vec<Mode> {
     let has_room = |mode: Mode| {
-        let with_room = gpus
-            .iter()
-            .filter(|gpu| gpu.usable && gpu.room && gpu.mode == Some(mode));
+        let with_room = gpus.iter().filter(|gpu| gpu.usable && gpu.room && gpu.mode == Some(mode));
         with_room.count()
     };
-    let unset = gpus
-        .iter()
-        .filter(|gpu| gpu.usable && gpu.mode.is_none())
-        .count();
+    let unset = gpus.iter().filter(|gpu| gpu.usable && gpu.mode.is_none()).count();
     let whole_lacks = reserve.whole.saturating_sub(has_room(Mode::Whole));
     let shared_lacks = reserve.shared.saturating_sub(has_room(Mode::Shared));
     let mut to_share = shared_lacks.min(unset.saturating_sub(whole_lacks));
@@ -83,16 +75,14 @@ impl Plan {
         let mut lacks = reserve.of(wanted).saturating_sub(self.room(gpus, wanted));
         let other = wanted.other();
         let mut spare = self.room(gpus, other).saturating_sub(reserve.of(other));
-        let mut candidates: Vec<_> = (0..gpus.len())
-            .filter(|&n| gpus[n].usable && !gpus[n].held && self.modes[n] == other)
-            .collect();
+        let mut candidates: Vec<_> =
+            (0..gpus.len()).filter(|&n| gpus[n].usable && !gpus[n].held && self.modes[n] == other).collect();
         // Whole GPUs gather at the front, shared ones at the back, as at first.
         if wanted == Mode::Shared {
             candidates.reverse();
         }
-        let (settled, settling): (Vec<_>, Vec<_>) = candidates
-            .into_iter()
-            .partition(|&n| gpus[n].part.idle_seconds >= settle);
+        let (settled, settling): (Vec<_>, Vec<_>) =
+            candidates.into_iter().partition(|&n| gpus[n].part.idle_seconds >= settle);
         for n in settled {
             if lacks == 0 || spare == 0 {
                 return;
@@ -102,20 +92,14 @@ impl Plan {
             spare -= 1;
         }
         if lacks > 0 && spare > 0 {
-            let left = settling
-                .into_iter()
-                .map(|n| settle - gpus[n].part.idle_seconds)
-                .min();
+            let left = settling.into_iter().map(|n| settle - gpus[n].part.idle_seconds).min();
             self.again_after_seconds = [self.again_after_seconds, left].into_iter().flatten().min();
         }
     }
 
     /// Usable GPUs of a mode on which something can be had.
     fn room(&self, gpus: &[Gpu<'_>], mode: Mode) -> usize {
-        let of_mode = gpus
-            .iter()
-            .zip(&self.modes)
-            .filter(|(_, set)| **set == mode);
+        let of_mode = gpus.iter().zip(&self.modes).filter(|(_, set)| **set == mode);
         of_mode.filter(|(gpu, _)| gpu.usable && gpu.room).count()
     }
 }

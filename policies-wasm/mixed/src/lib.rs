@@ -15,8 +15,8 @@ mod gpu;
 mod latched;
 
 use berth_policy_sdk::{
-    Consumes, Description, Hooks, Node, OfferAnswer, OfferLine, Part, PartOffer, PlaceRequest,
-    Placement, Policy, Slice, check_resource, placement,
+    Consumes, Description, Hooks, Node, OfferAnswer, OfferLine, Part, PartOffer, PlaceRequest, Placement,
+    Policy, Slice, check_resource, placement,
 };
 use serde::Deserialize;
 
@@ -112,27 +112,16 @@ impl Policy for Mixed {
             ));
         }
         check_range("replicas", parameters.replicas, 1, REPLICAS_MAX)?;
-        check_range(
-            "settleSeconds",
-            parameters.settle_seconds,
-            0,
-            SETTLE_SECONDS_MAX,
-        )?;
+        check_range("settleSeconds", parameters.settle_seconds, 0, SETTLE_SECONDS_MAX)?;
         let default = match parameters.advertise {
             Advertise::Both => 0,
             // Without a reserve nothing would ever run short, and no GPU change over.
             Advertise::Latched => 1,
         };
-        let count =
-            |set: Option<u32>| usize::try_from(set.unwrap_or(default)).unwrap_or(usize::MAX);
-        let reserve = Reserve {
-            whole: count(parameters.reserve_whole),
-            shared: count(parameters.reserve_shared),
-        };
-        Ok(Self {
-            parameters,
-            reserve,
-        })
+        let count = |set: Option<u32>| usize::try_from(set.unwrap_or(default)).unwrap_or(usize::MAX);
+        let reserve =
+            Reserve { whole: count(parameters.reserve_whole), shared: count(parameters.reserve_shared) };
+        Ok(Self { parameters, reserve })
     }
 
     fn offer(&self, node: &Node) -> Option<OfferAnswer> {
@@ -145,14 +134,11 @@ impl Policy for Mixed {
                 (modes, plan.again_after_seconds)
             }
         };
-        let parts = gpus.iter().zip(modes).map(|(gpu, listed)| PartOffer {
-            part: gpu.index,
-            lines: self.lines(gpu.part, listed),
-        });
-        Some(OfferAnswer {
-            parts: parts.collect(),
-            again_after_seconds,
-        })
+        let parts = gpus
+            .iter()
+            .zip(modes)
+            .map(|(gpu, listed)| PartOffer { part: gpu.index, lines: self.lines(gpu.part, listed) });
+        Some(OfferAnswer { parts: parts.collect(), again_after_seconds })
     }
 
     fn place(&self, node: &Node, request: &PlaceRequest) -> Option<Placement> {
@@ -186,11 +172,8 @@ fn both(count: usize, reserve: Reserve) -> Vec<Listed> {
 
 impl Mixed {
     fn lines(&self, part: &Part, listed: Listed) -> Vec<OfferLine> {
-        let whole = OfferLine {
-            resource: self.parameters.resource.clone(),
-            count: 1,
-            consumes: Consumes::Whole,
-        };
+        let whole =
+            OfferLine { resource: self.parameters.resource.clone(), count: 1, consumes: Consumes::Whole };
         let count = self.parameters.replicas;
         let shared = OfferLine {
             resource: self.parameters.shared_resource.clone(),
@@ -213,9 +196,7 @@ fn check_range(key: &str, value: u32, min: u32, max: u32) -> Result<(), String> 
     if (min..=max).contains(&value) {
         Ok(())
     } else {
-        Err(format!(
-            "{key}: {value} is out of range; write {min} to {max}"
-        ))
+        Err(format!("{key}: {value} is out of range; write {min} to {max}"))
     }
 }
 

@@ -4,10 +4,7 @@ use berth_policy_sdk::{DrainState, Health, parse};
 
 const WHOLE: &str = "nvidia.com/gpu";
 const SHARED: &str = "nvidia.com/gpu.shared";
-const SHARE: Consumes = Consumes::Slice(Slice {
-    memory_mib: 4_000,
-    compute_percent: 25,
-});
+const SHARE: Consumes = Consumes::Slice(Slice { memory_mib: 4_000, compute_percent: 25 });
 
 fn mixed(json: &str) -> Result<Mixed, String> {
     parse(json).and_then(Mixed::new)
@@ -16,11 +13,7 @@ fn mixed(json: &str) -> Result<Mixed, String> {
 /// One letter a GPU: (W)hole, (S)hared, (B)oth.
 fn letters(answer: &OfferAnswer) -> String {
     let letter = |offer: &PartOffer| {
-        let names: Vec<_> = offer
-            .lines
-            .iter()
-            .map(|line| line.resource.as_str())
-            .collect();
+        let names: Vec<_> = offer.lines.iter().map(|line| line.resource.as_str()).collect();
         match names[..] {
             [WHOLE] => 'W',
             [SHARED] => 'S',
@@ -56,8 +49,7 @@ fn node_of(letters: &str) -> NodeBuilder {
             other => panic!("{other}"),
         };
     }
-    held.into_iter()
-        .fold(node, |node, device| node.hold(&[device]))
+    held.into_iter().fold(node, |node, device| node.hold(&[device]))
 }
 
 #[test]
@@ -87,17 +79,11 @@ fn both_keeps_reserves_by_place_and_whole_wins() {
 #[test]
 fn latched_starts_with_the_reserves_and_the_rest_whole() {
     let node = node_of("----").build().node;
-    assert_eq!(
-        listed(r#"{"advertise": "latched"}"#, &node),
-        ("WWWS".into(), None)
-    );
+    assert_eq!(listed(r#"{"advertise": "latched"}"#, &node), ("WWWS".into(), None));
     let json = r#"{"advertise": "latched", "reserveShared": 9}"#;
     assert_eq!(listed(json, &node), ("WSSS".into(), None));
     let one = node_of("-").build().node;
-    assert_eq!(
-        listed(r#"{"advertise": "latched"}"#, &one),
-        ("W".into(), None)
-    );
+    assert_eq!(listed(r#"{"advertise": "latched"}"#, &one), ("W".into(), None));
 }
 
 #[test]
@@ -105,11 +91,7 @@ fn latched_keeps_what_it_listed_while_nothing_runs_short() {
     let json = r#"{"advertise": "latched"}"#;
     for steady in ["SWWW", "WSsS", "wWSs", "WS", "ws"] {
         let node = node_of(steady).build().node;
-        assert_eq!(
-            listed(json, &node),
-            (steady.to_uppercase(), None),
-            "{steady}"
-        );
+        assert_eq!(listed(json, &node), (steady.to_uppercase(), None), "{steady}");
     }
 }
 
@@ -117,10 +99,7 @@ fn latched_keeps_what_it_listed_while_nothing_runs_short() {
 fn latched_changes_a_settled_gpu_over_where_the_other_mode_runs_short() {
     let json = r#"{"advertise": "latched"}"#;
     // All whole GPUs are held; the first idle shared one changes, one with a free share stays.
-    assert_eq!(
-        listed(json, &node_of("wSSs").build().node),
-        ("WWSS".into(), None)
-    );
+    assert_eq!(listed(json, &node_of("wSSs").build().node), ("WWSS".into(), None));
     // All shares are held; the last idle whole GPU changes.
     let full = node_of("WWs").hold(&[3, 4, 5]).build().node;
     assert_eq!(listed(json, &full), ("WSS".into(), None));
@@ -132,17 +111,11 @@ fn latched_changes_a_settled_gpu_over_where_the_other_mode_runs_short() {
 #[test]
 fn latched_never_takes_one_reserve_for_the_other() {
     let json = r#"{"advertise": "latched"}"#;
-    assert_eq!(
-        listed(json, &node_of("wS").build().node),
-        ("WS".into(), None)
-    );
+    assert_eq!(listed(json, &node_of("wS").build().node), ("WS".into(), None));
     let full = node_of("Ws").hold(&[2, 3, 4]).build().node;
     assert_eq!(listed(json, &full), ("WS".into(), None));
     let json = r#"{"advertise": "latched", "reserveShared": 0}"#;
-    assert_eq!(
-        listed(json, &node_of("wS").build().node),
-        ("WW".into(), None)
-    );
+    assert_eq!(listed(json, &node_of("wS").build().node), ("WW".into(), None));
 }
 
 #[test]
@@ -189,35 +162,20 @@ fn each_change_over_is_final_until_demand_changes() {
         let before: String = (0..5).map(digit).collect();
         let (after, _) = listed(json, &node_of(&before).build().node);
         let held = |(old, new): (char, char)| {
-            if old.is_lowercase() {
-                new.to_ascii_lowercase()
-            } else {
-                new
-            }
+            if old.is_lowercase() { new.to_ascii_lowercase() } else { new }
         };
         let next: String = before.chars().zip(after.chars()).map(held).collect();
-        assert_eq!(
-            listed(json, &node_of(&next).build().node).0,
-            after,
-            "{before}"
-        );
+        assert_eq!(listed(json, &node_of(&next).build().node).0, after, "{before}");
         for (old, new) in before.chars().zip(after.chars()) {
             let kept = matches!((old, new), ('w' | 'b', 'W') | ('s', 'S'));
-            assert!(
-                !old.is_lowercase() || kept,
-                "{before} -> {after}: changed while held"
-            );
+            assert!(!old.is_lowercase() || kept, "{before} -> {after}: changed while held");
         }
     }
 }
 
 #[test]
 fn mig_is_passed_on() {
-    let node = NodeBuilder::new()
-        .gpus(2, "NVIDIA H100", 80_000)
-        .mig(0, "1g.10gb", 2, 10_000)
-        .build()
-        .node;
+    let node = NodeBuilder::new().gpus(2, "NVIDIA H100", 80_000).mig(0, "1g.10gb", 2, 10_000).build().node;
     for json in ["{}", r#"{"advertise": "latched"}"#] {
         let answer = mixed(json).unwrap().offer(&node).unwrap();
         assert_eq!(answer.parts.iter().map(|p| p.part).collect::<Vec<_>>(), [1]);
@@ -228,33 +186,22 @@ fn mig_is_passed_on() {
 fn shares_are_spread_and_whole_gpus_left_to_the_baseline() {
     let built = node_of("BBB").hold(&[1]).build();
     let policy = mixed("{}").unwrap();
-    let placed = policy
-        .place(&built.node, &built.place_request(SHARED, 3))
-        .unwrap();
+    let placed = policy.place(&built.node, &built.place_request(SHARED, 3)).unwrap();
     assert_eq!(placed.devices, [6, 11, 2]);
-    assert_eq!(
-        policy.place(&built.node, &built.place_request(WHOLE, 1)),
-        None
-    );
+    assert_eq!(policy.place(&built.node, &built.place_request(WHOLE, 1)), None);
 }
 
 #[test]
 fn wrong_parameters_are_refused_by_name() {
     let cases = [
         (r#"{"advertise": "all"}"#, "expected `both` or `latched`"),
-        (
-            r#"{"replicas": 0}"#,
-            "replicas: 0 is out of range; write 1 to 128",
-        ),
+        (r#"{"replicas": 0}"#, "replicas: 0 is out of range; write 1 to 128"),
         (r#"{"settleSeconds": 86401}"#, "settleSeconds: 86401"),
         (r#"{"reserveWhole": -1}"#, "expected u32"),
         (r#"{"reserve": 1}"#, "unknown field `reserve`"),
         (r#"{"resource": "x"}"#, "resource: `x`"),
         (r#"{"sharedResource": "x"}"#, "sharedResource: `x`"),
-        (
-            r#"{"sharedResource": "nvidia.com/gpu"}"#,
-            "give shares another name",
-        ),
+        (r#"{"sharedResource": "nvidia.com/gpu"}"#, "give shares another name"),
     ];
     for (json, expected) in cases {
         let error = mixed(json).unwrap_err();

@@ -1,11 +1,5 @@
 //! Generated from `wit/policy.wit`.
-#![allow(
-    missing_docs,
-    unsafe_code,
-    clippy::all,
-    clippy::pedantic,
-    clippy::unwrap_used
-)]
+#![allow(missing_docs, unsafe_code, clippy::all, clippy::pedantic, clippy::unwrap_used)]
 
 wit_bindgen::generate!({
     path: "../wit",

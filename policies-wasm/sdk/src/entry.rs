@@ -2,8 +2,8 @@
 //! run a policy as the daemon would: a [`Context`] in, an answer out.
 
 use crate::{
-    AdmitRequest, Context, Description, OfferAnswer, PlaceRequest, Placement, Policy, Reading,
-    TriageAnswer, Verdict, parse,
+    AdmitRequest, Context, Description, OfferAnswer, PlaceRequest, Placement, Policy, Reading, TriageAnswer,
+    Verdict, parse,
 };
 
 /// A panic's text would be lost: a module has no standard error. The daemon shows the last lines

@@ -127,10 +127,7 @@ macro_rules! export {
                 ) -> Option<$crate::Placement> {
                     $crate::entry::place::<$policy>(&context, &request)
                 }
-                fn admit(
-                    context: $crate::Context,
-                    request: $crate::AdmitRequest,
-                ) -> Option<$crate::Verdict> {
+                fn admit(context: $crate::Context, request: $crate::AdmitRequest) -> Option<$crate::Verdict> {
                     $crate::entry::admit::<$policy>(&context, &request)
                 }
                 fn triage(
@@ -140,7 +137,7 @@ macro_rules! export {
                     $crate::entry::triage::<$policy>(&context, &reading)
                 }
             }
-    $crate::bindings::__export_world!(Module with_types_in $crate::bindings);
+            $crate::bindings::__export_world!(Module with_types_in $crate::bindings);
         };
     };
 }

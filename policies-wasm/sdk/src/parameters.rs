@@ -31,26 +31,17 @@ pub fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
 /// # Errors
 /// A sentence that names the parameter.
 pub fn check_resource(key: &str, name: &str) -> Result<(), String> {
-    let wrong = || {
-        format!(
-            "{key}: `{name}` is no resource name; write `domain/name`, such as `nvidia.com/gpu`"
-        )
-    };
+    let wrong =
+        || format!("{key}: `{name}` is no resource name; write `domain/name`, such as `nvidia.com/gpu`");
     let (domain, rest) = name.split_once('/').ok_or_else(wrong)?;
     let lower = domain == domain.to_ascii_lowercase();
-    if lower && is_label(domain, 253, "-.") && is_label(rest, 63, "-_.") {
-        Ok(())
-    } else {
-        Err(wrong())
-    }
+    if lower && is_label(domain, 253, "-.") && is_label(rest, 63, "-_.") { Ok(()) } else { Err(wrong()) }
 }
 
 fn is_label(text: &str, length_max: usize, inner: &str) -> bool {
     let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     text.len() <= length_max
-        && text
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || inner.contains(c))
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || inner.contains(c))
         && ends(text.chars().next())
         && ends(text.chars().next_back())
 }
@@ -85,27 +76,13 @@ mod tests {
     #[test]
     fn resource_names_are_those_of_kubernetes() {
         let long = format!("a.b/{}", "x".repeat(63));
-        for right in [
-            "nvidia.com/gpu",
-            "nvidia.com/gpu.shared",
-            "a.b/mig-1g.10gb",
-            "x/y_z",
-            &long,
-        ] {
+        for right in ["nvidia.com/gpu", "nvidia.com/gpu.shared", "a.b/mig-1g.10gb", "x/y_z", &long] {
             assert_eq!(check_resource("resource", right), Ok(()), "{right}");
         }
         let longer = format!("{long}x");
-        for wrong in [
-            "gpu",
-            "/gpu",
-            "a.b/",
-            "a.b/-x",
-            "a.b/x-",
-            "a_b/x", "A.b/x",
-            "a.b/c/d",
-            "a.b/\u{e9}",
-            &longer,
-        ] {
+        for wrong in
+            ["gpu", "/gpu", "a.b/", "a.b/-x", "a.b/x-", "a_b/x", "A.b/x", "a.b/c/d", "a.b/\u{e9}", &longer]
+        {
             assert!(check_resource("resource", wrong).is_err(), "{wrong}");
         }
     }
@@ -116,10 +93,7 @@ mod tests {
         assert!(error.contains("column"), "{error}");
         let error = parse::<Example>("{").unwrap_err();
         assert!(error.contains("column"), "{error}");
-        assert_eq!(
-            parse::<Example>("[3]"),
-            Err("must be a JSON object".to_owned())
-        );
+        assert_eq!(parse::<Example>("[3]"), Err("must be a JSON object".to_owned()));
         assert!(parse::<Example>(r#"{"settleSeconds": 1} x"#).is_err());
     }
 }

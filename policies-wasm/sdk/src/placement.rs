@@ -47,17 +47,12 @@ pub fn spread(node: &Node, request: &PlaceRequest) -> Option<Placement> {
         load.available.retain(|&other| other != device);
     }
     while devices.len() < size {
-        let load = loads
-            .values_mut()
-            .filter(|load| !load.available.is_empty())
-            .min_by(|a, b| a.emptier(b))?;
+        let load =
+            loads.values_mut().filter(|load| !load.available.is_empty()).min_by(|a, b| a.emptier(b))?;
         devices.push(load.available.pop()?);
         load.held += 1;
     }
-    (devices.len() == size).then(|| Placement {
-        devices,
-        reason: "the least-held GPUs first".to_owned(),
-    })
+    (devices.len() == size).then(|| Placement { devices, reason: "the least-held GPUs first".to_owned() })
 }
 
 /// The load of every part that has a device of the request's resource.
@@ -73,8 +68,8 @@ fn loads(node: &Node, request: &PlaceRequest) -> Option<BTreeMap<u32, Load>> {
     for (&part, load) in &mut loads {
         let part = node.parts.get(usize::try_from(part).ok()?)?;
         load.gpu_index = part.gpu_index;
-        load.avoid = part.drain != DrainState::Active
-            || matches!(part.health, Health::Unhealthy | Health::Vanished);
+        load.avoid =
+            part.drain != DrainState::Active || matches!(part.health, Health::Unhealthy | Health::Vanished);
     }
     for &device in request.available.iter().rev() {
         let part = node.devices.get(usize::try_from(device).ok()?)?.part;
@@ -90,16 +85,10 @@ mod tests {
     use crate::{Consumes, Slice};
 
     const SHARED: &str = "example.com/shared";
-    const SHARE: Consumes = Consumes::Slice(Slice {
-        memory_mib: 1024,
-        compute_percent: 25,
-    });
+    const SHARE: Consumes = Consumes::Slice(Slice { memory_mib: 1024, compute_percent: 25 });
 
     fn two_gpus() -> NodeBuilder {
-        NodeBuilder::new()
-            .gpus(2, "Test GPU", 4096)
-            .devices(0, SHARED, 4, SHARE)
-            .devices(1, SHARED, 4, SHARE)
+        NodeBuilder::new().gpus(2, "Test GPU", 4096).devices(0, SHARED, 4, SHARE).devices(1, SHARED, 4, SHARE)
     }
 
     #[test]
@@ -140,10 +129,7 @@ mod tests {
 
     #[test]
     fn a_draining_gpu_comes_last() {
-        let node = two_gpus()
-            .part(0, |part| part.drain = DrainState::Draining)
-            .hold(&[4, 5])
-            .build();
+        let node = two_gpus().part(0, |part| part.drain = DrainState::Draining).hold(&[4, 5]).build();
         let request = node.place_request(SHARED, 3);
         assert_eq!(spread(&node.node, &request).unwrap().devices, [6, 7, 0]);
     }

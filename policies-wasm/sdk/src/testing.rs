@@ -1,8 +1,8 @@
 //! Nodes for a policy's native unit tests.
 
 use crate::{
-    Allocation, Attribute, Consumes, Device, DeviceState, DrainState, FrontEnd, Health, Holder,
-    Link, Node, OfferLine, Part, Path, PlaceRequest, Request,
+    Allocation, Attribute, Consumes, Device, DeviceState, DrainState, FrontEnd, Health, Holder, Link, Node,
+    OfferLine, Part, Path, PlaceRequest, Request,
 };
 
 /// Builds a [`Node`] piece by piece. Panics on indices that do not exist: it is for tests.
@@ -74,10 +74,7 @@ impl NodeBuilder {
             instance.parent = Some(gpu);
             instance.mig_enabled = false;
             instance.memory_mib = memory_mib;
-            instance.attributes = vec![Attribute {
-                key: "mig.profile".into(),
-                value: profile.into(),
-            }];
+            instance.attributes = vec![Attribute { key: "mig.profile".into(), value: profile.into() }];
             self.node.parts.push(instance);
         }
         self
@@ -98,11 +95,7 @@ impl NodeBuilder {
             self.node.resources.push(resource.into());
             self.node.resources.len() - 1
         });
-        self.part_mut(part).offered.push(OfferLine {
-            resource: resource.into(),
-            count,
-            consumes,
-        });
+        self.part_mut(part).offered.push(OfferLine { resource: resource.into(), count, consumes });
         for _ in 0..count {
             self.node.devices.push(Device {
                 part,
@@ -151,12 +144,7 @@ impl NodeBuilder {
     /// Links two parts.
     #[must_use]
     pub fn link(mut self, a: u32, b: u32, path: Path, nvlinks: u32) -> Self {
-        self.node.links.push(Link {
-            a,
-            b,
-            path,
-            nvlinks,
-        });
+        self.node.links.push(Link { a, b, path, nvlinks });
         self
     }
 
@@ -181,15 +169,8 @@ pub fn assert_schema_matches(schema: &str, example: &str) {
     type Object = serde_json::Map<String, serde_json::Value>;
     let schema: Object = serde_json::from_str(schema).expect("the schema is a JSON object");
     let example: Object = serde_json::from_str(example).expect("the example is a JSON object");
-    assert_eq!(
-        schema["additionalProperties"], false,
-        "unknown keys are refused"
-    );
-    let told: Vec<_> = schema["properties"]
-        .as_object()
-        .expect("an object")
-        .keys()
-        .collect();
+    assert_eq!(schema["additionalProperties"], false, "unknown keys are refused");
+    let told: Vec<_> = schema["properties"].as_object().expect("an object").keys().collect();
     assert_eq!(told, example.keys().collect::<Vec<_>>());
 }
 
@@ -211,12 +192,8 @@ impl Built {
     #[must_use]
     pub fn place_request(&self, resource: &str, size: u32) -> PlaceRequest {
         let request = self.request(resource);
-        let free = |device: &Device| {
-            device.resource == request.resource && device.state == DeviceState::Free
-        };
-        let available = (0..)
-            .zip(&self.node.devices)
-            .filter(|(_, device)| free(device));
+        let free = |device: &Device| device.resource == request.resource && device.state == DeviceState::Free;
+        let available = (0..).zip(&self.node.devices).filter(|(_, device)| free(device));
         PlaceRequest {
             available: available.map(|(index, _)| index).collect(),
             required: Vec::new(),

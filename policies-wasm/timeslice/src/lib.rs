@@ -7,8 +7,8 @@
 mod selector;
 
 use berth_policy_sdk::{
-    Consumes, Description, Hooks, Node, OfferAnswer, OfferLine, Part, PartOffer, PlaceRequest,
-    Placement, Policy, Slice, check_resource, placement,
+    Consumes, Description, Hooks, Node, OfferAnswer, OfferLine, Part, PartOffer, PlaceRequest, Placement,
+    Policy, Slice, check_resource, placement,
 };
 use serde::Deserialize;
 
@@ -34,12 +34,7 @@ pub struct Parameters {
 
 impl Default for Parameters {
     fn default() -> Self {
-        Self {
-            replicas: 4,
-            resource: "nvidia.com/gpu.shared".to_owned(),
-            only: None,
-            overrides: Vec::new(),
-        }
+        Self { replicas: 4, resource: "nvidia.com/gpu.shared".to_owned(), only: None, overrides: Vec::new() }
     }
 }
 
@@ -80,16 +75,10 @@ impl Policy for Timeslice {
             .zip(&node.parts)
             .filter_map(|(index, part)| {
                 let line = self.shares_of(part)?;
-                Some(PartOffer {
-                    part: index,
-                    lines: vec![line],
-                })
+                Some(PartOffer { part: index, lines: vec![line] })
             })
             .collect();
-        Some(OfferAnswer {
-            parts,
-            again_after_seconds: None,
-        })
+        Some(OfferAnswer { parts, again_after_seconds: None })
     }
 
     fn place(&self, node: &Node, request: &PlaceRequest) -> Option<Placement> {
@@ -112,34 +101,22 @@ impl Timeslice {
         if !chosen || part.parent.is_some() || part.mig_enabled {
             return None;
         }
-        let named = parameters
-            .overrides
-            .iter()
-            .find(|entry| entry.selector().fits(part));
+        let named = parameters.overrides.iter().find(|entry| entry.selector().fits(part));
         let count = named.map_or(parameters.replicas, |entry| entry.replicas);
-        Some(OfferLine {
-            resource: parameters.resource.clone(),
-            count,
-            consumes: share(part, count),
-        })
+        Some(OfferLine { resource: parameters.resource.clone(), count, consumes: share(part, count) })
     }
 }
 
 /// One of `count` equal shares. Rounded down, so that all of them fit.
 fn share(part: &Part, count: u32) -> Consumes {
-    Consumes::Slice(Slice {
-        memory_mib: part.memory_mib / u64::from(count),
-        compute_percent: 100 / count,
-    })
+    Consumes::Slice(Slice { memory_mib: part.memory_mib / u64::from(count), compute_percent: 100 / count })
 }
 
 fn check_replicas(key: &str, replicas: u32) -> Result<(), String> {
     if (1..=REPLICAS_MAX).contains(&replicas) {
         Ok(())
     } else {
-        Err(format!(
-            "{key}: {replicas} is out of range; write 1 to {REPLICAS_MAX}"
-        ))
+        Err(format!("{key}: {replicas} is out of range; write 1 to {REPLICAS_MAX}"))
     }
 }
 

@@ -32,11 +32,7 @@ pub struct Override {
 
 impl Override {
     pub(crate) fn selector(&self) -> Selector {
-        Selector {
-            model: self.model.clone(),
-            index: self.index,
-            uuid: self.uuid.clone(),
-        }
+        Selector { model: self.model.clone(), index: self.index, uuid: self.uuid.clone() }
     }
 }
 
@@ -44,21 +40,16 @@ impl Selector {
     /// One that names nothing would fit every GPU, which nobody means.
     pub(crate) fn check(&self, key: &str) -> Result<(), String> {
         if *self == Self::default() {
-            return Err(format!(
-                "{key}: names no GPU; give `model`, `index` or `uuid`"
-            ));
+            return Err(format!("{key}: names no GPU; give `model`, `index` or `uuid`"));
         }
         Ok(())
     }
 
     pub(crate) fn fits(&self, part: &Part) -> bool {
-        let model = self
-            .model
-            .as_deref()
-            .is_none_or(|model| match model.strip_suffix('*') {
-                Some(start) => part.model.starts_with(start),
-                None => part.model == model,
-            });
+        let model = self.model.as_deref().is_none_or(|model| match model.strip_suffix('*') {
+            Some(start) => part.model.starts_with(start),
+            None => part.model == model,
+        });
         model
             && self.index.is_none_or(|index| part.gpu_index == index)
             && self.uuid.as_deref().is_none_or(|uuid| part.id == uuid)

@@ -108,6 +108,8 @@ pub fn log(line: &str) {
 }
 
 /// Makes a [`Policy`] the module's export. Once per crate; nothing happens natively.
+// rustfmt cannot indent the last line of it.
+#[rustfmt::skip]
 #[macro_export]
 macro_rules! export {
     ($policy:ty) => {

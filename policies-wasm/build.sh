@@ -17,6 +17,9 @@ packages=("${policies[@]/#/--package=berth-policy-}")
 remap() { printf -- '--remap-path-prefix=%s=%s' "$1" "$2"; }
 CARGO_ENCODED_RUSTFLAGS=$(remap "$PWD" policies-wasm)$'\x1f'$(remap "${CARGO_HOME:-$HOME/.cargo}" cargo)
 CARGO_ENCODED_RUSTFLAGS+=$'\x1f'$(remap /usr/lib/rustlib/src/rust rust)
+# Less stack than the usual MiB: what a call touches then lies in few pages at the front of its
+# memory, which the daemon keeps and clears instead of giving them back.
+CARGO_ENCODED_RUSTFLAGS+=$'\x1f'-Clink-arg=-zstack-size=65536
 export CARGO_ENCODED_RUSTFLAGS
 
 if [ -d "$sysroot/lib/rustlib/$target" ]; then

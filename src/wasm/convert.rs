@@ -12,7 +12,7 @@ use super::guest::Guest;
 use super::view::View;
 use crate::kernel::allocation::Limits;
 use crate::kernel::gpu::Reading;
-use crate::kernel::names::{DeviceId, Resource};
+use crate::kernel::names::{DeviceId, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::policy::{
     AdmitRequest, Answer, Fault, OfferAnswer, PlaceRequest, Placement, Question, Severity, Terms,
@@ -118,8 +118,17 @@ impl View<'_> {
 
     fn device_indices(&self, resource: &Resource, ids: &[DeviceId]) -> Result<Vec<u32>, Fault> {
         let resource = self.resource_index(resource).ok_or_else(|| unknown("resource", resource))?;
-        let index = |id| self.device_index(resource, id).ok_or_else(|| unknown("device", id));
-        ids.iter().map(index).collect()
+        // They come part by part, so each part is looked up once.
+        let mut last: Option<(&PartId, u32)> = None;
+        let mut indices = Vec::with_capacity(ids.len());
+        for id in ids {
+            let known = last.filter(|(known, _)| **known == id.part);
+            let part = known.map(|(_, part)| part).or_else(|| self.part_index(&id.part));
+            let index = part.and_then(|part| self.device_index(part, resource, id.share));
+            indices.push(index.ok_or_else(|| unknown("device", id))?);
+            last = part.map(|part| (&id.part, part));
+        }
+        Ok(indices)
     }
 
     /// A part or a resource name may make no sense, or a part be named twice.

@@ -6,7 +6,7 @@ use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConf
 
 use super::limits::{
     CALLS_AT_ONCE_MAX, CORE_INSTANCES_MAX, GUEST_MEMORY_BYTES_MAX, GUEST_STACK_BYTES_MAX,
-    GUEST_TABLE_ELEMENTS_MAX, MEMORIES_MAX, TABLES_MAX,
+    GUEST_TABLE_ELEMENTS_MAX, MEMORIES_MAX, MEMORY_KEPT_BYTES, TABLE_KEPT_BYTES, TABLES_MAX,
 };
 
 /// Features beyond the base that compilers emit by default today. Absent on purpose: threads and
@@ -74,7 +74,11 @@ fn pool() -> PoolingAllocationConfig {
         .max_memories_per_component(MEMORIES_MAX)
         .max_tables_per_component(TABLES_MAX)
         .max_memory_size(GUEST_MEMORY_BYTES_MAX)
-        .table_elements(GUEST_TABLE_ELEMENTS_MAX);
+        .table_elements(GUEST_TABLE_ELEMENTS_MAX)
+        .linear_memory_keep_resident(MEMORY_KEPT_BYTES)
+        .table_keep_resident(TABLE_KEPT_BYTES)
+        // Where Linux can tell which of them were written to, only those are cleared.
+        .pagemap_scan(Enabled::Auto);
     pool
 }
 

@@ -68,10 +68,9 @@ impl<'a> View<'a> {
         index(self.resources.binary_search(&resource).ok()?)
     }
 
-    /// The index of a device of a resource, by its index; `None` if it is not of this snapshot.
-    pub(super) fn device_index(&self, resource: u32, id: &DeviceId) -> Option<u32> {
-        let key = (self.part_index(&id.part)?, resource, id.share);
-        index(self.devices.binary_search(&key).ok()?)
+    /// The index of a device, by those of its part and resource; `None` if it is not of this snapshot.
+    pub(super) fn device_index(&self, part: u32, resource: u32, share: Option<u32>) -> Option<u32> {
+        index(self.devices.binary_search(&(part, resource, share)).ok()?)
     }
 
     /// The device of an index, and the index of its resource; `None` if it is out of range.
@@ -161,7 +160,9 @@ impl<'a> View<'a> {
         wit::Allocation {
             id: allocation.id.to_string(),
             resource,
-            devices: devices.filter_map(|id| self.device_index(resource, id)).collect(),
+            devices: devices
+                .filter_map(|id| self.device_index(self.part_index(&id.part)?, resource, id.share))
+                .collect(),
             holder: holder_to_wit(&allocation.holder),
             age_seconds: seconds(age_ms),
             overlapped: allocation.overlapped,

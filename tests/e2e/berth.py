@@ -67,7 +67,8 @@ class Berth:
         LIBRARY_ON_HOST.mkdir(exist_ok=True)
         # JSON is YAML, so no YAML writer is needed.
         config.write_text(json.dumps(_settings(setup, nvml_library), indent=1), encoding="utf-8")
-        _GPUS_FILE.write_text(json.dumps(_fake_gpus(setup.gpus), indent=1), encoding="utf-8")
+        self._fake = _fake_gpus(setup.gpus)
+        self._write_gpus()
         env = {"FAKE_NVML_CONFIG": str(_GPUS_FILE)}
         args = [binary, "serve", "--config", config]
         self._process = process.Process("berth", args, logs / "berth.log", env)
@@ -105,6 +106,16 @@ class Berth:
         """SIGTERM. Returns the exit status and the seconds that it took."""
         return self._process.stop()
 
+    def forget(self) -> None:
+        """Removes what a stopped Berth has stored, as if it were installed anew on a node with running pods."""
+        shutil.rmtree(_STATE)
+
+    def xid(self, gpu: str, number: int) -> None:
+        """Lets the driver report an XID on a GPU."""
+        events = self._fake.setdefault("events", [])
+        events.append({"seq": len(events) + 1, "gpu": gpu, "kind": "xid", "data": number})
+        self._write_gpus()
+
     def gpus(self) -> set[str]:
         """The UUIDs of all GPUs that it manages."""
         return {gpu["uuid"] for gpu in self._get("/api/v1/gpus")["items"]}
@@ -123,6 +134,12 @@ class Berth:
     def share(self, shares: int) -> None:
         """Changes the policy of the running daemon: from now on every GPU is offered in so many shares."""
         self._ask("PUT", "/api/v1/stack", {"entries": [_timeslice(shares)]})
+
+    def _write_gpus(self) -> None:
+        """The file is moved into place, so that no call of NVML reads half of it."""
+        draft = _GPUS_FILE.with_suffix(".new")
+        draft.write_text(json.dumps(self._fake, indent=1), encoding="utf-8")
+        draft.rename(_GPUS_FILE)
 
     def _get(self, path: str) -> dict:
         return json.loads(self._ask("GET", path))
@@ -180,6 +197,11 @@ def write_cdi_spec(count: int) -> None:
     devices = [{"name": u, "containerEdits": {"env": [f"{cdi_variable(u)}=injected"]}} for u in _fake_uuids(count)]
     spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}
     (CDI_SPECS / "berth-e2e.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
+
+
+def gpu_of(device: str) -> str:
+    """The GPU of a device id: a share is `<uuid>::<n>`."""
+    return device.split("::")[0]
 
 
 def cdi_variable(uuid: str) -> str:

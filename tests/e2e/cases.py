@@ -10,7 +10,7 @@ import time
 from collections import Counter
 
 from bench import Bench
-from berth import LIBRARY_IN_POD, LIBRARY_ON_HOST, SHARED, Setup, cdi_variable, write_cdi_spec
+from berth import LIBRARY_IN_POD, LIBRARY_ON_HOST, SHARED, Setup, cdi_variable, gpu_of, write_cdi_spec
 from kubelet import healthy
 from pods import Container, Pod
 from say import Trouble, until
@@ -87,14 +87,7 @@ def pod_deleted(bench: Bench) -> str:
     gone = bench.allocation(pod, "main")
     bench.node.delete(pod)
     bench.running.remove(pod)
-    begin = time.monotonic()
-    until(
-        f"the allocation of deleted pod {pod.name} ends",
-        RELEASE_SECONDS,
-        lambda: gone.id not in [a.id for a in bench.berth.allocations()],
-        every=0.5,
-    )
-    took = time.monotonic() - begin
+    took = _wait_for_end(bench, gone.id)
     for other in bench.running:
         for container in other.containers:
             bench.gpus_seen(other, container.name)
@@ -191,6 +184,68 @@ def policy_changed(bench: Bench) -> None:
     whole.beats("main")
 
 
+def away(bench: Bench) -> str:
+    """While berth is away a pod goes and the kubelet restarts: nobody tells it, and it must find out."""
+    stays, goes = bench.pod("stays", {"main": 1}), bench.pod("goes", {"main": 1})
+    bench.start(stays, goes)
+    gone = bench.allocation(goes, "main")
+    kept = bench.allocation(stays, "main")
+    bench.berth.stop()
+    bench.node.delete(goes)
+    bench.running.remove(goes)
+    bench.node.kubelet.stop()
+    bench.node.kubelet.start()
+    bench.berth.start()
+    took = _wait_for_end(bench, gone.id)
+    if bench.allocation(stays, "main").same() != kept.same():
+        raise Trouble(f"the allocation of {stays.name} changed: {kept.same()}")
+    stays.beats("main")
+    _newcomer(bench, "newcomer")
+    return f"release_seen_within_s={took:.0f}"
+
+
+def adoption(bench: Bench) -> None:
+    _, before = bench.picture()
+    bench.berth.stop()
+    bench.berth.forget()
+    bench.berth.start()
+    _, now = bench.picture()
+    for devices_and_holder in ({a[1:] for a in before.values()}, {a[1:] for a in now.values()}):
+        if len(devices_and_holder) != len(bench.running):
+            raise Trouble(f"{len(bench.running)} pods run, the allocations are {devices_and_holder}")
+    if {a[1:] for a in before.values()} != {a[1:] for a in now.values()}:
+        raise Trouble(f"held before: {before}; taken over: {now}")
+    _newcomer(bench, "after-adoption")
+
+
+def dead_gpu(bench: Bench) -> str:
+    """NVIDIA's plugin marks one of a GPU's shares, and has forgotten even that after a restart of the kubelet."""
+    pods = [bench.pod(name, {"main": 1}) for name in ("unlucky", "lucky")]
+    bench.start(*pods)
+    dead, alive = (bench.gpus_seen(pod, "main")[0] for pod in pods)
+    begin = time.monotonic()
+    bench.berth.xid(dead, 79)
+
+    def only_alive() -> bool:
+        listed = healthy(bench.resource)
+        return bool(listed) and {gpu_of(device) for device in listed} == {alive}
+
+    until("the kubelet knows that no share of the GPU works", LIST_SECONDS, only_alive, every=0.005)
+    took = time.monotonic() - begin
+    bench.node.kubelet.stop()
+    bench.node.kubelet.start()
+    until("it knows that after a restart, too", 30, only_alive, every=0.02)
+    others = [bench.pod(f"late-{n}", {"main": 1}) for n in range(3)]
+    bench.start(*others)
+    for pod in others:
+        if bench.gpus_seen(pod, "main") != [alive]:
+            raise Trouble(f"{pod.name} was given a share of the dead GPU {dead}")
+    bench.refused(bench.pod("one-too-many", {"main": 1}))
+    for pod in bench.running:
+        pod.beats("main")
+    return f"unhealthy_after_ms={took * 1000:.0f}"
+
+
 def cdi_devices(bench: Bench) -> None:
     pod = bench.pod("cdi", {"main": 2})
     bench.start(pod)
@@ -199,6 +254,17 @@ def cdi_devices(bench: Bench) -> None:
     injected = {gpu for gpu in bench.berth.gpus() if inside.get(cdi_variable(gpu)) == "injected"}
     if injected != held.gpus or len(injected) != 2:
         raise Trouble(f"the API holds {set(held.gpus)} for the pod, the runtime gave it the CDI devices of {injected}")
+
+
+def _wait_for_end(bench: Bench, allocation: str) -> float:
+    """Waits until an allocation is no longer live, and returns how many seconds that took."""
+    begin = time.monotonic()
+
+    def ended() -> bool:
+        return allocation not in [a.id for a in bench.berth.allocations()]
+
+    until(f"allocation {allocation} ends, whose pod is gone", RELEASE_SECONDS, ended, every=0.5)
+    return time.monotonic() - begin
 
 
 def _newcomer(bench: Bench, name: str) -> None:
@@ -260,6 +326,19 @@ SCENARIOS = [
         "policy",
         Setup(gpus=2),
         {"from whole GPUs to shares while it runs: the whole GPU stays one pod's": policy_changed},
+    ),
+    Scenario(
+        "away",
+        Setup(gpus=4),
+        {
+            "what ended while berth and the kubelet were away is noticed, the rest stays": away,
+            "a berth that knows nothing takes over what running pods hold": adoption,
+        },
+    ),
+    Scenario(
+        "fault",
+        Setup(gpus=2, shares=4),
+        {"an XID takes every share of a GPU from the kubelet, also after its restart": dead_gpu},
     ),
     Scenario(
         "cdi",

@@ -25,9 +25,16 @@ SOCKET = PLUGINS / "kubelet.sock"
 
 
 def healthy(resource: str) -> set[str]:
-    """The ids of `resource` that the kubelet holds for healthy. It writes them with each device list that it takes."""
+    """The ids of `resource` that the kubelet holds for healthy.
+
+    It writes them into its checkpoint with each device list that it takes; what was written before its
+    newest start counts for nothing.
+    """
+    path = PLUGINS / "kubelet_internal_checkpoint"
     try:
-        checkpoint = json.loads((PLUGINS / "kubelet_internal_checkpoint").read_text(encoding="utf-8"))
+        if path.stat().st_mtime < SOCKET.stat().st_ctime:
+            return set()
+        checkpoint = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return set()
     return set((checkpoint["Data"].get("RegisteredDevices") or {}).get(resource) or [])

@@ -1,0 +1,94 @@
+//! Samples and what is said of them.
+
+use std::time::{Duration, Instant};
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// Once or twice, to see that it works.
+    Glance,
+    /// Enough for a 99th percentile.
+    Full,
+}
+
+impl Effort {
+    /// Runs of everything that is compared; what is reported is the median of the runs, so a moment
+    /// in which the machine did something else costs one of them.
+    pub(crate) fn runs(self) -> usize {
+        match self {
+            Self::Glance => 1,
+            Self::Full => 5,
+        }
+    }
+
+    /// Samples of one run: `most`, or as few as show that it works.
+    pub(crate) fn samples(self, most: usize) -> usize {
+        match self {
+            Self::Glance => 2,
+            Self::Full => most,
+        }
+    }
+}
+
+/// Samples of one thing, run by run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Series {
+    runs: Vec<Vec<Duration>>,
+}
+
+impl Series {
+    /// Begins the next run.
+    pub(crate) fn begin(&mut self) {
+        self.runs.push(Vec::new());
+    }
+
+    pub(crate) fn push(&mut self, sample: Duration) {
+        if self.runs.is_empty() {
+            self.begin();
+        }
+        if let Some(run) = self.runs.last_mut() {
+            run.push(sample);
+        }
+    }
+
+    /// Times `act` so many times as one run.
+    pub(crate) fn run<T>(&mut self, samples: usize, mut act: impl FnMut() -> T) {
+        self.begin();
+        for _ in 0..samples {
+            let began = Instant::now();
+            let made = act();
+            let took = began.elapsed();
+            // Freeing what was made is the caller's, and not timed.
+            drop(std::hint::black_box(made));
+            self.push(took);
+        }
+    }
+
+    /// The median of the runs' medians.
+    pub(crate) fn median(&self) -> Duration {
+        self.percentile(50)
+    }
+
+    /// The median of the runs' 99th percentiles.
+    pub(crate) fn p99(&self) -> Duration {
+        self.percentile(99)
+    }
+
+    fn percentile(&self, percent: usize) -> Duration {
+        let of_runs: Vec<Duration> = self.runs.iter().filter_map(|run| rank(run, percent)).collect();
+        rank(&of_runs, 50).unwrap_or_default()
+    }
+}
+
+/// The smallest sample that so many percent of all do not exceed.
+fn rank(samples: &[Duration], percent: usize) -> Option<Duration> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable();
+    let at = (sorted.len() * percent).div_ceil(100).max(1) - 1;
+    sorted.get(at).copied()
+}
+
+/// How many times `b` goes into `a`.
+pub(crate) fn ratio(a: Duration, b: Duration) -> f64 {
+    a.as_secs_f64() / b.as_secs_f64()
+}

@@ -1,31 +1,31 @@
-//! `berth`: arguments, configuration, telemetry, daemon; run until a signal; stop in order.
+//! `berth`: arguments, then the command. `serve` goes on from there: configuration, telemetry,
+//! daemon, run until a signal, stop in order.
 
-use berth::config::{Config, ServeArgs};
+use anyhow::Context;
+use berth::cli::{self, Cli, Hooks};
+use berth::config::GpuSource;
 use clap::Parser;
 use std::process::ExitCode;
 
-/// A Kubernetes node daemon that shares and guards a node's GPUs.
-#[derive(Parser)]
-#[command(version)]
-enum Command {
-    /// Run the daemon on this node
-    Serve(ServeArgs),
-}
-
 fn main() -> ExitCode {
+    // This binary is the policies' compiler, too: started by the daemon, before any argument is
+    // looked at.
     if let Some(code) = berth::wasm::compiler_process() {
         return code;
     }
-    let Command::Serve(args) = Command::parse();
-    let outcome = Config::load(&args).map_err(anyhow::Error::from).and_then(|config| {
-        tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-        berth::daemon::serve(config)
-    });
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("berth: {error:#}");
-            ExitCode::FAILURE
-        }
+    let hooks = Hooks { serve: berth::daemon::serve, look };
+    cli::run(Cli::parse(), &hooks)
+}
+
+/// What `berth node check` says of the GPUs.
+fn look(source: &GpuSource) -> anyhow::Result<String> {
+    let gpus = berth::daemon::open_gpus(source.clone())?;
+    let found = gpus.look().context("the GPUs cannot be read")?;
+    let count = found.parts.iter().filter(|p| p.parent.is_none()).count();
+    anyhow::ensure!(count > 0, "{} shows no GPU", gpus.describe());
+    let mut text = format!("{count} GPUs, {}", gpus.describe());
+    for (gpu, trouble) in &found.troubles {
+        text += &format!("; {gpu} does not work: {trouble}");
     }
+    Ok(text)
 }

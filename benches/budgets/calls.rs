@@ -58,7 +58,7 @@ fn durability(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     ensure!(ids == on_disk.ids() && ids.len() == 8, "the same 8 GPUs on both nodes");
     let (mut empty, mut memory, mut disk, mut appends) = <(Series, Series, Series, Series)>::default();
     for _ in 0..effort.runs() {
-        [&mut empty, &mut memory, &mut disk, &mut appends].map(Series::begin);
+        [&mut empty, &mut memory, &mut disk, &mut appends].into_iter().for_each(Series::begin);
         for id in ids.iter().cycle().take(effort.samples(SAMPLES)) {
             let id = std::slice::from_ref(id);
             empty.push(nothing_client.allocate(house, id)?);
@@ -79,9 +79,8 @@ fn durability(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
         Row::new("Allocate, store in memory", &memory, in_memory).beside(over_empty, "a call of nothing"),
     );
     table.add(Row::new(format!("bare append of {bytes} B and fdatasync"), &appends, Budget::NONE));
-    table.add(
-        Row::new("Allocate, durable", &disk, Budget::ratio(1.6)).beside(over_sum, "(in memory + bare)"),
-    );
+    table
+        .add(Row::new("Allocate, durable", &disk, Budget::ratio(1.6)).beside(over_sum, "(in memory + bare)"));
     Ok(())
 }
 

@@ -163,7 +163,16 @@ impl<'h> Node<'h> {
         let served = |k: &Kubelet| k.is_served(recipe.resource);
         house.kubelet.block_on(kubelet.wait_for("the registration", PATIENCE, served))?;
         let client = Client::dial(house, &socket(folder.path(), &resource))?;
-        Ok(Self { house, door, inventory, resource, client, kubelet, running: Some(running), _folder: folder })
+        Ok(Self {
+            house,
+            door,
+            inventory,
+            resource,
+            client,
+            kubelet,
+            running: Some(running),
+            _folder: folder,
+        })
     }
 
     /// The ids of the resource, sorted.
@@ -222,8 +231,8 @@ impl Client {
             let path = path.clone();
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         });
-        let dialling = Endpoint::from_static("http://localhost").connect_with_connector(connector);
-        let channel = house.client.block_on(dialling);
+        let endpoint = Endpoint::from_static("http://localhost");
+        let channel = house.client.block_on(endpoint.connect_with_connector(connector));
         Ok(Self(DevicePluginClient::new(channel.with_context(|| format!("dialling {}", socket.display()))?)))
     }
 

@@ -3,7 +3,7 @@
 use crate::brute;
 use crate::measure::{Effort, Series, ratio};
 use crate::table::{Budget, Row, Table, time};
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use berth::kernel::change::{Change, Entry};
 use berth::kernel::gpu::{Inventory, Usage};
 use berth::kernel::ledger::Ledger;
@@ -48,11 +48,8 @@ fn sizes(effort: Effort, n: usize, table: &mut Table) -> Result<()> {
         }
         let chosen = best_set(&pairs, &[], size).iter().fold(0u32, |set, i| set | 1 << i);
         let scores = brute::scores(&pairs, n, size);
-        ensure!(
-            brute::best(&scores).is_some_and(|(set, _)| set == chosen),
-            "{size} of {n}: the kernel chose {chosen:b}, brute force {:b?}",
-            brute::best(&scores)
-        );
+        let (best, _) = brute::best(&scores).context("no set at all")?;
+        ensure!(best == chosen, "{size} of {n}: the kernel chose {chosen:b}, brute force {best:b}");
         let share = ratio(ours.median(), theirs.median());
         let (median, p99, brute) = (time(ours.median()), time(ours.p99()), time(theirs.median()));
         println!("  choose {size:2}  {median:>15} {p99:>10}  {brute:>12}  {share:.6}");

@@ -4,7 +4,7 @@ use crate::calls::memory;
 use crate::measure::{Effort, Series};
 use crate::node::{House, Node, Recipe, SHARED, SHARES};
 use crate::table::{Budget, Row, Table};
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use berth::kernel::names::DeviceId;
 use berth::kernel::policy::{AdmitRequest, Call, Hook, PlaceRequest, Question};
 use berth::ports::Policies as _;
@@ -47,14 +47,15 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
             question,
             wall_ms_max: WALL_MS,
         };
-        house.policies.ask(call).with_context(|| format!("{name} {}", hook.as_str()))?;
+        let answered = house.policies.ask(call);
+        ensure!(answered.is_ok(), "{name} failed in {}: {answered:?}", hook.as_str());
         let mut series = Series::default();
         for _ in 0..effort.runs() {
             series.run(effort.samples(SAMPLES), || house.policies.ask(std::hint::black_box(call)).is_ok());
         }
         // Nobody waits for an offer; the budget is that of the hooks that a pod waits for.
         let budget = match hook {
-            Hook::Offer | Hook::Triage => Budget::NONE,
+            Hook::Describe | Hook::Offer | Hook::Triage => Budget::NONE,
             Hook::Place | Hook::Admit => {
                 let micros = Duration::from_micros;
                 Budget { median: Some(micros(60)), p99: Some(micros(300)), ratio: None }

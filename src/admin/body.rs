@@ -97,6 +97,11 @@ async fn collect(mut payload: Payload, limit: usize) -> Result<Vec<u8>, Problem>
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    // A list would be taken as the values of an object's keys, in their order in our source.
+    let first = bytes.iter().find(|b| !b.is_ascii_whitespace());
+    if first == Some(&b'[') {
+        return Err(Problem::new(Kind::Invalid, "the body is a list; an object is taken"));
+    }
     serde_json::from_slice(bytes).map_err(|error| {
         if error.is_data() {
             Problem::new(Kind::Invalid, error)

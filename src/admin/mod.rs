@@ -22,6 +22,7 @@ mod server;
 mod stack;
 mod state;
 mod swagger;
+mod unread;
 mod view;
 
 pub use body::{JSON_BYTES_MAX, MODULE_BYTES_MAX};

@@ -2,6 +2,7 @@
 
 use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
+use super::unread::Unread;
 use super::{allocations, gpus, host, node, openapi, policies, stack, swagger};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -87,7 +88,7 @@ pub(super) async fn health_gate(
 }
 
 async fn pass(
-    request: ServiceRequest,
+    mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
     refused: Option<Problem>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
@@ -97,11 +98,16 @@ async fn pass(
         Some(_) => refused,
         None => Some(Problem::new(Kind::Stopping, "the daemon is stopping")),
     };
+    let unread = Unread::of(&mut request);
     let response = match refused {
         Some(problem) => request.into_response(problem.response()),
         None => next.call(request).await?.map_into_boxed_body(),
     };
-    Ok(finish(response))
+    let response = finish(response);
+    Ok(match unread {
+        Some(unread) => response.map_body(|_, body| unread.held_by(body)),
+        None => response,
+    })
 }
 
 /// All of /api/v1 needs the token, unknown routes under it too.

@@ -145,7 +145,7 @@ impl Server {
             Ok(Err(error)) => return Err(AdminError::Threads(error)),
             Err(gone) => return Err(AdminError::Threads(io::Error::other(gone))),
         }
-        tracing::info!(%address, "the admin API answers; Swagger UI is at /swagger-ui/");
+        tracing::debug!(%address, "the admin API answers");
         Ok(Running { stop, stopped, address, health_address })
     }
 

@@ -8,7 +8,7 @@ use super::problem::{Kind, Problem};
 use super::state::State;
 use crate::kernel::command;
 use crate::kernel::ledger::Ledger;
-use crate::kernel::stack;
+use crate::kernel::stack as kernel;
 use actix_web::http::header::{ETAG, IF_MATCH};
 use actix_web::{HttpRequest, HttpResponse, web};
 
@@ -88,7 +88,7 @@ async fn swap(
     expected: Option<u64>,
 ) -> Result<HttpResponse, Problem> {
     let ledger = state.door.activate(stack, expected).await?;
-    let labels: Vec<_> = ledger.stack.entries.iter().map(stack::StackEntry::label).collect();
+    let labels: Vec<_> = ledger.stack.entries.iter().map(kernel::StackEntry::label).collect();
     tracing::info!(
         revision = ledger.stack.revision,
         stack = labels.join(" "),
@@ -116,7 +116,7 @@ fn if_match(request: &HttpRequest) -> Result<Option<u64>, Problem> {
 
 fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
     let stack = &ledger.stack;
-    let version = |e: &stack::StackEntry| ledger.policies.get(&e.digest).map(|v| v.version.clone());
+    let version = |e: &kernel::StackEntry| ledger.policies.get(&e.digest).map(|v| v.version.clone());
     let entries = stack.entries.iter().enumerate();
     let file = (state.facts)().file_stack;
     let shown = Stack {

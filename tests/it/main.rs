@@ -3,6 +3,11 @@
 // A test that cannot go on says so by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod admin_bench;
+mod admin_doors;
+mod admin_policies;
+mod admin_routes;
+mod admin_twins;
 mod gpus_contract;
 mod house;
 mod kubelet_allocation;
@@ -11,6 +16,7 @@ mod kubelet_registration;
 mod kubelet_rounds;
 mod kubelet_twins;
 mod nvml_faults;
+mod openapi;
 mod policies_guests;
 mod policies_hostile;
 mod policies_install;

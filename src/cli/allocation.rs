@@ -1,0 +1,106 @@
+//! `berth allocation`.
+
+use super::args::{AllocationCommand, AllocationFilter};
+use super::client::{Client, escaped};
+use super::gpu;
+use super::output::{Out, facts, table};
+use crate::admin::dto::{Allocation, AllocationList, AllocationState, Holder};
+
+pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    match command {
+        AllocationCommand::List(filter) => {
+            let path = format!("/allocations{}", query(filter, client)?);
+            out.answer(&client.get::<AllocationList>(&path)?, list)
+        }
+        AllocationCommand::Show { id } => {
+            out.answer(&client.get::<Allocation>(&format!("/allocations/{}", escaped(id)))?, show)
+        }
+        AllocationCommand::End { id } => {
+            let ended: Allocation = client.delete(&format!("/allocations/{}", escaped(id)))?;
+            out.answer(&ended, |a| format!("{} has ended; its devices are free\n", a.id))
+        }
+    }
+}
+
+fn query(filter: &AllocationFilter, client: &Client) -> anyhow::Result<String> {
+    let gpu = filter.gpu.as_deref().map(|g| gpu::resolve(client, g)).transpose()?;
+    let limit = filter.limit.map(|l| l.to_string());
+    let pairs = [
+        ("gpu", gpu.as_ref()),
+        ("namespace", filter.namespace.as_ref()),
+        ("pod", filter.pod.as_ref()),
+        ("resource", filter.resource.as_ref()),
+        ("limit", limit.as_ref()),
+        ("state", Some(&filter.state)),
+    ];
+    let given = pairs.iter().filter_map(|(name, value)| value.map(|v| format!("{name}={}", escaped(v))));
+    Ok(format!("?{}", given.collect::<Vec<_>>().join("&")))
+}
+
+fn list(list: &AllocationList) -> String {
+    let rows: Vec<_> = list
+        .items
+        .iter()
+        .map(|a| {
+            vec![
+                a.id.clone(),
+                state(a),
+                holder(a.holder.as_ref()),
+                a.resource.clone(),
+                a.devices.join(" "),
+                a.granted_at.clone(),
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        return "no such allocations\n".into();
+    }
+    let mut text =
+        table(&["ID", "STATE", "NAMESPACE/POD/CONTAINER", "RESOURCE", "DEVICES", "GRANTED"], &rows);
+    if list.total > list.items.len() {
+        text += &format!("... and {} more: --limit shows them\n", list.total - list.items.len());
+    }
+    text
+}
+
+fn show(allocation: &Allocation) -> String {
+    let decision = &allocation.decision;
+    let uid = allocation.holder.as_ref().and_then(|h| h.pod_uid.clone()).unwrap_or_default();
+    let environment = decision.environment.iter().map(|(k, v)| format!("{k}={v}"));
+    let limits = decision.limits.map_or_else(String::new, |l| {
+        let memory = l.memory_mib.map(|m| format!("{m} MiB"));
+        let compute = l.compute_percent.map(|c| format!("{c} % of compute"));
+        memory.into_iter().chain(compute).collect::<Vec<_>>().join(", ")
+    });
+    facts(&[
+        ("id", allocation.id.clone()),
+        ("state", state(allocation)),
+        ("holder", holder(allocation.holder.as_ref())),
+        ("pod UID", uid),
+        ("resource", allocation.resource.clone()),
+        ("devices", allocation.devices.join(" ")),
+        ("GPUs", allocation.gpus.join(" ")),
+        ("granted", allocation.granted_at.clone()),
+        ("allowed by", decision.by.join(" ")),
+        ("reason", decision.reason.clone()),
+        ("environment", environment.collect::<Vec<_>>().join(" ")),
+        ("limits", limits),
+    ])
+}
+
+fn state(allocation: &Allocation) -> String {
+    match (allocation.state, &allocation.ended) {
+        (AllocationState::Ended, Some(end)) => format!("{} {}", end.reason, end.at),
+        (AllocationState::Ended, None) => "ended".into(),
+        (AllocationState::Live, _) if allocation.overlapped => "live, overlapped".into(),
+        (AllocationState::Live, _) => "live".into(),
+    }
+}
+
+fn holder(holder: Option<&Holder>) -> String {
+    let Some(holder) = holder else {
+        return "not known yet".into();
+    };
+    let part = |p: &Option<String>| p.clone().unwrap_or_else(|| "?".into());
+    format!("{}/{}/{}", part(&holder.namespace), part(&holder.pod), part(&holder.container))
+}

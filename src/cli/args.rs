@@ -1,0 +1,293 @@
+//! What can be typed. Help texts teach: each says what the command does and shows how it is used.
+
+use crate::config::ServeArgs;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  berth node check                          What does this node still need?
+  berth config check /etc/berth/berth.yaml  Would the daemon take this file?
+  berth serve --config /etc/berth/berth.yaml
+  berth gpu list                            GPUs, their health, what is held
+  berth gpu cordon 3 --reason 'new fan'     Grant nothing new on GPU 3; what runs goes on
+  berth allocation list --gpu 3             Who holds it?
+  berth policy push my-policy.wasm          Upload a policy; nothing changes yet
+  berth policy activate stack.yaml          Swap the whole stack, or nothing
+
+Exit codes: 0 done, 1 refused or failed, 2 bad usage.
+Every setting of `berth serve` can be given as a flag, as BERTH_ and the flag in capitals, or in the
+configuration file, in that order of precedence.";
+
+/// Shares and guards this node's GPUs: the daemon, and its operator's commands
+#[derive(Parser, Debug)]
+#[command(name = "berth", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+pub struct Cli {
+    /// How to reach a running daemon.
+    #[command(flatten)]
+    pub client: ClientArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// How to reach a running daemon, and how to print what it says.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Talking to a running daemon")]
+pub struct ClientArgs {
+    /// Where the daemon's admin API is
+    #[arg(
+        long,
+        global = true,
+        env = "BERTH_SERVER",
+        value_name = "URL",
+        default_value = "http://127.0.0.1:9470"
+    )]
+    pub server: String,
+    /// The file with its token, made when the daemon first starts
+    #[arg(
+        long,
+        global = true,
+        env = "BERTH_TOKEN_FILE",
+        value_name = "FILE",
+        default_value = "/var/lib/berth/token"
+    )]
+    pub token_file: PathBuf,
+    /// How answers are printed
+    #[arg(short, long, global = true, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// How answers are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people
+    #[default]
+    Table,
+    /// What the API answered, for programs
+    Json,
+    /// The same as YAML
+    Yaml,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run the daemon on this node
+    ///
+    /// Finds the GPUs, takes over what running pods hold, registers with the kubelet, and serves the
+    /// admin API on loopback. Without a GPU or a kubelet it waits and says so. Ends on SIGTERM.
+    #[command(after_help = "\
+Examples:
+  berth serve --config /etc/berth/berth.yaml
+  berth serve --gpus sim:8xh100 --kubelet-dir /tmp/kubelet --state-dir /tmp/berth   No GPU needed
+  BERTH_LOG_FILTER=berth::wasm=debug,info berth serve   More from one room (RUST_LOG works, too)")]
+    Serve(Box<ServeArgs>),
+    /// Look at GPUs, cordon them, let vanished ones go
+    #[command(after_help = "\
+A GPU is named by its UUID, the beginning of it, or its index:
+  berth gpu list
+  berth gpu show 0
+  berth gpu cordon GPU-8a56 --reason 'row remapping pending'
+  berth gpu uncordon GPU-8a56")]
+    Gpu {
+        /// What to do.
+        #[command(subcommand)]
+        command: GpuCommand,
+    },
+    /// See who holds what
+    #[command(after_help = "\
+Examples:
+  berth allocation list --namespace default
+  berth allocation list --state all --limit 20
+  berth allocation show 5eed0001-17 -o yaml")]
+    Allocation {
+        /// What to do.
+        #[command(subcommand)]
+        command: AllocationCommand,
+    },
+    /// Upload policies and choose which are asked
+    #[command(after_help = "\
+A policy version is named by its digest, the beginning of it, or `name@` and that:
+  berth policy list
+  berth policy push my-policy.wasm
+  berth policy activate stack.yaml
+  berth policy stack
+  berth policy reset
+
+stack.yaml is a list of entries, or a configuration file with such a list under `stack`:
+  - policy: timeslice
+    parameters: {replicas: 4}
+    onFault: skip")]
+    Policy {
+        /// What to do.
+        #[command(subcommand)]
+        command: PolicyCommand,
+    },
+    /// Check a configuration file without starting anything
+    Config {
+        /// What to do.
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Check what this node has and still needs
+    Node {
+        /// What to do.
+        #[command(subcommand)]
+        command: NodeCommand,
+    },
+    /// Print the admin API's OpenAPI description
+    Openapi,
+}
+
+/// `berth gpu`.
+#[derive(Subcommand, Debug)]
+pub enum GpuCommand {
+    /// All GPUs at a glance
+    List,
+    /// One GPU with its devices and who holds them
+    Show {
+        /// UUID, the beginning of it, or index
+        gpu: String,
+    },
+    /// Grant nothing new on a GPU; what is held stays
+    Cordon {
+        /// UUID, the beginning of it, or index
+        gpu: String,
+        /// Why, for whoever looks later
+        #[arg(long, default_value = "", value_name = "TEXT")]
+        reason: String,
+    },
+    /// Let a GPU be granted again
+    Uncordon {
+        /// UUID, the beginning of it, or index
+        gpu: String,
+    },
+    /// Let a GPU go that vanished and that nobody holds
+    Forget {
+        /// UUID, or the beginning of it
+        gpu: String,
+    },
+}
+
+/// `berth allocation`.
+#[derive(Subcommand, Debug)]
+pub enum AllocationCommand {
+    /// Allocations, newest first
+    List(AllocationFilter),
+    /// One allocation with the decision behind it
+    Show {
+        /// Its id
+        id: String,
+    },
+    /// End an allocation that no source can judge; its devices are free at once
+    End {
+        /// Its id
+        id: String,
+    },
+}
+
+/// Which allocations.
+#[derive(Args, Clone, Debug, Default)]
+pub struct AllocationFilter {
+    /// On this GPU: UUID, the beginning of it, or index
+    #[arg(long)]
+    pub gpu: Option<String>,
+    /// Held by pods of this namespace
+    #[arg(short, long)]
+    pub namespace: Option<String>,
+    /// Held by pods of this name
+    #[arg(long)]
+    pub pod: Option<String>,
+    /// Of this resource, such as nvidia.com/gpu
+    #[arg(long)]
+    pub resource: Option<String>,
+    /// live, ended or all
+    #[arg(long, default_value = "live", value_parser = ["live", "ended", "all"])]
+    pub state: String,
+    /// At most so many [default: 500]
+    #[arg(long)]
+    pub limit: Option<usize>,
+}
+
+/// `berth policy`.
+#[derive(Subcommand, Debug)]
+pub enum PolicyCommand {
+    /// All versions that the node knows
+    List,
+    /// One version with the schema of its parameters
+    Show {
+        /// Digest, the beginning of it, or name@ and that
+        policy: String,
+    },
+    /// Upload a policy: checked, compiled, kept; asked nothing until a stack names it
+    Push {
+        /// A WebAssembly component of the world berth:policy, or a core module
+        file: PathBuf,
+    },
+    /// Delete a version that is not active
+    Delete {
+        /// Digest, the beginning of it, or name@ and that
+        policy: String,
+    },
+    /// Swap the active stack as a whole: asked on the live node first, and unchanged if one fails
+    Activate {
+        /// The stack as YAML or JSON; `-` reads standard input
+        file: PathBuf,
+        /// Only if the active stack is still at this revision
+        #[arg(long, value_name = "REVISION")]
+        if_revision: Option<u64>,
+    },
+    /// Go back to the stack of the configuration file
+    Reset,
+    /// The active stack, and how its policies fare
+    Stack,
+}
+
+/// `berth config`.
+#[derive(Subcommand, Debug)]
+pub enum ConfigCommand {
+    /// Read a file as the daemon would, and say what is wrong with it
+    Check {
+        /// The configuration file
+        file: PathBuf,
+    },
+}
+
+/// `berth node`.
+#[derive(Subcommand, Debug)]
+pub enum NodeCommand {
+    /// One line for each thing that the daemon needs: ok, WARN or FAIL, with the fix
+    ///
+    /// Takes the flags of `berth serve`, so that it looks where the daemon would. Changes nothing.
+    /// Exit code 1 if a line says FAIL.
+    Check(Box<ServeArgs>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn what_can_be_typed_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_clients_flags_are_taken_before_and_after_the_command() {
+        for line in ["berth -o json --server http://x gpu list", "berth gpu list --server http://x -o json"] {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            assert_eq!((cli.client.server.as_str(), cli.client.output), ("http://x", Output::Json));
+        }
+    }
+
+    #[test]
+    fn bad_usage_is_2() {
+        for line in
+            ["berth", "berth gpu", "berth gpu show", "berth dance", "berth allocation list --state some"]
+        {
+            assert_eq!(Cli::try_parse_from(line.split(' ')).unwrap_err().exit_code(), 2, "{line}");
+        }
+    }
+}

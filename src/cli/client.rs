@@ -1,0 +1,193 @@
+//! The client: one request, one answer, and errors that say what to do.
+
+use super::args::ClientArgs;
+use crate::admin::problem::Problem;
+use anyhow::{Context, anyhow, bail};
+use serde::de::DeserializeOwned;
+use std::path::PathBuf;
+use std::time::Duration;
+use ureq::http::{Method, Request, Response, Uri};
+use ureq::{Agent, Body};
+
+/// Longest wait for an answer. The daemon answers within 8 s; compiling may take 90 s.
+const ANSWER_MAX: Duration = Duration::from_secs(15);
+/// Longest wait for an upload: 60 s to send and 90 s to compile.
+const UPLOAD_MAX: Duration = Duration::from_secs(160);
+/// Longest wait for the connection.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// Largest answer: 5120 allocations of at most 16 KiB, rarely a tenth of it.
+const ANSWER_BYTES_MAX: u64 = 96 * 1024 * 1024;
+
+/// A daemon to talk to.
+pub(super) struct Client {
+    server: String,
+    token: String,
+    token_file: PathBuf,
+}
+
+impl Client {
+    pub(super) fn new(args: &ClientArgs) -> anyhow::Result<Self> {
+        let uri: Uri = args
+            .server
+            .parse()
+            .ok()
+            .filter(|u: &Uri| u.scheme_str() == Some("http") && u.authority().is_some())
+            .with_context(|| {
+                format!("--server {:?} is no address such as http://127.0.0.1:9470", args.server)
+            })?;
+        if uri.path() != "/" || uri.query().is_some() {
+            bail!("--server {:?} has a path; only http://HOST:PORT is taken", args.server);
+        }
+        let path = &args.token_file;
+        let token = std::fs::read_to_string(path).with_context(|| {
+            format!(
+                "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
+                 BERTH_TOKEN_FILE (the daemon makes the file when it first starts)",
+                path.display()
+            )
+        })?;
+        Ok(Self {
+            server: format!("http://{}", uri.authority().map(ToString::to_string).unwrap_or_default()),
+            token: token.trim().to_owned(),
+            token_file: path.clone(),
+        })
+    }
+
+    pub(super) fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        self.send(Method::GET, path, &[], None, ANSWER_MAX).and_then(read)
+    }
+
+    /// DELETE of what answers with its new state.
+    pub(super) fn delete<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        self.send(Method::DELETE, path, &[], None, ANSWER_MAX).and_then(read)
+    }
+
+    /// DELETE of what is gone then.
+    pub(super) fn remove(&self, path: &str) -> anyhow::Result<()> {
+        self.send(Method::DELETE, path, &[], None, ANSWER_MAX).map(drop)
+    }
+
+    pub(super) fn put<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl serde::Serialize,
+        if_match: Option<u64>,
+    ) -> anyhow::Result<T> {
+        let body = serde_json::to_vec(body)?;
+        let etag = if_match.map(|revision| format!("\"{revision}\""));
+        let mut headers = vec![("content-type", "application/json")];
+        headers.extend(etag.as_deref().map(|etag| ("if-match", etag)));
+        self.send(Method::PUT, path, &headers, Some(&body), ANSWER_MAX).and_then(read)
+    }
+
+    /// Uploads a policy. Answers whether it is new to the node, too.
+    pub(super) fn upload<T: DeserializeOwned>(&self, path: &str, module: &[u8]) -> anyhow::Result<(bool, T)> {
+        let headers = [("content-type", "application/wasm")];
+        let response = self.send(Method::POST, path, &headers, Some(module), UPLOAD_MAX)?;
+        Ok((response.status() == 201, read(response)?))
+    }
+
+    fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&[u8]>,
+        wait: Duration,
+    ) -> anyhow::Result<Response<Body>> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}/api/v1{path}", self.server))
+            .header("authorization", format!("Bearer {}", self.token));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let agent = agent(wait);
+        let sent = match body {
+            Some(body) => agent.run(request.body(body)?),
+            None => agent.run(request.body(())?),
+        };
+        let mut response = sent.map_err(|error| self.unreachable(error))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let status = response.status();
+        match response.body_mut().read_json_text().ok().and_then(|t| serde_json::from_str::<Problem>(&t).ok())
+        {
+            Some(problem) => Err(self.refused(&problem)),
+            None => Err(anyhow!("{} answered {status} and is no berth daemon", self.server)),
+        }
+    }
+
+    fn refused(&self, problem: &Problem) -> anyhow::Error {
+        if problem.status == 401 {
+            return anyhow!(
+                "the daemon at {} does not take the token in {}: give its own token file with --token-file or \
+                 BERTH_TOKEN_FILE",
+                self.server,
+                self.token_file.display()
+            );
+        }
+        match &problem.hint {
+            Some(hint) => anyhow!("{}\n  {hint}", problem.detail),
+            None => anyhow!("{}", problem.detail),
+        }
+    }
+
+    fn unreachable(&self, error: ureq::Error) -> anyhow::Error {
+        let server = &self.server;
+        match error {
+            ureq::Error::Timeout(_) => anyhow!("the daemon at {server} did not answer in time: {error}"),
+            ureq::Error::Io(_) | ureq::Error::ConnectionFailed | ureq::Error::HostNotFound => anyhow!(
+                "cannot reach the daemon at {server} ({error}): is `berth serve` running there? Its admin API \
+                 listens on loopback only, so run this on the node, or forward the port and give the address \
+                 with --server or BERTH_SERVER"
+            ),
+            other => anyhow!("no usable answer from {server}: {other}"),
+        }
+    }
+}
+
+/// The token goes to no proxy and follows no redirect.
+fn agent(wait: Duration) -> Agent {
+    Agent::config_builder()
+        .http_status_as_error(false)
+        .proxy(None)
+        .max_redirects(0)
+        .timeout_global(Some(wait))
+        .timeout_connect(Some(CONNECT_MAX))
+        .build()
+        .new_agent()
+}
+
+fn read<T: DeserializeOwned>(mut response: Response<Body>) -> anyhow::Result<T> {
+    let text = response.body_mut().read_json_text()?;
+    serde_json::from_str(&text).context("the daemon answered something else: is it of another release?")
+}
+
+trait ReadText {
+    fn read_json_text(&mut self) -> Result<String, ureq::Error>;
+}
+
+impl ReadText for Body {
+    fn read_json_text(&mut self) -> Result<String, ureq::Error> {
+        self.with_config().limit(ANSWER_BYTES_MAX).read_to_string()
+    }
+}
+
+/// Text as one segment of a path, or a value of a query.
+pub(super) fn escaped(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.~".contains(&b);
+    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::escaped;
+
+    #[test]
+    fn nothing_typed_leaves_its_segment() {
+        assert_eq!(escaped("GPU-1_a.b~"), "GPU-1_a.b~");
+        assert_eq!(escaped("a/../b?c=d&e#f g%"), "a%2F..%2Fb%3Fc%3Dd%26e%23f%20g%25");
+    }
+}

@@ -1,0 +1,143 @@
+//! `berth gpu`.
+
+use super::args::GpuCommand;
+use super::client::{Client, escaped};
+use super::output::{Out, facts, or_dash, table};
+use crate::admin::dto::{Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, Part, ResourceUse};
+use anyhow::bail;
+
+pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    match command {
+        GpuCommand::List => out.answer(&client.get::<GpuList>("/gpus")?, list),
+        GpuCommand::Show { gpu } => {
+            let uuid = resolve(client, gpu)?;
+            out.answer(&client.get::<Gpu>(&format!("/gpus/{}", escaped(&uuid)))?, show)
+        }
+        GpuCommand::Cordon { gpu, reason } => {
+            let path = format!("/gpus/{}/cordon", escaped(&resolve(client, gpu)?));
+            let gpu: Gpu = client.put(&path, &Cordon { reason: reason.clone() }, None)?;
+            out.answer(&gpu, |gpu| {
+                let held: u32 = gpu.summary.resources.iter().map(|r| r.held).sum();
+                format!(
+                    "{} is {}; {held} devices of it are still held\n",
+                    gpu.summary.uuid,
+                    drain(&gpu.summary.drain)
+                )
+            })
+        }
+        GpuCommand::Uncordon { gpu } => {
+            let path = format!("/gpus/{}/cordon", escaped(&resolve(client, gpu)?));
+            let gpu: Gpu = client.delete(&path)?;
+            out.answer(&gpu, |gpu| format!("{} is {}\n", gpu.summary.uuid, drain(&gpu.summary.drain)))
+        }
+        GpuCommand::Forget { gpu } => {
+            let uuid = resolve(client, gpu)?;
+            client.remove(&format!("/gpus/{}", escaped(&uuid)))?;
+            out.say(&format!("{uuid} is forgotten"))
+        }
+    }
+}
+
+/// The UUID that is meant by a UUID, the beginning of one, or an index.
+pub(super) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
+    let GpuList { items } = client.get("/gpus")?;
+    let index: Option<u32> = given.parse().ok();
+    let meant = |g: &&GpuSummary| g.uuid == given || Some(g.index) == index;
+    // A GPU that vanished keeps its index until it is forgotten; the one in its place is meant.
+    let exact = items.iter().filter(meant).max_by_key(|g| g.present);
+    let beginning: Vec<_> = items.iter().filter(|g| !given.is_empty() && g.uuid.starts_with(given)).collect();
+    match (exact, beginning.as_slice()) {
+        (Some(gpu), _) => Ok(gpu.uuid.clone()),
+        (None, [gpu]) => Ok(gpu.uuid.clone()),
+        (None, []) => bail!("this node has no GPU {given:?}; `berth gpu list` shows what it has"),
+        (None, several) => bail!("{given:?} is the beginning of {} GPUs: type more of it", several.len()),
+    }
+}
+
+fn list(list: &GpuList) -> String {
+    let rows: Vec<_> = list
+        .items
+        .iter()
+        .map(|g| {
+            let used = g.memory_used_mib.map_or_else(|| "?".into(), |m| m.to_string());
+            vec![
+                g.index.to_string(),
+                g.uuid.clone(),
+                g.model.clone(),
+                format!("{used}/{}", g.memory_mib),
+                health(&g.health),
+                drain(&g.drain),
+                uses(&g.resources),
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        return "no GPUs; `berth node check` tells more\n".into();
+    }
+    table(&["INDEX", "UUID", "MODEL", "MEMORY MIB", "HEALTH", "DRAIN", "HELD/DEVICES"], &rows)
+}
+
+fn show(gpu: &Gpu) -> String {
+    let summary = &gpu.summary;
+    let mut text = facts(&[
+        ("uuid", summary.uuid.clone()),
+        ("index", summary.index.to_string()),
+        ("model", summary.model.clone()),
+        ("health", format!("{} since {}", health(&summary.health), summary.health.since)),
+        ("drain", drain(&summary.drain)),
+        ("memory MiB", format!("{} used of {}", or_dash(summary.memory_used_mib), summary.memory_mib)),
+        ("processes", or_dash(summary.processes)),
+        ("PCI bus", gpu.pci_bus.clone()),
+        ("NUMA node", or_dash(gpu.numa_node)),
+        ("MIG", if gpu.mig_enabled { "enabled".into() } else { String::new() }),
+    ]);
+    for part in &gpu.parts {
+        text += &part_table(part);
+    }
+    if !gpu.links.is_empty() {
+        let rows: Vec<_> =
+            gpu.links.iter().map(|l| vec![l.gpu.clone(), l.path.clone(), l.nvlinks.to_string()]).collect();
+        text += "\n";
+        text += &table(&["TO GPU", "PATH", "NVLINKS"], &rows);
+    }
+    text
+}
+
+fn part_table(part: &Part) -> String {
+    let kind = part.mig.as_ref().map_or_else(|| "whole GPU".into(), |m| format!("MIG {}", m.profile));
+    let by = part.offered_by.as_deref().unwrap_or("nobody");
+    let rows: Vec<_> = part.devices.iter().map(device_row).collect();
+    format!("\n{} ({kind}), offered by {by}\n", part.uuid)
+        + &table(&["DEVICE", "RESOURCE", "STATE", "TAKES", "ALLOCATIONS"], &rows)
+}
+
+fn device_row(device: &Device) -> Vec<String> {
+    let takes = match device.consumes {
+        c if c.whole => "whole".into(),
+        c if c.memory_mib == 0 && c.compute_percent == 0 => "-".into(),
+        c => format!("{} MiB, {} %", c.memory_mib, c.compute_percent),
+    };
+    let state = format!("{:?}", device.state).to_lowercase();
+    vec![device.id.clone(), device.resource.clone(), state, takes, device.allocations.join(" ")]
+}
+
+fn health(health: &Health) -> String {
+    match &health.reason {
+        Some(reason) => format!("{} ({reason})", health.state),
+        None => health.state.clone(),
+    }
+}
+
+fn drain(drain: &Drain) -> String {
+    match (&drain.by, &drain.why) {
+        (Some(by), Some(why)) => format!("{} by {by} ({why})", drain.state),
+        (Some(by), None) => format!("{} by {by}", drain.state),
+        _ => drain.state.clone(),
+    }
+}
+
+fn uses(resources: &[ResourceUse]) -> String {
+    let words: Vec<_> =
+        resources.iter().map(|r| format!("{} {}/{}", r.resource, r.held, r.devices)).collect();
+    if words.is_empty() { "-".into() } else { words.join(", ") }
+}

@@ -1,0 +1,197 @@
+//! `berth node check`: what this node has and still needs, one line each, with the fix. Looks where
+//! the daemon would look, and changes nothing.
+
+mod host;
+mod kubelet;
+
+use super::output::{Out, complain};
+use crate::config::{Config, GpuSource, ServeArgs};
+use serde::Serialize;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// One line.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    /// What was looked at.
+    check: &'static str,
+    level: Level,
+    /// What was found.
+    detail: String,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fix: Option<String>,
+}
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+enum Level {
+    /// As it should be.
+    #[serde(rename = "ok")]
+    Ok,
+    /// The daemon runs, but waits or does less.
+    #[serde(rename = "WARN")]
+    Warn,
+    /// The daemon cannot do its work.
+    #[serde(rename = "FAIL")]
+    Fail,
+}
+
+impl Level {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warn => "WARN",
+            Self::Fail => "FAIL",
+        }
+    }
+}
+
+impl Line {
+    fn ok(check: &'static str, detail: impl Into<String>) -> Self {
+        Self { check, level: Level::Ok, detail: detail.into(), fix: None }
+    }
+
+    fn warn(check: &'static str, detail: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { check, level: Level::Warn, detail: detail.into(), fix: Some(fix.into()) }
+    }
+
+    fn fail(check: &'static str, detail: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { check, level: Level::Fail, detail: detail.into(), fix: Some(fix.into()) }
+    }
+}
+
+pub(super) fn run(
+    args: &ServeArgs,
+    look: fn(&GpuSource) -> anyhow::Result<String>,
+    out: &mut Out,
+) -> ExitCode {
+    let config = match Config::load(args) {
+        Ok(config) => config,
+        Err(error) => {
+            complain(&error.into());
+            return ExitCode::FAILURE;
+        }
+    };
+    let lines = look_around(&config, Path::new("/"), look);
+    let failed = lines.iter().any(|line| line.level == Level::Fail);
+    if let Err(error) = out.answer(&lines, |lines| as_text(lines)) {
+        complain(&error);
+        return ExitCode::FAILURE;
+    }
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Everything, under `root`, which is `/` outside tests.
+fn look_around(config: &Config, root: &Path, look: fn(&GpuSource) -> anyhow::Result<String>) -> Vec<Line> {
+    let mut lines = vec![host::driver(config), gpus(config, look)];
+    lines.extend(kubelet::all(config));
+    lines.push(host::state_folder(config));
+    lines.push(host::admin_port(config));
+    lines.push(host::cdi(config, root));
+    lines.push(host::runtime(config, root));
+    lines
+}
+
+fn gpus(config: &Config, look: fn(&GpuSource) -> anyhow::Result<String>) -> Line {
+    match look(&config.gpus) {
+        Ok(found) if found.contains("does not work") => {
+            Line::warn("GPUs", found, "nvidia-smi -q tells more; what does not work is not granted")
+        }
+        Ok(found) => Line::ok("GPUs", found),
+        Err(error) => {
+            let fix = "install the NVIDIA driver, or say where it is: --nvml-library, --nvidia-driver-root; to try \
+                       berth without a GPU: --gpus sim:8xh100";
+            Line::fail("GPUs", format!("{error:#}"), fix)
+        }
+    }
+}
+
+fn as_text(lines: &[Line]) -> String {
+    let width = lines.iter().map(|l| l.check.len()).max().unwrap_or_default();
+    let text = |line: &Line| {
+        let fix = line.fix.as_ref().map_or_else(String::new, |fix| format!("; fix: {fix}"));
+        format!("{:4}  {:width$}  {}{fix}\n", line.level.as_str(), line.check, line.detail)
+    };
+    lines.iter().map(text).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::FileConfig;
+    use std::fs;
+    use std::os::unix::net::UnixListener;
+
+    fn config(dir: &Path, more: &str) -> Config {
+        let (kubelet, state) = (dir.join("kubelet"), dir.join("state"));
+        let yaml = format!(
+            "gpus: sim:1xt4\nkubeletDir: {}\nstateDir: {}\nadminListen: 127.0.0.1:0\n{more}",
+            kubelet.display(),
+            state.display()
+        );
+        Config::merge(&ServeArgs::default(), FileConfig::parse(&yaml).unwrap()).unwrap()
+    }
+
+    fn level(lines: &[Line], check: &str) -> Level {
+        lines.iter().find(|l| l.check == check).unwrap_or_else(|| panic!("no line {check}")).level
+    }
+
+    fn found(_: &GpuSource) -> anyhow::Result<String> {
+        Ok("1 GPUs".into())
+    }
+
+    #[test]
+    fn a_bare_node_fails_with_a_fix_in_each_line_that_is_not_ok() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), "");
+        let lines = look_around(&config, dir.path(), |_| anyhow::bail!("no libnvidia-ml.so.1"));
+        assert_eq!(level(&lines, "GPUs"), Level::Fail);
+        assert_eq!(level(&lines, "kubelet folder"), Level::Fail);
+        assert!(lines.iter().all(|l| l.level == Level::Ok || l.fix.is_some()));
+        assert!(!dir.path().join("state").exists(), "it changed something");
+    }
+
+    #[test]
+    fn a_node_that_has_everything_is_ok_in_every_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), "containerEdits: {deviceListStrategy: [cdi-cri]}");
+        let plugins = dir.path().join("kubelet/device-plugins");
+        let resources = dir.path().join("kubelet/pod-resources");
+        for folder in [&plugins, &resources, &dir.path().join("state"), &dir.path().join("etc/cdi")] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        let _kubelet = UnixListener::bind(plugins.join("kubelet.sock")).unwrap();
+        let _resources = UnixListener::bind(resources.join("kubelet.sock")).unwrap();
+        fs::write(
+            plugins.join("kubelet_internal_checkpoint"),
+            r#"{"Data":{"PodDeviceEntries":null},"Checksum":1}"#,
+        )
+        .unwrap();
+        fs::write(dir.path().join("etc/cdi/nvidia.yaml"), "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n")
+            .unwrap();
+        let lines = look_around(&config, dir.path(), found);
+        for line in &lines {
+            assert_eq!(line.level, Level::Ok, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_broken_is_told_from_what_is_absent() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), "containerEdits: {deviceListStrategy: [cdi-annotations]}");
+        let plugins = dir.path().join("kubelet/device-plugins");
+        fs::create_dir_all(&plugins).unwrap();
+        fs::write(dir.path().join("state"), "a file").unwrap();
+        fs::write(plugins.join("kubelet.sock"), "no socket").unwrap();
+        fs::write(plugins.join("kubelet_internal_checkpoint"), "{").unwrap();
+        let lines = look_around(&config, dir.path(), found);
+        assert_eq!(level(&lines, "kubelet folder"), Level::Ok);
+        assert_eq!(level(&lines, "kubelet socket"), Level::Fail);
+        assert_eq!(level(&lines, "pod-resources socket"), Level::Warn);
+        assert_eq!(level(&lines, "checkpoint"), Level::Fail);
+        assert_eq!(level(&lines, "state folder"), Level::Fail);
+        assert_eq!(level(&lines, "CDI specs"), Level::Fail);
+    }
+}

@@ -1,0 +1,156 @@
+//! The node itself: driver, state folder, port, CDI specs, container runtime.
+
+use super::Line;
+use crate::config::{Config, DeviceListStrategy, GpuSource};
+use rustix::fs::{Access, access, statvfs};
+use std::fs::{metadata, read_dir, read_to_string};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Room below which the store and uploaded policies may soon not fit: the store is at most some
+/// 20 MiB, a policy and what it is compiled to at most some 100 MiB.
+const ROOM_BYTES_MIN: u64 = 256 * 1024 * 1024;
+
+/// The kernel's half of the driver. Its files show the same in every mount namespace.
+pub(super) fn driver(config: &Config) -> Line {
+    const CHECK: &str = "driver";
+    if let GpuSource::Sim(profile) = &config.gpus {
+        return Line::ok(CHECK, format!("not needed: GPUs are simulated ({profile})"));
+    }
+    let fix = "install the NVIDIA driver and load it (modprobe nvidia; nvidia-smi shows it)";
+    let Ok(version) = read_to_string("/proc/driver/nvidia/version") else {
+        return Line::fail(CHECK, "the nvidia kernel module is not loaded", fix);
+    };
+    let version =
+        version.lines().next().unwrap_or_default().trim_start_matches("NVRM version:").trim().to_owned();
+    if !Path::new("/dev/nvidiactl").exists() && !config.edits.driver_root.join("dev/nvidiactl").exists() {
+        let fix = "run nvidia-smi once, or `nvidia-modprobe -u -c=0`; in a pod: mount /dev";
+        return Line::warn(CHECK, format!("{version}, but /dev/nvidiactl is not there"), fix);
+    }
+    Line::ok(CHECK, version)
+}
+
+pub(super) fn state_folder(config: &Config) -> Line {
+    const CHECK: &str = "state folder";
+    let path = &config.state_dir;
+    let shown = path.display();
+    let elsewhere = "make it writable, or choose another with --state-dir";
+    // What is not there yet is made at the start, so what counts is the first folder that is there.
+    let Some(there) = path.ancestors().find(|p| p.exists()) else {
+        return Line::fail(CHECK, format!("{shown} cannot be looked at"), elsewhere);
+    };
+    if !there.is_dir() {
+        return Line::fail(CHECK, format!("{} is no folder", there.display()), elsewhere);
+    }
+    if let Err(error) = access(there, Access::WRITE_OK | Access::EXEC_OK) {
+        return Line::fail(CHECK, format!("{} is not writable: {error}", there.display()), elsewhere);
+    }
+    if let Some(line) = token(&config.token_file) {
+        return line;
+    }
+    let room = statvfs(there).map(|s| s.f_bavail.saturating_mul(s.f_frsize));
+    match room {
+        Ok(bytes) if bytes < ROOM_BYTES_MIN => {
+            let fix = format!("free some: {} MiB are enough", ROOM_BYTES_MIN >> 20);
+            Line::warn(CHECK, format!("{shown} has {} MiB of room left", bytes >> 20), fix)
+        }
+        _ if there == path => Line::ok(CHECK, format!("{shown} is there and writable")),
+        _ => Line::ok(CHECK, format!("{shown} will be made at the first start")),
+    }
+}
+
+/// Only what is wrong with the token file.
+fn token(path: &Path) -> Option<Line> {
+    let about = metadata(path).ok()?;
+    let mode = about.permissions().mode() & 0o777;
+    let open = about.is_file() && mode & 0o077 != 0;
+    let shown = path.display();
+    open.then(|| {
+        Line::warn(
+            "state folder",
+            format!("{shown} can be used by others (mode {mode:o})"),
+            format!("chmod 600 {shown}"),
+        )
+    })
+}
+
+pub(super) fn admin_port(config: &Config) -> Line {
+    const CHECK: &str = "admin API";
+    let taken = |address: &SocketAddr| TcpListener::bind(address).err();
+    let all = [(Some(config.admin_listen), "--admin-listen"), (config.health_listen, "--health-listen")];
+    for (address, flag) in all.iter().filter_map(|(a, flag)| a.map(|a| (a, flag))) {
+        if let Some(error) = taken(&address) {
+            let fix = format!("if that is not berth itself (ss -ltnp shows it), choose another with {flag}");
+            return Line::warn(CHECK, format!("{address} cannot be listened on now: {error}"), fix);
+        }
+    }
+    Line::ok(CHECK, format!("{} is free", config.admin_listen))
+}
+
+fn uses_cdi(config: &Config) -> bool {
+    let ways = &config.edits.strategies;
+    ways.contains(&DeviceListStrategy::CdiCri) || ways.contains(&DeviceListStrategy::CdiAnnotations)
+}
+
+pub(super) fn cdi(config: &Config, root: &Path) -> Line {
+    const CHECK: &str = "CDI specs";
+    if !uses_cdi(config) {
+        return Line::ok(CHECK, "not needed: containers are told their GPUs without CDI");
+    }
+    let kind = &config.edits.cdi_kind;
+    let folders = ["etc/cdi", "var/run/cdi"].map(|f| root.join(f));
+    match folders.iter().find_map(|folder| spec_of(folder, kind)) {
+        Some(file) => Line::ok(CHECK, format!("{} names the kind {kind}", file.display())),
+        None => Line::fail(
+            CHECK,
+            format!("no spec of the kind {kind} in /etc/cdi or /var/run/cdi"),
+            "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        ),
+    }
+}
+
+/// A spec file that names this kind, in YAML or JSON.
+fn spec_of(folder: &Path, kind: &str) -> Option<PathBuf> {
+    let names_kind = |path: &PathBuf| {
+        let text = read_to_string(path).unwrap_or_default();
+        let spec: Result<serde_norway::Value, _> = serde_norway::from_str(&text);
+        spec.ok().and_then(|s| s.get("kind").and_then(|k| k.as_str().map(|k| k == kind))).unwrap_or(false)
+    };
+    let files = read_dir(folder).ok()?.filter_map(|entry| entry.ok().map(|e| e.path()));
+    let mut specs = files.filter(|p| p.extension().is_some_and(|e| e == "yaml" || e == "json"));
+    specs.find(names_kind)
+}
+
+/// Something must turn NVIDIA_VISIBLE_DEVICES into devices: NVIDIA's runtime.
+pub(super) fn runtime(config: &Config, root: &Path) -> Line {
+    const CHECK: &str = "nvidia runtime";
+    let ways = &config.edits.strategies;
+    let by_runtime =
+        ways.contains(&DeviceListStrategy::Envvar) || ways.contains(&DeviceListStrategy::VolumeMounts);
+    if !by_runtime {
+        return Line::ok(CHECK, "not needed: the container runtime injects GPUs by CDI");
+    }
+    let places = ["usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit"];
+    let installed =
+        places.map(|p| root.join(p).join("nvidia-container-runtime")).into_iter().find(|p| p.exists());
+    let Some(program) = installed else {
+        let fix = "install the NVIDIA container toolkit, then nvidia-ctk runtime configure --runtime=containerd; or \
+                   use CDI: --device-list-strategy cdi-cri";
+        return Line::warn(CHECK, "nvidia-container-runtime is not to be seen here", fix);
+    };
+    let configs = ["etc/containerd/config.toml", "etc/crio/crio.conf", "etc/docker/daemon.json"];
+    let folders = ["etc/containerd/conf.d", "etc/crio/crio.conf.d"];
+    let inside = folders.iter().filter_map(|f| read_dir(root.join(f)).ok()).flatten();
+    let files = configs.iter().map(|c| root.join(c)).chain(inside.filter_map(|e| e.ok().map(|e| e.path())));
+    let names_it =
+        |path: &PathBuf| read_to_string(path).is_ok_and(|t| t.contains("nvidia-container-runtime"));
+    match files.into_iter().find(names_it) {
+        Some(file) => Line::ok(CHECK, format!("{} is used by {}", program.display(), file.display())),
+        None => Line::warn(
+            CHECK,
+            format!("{} is there, but no runtime's configuration names it", program.display()),
+            "nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd",
+        ),
+    }
+}

@@ -1,0 +1,204 @@
+//! `berth policy`.
+
+use super::args::PolicyCommand;
+use super::client::{Client, escaped};
+use super::output::{Out, facts, or_dash, table};
+use crate::admin::MODULE_BYTES_MAX;
+use crate::admin::dto::{NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Stack, StackEntry};
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use std::io::Read;
+use std::path::Path;
+
+/// Largest stack file, bytes: as large as a configuration file may be.
+const STACK_BYTES_MAX: u64 = crate::config::CONFIG_BYTES_MAX;
+
+pub(super) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    match command {
+        PolicyCommand::List => out.answer(&client.get::<PolicyList>("/policies")?, list),
+        PolicyCommand::Show { policy } => {
+            let path = format!("/policies/{}", resolve(client, policy)?);
+            out.answer(&client.get::<PolicyDetail>(&path)?, show)
+        }
+        PolicyCommand::Push { file } => push(file, client, out),
+        PolicyCommand::Delete { policy } => {
+            let digest = resolve(client, policy)?;
+            client.remove(&format!("/policies/{digest}"))?;
+            out.say(&format!("policy {} is deleted", short(&digest)))
+        }
+        PolicyCommand::Activate { file, if_revision } => {
+            let stack = NewStack { entries: read_stack(file)? };
+            out.answer(&client.put::<Stack>("/stack", &stack, *if_revision)?, |s| {
+                format!("active:\n{}", stack_table(s))
+            })
+        }
+        PolicyCommand::Reset => out
+            .answer(&client.delete::<Stack>("/stack/override")?, |s| format!("active:\n{}", stack_table(s))),
+        PolicyCommand::Stack => out.answer(&client.get::<Stack>("/stack")?, stack_table),
+    }
+}
+
+fn push(file: &Path, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    let limit = u64::try_from(MODULE_BYTES_MAX)?;
+    let module = read_file(file, limit)?;
+    let (new, policy): (bool, PolicyDetail) = client.upload("/policies", &module)?;
+    out.answer(&policy, |p| {
+        let p = &p.policy;
+        let how = if new { "is taken; name it in a stack to have it asked" } else { "was known already" };
+        format!("{}@{} {} {how}\n", p.name, short(&p.digest), p.version)
+    })
+}
+
+/// The digest that is meant by one, the beginning of one, or `name@` and that.
+fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
+    let PolicyList { items } = client.get("/policies")?;
+    let (name, digest) = match given.split_once('@') {
+        Some((name, digest)) => (Some(name), digest),
+        None => (None, given),
+    };
+    let meant =
+        |p: &&Policy| name.is_none_or(|n| p.name == n) && !digest.is_empty() && p.digest.starts_with(digest);
+    let named = |p: &&Policy| p.name == given;
+    let mut found: Vec<_> = items.iter().filter(meant).collect();
+    if found.is_empty() {
+        found = items.iter().filter(named).collect();
+    }
+    match found.as_slice() {
+        [policy] => Ok(escaped(&policy.digest)),
+        [] => bail!("this node knows no policy {given:?}; `berth policy list` shows what it knows"),
+        several => {
+            let digests: Vec<_> =
+                several.iter().map(|p| format!("{}@{}", p.name, short(&p.digest))).collect();
+            bail!("{given:?} means several versions, so type one of: {}", digests.join(" "))
+        }
+    }
+}
+
+fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let reading = || format!("cannot read {}", file.display());
+    if file == Path::new("-") {
+        std::io::stdin().take(limit + 1).read_to_end(&mut bytes).with_context(reading)?;
+    } else {
+        let opened = std::fs::File::open(file).with_context(reading)?;
+        opened.take(limit + 1).read_to_end(&mut bytes).with_context(reading)?;
+    }
+    if u64::try_from(bytes.len())? > limit {
+        bail!("{} is larger than the {limit} bytes that are taken", file.display());
+    }
+    Ok(bytes)
+}
+
+/// A list of entries, or any file with such a list under `stack` or `entries`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum StackFile {
+    Entries(Vec<serde_norway::Value>),
+    Config { stack: Vec<serde_norway::Value> },
+    Body { entries: Vec<serde_norway::Value> },
+}
+
+fn read_stack(file: &Path) -> anyhow::Result<Vec<NewStackEntry>> {
+    let bytes = read_file(file, STACK_BYTES_MAX)?;
+    let name = file.display();
+    let whole: StackFile = serde_norway::from_slice(&bytes).with_context(|| {
+        format!("{name} is no stack: a YAML list of entries, or a file with such a list under `stack`")
+    })?;
+    let (StackFile::Entries(entries) | StackFile::Config { stack: entries } | StackFile::Body { entries }) =
+        whole;
+    let numbered = entries.into_iter().enumerate();
+    numbered
+        .map(|(i, entry)| {
+            serde_norway::from_value(entry).with_context(|| format!("{name}: entry {i} of the stack"))
+        })
+        .collect()
+}
+
+fn list(list: &PolicyList) -> String {
+    let rows: Vec<_> = list
+        .items
+        .iter()
+        .map(|p| {
+            let origin = if p.shipped { "shipped" } else { "uploaded" };
+            let active = if p.active { "yes" } else { "" };
+            vec![
+                p.name.clone(),
+                p.version.clone(),
+                short(&p.digest).into(),
+                origin.into(),
+                active.into(),
+                p.hooks.join(","),
+                p.summary.clone(),
+            ]
+        })
+        .collect();
+    table(&["NAME", "VERSION", "DIGEST", "ORIGIN", "ACTIVE", "HOOKS", "SUMMARY"], &rows)
+}
+
+fn show(detail: &PolicyDetail) -> String {
+    let p = &detail.policy;
+    facts(&[
+        ("name", p.name.clone()),
+        ("version", p.version.clone()),
+        ("summary", p.summary.clone()),
+        ("digest", p.digest.clone()),
+        ("origin", if p.shipped { "shipped" } else { "uploaded" }.into()),
+        ("active", if p.active { "yes" } else { "no" }.into()),
+        ("hooks", p.hooks.join(" ")),
+        ("bytes", p.bytes.to_string()),
+        ("since", p.since.clone()),
+        ("parameters", detail.parameters_schema.to_string()),
+    ])
+}
+
+fn stack_table(stack: &Stack) -> String {
+    let mut text = format!(
+        "revision {}, from the {}",
+        stack.revision,
+        if stack.source == "api" { "API" } else { "file" }
+    );
+    if let Some(since) = &stack.since {
+        text += &format!(", activated by {} {since}", stack.by);
+    }
+    text += "\n";
+    if stack.entries.is_empty() {
+        text += "no policies: the baseline offers whole GPUs\n";
+    } else {
+        let rows: Vec<_> = stack.entries.iter().enumerate().map(|(i, e)| entry_row(i, e)).collect();
+        text += &table(
+            &["#", "POLICY", "DIGEST", "PARAMETERS", "ON FAULT", "CALLS", "FAULTS", "LAST FAULT"],
+            &rows,
+        );
+    }
+    if stack.file_stack.shadowed {
+        text += "the file's stack is shadowed by this one; `berth policy reset` goes back to it\n";
+    }
+    if let Some(trouble) = &stack.file_stack.trouble {
+        text += &format!("the file's stack cannot be used: {trouble}\n");
+    }
+    text
+}
+
+fn entry_row(place: usize, entry: &StackEntry) -> Vec<String> {
+    let record = entry.record.as_ref();
+    let calls = record.map(|r| r.calls.values().sum::<u64>());
+    let faults = record.map(|r| r.faults.by_kind.values().sum::<u64>());
+    let faults = match record.is_some_and(|r| r.suspended) {
+        true => format!("{} SUSPENDED", or_dash(faults)),
+        false => or_dash(faults),
+    };
+    vec![
+        place.to_string(),
+        entry.policy.clone(),
+        short(&entry.digest).into(),
+        entry.parameters.to_string(),
+        format!("{:?}", entry.on_fault).to_lowercase(),
+        or_dash(calls),
+        faults,
+        record.and_then(|r| r.faults.last.clone()).unwrap_or_default(),
+    ]
+}
+
+fn short(digest: &str) -> &str {
+    digest.get(..12).unwrap_or(digest)
+}

@@ -1,0 +1,257 @@
+//! A node with an admin API on loopback, over a real keeper and a real policy thread; and a client.
+
+use crate::admin_twins::{KeptPolicies, SwitchStore, digest_of};
+use crate::kubelet_twins::RealClock;
+use berth::admin::{FileStack, NodeFacts, Running, Server, Settings, Step};
+use berth::admission::{Baseline, Door, Middle};
+use berth::keeper::Keeper;
+use berth::kernel::allocation::Allocation;
+use berth::kernel::command::Rules;
+use berth::kernel::gpu::{Inventory, Link, Part, Path, Usage};
+use berth::kernel::names::{DeviceId, PartId, Resource};
+use berth::kernel::policy::{AdmitRequest, Hook, PolicyVersion};
+use berth::kernel::time::Timing;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+pub(crate) const GPU: &str = "nvidia.com/gpu";
+pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
+
+/// The running node.
+pub(crate) struct Bench {
+    pub(crate) door: Door,
+    pub(crate) api: Option<Running>,
+    pub(crate) dir: TempDir,
+    pub(crate) token: String,
+    pub(crate) facts: Arc<Mutex<NodeFacts>>,
+    pub(crate) store_fails: Arc<AtomicBool>,
+    pub(crate) policies: Arc<KeptPolicies>,
+    pub(crate) runtime: tokio::runtime::Runtime,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Bench {
+    pub(crate) fn new(gpus: u32) -> Self {
+        let store = SwitchStore::default();
+        let store_fails = Arc::clone(&store.fails);
+        let rules = Rules { timing: Timing { retire_ms: 0, ..Timing::default() }, ..Rules::default() };
+        let clock = Arc::new(RealClock(Instant::now()));
+        let keeper = Keeper::open(Box::new(store), rules.clone(), clock.clone()).unwrap();
+        let baseline =
+            Baseline { resource: Resource::parse(GPU).unwrap(), ignored_xids: Vec::new(), quiet_ms: 1000 };
+        let policies = Arc::new(KeptPolicies::default());
+        let Middle { door, .. } =
+            berth::admission::start(keeper, policies.clone(), clock, rules, baseline).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let facts = Arc::new(Mutex::new(NodeFacts {
+            name: "node-1".into(),
+            gpu_source: "2 GPUs of a test".into(),
+            gpus: Step::Done,
+            adoption: Step::Done,
+            kubelet: Step::Done,
+            file_stack: FileStack::default(),
+            ..NodeFacts::default()
+        }));
+        let mut bench = Self {
+            door,
+            api: None,
+            dir,
+            token: String::new(),
+            facts,
+            store_fails,
+            policies,
+            runtime: tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
+        };
+        bench.look(gpus);
+        bench.runtime.block_on(bench.door.reoffer()).unwrap();
+        bench.start();
+        bench
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        let facts = Arc::clone(&self.facts);
+        let loopback: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        Settings {
+            listen: loopback,
+            health_listen: Some(loopback),
+            token_file: self.dir.path().join("token"),
+            facts: Arc::new(move || facts.lock().unwrap().clone()),
+        }
+    }
+
+    pub(crate) fn start(&mut self) {
+        let server = Server::bind(self.settings()).unwrap();
+        self.api = Some(server.run(self.door.clone()).unwrap());
+        let text = std::fs::read_to_string(self.dir.path().join("token")).unwrap();
+        self.token = text.trim().to_owned();
+    }
+
+    /// Shows the daemon so many GPUs.
+    pub(crate) fn look(&self, gpus: u32) {
+        let parts: Vec<Part> = (0..gpus).map(part).collect();
+        let mut inventory = Inventory::default();
+        for a in &parts {
+            for b in parts.iter().filter(|b| b.id > a.id) {
+                inventory.links.set(&a.id, &b.id, Link { path: Path::HostBridge, nvlinks: 18 });
+            }
+            inventory.usage.insert(a.id.clone(), Usage { memory_used_mib: 7, processes: 1 });
+        }
+        inventory.parts = parts;
+        self.door.looked(inventory).unwrap();
+    }
+
+    /// Grants one device of whole GPU `index`.
+    pub(crate) fn allocate(&self, index: u32) -> Allocation {
+        let request = AdmitRequest {
+            resource: Resource::parse(GPU).unwrap(),
+            devices: vec![DeviceId::whole(&gpu(index))],
+        };
+        self.runtime
+            .block_on(self.door.allocate(request, berth::admission::Attempt::Last))
+            .unwrap()
+            .allocation
+    }
+
+    /// Makes a policy known as if it had come with the daemon.
+    pub(crate) fn ship(&self, module: &[u8], name: &str, since_wall_ms: u64) -> PolicyVersion {
+        let version = PolicyVersion {
+            name: name.into(),
+            version: "1.0.0".into(),
+            summary: "Comes with the daemon.".into(),
+            hooks: vec![Hook::Offer],
+            parameters_schema: "{}".into(),
+            digest: digest_of(module),
+            artifact: digest_of(module),
+            bytes: 1,
+            shipped: true,
+            since_wall_ms,
+        };
+        self.door.keep(version.clone()).unwrap();
+        version
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.api.as_ref().unwrap().address
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, &[], b"")
+    }
+
+    pub(crate) fn delete(&self, path: &str) -> Answer {
+        self.ask("DELETE", path, &[], b"")
+    }
+
+    pub(crate) fn json(&self, method: &str, path: &str, body: &str) -> Answer {
+        self.ask(method, path, &[("content-type", "application/json")], body.as_bytes())
+    }
+
+    pub(crate) fn upload(&self, module: &[u8]) -> Answer {
+        self.ask("POST", "/api/v1/policies", &[("content-type", "application/wasm")], module)
+    }
+
+    /// Asks with the token.
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        let bearer = format!("Bearer {}", self.token);
+        let mut all = vec![("authorization", bearer.as_str())];
+        all.extend(headers);
+        self.ask_bare(method, path, &all, body)
+    }
+
+    /// Asks without the token.
+    pub(crate) fn ask_bare(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        ask(self.address(), method, path, headers, body)
+    }
+}
+
+/// One request, without following redirects.
+pub(crate) fn ask(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Answer {
+    let config = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .proxy(None)
+        .max_redirects(0)
+        .timeout_global(Some(Duration::from_secs(20)))
+        .allow_non_standard_methods(true)
+        .build();
+    let mut request = ureq::http::Request::builder().method(method).uri(format!("http://{address}{path}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let agent = config.new_agent();
+    let response = if body.is_empty() {
+        agent.run(request.body(()).unwrap())
+    } else {
+        agent.run(request.body(body).unwrap())
+    };
+    let mut response = response.unwrap();
+    let headers = response.headers().iter();
+    Answer {
+        status: response.status().as_u16(),
+        headers: headers.map(|(n, v)| (n.to_string(), v.to_str().unwrap().to_owned())).collect(),
+        body: response.body_mut().with_config().limit(64 << 20).read_to_vec().unwrap(),
+    }
+}
+
+impl Answer {
+    pub(crate) fn value(&self) -> Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&self.body)))
+    }
+
+    /// The body, after a look at the status.
+    pub(crate) fn expect(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", String::from_utf8_lossy(&self.body));
+        self.value()
+    }
+
+    /// The detail and hint of a problem, after a look at everything that a problem must have.
+    pub(crate) fn problem(&self, status: u16, kind: &str) -> String {
+        let value = self.expect(status);
+        assert_eq!(self.headers["content-type"], "application/problem+json");
+        assert_eq!(value["type"], format!("/problems/{kind}"), "{value}");
+        assert_eq!(value["status"], status);
+        assert!(!value["title"].as_str().unwrap().is_empty());
+        let detail = value["detail"].as_str().unwrap();
+        assert!(!detail.is_empty());
+        format!("{detail}; {}", value["hint"].as_str().unwrap_or_default())
+    }
+}
+
+pub(crate) fn gpu(index: u32) -> PartId {
+    PartId::parse(&format!("GPU-{index}")).unwrap()
+}
+
+fn part(index: u32) -> Part {
+    Part {
+        id: gpu(index),
+        parent: None,
+        vendor: "nvidia".into(),
+        model: "NVIDIA H100 80GB HBM3".into(),
+        gpu_index: index,
+        minor: Some(index),
+        memory_mib: 81_559,
+        pci_bus: format!("00000000:{index:02x}:00.0"),
+        numa_node: Some(0),
+        mig_enabled: false,
+        mig: None,
+        attributes: BTreeMap::from([("compute.capability".into(), "9.0".into())]),
+    }
+}

@@ -1,0 +1,206 @@
+//! Every route of the admin API, over HTTP: what it shows and what it changes.
+
+use crate::admin_bench::{Bench, GPU};
+use berth::admin::{Registration, Step};
+use berth::kernel::names::Resource;
+use std::sync::atomic::Ordering;
+
+#[test]
+fn the_node_shows_itself_its_resources_and_what_it_waits_for() {
+    let bench = Bench::new(2);
+    let allocation = bench.allocate(0);
+    let node = bench.get("/api/v1/node").expect(200);
+    assert_eq!(node["name"], "node-1");
+    assert_eq!(node["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(node["ready"], true);
+    assert_eq!(node["counts"]["gpus"], 2);
+    assert_eq!(node["counts"]["allocations"], 1);
+    let resource = &node["resources"][0];
+    assert_eq!(resource["resource"], GPU);
+    assert_eq!(
+        (&resource["devices"], &resource["held"], &resource["free"]),
+        (&2.into(), &1.into(), &1.into())
+    );
+    assert_eq!(resource["registration"]["done"], false);
+
+    let waiting = Step::Waiting("no kubelet.sock".into());
+    let registration = Registration { resource: Resource::parse(GPU).unwrap(), state: waiting };
+    bench.facts.lock().unwrap().registrations = vec![registration];
+    let node = bench.get("/api/v1/node").expect(200);
+    assert_eq!(node["resources"][0]["registration"]["waiting"], "no kubelet.sock");
+    assert_eq!(node["ready"], true, "a kubelet that is not there is waited for");
+    bench.delete(&format!("/api/v1/allocations/{}", allocation.id)).expect(200);
+    let after = bench.get("/api/v1/node").expect(200);
+    assert!(after["generation"].as_u64() > node["generation"].as_u64());
+    assert_eq!(after["counts"]["endedAllocations"], 1);
+}
+
+#[test]
+fn gpus_show_health_devices_holders_and_links() {
+    let bench = Bench::new(2);
+    let allocation = bench.allocate(1);
+    let list = bench.get("/api/v1/gpus").expect(200);
+    let uuids: Vec<_> = list["items"].as_array().unwrap().iter().map(|g| g["uuid"].clone()).collect();
+    assert_eq!(uuids, ["GPU-0", "GPU-1"]);
+    assert_eq!(list["items"][1]["resources"][0]["held"], 1);
+    assert_eq!(list["items"][0]["memoryUsedMib"], 7);
+
+    let gpu = bench.get("/api/v1/gpus/GPU-1").expect(200);
+    assert_eq!(gpu["health"]["state"], "healthy");
+    assert_eq!(gpu["drain"]["state"], "active");
+    assert_eq!(gpu["attributes"]["compute.capability"], "9.0");
+    assert_eq!(gpu["links"][0]["gpu"], "GPU-0");
+    assert_eq!(gpu["links"][0]["path"], "hostBridge");
+    assert_eq!(gpu["links"][0]["nvlinks"], 18);
+    let part = &gpu["parts"][0];
+    assert_eq!(part["offeredBy"], "baseline");
+    assert_eq!(part["offer"][0]["consumes"]["whole"], true);
+    let device = &part["devices"][0];
+    assert_eq!(device["id"], "GPU-1");
+    assert_eq!(device["state"], "held");
+    assert_eq!(device["allocations"][0], allocation.id.to_string());
+    bench.get("/api/v1/gpus/GPU-7").problem(404, "unknown-gpu");
+}
+
+#[test]
+fn a_cordon_withdraws_free_devices_twice_is_once_and_an_uncordon_undoes_it() {
+    let bench = Bench::new(2);
+    let cordon = "/api/v1/gpus/GPU-0/cordon";
+    let gpu = bench.json("PUT", cordon, r#"{"reason": "fan"}"#).expect(200);
+    assert_eq!(gpu["drain"]["state"], "cordoned");
+    assert_eq!((&gpu["drain"]["by"], &gpu["drain"]["why"]), (&"admin".into(), &"fan".into()));
+    assert_eq!(gpu["parts"][0]["devices"][0]["state"], "withdrawn");
+    let again = bench.json("PUT", cordon, r#"{"reason": "other"}"#).expect(200);
+    assert_eq!(again["drain"], gpu["drain"], "the first word stays");
+    let active = bench.delete(cordon).expect(200);
+    assert_eq!(active["drain"]["state"], "active");
+    assert_eq!(active["parts"][0]["devices"][0]["state"], "free");
+    assert_eq!(bench.delete(cordon).expect(200)["drain"]["state"], "active");
+    // A reason may be left out, and so may the whole body.
+    let bare = bench.ask("PUT", cordon, &[("content-length", "0")], b"").expect(200);
+    assert_eq!(bare["drain"]["why"], serde_json::Value::Null);
+    bench.json("PUT", "/api/v1/gpus/GPU-9/cordon", "{}").problem(404, "unknown-gpu");
+    bench.delete("/api/v1/gpus/GPU-9/cordon").problem(404, "unknown-gpu");
+}
+
+#[test]
+fn only_a_gpu_that_vanished_and_is_free_can_be_forgotten() {
+    let bench = Bench::new(2);
+    let allocation = bench.allocate(1);
+    let says = bench.delete("/api/v1/gpus/GPU-1").problem(409, "wrong-state");
+    assert!(says.contains("cordon it instead"), "{says}");
+    bench.look(1);
+    let gpu = bench.get("/api/v1/gpus/GPU-1").expect(200);
+    assert_eq!((&gpu["health"]["state"], &gpu["present"]), (&"vanished".into(), &false.into()));
+    let says = bench.delete("/api/v1/gpus/GPU-1").problem(409, "held");
+    assert!(says.contains(&allocation.id.to_string()), "{says}");
+    bench.delete(&format!("/api/v1/allocations/{}", allocation.id)).expect(200);
+    assert_eq!(bench.delete("/api/v1/gpus/GPU-1").status, 204);
+    bench.delete("/api/v1/gpus/GPU-1").problem(404, "unknown-gpu");
+    assert_eq!(bench.get("/api/v1/gpus").expect(200)["items"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn allocations_are_found_by_what_they_hold_and_end_by_an_operators_word() {
+    let bench = Bench::new(3);
+    let (first, second) = (bench.allocate(0), bench.allocate(2));
+    let list = |query: &str| bench.get(&format!("/api/v1/allocations{query}")).expect(200);
+    let ids = |query: &str| -> Vec<String> {
+        let items = list(query)["items"].as_array().unwrap().clone();
+        items.iter().map(|a| a["id"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(ids(""), [second.id.to_string(), first.id.to_string()], "newest first");
+    assert_eq!(ids("?gpu=GPU-0"), [first.id.to_string()]);
+    assert_eq!(ids("?resource=nvidia.com/gpu&gpu=GPU-2"), [second.id.to_string()]);
+    assert!(ids("?resource=nvidia.com/other").is_empty());
+    assert!(ids("?namespace=default").is_empty() && ids("?pod=a").is_empty());
+    assert_eq!(list("?limit=1")["total"], 2);
+    assert_eq!(ids("?limit=1").len(), 1);
+
+    let path = format!("/api/v1/allocations/{}", first.id);
+    let shown = bench.get(&path).expect(200);
+    assert_eq!(shown["state"], "live");
+    assert_eq!(shown["decision"]["by"][0], "baseline");
+    assert_eq!(shown["gpus"][0], "GPU-0");
+    let ended = bench.delete(&path).expect(200);
+    assert_eq!((&ended["state"], &ended["ended"]["reason"]), (&"ended".into(), &"operator".into()));
+    assert_eq!(bench.delete(&path).expect(200), ended, "twice is once");
+    assert_eq!(bench.get(&path).expect(200), ended);
+    assert_eq!(ids(""), [second.id.to_string()]);
+    assert_eq!(ids("?state=ended"), [first.id.to_string()]);
+    assert_eq!(ids("?state=all").len(), 2);
+
+    bench.get("/api/v1/allocations/0000000a-9").problem(404, "unknown-allocation");
+    bench.delete("/api/v1/allocations/0000000a-9").problem(404, "unknown-allocation");
+    for query in ["?state=some", "?limit=0", "?limit=99999", "?limit=x", "?gpus=GPU-0", "?gpu=a&gpu=b"] {
+        bench.get(&format!("/api/v1/allocations{query}")).problem(400, "malformed-query");
+    }
+}
+
+#[test]
+fn readiness_names_what_is_missing_and_health_needs_no_token() {
+    let bench = Bench::new(1);
+    let health = bench.api.as_ref().unwrap().health_address.unwrap();
+    for address in [bench.address(), health] {
+        let ask = |path: &str| crate::admin_bench::ask(address, "GET", path, &[], b"");
+        assert_eq!(ask("/livez").expect(200)["alive"], true);
+        assert_eq!(ask("/readyz").expect(200)["ready"], true);
+        bench.facts.lock().unwrap().adoption = Step::Waiting("the checkpoint cannot be read".into());
+        let answer = ask("/readyz");
+        let says = answer.problem(503, "not-ready");
+        assert!(says.contains("adoption: the checkpoint cannot be read"), "{says}");
+        assert_eq!(answer.value()["checks"].as_array().unwrap().len(), 4);
+        assert_eq!(bench.get("/api/v1/node").expect(200)["ready"], false);
+        bench.facts.lock().unwrap().adoption = Step::Done;
+    }
+    // The health listener answers to any name, as probes use the pod's address, and has no more.
+    let named = crate::admin_bench::ask(health, "GET", "/livez", &[("host", "10.1.2.3:9471")], b"");
+    named.expect(200);
+    for path in ["/api/v1/node", "/openapi.json", "/swagger-ui/", "/"] {
+        let bearer = format!("Bearer {}", bench.token);
+        let answer = crate::admin_bench::ask(health, "GET", path, &[("authorization", &bearer)], b"");
+        answer.problem(404, "no-such-route");
+    }
+}
+
+#[test]
+fn a_store_that_fails_is_said_and_nothing_changes() {
+    let bench = Bench::new(1);
+    bench.store_fails.store(true, Ordering::SeqCst);
+    let answer = bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}");
+    let says = answer.problem(503, "store-failed");
+    assert!(says.contains("No space left"), "{says}");
+    assert!(answer.headers.contains_key("retry-after"));
+    assert_eq!(bench.get("/api/v1/gpus/GPU-0").expect(200)["drain"]["state"], "active");
+    let says = bench.get("/readyz").problem(503, "not-ready");
+    assert!(says.contains("No space left"), "{says}");
+    bench.store_fails.store(false, Ordering::SeqCst);
+    // The store is read back at most every half second.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").status != 200 {
+        assert!(std::time::Instant::now() < until, "the store did not come back");
+    }
+    bench.get("/readyz").expect(200);
+}
+
+#[test]
+fn swagger_ui_and_the_description_are_served_from_the_binary() {
+    let bench = Bench::new(1);
+    for path in ["/", "/swagger-ui"] {
+        let start = bench.ask_bare("GET", path, &[], b"");
+        assert_eq!((start.status, start.headers["location"].as_str()), (302, "/swagger-ui/"));
+    }
+    let page = bench.ask_bare("GET", "/swagger-ui/", &[], b"");
+    assert_eq!(page.status, 200);
+    assert!(page.headers["content-type"].starts_with("text/html"));
+    assert!(page.headers["content-security-policy"].contains("connect-src 'self'"));
+    let script = bench.ask_bare("GET", "/swagger-ui/swagger-initializer.js", &[], b"");
+    assert!(String::from_utf8_lossy(&script.body).contains("/openapi.json"));
+    assert!(bench.ask_bare("GET", "/swagger-ui/swagger-ui-bundle.js", &[], b"").body.len() > 100_000);
+    bench.ask_bare("GET", "/swagger-ui/nothing.js", &[], b"").problem(404, "no-such-route");
+    let document = bench.ask_bare("GET", "/openapi.json", &[], b"");
+    assert_eq!(document.body, berth::admin::openapi_json().as_bytes());
+    // HEAD goes with GET.
+    let head = bench.ask_bare("HEAD", "/openapi.json", &[], b"");
+    assert_eq!((head.status, head.body.len()), (200, 0));
+}

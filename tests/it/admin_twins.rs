@@ -1,0 +1,136 @@
+//! Working twins of the ports for the admin API: a store that can be made to fail, and policies
+//! that do as their bytes and parameters say.
+
+use crate::kubelet_twins::MapStore;
+use berth::kernel::names::{Digest, Resource};
+use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth::kernel::policy::{Answer, Call, Fault, FaultKind, Hook, OfferAnswer, PolicyVersion, Question};
+use berth::kernel::record::{Record, Write};
+use berth::kernel::time::Now;
+use berth::ports::{InstallError, Policies, Store, StoreError};
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+/// A store in memory that fails while its switch is on.
+#[derive(Default)]
+pub(crate) struct SwitchStore {
+    inner: MapStore,
+    pub(crate) fails: Arc<AtomicBool>,
+}
+
+impl SwitchStore {
+    fn check(&self) -> Result<(), StoreError> {
+        if self.fails.load(Ordering::SeqCst) {
+            return Err(StoreError::Io { path: "/state".into(), what: "No space left on device".into() });
+        }
+        Ok(())
+    }
+}
+
+impl Store for SwitchStore {
+    fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+        self.check()?;
+        self.inner.load()
+    }
+
+    fn append(&mut self, writes: &[Write]) -> Result<(), StoreError> {
+        self.check()?;
+        self.inner.append(writes)
+    }
+}
+
+pub(crate) fn digest_of(module: &[u8]) -> Digest {
+    let hex: String = Sha256::digest(module).iter().map(|b| format!("{b:02x}")).collect();
+    Digest::parse(&hex).unwrap()
+}
+
+/// A module that [`KeptPolicies`] takes.
+pub(crate) fn module(name: &str, more: &str) -> Vec<u8> {
+    format!("\0asm {name} {more}").into_bytes()
+}
+
+/// Keeps modules that begin as WebAssembly does; the first word after that is the name. Their one
+/// hook is `offer`: `{"shares": N}` offers each GPU as N shares, `{"fail": true}` traps.
+#[derive(Default)]
+pub(crate) struct KeptPolicies {
+    modules: Mutex<BTreeMap<Digest, Vec<u8>>>,
+    /// While true, `install` waits.
+    hold: Mutex<bool>,
+    changed: Condvar,
+    held: AtomicUsize,
+}
+
+impl KeptPolicies {
+    /// Whether an install waits for the hold to end.
+    pub(crate) fn waiting(&self) -> bool {
+        self.held.load(Ordering::SeqCst) > 0
+    }
+
+    pub(crate) fn set_hold(&self, hold: bool) {
+        *self.hold.lock().unwrap() = hold;
+        self.changed.notify_all();
+    }
+}
+
+impl Policies for KeptPolicies {
+    fn install(&self, module: &[u8], now: Now) -> Result<PolicyVersion, InstallError> {
+        self.held.fetch_add(1, Ordering::SeqCst);
+        let hold = self.hold.lock().unwrap();
+        drop(self.changed.wait_while(hold, |hold| *hold).unwrap());
+        self.held.fetch_sub(1, Ordering::SeqCst);
+        let text = module.strip_prefix(b"\0asm ").map(String::from_utf8_lossy);
+        let text = text.ok_or(InstallError::NotAPolicy { what: "it is no WebAssembly".into() })?;
+        let digest = digest_of(module);
+        self.modules.lock().unwrap().insert(digest.clone(), module.to_vec());
+        Ok(PolicyVersion {
+            name: text.split(' ').next().unwrap().into(),
+            version: "0.1.0".into(),
+            summary: "Does what its parameters say.".into(),
+            hooks: vec![Hook::Offer],
+            parameters_schema: r#"{"type":"object"}"#.into(),
+            artifact: digest.clone(),
+            digest,
+            bytes: module.len() as u64,
+            shipped: false,
+            since_wall_ms: now.wall_ms,
+        })
+    }
+
+    fn install_shipped(&self, _: Now) -> Result<Vec<PolicyVersion>, InstallError> {
+        Ok(Vec::new())
+    }
+
+    fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
+        Ok(version.clone())
+    }
+
+    fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
+        let modules = self.modules.lock().unwrap();
+        modules.get(digest).cloned().ok_or_else(|| InstallError::Lost { digest: digest.clone() })
+    }
+
+    fn remove(&self, digest: &Digest) {
+        self.modules.lock().unwrap().remove(digest);
+    }
+
+    fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+        let parameters: Value = serde_json::from_str(call.parameters).unwrap();
+        if parameters["fail"] == true {
+            return Err(Fault { kind: FaultKind::Trap, detail: "unreachable".into() });
+        }
+        let (Question::Offer, Some(count)) = (call.question, parameters["shares"].as_u64()) else {
+            return Ok(None);
+        };
+        let line = OfferLine {
+            resource: Resource::parse(crate::admin_bench::SHARED).unwrap(),
+            count: u32::try_from(count).unwrap(),
+            consumes: Consumes::Slice { memory_mib: 0, compute_percent: 0 },
+        };
+        let offer = |part: &_| PartOffer { part: Clone::clone(part), lines: vec![line.clone()] };
+        let parts = call.node.parts.keys().map(offer).collect();
+        Ok(Some(Answer::Offer(OfferAnswer { parts, again_after_s: None })))
+    }
+}

@@ -1,0 +1,84 @@
+//! The committed description of the admin API is the one that the code makes, and complete.
+
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+fn document() -> Value {
+    serde_json::from_str(berth::admin::openapi_json()).unwrap()
+}
+
+fn operations(document: &Value) -> Vec<(String, Value)> {
+    let paths = document["paths"].as_object().unwrap();
+    let all = paths.iter().flat_map(|(path, item)| {
+        let methods = item.as_object().unwrap().iter();
+        methods.map(move |(method, operation)| (format!("{method} {path}"), operation.clone()))
+    });
+    all.collect()
+}
+
+#[test]
+fn the_committed_description_is_the_one_the_code_makes() {
+    let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi/berth.json");
+    let committed = std::fs::read_to_string(committed).unwrap_or_default();
+    assert!(
+        committed == berth::admin::openapi_json(),
+        "openapi/berth.json differs from the code; if the change is meant: \
+         cargo run -- openapi > openapi/berth.json"
+    );
+}
+
+#[test]
+fn every_operation_says_what_it_is_for_and_how_it_fails() {
+    let document = document();
+    assert_eq!(document["openapi"], "3.1.0");
+    assert_eq!(document["components"]["securitySchemes"]["token"]["scheme"], "bearer");
+    let operations = operations(&document);
+    assert_eq!(operations.len(), 19);
+    let mut ids = BTreeSet::new();
+    for (name, operation) in &operations {
+        assert!(operation["summary"].as_str().is_some_and(|s| !s.is_empty()), "{name} has no summary");
+        assert!(operation["tags"].as_array().is_some_and(|t| t.len() == 1), "{name} has no tag");
+        assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{name} shares its id");
+        let responses = operation["responses"].as_object().unwrap();
+        let mut expected = vec!["421", "503"];
+        if name.contains("/api/v1/") {
+            expected.push("401");
+        }
+        if name.contains('{') {
+            expected.extend(["400", "404"]);
+        }
+        if !name.starts_with("get ") {
+            expected.push("504");
+        }
+        if operation.get("requestBody").is_some() {
+            expected.extend(["400", "408", "413", "415", "422"]);
+        }
+        for status in expected {
+            assert!(responses.contains_key(status), "{name} does not say {status}");
+        }
+        for (status, response) in responses {
+            assert!(response["description"].as_str().is_some_and(|d| !d.is_empty()), "{name} {status}");
+            if status.as_str() >= "400" {
+                let schema = &response["content"]["application/problem+json"]["schema"]["$ref"];
+                assert_eq!(schema, "#/components/schemas/Problem", "{name} {status}");
+            }
+        }
+        let open = operation["security"] == serde_json::json!([{}]);
+        assert_eq!(open, !name.contains("/api/v1/"), "{name}: who may ask is not said");
+    }
+}
+
+#[test]
+fn every_property_is_explained() {
+    let document = document();
+    let schemas = document["components"]["schemas"].as_object().unwrap();
+    for (name, schema) in schemas {
+        let parts = std::iter::once(schema).chain(schema["allOf"].as_array().into_iter().flatten());
+        for properties in parts.filter_map(|s| s["properties"].as_object()) {
+            for (property, about) in properties {
+                let text = about["description"].as_str().unwrap_or_default();
+                assert!(!text.is_empty(), "{name}.{property} is not explained");
+            }
+        }
+    }
+}

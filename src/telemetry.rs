@@ -5,7 +5,8 @@ use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 /// What is logged if nobody says.
-const DEFAULT_FILTER: &str = "info";
+/// actix tells every start of a worker.
+const DEFAULT_FILTER: &str = "info,actix_server=warn";
 
 /// Logs that cannot be started.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +29,8 @@ pub enum TelemetryError {
     Twice(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Starts logs. What is logged is said by `BERTH_LOG_FILTER`, else `RUST_LOG`, else it is `info`.
+/// Starts logs. What is logged is said by `BERTH_LOG_FILTER`, else `RUST_LOG`, else it is `info`
+/// for all but actix.
 ///
 /// # Errors
 /// If the filter is malformed, or logs were started already.

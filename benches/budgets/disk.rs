@@ -21,7 +21,7 @@ const RAMFS_MAGIC: i64 = 0x8584_58f6;
 /// # Errors
 /// If it lies in memory.
 pub(crate) fn describe(folder: &Path) -> Result<String> {
-    let kind = i64::try_from(rustix::fs::statfs(folder)?.f_type)?;
+    let kind = rustix::fs::statfs(folder)?.f_type;
     ensure!(
         kind != TMPFS_MAGIC && kind != RAMFS_MAGIC,
         "{} lies in memory, where nothing is durable: set BERTH_BENCH_DIR to a folder on the disk to measure",

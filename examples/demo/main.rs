@@ -9,6 +9,9 @@
 //! What is real: the daemon, its store, its WebAssembly policies, the gRPC over unix sockets, the
 //! admin API. What is made up: the GPUs and the pods.
 
+// It prints for people: that is its purpose.
+#![allow(clippy::print_stdout)]
+
 mod api;
 mod story;
 mod table;

@@ -11,12 +11,12 @@ pub(crate) async fn print(node: &Node, live: bool) -> anyhow::Result<()> {
     if live && std::io::stdout().is_terminal() {
         print!("\x1b[2J\x1b[H");
     }
-    println!("  {:<5} {:<22} {:<9} {:<10} {}", "GPU", "MODEL", "HEALTH", "STATE", "HELD BY");
+    println!("  {:<5} {:<22} {:<9} {:<10} HELD BY", "GPU", "MODEL", "HEALTH", "STATE");
     for gpu in items(&gpus) {
         let uuid = text(gpu, "uuid");
         println!(
             "  {:<5} {:<22} {:<9} {:<10} {}",
-            gpu["index"],
+            gpu["index"].to_string(),
             text(gpu, "model").trim_start_matches("NVIDIA "),
             gpu["health"]["state"].as_str().unwrap_or("?"),
             gpu["drain"]["state"].as_str().unwrap_or("?"),

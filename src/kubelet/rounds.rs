@@ -3,7 +3,7 @@
 //! The order makes a round fresh: `List` first (the kubelet forgets the dead), then the resent list
 //! (it writes down what is left), then the new file. A file of before the round shows too much.
 
-use super::checkpoint::{self, Checkpoint};
+use super::checkpoint::{self, Checkpoint, CheckpointError};
 use super::folder::{FileId, Seen};
 use super::pod_resources::PodResources;
 use super::settings::Settings;
@@ -253,6 +253,8 @@ impl Rounds {
                 }
                 Some(read)
             }
+            // Before its first grant a kubelet has none, and nothing is held that it could show.
+            Err(CheckpointError::Missing { .. }) if self.door.snapshot().live.is_empty() => None,
             Err(error) => {
                 say_once(&mut troubles.checkpoint, &error.to_string());
                 None

@@ -181,7 +181,7 @@ mod tests {
     fn golden_check_of_format_1() {
         let mut contents = Contents::default();
         contents.apply(&Changes::from([put(&meta(2)), put(&stack())]));
-        assert_eq!(contents.check().value(), b"\x01{\"writes\":1,\"records\":2,\"sum\":0}");
+        assert_eq!(contents.check().value(), b"\x01{\"writes\":1,\"records\":2,\"sum\":1495630016805505590}");
     }
 
     #[test]

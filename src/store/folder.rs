@@ -17,7 +17,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a closed sled may still hold its file: its threads finish what they have begun.
+/// How long a lock may outlive its holder: sled's threads finish what they have begun, a daemon
+/// that was told to end is ending, and a child process has a copy until it runs its own program.
 const RELEASE_WAIT: Duration = Duration::from_secs(1);
 /// How often that is looked at.
 const RELEASE_STEP: Duration = Duration::from_millis(2);
@@ -52,10 +53,8 @@ impl Folder {
             .mode(0o600)
             .open(path.join("lock"))
             .map_err(|e| trouble.io("opening its file lock", &e))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(trouble.locked()),
-            Err(TryLockError::Error(e)) => return Err(trouble.io("locking it", &e)),
+        if !lock_within(&lock, RELEASE_WAIT).map_err(|e| trouble.io("locking it", &e))? {
+            return Err(trouble.locked());
         }
         Ok(Self { path: path.to_owned(), trouble, _lock: lock })
     }
@@ -144,17 +143,7 @@ impl Folder {
     /// Waits until no handle of sled's has the log. Answers whether that came true in time.
     pub(super) fn wait_released(&self) -> Result<bool, StoreError> {
         let log = self.open_log()?;
-        let since = Instant::now();
-        loop {
-            match log.try_lock() {
-                Ok(()) => return Ok(true),
-                Err(TryLockError::Error(e)) => return Err(self.trouble.io("locking it", &e)),
-                Err(TryLockError::WouldBlock) if since.elapsed() >= RELEASE_WAIT => {
-                    return Ok(false);
-                }
-                Err(TryLockError::WouldBlock) => std::thread::sleep(RELEASE_STEP),
-            }
-        }
+        lock_within(&log, RELEASE_WAIT).map_err(|e| self.trouble.io("locking it", &e))
     }
 
     /// Whether `log` is still the file of that name: what is written to a file that was moved or
@@ -162,6 +151,19 @@ impl Folder {
     pub(super) fn is_in_place(&self, log: &File) -> io::Result<bool> {
         let (named, open) = (fs::metadata(self.log())?, log.metadata()?);
         Ok((named.dev(), named.ino()) == (open.dev(), open.ino()))
+    }
+}
+
+/// Locks a file until it is closed. Answers whether that came true in time.
+fn lock_within(file: &File, wait: Duration) -> io::Result<bool> {
+    let since = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::Error(e)) => return Err(e),
+            Err(TryLockError::WouldBlock) if since.elapsed() >= wait => return Ok(false),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(RELEASE_STEP),
+        }
     }
 }
 

@@ -186,8 +186,14 @@ impl Drop for Open {
 }
 
 /// An open sled. Its `Drop` writes, and unwraps what comes of it: the panic ends here.
-#[derive(Debug)]
 struct Handle(Option<::sled::Db>);
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // sled's own shows all that it holds.
+        f.write_str("sled::Db")
+    }
+}
 
 impl Deref for Handle {
     type Target = ::sled::Db;

@@ -154,7 +154,7 @@ fn an_override_is_shown_and_taken_back() {
     let shipped = bench.ship(b"file", "of-the-file", 1);
     let entry = StackEntry {
         name: shipped.name.clone(),
-        digest: shipped.digest.clone(),
+        digest: shipped.digest,
         parameters: r#"{"shares":5}"#.into(),
         permissions: Permissions::default(),
         on_fault: OnFault::Skip,

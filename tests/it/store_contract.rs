@@ -43,7 +43,7 @@ impl Disk for MemoryDisk {
     }
 }
 
-/// A folder. It is full at the size that its log has then; that needs a process of its own.
+/// A folder. Spoilt, its disk is full in the middle of the next append; that needs a process of its own.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Disk for Folder {
@@ -52,13 +52,19 @@ impl Disk for Folder {
     }
 
     fn spoil(&self) {
-        let log = std::fs::metadata(self.0.join("data/db")).unwrap();
-        limit_files(Some(log.len()));
+        let log = std::fs::read(self.0.join("data/db")).unwrap();
+        limit_files(Some(written(&log) as u64 + 3_000));
     }
 
     fn mend(&self) {
         limit_files(None);
     }
+}
+
+/// How far a log of sled's is written; from there on it repeats one byte.
+pub(crate) fn written(log: &[u8]) -> usize {
+    let filler = log.last().copied();
+    log.iter().rposition(|byte| Some(*byte) != filler).map_or(0, |at| at + 1)
 }
 
 fn limit_files(bytes: Option<u64>) {

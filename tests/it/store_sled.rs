@@ -1,1 +1,467 @@
+//! The store on disk where things go wrong: damage, other releases, other processes, full disks,
+//! missing rights, and processes that are killed.
 
+use crate::store_contract::{
+    Folder, allocation, an_append_that_failed_is_settled_by_load, identity, meta, written,
+};
+use berth::kernel::record::{Record, Write};
+use berth::ports::{Store, StoreError};
+use berth::store::SledStore;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Names the folder that a test's child process works in.
+const CHILD: &str = "BERTH_TEST_STORE";
+
+/// A test of this binary again, in a process of its own, where it finds [`CHILD`] set. The shell
+/// makes writing beyond a file size limit an error instead of a signal.
+fn in_child(test: &str, folder: &Path) -> Command {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(CHILD, folder)
+        .stdin(Stdio::null());
+    command
+}
+
+fn child_folder() -> Option<PathBuf> {
+    std::env::var_os(CHILD).map(PathBuf::from)
+}
+
+struct Fresh {
+    _temporary: tempfile::TempDir,
+    path: PathBuf,
+}
+
+fn fresh() -> Fresh {
+    let temporary = tempfile::tempdir().unwrap();
+    Fresh { path: temporary.path().join("store"), _temporary: temporary }
+}
+
+/// Every file below with its bytes, and every folder.
+type Files = BTreeMap<PathBuf, Option<Vec<u8>>>;
+
+fn files(folder: &Path) -> Files {
+    let mut found = Files::from([(folder.to_owned(), None)]);
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            let bytes = fs::read(&path).unwrap();
+            found.insert(path, Some(bytes));
+        }
+    }
+    found
+}
+
+fn put_back(folder: &Path, files: &Files) {
+    fs::remove_dir_all(folder).unwrap();
+    for (path, bytes) in files {
+        match bytes {
+            Some(bytes) => fs::write(path, bytes).unwrap(),
+            None => fs::create_dir(path).unwrap(),
+        }
+    }
+}
+
+/// A store of some appends, opened twice so that it has a snapshot and something after it.
+/// Answers what it holds.
+fn filled(path: &Path, appends: u64, text: &str) -> Vec<Record> {
+    let mut store = SledStore::open(path).unwrap();
+    let id = identity(&store.load().unwrap());
+    for n in 0..appends {
+        if n == appends / 2 {
+            drop(store);
+            store = SledStore::open(path).unwrap();
+        }
+        let mut writes = vec![Write::Put(meta(id, n + 1)), Write::Put(allocation(n, text))];
+        if n >= 40 {
+            writes.push(Write::Delete(allocation(n - 40, "").key()));
+        }
+        store.append(&writes).unwrap();
+    }
+    store.load().unwrap()
+}
+
+fn assert_damaged_and_untouched(path: &Path, what: &str) -> String {
+    let before = files(path);
+    let error = SledStore::open(path).expect_err(what);
+    assert!(matches!(error, StoreError::Damaged { .. }), "{what}: {error}");
+    assert!(files(path) == before, "{what}: the folder was changed");
+    error.to_string()
+}
+
+#[test]
+fn damage_is_reported_and_nothing_is_touched() {
+    let store = fresh();
+    filled(&store.path, 60, "x");
+    let good = files(&store.path);
+    let data = store.path.join("data");
+    let log = data.join("db");
+    let snapshot = |files: &Files| {
+        let named = |p: &&PathBuf| p.file_name().unwrap().to_string_lossy().starts_with("snap.");
+        files.keys().find(named).unwrap().clone()
+    };
+    let bytes = good[&log].clone().unwrap();
+    let length = written(&bytes);
+    let cut = |to: usize| fs::write(&log, &bytes[..to]).unwrap();
+    let garbage: Vec<u8> = (0..length).map(|i| ((i * 7919) >> 3).to_le_bytes()[0]).collect();
+    let damages: Vec<(&str, Box<dyn Fn()>)> = vec![
+        ("the log is half gone", Box::new(|| cut(length / 2))),
+        ("the log is empty", Box::new(|| cut(0))),
+        ("the log's end is cut", Box::new(|| cut(length / 5 * 4))),
+        ("the log is garbage", Box::new(|| fs::write(&log, &garbage).unwrap())),
+        ("the log is zeros", Box::new(|| fs::write(&log, vec![0; length]).unwrap())),
+        ("the log is gone", Box::new(|| fs::remove_file(&log).unwrap())),
+        ("the snapshot is garbage", Box::new(|| fs::write(snapshot(&good), &garbage[..90]).unwrap())),
+        ("the snapshot is empty", Box::new(|| fs::write(snapshot(&good), b"").unwrap())),
+        ("the counter is gone", Box::new(|| fs::remove_file(data.join("counter")).unwrap())),
+        ("the counter is garbage", Box::new(|| fs::write(data.join("counter"), b"12").unwrap())),
+        (
+            "the data is gone",
+            Box::new(|| {
+                fs::remove_dir_all(&data).unwrap();
+                fs::create_dir(&data).unwrap();
+            }),
+        ),
+    ];
+    for (what, damage) in damages {
+        damage();
+        let said = assert_damaged_and_untouched(&store.path, what);
+        assert!(said.contains(store.path.to_str().unwrap()), "{said}");
+        put_back(&store.path, &good);
+        assert!(files(&store.path) == good);
+    }
+    assert_eq!(SledStore::open(&store.path).unwrap().load().unwrap().len(), 41);
+}
+
+/// Wherever one byte is wrong: either it does not matter, or the store says so. It is never opened
+/// with other records than were acknowledged.
+fn sweep(appends: u64, text: &str, probes: usize) {
+    let store = fresh();
+    let records = filled(&store.path, appends, text);
+    let good = files(&store.path);
+    let log = store.path.join("data/db");
+    let bytes = good[&log].as_ref().unwrap();
+    let length = written(bytes);
+    let (mut fine, mut damaged) = (0, 0);
+    for probe in 0..probes {
+        // The last bytes are the newest append.
+        let at = if probe == 0 { length - 20 } else { length / probes * probe + probe * 13 % 509 };
+        let file = fs::OpenOptions::new().write(true).open(&log).unwrap();
+        file.write_all_at(&[bytes[at] ^ 0x15], at as u64).unwrap();
+        drop(file);
+        let spoiled = files(&store.path);
+        match SledStore::open(&store.path) {
+            Ok(mut opened) => {
+                assert!(opened.load().unwrap() == records, "byte {at} of {length}");
+                fine += 1;
+            }
+            Err(StoreError::Damaged { .. }) => {
+                assert!(files(&store.path) == spoiled, "byte {at}: the folder was changed");
+                damaged += 1;
+            }
+            Err(other) => panic!("byte {at}: {other}"),
+        }
+        put_back(&store.path, &good);
+    }
+    assert!(damaged > 0, "no damage mattered in {fine} probes");
+}
+
+#[test]
+fn one_wrong_byte_is_never_taken_for_the_truth() {
+    sweep(120, "x", 80);
+}
+
+/// Three segments of log since the last snapshot: sled skips the rest of a broken one in silence.
+#[test]
+fn one_wrong_byte_between_segments_is_never_taken_for_the_truth() {
+    sweep(700, &"long ".repeat(3_000), 40);
+}
+
+/// Opens what the store keeps as the store does, to spoil it in ways that sled finds in order.
+fn raw(path: &Path) -> sled::Db {
+    sled::Config::new().path(path.join("data")).segment_size(2 << 20).flush_every_ms(None).open().unwrap()
+}
+
+#[test]
+fn a_record_that_is_lost_or_old_is_damage() {
+    let store = fresh();
+    filled(&store.path, 10, "x");
+    let good = files(&store.path);
+    let key = [&[4][..], &1_u32.to_be_bytes(), &3_u64.to_be_bytes()].concat();
+    let spoil = |how: &dyn Fn(&sled::Db)| {
+        let db = raw(&store.path);
+        assert!(db.contains_key(&key).unwrap());
+        how(&db);
+        drop(db);
+    };
+    spoil(&|db| drop(db.remove(&key).unwrap()));
+    let said = assert_damaged_and_untouched(&store.path, "a record is lost");
+    assert!(said.contains("should hold 11 records and shows 10"), "{said}");
+    put_back(&store.path, &good);
+    spoil(&|db| {
+        let value = db.get(&key).unwrap().unwrap();
+        let old = String::from_utf8(value.to_vec()).unwrap().replace("1003", "1002");
+        db.insert(&key, old.as_bytes()).unwrap();
+    });
+    let said = assert_damaged_and_untouched(&store.path, "a record is old");
+    assert!(said.contains("not as they were written last"), "{said}");
+    put_back(&store.path, &good);
+    spoil(&|db| drop(db.insert(&key, b"\x01{}").unwrap()));
+    let said = assert_damaged_and_untouched(&store.path, "a record is malformed");
+    assert!(said.contains("allocation 00000001-3"), "{said}");
+}
+
+#[test]
+fn a_store_behind_its_counter_has_lost_appends() {
+    let store = fresh();
+    let mut open = SledStore::open(&store.path).unwrap();
+    open.append(&[Write::Put(allocation(1, "x"))]).unwrap();
+    drop(open);
+    let older = files(&store.path.join("data"));
+    let mut open = SledStore::open(&store.path).unwrap();
+    open.append(&[Write::Put(allocation(2, "x"))]).unwrap();
+    drop(open);
+    // sled's files are put back, the counter is not.
+    let counter = fs::read(store.path.join("data/counter")).unwrap();
+    put_back(&store.path.join("data"), &older);
+    fs::write(store.path.join("data/counter"), counter).unwrap();
+    let said = assert_damaged_and_untouched(&store.path, "the newest append is lost");
+    assert!(said.contains("ends after write 2, and 3 were acknowledged"), "{said}");
+}
+
+#[test]
+fn a_store_of_a_later_release_is_left_alone() {
+    let store = fresh();
+    filled(&store.path, 3, "x");
+    let good = files(&store.path);
+    for key in [&[0][..], &[1]] {
+        let db = raw(&store.path);
+        let mut value = db.get(key).unwrap().unwrap().to_vec();
+        value[0] = 9;
+        db.insert(key, value).unwrap();
+        drop(db);
+        let before = files(&store.path);
+        let error = SledStore::open(&store.path).unwrap_err();
+        assert!(matches!(error, StoreError::Newer { found: 9, known: 1, .. }), "{error}");
+        assert!(files(&store.path) == before);
+        put_back(&store.path, &good);
+    }
+}
+
+#[test]
+fn what_a_killed_process_left_unfinished_is_swept_away() {
+    let store = fresh();
+    fs::create_dir_all(store.path.join("data.new/blobs")).unwrap();
+    fs::write(store.path.join("data.new/db"), b"half").unwrap();
+    let records = filled(&store.path, 5, "x");
+    fs::create_dir(store.path.join("data.check")).unwrap();
+    fs::write(store.path.join("data.check/db"), b"half").unwrap();
+    let unfinished = store.path.join("data/snap.7FFFFFFFFFFFFFFF.generating");
+    fs::write(&unfinished, b"half").unwrap();
+    assert_eq!(SledStore::open(&store.path).unwrap().load().unwrap(), records);
+    assert!(!unfinished.exists());
+    let left: Vec<_> = fs::read_dir(&store.path).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+}
+
+#[test]
+fn the_folder_is_its_owners_alone_and_records_stay_in_the_log() {
+    let store = fresh();
+    filled(&store.path, 60, &"x".repeat(15_000));
+    for folder in [&store.path, &store.path.join("data")] {
+        assert_eq!(fs::metadata(folder).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+    // sled never syncs what it puts there.
+    assert_eq!(fs::read_dir(store.path.join("data/blobs")).unwrap().count(), 0);
+}
+
+#[test]
+fn files_that_are_moved_away_in_use_are_noticed_and_not_replaced() {
+    let store = fresh();
+    let mut open = SledStore::open(&store.path).unwrap();
+    let write = [Write::Put(allocation(1, "x"))];
+    let aside = store.path.join("aside");
+    fs::rename(store.path.join("data"), &aside).unwrap();
+    assert!(matches!(open.append(&write), Err(StoreError::Io { .. })));
+    let error = open.load().unwrap_err();
+    assert!(error.to_string().contains("gone"), "{error}");
+    assert!(!store.path.join("data").exists());
+    fs::rename(&aside, store.path.join("data")).unwrap();
+    // Whether the append that failed is there is settled now.
+    assert_eq!(open.load().unwrap().len(), 2);
+    open.append(&[Write::Put(allocation(2, "x"))]).unwrap();
+    drop(open);
+    assert_eq!(SledStore::open(&store.path).unwrap().load().unwrap().len(), 3);
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_says_what_to_do() {
+    let store = fresh();
+    fs::write(&store.path, b"a file").unwrap();
+    let error = SledStore::open(&store.path).unwrap_err();
+    assert!(matches!(error, StoreError::Io { .. }), "{error}");
+    assert!(error.to_string().contains("give another --state-dir"), "{error}");
+    // Where nobody may make folders, whoever runs the tests.
+    let error = SledStore::open(Path::new("/sys/berth-test")).unwrap_err();
+    assert!(matches!(error, StoreError::Io { .. }), "{error}");
+}
+
+#[test]
+fn a_folder_of_somebody_else_says_what_to_do() {
+    let store = fresh();
+    filled(&store.path, 3, "x");
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    mode(store.path.parent().unwrap(), 0o755);
+    mode(&store.path, 0o755);
+    mode(&store.path.join("lock"), 0o400);
+    let before = files(&store.path);
+    let path = store.path.clone();
+    // A thread of its own, since it gives up its rights.
+    let error = std::thread::spawn(move || {
+        become_nobody();
+        SledStore::open(&path).unwrap_err()
+    });
+    let error = error.join().unwrap();
+    assert!(matches!(error, StoreError::Io { .. }), "{error}");
+    assert!(error.to_string().contains("let the user that runs berth own"), "{error}");
+    assert!(files(&store.path) == before);
+}
+
+/// Root may open everything; for files, this thread is then nobody.
+#[allow(unsafe_code)]
+fn become_nobody() {
+    if rustix::process::geteuid().is_root() {
+        // SAFETY: a system call that takes a number, returns a number and changes this thread's
+        // file rights alone; no memory is involved.
+        unsafe { libc::setfsuid(65_534) };
+    }
+}
+
+/// Ends the child on the way out, whatever a check says.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn lines(child: &mut Child, marked: &'static str) -> impl Iterator<Item = u64> {
+    let output = BufReader::new(child.stdout.take().unwrap());
+    output.lines().filter_map(move |line| line.ok()?.strip_prefix(marked)?.parse().ok())
+}
+
+#[test]
+fn another_process_has_it() {
+    if let Some(folder) = child_folder() {
+        let _store = SledStore::open(&folder).unwrap();
+        // The harness has begun a line of its own.
+        println!("\nholds 1");
+        // Until it is killed; not longer than a test run, should nobody be left to do that.
+        std::thread::sleep(Duration::from_secs(60));
+        return;
+    }
+    let store = fresh();
+    let command = &mut in_child("store_sled::another_process_has_it", &store.path);
+    let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
+    assert_eq!(lines(&mut child.0, "holds ").next(), Some(1));
+    let error = SledStore::open(&store.path).unwrap_err();
+    assert!(matches!(error, StoreError::Locked { .. }), "{error}");
+    drop(child);
+    SledStore::open(&store.path).unwrap();
+    // Somebody looks at sled's files with a tool of sled's.
+    let db = raw(&store.path);
+    let error = SledStore::open(&store.path).unwrap_err();
+    assert!(matches!(error, StoreError::Locked { .. }), "{error}");
+    drop(db);
+    SledStore::open(&store.path).unwrap();
+}
+
+#[test]
+fn a_full_disk_loses_nothing() {
+    if let Some(folder) = child_folder() {
+        an_append_that_failed_is_settled_by_load(&Folder(folder));
+        println!("\nsettled 1");
+        return;
+    }
+    let store = fresh();
+    let mut command = in_child("store_sled::a_full_disk_loses_nothing", &store.path);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("settled 1"), "{said}{errors}");
+}
+
+/// Says what was acknowledged; ends by itself only if nobody is left to kill it.
+fn append_until_killed(folder: &Path) {
+    // The harness has begun a line of its own.
+    println!("\nopens 0");
+    let mut store = SledStore::open(folder).unwrap();
+    let loaded = store.load().unwrap();
+    let Some(Record::Meta(known)) = loaded.first() else { panic!("no meta") };
+    let (id, mut next) = (known.store, known.next_number);
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(60) {
+        let mut writes = vec![Write::Put(meta(id, next + 1)), Write::Put(allocation(next, "x"))];
+        if next >= 50 {
+            writes.push(Write::Delete(allocation(next - 50, "").key()));
+        }
+        store.append(&writes).unwrap();
+        println!("acknowledged {next}");
+        next += 1;
+    }
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_kill() {
+    if let Some(folder) = child_folder() {
+        append_until_killed(&folder);
+        return;
+    }
+    let store = fresh();
+    let mut least = 0;
+    for round in 0..16_u64 {
+        let command = &mut in_child("store_sled::what_was_acknowledged_survives_a_kill", &store.path);
+        let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
+        let mut output = BufReader::new(child.0.stdout.take().unwrap()).lines().map_while(Result::ok);
+        assert!(output.any(|line| line == "opens 0"));
+        let last = if round % 4 == 3 {
+            // Somewhere while it opens.
+            let since = Instant::now();
+            while since.elapsed() < Duration::from_micros(300 * round) {
+                std::hint::spin_loop();
+            }
+            None
+        } else {
+            let wanted = usize::try_from(round * round * 3).unwrap();
+            output
+                .by_ref()
+                .filter_map(|line| line.strip_prefix("acknowledged ")?.parse::<u64>().ok())
+                .nth(wanted)
+        };
+        child.0.kill().unwrap();
+        child.0.wait().unwrap();
+        // What it said until it died counts as well.
+        let said = output.filter_map(|line| line.strip_prefix("acknowledged ")?.parse::<u64>().ok()).last();
+        least = least.max(said.or(last).map_or(0, |n| n + 1));
+        let loaded = SledStore::open(&store.path).unwrap().load().unwrap();
+        let Some(Record::Meta(known)) = loaded.first() else { panic!("no meta") };
+        let next = known.next_number;
+        assert!(next >= least && next <= least + 1 || round % 4 == 3 && next >= least, "{next} of {least}");
+        let kept = (next.saturating_sub(50)..next).map(|n| allocation(n, "x"));
+        let expected: Vec<_> = [meta(known.store, next)].into_iter().chain(kept).collect();
+        assert_eq!(loaded, expected, "round {round}");
+    }
+    assert!(least > 500, "{least}");
+}

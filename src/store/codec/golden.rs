@@ -189,7 +189,8 @@ fn a_later_format_is_told_from_damage() {
 fn malformed_records_name_themselves() {
     let allocation = golden().remove(3);
     let part = golden().remove(1);
-    let swaps: [(&(Vec<u8>, &str, Record), &str, &str, &str); 7] = [
+    type Golden = (Vec<u8>, &'static str, Record);
+    let swaps: [(&Golden, &str, &str, &str); 7] = [
         (&allocation, "[4,3]", "[4,4294967295]", "deadbeef-17"),
         (&allocation, "[4,3]", "[4,65000]", "deadbeef-17"),
         (&allocation, "[0,1,", "[-1,1,", "deadbeef-17"),

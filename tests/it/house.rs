@@ -18,7 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("wasm", &["kernel", "ports"]),
     ("config", &["kernel"]),
     ("telemetry", &["config"]),
-    ("cli", &["config", "admin", "kernel"]),
+    ("cli", &["config", "admin", "kernel", "telemetry"]),
     (
         "daemon",
         &[

@@ -3,7 +3,7 @@
 
 use anyhow::Context;
 use berth::cli::{self, Cli, Hooks};
-use berth::config::GpuSource;
+use berth::config::{Config, GpuSource};
 use clap::Parser;
 use std::process::ExitCode;
 
@@ -13,8 +13,14 @@ fn main() -> ExitCode {
     if let Some(code) = berth::wasm::compiler_process() {
         return code;
     }
-    let hooks = Hooks { serve: berth::daemon::serve, look };
+    let hooks = Hooks { serve, look };
     cli::run(Cli::parse(), &hooks)
+}
+
+/// `berth serve`.
+fn serve(config: Config) -> anyhow::Result<()> {
+    berth::telemetry::start(config.log)?;
+    berth::daemon::serve(config)
 }
 
 /// What `berth node check` says of the GPUs.

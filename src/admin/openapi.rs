@@ -1,7 +1,7 @@
 //! The API's description, made from the handlers and the wire types, so that it cannot differ from
 //! them. A copy is committed as openapi/berth.json, and a test holds the two equal.
 
-use super::problem::{PROBLEM_JSON, Problem};
+use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::{allocations, gpus, node, policies, stack};
 use actix_web::http::StatusCode;
 use std::sync::LazyLock;
@@ -63,7 +63,7 @@ impl Modify for Errors {
         for (path, item) in &mut document.paths.paths {
             let guarded = path.starts_with("/api/v1/");
             for (operation, asks) in operations(item) {
-                complete(operation, guarded, asks);
+                complete(operation, path, guarded, asks);
             }
         }
     }
@@ -76,7 +76,7 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = (&mut Operation, bool
     reads.chain(changes.into_iter().flatten().map(|o| (o, true)))
 }
 
-fn complete(operation: &mut Operation, guarded: bool, asks: bool) {
+fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
     let responses = &mut operation.responses.responses;
     let mut also = |status: &str, text: &str| {
         let response = ResponseBuilder::new().description(text).build();
@@ -93,13 +93,29 @@ fn complete(operation: &mut Operation, guarded: bool, asks: bool) {
     for (status, response) in responses {
         let status: Option<StatusCode> = status.parse().ok();
         if let (Some(status), RefOr::T(response)) = (status.filter(|s| s.as_u16() >= 400), response) {
-            show_problem(status, response);
+            show_problem(path, status, response);
         }
     }
 }
 
-fn show_problem(status: StatusCode, response: &mut Response) {
-    let example = Problem::of_status(status, response.description.clone());
+fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
+    let detail = response.description.clone();
+    let noun = path.strip_prefix("/api/v1/").and_then(|rest| rest.split('/').next());
+    let kind = match (status.as_u16(), noun) {
+        (404, Some("gpus")) => Some(Kind::UnknownGpu),
+        (404, Some("allocations")) => Some(Kind::UnknownAllocation),
+        (404, Some("policies")) => Some(Kind::UnknownPolicy),
+        (409, Some("policies")) => Some(Kind::InUse),
+        (409, Some(_)) => Some(Kind::State),
+        (422, Some("policies")) => Some(Kind::NotAPolicy),
+        (422, Some("stack")) => Some(Kind::StackFails),
+        (503, None) => Some(Kind::NotReady),
+        _ => None,
+    };
+    let example = match kind {
+        Some(kind) => Problem::new(kind, detail),
+        None => Problem::of_status(status, detail),
+    };
     let content = ContentBuilder::new()
         .schema(Some(Ref::from_schema_name("Problem")))
         .example(serde_json::to_value(example).ok())

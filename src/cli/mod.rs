@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 /// What of other rooms the command line needs, given by `main`, so that it names no adapter.
 pub struct Hooks {
-    /// Runs the daemon until a signal.
+    /// Starts logs and runs the daemon until a signal.
     pub serve: fn(Config) -> anyhow::Result<()>,
     /// One look at the GPUs: what was found, in one line.
     pub look: fn(&GpuSource) -> anyhow::Result<String>,
@@ -57,6 +57,5 @@ pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
 
 fn serve(args: &crate::config::ServeArgs, hooks: &Hooks) -> anyhow::Result<()> {
     let config = Config::load(args)?;
-    crate::telemetry::start(config.log)?;
     (hooks.serve)(config)
 }

@@ -8,6 +8,7 @@ mod admin_doors;
 mod admin_policies;
 mod admin_routes;
 mod admin_twins;
+mod cli;
 mod gpus_contract;
 mod house;
 mod kubelet_allocation;

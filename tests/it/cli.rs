@@ -1,0 +1,262 @@
+//! The built `berth` against a live admin API: what operators type, what they read, how it ends.
+
+use crate::admin_bench::Bench;
+use crate::admin_twins::module;
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+struct Ran {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+fn berth(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    let cleared =
+        std::env::vars().map(|(name, _)| name).filter(|n| n.starts_with("BERTH_") || n.starts_with("DP_"));
+    for name in cleared {
+        command.env_remove(name);
+    }
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn ran(mut command: Command) -> Ran {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Ran { code: status.code().unwrap(), out: text(stdout), err: text(stderr) }
+}
+
+impl Bench {
+    fn berth(&self, args: &[&str]) -> Ran {
+        let mut command = berth(args);
+        command.env("BERTH_SERVER", format!("http://{}", self.address()));
+        command.env("BERTH_TOKEN_FILE", self.dir.path().join("token"));
+        ran(command)
+    }
+
+    fn done(&self, args: &[&str]) -> String {
+        let ran = self.berth(args);
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{args:?}: {}", ran.out);
+        ran.out
+    }
+
+    fn refused(&self, args: &[&str]) -> String {
+        let ran = self.berth(args);
+        assert_eq!((ran.code, ran.out.as_str()), (1, ""), "{args:?}: {}", ran.err);
+        assert!(ran.err.starts_with("error: "), "{}", ran.err);
+        ran.err
+    }
+}
+
+fn write(path: &Path, text: impl AsRef<[u8]>) -> String {
+    std::fs::write(path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn gpus_are_listed_shown_cordoned_and_let_go_by_index_uuid_or_its_beginning() {
+    let bench = Bench::new(2);
+    let allocation = bench.allocate(1);
+    let list = bench.done(&["gpu", "list"]);
+    let line = list.lines().nth(2).unwrap();
+    for word in ["GPU-1", "H100", "7/81559", "healthy", "active", "nvidia.com/gpu 1/1"] {
+        assert!(line.contains(word), "{word}: {list}");
+    }
+    let shown = bench.done(&["gpu", "show", "1"]);
+    assert!(shown.contains(&allocation.id.to_string()) && shown.contains("hostBridge"), "{shown}");
+    assert!(
+        bench
+            .done(&["gpu", "cordon", "GPU-0", "--reason", "new fan"])
+            .contains("cordoned by admin (new fan)")
+    );
+    assert!(bench.done(&["gpu", "list"]).contains("cordoned by admin (new fan)"));
+    assert!(bench.done(&["gpu", "uncordon", "0"]).contains("active"));
+    assert!(bench.refused(&["gpu", "show", "GPU-"]).contains("type more"));
+    assert!(bench.refused(&["gpu", "show", "7"]).contains("berth gpu list"));
+    let says = bench.refused(&["gpu", "forget", "GPU-0"]);
+    assert!(says.contains("only a vanished GPU") && says.contains("cordon it instead"), "{says}");
+    bench.look(1);
+    bench.done(&["allocation", "end", &allocation.id.to_string()]);
+    assert!(bench.done(&["gpu", "forget", "1"]).contains("GPU-1 is forgotten"));
+    assert!(!bench.done(&["gpu", "list"]).contains("GPU-1"));
+}
+
+#[test]
+fn programs_get_the_apis_answer_as_json_or_yaml() {
+    let bench = Bench::new(2);
+    bench.allocate(0);
+    let json: Value = serde_json::from_str(&bench.done(&["-o", "json", "gpu", "list"])).unwrap();
+    assert_eq!(json, bench.get("/api/v1/gpus").expect(200));
+    let yaml: Value = serde_norway::from_str(&bench.done(&["allocation", "list", "-o", "yaml"])).unwrap();
+    assert_eq!(yaml, bench.get("/api/v1/allocations").expect(200));
+}
+
+#[test]
+fn allocations_are_found_and_ended() {
+    let bench = Bench::new(2);
+    let id = bench.allocate(0).id.to_string();
+    for args in [&["allocation", "list"][..], &["allocation", "list", "--gpu", "0"]] {
+        let list = bench.done(args);
+        assert!(list.contains(&id) && list.contains("not known yet"), "{list}");
+    }
+    assert!(bench.done(&["allocation", "list", "--namespace", "a&b=c"]).contains("no such allocations"));
+    assert!(bench.done(&["allocation", "show", &id]).contains("baseline"));
+    assert!(bench.done(&["allocation", "end", &id]).contains("has ended"));
+    assert!(bench.done(&["allocation", "list", "--state", "ended"]).contains("operator"));
+    assert!(bench.refused(&["allocation", "show", "../node"]).contains("not a allocation name"));
+    assert!(bench.refused(&["allocation", "show", "00000000-99"]).contains("no live allocation"));
+}
+
+#[test]
+fn a_policy_is_pushed_activated_and_taken_back() {
+    let bench = Bench::new(1);
+    let file = write(&bench.dir.path().join("share.wasm"), module("share", "1"));
+    assert!(bench.done(&["policy", "push", &file]).contains("is taken"));
+    assert!(bench.done(&["policy", "push", &file]).contains("was known already"));
+    assert!(bench.done(&["policy", "list"]).contains("share"));
+    assert!(bench.done(&["policy", "show", "share"]).contains("uploaded"));
+    let list = "- policy: share\n  parameters: {shares: 3}\n  onFault: deny\n";
+    let stack = write(&bench.dir.path().join("stack.yaml"), list);
+    let active = bench.done(&["policy", "activate", &stack, "--if-revision", "0"]);
+    assert!(active.contains(r#"{"shares":3}"#) && active.contains("deny"), "{active}");
+    assert!(bench.refused(&["policy", "activate", &stack, "--if-revision", "0"]).contains("revision 1"));
+    // A configuration file's stack is taken, too; a shell may pipe it in.
+    let config = write(&bench.dir.path().join("berth.yaml"), "gpus: nvml\nstack:\n- policy: share\n");
+    assert!(bench.done(&["policy", "activate", &config]).contains("revision 2"));
+    assert!(bench.refused(&["policy", "delete", "share"]).contains("active stack"));
+    assert!(bench.done(&["policy", "stack"]).contains("shadowed"));
+    assert!(bench.done(&["policy", "reset"]).contains("baseline"));
+    assert!(bench.done(&["policy", "delete", "share"]).contains("is deleted"));
+
+    let noise = write(&bench.dir.path().join("noise.wasm"), b"noise");
+    assert!(bench.refused(&["policy", "push", &noise]).contains("no policy of the world"));
+    let typo = write(&bench.dir.path().join("typo.yaml"), "- policy: share\n  parameterz: {}\n");
+    assert!(bench.refused(&["policy", "activate", &typo]).contains("parameterz"));
+    let none = write(&bench.dir.path().join("none.yaml"), "hello");
+    assert!(bench.refused(&["policy", "activate", &none]).contains("no stack"));
+    assert!(bench.refused(&["policy", "activate", "/nowhere.yaml"]).contains("cannot read"));
+}
+
+#[test]
+fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
+    let bench = Bench::new(1);
+    let token = bench.dir.path().join("token");
+    let ask = |server: &str, token: &Path| {
+        let mut command = berth(&["gpu", "list"]);
+        command.args(["--server", server, "--token-file", token.to_str().unwrap()]);
+        let ran = ran(command);
+        assert_eq!(ran.code, 1, "{}", ran.err);
+        ran.err
+    };
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let says = ask(&format!("http://{free}"), &token);
+    assert!(says.contains("is `berth serve` running") && says.contains(&free.to_string()), "{says}");
+    let here = format!("http://{}", bench.address());
+    let says = ask(&here, Path::new("/nowhere/token"));
+    assert!(says.contains("--token-file") && says.contains("No such file"), "{says}");
+    let wrong = bench.dir.path().join("wrong");
+    write(&wrong, "0".repeat(64));
+    let says = ask(&here, &wrong);
+    assert!(says.contains("does not take the token") && !says.contains("0000"), "{says}");
+    for server in ["https://127.0.0.1", "127.0.0.1:9470", "http://h/path", ""] {
+        assert!(ask(server, &token).contains("--server"), "{server}");
+    }
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let thread = std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 4096]);
+        let _ =
+            stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno");
+    });
+    assert!(ask(&address, &token).contains("is no berth daemon"));
+    thread.join().unwrap();
+}
+
+#[test]
+fn bad_usage_is_2_and_help_is_0_with_examples() {
+    for args in
+        [&[][..], &["dance"], &["gpu", "show"], &["gpu", "list", "-o", "xml"], &["serve", "--gpuss", "x"]]
+    {
+        let ran = ran(berth(args));
+        assert_eq!(ran.code, 2, "{args:?}: {}{}", ran.out, ran.err);
+    }
+    for args in [&["--help"][..], &["serve", "--help"], &["gpu", "--help"], &["policy", "--help"]] {
+        let ran = ran(berth(args));
+        assert_eq!(ran.code, 0);
+        assert!(ran.out.contains("berth "), "{args:?}: {}", ran.out);
+    }
+    assert!(ran(berth(&["--help"])).out.contains("Exit codes"));
+}
+
+#[test]
+fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
+    let printed = ran(berth(&["openapi"]));
+    assert_eq!((printed.code, printed.out.as_str()), (0, berth::admin::openapi_json()));
+    let dir = tempfile::tempdir().unwrap();
+    let good = write(&dir.path().join("good.yaml"), "gpus: sim:2xt4\nstack:\n- policy: exclusive\n");
+    let checked = ran(berth(&["config", "check", &good]));
+    assert_eq!(checked.code, 0, "{}", checked.err);
+    assert!(checked.out.contains("ok: ") && checked.out.contains("exclusive"), "{}", checked.out);
+    for (text, says) in [("gpuss: nvml\n", "gpuss"), ("gpus: amd\n", "sim:8xh100"), (": :\n", "wrong")] {
+        let bad = write(&dir.path().join("bad.yaml"), text);
+        let checked = ran(berth(&["config", "check", &bad]));
+        assert_eq!(checked.code, 1);
+        assert!(checked.err.contains(says), "{}", checked.err);
+    }
+    assert_eq!(ran(berth(&["config", "check", "/nowhere.yaml"])).code, 1);
+}
+
+#[test]
+fn a_node_is_checked_with_one_line_for_each_thing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (kubelet, state) = (dir.path().join("kubelet"), dir.path().join("state"));
+    let flags = [
+        "--gpus",
+        "sim:2xt4",
+        "--kubelet-dir",
+        kubelet.to_str().unwrap(),
+        "--state-dir",
+        state.to_str().unwrap(),
+    ];
+    let args: Vec<&str> = ["node", "check"].into_iter().chain(flags).collect();
+    let bare = ran(berth(&args));
+    assert_eq!(bare.code, 1, "{}", bare.out);
+    let line = bare.out.lines().find(|l| l.contains("kubelet folder")).unwrap();
+    assert!(line.starts_with("FAIL") && line.contains("fix: "), "{line}");
+    assert!(bare.out.lines().any(|l| l.starts_with("ok") && l.contains("2 GPUs")), "{}", bare.out);
+
+    std::fs::create_dir_all(kubelet.join("device-plugins")).unwrap();
+    let args: Vec<&str> = ["-o", "json", "node", "check"].into_iter().chain(flags).collect();
+    let there = ran(berth(&args));
+    assert_eq!(there.code, 0, "{}", there.out);
+    let lines: Value = serde_json::from_str(&there.out).unwrap();
+    assert_eq!(lines.as_array().unwrap().len(), 10);
+    assert!(lines.as_array().unwrap().iter().all(|l| l["level"] == "ok" || l["fix"].is_string()));
+}
+
+#[test]
+fn what_serve_cannot_use_is_one_line_and_1() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let serve = |more: &[&str]| {
+        let mut command = berth(&["serve", "--gpus", "sim:1xt4", "--state-dir", state.to_str().unwrap()]);
+        command.args(["--kubelet-dir", dir.path().to_str().unwrap()]).args(more);
+        ran(command)
+    };
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let ran = serve(&["--admin-listen", &address]);
+    assert_eq!(ran.code, 1);
+    let last = ran.err.lines().last().unwrap();
+    assert!(last.contains("is taken by another process") && last.contains("--admin-listen"), "{}", ran.err);
+    let ran = serve(&["--admin-listen", "0.0.0.0:9470"]);
+    assert_eq!((ran.code, ran.err.lines().count()), (1, 1), "{}", ran.err);
+    let bad = write(&dir.path().join("bad.yaml"), "gpuss: nvml\n");
+    let ran = serve(&["--config", &bad]);
+    assert_eq!((ran.code, ran.err.lines().count()), (1, 1), "{}", ran.err);
+}

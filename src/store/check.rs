@@ -46,36 +46,47 @@ pub(super) struct Contents {
     check: Check,
 }
 
+/// The contents after an append that is not over.
+#[derive(Debug)]
+pub(super) struct Next {
+    /// The check record that goes with it.
+    pub(super) check: Check,
+    digests: Vec<(Vec<u8>, Option<u64>)>,
+}
+
 impl Contents {
     /// The check record as of now.
     pub(super) fn check(&self) -> Check {
         self.check
     }
 
-    /// The check record that belongs to these changes.
-    pub(super) fn check_after(&self, changes: &Changes) -> Check {
+    /// What it holds with these changes.
+    pub(super) fn next(&self, changes: &Changes) -> Next {
         let mut check = self.check;
         check.writes += 1;
+        let mut digests = Vec::with_capacity(changes.len());
         for (key, value) in changes {
             if let Some(old) = self.digests.get(key) {
                 check.records -= 1;
                 check.sum = check.sum.wrapping_sub(*old);
             }
-            if let Some(value) = value {
+            let new = value.as_ref().map(|value| digest(key, value));
+            if let Some(new) = new {
                 check.records += 1;
-                check.sum = check.sum.wrapping_add(digest(key, value));
+                check.sum = check.sum.wrapping_add(new);
             }
+            digests.push((key.clone(), new));
         }
-        check
+        Next { check, digests }
     }
 
     /// Takes changes that are durable now.
-    pub(super) fn apply(&mut self, changes: &Changes) {
-        self.check = self.check_after(changes);
-        for (key, value) in changes {
-            match value {
-                Some(value) => self.digests.insert(key.clone(), digest(key, value)),
-                None => self.digests.remove(key),
+    pub(super) fn take(&mut self, next: Next) {
+        self.check = next.check;
+        for (key, digest) in next.digests {
+            match digest {
+                Some(digest) => self.digests.insert(key, digest),
+                None => self.digests.remove(&key),
             };
         }
     }
@@ -164,12 +175,16 @@ mod tests {
         (pair.0.clone(), Some(pair.1.clone()))
     }
 
+    fn take(contents: &mut Contents, changes: &Changes) {
+        contents.take(contents.next(changes));
+    }
+
     #[test]
     fn what_was_appended_is_what_is_read() {
         let mut contents = Contents::default();
-        contents.apply(&Changes::from([put(&meta(1)), put(&stack())]));
-        contents.apply(&Changes::from([put(&meta(2))]));
-        contents.apply(&Changes::from([(stack().0, None)]));
+        take(&mut contents, &Changes::from([put(&meta(1)), put(&stack())]));
+        take(&mut contents, &Changes::from([put(&meta(2))]));
+        take(&mut contents, &Changes::from([(stack().0, None)]));
         let (read, records) = Contents::read(&stored(contents.check(), &[meta(2)])).unwrap();
         assert_eq!(read.check(), contents.check());
         assert_eq!((read.check().writes, read.check().records), (3, 1));
@@ -180,14 +195,14 @@ mod tests {
     #[test]
     fn golden_check_of_format_1() {
         let mut contents = Contents::default();
-        contents.apply(&Changes::from([put(&meta(2)), put(&stack())]));
+        take(&mut contents, &Changes::from([put(&meta(2)), put(&stack())]));
         assert_eq!(contents.check().value(), b"\x01{\"writes\":1,\"records\":2,\"sum\":1495630016805505590}");
     }
 
     #[test]
     fn a_lost_an_old_and_an_added_record_are_found() {
         let mut contents = Contents::default();
-        contents.apply(&Changes::from([put(&meta(2)), put(&stack())]));
+        take(&mut contents, &Changes::from([put(&meta(2)), put(&stack())]));
         let check = contents.check();
         for wrong in [
             stored(check, &[meta(2)]),

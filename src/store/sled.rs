@@ -126,11 +126,10 @@ impl Open {
             ErrorKind::InvalidData => trouble.damaged("its file data/counter is no counter"),
             _ => trouble.io("opening its file data/counter", &e),
         })?;
-        folder.try_on_copy(|copy| whole(&open_sled(copy, trouble)?, count, trouble))?;
+        let contents = folder.try_on_copy(|copy| whole(&open_sled(copy, trouble)?, count, trouble))?;
         folder.sweep()?;
-        let db = open_sled(&folder.data(), trouble)?;
-        let mut open = Self { contents: Contents::default(), db, log, counter };
-        open.contents = whole(&open.db, count, trouble)?;
+        // The same bytes give the same contents; `load` compares.
+        let open = Self { db: open_sled(&folder.data(), trouble)?, log, counter, contents };
         open.counter
             .set(open.contents.check().writes)
             .and_then(|()| open.counter.sync())
@@ -142,7 +141,7 @@ impl Open {
 
     fn append(&mut self, changes: &Changes, folder: &Folder) -> Result<(), StoreError> {
         let trouble = &folder.trouble;
-        let check = self.contents.check_after(changes);
+        let next = self.contents.next(changes);
         let mut batch = ::sled::Batch::default();
         for (key, value) in changes {
             match value {
@@ -150,7 +149,7 @@ impl Open {
                 None => batch.remove(key.as_slice()),
             }
         }
-        batch.insert(CHECK_KEY, check.value());
+        batch.insert(CHECK_KEY, next.check.value());
         let db = &self.db;
         let written = catch_unwind(AssertUnwindSafe(|| {
             db.apply_batch(batch)?;
@@ -165,11 +164,11 @@ impl Open {
         let synced = self
             .log
             .sync_data()
-            .and_then(|()| self.counter.set(check.writes))
+            .and_then(|()| self.counter.set(next.check.writes))
             .and_then(|()| folder.is_in_place(&self.log));
         match synced {
             Ok(true) => {
-                self.contents.apply(changes);
+                self.contents.take(next);
                 Ok(())
             }
             Ok(false) => Err(trouble.failed("its files were moved away while it was in use")),
@@ -260,7 +259,7 @@ fn fill(data: &Path, trouble: &Trouble) -> Result<(), StoreError> {
     let meta = Record::Meta(Meta { store: random().map_err(|e| io(&e))?, ..Meta::default() });
     let changes = codec::changes(&[Write::Put(meta)])?;
     let mut contents = Contents::default();
-    contents.apply(&changes);
+    contents.take(contents.next(&changes));
     let db = open_sled(data, trouble)?;
     let written = catch_unwind(AssertUnwindSafe(|| {
         for (key, value) in &changes {

@@ -14,6 +14,7 @@ use crate::config::{Config, GpuSource};
 use crate::keeper::Keeper;
 use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
+use crate::kernel::policy::PolicyVersion;
 use crate::kubelet;
 use crate::nvml::{NvmlGpus, NvmlOptions};
 use crate::ports::{Gpus, GpusError, Policies};
@@ -184,9 +185,16 @@ impl Daemon {
                     }
                 }
             }
-            for version in policies.install_shipped(door.now())? {
+            let shipped = policies.install_shipped(door.now())?;
+            // What another release shipped is an uploaded version now: a name means this release's.
+            for old in
+                known.policies.values().filter(|k| k.shipped && shipped.iter().all(|v| v.digest != k.digest))
+            {
+                door.keep(PolicyVersion { shipped: false, ..PolicyVersion::clone(old) })?;
+            }
+            for version in shipped {
                 let known = known.policies.get(&version.digest);
-                if known.is_none_or(|k| k.artifact != version.artifact) {
+                if known.is_none_or(|k| k.artifact != version.artifact || !k.shipped) {
                     door.keep(version)?;
                 }
             }

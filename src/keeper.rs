@@ -108,13 +108,13 @@ impl Keeper {
     /// If the command is refused, or the store does not take it.
     pub fn turn(&mut self, command: &Command) -> Answered {
         let now = self.clock.now();
+        if matches!(command, Command::Look(_) | Command::Triaged { .. }) {
+            self.publish_derived(&decide(&self.ledger, &self.rules, command, now).entry);
+        }
         if self.reopen_at.is_some_and(|at| now.mono_ms >= at) {
             self.reopen();
         }
         let Verdict { entry, refusal } = decide(&self.ledger, &self.rules, command, now);
-        if matches!(command, Command::Look(_)) {
-            self.publish_derived(&entry);
-        }
         let entry = Arc::new(entry);
         if !entry.changes.is_empty() {
             self.commit(&entry)?;
@@ -129,7 +129,7 @@ impl Keeper {
     /// be slow or full. Applying those changes twice is harmless.
     fn publish_derived(&mut self, entry: &Entry) {
         let derived: Vec<_> = entry.changes.iter().filter(|c| !c.is_durable()).cloned().collect();
-        if entry.is_durable() && !derived.is_empty() {
+        if !derived.is_empty() {
             let mut next = Ledger::clone(&self.ledger);
             next.apply(&Entry { at: entry.at, changes: derived });
             self.publish(next);
@@ -312,6 +312,9 @@ fn run(mut keeper: Keeper, kubelet: &Receiver<Ask>, other: &Receiver<Ask>, nudge
 }
 
 fn answer(keeper: &mut Keeper, ask: Ask) {
+    if matches!(ask.command, Command::Allocate { .. }) && ask.reply.is_closed() {
+        return;
+    }
     let answered = keeper.turn(&ask.command);
     // Whoever asked may have given up waiting; what is applied stays applied.
     let _ = ask.reply.send(answered);

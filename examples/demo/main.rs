@@ -24,6 +24,7 @@ use clap::Parser;
 use kubelet_standin::Kubelet;
 use std::process::ExitCode;
 use tempfile::TempDir;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Berth with simulated GPUs and a stand-in kubelet.
 #[derive(Parser)]
@@ -31,9 +32,9 @@ struct Args {
     /// Run the story to its end and leave
     #[arg(long)]
     once: bool,
-    /// Where the admin API listens; port 0 takes a free one
-    #[arg(long, default_value = "127.0.0.1:9470", value_name = "ADDRESS")]
-    admin_listen: String,
+    /// Where the admin API listens [default: 127.0.0.1:9470; with --once any free port]
+    #[arg(long, value_name = "ADDRESS")]
+    admin_listen: Option<String>,
 }
 
 /// Everything that runs, in one place.
@@ -64,10 +65,12 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> anyhow::Result<bool> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?;
     runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
         let node = start(args).await?;
         let outcome = tokio::select! {
             outcome = story::tell(&node, args.once) => Some(outcome),
             _ = tokio::signal::ctrl_c() => None,
+            _ = terminate.recv() => None,
         };
         if outcome.is_none() {
             println!("\nstopping: streams end, sockets go, the store is closed");
@@ -85,6 +88,8 @@ fn run(args: &Args) -> anyhow::Result<bool> {
 }
 
 async fn start(args: &Args) -> anyhow::Result<Node> {
+    let usual = if args.once { "127.0.0.1:0" } else { "127.0.0.1:9470" };
+    let admin_listen = args.admin_listen.clone().unwrap_or_else(|| usual.to_owned());
     let folder = tempfile::Builder::new().prefix("berth-demo-").tempdir().context("cannot make a folder")?;
     let kubelet = Kubelet::started(folder.path().join("kubelet")).await.context("the stand-in kubelet")?;
     let config = Config::merge(
@@ -93,7 +98,7 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
             kubelet_dir: Some(folder.path().join("kubelet")),
             state_dir: Some(folder.path().join("state")),
             gpus: Some("sim:8xh100".into()),
-            admin_listen: Some(args.admin_listen.clone()),
+            admin_listen: Some(admin_listen),
             ..ServeArgs::default()
         },
         FileConfig::parse(story::CONFIGURATION).map_err(anyhow::Error::msg)?,

@@ -234,7 +234,9 @@ impl Door {
         match self.command(Command::KeepPolicy(version.clone())).await {
             Ok(_) => Ok(version),
             Err(error) => {
-                if !self.snapshot().policies.contains_key(&version.digest) {
+                // After `Late` it may still be recorded, and then needs its files.
+                let certain = !matches!(error, AskError::Late(_));
+                if certain && !self.snapshot().policies.contains_key(&version.digest) {
                     self.policies.remove(&version.digest);
                 }
                 Err(UploadError::Ask(error))

@@ -26,6 +26,9 @@ pub const CALL_MS_MAX: u64 = 500;
 /// Wall time of a whole stack: the kubelet admits no other pod meanwhile.
 pub const STACK_TIME_MAX: Duration = Duration::from_secs(1);
 
+/// After a fault a policy is asked again for its offers so soon, seconds.
+const RETRY_S: u32 = 1;
+
 /// Settings of the baseline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Baseline {
@@ -79,7 +82,13 @@ impl Walk<'_> {
             {
                 Asked::Answer(Answer::Offer(answer)) => answer,
                 Asked::Answer(_) | Asked::Pass => continue,
+                Asked::Suspended => {
+                    self.keep_offers(entry, &mut open, &mut offers);
+                    continue;
+                }
                 Asked::Fault(fault) => {
+                    self.keep_offers(entry, &mut open, &mut offers);
+                    offers.again_after_s = Some(offers.again_after_s.map_or(RETRY_S, |s| s.min(RETRY_S)));
                     offers.faults.push((entry.label(), fault));
                     continue;
                 }
@@ -94,6 +103,19 @@ impl Walk<'_> {
         let rest = open.into_iter().filter_map(|id| self.node.part(id));
         offers.parts.extend(rest.map(|part| (self.baseline_offer(part), "baseline".to_owned())));
         offers
+    }
+
+    /// A policy's bug, or a slow moment of the machine, must not reshape the node: what the entry
+    /// offers now, it goes on offering.
+    fn keep_offers(&self, entry: &StackEntry, open: &mut BTreeSet<&PartId>, offers: &mut Offers) {
+        let label = entry.label();
+        for part in self.node.parts.values().filter(|p| p.present && p.offered_by == label) {
+            let kept = PartOffer { part: part.part.id.clone(), lines: part.lines.clone() };
+            let allowed = check_offer(part, &kept, Some(&entry.permissions), self.overcommit_percent).is_ok();
+            if allowed && open.remove(&part.part.id) {
+                offers.parts.push((kept, label.clone()));
+            }
+        }
     }
 
     /// May these devices be granted? All must allow.
@@ -120,7 +142,7 @@ impl Walk<'_> {
                         detail: fault.detail,
                     };
                 }
-                Asked::Answer(_) | Asked::Pass | Asked::Fault(_) => {}
+                Asked::Answer(_) | Asked::Pass | Asked::Suspended | Asked::Fault(_) => {}
             }
         }
         if by.is_empty() {
@@ -166,8 +188,11 @@ impl Walk<'_> {
     ) -> Asked {
         let hook = question.hook();
         let wanted = self.node.policies.get(&entry.digest).is_none_or(|v| v.hooks.contains(&hook));
-        if !wanted || self.faults.suspended(place, entry) {
+        if !wanted {
             return Asked::Pass;
+        }
+        if self.faults.suspended(place, entry) {
+            return Asked::Suspended;
         }
         let left =
             u64::try_from(deadline.saturating_duration_since(Instant::now()).as_millis()).unwrap_or(u64::MAX);
@@ -241,6 +266,7 @@ impl Walk<'_> {
 
 enum Asked {
     Pass,
+    Suspended,
     Answer(Answer),
     Fault(Fault),
 }

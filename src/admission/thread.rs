@@ -107,7 +107,8 @@ impl Worker {
                     Err(_) => return,
                 },
                 recv(timer) -> _ => {
-                    let again = self.reoffer().ok().and_then(|(_, again)| again);
+                    // An offer that could not be recorded is asked for again, like one that failed.
+                    let again = self.reoffer().map_or(Some(1), |(_, again)| again);
                     ask_at = again.map(|s| Instant::now() + Duration::from_secs(u64::from(s.max(1))));
                 }
             }
@@ -116,6 +117,8 @@ impl Worker {
 
     fn kubelet_job(&self, job: KubeletJob) {
         match job {
+            // Whoever gave up waiting has failed the pod: a grant now would hold GPUs for nobody.
+            KubeletJob::Allocate { reply, .. } if reply.is_closed() => {}
             KubeletJob::Allocate { request, attempt, reply } => {
                 let _ = reply.send(self.allocate(&request, attempt));
             }

@@ -11,6 +11,9 @@ pub const LIVE_ALLOCATIONS_MAX: usize = 4096;
 /// most 16 MiB of store, in practice about 0.5 MiB.
 pub const ENDED_ALLOCATIONS_KEPT: usize = 1024;
 
+/// Who decided what was taken over rather than granted.
+pub const ADOPTED: &str = "adopted";
+
 /// One grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {

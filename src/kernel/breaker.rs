@@ -67,7 +67,17 @@ pub fn denied(breaker: Option<&Breaker>, timing: &Timing, now: Now) -> Breaker {
 pub fn ticked(breaker: &Breaker, timing: &Timing, now: Now) -> Option<Option<Breaker>> {
     match breaker.phase {
         Phase::Open { until_mono_ms } if now.mono_ms >= until_mono_ms => {
-            Some(Some(Breaker { phase: Phase::HalfOpen, ..breaker.clone() }))
+            Some(Some(Breaker { phase: Phase::HalfOpen, window_mono_ms: now.mono_ms, ..breaker.clone() }))
+        }
+        // Nobody came: perhaps whoever asks wants more than the one device that is listed. All are
+        // listed again, and the next denial opens it anew, for longer.
+        Phase::HalfOpen if now.passed(breaker.window_mono_ms, timing.breaker_window_ms) => {
+            Some(Some(Breaker {
+                phase: Phase::Closed,
+                denials: DENIALS_TO_OPEN - 1,
+                window_mono_ms: now.mono_ms,
+                ..breaker.clone()
+            }))
         }
         Phase::Closed if now.passed(breaker.window_mono_ms, timing.breaker_window_ms) => Some(None),
         Phase::Open { .. } | Phase::HalfOpen | Phase::Closed => None,
@@ -99,6 +109,19 @@ mod tests {
             assert_eq!(b.phase, Phase::Open { until_mono_ms: now + pause });
             now += pause;
         }
+    }
+
+    #[test]
+    fn half_open_ends_by_itself_where_nobody_wants_a_single_device() {
+        let t = Timing::default();
+        let mut b = (0..3).fold(None, |b, i| Some(denied(b.as_ref(), &t, at(i)))).unwrap();
+        b = ticked(&b, &t, at(20_000)).unwrap().unwrap();
+        assert_eq!(ticked(&b, &t, at(79_999)), None);
+        b = ticked(&b, &t, at(80_000)).unwrap().unwrap();
+        assert_eq!(b.phase, Phase::Closed);
+        let again = denied(Some(&b), &t, at(81_000));
+        assert_eq!(again.phase, Phase::Open { until_mono_ms: 101_000 }, "at once, and twice as long");
+        assert_eq!(ticked(&b, &t, at(140_000)), Some(None), "at rest after a quiet window");
     }
 
     #[test]

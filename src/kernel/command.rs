@@ -37,7 +37,8 @@ pub enum Command {
     Offer(Vec<(PartOffer, String)>),
     /// What the sources of truth show.
     Observe(RoundView),
-    /// An operator cordons a GPU. Legal in any state; cordoning twice keeps the first mark.
+    /// An operator cordons a GPU. Legal in any state; cordoning twice keeps since when, and takes
+    /// another reason down.
     Cordon {
         /// The GPU.
         gpu: PartId,

@@ -88,12 +88,15 @@ fn known_gpu<'l>(ledger: &'l Ledger, gpu: &PartId) -> Result<&'l super::ledger::
 }
 
 fn cordon(ledger: &Ledger, gpu: &PartId, mark: &Mark) -> Result<Vec<Change>, Refusal> {
-    Ok(match known_gpu(ledger, gpu)?.drain {
-        Drain::Cordoned(_) => Vec::new(),
-        Drain::Active => {
-            vec![Change::DrainTurned { gpu: gpu.clone(), drain: Drain::Cordoned(mark.clone()) }]
+    let drain = match &known_gpu(ledger, gpu)?.drain {
+        Drain::Cordoned(first) if mark.why.is_empty() || mark.why == first.why => return Ok(Vec::new()),
+        // Another reason is taken down; since when it is cordoned stays.
+        Drain::Cordoned(first) => {
+            Drain::Cordoned(Mark { since_wall_ms: first.since_wall_ms, ..mark.clone() })
         }
-    })
+        Drain::Active => Drain::Cordoned(mark.clone()),
+    };
+    Ok(vec![Change::DrainTurned { gpu: gpu.clone(), drain }])
 }
 
 fn uncordon(ledger: &Ledger, gpu: &PartId) -> Result<Vec<Change>, Refusal> {

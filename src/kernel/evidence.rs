@@ -1,9 +1,9 @@
 //! What one round says of one allocation.
 
-use super::allocation::{Allocation, Holder};
+use super::allocation::{ADOPTED, Allocation, Holder};
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId};
-use super::reconcile::{Checkpointed, ListedHold, RoundView};
+use super::reconcile::{Checkpointed, ListedHold, PodList, RoundView};
 
 /// What one round says of one allocation.
 pub(super) struct Evidence {
@@ -36,7 +36,13 @@ impl Evidence {
     }
 }
 
-pub(super) fn evidence(ledger: &Ledger, allocation: &Allocation, view: &RoundView) -> Evidence {
+/// What `view` says of `allocation`; `list` is its `List` if that was fetched after the grant.
+pub(super) fn evidence(
+    ledger: &Ledger,
+    allocation: &Allocation,
+    view: &RoundView,
+    list: Option<&PodList>,
+) -> Evidence {
     let on_devices: Vec<&Checkpointed> = view
         .checkpoint
         .iter()
@@ -44,10 +50,14 @@ pub(super) fn evidence(ledger: &Ledger, allocation: &Allocation, view: &RoundVie
         .filter(|c| c.resource == allocation.resource && shares_device(&c.devices, &allocation.devices))
         .collect();
     let own = view.checkpoint.iter().flatten().find(|c| c.allocation == Some(allocation.id));
-    // An entry without an id of ours (another plugin answered it) belongs to whoever holds exactly
-    // these devices.
+    // An entry without an id of ours was answered by another plugin: it can only be of what was
+    // adopted.
+    let adopted = allocation.decision.by == [ADOPTED];
     let claim = own.or_else(|| {
-        on_devices.iter().copied().find(|c| c.allocation.is_none() && c.devices == allocation.devices)
+        on_devices
+            .iter()
+            .copied()
+            .find(|c| c.allocation.is_none() && adopted && c.devices == allocation.devices)
     });
     let mut learned = Holder::default();
     if let Some(c) = claim {
@@ -56,7 +66,7 @@ pub(super) fn evidence(ledger: &Ledger, allocation: &Allocation, view: &RoundVie
     }
     let mut known = allocation.holder.clone();
     known.learn(&learned);
-    if let Some(hold) = listed_hold(ledger, allocation, &known, view) {
+    if let Some(hold) = listed_hold(ledger, allocation, &known, list) {
         learned.namespace = Some(hold.namespace.clone());
         learned.pod = Some(hold.pod.clone());
         learned.container.get_or_insert_with(|| hold.container.clone());
@@ -67,7 +77,7 @@ pub(super) fn evidence(ledger: &Ledger, allocation: &Allocation, view: &RoundVie
         }
     }
     known.learn(&learned);
-    let listed = match (&known.namespace, &known.pod, &view.list) {
+    let listed = match (&known.namespace, &known.pod, list) {
         (Some(namespace), Some(pod), Some(list)) => list.pods.contains(&(namespace.clone(), pod.clone())),
         _ => false,
     };
@@ -90,10 +100,10 @@ fn listed_hold<'v>(
     ledger: &Ledger,
     allocation: &Allocation,
     known: &Holder,
-    view: &'v RoundView,
+    list: Option<&'v PodList>,
 ) -> Option<&'v ListedHold> {
     let newest = allocation.keys().all(|key| ledger.holders_of(&key).last() == Some(&allocation.id));
-    view.list.as_ref()?.held.iter().find(|h| {
+    list?.held.iter().find(|h| {
         h.resource == allocation.resource
             && h.devices == allocation.devices
             && match &known.container {

@@ -70,17 +70,25 @@ impl Health {
     #[must_use]
     pub fn after_look(&self, present: bool, trouble: Option<&str>, quiet_ms: u64, now: Now) -> Self {
         if !present {
-            return self.turned(HealthState::Vanished, "NVML no longer lists it", None, now);
+            return self.turned(HealthState::Vanished, "NVML no longer lists it", self.again_mono_ms, now);
         }
         if let Some(trouble) = trouble {
             let again = now.mono_ms.saturating_add(quiet_ms);
-            return self.turned(HealthState::Unhealthy, trouble, Some(again), now);
+            return self.turned(HealthState::Unhealthy, trouble, self.later(Some(again)), now);
         }
         let quiet = self.again_mono_ms.is_some_and(|at| now.mono_ms >= at);
-        if self.state == HealthState::Vanished || (self.state != HealthState::Healthy && quiet) {
-            return Self::healthy(now);
+        match self.state {
+            HealthState::Healthy => self.clone(),
+            _ if quiet => Self::healthy(now),
+            // It was unhealthy when it went, and going does not heal.
+            HealthState::Vanished => self.turned(
+                HealthState::Unhealthy,
+                "it came back before its quiet time was over",
+                self.again_mono_ms,
+                now,
+            ),
+            HealthState::Degraded | HealthState::Unhealthy => self.clone(),
         }
-        self.clone()
     }
 
     /// The health after a reading was triaged. A worse state is never made better by a lesser
@@ -96,7 +104,14 @@ impl Health {
             return self.clone();
         }
         let again = answer.again_after_s.map(|s| now.mono_ms.saturating_add(u64::from(s) * 1000));
+        let again = if self.state == HealthState::Healthy { again } else { self.later(again) };
         self.turned(state, &answer.reason, again, now)
+    }
+
+    /// The later of two moments from which a passed look heals; never, if either says so. What a
+    /// healthy GPU carries has passed.
+    fn later(&self, again_mono_ms: Option<u64>) -> Option<u64> {
+        Some(self.again_mono_ms?.max(again_mono_ms?))
     }
 
     fn turned(&self, state: HealthState, reason: &str, again_mono_ms: Option<u64>, now: Now) -> Self {
@@ -116,4 +131,40 @@ pub fn baseline_triage(reading: &Reading, ignored_xids: &[u64], quiet_ms: u64) -
     };
     let again_after_s = u32::try_from(quiet_ms / 1000).ok();
     TriageAnswer { severity, reason, again_after_s }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(mono_ms: u64) -> Now {
+        Now { wall_ms: mono_ms, mono_ms }
+    }
+
+    fn unhealthy(again_after_s: Option<u32>) -> TriageAnswer {
+        TriageAnswer { severity: Severity::Unhealthy, reason: "xid".into(), again_after_s }
+    }
+
+    #[test]
+    fn a_quiet_time_and_a_passed_look_heal() {
+        let sick = Health::healthy(at(0)).after_triage(&unhealthy(Some(10)), at(0));
+        assert_eq!(sick.after_look(true, None, 0, at(9_999)).state, HealthState::Unhealthy);
+        assert_eq!(sick.after_look(true, None, 0, at(10_000)).state, HealthState::Healthy);
+    }
+
+    #[test]
+    fn only_an_operators_word_heals_where_the_policy_says_so() {
+        let sick = Health::healthy(at(0)).after_triage(&unhealthy(None), at(0));
+        let again = sick.after_triage(&unhealthy(Some(1)), at(1));
+        let troubled = again.after_look(true, Some("lost"), 5, at(2));
+        let gone = troubled.after_look(false, None, 5, at(3));
+        assert_eq!(gone.state, HealthState::Vanished);
+        assert_eq!(gone.after_look(true, None, 5, at(1_000_000)).state, HealthState::Unhealthy);
+    }
+
+    #[test]
+    fn a_healthy_gpu_that_comes_back_is_healthy() {
+        let gone = Health::healthy(at(0)).after_look(false, None, 5, at(3));
+        assert_eq!(gone.after_look(true, None, 5, at(4)).state, HealthState::Healthy);
+    }
 }

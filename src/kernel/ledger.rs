@@ -137,6 +137,13 @@ impl Ledger {
             }
             Change::Offered { part, by, lines, ranges, devices } => {
                 self.with_part(part, |p| {
+                    let names = |lines: &[super::offer::OfferLine]| -> BTreeSet<Resource> {
+                        lines.iter().map(|l| l.resource.clone()).collect()
+                    };
+                    // A part that is listed under other names has settled under none of them yet.
+                    if !p.held() && names(&p.lines) != names(lines) {
+                        p.idle_since_mono_ms = at.mono_ms;
+                    }
                     p.offered_by.clone_from(by);
                     p.lines.clone_from(lines);
                     p.ranges.clone_from(ranges);

@@ -133,7 +133,12 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
     let mut seen_any = false;
     for (id, allocation) in ledger.live.iter() {
         let mut sighting = ledger.sightings.get(id).copied().unwrap_or_else(|| Sighting::restored(now));
-        let evidence = evidence(ledger, allocation, view);
+        // A miss of before a kubelet restart does not count as one of the two.
+        let restarted_ms = view.kubelet.map_or(0, |k| k.created_mono_ms);
+        sighting.missed_mono_ms = sighting.missed_mono_ms.filter(|missed| *missed >= restarted_ms);
+        // What was fetched before the grant can name the pod that held these devices before.
+        let list = view.list.as_ref().filter(|_| view.began_mono_ms >= sighting.since_mono_ms);
+        let evidence = evidence(ledger, allocation, view, list);
         if !evidence.learned.is_unknown() {
             let mut holder = allocation.holder.clone();
             if holder.learn(&evidence.learned) {
@@ -231,7 +236,8 @@ fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
     let known = |c: &Checkpointed| {
         c.devices.iter().any(|id| ledger.device(&c.resource, id).is_some_and(super::part_state::Device::held))
     };
-    let ours = |c: &Checkpointed| c.devices.iter().all(|id| ledger.parts.contains_key(&id.part));
+    // One GPU of a holding may have gone before we first looked; the others are held all the same.
+    let ours = |c: &Checkpointed| c.devices.iter().any(|id| ledger.parts.contains_key(&id.part));
     view.checkpoint
         .iter()
         .flatten()

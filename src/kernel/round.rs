@@ -1,6 +1,6 @@
 //! What a round changes: the plan of [`super::reconcile`], written as changes.
 
-use super::allocation::{Allocation, Decision, EndReason, Holder};
+use super::allocation::{ADOPTED, Allocation, Decision, EndReason, Holder};
 use super::change::{Change, Entry};
 use super::command::Rules;
 use super::ledger::Ledger;
@@ -77,7 +77,7 @@ fn adopt(ledger: &Ledger, holdings: &[Checkpointed], now: Now, changes: &mut Vec
             },
             overlapped: false,
             decision: Decision {
-                by: vec!["adopted".into()],
+                by: vec![ADOPTED.into()],
                 reason: "held when the daemon first looked".into(),
                 ..Decision::default()
             },

@@ -81,11 +81,13 @@ pub enum CheckpointError {
     },
 }
 
-/// Reads the checkpoint in this folder. `ours` says which resources are looked into.
+/// Reads the checkpoint in this folder. `ours` says which resources are looked into; with `None`
+/// every entry is taken whose ids could be ours, under whatever resource: what pods hold of a GPU
+/// counts, even if the GPU is offered otherwise now.
 ///
 /// # Errors
 /// If it is not there, not a regular file, too large, or not understood.
-pub fn read(folder: &Path, ours: &BTreeSet<Resource>) -> Result<Checkpoint, CheckpointError> {
+pub fn read(folder: &Path, ours: Option<&BTreeSet<Resource>>) -> Result<Checkpoint, CheckpointError> {
     let path = folder.join(CHECKPOINT_FILE);
     let (bytes, file) = read_file(&path)?;
     let format = |what: &str| CheckpointError::Format { path: path.clone(), what: what.to_owned() };
@@ -98,12 +100,16 @@ pub fn read(folder: &Path, ours: &BTreeSet<Resource>) -> Result<Checkpoint, Chec
         let Ok(resource) = Resource::parse(&raw.resource_name) else {
             continue;
         };
-        if !ours.contains(&resource) {
+        let known = ours.map(|ours| ours.contains(&resource));
+        if known == Some(false) {
             continue;
         }
-        match entry(&raw, resource).map_err(format)? {
-            Some(entry) => entries.push(entry),
-            None => foreign += 1,
+        match entry(&raw, resource) {
+            Ok(Some(entry)) => entries.push(entry),
+            // Another plugin may write there what it likes.
+            Ok(None) | Err(_) if known.is_none() => {}
+            Ok(None) => foreign += 1,
+            Err(what) => return Err(format(what)),
         }
     }
     Ok(Checkpoint { entries, foreign, file })
@@ -212,7 +218,7 @@ mod tests {
     fn read_text(text: &str) -> Result<Checkpoint, CheckpointError> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(CHECKPOINT_FILE), text).unwrap();
-        read(folder.path(), &ours())
+        read(folder.path(), Some(&ours()))
     }
 
     fn answer(key: &str, value: &str) -> String {
@@ -302,7 +308,7 @@ mod tests {
     fn only_a_regular_file_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(CHECKPOINT_FILE);
-        let error = || read(folder.path(), &ours()).unwrap_err();
+        let error = || read(folder.path(), Some(&ours())).unwrap_err();
         assert!(matches!(error(), CheckpointError::Missing { .. }));
         let elsewhere = folder.path().join("elsewhere");
         fs::write(&elsewhere, file(&[])).unwrap();
@@ -323,7 +329,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let made = fs::File::create(folder.path().join(CHECKPOINT_FILE)).unwrap();
         made.set_len(CHECKPOINT_BYTES_MAX + 1).unwrap();
-        let error = read(folder.path(), &ours()).unwrap_err();
+        let error = read(folder.path(), Some(&ours())).unwrap_err();
         assert!(matches!(error, CheckpointError::TooLarge { .. }), "{error}");
     }
 }

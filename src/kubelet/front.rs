@@ -53,9 +53,8 @@ impl Front {
     /// # Errors
     /// If the checkpoint is there and cannot be used, or what it shows could not be recorded.
     pub async fn adopt(&self) -> Result<usize, AdoptError> {
-        let ours = self.rounds.ours();
         let folder = self.settings.device_plugins();
-        let found = match checkpoint::read(&folder, &ours) {
+        let found = match checkpoint::read(&folder, None) {
             Ok(found) => Some(found),
             Err(CheckpointError::Missing { .. }) => None,
             Err(error) => return Err(AdoptError::Checkpoint(error)),

@@ -105,13 +105,13 @@ impl Rounds {
 
     /// What both sources show now, without making the kubelet write. Names holders early; ends
     /// nothing, as it is never fresh.
-    async fn glance(&self, list: Option<PodList>) -> Result<(), RoundError> {
-        let mut view = self.begin();
+    ///
+    /// `view` was begun before its `List` was fetched, or has none yet.
+    async fn glance(&self, mut view: RoundView) -> Result<(), RoundError> {
         let ours = self.ours();
-        view.list = match list {
-            Some(list) => Some(list),
-            None => self.list(&ours).await,
-        };
+        if view.list.is_none() {
+            view.list = self.list(&ours).await;
+        }
         let read = self.checkpoint(&ours).await;
         view.checkpoint = read.map(|read| read.entries);
         let applied = self.door.observe(view).await;
@@ -155,12 +155,13 @@ impl Rounds {
     }
 
     async fn poll(&self, disagreed: &mut BTreeSet<String>) {
-        let list = self.list(&self.ours()).await;
+        let mut view = self.begin();
+        view.list = self.list(&self.ours()).await;
         let ledger = self.door.snapshot();
         let rounds = &self.settings.rounds;
         // Two rounds so far apart end an allocation; more of them about one thing say no more.
         let apart = Duration::from_millis(self.door.rules().timing.rounds_apart_ms);
-        let now_disagreed = match &list {
+        let now_disagreed = match &view.list {
             Some(list) => disagreements(&ledger, list),
             None => BTreeSet::new(),
         };
@@ -171,7 +172,7 @@ impl Rounds {
         *disagreed = now_disagreed;
         let done = match round {
             true => self.round().await,
-            false if list.is_some() && curious(&ledger) => self.glance(list).await,
+            false if view.list.is_some() && curious(&ledger) => self.glance(view).await,
             false => Ok(()),
         };
         if let Err(error) = done {
@@ -181,7 +182,7 @@ impl Rounds {
 
     async fn read_if_curious(&self) {
         if curious(&self.door.snapshot())
-            && let Err(error) = self.glance(None).await
+            && let Err(error) = self.glance(self.begin()).await
         {
             tracing::warn!(%error, "a new checkpoint could not be handed over");
         }
@@ -243,7 +244,7 @@ impl Rounds {
         let folder = self.settings.device_plugins();
         let ours = ours.clone();
         // Up to 64 MiB from a disk: not on a thread that answers the kubelet.
-        let read = move || checkpoint::read(&folder, &ours);
+        let read = move || checkpoint::read(&folder, Some(&ours));
         let answer = tokio::task::spawn_blocking(read).await.ok()?;
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         match answer {

@@ -99,7 +99,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What ran this, and how busy it was with other things: a load above 1 here spoils percentiles.
+/// What ran this, and how busy it was: a load well above 1 says that others ran beside it.
 fn machine() -> String {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let processors = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);

@@ -36,7 +36,7 @@ pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 /// Shares of a GPU where a policy shares.
 pub(crate) const SHARES: u32 = 10;
 /// Longer than any step here takes on any machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What all nodes share.
 pub(crate) struct House {
@@ -135,7 +135,9 @@ impl<'h> Node<'h> {
         // Not below the state folder: the path of a unix socket has 107 bytes.
         let folder = tempfile::tempdir()?;
         let resource = Resource::parse(recipe.resource)?;
-        let rules = Rules::default();
+        let mut rules = Rules::default();
+        // A GPU that failed for a sample is well again at the next look.
+        rules.timing.quiet_ms = 0;
         let keeper = Keeper::open(recipe.store, rules.clone(), Arc::clone(&house.clock))?;
         let baseline = Baseline { resource: Resource::parse(GPU)?, ignored_xids: Vec::new(), quiet_ms: 1000 };
         let policies: Arc<dyn Policies> = Arc::clone(&house.policies) as _;

@@ -2,7 +2,7 @@
 
 use crate::calls::memory;
 use crate::measure::{Effort, Series};
-use crate::node::{House, Node, Recipe, SHARED};
+use crate::node::{House, Node, PATIENCE, Recipe, SHARED};
 use crate::table::{Budget, Row, Table};
 use anyhow::{Context as _, Result, ensure};
 use kubelet_standin::HEALTHY;
@@ -23,7 +23,9 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
     let opened = house.client.block_on(node.client.0.list_and_watch(Empty {}))?;
     let mut stream = opened.into_inner();
     let mut healthy = || -> Result<usize> {
-        let list = house.client.block_on(stream.message())?.context("the stream ended")?;
+        let next = async { tokio::time::timeout(PATIENCE, stream.message()).await };
+        let list = house.client.block_on(next).context("the list does not come")??;
+        let list = list.context("the stream ended")?;
         ensure!(list.devices.len() == DEVICES, "{} devices listed", list.devices.len());
         Ok(list.devices.iter().filter(|d| d.health == HEALTHY).count())
     };

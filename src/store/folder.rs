@@ -146,6 +146,15 @@ impl Folder {
         lock_within(&log, RELEASE_WAIT).map_err(|e| self.trouble.io("locking it", &e))
     }
 
+    /// Drops what the system remembers of the log, so that what is read next is what the drive has.
+    /// After a failed sync the pages that did not reach it count as written, and a later sync would
+    /// say that all is well.
+    pub(super) fn forget_log(&self) -> Result<(), StoreError> {
+        let log = self.open_log()?;
+        rustix::fs::fadvise(&log, 0, None, rustix::fs::Advice::DontNeed)
+            .map_err(|e| self.trouble.io("reading it back", &e.into()))
+    }
+
     /// Whether `log` is still the file of that name: what is written to a file that was moved or
     /// deleted would not be found at the next start.
     pub(super) fn is_in_place(&self, log: &File) -> io::Result<bool> {

@@ -82,6 +82,7 @@ impl SledStore {
         if !self.folder.wait_released()? {
             return Err(self.trouble().failed("an earlier write is not over yet"));
         }
+        self.folder.forget_log()?;
         Open::checked(&self.folder)
     }
 }

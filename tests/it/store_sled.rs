@@ -9,7 +9,7 @@ use berth::ports::{Store, StoreError};
 use berth::store::SledStore;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -33,6 +33,12 @@ fn in_child(test: &str, folder: &Path) -> Command {
 
 fn child_folder() -> Option<PathBuf> {
     std::env::var_os(CHILD).map(PathBuf::from)
+}
+
+/// From a child to its test.
+fn say(line: &str) {
+    let mut output = std::io::stdout().lock();
+    output.write_all(format!("{line}\n").as_bytes()).and_then(|()| output.flush()).unwrap();
 }
 
 struct Fresh {
@@ -115,7 +121,7 @@ fn damage_is_reported_and_nothing_is_touched() {
     let cut = |to: usize| fs::write(&log, &bytes[..to]).unwrap();
     let garbage: Vec<u8> = (0..length).map(|i| ((i * 7919) >> 3).to_le_bytes()[0]).collect();
     type Damage<'a> = (&'a str, Box<dyn Fn() + 'a>);
-    let damages: Vec<Damage<'_>> = vec![
+    let damages: Vec<Damage> = vec![
         ("the log is half gone", Box::new(|| cut(length / 2))),
         ("the log is empty", Box::new(|| cut(0))),
         ("the log's end is cut", Box::new(|| cut(length / 5 * 4))),
@@ -368,7 +374,7 @@ fn another_process_has_it() {
     if let Some(folder) = child_folder() {
         let _store = SledStore::open(&folder).unwrap();
         // The harness has begun a line of its own.
-        println!("\nholds 1");
+        say("\nholds 1");
         // Until it is killed; not longer than a test run, should nobody be left to do that.
         std::thread::sleep(Duration::from_secs(60));
         return;
@@ -393,7 +399,7 @@ fn another_process_has_it() {
 fn a_full_disk_loses_nothing() {
     if let Some(folder) = child_folder() {
         an_append_that_failed_is_settled_by_load(&Folder(folder));
-        println!("\nsettled 1");
+        say("\nsettled 1");
         return;
     }
     let store = fresh();
@@ -405,11 +411,9 @@ fn a_full_disk_loses_nothing() {
 }
 
 /// Says what was acknowledged; ends by itself only if nobody is left to kill it.
-// The parent reads it.
-#[allow(clippy::print_stdout)]
 fn append_until_killed(folder: &Path) {
     // The harness has begun a line of its own.
-    println!("\nopens 0");
+    say("\nopens 0");
     let mut store = SledStore::open(folder).unwrap();
     let loaded = store.load().unwrap();
     let Some(Record::Meta(known)) = loaded.first() else { panic!("no meta") };
@@ -421,7 +425,7 @@ fn append_until_killed(folder: &Path) {
             writes.push(Write::Delete(allocation(next - 50, "").key()));
         }
         store.append(&writes).unwrap();
-        println!("acknowledged {next}");
+        say(&format!("acknowledged {next}"));
         next += 1;
     }
 }

@@ -30,7 +30,10 @@ fn golden_records_of_format_1() {
 const DIGEST_A: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 const DIGEST_B: &str = "ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221100";
 
-fn golden() -> Vec<(Vec<u8>, &'static str, Record)> {
+/// Key, value without its format byte, and the record.
+type Golden = (Vec<u8>, &'static str, Record);
+
+fn golden() -> Vec<Golden> {
     let gpu = PartId::parse("GPU-1").unwrap();
     let named = |kind: u8, name: &str| [&[kind], name.as_bytes()].concat();
     let shared = Resource::parse("nvidia.com/gpu.shared").unwrap();
@@ -189,7 +192,6 @@ fn a_later_format_is_told_from_damage() {
 fn malformed_records_name_themselves() {
     let allocation = golden().remove(3);
     let part = golden().remove(1);
-    type Golden = (Vec<u8>, &'static str, Record);
     let swaps: [(&Golden, &str, &str, &str); 7] = [
         (&allocation, "[4,3]", "[4,4294967295]", "deadbeef-17"),
         (&allocation, "[4,3]", "[4,65000]", "deadbeef-17"),

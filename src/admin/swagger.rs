@@ -1,8 +1,10 @@
 //! Swagger UI from files inside the binary: nothing is loaded from elsewhere.
 
 use super::problem::{Kind, Problem};
+use actix_web::HttpResponse;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_SECURITY_POLICY, LOCATION};
-use actix_web::{HttpResponse, web};
+use actix_web::web::{self, Bytes};
+use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 use utoipa_swagger_ui::Config;
 
@@ -34,8 +36,10 @@ pub(super) async fn file(path: web::Path<String>) -> Result<HttpResponse, Proble
     if file.gzpipped {
         response.insert_header((CONTENT_ENCODING, "gzip"));
     }
-    Ok(response
-        .content_type(file.content_type)
-        .insert_header((CONTENT_SECURITY_POLICY, POLICY))
-        .body(file.bytes.into_owned()))
+    Ok(response.content_type(file.content_type).insert_header((CONTENT_SECURITY_POLICY, POLICY)).body(
+        match file.bytes {
+            Cow::Borrowed(bytes) => Bytes::from_static(bytes),
+            Cow::Owned(bytes) => Bytes::from(bytes),
+        },
+    ))
 }

@@ -74,7 +74,7 @@ fn list(list: &GpuList) -> String {
     if rows.is_empty() {
         return "no GPUs; `berth node check` tells more\n".into();
     }
-    table(&["INDEX", "UUID", "MODEL", "MEMORY MIB", "HEALTH", "DRAIN", "HELD/DEVICES"], &rows)
+    table(&["INDEX", "UUID", "MODEL", "MEMORY MIB", "HEALTH", "DRAIN", "HELD/FREE"], &rows)
 }
 
 fn show(gpu: &Gpu) -> String {
@@ -137,7 +137,8 @@ fn drain(drain: &Drain) -> String {
 }
 
 fn uses(resources: &[ResourceUse]) -> String {
-    let words: Vec<_> =
-        resources.iter().map(|r| format!("{} {}/{}", r.resource, r.held, r.devices)).collect();
+    // A resource whose devices are all on their way out has nothing to tell.
+    let told = resources.iter().filter(|r| r.held + r.free > 0);
+    let words: Vec<_> = told.map(|r| format!("{} {}/{}", r.resource, r.held, r.free)).collect();
     if words.is_empty() { "-".into() } else { words.join(", ") }
 }

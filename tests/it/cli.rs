@@ -62,7 +62,7 @@ fn gpus_are_listed_shown_cordoned_and_let_go_by_index_uuid_or_its_beginning() {
     let allocation = bench.allocate(1);
     let list = bench.done(&["gpu", "list"]);
     let line = list.lines().nth(2).unwrap();
-    for word in ["GPU-1", "H100", "7/81559", "healthy", "active", "nvidia.com/gpu 1/1"] {
+    for word in ["GPU-1", "H100", "7/81559", "healthy", "active", "nvidia.com/gpu 1/0"] {
         assert!(line.contains(word), "{word}: {list}");
     }
     let shown = bench.done(&["gpu", "show", "1"]);

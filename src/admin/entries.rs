@@ -49,20 +49,31 @@ pub(super) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Ve
         .collect()
 }
 
-/// Which version a name means: the one with this digest; without one the newest that came with the
-/// daemon, else the only one.
+/// The beginning of a digest that names a version: what tables print.
+const DIGEST_PREFIX_MIN: usize = 12;
+
+/// Which version a name means: the one whose digest this is or begins with; without one the newest
+/// that came with the daemon, else the only one.
 ///
 /// # Errors
 /// In words: no such version, another name, or several to choose from.
 pub fn resolve_version(ledger: &Ledger, name: &str, digest: Option<&str>) -> Result<Digest, String> {
     if let Some(text) = digest {
-        let digest = Digest::parse(text).map_err(|e| e.to_string())?;
-        return match ledger.policies.get(&digest) {
-            None => Err(format!("this node knows no policy with digest {digest}: upload it first")),
-            Some(version) if version.name != name => {
-                Err(format!("digest {} is of policy {}, not {name}", digest.short(), version.name))
+        let hex = text.strip_prefix("sha256:").unwrap_or(text);
+        let well_formed =
+            (DIGEST_PREFIX_MIN..=64).contains(&hex.len()) && hex.bytes().all(|b| b.is_ascii_hexdigit());
+        if !well_formed {
+            let given: String = text.chars().take(80).collect();
+            return Err(format!("{given:?} is no digest: {DIGEST_PREFIX_MIN} to 64 lower-case hex digits"));
+        }
+        let mut hits = ledger.policies.values().filter(|v| v.digest.as_str().starts_with(hex));
+        return match (hits.next(), hits.next()) {
+            (None, _) => Err(format!("this node knows no policy with digest {hex}: upload it first")),
+            (Some(_), Some(_)) => Err(format!("several policies have a digest that begins with {hex}")),
+            (Some(version), None) if version.name != name => {
+                Err(format!("digest {} is of policy {}, not {name}", version.digest.short(), version.name))
             }
-            Some(_) => Ok(digest),
+            (Some(version), None) => Ok(version.digest.clone()),
         };
     }
     let named = || ledger.policies.values().filter(|v| v.name == name);
@@ -74,7 +85,11 @@ pub fn resolve_version(ledger: &Ledger, name: &str, digest: Option<&str>) -> Res
     let mut uploaded = named();
     match (uploaded.next(), uploaded.next()) {
         (None, _) => {
-            Err(format!("this node knows no policy {:?}", name.chars().take(80).collect::<String>()))
+            let mut known: Vec<&str> = ledger.policies.values().map(|v| v.name.as_str()).collect();
+            known.sort_unstable();
+            known.dedup();
+            let (name, known) = (name.chars().take(80).collect::<String>(), known.join(", "));
+            Err(format!("this node knows no policy {name:?}; it knows {known}"))
         }
         (Some(only), None) => Ok(only.digest.clone()),
         (Some(_), Some(_)) => {

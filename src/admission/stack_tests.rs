@@ -304,3 +304,26 @@ fn a_reading_is_judged_by_the_first_that_answers_or_by_nvidias_list() {
     assert_eq!((judged.severity, judged.again_after_s), (Severity::Unhealthy, Some(60)));
     assert!(judged.reason.contains("79"));
 }
+
+#[test]
+fn i9_a_policy_that_fails_goes_on_offering_what_it_offers() {
+    let shared = "nvidia.com/gpu.shared";
+    let mut case = Case::new([('a', trap())]);
+    let now = offer(1, shared, 4, 250);
+    let change = Change::Offered {
+        part: now.part.clone(),
+        by: case.stack.entries[0].label(),
+        lines: now.lines.clone(),
+        ranges: Vec::new(),
+        devices: BTreeMap::new(),
+    };
+    case.node.apply(&Entry { at: Now::default(), changes: vec![change] });
+    // As long as it fails, and once it is suspended.
+    for _ in 0..=FAULTS_TO_SUSPEND {
+        let found = case.walk().offers();
+        let kept = found.parts.iter().find(|(o, _)| o.part == gpu(1)).unwrap();
+        assert_eq!(kept, &(now.clone(), "a@aaaaaaaaaaaa".to_owned()));
+        assert!(found.parts.iter().any(|(o, by)| o.part == gpu(0) && by == "baseline"));
+    }
+    assert!(case.faults.suspended(0, &case.stack.entries[0]));
+}

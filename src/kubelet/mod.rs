@@ -17,6 +17,7 @@ mod board;
 pub mod checkpoint;
 mod convert;
 mod device_plugin;
+mod disputes;
 mod folder;
 mod front;
 mod nodes;

@@ -4,6 +4,7 @@
 //! (it writes down what is left), then the new file. A file of before the round shows too much.
 
 use super::checkpoint::{self, Checkpoint, CheckpointError};
+use super::disputes::Disputes;
 use super::folder::{FileId, Seen};
 use super::pod_resources::PodResources;
 use super::settings::Settings;
@@ -133,13 +134,13 @@ impl Rounds {
     /// Polls `List`, reads new checkpoints, and takes rounds when they are due, for ever.
     pub(super) async fn keep(self: Arc<Self>) {
         let mut seen = self.seen.clone();
-        let mut disagreed: BTreeSet<String> = BTreeSet::new();
+        let mut disputes = Disputes::default();
         let mut next_list = Instant::now();
         loop {
             tokio::select! {
                 () = sleep_until(next_list) => {
                     next_list = Instant::now() + self.list_interval();
-                    self.poll(&mut disagreed).await;
+                    self.poll(&mut disputes).await;
                 }
                 changed = seen.changed() => {
                     if changed.is_err() {
@@ -154,26 +155,22 @@ impl Rounds {
         }
     }
 
-    async fn poll(&self, disagreed: &mut BTreeSet<String>) {
+    async fn poll(&self, disputes: &mut Disputes) {
         let mut view = self.begin();
         view.list = self.list(&self.ours()).await;
         let ledger = self.door.snapshot();
-        let rounds = &self.settings.rounds;
-        // Two rounds so far apart end an allocation; more of them about one thing say no more.
+        let every = self.settings.rounds.round_every;
+        // Two rounds so far apart end an allocation.
         let apart = Duration::from_millis(self.door.rules().timing.rounds_apart_ms);
-        let now_disagreed = match &view.list {
-            Some(list) => disagreements(&ledger, list),
-            None => BTreeSet::new(),
-        };
-        let since = self.last.lock().await.map(|at| at.elapsed());
-        let due = |so_long: Duration| since.is_none_or(|since| since >= so_long);
-        let news = !now_disagreed.is_subset(disagreed);
-        let round = due(rounds.round_every) || (!now_disagreed.is_empty() && (news || due(apart)));
-        *disagreed = now_disagreed;
-        let done = match round {
-            true => self.round().await,
-            false if view.list.is_some() && curious(&ledger) => self.glance(view).await,
-            false => Ok(()),
+        disputes.look(&ledger, view.list.as_ref());
+        let since = self.last.lock().await.map_or(Duration::MAX, |at| at.elapsed());
+        let done = if since >= every || disputes.due(since, apart, every) {
+            disputes.asked();
+            self.round().await
+        } else if view.list.is_some() && curious(&ledger) {
+            self.glance(view).await
+        } else {
+            Ok(())
         };
         if let Err(error) = done {
             tracing::warn!(%error, "a round failed");
@@ -283,30 +280,4 @@ fn checkpoint_now(settings: &Settings) -> Option<FileId> {
 fn curious(ledger: &Ledger) -> bool {
     let mut live = ledger.live.values();
     live.any(|a| a.overlapped || a.holder.pod.is_none() || a.holder.pod_uid.is_none())
-}
-
-/// What `List` and the ledger see differently, each in a word of its own.
-fn disagreements(ledger: &Ledger, list: &PodList) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    for allocation in ledger.live.values() {
-        let holder = &allocation.holder;
-        let gone = match (&holder.namespace, &holder.pod) {
-            (Some(namespace), Some(pod)) => !list.pods.contains(&(namespace.clone(), pod.clone())),
-            // Of an init container only the UID is known, which `List` does not tell.
-            _ => holder.is_unknown(),
-        };
-        if gone || allocation.overlapped {
-            found.insert(allocation.id.to_string());
-        }
-    }
-    for held in &list.held {
-        let known = held
-            .devices
-            .iter()
-            .all(|id| ledger.device(&held.resource, id).is_some_and(crate::kernel::part_state::Device::held));
-        if !known {
-            found.insert(format!("{}/{}/{}", held.namespace, held.pod, held.container));
-        }
-    }
-    found
 }

@@ -205,7 +205,7 @@ impl Node {
     pub(crate) async fn wait(&self, what: &str, holds: impl Fn(&berth::kernel::ledger::Ledger) -> bool) {
         let mut snapshots = self.door.watch();
         let waited = tokio::time::timeout(SOON, snapshots.wait_for(|s| holds(s))).await;
-        assert!(waited.is_ok(), "waited {SOON:?} for {what}");
+        assert!(waited.is_ok(), "waited {SOON:?} for {what}; live: {:#?}", self.live());
     }
 
     /// Live allocations, oldest first.

@@ -67,7 +67,15 @@ async fn a_grant_that_the_kubelet_dropped_ends_as_never_started() {
         }
     }
     assert!(dropped, "one of 16 orders asks for the whole GPU first");
-    ended(&node, EndReason::NeverStarted).await;
+    node.wait("the end", |l| l.live.is_empty()).await;
+    // The grant changes the shares' list, and the kubelet writes its checkpoint at every list: if it
+    // does so before it forgets the pod that it just refused, a look can catch the pod's UID.
+    for allocation in node.door.snapshot().ended.iter() {
+        let caught = allocation.holder.pod_uid.is_some();
+        let reason = if caught { EndReason::Released } else { EndReason::NeverStarted };
+        assert_eq!(allocation.ended.as_ref().unwrap().reason, reason, "{:?}", allocation.holder);
+    }
+    assert!(!node.door.snapshot().ended.is_empty());
     node.assert_harmless();
 }
 

@@ -93,8 +93,8 @@ pub enum StoreError {
         /// The limit.
         limit: usize,
     },
-    /// The disk did not answer in time; the write may or may not be there.
-    #[error("the disk under {path} did not finish a write within {ms} ms")]
+    /// The disk did not answer in time; if it was a write, it may or may not be there.
+    #[error("the disk under {path} did not answer within {ms} ms")]
     Slow {
         /// The store's folder.
         path: String,

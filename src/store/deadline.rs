@@ -2,8 +2,9 @@
 //!
 //! The store lives on a thread of its own. A call that is not over in time answers
 //! [`StoreError::Slow`], and the store is stuck until that call ends: nothing is asked of it
-//! meanwhile, so calls never queue up behind a dead disk. What the late call answered is not used;
-//! whether its writes are there is what the next [`Store::load`] finds out.
+//! meanwhile, so calls never queue up behind a dead disk. What a late append answered is not used;
+//! whether its writes are there is what the next [`Store::load`] finds out. What a late load read is
+//! what the next one answers.
 
 use super::trouble::Trouble;
 use crate::kernel::record::{Record, Write};
@@ -17,7 +18,8 @@ use std::time::Duration;
 /// How long an append may take. A healthy drive needs under a millisecond, one that stalls for its
 /// own housekeeping some hundred; the kubelet has no timeout of its own and admits no pod meanwhile.
 pub const APPEND_WAIT: Duration = Duration::from_secs(2);
-/// How long opening and reading may take. At the largest (a copy and two reads of some 20 MiB)
+/// How long opening and the first reading may take; a later reading has [`APPEND_WAIT`], as the
+/// keeper waits for it. At the largest (a copy and two reads of some 20 MiB)
 /// under a second on a slow disk.
 pub const LOAD_WAIT: Duration = Duration::from_secs(15);
 
@@ -27,6 +29,8 @@ pub struct Deadline {
     trouble: Trouble,
     append_wait: Duration,
     load_wait: Duration,
+    /// Whether it was read before. Only the first reading may take its time: nothing is served yet.
+    loaded: bool,
     /// `None` only while it is dropped.
     asks: Option<Sender<Ask>>,
     answers: Receiver<Answer>,
@@ -95,6 +99,7 @@ impl Deadline {
             trouble,
             append_wait,
             load_wait,
+            loaded: false,
             asks: Some(asks),
             answers,
             state: State::Ready,
@@ -123,14 +128,18 @@ impl Deadline {
         }
     }
 
-    /// Looks, without waiting, whether a late call is over.
-    fn look(&mut self) {
-        if self.state == State::Stuck {
-            match self.answers.try_recv() {
-                Ok(_) | Err(TryRecvError::Disconnected) => self.state = State::Late,
-                Err(TryRecvError::Empty) => {}
-            }
+    /// Looks, without waiting, whether a late call is over, and what it answered.
+    fn look(&mut self) -> Option<Answer> {
+        if self.state != State::Stuck {
+            return None;
         }
+        let answer = match self.answers.try_recv() {
+            Ok(answer) => Some(answer),
+            Err(TryRecvError::Disconnected) => None,
+            Err(TryRecvError::Empty) => return None,
+        };
+        self.state = State::Late;
+        answer
     }
 
     fn ended(&self) -> StoreError {
@@ -145,14 +154,21 @@ impl Deadline {
 
 impl Store for Deadline {
     fn load(&mut self) -> Result<Vec<Record>, StoreError> {
-        self.look();
+        let wait = if self.loaded { self.append_wait } else { self.load_wait };
+        let late = self.look();
         if self.state == State::Stuck {
-            return Err(self.trouble.slow(self.append_wait));
+            return Err(self.trouble.slow(wait));
         }
-        match self.ask(Ask::Load, self.load_wait)? {
+        let answer = match late {
+            // A reading that is over by now is as good as a new one: nothing was written since.
+            Some(loaded @ Answer::Loaded(_)) => loaded,
+            _ => self.ask(Ask::Load, wait)?,
+        };
+        match answer {
             Answer::Loaded(loaded) => {
                 if loaded.is_ok() {
                     self.state = State::Ready;
+                    self.loaded = true;
                 }
                 loaded
             }
@@ -161,7 +177,7 @@ impl Store for Deadline {
     }
 
     fn append(&mut self, writes: &[Write]) -> Result<(), StoreError> {
-        self.look();
+        let _ = self.look();
         match self.state {
             State::Ready => {}
             State::Stuck => return Err(self.trouble.slow(self.append_wait)),
@@ -176,7 +192,7 @@ impl Store for Deadline {
 
 impl Drop for Deadline {
     fn drop(&mut self) {
-        self.look();
+        let _ = self.look();
         // The thread ends once nobody can ask it any more, and closes the store.
         self.asks = None;
         if self.state != State::Stuck

@@ -151,3 +151,30 @@ fn a_store_that_panics_is_an_error() {
         assert!(matches!(store.append(&[]), Err(StoreError::Io { .. })));
     }
 }
+
+#[test]
+fn a_late_reading_is_not_waited_for_twice() {
+    /// Reads when the test lets it.
+    struct Slow(Receiver<()>, u64);
+    impl Store for Slow {
+        fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+            self.0.recv().expect("the test opens the gate");
+            self.1 += 1;
+            Ok(vec![numbered(self.1)])
+        }
+        fn append(&mut self, _: &[Write]) -> Result<(), StoreError> {
+            Ok(())
+        }
+    }
+    let (open, gate) = bounded(8);
+    let path = Path::new("/disk");
+    let mut store = Deadline::open_within(path, SHORT, LONG, move || Ok(Slow(gate, 0))).unwrap();
+    open.send(()).unwrap();
+    assert_eq!(store.load().unwrap(), [numbered(1)]);
+    // Only the first reading may take as long as it needs.
+    assert!(matches!(store.load(), Err(StoreError::Slow { ms: 30, .. })));
+    assert!(matches!(store.append(&[]), Err(StoreError::Slow { .. })));
+    open.send(()).unwrap();
+    assert_eq!(until_loaded(&mut store), [numbered(2)], "and not a third reading");
+    store.append(&[]).unwrap();
+}

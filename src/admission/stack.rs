@@ -12,8 +12,8 @@ use crate::kernel::offering::check_offer;
 use crate::kernel::part_state::PartState;
 use crate::kernel::placement;
 use crate::kernel::policy::{
-    AdmitRequest, Answer, Call, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault, FaultKind, OfferAnswer,
-    PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms, TriageAnswer,
+    AdmitRequest, Answer, Call, ENVIRONMENT_BYTES_MAX, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault,
+    FaultKind, OfferAnswer, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms, TriageAnswer,
 };
 use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
@@ -301,9 +301,10 @@ fn check_terms(entry: &StackEntry, merged: &Terms, terms: &Terms) -> Result<(), 
                 "its stack entry may not set the environment key {key:?} (permissions.environment)"
             ));
         }
-        if value.len() > ENVIRONMENT_VALUE_BYTES_MAX || value.contains(['\0', '\n']) {
+        if value.len() > ENVIRONMENT_VALUE_BYTES_MAX || value.contains(|c: char| c.is_control() && c != '\t')
+        {
             return Err(format!(
-                "the value of {key} is over {ENVIRONMENT_VALUE_BYTES_MAX} bytes, or holds NUL or a newline"
+                "the value of {key} is over {ENVIRONMENT_VALUE_BYTES_MAX} bytes, or holds a control character"
             ));
         }
         if all.insert(key, value).is_some_and(|other| other != value) {
@@ -312,6 +313,10 @@ fn check_terms(entry: &StackEntry, merged: &Terms, terms: &Terms) -> Result<(), 
     }
     if all.len() > ENVIRONMENT_MAX {
         return Err(format!("{} environment keys; at most {ENVIRONMENT_MAX}", all.len()));
+    }
+    let bytes: usize = all.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > ENVIRONMENT_BYTES_MAX {
+        return Err(format!("an environment of {bytes} bytes; at most {ENVIRONMENT_BYTES_MAX}"));
     }
     Ok(())
 }

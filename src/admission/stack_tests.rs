@@ -238,8 +238,13 @@ fn i8_terms_outside_the_permissions_are_a_fault() {
     let long = "x".repeat(1025);
     let many: Vec<(String, String)> = (0..17).map(|i| (format!("MY_{i}"), String::new())).collect();
     let many: Vec<(&str, &str)> = many.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+    let kib = "x".repeat(1024);
+    let heavy =
+        [("MY_A", &*kib), ("MY_B", &kib), ("MY_C", &kib), ("MY_D", &kib), ("MY_E", &kib), ("MY_F", &kib)];
     for bad in [
         &[("LD_PRELOAD", "x")][..],
+        &heavy,
+        &[("MY_A", "\u{1b}[31m")],
         &[("OTHER", "x")],
         &[("MY_A", "a\nb")],
         &[("MY_A", "a\0b")],

@@ -23,6 +23,9 @@ pub const REASON_BYTES_MAX: usize = 1024;
 pub const ENVIRONMENT_MAX: usize = 16;
 /// Longest environment value, bytes.
 pub const ENVIRONMENT_VALUE_BYTES_MAX: usize = 1024;
+/// Longest environment of one grant, bytes of all keys and values together: as JSON at most twice
+/// that, so that its record stays under the 16 KiB that one write keeps safe.
+pub const ENVIRONMENT_BYTES_MAX: usize = 6 * 1024;
 /// Longest environment key, bytes.
 pub const ENVIRONMENT_KEY_BYTES_MAX: usize = 64;
 

@@ -65,6 +65,9 @@ pub struct Door {
     clock: Arc<dyn Clock>,
     rules: Arc<Rules>,
     faults: Arc<Mutex<Faults>>,
+    /// Uploads read it, and whoever deletes a policy's files has it alone: bytes that are uploaded
+    /// again while they are deleted would be recorded without files.
+    files: Arc<tokio::sync::RwLock<()>>,
 }
 
 /// The running middle: keeper and policy thread. Both end when the last [`Door`] is gone.
@@ -102,7 +105,9 @@ pub fn start(
     let inboxes = Inboxes { kubelet, other, nudge: nudged };
     let thread = std::thread::Builder::new().name("policy".into()).spawn(move || worker.run(&inboxes))?;
     let rules = Arc::new(rules);
-    let door = Door { keeper: running.handle, kubelet_jobs, other_jobs, policies, clock, rules, faults };
+    let files = Arc::default();
+    let door =
+        Door { keeper: running.handle, kubelet_jobs, other_jobs, policies, clock, rules, faults, files };
     Ok(Middle { door, threads: vec![thread, running.thread] })
 }
 
@@ -219,6 +224,7 @@ impl Door {
     /// # Errors
     /// If it is none, costs too much, or could not be recorded; nothing is kept then.
     pub async fn upload(&self, module: Vec<u8>) -> Result<PolicyVersion, UploadError> {
+        let files = self.files.read().await;
         let (policies, now) = (Arc::clone(&self.policies), self.clock.now());
         let installed = tokio::task::spawn_blocking(move || policies.install(&module, now)).await;
         let version = match installed {
@@ -236,6 +242,8 @@ impl Door {
             Err(error) => {
                 // After `Late` it may still be recorded, and then needs its files.
                 let certain = !matches!(error, AskError::Late(_));
+                drop(files);
+                let _alone = self.files.write().await;
                 if certain && !self.snapshot().policies.contains_key(&version.digest) {
                     self.policies.remove(&version.digest);
                 }
@@ -259,6 +267,7 @@ impl Door {
     /// # Errors
     /// If it is in use, shipped, or unknown.
     pub async fn delete_policy(&self, digest: Digest) -> Result<Applied, AskError> {
+        let _alone = self.files.write().await;
         let applied = self.command(Command::DeletePolicy { digest: digest.clone() }).await?;
         self.policies.remove(&digest);
         Ok(applied)

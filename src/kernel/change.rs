@@ -39,6 +39,8 @@ pub enum Change {
     PartFound(Part),
     /// A part is no longer there. Its devices stay listed (I10).
     PartGone(PartId),
+    /// A part that is gone for good while its GPU is there leaves the list (I10).
+    PartForgotten(PartId),
     /// An operator let go of a vanished GPU.
     GpuForgotten(PartId),
     /// What a look showed beside the parts.
@@ -128,6 +130,7 @@ impl Change {
     pub fn is_durable(&self) -> bool {
         match self {
             Self::PartFound(_)
+            | Self::PartForgotten(_)
             | Self::GpuForgotten(_)
             | Self::DrainTurned { .. }
             | Self::Offered { .. }

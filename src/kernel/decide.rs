@@ -8,9 +8,10 @@ use super::ledger::Ledger;
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::{PartOffer, RESOURCES_MAX};
 use super::offering::{check_offer, due_to_leave, reoffer};
+use super::part_state::{Device, PartState};
 use super::policy::VERSIONS_MAX;
 use super::refusal::Refusal;
-use super::time::Now;
+use super::time::{Now, Timing};
 use super::{allocate, breaker, look, round};
 
 /// What becomes of a command.
@@ -116,7 +117,7 @@ fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<
         return Err(Refusal::StillHeld { gpu: gpu.clone(), by: by.id });
     }
     // Its ids leave the list with it, so they must have been Unhealthy as long as any (I10).
-    if now.wall_ms < state.health.since_wall_ms.saturating_add(rules.timing.retire_ms) {
+    if parts().any(|p| !now.passed(p.turned_mono_ms, rules.timing.retire_ms)) {
         return Err(Refusal::TooSoon { gpu: gpu.clone(), wait_ms: rules.timing.retire_ms });
     }
     Ok(vec![Change::GpuForgotten(gpu.clone())])
@@ -176,5 +177,20 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
             part.devices.iter().filter(|(_, d)| due_to_leave(d, timing.retire_ms, timing.named_ms, now));
         changes.extend(due.map(|((resource, share), _)| Change::Delisted(part.key(resource, *share))));
     }
+    let gone_for_good = ledger.parts.iter().filter(|(_, part)| is_gone_for_good(ledger, part, timing, now));
+    changes.extend(gone_for_good.map(|(id, _)| Change::PartForgotten(id.clone())));
     changes
+}
+
+/// Whether a part went and will not come back by that name: a MIG instance that was destroyed on a
+/// GPU that is still there. A GPU itself may come back, so an operator lets go of it.
+fn is_gone_for_good(ledger: &Ledger, part: &PartState, timing: &Timing, now: Now) -> bool {
+    let gpu_is_there = ledger.gpu_of(part).is_some_and(|g| g.health.state != HealthState::Vanished);
+    let named = |d: &Device| d.named_mono_ms.is_some_and(|at| !now.passed(at, timing.named_ms));
+    !part.present
+        && gpu_is_there
+        && part.part.parent.is_some()
+        && now.passed(part.turned_mono_ms, timing.retire_ms)
+        && now.passed(part.idle_since_mono_ms, timing.retire_ms)
+        && !part.devices.values().any(|d| d.held() || named(d))
 }

@@ -62,7 +62,7 @@ enum Op {
         gpu: usize,
         again_s: Option<u32>,
     },
-    /// Which GPUs the next look shows.
+    /// Which parts the next look shows.
     Look {
         mask: usize,
     },
@@ -86,7 +86,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0usize..3).prop_map(Op::Cordon),
         2 => (0usize..3).prop_map(Op::Uncordon),
         1 => (0usize..3, prop::option::of(1u32..60)).prop_map(|(gpu, again_s)| Op::Xid { gpu, again_s }),
-        3 => prop_oneof![3 => Just(7usize), 1 => 0usize..8].prop_map(|mask| Op::Look { mask }),
+        3 => prop_oneof![3 => Just((1 << PARTS) - 1), 1 => 0usize..1 << PARTS].prop_map(|mask| Op::Look { mask }),
         1 => (0usize..3).prop_map(Op::Forget),
         3 => (0usize..6).prop_map(|shape| Op::Offer { shape }),
         1 => Just(Op::Crash),
@@ -113,8 +113,16 @@ struct World {
     next_pod: usize,
 }
 
+/// The parts of the node: three GPUs, and a MIG instance of the last.
+const PARTS: usize = 4;
+const MIG: usize = 3;
+
 fn gpu(i: usize) -> PartId {
     PartId::parse(&format!("GPU-{i}")).unwrap()
+}
+
+fn part_id(i: usize) -> PartId {
+    if i == MIG { PartId::parse("MIG-3").unwrap() } else { gpu(i) }
 }
 
 fn resource(i: usize) -> Resource {
@@ -123,8 +131,8 @@ fn resource(i: usize) -> Resource {
 
 fn part(i: usize) -> Part {
     Part {
-        id: gpu(i),
-        parent: None,
+        id: part_id(i),
+        parent: (i == MIG).then(|| gpu(2)),
         vendor: "nvidia".into(),
         model: "test".into(),
         gpu_index: 0,
@@ -172,7 +180,7 @@ impl World {
             kubelet,
             next_pod: 0,
         };
-        world.step(&Op::Look { mask: 7 });
+        world.step(&Op::Look { mask: (1 << PARTS) - 1 });
         world.step(&Op::Offer { shape: 2 });
         world
     }
@@ -241,9 +249,9 @@ impl World {
             }
             Op::Odd { resource: r, device } => {
                 let id = if device % 2 == 0 {
-                    DeviceId::whole(&gpu(device % 5))
+                    DeviceId::whole(&part_id(device % 5))
                 } else {
-                    DeviceId::share(&gpu(device % 4), (device % 9).try_into().unwrap())
+                    DeviceId::share(&part_id(device % 5), (device % 9).try_into().unwrap())
                 };
                 // Granted or refused, the invariants must hold; the model does not know this pod.
                 let _ = self.allocate(&resource(*r), vec![id]);
@@ -276,22 +284,22 @@ impl World {
                 self.turn(&Command::Triaged { reading, answer }).unwrap();
             }
             Op::Look { mask } => {
-                let parts = (0..3).filter(|i| mask & (1 << i) != 0).map(part).collect();
+                let parts = (0..PARTS).filter(|i| mask & (1 << i) != 0).map(part).collect();
                 self.turn(&Command::Look(Inventory { parts, ..Inventory::default() })).unwrap();
             }
             Op::Forget(i) => {
                 let _ = self.turn(&Command::Forget { gpu: gpu(*i) });
             }
             Op::Offer { shape: s } => {
-                let offers = (0..3)
-                    .map(|i| (PartOffer { part: gpu(i), lines: shape((s + i) % 6) }, "test".into()))
+                let offers = (0..PARTS)
+                    .map(|i| (PartOffer { part: part_id(i), lines: shape((s + i) % 6) }, "test".into()))
                     .collect();
                 self.turn(&Command::Offer(offers)).unwrap();
             }
             Op::Crash => {
                 self.now.mono_ms += 1;
                 self.ledger = restore(self.disk.values().cloned().collect(), self.now);
-                self.step(&Op::Look { mask: 7 });
+                self.step(&Op::Look { mask: (1 << PARTS) - 1 });
             }
             Op::Stop { .. } => {}
         }
@@ -396,4 +404,27 @@ proptest! {
         let held_back = world.ledger.hold.is_some();
         prop_assert!(held_back || world.ledger.live.is_empty(), "left behind: {:?}", world.ledger.live);
     }
+}
+
+#[test]
+fn a_mig_instance_that_was_destroyed_leaves_once_nobody_holds_it() {
+    let mut world = World::new();
+    world
+        .turn(&Command::Offer(vec![(PartOffer { part: part_id(MIG), lines: shape(0) }, "test".into())]))
+        .unwrap();
+    let gpus_alone = Op::Look { mask: (1 << MIG) - 1 };
+    let held = DeviceId::whole(&part_id(MIG));
+    let allocation = world.allocate(&resource(0), vec![held.clone()]).unwrap();
+    world.step(&gpus_alone);
+    world.step(&Op::Wait { ms: 61_000 });
+    assert!(world.ledger.device(&resource(0), &held).is_some(), "a pod holds it");
+    world.turn(&Command::End { id: allocation }).unwrap();
+    world.step(&Op::Wait { ms: 31_000 });
+    assert!(world.ledger.device(&resource(0), &held).is_some(), "not unheld for long enough");
+    world.step(&Op::Wait { ms: 31_000 });
+    assert!(!world.ledger.parts.contains_key(&part_id(MIG)));
+    // A GPU that went stays listed until an operator forgets it.
+    world.step(&Op::Look { mask: 0b0011 });
+    world.step(&Op::Wait { ms: 61_000 });
+    assert!(world.ledger.parts.contains_key(&gpu(2)));
 }

@@ -121,14 +121,22 @@ pub(super) fn i10_an_id_leaves_only_when_it_may(
     rules: &Rules,
     now: Now,
 ) {
-    let forgotten = |p: &PartId| entry.changes.iter().any(|c| matches!(c, Change::GpuForgotten(g) if g == p));
+    let forgotten = |p: &super::part_state::PartState| {
+        entry.changes.iter().any(|c| matches!(c, Change::GpuForgotten(g) if g == p.part.gpu()))
+    };
+    let gone = |id: &PartId| entry.changes.iter().any(|c| matches!(c, Change::PartForgotten(g) if g == id));
     for (id, part) in &before.parts {
         for ((resource, share), device) in &part.devices {
             if after.part(id).is_some_and(|p| p.device(resource, *share).is_some()) {
                 continue;
             }
             assert!(!device.held(), "I10: {id} {share:?} left while held");
-            if !forgotten(id) {
+            if gone(id) {
+                assert!(
+                    !part.present && now.mono_ms >= part.turned_mono_ms + rules.timing.retire_ms,
+                    "I10: {id}"
+                );
+            } else if !forgotten(part) {
                 let Standing::Retiring { since_mono_ms } = device.standing else {
                     panic!("I10: {id} {share:?} left while offered")
                 };

@@ -119,7 +119,13 @@ impl Ledger {
     fn apply_change(&mut self, change: &Change, at: Now) {
         match change {
             Change::PartFound(part) => self.part_found(part, at),
-            Change::PartGone(id) => self.with_part(id, |p| p.present = false),
+            Change::PartGone(id) => self.with_part(id, |p| {
+                p.present = false;
+                p.turned_mono_ms = at.mono_ms;
+            }),
+            Change::PartForgotten(id) => {
+                self.parts.remove(id);
+            }
             Change::GpuForgotten(gpu) => self.forget(gpu),
             Change::Looked { links, usage } => {
                 self.links = Arc::clone(links);
@@ -190,6 +196,9 @@ impl Ledger {
             Some(state) => {
                 let state = Arc::make_mut(state);
                 state.part = part.clone();
+                if !state.present {
+                    state.turned_mono_ms = at.mono_ms;
+                }
                 state.present = true;
             }
             None => {

@@ -12,6 +12,8 @@ pub struct PartState {
     pub part: Part,
     /// Whether the last inventory showed it.
     pub present: bool,
+    /// Since when it is there or gone, monotonic milliseconds.
+    pub turned_mono_ms: u64,
     /// Who made the offer: a policy's label or `baseline`; empty before the first.
     pub offered_by: String,
     /// What it is offered as.
@@ -121,6 +123,7 @@ impl PartState {
         Self {
             part,
             present: true,
+            turned_mono_ms: now_mono_ms,
             offered_by: String::new(),
             lines: Vec::new(),
             ranges: Vec::new(),

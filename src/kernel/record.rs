@@ -153,7 +153,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
     };
     match change {
         Change::PartFound(part) => add(RecordKey::Part(part.id.clone())),
-        Change::Offered { part, .. } => add(RecordKey::Part(part.clone())),
+        Change::Offered { part, .. } | Change::PartForgotten(part) => add(RecordKey::Part(part.clone())),
         Change::Delisted(key) => add(RecordKey::Part(key.id.part.clone())),
         Change::GpuForgotten(gpu) => {
             add(RecordKey::Drain(gpu.clone()));

@@ -303,10 +303,9 @@ impl Daemon {
     /// offered as free.
     async fn adopt(&self, front: &kubelet::Front) {
         let known = self.door().snapshot();
-        if !known.live.is_empty() || !known.ended.is_empty() {
-            // The store knows better than a checkpoint that may be stale; rounds do the rest.
-            return self.progress.adoption(Step::Done);
-        }
+        // A store that knows of allocations is worth more than the checkpoint: that is asked only for
+        // what another plugin granted meanwhile, and not waited for.
+        let wait = known.live.is_empty() && known.ended.is_empty();
         if self.config.skip_adoption {
             tracing::warn!("running pods are not adopted (--skip-adoption)");
             return self.progress.adoption(Step::Done);
@@ -316,6 +315,10 @@ impl Daemon {
             match front.adopt().await {
                 Ok(holdings) => {
                     tracing::info!(holdings, "looked for what running pods hold");
+                    return self.progress.adoption(Step::Done);
+                }
+                Err(error) if !wait => {
+                    tracing::warn!("nothing is adopted: {:#}", anyhow::Error::new(error));
                     return self.progress.adoption(Step::Done);
                 }
                 Err(error) => {

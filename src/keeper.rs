@@ -319,3 +319,6 @@ fn answer(keeper: &mut Keeper, ask: Ask) {
     // Whoever asked may have given up waiting; what is applied stays applied.
     let _ = ask.reply.send(answered);
 }
+
+#[cfg(test)]
+mod tests;

@@ -134,3 +134,53 @@ fn check_permissions(permissions: &Permissions) -> Result<(), String> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// Versions as (name, first digit of the digest, shipped, since).
+    fn node(versions: &[(&str, char, bool, u64)]) -> Ledger {
+        let version = |(name, digit, shipped, since): &(&str, char, bool, u64)| {
+            let digest = Digest::parse(&digit.to_string().repeat(64)).unwrap();
+            let version = PolicyVersion {
+                name: (*name).into(),
+                version: "1.0.0".into(),
+                summary: String::new(),
+                hooks: Vec::new(),
+                parameters_schema: "{}".into(),
+                artifact: digest.clone(),
+                digest: digest.clone(),
+                bytes: 1,
+                shipped: *shipped,
+                since_wall_ms: *since,
+            };
+            (digest, Arc::new(version))
+        };
+        Ledger { policies: Arc::new(versions.iter().map(version).collect()), ..Ledger::default() }
+    }
+
+    #[test]
+    fn a_name_means_what_this_release_ships_and_a_digest_means_itself() {
+        // After an upgrade: `a` was shipped by the last release, `b` is by this one, `c` uploaded later.
+        let node = node(&[("mixed", 'a', false, 1), ("mixed", 'b', true, 2), ("mixed", 'c', false, 3)]);
+        let named = |digest: Option<&str>| {
+            resolve_version(&node, "mixed", digest).map(|d| d.as_str()[..1].to_owned())
+        };
+        assert_eq!(named(None).unwrap(), "b");
+        assert_eq!(named(Some(&"a".repeat(64))).unwrap(), "a");
+        assert_eq!(named(Some(&format!("sha256:{}", "c".repeat(12)))).unwrap(), "c");
+        assert!(named(Some(&"d".repeat(64))).unwrap_err().contains("upload it first"));
+    }
+
+    #[test]
+    fn of_several_uploaded_versions_a_name_means_none() {
+        let node = node(&[("own", 'a', false, 1), ("own", 'b', false, 2), ("other", 'c', false, 3)]);
+        let several = resolve_version(&node, "own", None).unwrap_err();
+        assert!(several.contains("aaaa") && several.contains("bbbb"), "{several}");
+        assert!(resolve_version(&node, "other", None).is_ok());
+        let none = resolve_version(&node, "mixed", None).unwrap_err();
+        assert!(none.contains("it knows other, own"), "{none}");
+    }
+}

@@ -236,12 +236,16 @@ fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
     let known = |c: &Checkpointed| {
         c.devices.iter().any(|id| ledger.device(&c.resource, id).is_some_and(super::part_state::Device::held))
     };
+    // What this store granted and no longer has live has ended; the checkpoint can be older than that.
+    let ended = |c: &Checkpointed| {
+        c.allocation.is_some_and(|id| id.store == ledger.store && id.number < ledger.next_number)
+    };
     // One GPU of a holding may have gone before we first looked; the others are held all the same.
     let ours = |c: &Checkpointed| c.devices.iter().any(|id| ledger.parts.contains_key(&id.part));
     view.checkpoint
         .iter()
         .flatten()
-        .filter(|c| !c.devices.is_empty() && ours(c) && !known(c))
+        .filter(|c| !c.devices.is_empty() && ours(c) && !known(c) && !ended(c))
         .cloned()
         .collect()
 }

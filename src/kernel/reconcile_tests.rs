@@ -296,3 +296,39 @@ fn what_pods_hold_is_adopted_with_names_of_another_plugin_too() {
     take(&mut ledger, &view(46_000, vec![], vec![]), 46_000);
     assert!(ledger.live.is_empty());
 }
+
+#[test]
+fn what_this_store_granted_and_ended_is_not_adopted_again() {
+    let mut ledger = node();
+    grant(&mut ledger, 1, &[0], 0);
+    take(&mut ledger, &view(40_000, vec![], vec![]), 40_000);
+    take(&mut ledger, &view(46_000, vec![], vec![]), 46_000);
+    assert!(ledger.live.is_empty());
+    // A file from before the end, and beside it what another plugin granted while we were away.
+    let mut late = view(50_000, vec![entry("u", "c", &[0], Some(1)), entry("v", "c", &[1], None)], vec![]);
+    late.adopt = true;
+    take(&mut ledger, &late, 50_000);
+    let adopted: Vec<_> = ledger.live.values().map(|a| a.holder.pod_uid.as_deref()).collect();
+    assert_eq!(adopted, [Some("v")]);
+}
+
+#[test]
+fn a_holding_that_lost_a_gpu_is_adopted_with_the_others() {
+    let mut ledger = node();
+    let mut first = view(10, vec![entry("u", "c", &[0, 9], None)], vec![]);
+    first.adopt = true;
+    take(&mut ledger, &first, 10);
+    assert_eq!(ledger.live.len(), 1);
+    assert!(ledger.device(&resource(), &device(0)).unwrap().held());
+}
+
+#[test]
+fn a_list_of_before_the_grant_names_nobody() {
+    let mut ledger = node();
+    let old = view(5, vec![], vec![hold("gone", "c", &[0])]);
+    grant(&mut ledger, 1, &[0], 10);
+    take(&mut ledger, &old, 20);
+    assert!(ledger.live[&id(1)].holder.is_unknown(), "that pod held the device before");
+    take(&mut ledger, &view(30, vec![], vec![hold("new", "c", &[0])]), 30);
+    assert_eq!(ledger.live[&id(1)].holder.pod.as_deref(), Some("new"));
+}

@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Rounds about one dispute before they become rarer. Two that are far enough apart end an
-/// allocation, the first may come too early after the grant to count, and one may fail.
-const EAGER_ROUNDS: u32 = 4;
+/// allocation, but not sooner than 30 s after our reply or the kubelet's start: with 5 s between
+/// rounds that is at most the sixth to eighth.
+const EAGER_ROUNDS: u32 = 8;
 
 /// The open disputes, each with the number of rounds that were taken while it was open.
 #[derive(Debug, Default)]
@@ -74,8 +75,8 @@ fn found(ledger: &Ledger, list: &PodList) -> BTreeSet<String> {
 mod tests {
     use super::*;
 
-    const APART: Duration = Duration::from_secs(30);
-    const AT_MOST: Duration = Duration::from_secs(300);
+    const APART: Duration = Duration::from_secs(5);
+    const AT_MOST: Duration = Duration::from_secs(60);
 
     /// The waits before the first so many rounds about one dispute.
     fn waits(rounds: usize) -> Vec<u64> {
@@ -91,7 +92,7 @@ mod tests {
 
     #[test]
     fn what_rounds_do_not_settle_is_asked_about_ever_less_often() {
-        assert_eq!(waits(9), [0, 30, 30, 30, 60, 120, 240, 300, 300]);
+        assert_eq!(waits(12), [0, 5, 5, 5, 5, 5, 5, 5, 10, 20, 40, 60]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::kernel::change::Entry;
 use crate::kernel::command::{Command, Rules};
 use crate::kernel::decide::{Verdict, decide};
 use crate::kernel::ledger::Ledger;
-use crate::kernel::record::writes;
+use crate::kernel::record::{health_writes, writes};
 use crate::kernel::refusal::Refusal;
 use crate::kernel::restore::{carry_over, restore};
 use crate::ports::{Clock, Store, StoreError};
@@ -128,7 +128,7 @@ impl Keeper {
     /// A GPU that died is shown at once: health is derived, so it need not wait for a disk that may
     /// be slow or full. Applying those changes twice is harmless.
     fn publish_derived(&mut self, entry: &Entry) {
-        let derived: Vec<_> = entry.changes.iter().filter(|c| !c.is_durable()).cloned().collect();
+        let derived: Vec<_> = entry.changes.iter().filter(|c| c.is_derived()).cloned().collect();
         if !derived.is_empty() {
             let mut next = Ledger::clone(&self.ledger);
             next.apply(&Entry { at: entry.at, changes: derived });
@@ -143,7 +143,10 @@ impl Keeper {
             if self.reopen_at.is_some() {
                 return Err(AskError::Store(self.trouble_now()));
             }
-            if let Err(error) = self.store.append(&writes(&self.ledger, entry, &next)) {
+            let writes = writes(&self.ledger, entry, &next);
+            if !writes.is_empty()
+                && let Err(error) = self.store.append(&writes)
+            {
                 let said = chain(&error);
                 // Too large is known before anything was written.
                 if !matches!(error, StoreError::TooLarge { .. }) {
@@ -165,11 +168,19 @@ impl Keeper {
         let now = self.clock.now();
         match self.store.load() {
             Ok(records) => {
-                let next = carry_over(restore(records, now), &self.ledger);
+                let stored = restore(records, now);
+                let next = carry_over(stored.clone(), &self.ledger);
                 tracing::info!(allocations = next.live.len(), "the store was read back after a failure");
+                let behind = health_writes(&stored, &next);
                 self.publish(next);
                 self.reopen_at = None;
                 self.set_trouble(None);
+                if !behind.is_empty()
+                    && let Err(error) = self.store.append(&behind)
+                {
+                    self.set_trouble(Some(chain(&error)));
+                    self.reopen_at = Some(now.mono_ms + REOPEN_MS);
+                }
             }
             Err(error) => {
                 self.set_trouble(Some(chain(&error)));

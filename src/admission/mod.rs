@@ -17,7 +17,7 @@ pub use thread::{ActivateError, Granted};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
-use crate::kernel::drain::Mark;
+use crate::kernel::drain::{Mark, Order};
 use crate::kernel::gpu::{Inventory, Reading};
 use crate::kernel::listing::{Listed, listing};
 use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
@@ -195,12 +195,43 @@ impl Door {
         self.command(Command::Cordon { gpu, mark }).await
     }
 
+    /// Has a GPU emptied.
+    ///
+    /// # Errors
+    /// If there is no such GPU or it could not be recorded.
+    pub async fn drain(
+        &self,
+        gpu: PartId,
+        by: String,
+        why: String,
+        order: Order,
+    ) -> Result<Applied, AskError> {
+        let mark = Mark { by, why, since_wall_ms: self.clock.now().wall_ms };
+        self.command(Command::Drain { gpu, mark, order }).await
+    }
+
+    /// Calls a drain off; the GPU stays cordoned.
+    ///
+    /// # Errors
+    /// If there is no such GPU or it could not be recorded.
+    pub async fn stop_drain(&self, gpu: PartId) -> Result<Applied, AskError> {
+        self.command(Command::StopDrain { gpu }).await
+    }
+
     /// Lets a GPU be granted again.
     ///
     /// # Errors
     /// If there is no such GPU or it could not be recorded.
     pub async fn uncordon(&self, gpu: PartId) -> Result<Applied, AskError> {
         self.command(Command::Uncordon { gpu }).await
+    }
+
+    /// Believes an operator that a GPU works again, until the next bad sign.
+    ///
+    /// # Errors
+    /// If there is no such GPU, it is not there, or it could not be recorded.
+    pub async fn heal(&self, gpu: PartId, by: String, why: String) -> Result<Applied, AskError> {
+        self.command(Command::Heal { gpu, by, why }).await
     }
 
     /// Lets go of a GPU that vanished.

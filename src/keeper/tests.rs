@@ -23,7 +23,10 @@ impl Clock for Hands {
 
 /// A disk that does as it is told.
 #[derive(Clone, Default)]
-struct Disk(Arc<Mutex<(BTreeMap<RecordKey, Record>, Option<DiskFault>)>>);
+struct Disk {
+    records: Arc<Mutex<BTreeMap<RecordKey, Record>>>,
+    fault: Arc<Mutex<Option<DiskFault>>>,
+}
 
 #[derive(Clone, Copy, PartialEq)]
 enum DiskFault {
@@ -35,22 +38,22 @@ enum DiskFault {
 
 impl Disk {
     fn set_fault(&self, fault: Option<DiskFault>) {
-        self.0.lock().unwrap().1 = fault;
+        *self.fault.lock().unwrap() = fault;
     }
 }
 
 impl Store for Disk {
     fn load(&mut self) -> Result<Vec<Record>, StoreError> {
-        let disk = self.0.lock().unwrap();
-        match disk.1 {
+        match *self.fault.lock().unwrap() {
             Some(DiskFault::Gone) => Err(StoreError::Io { path: "/disk".into(), what: "gone".into() }),
-            _ => Ok(disk.0.values().cloned().collect()),
+            _ => Ok(self.records.lock().unwrap().values().cloned().collect()),
         }
     }
 
     fn append(&mut self, writes: &[Write]) -> Result<(), StoreError> {
-        let (records, fault) = &mut *self.0.lock().unwrap();
-        for write in writes.iter().filter(|_| *fault != Some(DiskFault::Gone)) {
+        let fault = *self.fault.lock().unwrap();
+        let mut records = self.records.lock().unwrap();
+        for write in writes.iter().filter(|_| fault != Some(DiskFault::Gone)) {
             match write {
                 Write::Put(record) => records.insert(record.key(), record.clone()),
                 Write::Delete(key) => records.remove(key),

@@ -64,6 +64,13 @@ pub enum Change {
         /// Its state from now on.
         drain: Drain,
     },
+    /// Since when a GPU that is drained is seen empty, monotonic milliseconds; `None`: it is not.
+    Emptied {
+        /// The GPU.
+        gpu: PartId,
+        /// Since when.
+        since_mono_ms: Option<u64>,
+    },
     /// A part is offered anew.
     Offered {
         /// The part.
@@ -125,6 +132,13 @@ pub enum Change {
 }
 
 impl Change {
+    /// Whether it may be shown before it is written: how the hardware fares is so whatever the disk
+    /// says, and is kept for its history alone.
+    #[must_use]
+    pub fn is_derived(&self) -> bool {
+        !self.is_durable() || matches!(self, Self::HealthTurned { .. })
+    }
+
     /// Whether it is written to the store. What is not can be seen again after a restart.
     #[must_use]
     pub fn is_durable(&self) -> bool {
@@ -133,6 +147,7 @@ impl Change {
             | Self::PartForgotten(_)
             | Self::GpuForgotten(_)
             | Self::DrainTurned { .. }
+            | Self::HealthTurned { .. }
             | Self::Offered { .. }
             | Self::Delisted(_)
             | Self::Granted(_)
@@ -146,7 +161,7 @@ impl Change {
             | Self::StackActivated(_) => true,
             Self::PartGone(_)
             | Self::Looked { .. }
-            | Self::HealthTurned { .. }
+            | Self::Emptied { .. }
             | Self::Sighted { .. }
             | Self::BreakerTurned { .. } => false,
         }

@@ -26,6 +26,16 @@ pub struct GpuState {
     pub drain: Drain,
     /// How it fares.
     pub health: Health,
+    /// While it drains: since when nobody is seen on it, monotonic milliseconds.
+    pub empty_since_mono_ms: Option<u64>,
+}
+
+impl GpuState {
+    /// An active GPU of this health.
+    #[must_use]
+    pub fn new(health: Health) -> Self {
+        Self { drain: Drain::Active, health, empty_since_mono_ms: None }
+    }
 }
 
 /// Everything the kernel knows.
@@ -141,6 +151,11 @@ impl Ledger {
                     Arc::make_mut(state).drain = drain.clone();
                 }
             }
+            Change::Emptied { gpu, since_mono_ms } => {
+                if let Some(state) = self.gpus.get_mut(gpu) {
+                    Arc::make_mut(state).empty_since_mono_ms = *since_mono_ms;
+                }
+            }
             Change::Offered { part, by, lines, ranges, devices } => {
                 self.with_part(part, |p| {
                     let names = |lines: &[super::offer::OfferLine]| -> BTreeSet<Resource> {
@@ -189,9 +204,7 @@ impl Ledger {
     }
 
     fn part_found(&mut self, part: &super::gpu::Part, at: Now) {
-        self.gpus
-            .entry(part.gpu().clone())
-            .or_insert_with(|| Arc::new(GpuState { drain: Drain::Active, health: Health::healthy(at) }));
+        self.gpus.entry(part.gpu().clone()).or_insert_with(|| Arc::new(GpuState::new(Health::healthy(at))));
         match self.parts.get_mut(&part.id) {
             Some(state) => {
                 let state = Arc::make_mut(state);

@@ -7,6 +7,7 @@ use super::allocation::Allocation;
 use super::change::{Change, Entry};
 use super::drain::Drain;
 use super::gpu::Part;
+use super::health::{Health, HealthState, Turn};
 use super::ledger::Ledger;
 use super::names::{AllocationId, Digest, PartId, Resource};
 use super::offer::{Consumes, OfferLine, ShareRange};
@@ -24,6 +25,8 @@ pub enum Record {
     Part(PartRecord),
     /// A GPU's drain state, where it is not active.
     Drain(PartId, Drain),
+    /// How a GPU fares and fared, where that is more than healthy.
+    Health(HealthRecord),
     /// An allocation, live or ended.
     Allocation(Allocation),
     /// A policy version.
@@ -51,6 +54,25 @@ pub enum RecordKey {
     Stack,
     /// See [`Record::StackEntry`].
     StackEntry(usize),
+    /// See [`Record::Health`].
+    Health(PartId),
+}
+
+/// How a GPU fares and fared, as written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthRecord {
+    /// The GPU.
+    pub gpu: PartId,
+    /// See [`super::health::Health`], as the others.
+    pub state: HealthState,
+    /// Why.
+    pub reason: String,
+    /// Since when, milliseconds since 1970.
+    pub since_wall_ms: u64,
+    /// How long it must be quiet, milliseconds.
+    pub quiet_ms: Option<u64>,
+    /// What it was before, oldest first.
+    pub history: Vec<Turn>,
 }
 
 /// Counters of the whole ledger.
@@ -128,6 +150,7 @@ impl Record {
             Self::Meta(_) => RecordKey::Meta,
             Self::Part(p) => RecordKey::Part(p.part.id.clone()),
             Self::Drain(gpu, _) => RecordKey::Drain(gpu.clone()),
+            Self::Health(h) => RecordKey::Health(h.gpu.clone()),
             Self::Allocation(a) => RecordKey::Allocation(a.id),
             Self::Policy(v) => RecordKey::Policy(v.digest.clone()),
             Self::Stack(_) => RecordKey::Stack,
@@ -144,7 +167,11 @@ pub fn writes(before: &Ledger, entry: &Entry, next: &Ledger) -> Vec<Write> {
     for change in entry.changes.iter().filter(|c| c.is_durable()) {
         touched(change, before, next, &mut keys);
     }
-    keys.into_iter().map(|key| record_of(next, &key).map_or(Write::Delete(key), Write::Put)).collect()
+    keys.into_iter()
+        // A GPU in lasting trouble turns at every look and says the same.
+        .filter(|key| !matches!(key, RecordKey::Health(_)) || record_of(before, key) != record_of(next, key))
+        .map(|key| record_of(next, &key).map_or(Write::Delete(key), Write::Put))
+        .collect()
 }
 
 fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<RecordKey>) {
@@ -157,6 +184,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         Change::Delisted(key) => add(RecordKey::Part(key.id.part.clone())),
         Change::GpuForgotten(gpu) => {
             add(RecordKey::Drain(gpu.clone()));
+            add(RecordKey::Health(gpu.clone()));
             before
                 .parts
                 .values()
@@ -164,6 +192,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
                 .for_each(|p| add(RecordKey::Part(p.part.id.clone())));
         }
         Change::DrainTurned { gpu, .. } => add(RecordKey::Drain(gpu.clone())),
+        Change::HealthTurned { gpu, .. } => add(RecordKey::Health(gpu.clone())),
         Change::Granted(allocation) => {
             add(RecordKey::Meta);
             add(RecordKey::Allocation(allocation.id));
@@ -184,7 +213,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         }
         Change::PartGone(_)
         | Change::Looked { .. }
-        | Change::HealthTurned { .. }
+        | Change::Emptied { .. }
         | Change::Sighted { .. }
         | Change::BreakerTurned { .. } => {}
     }
@@ -202,6 +231,7 @@ fn record_of(ledger: &Ledger, key: &RecordKey) -> Option<Record> {
             None | Some(Drain::Active) => None,
             Some(drain) => Some(Record::Drain(gpu.clone(), drain.clone())),
         },
+        RecordKey::Health(gpu) => health_record(gpu, &ledger.gpus.get(gpu)?.health).map(Record::Health),
         RecordKey::Allocation(id) => ledger
             .live
             .get(id)
@@ -221,11 +251,36 @@ pub fn records(ledger: &Ledger) -> Vec<Record> {
     let mut keys = BTreeSet::from([RecordKey::Meta, RecordKey::Stack]);
     keys.extend(ledger.parts.keys().cloned().map(RecordKey::Part));
     keys.extend(ledger.gpus.keys().cloned().map(RecordKey::Drain));
+    keys.extend(ledger.gpus.keys().cloned().map(RecordKey::Health));
     keys.extend(ledger.live.keys().copied().map(RecordKey::Allocation));
     keys.extend(ledger.ended.iter().map(|a| RecordKey::Allocation(a.id)));
     keys.extend(ledger.policies.keys().cloned().map(RecordKey::Policy));
     keys.extend((0..ledger.stack.entries.len()).map(RecordKey::StackEntry));
     keys.iter().filter_map(|key| record_of(ledger, key)).collect()
+}
+
+/// The writes that make the store say how the GPUs of `next` fare, where it says what `stored` does:
+/// health is shown before it is written, so a store that failed can be behind.
+#[must_use]
+pub fn health_writes(stored: &Ledger, next: &Ledger) -> Vec<Write> {
+    let keys = next.gpus.keys().cloned().map(RecordKey::Health);
+    keys.filter(|key| record_of(stored, key) != record_of(next, key))
+        .map(|key| record_of(next, &key).map_or(Write::Delete(key), Write::Put))
+        .collect()
+}
+
+fn health_record(gpu: &PartId, health: &Health) -> Option<HealthRecord> {
+    if health.state == HealthState::Healthy && health.history.is_empty() {
+        return None;
+    }
+    Some(HealthRecord {
+        gpu: gpu.clone(),
+        state: health.state,
+        reason: health.reason.clone(),
+        since_wall_ms: health.since_wall_ms,
+        quiet_ms: health.quiet_ms,
+        history: health.history.clone(),
+    })
 }
 
 fn stack_head(stack: &Stack) -> StackHead {

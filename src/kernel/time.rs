@@ -36,6 +36,9 @@ pub struct Timing {
     /// How long an unhealthy reading keeps a GPU unhealthy after the last bad reading, where
     /// nobody said otherwise.
     pub quiet_ms: u64,
+    /// How long a GPU must be seen empty before it counts as drained: longer than two looks lie
+    /// apart, so that processes of the last pod are seen.
+    pub drained_ms: u64,
     /// Denials of one resource in this window count together.
     pub breaker_window_ms: u64,
     /// The breaker's first pause; doubles up to `breaker_pause_max_ms`.
@@ -53,6 +56,7 @@ impl Default for Timing {
             kubelet_settle_ms: 30_000,
             reply_settle_ms: 30_000,
             quiet_ms: 300_000,
+            drained_ms: 10_000,
             breaker_window_ms: 60_000,
             breaker_pause_ms: 10_000,
             breaker_pause_max_ms: 300_000,

@@ -237,6 +237,8 @@ fn drain_to_wit(drain: &Drain) -> wit::DrainState {
     match drain {
         Drain::Active => wit::DrainState::Active,
         Drain::Cordoned(_) => wit::DrainState::Cordoned,
+        Drain::Draining(..) => wit::DrainState::Draining,
+        Drain::Drained(_) => wit::DrainState::Drained,
     }
 }
 

@@ -7,6 +7,7 @@
 mod allocations;
 mod auth;
 mod body;
+mod drain;
 pub mod dto;
 mod entries;
 mod facts;

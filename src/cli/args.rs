@@ -158,6 +158,25 @@ pub enum GpuCommand {
         #[arg(long, default_value = "", value_name = "TEXT")]
         reason: String,
     },
+    /// Empty a GPU: cordon it and watch its holders leave
+    #[command(after_help = "\
+Nobody is asked to leave: end the pods themselves (`kubectl delete pod`), or wait until they are
+done. A GPU is drained once nobody holds it and, where processes are visible, none was seen on it
+for ten seconds. `berth gpu uncordon` takes it back at any point.
+
+Examples:
+  berth gpu drain 0 --reason 'fan replacement' --wait
+  berth gpu drain 0 --deadline 10m --at-deadline give-up --wait
+  berth gpu drain 0 --stop")]
+    Drain(DrainArgs),
+    /// Say that an unhealthy GPU works again; believed until the next bad sign
+    MarkHealthy {
+        /// UUID, the beginning of it, or index
+        gpu: String,
+        /// Why, for whoever looks later
+        #[arg(long, default_value = "", value_name = "TEXT")]
+        reason: String,
+    },
     /// Let a GPU be granted again
     Uncordon {
         /// UUID, the beginning of it, or index
@@ -168,6 +187,37 @@ pub enum GpuCommand {
         /// UUID, or the beginning of it
         gpu: String,
     },
+}
+
+/// `berth gpu drain`.
+#[derive(clap::Args, Debug)]
+pub struct DrainArgs {
+    /// UUID, the beginning of it, or index
+    pub gpu: String,
+    /// Why, for whoever looks later
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    pub reason: String,
+    /// By when it is to be done, from now: `90s`, `10m`, `2h`; at most a week
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub deadline: Option<std::time::Duration>,
+    /// What becomes of it then
+    #[arg(long, value_enum, default_value = "wait", requires = "deadline")]
+    pub at_deadline: AtDeadline,
+    /// Show progress until it is drained
+    #[arg(long)]
+    pub wait: bool,
+    /// Call the drain off; the GPU stays cordoned
+    #[arg(long, conflicts_with_all = ["reason", "deadline", "at_deadline", "wait"])]
+    pub stop: bool,
+}
+
+/// What becomes of a drain at its deadline.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtDeadline {
+    /// It goes on, and is shown as late
+    Wait,
+    /// It is called off; the GPU stays cordoned
+    GiveUp,
 }
 
 /// `berth allocation`.

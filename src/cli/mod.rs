@@ -5,6 +5,7 @@ mod allocation;
 mod args;
 mod client;
 mod config_check;
+mod drain;
 mod gpu;
 mod node_check;
 mod output;

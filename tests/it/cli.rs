@@ -85,6 +85,29 @@ fn gpus_are_listed_shown_cordoned_and_let_go_by_index_uuid_or_its_beginning() {
 }
 
 #[test]
+fn a_gpu_is_drained_and_healed_from_the_command_line() {
+    let bench = Bench::new(2);
+    let allocation = bench.allocate(0);
+    let says = bench.done(&["gpu", "drain", "0", "--reason", "fan", "--deadline", "10m"]);
+    assert!(says.contains("GPU-0 is draining by admin (fan): 1 allocation left, 1 process, until"), "{says}");
+    assert!(bench.done(&["gpu", "list"]).contains("draining by admin (fan)"));
+    assert!(bench.done(&["gpu", "drain", "0", "--stop"]).contains("GPU-0 is cordoned"));
+    bench.done(&["gpu", "uncordon", "0"]);
+    // Nobody leaves, so the drain gives up, and whoever waits for it hears so.
+    let ran = bench.berth(&["gpu", "drain", "0", "--deadline", "1s", "--at-deadline", "give-up", "--wait"]);
+    assert_eq!(ran.code, 1, "{}", ran.err);
+    assert!(ran.err.contains("1 allocation left") && ran.err.contains("given up"), "{}", ran.err);
+    bench.done(&["allocation", "end", &allocation.id.to_string()]);
+    bench.look_troubled(2, 1);
+    assert!(bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"));
+    let says = bench.done(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
+    assert!(says.contains("GPU-1 is healthy (marked healthy by admin (reseated))"), "{says}");
+    assert!(bench.done(&["gpu", "show", "1"]).contains("fell off the bus"), "the history tells it");
+    let bad = bench.berth(&["gpu", "drain", "0", "--at-deadline", "give-up"]);
+    assert_eq!(bad.code, 2, "{}", bad.err);
+}
+
+#[test]
 fn programs_get_the_apis_answer_as_json_or_yaml() {
     let bench = Bench::new(2);
     bench.allocate(0);

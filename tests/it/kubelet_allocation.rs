@@ -198,7 +198,10 @@ async fn several_ways_of_naming_devices_work_at_once() {
         ]),
         ..Edits::default()
     };
-    let node = Recipe { policy: Some("whole shares=2"), edits, ..Recipe::default() }.node().await;
+    let mut recipe = Recipe { policy: Some("whole shares=2"), edits, ..Recipe::default() };
+    // Refusals are part of the game here.
+    recipe.timing.breaker_window_ms = 0;
+    let node = recipe.node().await;
     node.allocatable(GPU, 4).await;
     node.allocatable(SHARED, 8).await;
     // Two of our resources in one container: the environment keeps one, the others merge. The
@@ -211,6 +214,8 @@ async fn several_ways_of_naming_devices_work_at_once() {
             admitted = Some(uid);
             break;
         }
+        // What was granted before the refusal ends first, or the GPUs would run out.
+        node.wait("the dropped grants' ends", |l| l.live.is_empty()).await;
     }
     let uid = admitted.expect("one of 16 pods gets two GPUs");
     let view = node.kubelet.view(&uid, "main").unwrap();

@@ -175,7 +175,9 @@ impl Door {
                 return placed;
             }
         }
-        (placement::baseline(&self.snapshot(), &request), "baseline".into())
+        let snapshot = self.snapshot();
+        let request = placement::narrowed(&snapshot, &request, self.rules.overcommit_percent);
+        (placement::baseline(&snapshot, &request), "baseline".into())
     }
 
     /// Hands in what a round saw.

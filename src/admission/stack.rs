@@ -153,6 +153,7 @@ impl Walk<'_> {
 
     /// Which devices? The first answer counts; never an error, since that would fail the pod.
     pub fn place(mut self, request: &PlaceRequest) -> (Placement, String) {
+        let request = &placement::narrowed(self.node, request, self.overcommit_percent);
         let deadline = Instant::now() + STACK_TIME_MAX;
         for (place, entry) in self.stack.entries.iter().enumerate() {
             let asked = self.ask(place, entry, Question::Place(request), deadline, |_, answer| {

@@ -45,7 +45,9 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         Command::Forget { gpu } => forget(ledger, gpu, rules, now),
         Command::End { id } => end(ledger, *id),
         Command::KeepPolicy(version) => {
-            if ledger.policies.len() >= VERSIONS_MAX && !ledger.policies.contains_key(&version.digest) {
+            // What comes with the daemon is a handful and has no say in when it comes.
+            let room = version.shipped || ledger.policies.len() < VERSIONS_MAX;
+            if !room && !ledger.policies.contains_key(&version.digest) {
                 Err(Refusal::TooManyVersions { limit: VERSIONS_MAX })
             } else {
                 Ok(vec![Change::PolicyKept(version.clone())])

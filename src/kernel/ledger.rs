@@ -11,6 +11,7 @@ use super::drain::Drain;
 use super::gpu::{Links, Usage};
 use super::health::Health;
 use super::names::{AllocationId, DeviceId, DeviceKey, Digest, PartId, Resource};
+use super::offer::claim_share;
 use super::part_state::{Device, PartState, Standing};
 use super::policy::PolicyVersion;
 use super::reconcile::Sighting;
@@ -215,7 +216,25 @@ impl Ledger {
                 state.present = true;
             }
             None => {
-                self.parts.insert(part.id.clone(), Arc::new(PartState::new(part.clone(), at.mono_ms)));
+                let mut state = PartState::new(part.clone(), at.mono_ms);
+                self.list_held(&mut state, at);
+                self.parts.insert(part.id.clone(), Arc::new(state));
+            }
+        }
+    }
+
+    /// Devices of a part that appears while allocations name it already: one that was away when its
+    /// holding was adopted. They are held, and on their way out until somebody offers them.
+    fn list_held(&self, state: &mut PartState, at: Now) {
+        for allocation in self.live.values() {
+            for id in allocation.devices.iter().filter(|id| id.part == state.part.id) {
+                if let Some(number) = id.share {
+                    claim_share(&mut state.ranges, &allocation.resource, number);
+                }
+                let key = (allocation.resource.clone(), id.share);
+                let device =
+                    state.devices.entry(key).or_insert_with(|| Device::adopted(id.share, at.mono_ms));
+                device.holders.push(allocation.id);
             }
         }
     }

@@ -55,6 +55,27 @@ pub fn baseline(ledger: &Ledger, request: &PlaceRequest) -> Placement {
     Placement { devices, reason: reason.into() }
 }
 
+/// The same question with what could not be granted now left out of `available`, if enough is left:
+/// a GPU that was cordoned is listed Healthy while its last pod's end is not yet noticed, and a pod
+/// that is sent there fails for good. Whole parts and slices by themselves; what several slices take
+/// of one part together is for whoever answers.
+#[must_use]
+pub fn narrowed(ledger: &Ledger, request: &PlaceRequest, overcommit_percent: u32) -> PlaceRequest {
+    let to_be_had = |id: &DeviceId| {
+        let part = ledger.part(&id.part)?;
+        let device = part.device(&request.resource, id.share)?;
+        let fits = part.taken().plus(device.consumes).excess(part.memory_to_grant_mib(overcommit_percent));
+        Some(!device.held() && device.offered() && ledger.may_grant(part) && fits.is_none())
+    };
+    let good = |id: &&DeviceId| request.required.contains(id) || to_be_had(id) == Some(true);
+    let available: Vec<DeviceId> = request.available.iter().filter(good).cloned().collect();
+    if available.len() < request.size {
+        request.clone()
+    } else {
+        PlaceRequest { available, ..request.clone() }
+    }
+}
+
 fn spread_shares(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
     let mut free: BTreeMap<&PartId, BTreeSet<&DeviceId>> = BTreeMap::new();
     let required: BTreeSet<&DeviceId> = request.required.iter().collect();

@@ -137,7 +137,7 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         let restarted_ms = view.kubelet.map_or(0, |k| k.created_mono_ms);
         sighting.missed_mono_ms = sighting.missed_mono_ms.filter(|missed| *missed >= restarted_ms);
         // What was fetched before the grant can name the pod that held these devices before.
-        let list = view.list.as_ref().filter(|_| view.began_mono_ms >= sighting.since_mono_ms);
+        let list = view.list.as_ref().filter(|_| view.began_mono_ms > sighting.since_mono_ms);
         let evidence = evidence(ledger, allocation, view, list);
         if !evidence.learned.is_unknown() {
             let mut holder = allocation.holder.clone();

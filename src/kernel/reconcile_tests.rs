@@ -287,6 +287,7 @@ fn what_pods_hold_is_adopted_with_names_of_another_plugin_too() {
     take(&mut ledger, &first, 10);
     assert_eq!(ledger.live.len(), 2, "a GPU that is not here is not adopted");
     assert!(ledger.device(&shared.resource, &share).unwrap().held());
+    first.began_mono_ms += 10;
     take(&mut ledger, &first, 20);
     assert_eq!(ledger.live.len(), 2, "adopted once");
     let adopted = ledger.live.values().find(|a| a.devices.len() == 2).unwrap();
@@ -320,6 +321,19 @@ fn a_holding_that_lost_a_gpu_is_adopted_with_the_others() {
     take(&mut ledger, &first, 10);
     assert_eq!(ledger.live.len(), 1);
     assert!(ledger.device(&resource(), &device(0)).unwrap().held());
+    // The lost one comes back: it is held, and neither it nor a share of it is to be had.
+    let back = Part { id: device(9).part, ..ledger.part(&device(0).part).unwrap().part.clone() };
+    ledger.apply(&Entry { at: at(20), changes: vec![Change::PartFound(back)] });
+    let shared = Resource::parse("nvidia.com/gpu.shared").unwrap();
+    let line = |resource, consumes| OfferLine { resource, count: 1, consumes };
+    let slice = Consumes::Slice { memory_mib: 0, compute_percent: 0 };
+    let lines = vec![line(resource(), Consumes::Whole), line(shared.clone(), slice)];
+    let offer = PartOffer { part: device(9).part, lines };
+    let change = reoffer(ledger.part(&offer.part).unwrap(), &offer, "test", at(30)).unwrap().unwrap();
+    ledger.apply(&Entry { at: at(30), changes: vec![change] });
+    assert!(ledger.device(&resource(), &device(9)).unwrap().held());
+    let listed = super::listing::listing(&ledger, &shared, 100);
+    assert!(listed.iter().all(|l| !l.healthy), "{listed:?}");
 }
 
 #[test]

@@ -162,6 +162,31 @@ async fn a_round_before_the_refusal_finds_that_the_holder_left() {
 }
 
 #[tokio::test]
+async fn a_cordoned_gpu_whose_pod_just_left_is_not_preferred() {
+    let never = std::time::Duration::from_secs(3600);
+    let rounds = berth::config::RoundTiming {
+        list_every: never,
+        list_every_cordoned: never,
+        ..Recipe::default().rounds
+    };
+    let node = Recipe { rounds, ..Recipe::default() }.node().await;
+    node.allocatable(GPU, 4).await;
+    let first = pod("first").container("main", &[(GPU, 1)]);
+    let uid = first.uid.clone();
+    node.kubelet.admit(first).await.unwrap();
+    let held = node.live()[0].devices[0].part.clone();
+    node.door.cordon(held.clone(), "ada".into(), String::new()).await.unwrap();
+    // The kubelet counts its device as free at once; we hear of it at the next look.
+    node.kubelet.delete(&uid);
+    for name in ["a", "b", "c"] {
+        node.kubelet.admit(pod(name).container("main", &[(GPU, 1)])).await.unwrap();
+    }
+    let others = node.live().iter().filter(|a| a.devices[0].part != held).count();
+    assert_eq!(others, 3);
+    assert!(node.kubelet.calls(Rpc::GetPreferredAllocation, GPU).count >= 3);
+}
+
+#[tokio::test]
 async fn refusals_reach_the_pod_with_name_and_advice() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;

@@ -129,7 +129,7 @@ fn allocations_are_found_and_ended() {
     assert!(bench.done(&["allocation", "show", &id]).contains("baseline"));
     assert!(bench.done(&["allocation", "end", &id]).contains("has ended"));
     assert!(bench.done(&["allocation", "list", "--state", "ended"]).contains("operator"));
-    assert!(bench.refused(&["allocation", "show", "../node"]).contains("not a allocation name"));
+    assert!(bench.refused(&["allocation", "show", "../node"]).contains("not an allocation name"));
     assert!(bench.refused(&["allocation", "show", "00000000-99"]).contains("no live allocation"));
 }
 

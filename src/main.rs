@@ -1,7 +1,6 @@
 //! `berth`: arguments, then the command. `serve` goes on from there: configuration, telemetry,
 //! daemon, run until a signal, stop in order.
 
-use anyhow::Context;
 use berth::cli::{self, Cli, Hooks};
 use berth::config::{Config, GpuSource};
 use clap::Parser;
@@ -26,7 +25,7 @@ fn serve(config: Config) -> anyhow::Result<()> {
 /// What `berth node check` says of the GPUs.
 fn look(source: &GpuSource) -> anyhow::Result<String> {
     let gpus = berth::daemon::open_gpus(source.clone())?;
-    let found = gpus.look().context("the GPUs cannot be read")?;
+    let found = gpus.look()?;
     let count = found.parts.iter().filter(|p| p.parent.is_none()).count();
     anyhow::ensure!(count > 0, "{} shows no GPU", gpus.describe());
     let mut text = format!("{count} GPUs, {}", gpus.describe());

@@ -101,9 +101,13 @@ fn gpus(config: &Config, look: fn(&GpuSource) -> anyhow::Result<String>) -> Line
         }
         Ok(found) => Line::ok("GPUs", found),
         Err(error) => {
-            let fix = "install the NVIDIA driver, or say where it is: --nvml-library, --nvidia-driver-root; to try \
-                       berth without a GPU: --gpus sim:8xh100";
-            Line::fail("GPUs", format!("{error:#}"), fix)
+            // Most errors of GPUs end with what to do, after a colon.
+            let text = error.to_string();
+            let (what, fix) = text.rsplit_once(": ").unwrap_or((
+                &text,
+                "see that nvidia-smi works on the node; try berth without a GPU with --gpus sim:8xh100",
+            ));
+            Line::fail("GPUs", what, fix)
         }
     }
 }

@@ -167,7 +167,7 @@ impl Config {
     /// # Errors
     /// If a value cannot be used.
     pub fn merge(args: &ServeArgs, file: FileConfig) -> Result<Self, ConfigError> {
-        let state_dir = args.state_dir.clone().or(file.state_dir).unwrap_or_else(|| "/var/lib/berth".into());
+        let state_dir = absolute(args.state_dir.clone().or(file.state_dir), "/var/lib/berth");
         let overcommit = file.memory_overcommit.unwrap_or(1.0);
         if !(1.0..=16.0).contains(&overcommit) {
             return Err(bad("memoryOvercommit", &overcommit.to_string(), "1.0 to 16.0"));
@@ -198,12 +198,8 @@ impl Config {
         }
         Ok(Self {
             node_name: node_name(args.node_name.clone().or(file.node_name)),
-            kubelet_dir: args
-                .kubelet_dir
-                .clone()
-                .or(file.kubelet_dir)
-                .unwrap_or_else(|| "/var/lib/kubelet".into()),
-            token_file: file.token_file.unwrap_or_else(|| state_dir.join("token")),
+            kubelet_dir: absolute(args.kubelet_dir.clone().or(file.kubelet_dir), "/var/lib/kubelet"),
+            token_file: file.token_file.map_or_else(|| state_dir.join("token"), |f| absolute(Some(f), "")),
             gpus: gpu_source(&gpus, library, &edits.driver_root)?,
             admin_listen,
             health_listen: health_listen.as_deref().map(|h| address("healthListen", h)).transpose()?,
@@ -233,6 +229,14 @@ pub fn read_file(path: &Path) -> Result<FileConfig, ConfigError> {
     }
     let text = std::fs::read_to_string(path).map_err(unreadable)?;
     FileConfig::parse(&text).map_err(|what| ConfigError::Malformed { path: path.into(), what })
+}
+
+/// The folder that was given, or the default. Absolute, so that every user of the setting means the
+/// same folder, names it in full, and finds its parents.
+fn absolute(given: Option<PathBuf>, default: &str) -> PathBuf {
+    let path = given.unwrap_or_else(|| default.into());
+    // Fails only for an empty path or without a current folder: whoever opens it says so.
+    std::path::absolute(&path).unwrap_or(path)
 }
 
 fn address(setting: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
@@ -309,6 +313,16 @@ mod tests {
         let config = Config::merge(&args, file).unwrap();
         assert_eq!(config.gpus, GpuSource::Sim("2xt4".into()));
         assert_eq!(config.node_name, "n1");
+    }
+
+    #[test]
+    fn relative_folders_are_meant_from_where_berth_was_started() {
+        let here = std::env::current_dir().unwrap();
+        let config = merged("stateDir: st\nkubeletDir: ./k\n").unwrap();
+        assert_eq!(config.state_dir, here.join("st"));
+        assert_eq!(config.token_file, here.join("st/token"));
+        assert_eq!(config.kubelet_dir, here.join("k"));
+        assert_eq!(merged("tokenFile: t").unwrap().token_file, here.join("t"));
     }
 
     #[test]

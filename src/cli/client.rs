@@ -1,6 +1,7 @@
 //! The client: one request, one answer, and errors that say what to do.
 
 use super::args::ClientArgs;
+use super::hints;
 use crate::admin::problem::Problem;
 use anyhow::{Context, anyhow, bail};
 use serde::de::DeserializeOwned;
@@ -128,10 +129,7 @@ impl Client {
                 self.token_file.display()
             );
         }
-        match &problem.hint {
-            Some(hint) => anyhow!("{}\n  {hint}", problem.detail),
-            None => anyhow!("{}", problem.detail),
-        }
+        anyhow!(hints::told(problem))
     }
 
     fn unreachable(&self, error: ureq::Error) -> anyhow::Error {

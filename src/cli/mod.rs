@@ -7,9 +7,11 @@ mod client;
 mod config_check;
 mod drain;
 mod gpu;
+mod hints;
 mod node_check;
 mod output;
 mod policy;
+mod stack_file;
 
 pub use args::{Cli, Command, Output};
 

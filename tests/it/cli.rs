@@ -76,6 +76,8 @@ fn gpus_are_listed_shown_cordoned_and_let_go_by_index_uuid_or_its_beginning() {
     assert!(bench.done(&["gpu", "uncordon", "0"]).contains("active"));
     assert!(bench.refused(&["gpu", "show", "GPU-"]).contains("type more"));
     assert!(bench.refused(&["gpu", "show", "7"]).contains("berth gpu list"));
+    let says = bench.refused(&["gpu", "forget", "1"]);
+    assert!(!says.contains("/api/"), "{says}");
     let says = bench.refused(&["gpu", "forget", "GPU-0"]);
     assert!(says.contains("only a vanished GPU") && says.contains("cordon it instead"), "{says}");
     bench.look(1);
@@ -145,7 +147,11 @@ fn a_policy_is_pushed_activated_and_taken_back() {
     let stack = write(&bench.dir.path().join("stack.yaml"), list);
     let active = bench.done(&["policy", "activate", &stack, "--if-revision", "0"]);
     assert!(active.contains(r#"{"shares":3}"#) && active.contains("deny"), "{active}");
-    assert!(bench.refused(&["policy", "activate", &stack, "--if-revision", "0"]).contains("revision 1"));
+    let says = bench.refused(&["policy", "activate", &stack, "--if-revision", "0"]);
+    assert!(
+        says.contains("revision 1") && says.contains("--if-revision") && !says.contains("ETag"),
+        "{says}"
+    );
     // A configuration file's stack is taken, too; a shell may pipe it in.
     let config = write(&bench.dir.path().join("berth.yaml"), "gpus: nvml\nstack:\n- policy: share\n");
     assert!(bench.done(&["policy", "activate", &config]).contains("revision 2"));
@@ -160,6 +166,9 @@ fn a_policy_is_pushed_activated_and_taken_back() {
     assert!(bench.refused(&["policy", "activate", &typo]).contains("parameterz"));
     let none = write(&bench.dir.path().join("none.yaml"), "hello");
     assert!(bench.refused(&["policy", "activate", &none]).contains("no stack"));
+    let maybe = write(&bench.dir.path().join("maybe.yaml"), "- policy: share\n  onFault: maybe\n");
+    let says = bench.refused(&["policy", "activate", &maybe]);
+    assert!(says.contains("[0].onFault") && says.contains("`skip` or `deny`"), "{says}");
     assert!(bench.refused(&["policy", "activate", "/nowhere.yaml"]).contains("cannot read"));
 }
 

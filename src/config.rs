@@ -4,6 +4,7 @@
 mod args;
 mod edits;
 mod file;
+mod parsers;
 
 pub use args::ServeArgs;
 pub use edits::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount};
@@ -178,14 +179,7 @@ impl Config {
         let timing = file.timing.unwrap_or_default().over(&Timing { quiet_ms, ..defaults });
         let admin =
             args.admin_listen.clone().or(file.admin_listen).unwrap_or_else(|| "127.0.0.1:9470".into());
-        let admin_listen = address("adminListen", &admin)?;
-        if !admin_listen.ip().is_loopback() {
-            return Err(bad(
-                "adminListen",
-                &admin,
-                "a loopback address, such as 127.0.0.1:9470, while there is no TLS",
-            ));
-        }
+        let admin_listen = admin_address(&admin)?;
         let health_listen = args.health_listen.clone().or(file.health_listen);
         let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
         let edits = Edits::merge(&args.edits, file.container_edits.unwrap_or_default())?;
@@ -243,6 +237,15 @@ fn address(setting: &'static str, text: &str) -> Result<SocketAddr, ConfigError>
     text.parse().map_err(|_| bad(setting, text, "an IP address and a port, such as 127.0.0.1:9470"))
 }
 
+fn admin_address(text: &str) -> Result<SocketAddr, ConfigError> {
+    let admin = address("adminListen", text)?;
+    if !admin.ip().is_loopback() {
+        let rule = "a loopback address, such as 127.0.0.1:9470, while there is no TLS";
+        return Err(bad("adminListen", text, rule));
+    }
+    Ok(admin)
+}
+
 fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Result<GpuSource, ConfigError> {
     let driver_root = (driver_root != Path::new("/")).then(|| driver_root.to_owned());
     match text.split_once(':') {
@@ -265,23 +268,24 @@ fn percent(overcommit: f64) -> u32 {
     (overcommit * 100.0).round() as u32
 }
 
+fn xids(setting: &'static str, text: &str) -> Result<Vec<u64>, ConfigError> {
+    let words = text.split(',').map(str::trim).filter(|w| !w.is_empty());
+    words
+        .map(|w| w.parse().map_err(|_| bad(setting, text, "XID numbers with commas between, or all")))
+        .collect()
+}
+
 /// The names that NVIDIA's users type. `all` or `xids` skips every XID; what is enabled wins.
 fn ignored_xids(args: &ServeArgs, file: Option<Vec<u64>>) -> Result<Vec<u64>, ConfigError> {
     let mut ignored = file.unwrap_or_else(|| APPLICATION_XIDS.to_vec());
-    let numbers = |setting, text: &str| -> Result<Vec<u64>, ConfigError> {
-        let words = text.split(',').map(str::trim).filter(|w| !w.is_empty());
-        words
-            .map(|w| w.parse().map_err(|_| bad(setting, text, "XID numbers with commas between, or all")))
-            .collect()
-    };
     match args.disable_healthchecks.as_deref().map(str::trim) {
         None => {}
         // NVIDIA's numbers end well below this.
         Some("all" | "xids") => ignored = (0..=1024).collect(),
-        Some(list) => ignored.extend(numbers("DP_DISABLE_HEALTHCHECKS", list)?),
+        Some(list) => ignored.extend(xids("DP_DISABLE_HEALTHCHECKS", list)?),
     }
     if let Some(list) = args.enable_healthchecks.as_deref() {
-        let enabled = numbers("DP_ENABLE_HEALTHCHECKS", list)?;
+        let enabled = xids("DP_ENABLE_HEALTHCHECKS", list)?;
         ignored.retain(|x| !enabled.contains(x));
     }
     ignored.sort_unstable();

@@ -1,9 +1,8 @@
 //! `berth`: arguments, then the command. `serve` goes on from there: configuration, telemetry,
 //! daemon, run until a signal, stop in order.
 
-use berth::cli::{self, Cli, Hooks};
+use berth::cli::{self, Hooks};
 use berth::config::{Config, GpuSource};
-use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -12,8 +11,9 @@ fn main() -> ExitCode {
     if let Some(code) = berth::wasm::compiler_process() {
         return code;
     }
-    let hooks = Hooks { serve, look };
-    cli::run(Cli::parse(), &hooks)
+    let hooks =
+        Hooks { serve, look, check_source: berth::daemon::check_source, rehearse: berth::daemon::rehearse };
+    cli::parse().map_or_else(|code| code, |cli| cli::run(cli, &hooks))
 }
 
 /// `berth serve`.

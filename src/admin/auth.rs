@@ -78,6 +78,17 @@ pub(super) fn token(path: &Path) -> Result<TokenHash, AdminError> {
     }
 }
 
+/// Whether the daemon would take the token file as it is, or make one.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_token_file(path: &Path) -> Result<(), AdminError> {
+    match read(path) {
+        Err(AdminError::Token { source: Some(error), .. }) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other.map(drop),
+    }
+}
+
 fn read(path: &Path) -> Result<TokenHash, AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     let unreadable = |e| bad("it cannot be read; does it belong to this user?", Some(e));

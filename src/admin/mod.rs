@@ -26,8 +26,9 @@ mod swagger;
 mod unread;
 mod view;
 
+pub use auth::check_token_file;
 pub use body::{JSON_BYTES_MAX, MODULE_BYTES_MAX};
-pub use entries::resolve_version;
+pub use entries::{NoVersion, resolve_version};
 pub use facts::{FileStack, NodeFacts, Registration, Step};
 pub use openapi::openapi_json;
 pub use server::{AdminError, Running, Server};

@@ -16,8 +16,8 @@ Examples:
   berth policy activate stack.yaml          Swap the whole stack, or nothing
 
 Exit codes: 0 done, 1 refused or failed, 2 bad usage.
-Every setting of `berth serve` can be given as a flag, as BERTH_ and the flag in capitals, or in the
-configuration file, in that order of precedence.";
+Settings of `berth serve` are flags, environment variables (`berth serve --help` names them) or keys of
+the configuration file, in that order of precedence.";
 
 /// Shares and guards this node's GPUs: the daemon, and its operator's commands
 #[derive(Parser, Debug)]
@@ -310,7 +310,8 @@ pub enum NodeCommand {
     /// One line for each thing that the daemon needs: ok, WARN or FAIL, with the fix
     ///
     /// Takes the flags of `berth serve`, so that it looks where the daemon would. Changes nothing.
-    /// Exit code 1 if a line says FAIL.
+    /// FAIL: the daemon would not start, or no container would get a GPU; the exit code is 1 then.
+    /// WARN: it would run, but wait or do less.
     Check(Box<ServeArgs>),
 }
 

@@ -2,6 +2,7 @@
 
 use super::args::ClientArgs;
 use super::hints;
+use super::usage::BadUsage;
 use crate::admin::problem::Problem;
 use anyhow::{Context, anyhow, bail};
 use serde::de::DeserializeOwned;
@@ -33,11 +34,17 @@ impl Client {
             .parse()
             .ok()
             .filter(|u: &Uri| u.scheme_str() == Some("http") && u.authority().is_some())
-            .with_context(|| {
-                format!("--server {:?} is no address such as http://127.0.0.1:9470", args.server)
+            .ok_or_else(|| {
+                let given = &args.server;
+                BadUsage(format!(
+                    "--server (or BERTH_SERVER) {given:?} is no address such as http://127.0.0.1:9470"
+                ))
             })?;
         if uri.path() != "/" || uri.query().is_some() {
-            bail!("--server {:?} has a path; only http://HOST:PORT is taken", args.server);
+            bail!(BadUsage(format!(
+                "--server (or BERTH_SERVER) {:?} has a path; only http://HOST:PORT is taken",
+                args.server
+            )));
         }
         let path = &args.token_file;
         let token = std::fs::read_to_string(path).with_context(|| {

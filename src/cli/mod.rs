@@ -12,8 +12,10 @@ mod node_check;
 mod output;
 mod policy;
 mod stack_file;
+mod usage;
 
 pub use args::{Cli, Command, Output};
+pub use usage::parse;
 
 use crate::config::{Config, GpuSource};
 use client::Client;
@@ -26,6 +28,11 @@ pub struct Hooks {
     pub serve: fn(Config) -> anyhow::Result<()>,
     /// One look at the GPUs: what was found, in one line.
     pub look: fn(&GpuSource) -> anyhow::Result<String>,
+    /// Whether the GPU source can ever work.
+    pub check_source: fn(&GpuSource) -> anyhow::Result<()>,
+    /// Does with a configuration's GPUs and stack what a start does; answers what cannot be known
+    /// without the node.
+    pub rehearse: fn(&Config) -> anyhow::Result<Vec<String>>,
 }
 
 /// Runs one command. 0 done, 1 refused or failed; bad usage has ended with 2 before.
@@ -42,10 +49,10 @@ pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
             Client::new(&cli.client).and_then(|c| policy::run(&command, &c, &mut out))
         }
         Command::Config { command: args::ConfigCommand::Check { file } } => {
-            config_check::run(&file, &mut out)
+            config_check::run(&file, hooks.rehearse, &mut out)
         }
         Command::Node { command: args::NodeCommand::Check(args) } => {
-            return node_check::run(&args, hooks.look, &mut out);
+            return node_check::run(&args, hooks, &mut out);
         }
         Command::Openapi => out.text(crate::admin::openapi_json()),
     };
@@ -53,12 +60,23 @@ pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::complain(&error);
-            ExitCode::FAILURE
+            usage::code(&error)
         }
     }
 }
 
 fn serve(args: &crate::config::ServeArgs, hooks: &Hooks) -> anyhow::Result<()> {
-    let config = Config::load(args)?;
+    let config = load(args, hooks)?;
     (hooks.serve)(config)
+}
+
+/// The settings, with GPUs that can be: a simulated profile that is not known would be waited for
+/// in vain.
+fn load(args: &crate::config::ServeArgs, hooks: &Hooks) -> anyhow::Result<Config> {
+    let config = Config::load(args)?;
+    (hooks.check_source)(&config.gpus).map_err(|error| match args.gpus {
+        Some(_) => usage::BadUsage(format!("{error:#}")).into(),
+        None => error,
+    })?;
+    Ok(config)
 }

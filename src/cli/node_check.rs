@@ -3,8 +3,11 @@
 
 mod host;
 mod kubelet;
+mod running;
+mod state;
 
 use super::output::{Out, complain};
+use super::{Hooks, usage};
 use crate::config::{Config, GpuSource, ServeArgs};
 use serde::Serialize;
 use std::path::Path;
@@ -33,7 +36,7 @@ enum Level {
     /// The daemon runs, but waits or does less.
     #[serde(rename = "WARN")]
     Warn,
-    /// The daemon cannot do its work.
+    /// The daemon would not start, or no container would get a GPU.
     #[serde(rename = "FAIL")]
     Fail,
 }
@@ -62,19 +65,16 @@ impl Line {
     }
 }
 
-pub(super) fn run(
-    args: &ServeArgs,
-    look: fn(&GpuSource) -> anyhow::Result<String>,
-    out: &mut Out,
-) -> ExitCode {
-    let config = match Config::load(args) {
+pub(super) fn run(args: &ServeArgs, hooks: &Hooks, out: &mut Out) -> ExitCode {
+    let config = match super::load(args, hooks) {
         Ok(config) => config,
         Err(error) => {
-            complain(&error.into());
-            return ExitCode::FAILURE;
+            complain(&error);
+            return usage::code(&error);
         }
     };
-    let lines = look_around(&config, Path::new("/"), look);
+    let mut lines = look_around(&config, Path::new("/"), hooks.look);
+    lines.push(stack(&config, hooks.rehearse));
     let failed = lines.iter().any(|line| line.level == Level::Fail);
     if let Err(error) = out.answer(&lines, |lines| as_text(lines)) {
         complain(&error);
@@ -87,8 +87,8 @@ pub(super) fn run(
 fn look_around(config: &Config, root: &Path, look: fn(&GpuSource) -> anyhow::Result<String>) -> Vec<Line> {
     let mut lines = vec![host::driver(config), gpus(config, look)];
     lines.extend(kubelet::all(config));
-    lines.push(host::state_folder(config));
-    lines.push(host::admin_port(config));
+    lines.push(state::folder(config));
+    lines.push(running::ports(config));
     lines.push(host::cdi(config, root));
     lines.push(host::runtime(config, root));
     lines
@@ -109,6 +109,20 @@ fn gpus(config: &Config, look: fn(&GpuSource) -> anyhow::Result<String>) -> Line
             ));
             Line::fail("GPUs", what, fix)
         }
+    }
+}
+
+fn stack(config: &Config, rehearse: fn(&Config) -> anyhow::Result<Vec<String>>) -> Line {
+    const CHECK: &str = "stack";
+    match rehearse(config) {
+        Ok(notes) if !notes.is_empty() => {
+            Line::warn(CHECK, notes.join("; "), "berth policy list shows what a running daemon knows")
+        }
+        Ok(_) if config.stack.is_empty() => {
+            Line::ok(CHECK, "none in the configuration: whole GPUs are offered, or what was activated")
+        }
+        Ok(_) => Line::ok(CHECK, "its policies take their parameters"),
+        Err(error) => Line::fail(CHECK, format!("{error:#}"), "mend the configuration's stack"),
     }
 }
 

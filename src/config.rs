@@ -193,7 +193,10 @@ impl Config {
         Ok(Self {
             node_name: node_name(args.node_name.clone().or(file.node_name)),
             kubelet_dir: absolute(args.kubelet_dir.clone().or(file.kubelet_dir), "/var/lib/kubelet"),
-            token_file: file.token_file.map_or_else(|| state_dir.join("token"), |f| absolute(Some(f), "")),
+            token_file: absolute(
+                args.token_file.clone().or(file.token_file).or_else(|| Some(state_dir.join("token"))),
+                "",
+            ),
             gpus: gpu_source(&gpus, library, &edits.driver_root)?,
             admin_listen,
             health_listen: health_listen.as_deref().map(|h| address("healthListen", h)).transpose()?,
@@ -251,7 +254,7 @@ fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Resul
     match text.split_once(':') {
         None if text == "nvml" => Ok(GpuSource::Nvml { library, driver_root }),
         Some(("sim", profile)) if !profile.is_empty() => Ok(GpuSource::Sim(profile.into())),
-        _ => Err(bad("gpus", text, "nvml, sim:8xh100 (any count and model), or sim:FILE")),
+        _ => Err(bad("gpus", text, "nvml, sim:8xh100 (so many, of a known model), or sim:FILE")),
     }
 }
 

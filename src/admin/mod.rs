@@ -23,6 +23,7 @@ mod server;
 mod stack;
 mod state;
 mod swagger;
+mod token;
 mod unread;
 mod view;
 
@@ -32,6 +33,7 @@ pub use entries::{NoVersion, resolve_version};
 pub use facts::{FileStack, NodeFacts, Registration, Step};
 pub use openapi::openapi_json;
 pub use server::{AdminError, Running, Server};
+pub use token::rotate_token;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

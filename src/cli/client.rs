@@ -46,8 +46,8 @@ impl Client {
                 args.server
             )));
         }
-        let path = &args.token_file;
-        let token = std::fs::read_to_string(path).with_context(|| {
+        let path = args.token_file();
+        let token = std::fs::read_to_string(&path).with_context(|| {
             format!(
                 "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
                  BERTH_TOKEN_FILE (the daemon makes the file when it first starts)",
@@ -57,7 +57,7 @@ impl Client {
         Ok(Self {
             server: format!("http://{}", uri.authority().map(ToString::to_string).unwrap_or_default()),
             token: token.trim().to_owned(),
-            token_file: path.clone(),
+            token_file: path,
         })
     }
 

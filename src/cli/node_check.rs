@@ -6,6 +6,7 @@ mod kubelet;
 mod running;
 mod state;
 
+use super::args::ClientArgs;
 use super::output::{Out, complain};
 use super::{Hooks, usage};
 use crate::config::{Config, GpuSource, ServeArgs};
@@ -65,8 +66,8 @@ impl Line {
     }
 }
 
-pub(super) fn run(args: &ServeArgs, hooks: &Hooks, out: &mut Out) -> ExitCode {
-    let config = match super::load(args, hooks) {
+pub(super) fn run(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks, out: &mut Out) -> ExitCode {
+    let config = match super::load(args, client, hooks) {
         Ok(config) => config,
         Err(error) => {
             complain(&error);

@@ -22,7 +22,10 @@ pub struct ServeArgs {
     /// Where the allocation store, policies and the token live [default: /var/lib/berth]
     #[arg(long, env = "BERTH_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Where GPUs come from: nvml, sim:8xh100 (any count and model), or sim:FILE [default: nvml]
+    /// The token file, by the flag that all commands share.
+    #[arg(skip)]
+    pub token_file: Option<PathBuf>,
+    /// Where GPUs come from: nvml, sim:8xh100 (so many, of a known model), or sim:FILE [default: nvml]
     #[arg(long, env = "BERTH_GPUS", value_name = "SOURCE", value_parser = parsers::gpus)]
     pub gpus: Option<String>,
     /// Path of libnvidia-ml.so.1, if not where the loader finds it

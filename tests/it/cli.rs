@@ -211,6 +211,18 @@ fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
 }
 
 #[test]
+fn a_token_is_rotated_under_a_running_daemon() {
+    let bench = Bench::new(1);
+    let file = bench.dir.path().join("token");
+    let old = write(&bench.dir.path().join("old"), std::fs::read(&file).unwrap());
+    bench.done(&["gpu", "list"]);
+    assert!(bench.done(&["token", "rotate"]).contains("has a new token"));
+    bench.done(&["gpu", "list"]);
+    assert!(bench.refused(&["gpu", "list", "--token-file", &old]).contains("does not take the token"));
+    assert!(bench.refused(&["token", "rotate", "--token-file", "/nowhere/token"]).contains("/nowhere/token"));
+}
+
+#[test]
 fn bad_usage_is_2_and_help_is_0_with_examples() {
     for args in
         [&[][..], &["dance"], &["gpu", "show"], &["gpu", "list", "-o", "xml"], &["serve", "--gpuss", "x"]]

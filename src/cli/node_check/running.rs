@@ -12,7 +12,7 @@ use std::net::TcpListener;
 pub(super) fn answers(config: &Config) -> bool {
     let args = ClientArgs {
         server: format!("http://{}", config.admin_listen),
-        token_file: config.token_file.clone(),
+        token_file: Some(config.token_file.clone()),
         output: Output::default(),
     };
     Client::new(&args).and_then(|client| client.get::<Node>("/node")).is_ok()

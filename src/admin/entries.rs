@@ -191,16 +191,16 @@ mod tests {
         assert_eq!(named(None).unwrap(), "b");
         assert_eq!(named(Some(&"a".repeat(64))).unwrap(), "a");
         assert_eq!(named(Some(&format!("sha256:{}", "c".repeat(12)))).unwrap(), "c");
-        assert!(named(Some(&"d".repeat(64))).unwrap_err().contains("upload it first"));
+        assert!(named(Some(&"d".repeat(64))).unwrap_err().to_string().contains("upload it first"));
     }
 
     #[test]
     fn of_several_uploaded_versions_a_name_means_none() {
         let node = node(&[("own", 'a', false, 1), ("own", 'b', false, 2), ("other", 'c', false, 3)]);
-        let several = resolve_version(&node, "own", None).unwrap_err();
+        let several = resolve_version(&node, "own", None).unwrap_err().to_string();
         assert!(several.contains("aaaa") && several.contains("bbbb"), "{several}");
         assert!(resolve_version(&node, "other", None).is_ok());
-        let none = resolve_version(&node, "mixed", None).unwrap_err();
+        let none = resolve_version(&node, "mixed", None).unwrap_err().to_string();
         assert!(none.contains("it knows other, own"), "{none}");
     }
 }

@@ -260,7 +260,7 @@ fn bad_values_of_flags_and_of_the_environment_are_2_with_what_to_give() {
         });
         assert_eq!(by_environment.code, 2, "{variable}={value}: {}", by_environment.err);
         assert!(by_environment.err.contains(says), "{variable}: {}", by_environment.err);
-        if flag != "" && !value.starts_with("sim:") {
+        if !flag.is_empty() && !value.starts_with("sim:") {
             assert!(by_environment.err.contains(&format!("variable {variable}")), "{}", by_environment.err);
         }
         if !["", "--skip-adoption"].contains(&flag) {

@@ -3,10 +3,12 @@
 
 mod clock;
 mod progress;
+mod rehearsal;
 mod stack;
 
 pub use clock::SystemClock;
 pub use progress::Progress;
+pub use rehearsal::{check_source, rehearse};
 
 use crate::admin::{self, FileStack, Step};
 use crate::admission::{self, Baseline, Door, GpuWatch, Middle};
@@ -135,11 +137,7 @@ impl Daemon {
             ..wasm::Settings::new(config.state_dir.clone())
         };
         let policies: Arc<dyn Policies> = Arc::new(WasmPolicies::new(settings)?);
-        let baseline = Baseline {
-            resource: config.resource.clone(),
-            ignored_xids: config.ignored_xids.clone(),
-            quiet_ms: config.rules.timing.quiet_ms,
-        };
+        let baseline = baseline(&config);
         let middle = admission::start(keeper, Arc::clone(&policies), clock, config.rules.clone(), baseline)
             .context("cannot start the keeper")?;
         let admin = admin.run(middle.door.clone())?;
@@ -373,6 +371,14 @@ pub fn open_gpus(source: GpuSource) -> Result<Arc<dyn Gpus>, GpusError> {
         })?),
         GpuSource::Sim(profile) => Arc::new(SimGpus::open(&profile)?),
     })
+}
+
+fn baseline(config: &Config) -> Baseline {
+    Baseline {
+        resource: config.resource.clone(),
+        ignored_xids: config.ignored_xids.clone(),
+        quiet_ms: config.rules.timing.quiet_ms,
+    }
 }
 
 fn make_state_dir(config: &Config) -> anyhow::Result<()> {

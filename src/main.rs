@@ -1,10 +1,8 @@
 //! `berth`: arguments, then the command. `serve` goes on from there: configuration, telemetry,
 //! daemon, run until a signal, stop in order.
 
-use anyhow::Context;
-use berth::cli::{self, Cli, Hooks};
+use berth::cli::{self, Hooks};
 use berth::config::{Config, GpuSource};
-use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -13,8 +11,9 @@ fn main() -> ExitCode {
     if let Some(code) = berth::wasm::compiler_process() {
         return code;
     }
-    let hooks = Hooks { serve, look };
-    cli::run(Cli::parse(), &hooks)
+    let hooks =
+        Hooks { serve, look, check_source: berth::daemon::check_source, rehearse: berth::daemon::rehearse };
+    cli::parse().map_or_else(|code| code, |cli| cli::run(cli, &hooks))
 }
 
 /// `berth serve`.
@@ -26,7 +25,7 @@ fn serve(config: Config) -> anyhow::Result<()> {
 /// What `berth node check` says of the GPUs.
 fn look(source: &GpuSource) -> anyhow::Result<String> {
     let gpus = berth::daemon::open_gpus(source.clone())?;
-    let found = gpus.look().context("the GPUs cannot be read")?;
+    let found = gpus.look()?;
     let count = found.parts.iter().filter(|p| p.parent.is_none()).count();
     anyhow::ensure!(count > 0, "{} shows no GPU", gpus.describe());
     let mut text = format!("{count} GPUs, {}", gpus.describe());

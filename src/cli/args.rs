@@ -16,8 +16,17 @@ Examples:
   berth policy activate stack.yaml          Swap the whole stack, or nothing
 
 Exit codes: 0 done, 1 refused or failed, 2 bad usage.
-Every setting of `berth serve` can be given as a flag, as BERTH_ and the flag in capitals, or in the
-configuration file, in that order of precedence.";
+A setting of `berth serve` is a flag, an environment variable (`berth serve --help` names it) or a
+key of the configuration file, in that order of precedence.";
+
+const STACK_FILE: &str = "\
+The file is a list of entries, first asked first, or a configuration file with such a list under
+`stack`. Only `policy` must be given:
+  - policy: timeslice
+    digest: 9f86d081884c              # which version of it
+    parameters: {replicas: 4}         # `berth policy show timeslice` tells what it takes
+    permissions: {deny: false, shareMax: 4, resources: [nvidia.com/gpu.shared]}
+    onFault: skip                     # or deny";
 
 /// Shares and guards this node's GPUs: the daemon, and its operator's commands
 #[derive(Parser, Debug)]
@@ -44,18 +53,21 @@ pub struct ClientArgs {
         default_value = "http://127.0.0.1:9470"
     )]
     pub server: String,
-    /// The file with its token, made when the daemon first starts
-    #[arg(
-        long,
-        global = true,
-        env = "BERTH_TOKEN_FILE",
-        value_name = "FILE",
-        default_value = "/var/lib/berth/token"
-    )]
-    pub token_file: PathBuf,
+    /// The file with its token, made when the daemon first starts [default: /var/lib/berth/token;
+    /// for `serve` and `node check`: token in the state folder]
+    #[arg(long, global = true, env = "BERTH_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// How answers are printed
     #[arg(short, long, global = true, value_enum, default_value_t)]
     pub output: Output,
+}
+
+impl ClientArgs {
+    /// The token file that was named, or where a daemon has it by default.
+    #[must_use]
+    pub fn token_file(&self) -> PathBuf {
+        self.token_file.clone().unwrap_or_else(|| "/var/lib/berth/token".into())
+    }
 }
 
 /// How answers are printed.
@@ -108,17 +120,16 @@ Examples:
     },
     /// Upload policies and choose which are asked
     #[command(after_help = "\
-A policy version is named by its digest, the beginning of it, or `name@` and that:
+A policy version is named by its name where that is plain, by its digest, the beginning of it, or
+`name@` and that:
   berth policy list
+  berth policy show timeslice     Which parameters does it take?
   berth policy push my-policy.wasm
   berth policy activate stack.yaml
   berth policy stack
   berth policy reset
 
-stack.yaml is a list of entries, or a configuration file with such a list under `stack`:
-  - policy: timeslice
-    parameters: {replicas: 4}
-    onFault: skip")]
+`berth policy activate --help` shows a stack.yaml.")]
     Policy {
         /// What to do.
         #[command(subcommand)]
@@ -135,6 +146,12 @@ stack.yaml is a list of entries, or a configuration file with such a list under 
         /// What to do.
         #[command(subcommand)]
         command: NodeCommand,
+    },
+    /// Change the token of the admin API
+    Token {
+        /// What to do.
+        #[command(subcommand)]
+        command: TokenCommand,
     },
     /// Print the admin API's OpenAPI description
     Openapi,
@@ -267,7 +284,7 @@ pub enum PolicyCommand {
     List,
     /// One version with the schema of its parameters
     Show {
-        /// Digest, the beginning of it, or name@ and that
+        /// Name, digest, the beginning of a digest, or name@ and that
         policy: String,
     },
     /// Upload a policy: checked, compiled, kept; asked nothing until a stack names it
@@ -277,10 +294,11 @@ pub enum PolicyCommand {
     },
     /// Delete a version that is not active
     Delete {
-        /// Digest, the beginning of it, or name@ and that
+        /// Name, digest, the beginning of a digest, or name@ and that
         policy: String,
     },
     /// Swap the active stack as a whole: asked on the live node first, and unchanged if one fails
+    #[command(after_help = STACK_FILE)]
     Activate {
         /// The stack as YAML or JSON; `-` reads standard input
         file: PathBuf,
@@ -292,6 +310,17 @@ pub enum PolicyCommand {
     Reset,
     /// The active stack, and how its policies fare
     Stack,
+}
+
+/// `berth token`.
+#[derive(Subcommand, Clone, Copy, Debug)]
+pub enum TokenCommand {
+    /// Put a new token into the token file
+    ///
+    /// Works on the file that --token-file names, so run it on the node. A running daemon takes the
+    /// new token at once, without a restart, and the old one no more; hand the new one to whoever
+    /// has a copy.
+    Rotate,
 }
 
 /// `berth config`.
@@ -310,7 +339,8 @@ pub enum NodeCommand {
     /// One line for each thing that the daemon needs: ok, WARN or FAIL, with the fix
     ///
     /// Takes the flags of `berth serve`, so that it looks where the daemon would. Changes nothing.
-    /// Exit code 1 if a line says FAIL.
+    /// FAIL: the daemon would not start, or no container would get a GPU; the exit code is 1 then.
+    /// WARN: it would run, but wait or do less.
     Check(Box<ServeArgs>),
 }
 

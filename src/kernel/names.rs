@@ -32,7 +32,8 @@ impl BadName {
 
 impl fmt::Display for BadName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is not a {} name: {}", self.given, self.kind, self.rule)
+        let article = if self.kind.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+        write!(f, "{:?} is not {article} {} name: {}", self.given, self.kind, self.rule)
     }
 }
 

@@ -89,7 +89,7 @@ impl fmt::Display for Refusal {
             Self::Vanished { gpu } => write!(f, "GPU {gpu} is no longer on this node"),
             Self::Denied { policy, reason } => write!(f, "policy {policy} denies: {reason}"),
             Self::Faulted { policy, kind, detail } => {
-                write!(f, "policy {policy} failed ({}: {detail}) and its onFault is deny", kind.as_str())
+                write!(f, "policy {policy} failed and its onFault is deny: {detail} ({})", kind.as_str())
             }
             Self::Moved => write!(f, "the node changed while the policy was asked"),
             Self::LedgerFull { limit } => {

@@ -99,7 +99,11 @@ impl Runner {
         if guest.unheard > 0 {
             tracing::debug!(target: "policy", who, lines = guest.unheard, "more lines than are kept");
         }
-        let answer = answer.map_err(|error| fault::fault(&error, guest, stage, wall_ms));
+        let answer = answer.map_err(|error| {
+            // With the guest's backtrace: for whoever writes the policy.
+            tracing::debug!(target: "policy", who, ?error, "the call failed");
+            fault::fault(&error, guest, stage, wall_ms)
+        });
         (answer, cost)
     }
 

@@ -12,7 +12,7 @@ use super::fault::{self, Stage};
 use super::guest::{self, Guest};
 use super::limits::{ANSWER_BYTES_MAX, CALLS_AT_ONCE_MAX, FUEL_PER_CALL};
 use super::ticker::Ticker;
-use crate::kernel::policy::Fault;
+use crate::kernel::policy::{Fault, FaultKind};
 
 /// What one call took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Runner {
     ) -> (Result<R, Fault>, Cost) {
         let Some(_place) = self.place(Duration::from_millis(wall_ms)) else {
             let words = "too many calls at once; none ended in time".to_owned();
-            return (Err(fault::missing(words)), Cost::default());
+            return (Err(Fault { kind: FaultKind::Time, detail: words }), Cost::default());
         };
         let _running = self.ticker.run();
         let started = Instant::now();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use wasmtime::component::{Component, InstancePre, Linker};
 use wasmtime::{Engine, Result, Store};
 
-use super::bindings::{Policy, PolicyPre};
+use super::bindings::PolicyPre;
 use super::engine;
 use super::fault::{self, Stage};
 use super::guest::{self, Guest};
@@ -63,13 +63,13 @@ impl Runner {
     /// Asks in a fresh instance: nothing is carried from one call to the next, not even after a
     /// trap, and a decision can be replayed alone.
     ///
-    /// `who` is for the log.
-    pub(super) fn call<R>(
+    /// `make` makes the instance, `ask` asks it; `who` is for the log.
+    pub(super) fn call<I, R>(
         &self,
         who: &str,
-        policy: &PolicyPre<Guest>,
         wall_ms: u64,
-        ask: impl FnOnce(&Policy, &mut Store<Guest>) -> Result<R>,
+        make: impl FnOnce(&mut Store<Guest>) -> Result<I>,
+        ask: impl FnOnce(&I, &mut Store<Guest>) -> Result<R>,
     ) -> (Result<R, Fault>, Cost) {
         let Some(_place) = self.place(Duration::from_millis(wall_ms)) else {
             let words = "too many calls at once; none ended in time".to_owned();
@@ -84,9 +84,9 @@ impl Runner {
         store.set_epoch_deadline(Ticker::ticks(wall_ms));
         let mut stage = Stage::Instance;
         let answer = store.set_fuel(FUEL_PER_CALL).and_then(|()| {
-            let policy = policy.instantiate(&mut store)?;
+            let instance = make(&mut store)?;
             stage = Stage::Hook;
-            ask(&policy, &mut store)
+            ask(&instance, &mut store)
         });
         let cost = Cost {
             fuel: FUEL_PER_CALL.saturating_sub(store.get_fuel().unwrap_or(0)),

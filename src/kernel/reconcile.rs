@@ -241,8 +241,15 @@ fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
         c.devices.iter().any(|id| ledger.device(&c.resource, id).is_some_and(super::part_state::Device::held))
     };
     // What this store granted and no longer has live has ended; the checkpoint can be older than that.
-    let ended = |c: &Checkpointed| {
-        c.allocation.is_some_and(|id| id.store == ledger.store && id.number < ledger.next_number)
+    let ended = |c: &Checkpointed| match c.allocation {
+        Some(id) => id.store == ledger.store && id.number < ledger.next_number,
+        // Nor is what was once taken over without an id taken over a second time.
+        None => ledger.ended.iter().any(|a| {
+            a.holder.pod_uid.as_ref() == Some(&c.pod_uid)
+                && a.holder.container.as_ref() == Some(&c.container)
+                && a.resource == c.resource
+                && a.devices == c.devices
+        }),
     };
     // One GPU of a holding may have gone before we first looked; the others are held all the same.
     let ours = |c: &Checkpointed| c.devices.iter().any(|id| ledger.parts.contains_key(&id.part));

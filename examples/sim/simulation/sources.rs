@@ -63,9 +63,11 @@ impl World {
         if !self.hand_in(sight) {
             return false;
         }
-        let live = &self.ledger().live;
+        // What an operator ended stays ended.
+        let ledger = self.ledger();
         let known = |h: &super::kubelet::Hold| {
-            live.values().any(|a| a.resource == h.resource && a.devices == h.devices)
+            let mut all = ledger.live.values().chain(ledger.ended.iter());
+            all.any(|a| a.resource == h.resource && a.devices == h.devices)
         };
         let parts = &self.ledger().parts;
         let ours = |h: &super::kubelet::Hold| h.devices.iter().all(|id| parts.contains_key(&id.part));

@@ -101,6 +101,12 @@ impl Keeper {
         Arc::clone(&self.ledger)
     }
 
+    /// What is wrong with the store, if anything: until it is read back, memory and disk may differ.
+    #[must_use]
+    pub fn store_trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// One turn: decide, append, apply, publish. Record before apply, apply before publish, publish
     /// before reply.
     ///

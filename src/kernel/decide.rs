@@ -126,8 +126,9 @@ fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<
     if let Some(by) = parts().find_map(|p| ledger.newest_on(p)) {
         return Err(Refusal::StillHeld { gpu: gpu.clone(), by: by.id });
     }
-    // Its ids leave the list with it, so they must have been Unhealthy as long as any (I10).
-    if parts().any(|p| !now.passed(p.turned_mono_ms, rules.timing.retire_ms)) {
+    // Its ids leave the list with it, so they must have been Unhealthy and unheld as long as any (I10).
+    let settled = |since_ms| now.passed(since_ms, rules.timing.retire_ms);
+    if parts().any(|p| !settled(p.turned_mono_ms) || !settled(p.idle_since_mono_ms)) {
         return Err(Refusal::TooSoon { gpu: gpu.clone(), wait_ms: rules.timing.retire_ms });
     }
     Ok(vec![Change::GpuForgotten(gpu.clone())])

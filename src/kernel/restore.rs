@@ -132,7 +132,10 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
         let state = Arc::make_mut(state);
         state.present = before.present;
         state.turned_mono_ms = before.turned_mono_ms;
-        state.idle_since_mono_ms = before.idle_since_mono_ms;
+        // What was held until now is idle from now on: the end was written although nobody was told.
+        if state.held() == before.held() {
+            state.idle_since_mono_ms = before.idle_since_mono_ms;
+        }
         for (key, device) in &mut state.devices {
             if let Some(device_before) = before.devices.get(key) {
                 device.named_mono_ms = device_before.named_mono_ms;

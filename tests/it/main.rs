@@ -26,5 +26,6 @@ mod policies_node;
 mod policies_prebuilt;
 mod policies_shipped;
 mod sim_file;
+mod simulation;
 mod store_contract;
 mod store_sled;

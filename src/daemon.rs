@@ -15,7 +15,7 @@ pub use serve::serve;
 use crate::admin::{self, FileStack, Step};
 use crate::admission::{self, Baseline, Door, GpuWatch, Middle};
 use crate::config::{Config, GpuSource};
-use crate::keeper::Keeper;
+use crate::keeper::{AskError, Keeper};
 use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
 use crate::kernel::policy::PolicyVersion;
@@ -171,11 +171,7 @@ impl Daemon {
     pub async fn bring_up(&mut self) -> anyhow::Result<()> {
         let (gpus, inventory) = self.find_gpus().await;
         self.progress.gpus_found(gpus.describe(), &inventory);
-        let door = self.door().clone();
-        tokio::task::spawn_blocking(move || door.looked(inventory))
-            .await
-            .context("taking in the GPUs")?
-            .context("the GPUs that were found could not be recorded")?;
+        self.record_look(inventory).await?;
         self.gpus = Some(
             GpuWatch::start(&gpus, self.door(), self.config.poll).context("cannot start the GPU threads")?,
         );
@@ -185,11 +181,34 @@ impl Daemon {
         // Before the stack offers anything: the share numbers that pods hold keep their owner.
         self.adopt(&front).await;
         self.activate_file_stack().await?;
-        self.door().reoffer().await.context("the first offers could not be recorded")?;
+        if let Err(error) = self.door().reoffer().await {
+            // The policy thread asks again by itself.
+            tracing::warn!("the first offers could not be recorded: {error}");
+        }
         let running = front.start();
         self.progress.registering(running.registrations());
         self.kubelet = Some(running);
         Ok(())
+    }
+
+    /// Hands the first look in. A disk that is slow while the node starts is waited for.
+    async fn record_look(&self, inventory: Inventory) -> anyhow::Result<()> {
+        let mut said = false;
+        loop {
+            let (door, inventory) = (self.door().clone(), inventory.clone());
+            let looked = tokio::task::spawn_blocking(move || door.looked(inventory));
+            match looked.await.context("taking in the GPUs")? {
+                Ok(_) => return Ok(()),
+                Err(error @ (AskError::Store(_) | AskError::Busy | AskError::Late(_))) => {
+                    if !std::mem::replace(&mut said, true) {
+                        let every = WAIT_AGAIN.as_secs();
+                        tracing::error!("the GPUs cannot be recorded: {error}; trying again every {every} s");
+                    }
+                    tokio::time::sleep(WAIT_AGAIN).await;
+                }
+                Err(error) => return Err(error).context("the GPUs that were found could not be recorded"),
+            }
+        }
     }
 
     /// Looks until there is an answer: drivers are loaded late on some nodes.

@@ -45,6 +45,9 @@ pub(super) async fn start(
         let rule = format!("deadlineSeconds: from 1 to {DEADLINE_S_MAX}");
         return Err(Problem::new(Kind::Invalid, rule));
     }
+    if at_deadline == AtDeadline::GiveUp && deadline_seconds.is_none() {
+        return Err(Problem::new(Kind::Invalid, "atDeadline: there is no deadlineSeconds"));
+    }
     let now = state.door.now().wall_ms;
     let order = drain::Order {
         evict: false,

@@ -56,8 +56,8 @@ pub(super) async fn forget(
 
 /// Grant nothing new on a GPU
 ///
-/// Withdraws its free devices at once; what is held stays. Doing it twice changes nothing: the
-/// first reason stays.
+/// Withdraws its free devices at once; what is held stays. Doing it twice changes nothing but
+/// the reason, where another one is given.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "cordonGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     request_body(content = Cordon, description = "Why; may be left out"),

@@ -48,10 +48,16 @@ impl Token {
             known.0 = stamp;
             match auth::read(&self.path) {
                 Ok(hash) => known.1 = hash,
-                Err(error) => tracing::error!(
-                    error = format!("{:#}", anyhow::Error::new(error)),
-                    "the changed token file is not taken; the token from before stays in force"
-                ),
+                Err(error) => {
+                    // What kept it from being read may pass without the file changing.
+                    if std::error::Error::source(&error).is_some() {
+                        known.0 = None;
+                    }
+                    tracing::error!(
+                        error = format!("{:#}", anyhow::Error::new(error)),
+                        "the changed token file is not taken; the token from before stays in force"
+                    );
+                }
             }
         }
         known.1.clone()

@@ -108,6 +108,8 @@ impl View {
     fn progress(&self, gpu: &PartId, order: &drain::Order) -> DrainProgress {
         let devices = || self.parts(gpu).flat_map(|p| p.devices.values());
         let allocations: BTreeSet<AllocationId> = devices().flat_map(|d| d.holders.iter().copied()).collect();
+        // What NVML says of a GPU has its instances in it.
+        let whole = self.ledger.usage.get(gpu).map(|u| u.processes);
         let seen = self.parts(gpu).filter_map(|p| self.ledger.usage.get(&p.part.id)).map(|u| u.processes);
         DrainProgress {
             deadline: order.deadline_wall_ms.map(rfc3339),
@@ -117,7 +119,7 @@ impl View {
             },
             late: order.is_late(self.now),
             allocations: allocations.iter().map(ToString::to_string).collect(),
-            processes: seen.reduce(u32::saturating_add),
+            processes: whole.or_else(|| seen.reduce(u32::saturating_add)),
         }
     }
 

@@ -44,6 +44,9 @@ const ANSWER_S_MAX: u64 = 8;
 /// Longest wait for a placement. The kubelet has no timeout and admits no other pod meanwhile.
 const PLACE_MS_MAX: u64 = 1_500;
 
+/// Longest wait of a deletion for uploads that are under way.
+const DELETE_WAIT: Duration = Duration::from_secs(2);
+
 /// Why a policy was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum UploadError {
@@ -300,7 +303,9 @@ impl Door {
     /// # Errors
     /// If it is in use, shipped, or unknown.
     pub async fn delete_policy(&self, digest: Digest) -> Result<Applied, AskError> {
-        let _alone = self.files.write().await;
+        // An upload holds it while it compiles.
+        let alone = tokio::time::timeout(DELETE_WAIT, self.files.write()).await;
+        let _alone = alone.map_err(|_| AskError::Busy)?;
         let applied = self.command(Command::DeletePolicy { digest: digest.clone() }).await?;
         self.policies.remove(&digest);
         Ok(applied)

@@ -165,3 +165,31 @@ fn a_write_that_failed_and_is_there_after_all_is_a_grant_that_nobody_heard_of() 
     assert_eq!(snapshot.live.len(), 1);
     assert!(snapshot.live.values().all(|a| a.holder.is_unknown()));
 }
+
+#[test]
+fn how_a_gpu_fares_outlives_a_restart_and_a_failed_write_is_made_good() {
+    let (mut keeper, disk, clock) = keeper();
+    let troubled = || {
+        let trouble = [(gpu(1), "fell off the bus".to_owned())].into();
+        Command::Look(Inventory { troubles: trouble, ..gpus(2) })
+    };
+    let restarted = || {
+        let keeper = Keeper::open(Box::new(disk.clone()), Rules::default(), clock.clone()).unwrap();
+        let health = &keeper.snapshot().gpus[&gpu(1)].health;
+        (health.state.as_str(), health.reason.clone(), health.history.len())
+    };
+    disk.set_fault(Some(DiskFault::Gone));
+    let _ = keeper.turn(&troubled());
+    disk.set_fault(None);
+    assert_eq!(restarted().0, "healthy", "nothing could be written");
+    clock.0.fetch_add(10_000, Ordering::Relaxed);
+    keeper.turn(&Command::Tick).unwrap();
+    assert_eq!(restarted(), ("unhealthy", "fell off the bus".into(), 1));
+    // Lasting trouble is not written again and again, and the recovery is.
+    let before = disk.records.lock().unwrap().clone();
+    keeper.turn(&troubled()).unwrap();
+    assert_eq!(*disk.records.lock().unwrap(), before);
+    clock.0.fetch_add(400_000, Ordering::Relaxed);
+    keeper.turn(&Command::Look(gpus(2))).unwrap();
+    assert_eq!(restarted(), ("healthy", String::new(), 2));
+}

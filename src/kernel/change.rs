@@ -132,14 +132,9 @@ pub enum Change {
 }
 
 impl Change {
-    /// Whether it may be shown before it is written: how the hardware fares is so whatever the disk
-    /// says, and is kept for its history alone.
-    #[must_use]
-    pub fn is_derived(&self) -> bool {
-        !self.is_durable() || matches!(self, Self::HealthTurned { .. })
-    }
-
-    /// Whether it is written to the store. What is not can be seen again after a restart.
+    /// Whether it is written to the store with its entry. What is not can be seen again after a
+    /// restart, but for health, which is shown before it is written: see
+    /// [`super::record::health_writes`].
     #[must_use]
     pub fn is_durable(&self) -> bool {
         match self {
@@ -147,7 +142,6 @@ impl Change {
             | Self::PartForgotten(_)
             | Self::GpuForgotten(_)
             | Self::DrainTurned { .. }
-            | Self::HealthTurned { .. }
             | Self::Offered { .. }
             | Self::Delisted(_)
             | Self::Granted(_)
@@ -161,6 +155,7 @@ impl Change {
             | Self::StackActivated(_) => true,
             Self::PartGone(_)
             | Self::Looked { .. }
+            | Self::HealthTurned { .. }
             | Self::Emptied { .. }
             | Self::Sighted { .. }
             | Self::BreakerTurned { .. } => false,

@@ -190,7 +190,7 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
     }
     let gone_for_good = ledger.parts.iter().filter(|(_, part)| is_gone_for_good(ledger, part, timing, now));
     changes.extend(gone_for_good.map(|(id, _)| Change::PartForgotten(id.clone())));
-    changes.extend(drain::ticked(ledger, timing, now));
+    changes.extend(drain::ticked(ledger, now));
     changes
 }
 

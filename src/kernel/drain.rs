@@ -141,48 +141,88 @@ impl Order {
     }
 }
 
-/// What time does to the drains of all GPUs.
-pub(super) fn ticked(ledger: &Ledger, timing: &Timing, now: Now) -> Vec<Change> {
-    ledger.gpus.iter().flat_map(|(gpu, state)| tick_one(ledger, gpu, state, timing, now)).collect()
+/// What time does to the drains of all GPUs: deadlines, and holders that came.
+pub(super) fn ticked(ledger: &Ledger, now: Now) -> Vec<Change> {
+    ledger.gpus.iter().filter_map(|(gpu, state)| tick_one(ledger, gpu, state, now)).collect()
 }
 
-fn tick_one(ledger: &Ledger, gpu: &PartId, state: &GpuState, timing: &Timing, now: Now) -> Vec<Change> {
-    let turned = |drain| Change::DrainTurned { gpu: gpu.clone(), drain };
-    let emptied = |since_mono_ms| Change::Emptied { gpu: gpu.clone(), since_mono_ms };
-    let in_use = in_use(ledger, gpu);
-    match (&state.drain, state.empty_since_mono_ms) {
-        (Drain::Active | Drain::Cordoned(_), None) => Vec::new(),
-        (Drain::Active | Drain::Cordoned(_), Some(_)) => vec![emptied(None)],
+fn tick_one(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Option<Change> {
+    let turned = |drain| Some(Change::DrainTurned { gpu: gpu.clone(), drain });
+    let held = held(ledger, gpu);
+    match &state.drain {
         // A container may come again to what it held (I4): then it is not empty after all.
-        (Drain::Drained(mark), _) if held(ledger, gpu) => {
-            vec![turned(Drain::Draining(mark.clone(), Order::default()))]
-        }
-        (Drain::Drained(_), _) => Vec::new(),
-        (Drain::Draining(mark, order), _)
-            if in_use && order.is_late(now) && order.at_deadline == AtDeadline::GiveUp =>
+        Drain::Drained(mark) if held => turned(Drain::Draining(mark.clone(), Order::default())),
+        // An empty one is on its way to drained, however late.
+        Drain::Draining(mark, order)
+            if order.at_deadline == AtDeadline::GiveUp
+                && order.is_late(now)
+                && (held || parts(ledger, gpu).any(|p| busy(ledger, p))) =>
         {
-            let why = format!("{} (drain given up at its deadline)", mark.why).trim_start().to_owned();
-            vec![turned(Drain::Cordoned(Mark { why, ..mark.clone() }))]
+            turned(Drain::Cordoned(Mark { why: given_up(&mark.why), ..mark.clone() }))
         }
-        (Drain::Draining(..), None) if in_use => Vec::new(),
-        (Drain::Draining(..), Some(_)) if in_use => vec![emptied(None)],
-        (Drain::Draining(..), None) => vec![emptied(Some(now.mono_ms))],
-        (Drain::Draining(mark, _), Some(since)) if now.passed(since, timing.drained_ms) => {
-            vec![turned(Drain::Drained(Mark { since_wall_ms: now.wall_ms, ..mark.clone() }))]
+        _ if held && state.empty_since_mono_ms.is_some() => {
+            Some(Change::Emptied { gpu: gpu.clone(), since_mono_ms: None })
         }
-        (Drain::Draining(..), Some(_)) => Vec::new(),
+        _ => None,
     }
 }
 
-/// Whether an allocation names it, or a process was seen on it: a pod that was deleted by force
-/// leaves the kubelet's `List` while it still runs.
-fn in_use(ledger: &Ledger, gpu: &PartId) -> bool {
-    let busy = |p: &PartState| ledger.usage.get(&p.part.id).is_some_and(|u| u.processes > 0);
-    held(ledger, gpu) || parts(ledger, gpu).any(busy)
+/// The reason of a drain that was given up; says so once, however often it is tried.
+fn given_up(why: &str) -> String {
+    const SAID: &str = "(drain given up at its deadline)";
+    if why.ends_with(SAID) { why.to_owned() } else { format!("{why} {SAID}").trim_start().to_owned() }
+}
+
+/// What a look found on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Processes.
+    Busy,
+    /// No process, or the GPU says of none (or is gone).
+    Empty,
+    /// The GPU could not be asked.
+    Unknown,
+}
+
+/// What a look does to the drain of one GPU. Only looks make a GPU drained: a pod that was deleted
+/// by force leaves the kubelet's `List` while its processes still run.
+pub(super) fn looked(
+    ledger: &Ledger,
+    gpu: &PartId,
+    found: Found,
+    timing: &Timing,
+    now: Now,
+) -> Option<Change> {
+    let state = ledger.gpus.get(gpu)?;
+    let Drain::Draining(mark, _) = &state.drain else {
+        return state.empty_since_mono_ms.map(|_| Change::Emptied { gpu: gpu.clone(), since_mono_ms: None });
+    };
+    let emptied = |since_mono_ms| Some(Change::Emptied { gpu: gpu.clone(), since_mono_ms });
+    // A GPU that cannot be asked is drained all the same once its last pod had time to die: broken
+    // GPUs are what is drained most.
+    let wait_ms = match found {
+        Found::Empty => timing.drained_ms,
+        Found::Busy | Found::Unknown => timing.drained_unseen_ms,
+    };
+    match state.empty_since_mono_ms {
+        Some(_) if found == Found::Busy || held(ledger, gpu) => emptied(None),
+        None if found == Found::Busy || held(ledger, gpu) => None,
+        None => emptied(Some(now.mono_ms)),
+        Some(since) if now.passed(since, wait_ms) => {
+            let drain = Drain::Drained(Mark { since_wall_ms: now.wall_ms, ..mark.clone() });
+            Some(Change::DrainTurned { gpu: gpu.clone(), drain })
+        }
+        Some(_) => None,
+    }
 }
 
 fn held(ledger: &Ledger, gpu: &PartId) -> bool {
     parts(ledger, gpu).any(PartState::held)
+}
+
+/// By the newest look.
+fn busy(ledger: &Ledger, part: &PartState) -> bool {
+    ledger.usage.get(&part.part.id).is_some_and(|u| u.processes > 0)
 }
 
 fn parts<'l>(ledger: &'l Ledger, gpu: &'l PartId) -> impl Iterator<Item = &'l PartState> {

@@ -110,7 +110,7 @@ impl Health {
     }
 
     /// The health after a reading was triaged. A worse state is never made better by a lesser
-    /// reading.
+    /// reading, but every bad sign begins the quiet time anew.
     #[must_use]
     pub fn after_triage(&self, answer: &TriageAnswer, now: Now) -> Self {
         let state = match answer.severity {
@@ -118,10 +118,10 @@ impl Health {
             Severity::Degraded => HealthState::Degraded,
             Severity::Unhealthy => HealthState::Unhealthy,
         };
-        if self.state > state {
-            return self.clone();
-        }
         let quiet_ms = answer.again_after_s.map(|s| u64::from(s) * 1000);
+        if self.state > state {
+            return self.clone().quiet_for(quiet_ms, now);
+        }
         self.turned(state, &answer.reason, now).quiet_for(quiet_ms, now)
     }
 
@@ -148,7 +148,9 @@ impl Health {
 
     /// In another state, or in the same for another reason.
     fn turned(&self, state: HealthState, reason: &str, now: Now) -> Self {
-        let reason = reason[..reason.floor_char_boundary(REASON_BYTES_MAX)].to_owned();
+        let reason = &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)];
+        // What a library says is shown on terminals, too.
+        let reason = reason.replace(char::is_control, " ");
         if self.state == state && self.reason == reason {
             return self.clone();
         }

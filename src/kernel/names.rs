@@ -95,6 +95,12 @@ impl PartId {
         }
         Ok(Self(text.into()))
     }
+
+    /// Whether it has the form of NVML's UUIDs, of a GPU or a MIG instance.
+    #[must_use]
+    pub fn is_nvidia_uuid(&self) -> bool {
+        self.0.starts_with("GPU-") || self.0.starts_with("MIG-")
+    }
 }
 
 impl Resource {

@@ -237,8 +237,16 @@ fn decide_ends(
 
 /// Entries of our resources whose devices no live allocation names.
 fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
+    // By its id, or by who holds what. That one of its devices is in somebody else's name does not
+    // make it known: that other one may have ended while nobody looked, and is overlapped then (I7).
     let known = |c: &Checkpointed| {
-        c.devices.iter().any(|id| ledger.device(&c.resource, id).is_some_and(super::part_state::Device::held))
+        c.allocation.is_some_and(|id| ledger.live.contains_key(&id))
+            || ledger.live.values().any(|a| {
+                a.resource == c.resource
+                    && a.devices == c.devices
+                    && a.holder.pod_uid.as_ref().is_none_or(|uid| *uid == c.pod_uid)
+                    && a.holder.container.as_ref().is_none_or(|container| *container == c.container)
+            })
     };
     // What this store granted and no longer has live has ended; the checkpoint can be older than that.
     let ended = |c: &Checkpointed| match c.allocation {
@@ -251,8 +259,10 @@ fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
                 && a.devices == c.devices
         }),
     };
-    // One GPU of a holding may have gone before we first looked; the others are held all the same.
-    let ours = |c: &Checkpointed| c.devices.iter().any(|id| ledger.parts.contains_key(&id.part));
+    // A GPU of a holding may be away when we first look, and is held all the same when it appears.
+    let ours = |c: &Checkpointed| {
+        c.devices.iter().any(|id| ledger.parts.contains_key(&id.part) || id.part.is_nvidia_uuid())
+    };
     view.checkpoint
         .iter()
         .flatten()

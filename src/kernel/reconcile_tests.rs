@@ -285,11 +285,11 @@ fn what_pods_hold_is_adopted_with_names_of_another_plugin_too() {
     );
     first.adopt = true;
     take(&mut ledger, &first, 10);
-    assert_eq!(ledger.live.len(), 2, "a GPU that is not here is not adopted");
+    assert_eq!(ledger.live.len(), 3, "a GPU that is away is held all the same");
     assert!(ledger.device(&shared.resource, &share).unwrap().held());
     first.began_mono_ms += 10;
     take(&mut ledger, &first, 20);
-    assert_eq!(ledger.live.len(), 2, "adopted once");
+    assert_eq!(ledger.live.len(), 3, "adopted once");
     let adopted = ledger.live.values().find(|a| a.devices.len() == 2).unwrap();
     assert_eq!((adopted.holder.pod.as_deref(), adopted.holder.pod_uid.as_deref()), (Some("p"), Some("u")));
     // And it ends like any other.
@@ -345,4 +345,21 @@ fn a_list_of_before_the_grant_names_nobody() {
     assert!(ledger.live[&id(1)].holder.is_unknown(), "that pod held the device before");
     take(&mut ledger, &view(30, vec![], vec![hold("new", "c", &[0])]), 30);
     assert_eq!(ledger.live[&id(1)].holder.pod.as_deref(), Some("new"));
+}
+
+#[test]
+fn what_another_plugin_granted_over_a_stale_record_is_adopted_and_the_record_gives_way() {
+    let mut ledger = node();
+    grant(&mut ledger, 1, &[0], 0);
+    take(&mut ledger, &view(10, vec![entry("old", "c", &[0], Some(1))], vec![]), 10);
+    // The old pod went while nobody looked, and another plugin gave its GPU and one more away.
+    let theirs = || vec![entry("new", "c", &[0, 1], None)];
+    let mut first = view(50_000, theirs(), vec![]);
+    first.adopt = true;
+    take(&mut ledger, &first, 50_000);
+    assert!(ledger.device(&resource(), &device(1)).unwrap().held());
+    assert!(ledger.live[&id(1)].overlapped);
+    take(&mut ledger, &view(60_000, theirs(), vec![hold("new", "c", &[0, 1])]), 60_000);
+    let left: Vec<_> = ledger.live.values().map(|a| a.holder.pod_uid.as_deref()).collect();
+    assert_eq!(left, [Some("new")]);
 }

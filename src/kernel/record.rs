@@ -8,13 +8,14 @@ use super::change::{Change, Entry};
 use super::drain::Drain;
 use super::gpu::Part;
 use super::health::{Health, HealthState, Turn};
-use super::ledger::Ledger;
+use super::ledger::{GpuState, Ledger};
 use super::names::{AllocationId, Digest, PartId, Resource};
 use super::offer::{Consumes, OfferLine, ShareRange};
 use super::part_state::PartState;
 use super::policy::PolicyVersion;
 use super::stack::{Stack, StackEntry};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// The state of one noun.
 #[derive(Clone, Debug, PartialEq)]
@@ -167,11 +168,7 @@ pub fn writes(before: &Ledger, entry: &Entry, next: &Ledger) -> Vec<Write> {
     for change in entry.changes.iter().filter(|c| c.is_durable()) {
         touched(change, before, next, &mut keys);
     }
-    keys.into_iter()
-        // A GPU in lasting trouble turns at every look and says the same.
-        .filter(|key| !matches!(key, RecordKey::Health(_)) || record_of(before, key) != record_of(next, key))
-        .map(|key| record_of(next, &key).map_or(Write::Delete(key), Write::Put))
-        .collect()
+    keys.into_iter().map(|key| record_of(next, &key).map_or(Write::Delete(key), Write::Put)).collect()
 }
 
 fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<RecordKey>) {
@@ -184,7 +181,6 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         Change::Delisted(key) => add(RecordKey::Part(key.id.part.clone())),
         Change::GpuForgotten(gpu) => {
             add(RecordKey::Drain(gpu.clone()));
-            add(RecordKey::Health(gpu.clone()));
             before
                 .parts
                 .values()
@@ -192,7 +188,6 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
                 .for_each(|p| add(RecordKey::Part(p.part.id.clone())));
         }
         Change::DrainTurned { gpu, .. } => add(RecordKey::Drain(gpu.clone())),
-        Change::HealthTurned { gpu, .. } => add(RecordKey::Health(gpu.clone())),
         Change::Granted(allocation) => {
             add(RecordKey::Meta);
             add(RecordKey::Allocation(allocation.id));
@@ -213,6 +208,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         }
         Change::PartGone(_)
         | Change::Looked { .. }
+        | Change::HealthTurned { .. }
         | Change::Emptied { .. }
         | Change::Sighted { .. }
         | Change::BreakerTurned { .. } => {}
@@ -259,14 +255,26 @@ pub fn records(ledger: &Ledger) -> Vec<Record> {
     keys.iter().filter_map(|key| record_of(ledger, key)).collect()
 }
 
-/// The writes that make the store say how the GPUs of `next` fare, where it says what `stored` does:
-/// health is shown before it is written, so a store that failed can be behind.
+/// How the GPUs fare, as it would be written.
 #[must_use]
-pub fn health_writes(stored: &Ledger, next: &Ledger) -> Vec<Write> {
-    let keys = next.gpus.keys().cloned().map(RecordKey::Health);
-    keys.filter(|key| record_of(stored, key) != record_of(next, key))
-        .map(|key| record_of(next, &key).map_or(Write::Delete(key), Write::Put))
-        .collect()
+pub fn health_records(ledger: &Ledger) -> BTreeMap<PartId, HealthRecord> {
+    let record = |(gpu, state): (&PartId, &Arc<GpuState>)| {
+        health_record(gpu, &state.health).map(|record| (gpu.clone(), record))
+    };
+    ledger.gpus.iter().filter_map(record).collect()
+}
+
+/// The writes that take a store from what it says of the GPUs' health to what is so. Health is shown
+/// before it is written, as hardware fares as it does whatever the disk says.
+#[must_use]
+pub fn health_writes(
+    written: &BTreeMap<PartId, HealthRecord>,
+    now: &BTreeMap<PartId, HealthRecord>,
+) -> Vec<Write> {
+    let gone = written.keys().filter(|gpu| !now.contains_key(*gpu));
+    let deletes = gone.map(|gpu| Write::Delete(RecordKey::Health(gpu.clone())));
+    let changed = now.iter().filter(|(gpu, record)| written.get(*gpu) != Some(*record));
+    deletes.chain(changed.map(|(_, record)| Write::Put(Record::Health(record.clone())))).collect()
 }
 
 fn health_record(gpu: &PartId, health: &Health) -> Option<HealthRecord> {

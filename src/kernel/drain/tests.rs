@@ -25,12 +25,19 @@ fn mark(why: &str) -> Mark {
 struct Node {
     ledger: Ledger,
     now: Now,
+    processes: u32,
+    hangs: bool,
 }
 
 impl Node {
     fn new() -> Self {
-        let mut node = Self { ledger: Ledger::default(), now: Now { wall_ms: 1_000_000, mono_ms: 1_000 } };
-        node.look(0);
+        let mut node = Self {
+            ledger: Ledger::default(),
+            now: Now { wall_ms: 1_000_000, mono_ms: 1_000 },
+            processes: 0,
+            hangs: false,
+        };
+        node.look();
         let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
         node.turn(&Command::Offer(vec![(PartOffer { part: gpu(), lines: vec![line] }, "test".into())]))
             .unwrap();
@@ -45,7 +52,7 @@ impl Node {
         verdict.refusal.map_or(Ok(()), Err)
     }
 
-    fn look(&mut self, processes: u32) {
+    fn look(&mut self) {
         let part = Part {
             id: gpu(),
             parent: None,
@@ -60,8 +67,13 @@ impl Node {
             mig: None,
             attributes: BTreeMap::new(),
         };
-        let usage = [(gpu(), Usage { memory_used_mib: 0, processes })].into();
-        self.turn(&Command::Look(Inventory { parts: vec![part], usage, ..Inventory::default() })).unwrap();
+        let mut inventory = Inventory { parts: vec![part], ..Inventory::default() };
+        if self.hangs {
+            inventory.troubles.insert(gpu(), "a call hangs".into());
+        } else {
+            inventory.usage.insert(gpu(), Usage { memory_used_mib: 0, processes: self.processes });
+        }
+        self.turn(&Command::Look(inventory)).unwrap();
     }
 
     fn grant(&mut self) -> Result<(), Refusal> {
@@ -83,12 +95,15 @@ impl Node {
         self.turn(&Command::Drain { gpu: gpu(), mark: mark("fan"), order }).unwrap();
     }
 
-    /// Ticks once a second.
+    /// A tick every second, a look every five.
     fn wait(&mut self, seconds: u64) -> &str {
         for _ in 0..seconds {
             self.now.mono_ms += 1000;
             self.now.wall_ms += 1000;
             self.turn(&Command::Tick).unwrap();
+            if self.now.mono_ms.is_multiple_of(5_000) {
+                self.look();
+            }
         }
         self.state()
     }
@@ -107,7 +122,7 @@ fn a_gpu_that_nobody_uses_is_drained_after_a_quiet_while() {
     let mut node = Node::new();
     node.drain(Order::default());
     assert_eq!(node.wait(10), "draining");
-    assert_eq!(node.wait(2), "drained");
+    assert_eq!(node.wait(5), "drained");
     assert!(matches!(node.grant(), Err(Refusal::Cordoned { .. })));
     node.turn(&Command::Uncordon { gpu: gpu() }).unwrap();
     assert_eq!(node.wait(20), "active");
@@ -122,23 +137,37 @@ fn holders_and_processes_keep_it_from_being_drained() {
     assert!(node.listed_healthy(), "without evict a held device stays as it is");
     assert_eq!(node.wait(60), "draining");
     // Deleted by force: the record ends, the process goes on.
-    node.look(1);
+    node.processes = 1;
     node.end_all();
     assert_eq!(node.wait(60), "draining");
-    node.look(0);
+    node.processes = 0;
     node.wait(8);
-    node.look(2);
-    node.wait(1);
-    node.look(0);
+    node.processes = 2;
+    node.wait(5);
+    node.processes = 0;
     assert_eq!(node.wait(10), "draining", "the quiet while began anew");
-    assert_eq!(node.wait(2), "drained");
+    assert_eq!(node.wait(10), "drained");
+}
+
+#[test]
+fn a_gpu_that_cannot_be_asked_is_drained_after_a_longer_while_and_none_without_a_look() {
+    let mut node = Node::new();
+    node.drain(Order::default());
+    for _ in 0..100 {
+        node.now.mono_ms += 1_000;
+        node.turn(&Command::Tick).unwrap();
+    }
+    assert_eq!(node.state(), "draining", "nobody looked");
+    node.hangs = true;
+    assert_eq!(node.wait(60), "draining");
+    assert_eq!(node.wait(10), "drained");
 }
 
 #[test]
 fn a_container_that_comes_again_makes_it_draining_again() {
     let mut node = Node::new();
     node.drain(Order::default());
-    assert_eq!(node.wait(12), "drained");
+    assert_eq!(node.wait(20), "drained");
     let allocation = super::super::allocation::Allocation {
         id: super::super::names::AllocationId { store: 0, number: 0 },
         resource: resource(),
@@ -169,7 +198,7 @@ fn a_deadline_ends_it_as_the_order_says() {
     }
     let mut node = Node::new();
     node.drain(Order { evict: false, deadline_wall_ms: Some(0), at_deadline: AtDeadline::GiveUp });
-    assert_eq!(node.wait(12), "drained", "an empty GPU is drained, however late");
+    assert_eq!(node.wait(20), "drained", "an empty GPU is drained, however late");
 }
 
 #[test]

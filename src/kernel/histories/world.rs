@@ -17,7 +17,7 @@ use crate::kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::policy::{AdmitRequest, Severity, Terms, TriageAnswer};
 use crate::kernel::reconcile::{Checkpointed, KubeletAge, ListedHold, PodList, RoundView};
-use crate::kernel::record::{Meta, Record, RecordKey, Write, writes};
+use crate::kernel::record::{Meta, Record, RecordKey, Write, health_records, health_writes, writes};
 use crate::kernel::refusal::Refusal;
 use crate::kernel::restore::restore;
 use crate::kernel::time::Now;
@@ -132,6 +132,17 @@ impl World {
                         self.disk.remove(&key);
                     }
                 }
+            }
+            let known = self.disk.values().filter_map(|record| match record {
+                Record::Health(health) => Some((health.gpu.clone(), health.clone())),
+                _ => None,
+            });
+            let (known, now) = (known.collect(), health_records(&self.ledger));
+            for write in health_writes(&known, &now) {
+                match write {
+                    Write::Put(record) => self.disk.insert(record.key(), record),
+                    Write::Delete(key) => self.disk.remove(&key),
+                };
             }
             i11_generation_grows_by_one(&before, &self.ledger);
         }

@@ -140,7 +140,7 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         let restarted_ms = view.kubelet.map_or(0, |k| k.created_mono_ms);
         sighting.missed_mono_ms = sighting.missed_mono_ms.filter(|missed| *missed >= restarted_ms);
         // What was fetched before the grant can name the pod that held these devices before.
-        let list = view.list.as_ref().filter(|_| view.began_mono_ms >= sighting.since_mono_ms);
+        let list = view.list.as_ref().filter(|_| view.began_mono_ms > sighting.since_mono_ms);
         let evidence = evidence(ledger, allocation, view, list);
         if !evidence.learned.is_unknown() {
             let mut holder = allocation.holder.clone();
@@ -159,7 +159,8 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         if allocation.overlapped && evidence.by_id && newest_shares_pod(ledger, allocation, view) {
             plan.settled.push(*id);
         }
-        let since_grant = view.began_mono_ms >= sighting.since_mono_ms;
+        // In the same millisecond it may have looked before.
+        let since_grant = view.began_mono_ms > sighting.since_mono_ms;
         if allocation.overlapped && view.fresh && since_grant && !evidence.by_id && evidence.under_another_pod
         {
             plan.ended.push((*id, EndReason::Superseded));

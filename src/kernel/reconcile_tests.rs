@@ -287,7 +287,7 @@ fn what_pods_hold_is_adopted_with_names_of_another_plugin_too() {
     take(&mut ledger, &first, 10);
     assert_eq!(ledger.live.len(), 2, "a GPU that is not here is not adopted");
     assert!(ledger.device(&shared.resource, &share).unwrap().held());
-    take(&mut ledger, &first, 20);
+    take(&mut ledger, &RoundView { began_mono_ms: first.began_mono_ms + 5, ..first.clone() }, 20);
     assert_eq!(ledger.live.len(), 2, "adopted once");
     let adopted = ledger.live.values().find(|a| a.devices.len() == 2).unwrap();
     assert_eq!((adopted.holder.pod.as_deref(), adopted.holder.pod_uid.as_deref()), (Some("p"), Some("u")));

@@ -159,7 +159,8 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         if allocation.overlapped && evidence.by_id && newest_shares_pod(ledger, allocation, view) {
             plan.settled.push(*id);
         }
-        let since_grant = view.began_mono_ms >= sighting.since_mono_ms;
+        // In the same millisecond it may have looked before.
+        let since_grant = view.began_mono_ms > sighting.since_mono_ms;
         if allocation.overlapped && view.fresh && since_grant && !evidence.by_id && evidence.under_another_pod
         {
             plan.ended.push((*id, EndReason::Superseded));

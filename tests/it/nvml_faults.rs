@@ -91,7 +91,7 @@ fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
     assert_eq!(during.parts, before.parts);
     assert_eq!(during.troubles.keys().collect::<Vec<_>>(), [&hung]);
     let text = &during.troubles[&hung];
-    assert!(text.contains("nvmlDeviceGetMemoryInfo_v2 has not answered"), "{text}");
+    assert!(text.contains("nvmlDeviceGetMemoryInfo_v2 does not answer"), "{text}");
     assert_eq!(during.usage.len(), 3, "the others are read");
     // It is known to hang now, and nobody waits for it again.
     let began = Instant::now();

@@ -46,7 +46,11 @@ impl Checks {
     /// A command whose outcome nobody knows.
     pub(crate) fn unsure(&mut self, command: &Command, cause: Cause) {
         self.ends.unsure(cause);
-        if let Command::Cordon { gpu, .. } | Command::Uncordon { gpu } | Command::Forget { gpu } = command {
+        if let Command::Cordon { gpu, .. }
+        | Command::Drain { gpu, .. }
+        | Command::Uncordon { gpu }
+        | Command::Forget { gpu } = command
+        {
             self.cordoned.remove(gpu);
         }
     }
@@ -119,7 +123,9 @@ impl Checks {
             // I5: what is written is what is. A store that was never written to has no stack.
             let mut all = records(ledger);
             all.retain(|r| r.key() != RecordKey::Stack || ledger.stack.revision > 0);
-            if let Some(difference) = disk.differs(&all) {
+            // Health is shown first, and written with the next command that is no Allocate.
+            let health = disk.is_well() && !matches!(heard.command, Command::Allocate { .. });
+            if let Some(difference) = disk.differs(&all, health) {
                 self.violations.push(Violation::new("I5", difference));
             }
         }
@@ -153,7 +159,9 @@ impl Checks {
 
     fn heard_operator(&mut self, command: &Command) {
         match command {
-            Command::Cordon { gpu, .. } => self.cordoned.insert(gpu.clone(), true),
+            Command::Cordon { gpu, .. } | Command::Drain { gpu, .. } => {
+                self.cordoned.insert(gpu.clone(), true)
+            }
             Command::Uncordon { gpu } => self.cordoned.insert(gpu.clone(), false),
             Command::Forget { gpu } => self.cordoned.remove(gpu),
             _ => None,

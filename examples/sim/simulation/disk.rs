@@ -55,14 +55,21 @@ impl Disk {
         self.shared().crash = at;
     }
 
+    /// Whether writes go well at present.
+    pub(crate) fn is_well(&self) -> bool {
+        self.shared().fault.is_none()
+    }
+
     /// Whether these records are on it, no more and no fewer. Answers the first that differs.
-    pub(crate) fn differs(&self, expected: &[Record]) -> Option<String> {
+    /// `health` is left out where it may be behind.
+    pub(crate) fn differs(&self, expected: &[Record], health: bool) -> Option<String> {
         let shared = self.shared();
         if let Some(wrong) = &shared.wrong {
             return Some(wrong.clone());
         }
-        let mut on_disk = shared.records.values();
-        for record in expected {
+        let counts = |record: &&Record| health || !matches!(record, Record::Health(_));
+        let mut on_disk = shared.records.values().filter(counts);
+        for record in expected.iter().filter(counts) {
             match on_disk.next() {
                 Some(found) if found == record => {}
                 found => return Some(format!("the disk has {found:?} where the ledger has {record:?}")),

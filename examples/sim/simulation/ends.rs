@@ -141,7 +141,7 @@ impl Ends {
         let on_devices: Vec<_> = entries(sight).filter(|c| overlaps(c, allocation)).collect();
         allocation.overlapped
             && sight.view.fresh
-            && sight.began_ms >= since
+            && sight.began_ms > since
             && !on_devices.is_empty()
             && on_devices
                 .iter()

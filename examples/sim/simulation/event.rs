@@ -110,6 +110,18 @@ pub(crate) enum Event {
     Uncordon {
         gpu: u32,
     },
+    /// An operator has a GPU emptied, or calls that off, or says that it works.
+    Drain {
+        gpu: u32,
+        evict: bool,
+        deadline: bool,
+    },
+    StopDrain {
+        gpu: u32,
+    },
+    Heal {
+        gpu: u32,
+    },
     Forget {
         gpu: u32,
     },

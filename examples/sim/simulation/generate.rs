@@ -116,7 +116,10 @@ fn gpus(rng: &mut Rng) -> Event {
 
 fn operator(rng: &mut Rng) -> Event {
     let policy = rng.below(KINDS);
-    match rng.below(26) {
+    match rng.below(30) {
+        26..=27 => Event::Drain { gpu: rng.below(8), evict: rng.chance(40), deadline: rng.chance(40) },
+        28 => Event::StopDrain { gpu: rng.below(8) },
+        29 => Event::Heal { gpu: rng.below(8) },
         0..=1 => Event::Cordon { gpu: rng.below(8), why: rng.chance(40) },
         2..=4 => Event::Uncordon { gpu: rng.below(8) },
         5 => Event::Forget { gpu: rng.below(8) },

@@ -58,13 +58,18 @@ fn rest(world: &mut World) {
     world.machine.mend();
     world.step(&Event::KubeletStarts { ready: true });
     world.kubelet.end_all();
-    // What an operator's word alone heals, a restart heals, too.
     world.step(&Event::Crash { at: super::event::CrashAt::Now });
     world.step(&Event::DaemonStarts);
     world.activate(NewStack { from_api: true, by: "me".into(), entries: Vec::new() }, false);
     let gpus: Vec<PartId> = world.ledger().gpus.keys().cloned().collect();
     for gpu in gpus {
         world.turn(&Command::Uncordon { gpu }, Cause::Nothing);
+    }
+    world.step(&Event::GpuLook);
+    let gpus: Vec<PartId> = world.ledger().gpus.keys().cloned().collect();
+    for gpu in gpus {
+        // Some policies leave it to an operator to say that a GPU works again, and a restart does not.
+        world.turn(&Command::Heal { gpu, by: "me".into(), why: String::new() }, Cause::Nothing);
     }
     for _ in 0..3 {
         world.step(&Event::Wait { ms: 31_000 });

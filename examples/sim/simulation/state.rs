@@ -96,7 +96,8 @@ fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Resu
             return bad(l, "and is no device");
         };
         if device.held() {
-            if l.healthy != ledger.works(part) {
+            let evicts = ledger.gpu_of(part).is_some_and(|g| g.drain.evicts());
+            if l.healthy != (ledger.works(part) && !evicts) {
                 return bad(l, "while held");
             }
         } else if l.healthy {

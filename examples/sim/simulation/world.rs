@@ -130,6 +130,9 @@ impl World {
             Event::Mood { policy, mood } => self.around.policies.set_mood(*policy, *mood),
             Event::Offer => self.reoffer(),
             Event::Cordon { .. }
+            | Event::Drain { .. }
+            | Event::StopDrain { .. }
+            | Event::Heal { .. }
             | Event::Uncordon { .. }
             | Event::Forget { .. }
             | Event::End { .. }

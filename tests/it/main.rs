@@ -10,6 +10,7 @@ mod admin_routes;
 mod admin_twins;
 mod cli;
 mod daemon;
+mod daemon_start;
 mod demo;
 mod gpus_contract;
 mod house;

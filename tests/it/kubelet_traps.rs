@@ -7,7 +7,7 @@ use berth::keeper::AskError;
 use berth::kernel::allocation::EndReason;
 use berth::kernel::refusal::Refusal;
 use berth::kernel::time::Timing;
-use kubelet_standin::{HEALTHY, Phase, PodSpec, Rpc, UNHEALTHY};
+use kubelet_standin::{HEALTHY, Kubelet, Phase, PodSpec, Rpc, UNHEALTHY};
 use std::time::{Duration, Instant};
 
 /// Far longer than any wait of the bench's timing.
@@ -208,19 +208,16 @@ async fn a_list_that_fails_ends_nothing_and_is_asked_again() {
     node.wait("the holder", |l| l.live.values().all(|a| a.holder.pod.is_some())).await;
     node.kubelet.set_faults(|f| f.list_fails = true);
     node.kubelet.delete(&uid);
-    let failed = |node: &Node| node.kubelet.calls(Rpc::List, "").errors;
-    let before = failed(&node);
-    // Each poll failed, and rounds besides: with a List, two of them would have ended it.
-    node.kubelet
-        .wait_for("polls that fail", SOON, |k| k.calls(Rpc::List, "").errors >= before + 10)
-        .await
-        .unwrap();
+    // An admission makes the kubelet forget the pod that left, so its checkpoint shows it no more.
+    run(&node, "other", 1).await;
+    let failed = node.kubelet.calls(Rpc::List, "").errors;
+    let polls = |k: &Kubelet| k.calls(Rpc::List, "").errors >= failed + 10;
+    node.kubelet.wait_for("polls that fail", SOON, polls).await.unwrap();
     for _ in 0..3 {
         node.clock.skip(HOUR_MS);
         node.round().await;
     }
-    assert_eq!(node.live().len(), 1);
-    run(&node, "other", 1).await;
+    assert_eq!(node.live().len(), 2, "a checkpoint alone ends nothing");
     node.kubelet.set_faults(|f| f.list_fails = false);
     node.wait("the end after all", |l| l.live.len() == 1 && l.live.values().all(|a| a.holder.pod.is_some()))
         .await;

@@ -319,7 +319,10 @@ fn a_state_folder_on_a_full_disk_is_said_in_one_line() {
         let mut command = Command::new("unshare");
         command.arg("-rm").arg(serve.get_program()).args(serve.get_args());
         command.env_remove("RUST_LOG");
-        refuses(command, &[disk.join("store").to_str().unwrap(), "os error 28", "free some space"]);
+        refuses(
+            command,
+            &[disk.join("store").to_str().unwrap(), "opening it: No space", "os error 28", "free some space"],
+        );
     }
 }
 

@@ -2,7 +2,7 @@
 //! faulty policy costs its turn, and the next one or the baseline answers instead.
 
 use super::faults::{FAULTS_TO_SUSPEND, Faults};
-use super::stack::{Baseline, Offers, Walk};
+use super::stack::{Baseline, CALL_MS_MAX, Offers, Walk};
 use crate::kernel::allocation::Limits;
 use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::StackAnswer;
@@ -18,11 +18,20 @@ use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
 use crate::ports::{InstallError, Policies};
 use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
 
 type Answered = Result<Option<Answer>, Fault>;
 
 /// Policies whose answers are given, by the first letter of their digest.
-struct Scripted(BTreeMap<char, Answered>);
+#[derive(Default)]
+struct Scripted {
+    answers: BTreeMap<char, Answered>,
+    /// How long each takes over its answer.
+    pace: Duration,
+    /// Who was asked, and the milliseconds that he was given.
+    asked: Mutex<Vec<(char, u64)>>,
+}
 
 impl Policies for Scripted {
     fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
@@ -40,7 +49,9 @@ impl Policies for Scripted {
     fn remove(&self, _: &Digest) {}
     fn ask(&self, call: Call<'_>) -> Answered {
         let letter = call.digest.as_str().chars().next().unwrap();
-        self.0.get(&letter).cloned().unwrap_or(Ok(None))
+        self.asked.lock().unwrap().push((letter, call.wall_ms_max));
+        std::thread::sleep(self.pace);
+        self.answers.get(&letter).cloned().unwrap_or(Ok(None))
     }
 }
 
@@ -99,7 +110,7 @@ impl Case {
         Self {
             node: node(),
             stack: Stack { entries, ..Stack::default() },
-            policies: Scripted(answers),
+            policies: Scripted { answers, ..Scripted::default() },
             faults: Faults::default(),
             baseline: Baseline {
                 resource: resource("nvidia.com/gpu"),
@@ -331,4 +342,49 @@ fn i9_a_policy_that_fails_goes_on_offering_what_it_offers() {
         assert!(found.parts.iter().any(|(o, by)| o.part == gpu(0) && by == "baseline"));
     }
     assert!(case.faults.suspended(0, &case.stack.entries[0]));
+}
+
+/// Two such calls are more than a stack may take.
+const SLOW: Duration = Duration::from_millis(600);
+
+#[test]
+fn i9_a_stack_whose_time_is_used_up_asks_nobody_more() {
+    for (on_fault, denied) in [(OnFault::Skip, false), (OnFault::Deny, true)] {
+        let mut case = Case::new(['a', 'b', 'c', 'd'].map(|letter| (letter, Ok(None))));
+        case.stack.entries[2].on_fault = on_fault;
+        case.policies.pace = SLOW;
+        let answer = case.admit();
+        let asked = case.policies.asked.lock().unwrap().clone();
+        // The first has the limit of one call, the second what is left of the stack's.
+        let within = |(letter, ms): &(char, u64)| match letter {
+            'a' => *ms <= CALL_MS_MAX,
+            'b' => *ms <= 400,
+            _ => false,
+        };
+        assert!(asked.iter().all(within), "{asked:?}");
+        let late = case.faults.record(2, &case.stack.entries[2]);
+        assert_eq!(late.faults[&FaultKind::Time], 1);
+        assert!(late.last.unwrap().contains("used up its 1 s"));
+        match answer {
+            StackAnswer::Faulted { kind: FaultKind::Time, policy, .. } if denied => {
+                assert_eq!(policy, "c@cccccccccccc");
+            }
+            StackAnswer::Allow { by, .. } if !denied => assert_eq!(by, ["baseline"]),
+            other => panic!("{on_fault:?}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn i9_a_stack_whose_time_is_used_up_still_offers_and_places() {
+    let mut case = Case::new(['a', 'b', 'c'].map(|letter| (letter, Ok(None))));
+    case.policies.pace = SLOW;
+    let offers = case.walk().offers();
+    assert!(offers.parts.len() == 2 && offers.parts.iter().all(|(_, by)| by == "baseline"));
+    assert_eq!(offers.faults.last().unwrap().0, "c@cccccccccccc");
+    assert_eq!(offers.again_after_s, Some(1), "asked again soon");
+    let (placement, by) = case.place(&[1], 1);
+    assert_eq!((placement.devices, by.as_str()), (vec![DeviceId::whole(&gpu(1))], "baseline"));
+    let asked = case.policies.asked.lock().unwrap();
+    assert!(asked.iter().all(|(letter, _)| *letter != 'c'), "{asked:?}");
 }

@@ -57,7 +57,7 @@ impl Trouble {
     pub(super) fn reading(&self, error: ::sled::Error) -> StoreError {
         match error {
             // Short reads are a file that was cut, not a failing disk.
-            ::sled::Error::Io(e) if e.kind() != ErrorKind::UnexpectedEof => self.io("reading it", &e),
+            ::sled::Error::Io(e) if e.kind() != ErrorKind::UnexpectedEof => self.io("opening it", &e),
             other => self.damaged(other.to_string()),
         }
     }

@@ -7,12 +7,13 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const SOON: Duration = Duration::from_secs(60);
-const WHOLE: &str = "nvidia.com/gpu";
-const SHARED: &str = "nvidia.com/gpu.shared";
+pub(crate) const SOON: Duration = Duration::from_secs(60);
+pub(crate) const WHOLE: &str = "nvidia.com/gpu";
+pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 
 /// Rounds and waits of milliseconds instead of half minutes.
 const BRISK: &str = "
@@ -21,27 +22,29 @@ timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, retireMs
 health: { pollSeconds: 0.2, quietSeconds: 1 }
 ";
 
-struct House {
-    folder: TempDir,
-    kubelet: Kubelet,
+pub(crate) struct House {
+    pub(crate) folder: TempDir,
+    pub(crate) kubelet: Kubelet,
     settings: String,
 }
 
 /// A daemon that runs; killed when dropped.
-struct Serving {
-    child: Child,
-    base: String,
+pub(crate) struct Serving {
+    pub(crate) child: Child,
+    pub(crate) base: String,
     token: String,
+    /// What it has logged so far.
+    log: Arc<Mutex<String>>,
 }
 
 impl House {
-    async fn new(settings: &str) -> Self {
+    pub(crate) async fn new(settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let kubelet = Kubelet::started(folder.path().join("kubelet")).await.unwrap();
         Self { folder, kubelet, settings: format!("{BRISK}\n{settings}") }
     }
 
-    fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         let config = self.folder.path().join("config.yaml");
         std::fs::write(&config, &self.settings).unwrap();
         let mut command = berth();
@@ -58,8 +61,13 @@ impl House {
     }
 
     /// Starts the daemon and waits until its API answers.
-    fn serve(&self) -> Serving {
-        let mut child = self.command().stderr(Stdio::piped()).spawn().unwrap();
+    pub(crate) fn serve(&self) -> Serving {
+        self.serve_with(&[])
+    }
+
+    /// The same with further arguments.
+    pub(crate) fn serve_with(&self, args: &[&str]) -> Serving {
+        let mut child = self.command().args(args).stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
         let base = loop {
@@ -71,19 +79,26 @@ impl House {
             }
         };
         // The pipe must be read to its end, or the daemon would wait for room in it.
-        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+        let kept = Arc::new(Mutex::new(said));
+        let into = Arc::clone(&kept);
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            while log.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
+                *into.lock().unwrap() += &std::mem::take(&mut line);
+            }
+        });
         let token =
             std::fs::read_to_string(self.folder.path().join("state/token")).unwrap().trim().to_owned();
-        Serving { child, base, token }
+        Serving { child, base, token, log: kept }
     }
 
-    fn sockets(&self) -> Vec<String> {
+    pub(crate) fn sockets(&self) -> Vec<String> {
         let folder = self.folder.path().join("kubelet/device-plugins");
         let names = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
         names.filter(|n| n.starts_with("berth-")).collect()
     }
 
-    async fn start(&self, name: &str, resource: &str, count: usize) -> Result<String, String> {
+    pub(crate) async fn start(&self, name: &str, resource: &str, count: usize) -> Result<String, String> {
         let pod = PodSpec::new("ns", name).container("main", &[(resource, count)]);
         let uid = pod.uid.clone();
         self.kubelet.admit(pod).await.map_err(|e| e.to_string())?;
@@ -93,7 +108,7 @@ impl House {
 }
 
 impl Serving {
-    fn call(&self, method: &str, path: &str, body: &Value) -> Value {
+    pub(crate) fn call(&self, method: &str, path: &str, body: &Value) -> Value {
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .proxy(None)
@@ -115,12 +130,35 @@ impl Serving {
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{url}: {e}: {text}"))
     }
 
-    fn live(&self) -> Vec<Value> {
+    /// Uploads a policy.
+    pub(crate) fn push(&self, module: &[u8]) -> Value {
+        let agent: ureq::Agent =
+            ureq::Agent::config_builder().proxy(None).timeout_global(Some(SOON)).build().into();
+        let request = agent
+            .post(format!("{}/policies", self.base))
+            .header("Authorization", format!("Bearer {}", self.token))
+            .header("Content-Type", "application/wasm");
+        let text = request.send(module).unwrap().body_mut().read_to_string().unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Ends it as a kubelet would, and waits.
+    pub(crate) fn stop(mut self) {
+        self.signal("-TERM");
+        assert!(self.child.wait().unwrap().success());
+    }
+
+    pub(crate) fn live(&self) -> Vec<Value> {
         self.call("GET", "/allocations", &Value::Null)["items"].as_array().unwrap().clone()
     }
 
     /// Waits until the live allocations are as they should be.
-    fn until(&self, what: &str, holds: impl Fn(&[Value]) -> bool) {
+    pub(crate) fn until(&self, what: &str, holds: impl Fn(&[Value]) -> bool) {
         let end = Instant::now() + SOON;
         loop {
             let live = self.live();
@@ -132,7 +170,7 @@ impl Serving {
         }
     }
 
-    fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
     }
@@ -145,14 +183,14 @@ impl Drop for Serving {
     }
 }
 
-fn berth() -> Command {
+pub(crate) fn berth() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
     command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
     command
 }
 
 /// Runs to its end and gives exit code and standard error.
-fn ended(command: &mut Command) -> (Option<i32>, String) {
+pub(crate) fn ended(command: &mut Command) -> (Option<i32>, String) {
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let end = Instant::now() + SOON;
     let status = loop {

@@ -15,7 +15,7 @@ use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
 /// The words that reach the pod's status.
-async fn refused(node: &Node, pod: PodSpec) -> String {
+pub(crate) async fn refused(node: &Node, pod: PodSpec) -> String {
     match node.kubelet.admit(pod).await {
         Err(AdmissionError::Rejected { reason, message }) => {
             assert_eq!(reason, "UnexpectedAdmissionError");
@@ -253,7 +253,7 @@ async fn several_ways_of_naming_devices_work_at_once() {
 }
 
 /// A client of our own on the socket that serves whole GPUs.
-async fn dial_whole(node: &Node) -> DevicePluginClient<Channel> {
+pub(crate) async fn dial_whole(node: &Node) -> DevicePluginClient<Channel> {
     let mut sockets = Vec::new();
     for entry in std::fs::read_dir(node.plugins_folder()).unwrap() {
         let path = entry.unwrap().path();
@@ -275,7 +275,7 @@ async fn dial_whole(node: &Node) -> DevicePluginClient<Channel> {
     panic!("no socket serves whole GPUs");
 }
 
-async fn client(path: std::path::PathBuf) -> DevicePluginClient<Channel> {
+pub(crate) async fn client(path: std::path::PathBuf) -> DevicePluginClient<Channel> {
     let connector = tower::service_fn(move |_| {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
@@ -284,7 +284,7 @@ async fn client(path: std::path::PathBuf) -> DevicePluginClient<Channel> {
     DevicePluginClient::new(channel)
 }
 
-fn allocate(ids: &[&str]) -> AllocateRequest {
+pub(crate) fn allocate(ids: &[&str]) -> AllocateRequest {
     AllocateRequest {
         container_requests: vec![ContainerAllocateRequest {
             devices_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
@@ -292,7 +292,11 @@ fn allocate(ids: &[&str]) -> AllocateRequest {
     }
 }
 
-fn prefer(available: &[&str], required: &[&str], size: i32) -> ContainerPreferredAllocationRequest {
+pub(crate) fn prefer(
+    available: &[&str],
+    required: &[&str],
+    size: i32,
+) -> ContainerPreferredAllocationRequest {
     let owned = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect();
     ContainerPreferredAllocationRequest {
         available_device_i_ds: owned(available),

@@ -1,8 +1,8 @@
 //! A node without a cluster: the real keeper, admission and kubelet room between simulated parts
 //! and the stand-in kubelet.
 
-use crate::kubelet_twins::{MapStore, RealClock, ToldPolicies, told_version};
-use berth::admission::{self, Baseline, Door};
+use crate::kubelet_twins::{MapStore, SkipClock, ToldPolicies, told_version};
+use berth::admission::{self, ActivateError, Baseline, Door};
 use berth::config::{Edits, RoundTiming};
 use berth::keeper::Keeper;
 use berth::kernel::allocation::Allocation;
@@ -17,7 +17,7 @@ use kubelet_standin::{Kubelet, Options};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 pub(crate) const GPU: &str = "nvidia.com/gpu";
@@ -33,6 +33,7 @@ pub(crate) struct Node {
     pub(crate) door: Door,
     pub(crate) settings: Settings,
     pub(crate) running: Option<Running>,
+    pub(crate) clock: Arc<SkipClock>,
     gpus: Vec<Part>,
     _folder: TempDir,
 }
@@ -92,7 +93,8 @@ impl Recipe {
         let mut options = Options::new(folder.path());
         (self.kubelet)(&mut options);
         let rules = Rules { timing: self.timing, ..Rules::default() };
-        let clock: Arc<dyn Clock> = Arc::new(RealClock(Instant::now()));
+        let skip = Arc::new(SkipClock::default());
+        let clock: Arc<dyn Clock> = skip.clone();
         let store = Box::new(MapStore::default());
         let keeper = Keeper::open(store, rules.clone(), Arc::clone(&clock)).unwrap();
         let baseline = Baseline { resource: resource(GPU), ignored_xids: Vec::new(), quiet_ms: 1000 };
@@ -110,6 +112,7 @@ impl Recipe {
             door: middle.door,
             settings,
             running: None,
+            clock: skip,
             gpus,
             _folder: folder,
         };
@@ -166,8 +169,14 @@ impl Node {
 
     /// A look at the GPUs in which these are in trouble.
     pub(crate) async fn look(&self, troubled: &[u32]) {
+        self.look_without(&[], troubled).await;
+    }
+
+    /// A look at the GPUs from which some are missing, and in which others are in trouble.
+    pub(crate) async fn look_without(&self, missing: &[u32], troubled: &[u32]) {
+        let there = |part: &&Part| missing.iter().all(|n| part.id != gpu(*n));
         let inventory = Inventory {
-            parts: self.gpus.clone(),
+            parts: self.gpus.iter().filter(there).cloned().collect(),
             links: Links::default(),
             troubles: troubled.iter().map(|n| (gpu(*n), "fell off the bus".to_owned())).collect(),
             ..Inventory::default()
@@ -179,6 +188,11 @@ impl Node {
 
     /// Makes the policy of the stack say something else.
     pub(crate) async fn activate(&self, told: &str) {
+        self.try_activate(told).await.unwrap();
+    }
+
+    /// The same where it may be refused.
+    pub(crate) async fn try_activate(&self, told: &str) -> Result<(), ActivateError> {
         let version = told_version();
         let door = self.door.clone();
         let kept = version.clone();
@@ -191,7 +205,7 @@ impl Node {
             on_fault: OnFault::Deny,
         };
         let stack = NewStack { from_api: true, by: "test".into(), entries: vec![entry] };
-        self.door.activate(stack, None).await.unwrap();
+        self.door.activate(stack, None).await.map(drop)
     }
 
     /// Waits until the kubelet has so many of a resource to give away, and is served.

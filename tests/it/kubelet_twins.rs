@@ -1,15 +1,17 @@
 //! Working twins of the ports: a clock, a store in memory, one policy that does as it is told.
 
 use crate::kubelet_bench::{GPU, MEMORY_MIB, SHARED, resource};
-use berth::kernel::names::Digest;
+use berth::kernel::names::{DeviceId, Digest};
 use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth::kernel::policy::{
-    Answer, Call, Fault, FaultKind, Hook, OfferAnswer, PolicyVersion, Question, Terms,
+    Answer, Call, Fault, FaultKind, Hook, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question,
+    Terms,
 };
 use berth::kernel::record::{Record, RecordKey, Write};
 use berth::kernel::time::Now;
 use berth::ports::{Clock, InstallError, Policies, Store, StoreError};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 /// The system's clocks.
@@ -20,6 +22,32 @@ impl Clock for RealClock {
         let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap();
         Now { wall_ms: ms(wall.unwrap()), mono_ms: ms(self.0.elapsed()) }
+    }
+}
+
+/// The system's clocks, and a way to let hours pass at once.
+pub(crate) struct SkipClock {
+    real: RealClock,
+    skipped_ms: AtomicU64,
+}
+
+impl Default for SkipClock {
+    fn default() -> Self {
+        Self { real: RealClock(Instant::now()), skipped_ms: AtomicU64::new(0) }
+    }
+}
+
+impl SkipClock {
+    pub(crate) fn skip(&self, ms: u64) {
+        self.skipped_ms.fetch_add(ms, Ordering::SeqCst);
+    }
+}
+
+impl Clock for SkipClock {
+    fn now(&self) -> Now {
+        let Now { wall_ms, mono_ms } = self.real.now();
+        let skipped = self.skipped_ms.load(Ordering::SeqCst);
+        Now { wall_ms: wall_ms + skipped, mono_ms: mono_ms + skipped }
     }
 }
 
@@ -49,7 +77,7 @@ pub(crate) fn told_version() -> PolicyVersion {
         name: "told".into(),
         version: "1.0.0".into(),
         summary: "Does what its parameters say.".into(),
-        hooks: vec![Hook::Offer, Hook::Admit],
+        hooks: vec![Hook::Offer, Hook::Admit, Hook::Place],
         parameters_schema: "{}".into(),
         artifact: digest.clone(),
         digest,
@@ -60,7 +88,8 @@ pub(crate) fn told_version() -> PolicyVersion {
 }
 
 /// One policy, in this process, that does what its parameters say: words with spaces between.
-/// `whole`, `shares=N` (each takes an Nth of the memory), `deny=REASON`, `env=KEY:VALUE`.
+/// `whole`, `twice` (whole under two names), `shares=N` (each takes an Nth of the memory),
+/// `deny=REASON`, `env=KEY:VALUE`, `place=last`, `place=foreign`, `place=fault`.
 pub(crate) struct ToldPolicies;
 
 impl Policies for ToldPolicies {
@@ -102,15 +131,35 @@ impl Policies for ToldPolicies {
                 }
                 (None, None) => Ok(None),
             },
-            Question::Place(_) | Question::Triage(_) => Ok(None),
+            Question::Place(request) => told_place(value("place="), request),
+            Question::Triage(_) => Ok(None),
         }
     }
 }
 
+fn told_place(word: Option<&str>, request: &PlaceRequest) -> Result<Option<Answer>, Fault> {
+    let devices = match word {
+        None => return Ok(None),
+        Some("fault") => return Err(Fault { kind: FaultKind::Trap, detail: "unreachable".into() }),
+        Some("foreign") => vec![DeviceId::parse("GPU-99").unwrap(); request.size],
+        Some("last") => {
+            let mut all = request.available.clone();
+            all.sort();
+            all.split_off(all.len() - request.size)
+        }
+        Some(other) => panic!("{other}"),
+    };
+    Ok(Some(Answer::Place(Placement { devices, reason: String::new() })))
+}
+
 fn told_lines(words: &[&str], shares: Option<&str>) -> Vec<OfferLine> {
     let mut lines = Vec::new();
+    let whole = |name: &str| OfferLine { resource: resource(name), count: 1, consumes: Consumes::Whole };
     if words.contains(&"whole") {
-        lines.push(OfferLine { resource: resource(GPU), count: 1, consumes: Consumes::Whole });
+        lines.push(whole(GPU));
+    }
+    if words.contains(&"twice") {
+        lines.extend([whole(GPU), whole(SHARED)]);
     }
     if let Some(count) = shares {
         let count: u32 = count.parse().unwrap();

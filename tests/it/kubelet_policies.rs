@@ -1,0 +1,170 @@
+//! What policies can do to pods: placements that are followed, faults that fail nobody, offers that
+//! are refused, denials that withdraw a resource for a while.
+
+use crate::kubelet_allocation::refused;
+use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON};
+use berth::admin::{NodeFacts, Running, Server, Settings};
+use berth::admission::ActivateError;
+use berth::kernel::policy::FaultKind;
+use kubelet_standin::{PodSpec, Rpc};
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Instant;
+use tempfile::TempDir;
+
+fn pod(name: &str) -> PodSpec {
+    PodSpec::new("default", name).container("main", &[(GPU, 1)])
+}
+
+async fn held_by_one(node: &Node, name: &str) -> String {
+    let spec = pod(name);
+    let uid = spec.uid.clone();
+    node.kubelet.admit(spec).await.unwrap();
+    node.kubelet.held(&uid, "main", GPU).pop_first().unwrap()
+}
+
+#[tokio::test]
+async fn the_kubelet_asks_where_to_place_and_follows_the_policy() {
+    let node = Recipe { gpus: 8, policy: Some("whole place=last"), ..Recipe::default() }.node().await;
+    node.allocatable(GPU, 8).await;
+    // The kubelet picks at random where nobody has a preference.
+    for n in (3..8).rev() {
+        assert_eq!(held_by_one(&node, &format!("p{n}")).await, format!("GPU-{n}"));
+    }
+    let asked = node.kubelet.calls(Rpc::GetPreferredAllocation, GPU);
+    assert_eq!((asked.count, asked.errors), (5, 0));
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_policy_that_fails_in_place_fails_no_pod() {
+    for (told, kind) in [("whole place=fault", FaultKind::Trap), ("whole place=foreign", FaultKind::Answer)] {
+        let node = Recipe { gpus: 8, policy: Some(told), ..Recipe::default() }.node().await;
+        node.allocatable(GPU, 8).await;
+        // More than suspend it.
+        for n in 0..7 {
+            held_by_one(&node, &format!("p{n}")).await;
+        }
+        let asked = node.kubelet.calls(Rpc::GetPreferredAllocation, GPU);
+        assert_eq!((asked.count, asked.errors), (7, 0), "{told}");
+        let record = node.door.record(0, &node.door.snapshot().stack.entries[0]);
+        assert!(record.faults.contains_key(&kind), "{told}: {record:?}");
+        assert_eq!(node.live().len(), 7, "{told}");
+        node.assert_harmless();
+    }
+}
+
+#[tokio::test]
+async fn two_resources_that_each_take_the_whole_part_are_no_offer() {
+    let node = Recipe { gpus: 2, policy: Some("whole"), ..Recipe::default() }.node().await;
+    node.allocatable(GPU, 2).await;
+    let before = node.door.snapshot().stack.clone();
+    let refused = node.try_activate("twice").await.unwrap_err();
+    assert!(matches!(refused, ActivateError::Fails { passing: false, .. }), "{refused:?}");
+    let text = refused.to_string();
+    for part in ["told@", "GPU-0", "two resources that each take the whole part", "not activated"] {
+        assert!(text.contains(part), "{part} is missing in {text:?}");
+    }
+    assert_eq!(node.door.snapshot().stack, before);
+    node.kubelet.admit(pod("p")).await.unwrap();
+    assert_eq!(node.kubelet.capacity(SHARED), None);
+    node.assert_harmless();
+}
+
+/// The admin API over a node.
+struct Api {
+    running: Running,
+    token: String,
+    _folder: TempDir,
+}
+
+impl Api {
+    fn over(node: &Node) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let token_file = folder.path().join("token");
+        let settings = Settings {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            health_listen: None,
+            token_file: token_file.clone(),
+            facts: Arc::new(NodeFacts::default),
+        };
+        let running = Server::bind(settings).unwrap().run(node.door.clone()).unwrap();
+        let token = std::fs::read_to_string(token_file).unwrap().trim().to_owned();
+        Self { running, token, _folder: folder }
+    }
+
+    /// What the node's page says of the breaker of whole GPUs.
+    fn breaker(&self) -> Option<String> {
+        let agent: ureq::Agent =
+            ureq::Agent::config_builder().proxy(None).timeout_global(Some(SOON)).build().into();
+        let url = format!("http://{}/api/v1/node", self.running.address);
+        let call = agent.get(&url).header("Authorization", format!("Bearer {}", self.token)).call();
+        let node: Value = serde_json::from_str(&call.unwrap().body_mut().read_to_string().unwrap()).unwrap();
+        let all = node["resources"].as_array().unwrap();
+        let whole = all.iter().find(|r| r["resource"] == GPU).unwrap_or_else(|| panic!("{node}"));
+        whole["breaker"].as_str().map(String::from)
+    }
+}
+
+async fn denied_three_times(node: &Node) {
+    node.activate("whole deny=not-today").await;
+    let began = Instant::now();
+    for n in 0..3 {
+        let text = refused(node, pod(&format!("denied{n}"))).await;
+        assert!(text.contains("not-today"), "{text}");
+    }
+    assert!(began.elapsed().as_secs() < 60, "this machine is too slow to be denied thrice in a minute");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_denials_withdraw_a_resource_and_one_device_tries_it_again() {
+    let mut recipe = Recipe { policy: Some("whole"), ..Recipe::default() };
+    // The clock of the test is the only one that ends a pause.
+    recipe.timing.breaker_pause_ms = 3_600_000;
+    recipe.timing.breaker_pause_max_ms = 2 * 3_600_000;
+    let node = recipe.node().await;
+    let api = Api::over(&node);
+    node.allocatable(GPU, 4).await;
+    assert_eq!(api.breaker(), None);
+    denied_three_times(&node).await;
+    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    assert_eq!(node.kubelet.capacity(GPU), Some(4));
+    let words = api.breaker().unwrap();
+    assert!(words.contains(GPU) && words.contains("withdrawn for 3600 s"), "{words}");
+    // Half-open: one device, and its denial opens it for twice as long.
+    node.clock.skip(3_600_000);
+    node.kubelet.wait_allocatable(GPU, 1, SOON).await.unwrap();
+    assert!(api.breaker().unwrap().contains("one device is listed again"));
+    refused(&node, pod("once-more")).await;
+    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    assert!(api.breaker().unwrap().contains("withdrawn for 7200 s"));
+    // Half-open again, and a success closes it.
+    node.clock.skip(2 * 3_600_000);
+    node.kubelet.wait_allocatable(GPU, 1, SOON).await.unwrap();
+    node.activate("whole").await;
+    node.kubelet.admit(pod("lucky")).await.unwrap();
+    node.kubelet.wait_allocatable(GPU, 4, SOON).await.unwrap();
+    assert_eq!(api.breaker(), None);
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_release_brings_a_withdrawn_resource_back() {
+    let mut recipe = Recipe { policy: Some("whole"), ..Recipe::default() };
+    recipe.timing.breaker_pause_ms = 3_600_000;
+    recipe.timing.breaker_pause_max_ms = 3_600_000;
+    let node = recipe.node().await;
+    node.allocatable(GPU, 4).await;
+    let holder = pod("holder");
+    let uid = holder.uid.clone();
+    node.kubelet.admit(holder).await.unwrap();
+    node.kubelet.run(&uid).await.unwrap();
+    denied_three_times(&node).await;
+    // What is held stays healthy.
+    node.kubelet.wait_allocatable(GPU, 1, SOON).await.unwrap();
+    assert_eq!(node.door.snapshot().breakers.len(), 1);
+    node.kubelet.delete(&uid);
+    node.kubelet.wait_allocatable(GPU, 4, SOON).await.unwrap();
+    assert!(node.door.snapshot().breakers.is_empty());
+    node.assert_harmless();
+}

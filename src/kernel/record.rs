@@ -181,6 +181,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         Change::Delisted(key) => add(RecordKey::Part(key.id.part.clone())),
         Change::GpuForgotten(gpu) => {
             add(RecordKey::Drain(gpu.clone()));
+            add(RecordKey::Health(gpu.clone()));
             before
                 .parts
                 .values()

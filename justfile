@@ -36,6 +36,14 @@ deny:
 demo *ARGS:
     cargo run --release --example demo -- {{ARGS}}
 
+# kill -9 at random and at every named step of a turn, and a check after each restart
+crash ROUNDS="10000" *ARGS:
+    cargo run --release --locked --features kill-points --example crash -- kill {{ROUNDS}} {{ARGS}}
+
+# Power cuts at random points of the store's writes, with every legal loss of what was not synced
+crash-power ROUNDS="10000" *ARGS:
+    cargo run --release --locked --features kill-points --example crash -- power {{ROUNDS}} {{ARGS}}
+
 # Budgets measured in one run, with a table at its end
 bench:
     cargo bench --locked --bench budgets

@@ -70,6 +70,14 @@ pub struct Daemon {
 /// # Errors
 /// What is wrong and what to do about it, in one line with its causes.
 pub fn serve(config: Config) -> anyhow::Result<()> {
+    serve_with(config, Options::default())
+}
+
+/// The same with other options.
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_with(config: Config, options: Options) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()
@@ -78,7 +86,7 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
     let outcome = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut daemon = Daemon::build(config, Options::default()).await?;
+        let mut daemon = Daemon::build(config, options).await?;
         let brought_up = tokio::select! {
             up = daemon.bring_up() => Some(up),
             _ = terminate.recv() => None,

@@ -11,6 +11,7 @@ use crate::kernel::ledger::Ledger;
 use crate::kernel::record::writes;
 use crate::kernel::refusal::Refusal;
 use crate::kernel::restore::{carry_over, restore};
+use crate::kill_points::{Point, pass};
 use crate::ports::{Clock, Store, StoreError};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased, tick};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -143,6 +144,7 @@ impl Keeper {
             if self.reopen_at.is_some() {
                 return Err(AskError::Store(self.trouble_now()));
             }
+            pass(Point::BeforeAppend);
             if let Err(error) = self.store.append(&writes(&self.ledger, entry, &next)) {
                 let said = chain(&error);
                 // Too large is known before anything was written.
@@ -153,6 +155,7 @@ impl Keeper {
                 }
                 return Err(AskError::Store(said));
             }
+            pass(Point::AfterAppend);
         }
         self.publish(next);
         Ok(())
@@ -180,7 +183,9 @@ impl Keeper {
 
     fn publish(&mut self, next: Ledger) {
         self.ledger = Arc::new(next);
+        pass(Point::AfterApply);
         self.publisher.send_replace(Arc::clone(&self.ledger));
+        pass(Point::AfterPublish);
     }
 
     fn set_trouble(&self, trouble: Option<String>) {
@@ -316,6 +321,7 @@ fn answer(keeper: &mut Keeper, ask: Ask) {
         return;
     }
     let answered = keeper.turn(&ask.command);
+    pass(Point::BeforeReply);
     // Whoever asked may have given up waiting; what is applied stays applied.
     let _ = ask.reply.send(answered);
 }

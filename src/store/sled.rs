@@ -19,6 +19,7 @@ use super::counter::Counter;
 use super::folder::Folder;
 use super::trouble::{Trouble, panicked};
 use crate::kernel::record::{Meta, Record, Write};
+use crate::kill_points::{Point, pass};
 use crate::ports::{Store, StoreError};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -128,9 +129,11 @@ impl Open {
             _ => trouble.io("opening its file data/counter", &e),
         })?;
         let contents = folder.try_on_copy(|copy| whole(&open_sled(copy, trouble)?, count, trouble))?;
+        pass(Point::StoreChecked);
         folder.sweep()?;
         // The same bytes give the same contents; `load` compares.
         let open = Self { db: open_sled(&folder.data(), trouble)?, log, counter, contents };
+        pass(Point::StoreOpened);
         open.counter
             .set(open.contents.check().writes)
             .and_then(|()| open.counter.sync())
@@ -154,6 +157,7 @@ impl Open {
         let db = &self.db;
         let written = catch_unwind(AssertUnwindSafe(|| {
             db.apply_batch(batch)?;
+            pass(Point::StoreTaken);
             db.flush()
         }));
         match written {
@@ -161,11 +165,14 @@ impl Open {
             Ok(Err(e)) => return Err(trouble.writing(e)),
             Err(panic) => return Err(trouble.failed(panicked(&*panic))),
         }
+        pass(Point::StoreFlushed);
         // The counter last: it must never be ahead of what is durable.
         let synced = self
             .log
             .sync_data()
+            .inspect(|()| pass(Point::StoreSynced))
             .and_then(|()| self.counter.set(next.check.writes))
+            .inspect(|()| pass(Point::StoreCounted))
             .and_then(|()| folder.is_in_place(&self.log));
         match synced {
             Ok(true) => {

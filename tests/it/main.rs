@@ -9,6 +9,7 @@ mod admin_policies;
 mod admin_routes;
 mod admin_twins;
 mod cli;
+mod crash;
 mod daemon;
 mod gpus_contract;
 mod house;

@@ -44,6 +44,10 @@ crash ROUNDS="10000" *ARGS:
 crash-power ROUNDS="10000" *ARGS:
     cargo run --release --locked --features kill-points --example crash -- power {{ROUNDS}} {{ARGS}}
 
+# The store's size and speed under allocations that come and go
+crash-grow APPENDS="200000":
+    cargo run --release --locked --features kill-points --example crash -- grow {{APPENDS}}
+
 # Budgets measured in one run, with a table at its end
 bench:
     cargo bench --locked --bench budgets

@@ -2,8 +2,9 @@
 //! daemon, run until a signal, stop in order.
 
 use anyhow::Context;
-use berth::cli::{self, Cli, Hooks};
+use berth::cli::{self, Cli, Hooks, StateHooks, StateSummary};
 use berth::config::{Config, GpuSource};
+use berth::store::{self, Summary};
 use clap::Parser;
 use std::process::ExitCode;
 
@@ -13,7 +14,12 @@ fn main() -> ExitCode {
     if let Some(code) = berth::wasm::compiler_process() {
         return code;
     }
-    let hooks = Hooks { serve, look };
+    let state = StateHooks {
+        export: |dir, out| Ok(store::export(dir, out)?),
+        import: |dir, lines| Ok(shown(store::import(dir, lines)?)),
+        verify: |dir| Ok(shown(store::verify(dir)?)),
+    };
+    let hooks = Hooks { serve, look, state };
     cli::run(Cli::parse(), &hooks)
 }
 
@@ -34,4 +40,8 @@ fn look(source: &GpuSource) -> anyhow::Result<String> {
         text += &format!("; {gpu} does not work: {trouble}");
     }
     Ok(text)
+}
+
+fn shown(Summary { appends, records, kinds }: Summary) -> StateSummary {
+    StateSummary { appends, records, kinds }
 }

@@ -10,11 +10,12 @@
 // It prints for people: that is its purpose.
 #![allow(clippy::print_stdout)]
 
+mod grow;
 mod kill;
 mod power;
 
-use anyhow::Context;
-use berth::cli::{Cli, Hooks};
+use anyhow::{Context, bail};
+use berth::cli::{Cli, Hooks, StateHooks};
 use berth::config::Config;
 use berth::daemon::Options;
 use berth::kubelet::Waits;
@@ -43,6 +44,11 @@ enum Args {
         #[arg(long)]
         seed: Option<u64>,
     },
+    /// The store's size and speed under allocations that come and go
+    Grow {
+        /// Appends in all
+        appends: u64,
+    },
     /// Power cuts at sampled points of the store's writes
     Power {
         /// Cuts in all
@@ -59,22 +65,38 @@ fn main() -> ExitCode {
         return code;
     }
     if std::env::var_os(DAEMON).is_some() {
-        return berth::cli::run(Cli::parse(), &Hooks { serve, look: |_| Ok(String::new()) });
+        let state = StateHooks {
+            export: |_, _| bail!("this is the harness"),
+            import: |_, _| bail!("this is the harness"),
+            verify: |_| bail!("this is the harness"),
+        };
+        return berth::cli::run(
+            Cli::parse(),
+            &Hooks { serve, look: |_| bail!("this is the harness"), state },
+        );
     }
     let ran = match Args::parse() {
         Args::Kill { rounds, seed } => kills(rounds, seed),
         Args::Power { rounds, seed } => cuts(rounds, seed),
+        Args::Grow { appends } => {
+            return match grow::run(appends) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => failed(&error),
+            };
+        }
     };
     match ran {
         Ok(tally) => {
             println!("{tally}");
             if tally.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
-        Err(error) => {
-            eprintln!("crash: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error),
     }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("crash: {error:#}");
+    ExitCode::FAILURE
 }
 
 /// `berth serve` as it is, but for one wait: after a kill it gives the kubelet 250 ms to notice, which

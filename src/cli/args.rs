@@ -12,6 +12,7 @@ Examples:
   berth gpu list                            GPUs, their health, what is held
   berth gpu cordon 3 --reason 'new fan'     Grant nothing new on GPU 3; what runs goes on
   berth allocation list --gpu 3             Who holds it?
+  berth state verify                        Is the store of a stopped daemon whole?
   berth policy push my-policy.wasm          Upload a policy; nothing changes yet
   berth policy activate stack.yaml          Swap the whole stack, or nothing
 
@@ -136,6 +137,20 @@ stack.yaml is a list of entries, or a configuration file with such a list under 
         #[command(subcommand)]
         command: NodeCommand,
     },
+    /// Save, restore and check the allocation store of a stopped daemon
+    #[command(after_help = "\
+The daemon must be stopped, or a copy of its state folder be named:
+  berth state verify
+  berth state export > state.jsonl
+  berth state import --state-dir /var/lib/berth-new state.jsonl
+
+JSON lines: a header with the format and the number of records, then one record a line. Modules of
+uploaded policies and the token are files beside the store and not in it: copy those, or push them anew.")]
+    State {
+        /// What to do.
+        #[command(subcommand)]
+        command: StateCommand,
+    },
     /// Print the admin API's OpenAPI description
     Openapi,
 }
@@ -252,6 +267,41 @@ pub enum ConfigCommand {
         /// The configuration file
         file: PathBuf,
     },
+}
+
+/// `berth state`.
+#[derive(Subcommand, Debug)]
+pub enum StateCommand {
+    /// Write every record as JSON lines, to a new file or standard output
+    Export {
+        /// Which store.
+        #[command(flatten)]
+        state: StateDir,
+        /// A file that is not there yet; standard output if not given
+        file: Option<PathBuf>,
+    },
+    /// Make the store of a state folder that has none; all of it or nothing
+    Import {
+        /// Which store.
+        #[command(flatten)]
+        state: StateDir,
+        /// What `berth state export` wrote; `-` reads standard input
+        file: PathBuf,
+    },
+    /// Read everything and say what there is, or what is damaged; exit code 1 then
+    Verify {
+        /// Which store.
+        #[command(flatten)]
+        state: StateDir,
+    },
+}
+
+/// Which store.
+#[derive(Args, Clone, Debug)]
+pub struct StateDir {
+    /// The state folder of the daemon, or a copy of it
+    #[arg(long, env = "BERTH_STATE_DIR", value_name = "DIR", default_value = "/var/lib/berth")]
+    pub state_dir: PathBuf,
 }
 
 /// `berth node`.

@@ -9,8 +9,10 @@ mod gpu;
 mod node_check;
 mod output;
 mod policy;
+mod state;
 
 pub use args::{Cli, Command, Output};
+pub use state::{StateHooks, StateSummary};
 
 use crate::config::{Config, GpuSource};
 use client::Client;
@@ -23,6 +25,8 @@ pub struct Hooks {
     pub serve: fn(Config) -> anyhow::Result<()>,
     /// One look at the GPUs: what was found, in one line.
     pub look: fn(&GpuSource) -> anyhow::Result<String>,
+    /// What `berth state` does.
+    pub state: StateHooks,
 }
 
 /// Runs one command. 0 done, 1 refused or failed; bad usage has ended with 2 before.
@@ -44,6 +48,7 @@ pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
         Command::Node { command: args::NodeCommand::Check(args) } => {
             return node_check::run(&args, hooks.look, &mut out);
         }
+        Command::State { command } => state::run(&command, &hooks.state, &mut out),
         Command::Openapi => out.text(crate::admin::openapi_json()),
     };
     match done {

@@ -69,6 +69,23 @@ impl SledStore {
         Ok(Self { open: Some(Open::checked(&folder)?), folder })
     }
 
+    /// How many appends the store in this folder took, and every record in it, read from a copy: the
+    /// store stays as it is.
+    ///
+    /// # Errors
+    /// As [`SledStore::open`].
+    pub fn read(path: &Path) -> Result<(u64, Vec<Record>), StoreError> {
+        let folder = Folder::lock(path)?;
+        let (_, count) = open_counter(&folder)?;
+        // It must be there, before sled makes one.
+        folder.open_log()?;
+        folder.try_on_copy(|copy| {
+            let db = open_sled(copy, &folder.trouble)?;
+            let whole = whole(&db, count, &folder.trouble)?;
+            Ok((whole.check().writes, contents(&db, &folder.trouble)?.1))
+        })
+    }
+
     fn trouble(&self) -> &Trouble {
         &self.folder.trouble
     }
@@ -123,11 +140,7 @@ impl Open {
     fn checked(folder: &Folder) -> Result<Self, StoreError> {
         let trouble = &folder.trouble;
         let log = folder.open_log()?;
-        let (counter, count) = Counter::open(&folder.counter()).map_err(|e| match e.kind() {
-            ErrorKind::NotFound => trouble.damaged("its file data/counter is missing"),
-            ErrorKind::InvalidData => trouble.damaged("its file data/counter is no counter"),
-            _ => trouble.io("opening its file data/counter", &e),
-        })?;
+        let (counter, count) = open_counter(folder)?;
         let contents = folder.try_on_copy(|copy| whole(&open_sled(copy, trouble)?, count, trouble))?;
         pass(Point::StoreChecked);
         folder.sweep()?;
@@ -259,6 +272,16 @@ fn whole(db: &Handle, count: u64, trouble: &Trouble) -> Result<Contents, StoreEr
         );
     }
     Ok(contents)
+}
+
+/// The counter and what it says.
+fn open_counter(folder: &Folder) -> Result<(Counter, u64), StoreError> {
+    let trouble = &folder.trouble;
+    Counter::open(&folder.counter()).map_err(|e| match e.kind() {
+        ErrorKind::NotFound => trouble.damaged("its file data/counter is missing"),
+        ErrorKind::InvalidData => trouble.damaged("its file data/counter is no counter"),
+        _ => trouble.io("opening its file data/counter", &e),
+    })
 }
 
 /// A fresh store in an empty folder.

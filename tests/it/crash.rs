@@ -4,7 +4,7 @@
 // The harness is shared with `examples/crash`, which uses all of it.
 #[path = "../../examples/crash/kill/mod.rs"]
 #[allow(dead_code)]
-mod kill;
+pub(crate) mod kill;
 
 use kill::{Program, Tally};
 

@@ -7,10 +7,10 @@
 //! ([`berth::kill_points`]). Every [`SETTLE_EVERY`] rounds the load rests until list and kubelet are
 //! equal to the last allocation, with what nobody was told of ended, too.
 
-mod believed;
+pub(crate) mod believed;
 mod check;
 mod load;
-mod process;
+pub(crate) mod process;
 mod rng;
 mod tally;
 

@@ -7,6 +7,9 @@
 //!   ([`Folder::try_on_copy`], [`Contents`]).
 //! - After an I/O error it refuses everything until it is opened anew, and it may panic. So any
 //!   error closes it, under `catch_unwind`, and [`Store::load`] opens it again.
+//! - A write that fails in one of its own threads may leave `flush()` waiting for ever: there
+//!   (`exit_reservation`) the error is noted and nobody is told. Another `flush()` sees the error and
+//!   wakes all that wait, so that is what [`Store::waker`] does.
 //! - A page of more than a quarter segment becomes a file that is never synced. So segments are
 //!   larger than its default ([`SEGMENT_BYTES`]).
 //!
@@ -20,12 +23,13 @@ use super::folder::Folder;
 use super::trouble::{Trouble, panicked};
 use crate::kernel::record::{Meta, Record, Write};
 use crate::kill_points::{Point, pass};
-use crate::ports::{Store, StoreError};
+use crate::ports::{Store, StoreError, Waker};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A log segment, bytes. A page holds up to 17 records before it splits and 3 more where it takes
 /// in a neighbour: 20 x (16 KiB + 65 of key and some) = 330 KiB, under a quarter of this.
@@ -38,7 +42,33 @@ const CACHE_BYTES: u64 = 8 * 1024 * 1024;
 pub struct SledStore {
     // Before the folder, whose lock must go last.
     open: Option<Open>,
+    flushing: Flushing,
     folder: Folder,
+}
+
+/// The sled of an append that is under way.
+#[derive(Clone, Debug, Default)]
+struct Flushing(Arc<Mutex<Option<Handle>>>);
+
+impl Flushing {
+    fn set(&self, db: Option<Handle>) {
+        // Outside the lock: dropping the last handle writes.
+        let old = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), db);
+        drop(old);
+    }
+
+    /// Wakes whoever waits for a write that has failed already, in a thread of its own: if it has not
+    /// failed, this waits as well.
+    fn wake(&self) {
+        let Some(db) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Handle::another)
+        else {
+            return;
+        };
+        let flush = move || drop(catch_unwind(AssertUnwindSafe(|| db.flush())));
+        if let Err(error) = std::thread::Builder::new().name("store-waker".into()).spawn(flush) {
+            tracing::warn!(%error, "no thread to wake the store with");
+        }
+    }
 }
 
 /// sled, opened and read.
@@ -66,7 +96,7 @@ impl SledStore {
             // Not a daemon of ours: that one would hold `lock`.
             return Err(folder.trouble.locked());
         }
-        Ok(Self { open: Some(Open::checked(&folder)?), folder })
+        Ok(Self { open: Some(Open::checked(&folder)?), flushing: Flushing::default(), folder })
     }
 
     /// How many appends the store in this folder took, and every record in it, read from a copy: the
@@ -128,10 +158,18 @@ impl Store for SledStore {
         let Some(mut open) = self.open.take() else {
             return Err(self.trouble().unread());
         };
+        self.flushing.set(Some(open.db.another()));
+        let appended = open.append(&changes, &self.folder);
+        self.flushing.set(None);
         // An error drops `open`, and so closes it.
-        open.append(&changes, &self.folder)?;
+        appended?;
         self.open = Some(open);
         Ok(())
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        let flushing = self.flushing.clone();
+        Some(Box::new(move || flushing.wake()))
     }
 }
 
@@ -207,6 +245,13 @@ impl Drop for Open {
 
 /// An open sled. Its `Drop` writes, and unwraps what comes of it: the panic ends here.
 struct Handle(Option<::sled::Db>);
+
+impl Handle {
+    /// The same sled; it closes with the last of its handles.
+    fn another(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
 
 impl std::fmt::Debug for Handle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -105,7 +105,6 @@ fn allocation(number: u64, ended: bool) -> Record {
             reason: "the emptiest GPU".into(),
             environment: vec![("MODEL_CACHE".into(), "/var/cache/models".into())],
             limits: Limits { memory_mib: Some(20_389), compute_percent: Some(25) },
-            ..Decision::default()
         },
         ended: ended.then(|| End { reason: EndReason::Released, wall_ms: 1_770_000_100_000 + number }),
     })

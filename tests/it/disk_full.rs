@@ -128,7 +128,7 @@ async fn a_disk_that_fails_at_any_moment_fails_allocates_clearly_and_nothing_els
                 match node.pod().await {
                     Ok(uid) => break running.push(uid),
                     Err(said) => {
-                        assert!(Instant::now() < end, "{fault:?} {after}: it does not recover: {said}")
+                        assert!(Instant::now() < end, "{fault:?} {after}: it does not recover: {said}");
                     }
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;

@@ -123,7 +123,7 @@ impl Node<'_> {
         };
         let (ended, wrong) = tokio::join!(death, self.load.run(&dead));
         ended?;
-        self.note(wrong, "");
+        self.note(&wrong, "");
         if self.tally.rounds % SETTLE_EVERY == SETTLE_EVERY - 1 {
             self.settle().await?;
         }
@@ -156,11 +156,11 @@ impl Node<'_> {
 
     fn check(&mut self, list: &[process::Listed], serving: &Serving) {
         let wrong = self.load.memory.check(&believed::grants(&self.kubelet), list);
-        self.note(wrong, &serving.log());
+        self.note(&wrong, &serving.log());
     }
 
-    fn note(&mut self, wrong: Vec<Wrong>, log: &str) {
-        for wrong in &wrong {
+    fn note(&mut self, wrong: &[Wrong], log: &str) {
+        for wrong in wrong {
             eprintln!("round {}: {wrong}", self.tally.rounds + 1);
             self.tally.count(wrong);
         }
@@ -183,7 +183,7 @@ impl Node<'_> {
             }
             if Instant::now() > end {
                 let why = format!("of no living pod, and not ended: {extra:#?}; living: {grants:#?}");
-                self.note(vec![Wrong::Mismatch(why)], &serving.log());
+                self.note(&[Wrong::Mismatch(why)], &serving.log());
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -26,7 +26,9 @@ impl Store for Gated {
 
     fn waker(&self) -> Option<Waker> {
         let open = self.waker.clone()?;
-        Some(Box::new(move || drop(open.try_send(()))))
+        Some(Box::new(move || {
+            let _ = open.try_send(());
+        }))
     }
 }
 

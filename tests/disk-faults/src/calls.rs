@@ -196,8 +196,8 @@ unsafe extern "C" fn rename(from: *const c_char, to: *const c_char) -> c_int {
     // SAFETY: the caller's word.
     match read_only(|| unsafe { of_name(libc::AT_FDCWD, from) }) {
         Some(error) => fail(error),
-        // SAFETY: the caller's word, handed on.
         None => {
+            // SAFETY: the caller's word, handed on.
             int(unsafe { libc::syscall(libc::SYS_renameat2, libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0) })
         }
     }

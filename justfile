@@ -60,3 +60,7 @@ e2e *ARGS:
 # Write the API's document anew
 openapi:
     cargo run --quiet --locked -- openapi > openapi/berth.json
+
+# Simulated histories with every invariant checked after every turn: `just sim 10000`, `just sim --help`
+sim *ARGS:
+    cargo run --release --quiet --locked --example sim -- {{ARGS}}

@@ -20,6 +20,9 @@ CARGO_ENCODED_RUSTFLAGS+=$'\x1f'$(remap /usr/lib/rustlib/src/rust rust)
 # Less stack than the usual MiB: what a call touches then lies in few pages at the front of its
 # memory, which the daemon keeps and clears instead of giving them back.
 CARGO_ENCODED_RUSTFLAGS+=$'\x1f'-Clink-arg=-zstack-size=65536
+# Enough from the start for a call about any but the largest nodes: a page that is not touched costs
+# nothing, and growing costs two system calls a call.
+CARGO_ENCODED_RUSTFLAGS+=$'\x1f'-Clink-arg=--initial-memory=524288
 export CARGO_ENCODED_RUSTFLAGS
 
 if [ -d "$sysroot/lib/rustlib/$target" ]; then

@@ -4,6 +4,7 @@
 mod args;
 mod edits;
 mod file;
+mod parsers;
 
 pub use args::ServeArgs;
 pub use edits::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount};
@@ -167,7 +168,7 @@ impl Config {
     /// # Errors
     /// If a value cannot be used.
     pub fn merge(args: &ServeArgs, file: FileConfig) -> Result<Self, ConfigError> {
-        let state_dir = args.state_dir.clone().or(file.state_dir).unwrap_or_else(|| "/var/lib/berth".into());
+        let state_dir = absolute(args.state_dir.clone().or(file.state_dir), "/var/lib/berth");
         let overcommit = file.memory_overcommit.unwrap_or(1.0);
         if !(1.0..=16.0).contains(&overcommit) {
             return Err(bad("memoryOvercommit", &overcommit.to_string(), "1.0 to 16.0"));
@@ -178,14 +179,7 @@ impl Config {
         let timing = file.timing.unwrap_or_default().over(&Timing { quiet_ms, ..defaults });
         let admin =
             args.admin_listen.clone().or(file.admin_listen).unwrap_or_else(|| "127.0.0.1:9470".into());
-        let admin_listen = address("adminListen", &admin)?;
-        if !admin_listen.ip().is_loopback() {
-            return Err(bad(
-                "adminListen",
-                &admin,
-                "a loopback address, such as 127.0.0.1:9470, while there is no TLS",
-            ));
-        }
+        let admin_listen = admin_address(&admin)?;
         let health_listen = args.health_listen.clone().or(file.health_listen);
         let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
         let edits = Edits::merge(&args.edits, file.container_edits.unwrap_or_default())?;
@@ -198,12 +192,11 @@ impl Config {
         }
         Ok(Self {
             node_name: node_name(args.node_name.clone().or(file.node_name)),
-            kubelet_dir: args
-                .kubelet_dir
-                .clone()
-                .or(file.kubelet_dir)
-                .unwrap_or_else(|| "/var/lib/kubelet".into()),
-            token_file: file.token_file.unwrap_or_else(|| state_dir.join("token")),
+            kubelet_dir: absolute(args.kubelet_dir.clone().or(file.kubelet_dir), "/var/lib/kubelet"),
+            token_file: absolute(
+                args.token_file.clone().or(file.token_file).or_else(|| Some(state_dir.join("token"))),
+                "",
+            ),
             gpus: gpu_source(&gpus, library, &edits.driver_root)?,
             admin_listen,
             health_listen: health_listen.as_deref().map(|h| address("healthListen", h)).transpose()?,
@@ -235,8 +228,25 @@ pub fn read_file(path: &Path) -> Result<FileConfig, ConfigError> {
     FileConfig::parse(&text).map_err(|what| ConfigError::Malformed { path: path.into(), what })
 }
 
+/// The folder that was given, or the default. Absolute, so that every user of the setting means the
+/// same folder, names it in full, and finds its parents.
+fn absolute(given: Option<PathBuf>, default: &str) -> PathBuf {
+    let path = given.unwrap_or_else(|| default.into());
+    // Fails only for an empty path or without a current folder: whoever opens it says so.
+    std::path::absolute(&path).unwrap_or(path)
+}
+
 fn address(setting: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
     text.parse().map_err(|_| bad(setting, text, "an IP address and a port, such as 127.0.0.1:9470"))
+}
+
+fn admin_address(text: &str) -> Result<SocketAddr, ConfigError> {
+    let admin = address("adminListen", text)?;
+    if !admin.ip().is_loopback() {
+        let rule = "a loopback address, such as 127.0.0.1:9470, while there is no TLS";
+        return Err(bad("adminListen", text, rule));
+    }
+    Ok(admin)
 }
 
 fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Result<GpuSource, ConfigError> {
@@ -244,7 +254,7 @@ fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Resul
     match text.split_once(':') {
         None if text == "nvml" => Ok(GpuSource::Nvml { library, driver_root }),
         Some(("sim", profile)) if !profile.is_empty() => Ok(GpuSource::Sim(profile.into())),
-        _ => Err(bad("gpus", text, "nvml, sim:8xh100 (any count and model), or sim:FILE")),
+        _ => Err(bad("gpus", text, "nvml, sim:8xh100 (so many, of a known model), or sim:FILE")),
     }
 }
 
@@ -261,23 +271,24 @@ fn percent(overcommit: f64) -> u32 {
     (overcommit * 100.0).round() as u32
 }
 
+fn xids(setting: &'static str, text: &str) -> Result<Vec<u64>, ConfigError> {
+    let words = text.split(',').map(str::trim).filter(|w| !w.is_empty());
+    words
+        .map(|w| w.parse().map_err(|_| bad(setting, text, "XID numbers with commas between, or all")))
+        .collect()
+}
+
 /// The names that NVIDIA's users type. `all` or `xids` skips every XID; what is enabled wins.
 fn ignored_xids(args: &ServeArgs, file: Option<Vec<u64>>) -> Result<Vec<u64>, ConfigError> {
     let mut ignored = file.unwrap_or_else(|| APPLICATION_XIDS.to_vec());
-    let numbers = |setting, text: &str| -> Result<Vec<u64>, ConfigError> {
-        let words = text.split(',').map(str::trim).filter(|w| !w.is_empty());
-        words
-            .map(|w| w.parse().map_err(|_| bad(setting, text, "XID numbers with commas between, or all")))
-            .collect()
-    };
     match args.disable_healthchecks.as_deref().map(str::trim) {
         None => {}
         // NVIDIA's numbers end well below this.
         Some("all" | "xids") => ignored = (0..=1024).collect(),
-        Some(list) => ignored.extend(numbers("DP_DISABLE_HEALTHCHECKS", list)?),
+        Some(list) => ignored.extend(xids("DP_DISABLE_HEALTHCHECKS", list)?),
     }
     if let Some(list) = args.enable_healthchecks.as_deref() {
-        let enabled = numbers("DP_ENABLE_HEALTHCHECKS", list)?;
+        let enabled = xids("DP_ENABLE_HEALTHCHECKS", list)?;
         ignored.retain(|x| !enabled.contains(x));
     }
     ignored.sort_unstable();
@@ -309,6 +320,16 @@ mod tests {
         let config = Config::merge(&args, file).unwrap();
         assert_eq!(config.gpus, GpuSource::Sim("2xt4".into()));
         assert_eq!(config.node_name, "n1");
+    }
+
+    #[test]
+    fn relative_folders_are_meant_from_where_berth_was_started() {
+        let here = std::env::current_dir().unwrap();
+        let config = merged("stateDir: st\nkubeletDir: ./k\n").unwrap();
+        assert_eq!(config.state_dir, here.join("st"));
+        assert_eq!(config.token_file, here.join("st/token"));
+        assert_eq!(config.kubelet_dir, here.join("k"));
+        assert_eq!(merged("tokenFile: t").unwrap().token_file, here.join("t"));
     }
 
     #[test]

@@ -3,15 +3,19 @@
 
 mod clock;
 mod progress;
+mod rehearsal;
+mod serve;
 mod stack;
 
 pub use clock::SystemClock;
 pub use progress::Progress;
+pub use rehearsal::{check_source, rehearse};
+pub use serve::{serve, serve_with};
 
 use crate::admin::{self, FileStack, Step};
 use crate::admission::{self, Baseline, Door, GpuWatch, Middle};
 use crate::config::{Config, GpuSource};
-use crate::keeper::Keeper;
+use crate::keeper::{AskError, Keeper};
 use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
 use crate::kernel::policy::PolicyVersion;
@@ -27,14 +31,12 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
 
 /// GPUs, or a checkpoint, that are not there yet are asked for again after this long.
 const WAIT_AGAIN: Duration = Duration::from_secs(2);
 /// The longest that a stop may take before the process goes without the rest of it.
 const STOP_MAX: Duration = Duration::from_millis(900);
-/// Async workers. Fixed: GPU nodes have 96 to 256 processors, and each worker costs memory.
-const WORKERS: usize = 2;
 
 /// What programs other than `berth serve` set.
 #[derive(Clone)]
@@ -63,53 +65,6 @@ pub struct Daemon {
     admin: admin::Running,
     gpus: Option<GpuWatch>,
     kubelet: Option<kubelet::Running>,
-}
-
-/// Runs `berth serve` until SIGTERM or SIGINT.
-///
-/// # Errors
-/// What is wrong and what to do about it, in one line with its causes.
-pub fn serve(config: Config) -> anyhow::Result<()> {
-    serve_with(config, Options::default())
-}
-
-/// The same with other options.
-///
-/// # Errors
-/// As [`serve`].
-pub fn serve_with(config: Config, options: Options) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
-        .enable_all()
-        .build()
-        .context("cannot start the async runtime")?;
-    let outcome = runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut daemon = Daemon::build(config, options).await?;
-        let brought_up = tokio::select! {
-            up = daemon.bring_up() => Some(up),
-            _ = terminate.recv() => None,
-            _ = interrupt.recv() => None,
-        };
-        let outcome = match brought_up {
-            None => Ok(()),
-            Some(Err(error)) => Err(error),
-            Some(Ok(())) => {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-                Ok(())
-            }
-        };
-        tracing::info!("stopping");
-        daemon.stop().await;
-        outcome
-    });
-    // A thread inside a hung NVML call ends with the process.
-    runtime.shutdown_timeout(Duration::from_millis(50));
-    outcome
 }
 
 impl Daemon {
@@ -143,11 +98,7 @@ impl Daemon {
             ..wasm::Settings::new(config.state_dir.clone())
         };
         let policies: Arc<dyn Policies> = Arc::new(WasmPolicies::new(settings)?);
-        let baseline = Baseline {
-            resource: config.resource.clone(),
-            ignored_xids: config.ignored_xids.clone(),
-            quiet_ms: config.rules.timing.quiet_ms,
-        };
+        let baseline = baseline(&config);
         let middle = admission::start(keeper, Arc::clone(&policies), clock, config.rules.clone(), baseline)
             .context("cannot start the keeper")?;
         let admin = admin.run(middle.door.clone())?;
@@ -220,24 +171,44 @@ impl Daemon {
     pub async fn bring_up(&mut self) -> anyhow::Result<()> {
         let (gpus, inventory) = self.find_gpus().await;
         self.progress.gpus_found(gpus.describe(), &inventory);
-        let door = self.door().clone();
-        tokio::task::spawn_blocking(move || door.looked(inventory))
-            .await
-            .context("taking in the GPUs")?
-            .context("the GPUs that were found could not be recorded")?;
-        self.activate_file_stack().await?;
-        self.door().reoffer().await.context("the first offers could not be recorded")?;
+        self.record_look(inventory).await?;
         self.gpus = Some(
             GpuWatch::start(&gpus, self.door(), self.config.poll).context("cannot start the GPU threads")?,
         );
         let settings =
             kubelet::Settings { waits: self.options.waits.clone(), ..kubelet::Settings::of(&self.config) };
         let front = kubelet::Front::new(settings, self.door().clone());
+        // Before the stack offers anything: the share numbers that pods hold keep their owner.
         self.adopt(&front).await;
+        self.activate_file_stack().await?;
+        if let Err(error) = self.door().reoffer().await {
+            // The policy thread asks again by itself.
+            tracing::warn!("the first offers could not be recorded: {error}");
+        }
         let running = front.start();
         self.progress.registering(running.registrations());
         self.kubelet = Some(running);
         Ok(())
+    }
+
+    /// Hands the first look in. A disk that is slow while the node starts is waited for.
+    async fn record_look(&self, inventory: Inventory) -> anyhow::Result<()> {
+        let mut said = false;
+        loop {
+            let (door, inventory) = (self.door().clone(), inventory.clone());
+            let looked = tokio::task::spawn_blocking(move || door.looked(inventory));
+            match looked.await.context("taking in the GPUs")? {
+                Ok(_) => return Ok(()),
+                Err(error @ (AskError::Store(_) | AskError::Busy | AskError::Late(_))) => {
+                    if !std::mem::replace(&mut said, true) {
+                        let every = WAIT_AGAIN.as_secs();
+                        tracing::error!("the GPUs cannot be recorded: {error}; trying again every {every} s");
+                    }
+                    tokio::time::sleep(WAIT_AGAIN).await;
+                }
+                Err(error) => return Err(error).context("the GPUs that were found could not be recorded"),
+            }
+        }
     }
 
     /// Looks until there is an answer: drivers are loaded late on some nodes.
@@ -299,10 +270,23 @@ impl Daemon {
             }
             return Ok(());
         }
-        if snapshot.stack.entries != entries {
-            let stack = NewStack { from_api: false, by: "config".into(), entries };
-            let activated = self.door().activate(stack, None).await;
-            activated.context("the stack of the configuration cannot be used")?;
+        let mut said = false;
+        while self.door().snapshot().stack.entries != entries {
+            let stack = NewStack { from_api: false, by: "config".into(), entries: entries.clone() };
+            match self.door().activate(stack, None).await {
+                Ok(_) => break,
+                // A node that starts is busy, and its disks are slow: that is no word on the stack.
+                Err(error) if error.is_passing() => {
+                    if !std::mem::replace(&mut said, true) {
+                        let every = WAIT_AGAIN.as_secs();
+                        tracing::error!("{error}; trying again every {every} s");
+                    }
+                    tokio::time::sleep(WAIT_AGAIN).await;
+                }
+                Err(error) => {
+                    return Err(error).context("the stack of the configuration cannot be used");
+                }
+            }
         }
         Ok(())
     }
@@ -356,12 +340,14 @@ impl Daemon {
             let admin = tokio::task::spawn_blocking(move || admin.stop());
             let _ = tokio::join!(kubelet, admin);
         };
-        if tokio::time::timeout(STOP_MAX, fronts).await.is_err() {
+        // One deadline for all of it: a stop is over within a second.
+        let end = Instant::now() + STOP_MAX;
+        if tokio::time::timeout_at(end, fronts).await.is_err() {
             tracing::warn!("a front end did not stop in time");
         }
         drop(door);
         let join = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join())));
-        if tokio::time::timeout(STOP_MAX, join).await.is_err() {
+        if tokio::time::timeout_at(end, join).await.is_err() {
             // Every Ok was durable when it was given, so nothing is lost.
             tracing::warn!("the keeper did not stop in time");
         }
@@ -381,6 +367,14 @@ pub fn open_gpus(source: GpuSource) -> Result<Arc<dyn Gpus>, GpusError> {
         })?),
         GpuSource::Sim(profile) => Arc::new(SimGpus::open(&profile)?),
     })
+}
+
+fn baseline(config: &Config) -> Baseline {
+    Baseline {
+        resource: config.resource.clone(),
+        ignored_xids: config.ignored_xids.clone(),
+        quiet_ms: config.rules.timing.quiet_ms,
+    }
 }
 
 fn make_state_dir(config: &Config) -> anyhow::Result<()> {

@@ -8,12 +8,14 @@ use crate::kernel::change::Entry;
 use crate::kernel::command::{Command, Rules};
 use crate::kernel::decide::{Verdict, decide};
 use crate::kernel::ledger::Ledger;
-use crate::kernel::record::writes;
+use crate::kernel::names::PartId;
+use crate::kernel::record::{HealthRecord, Record, Write, health_records, health_writes, writes};
 use crate::kernel::refusal::Refusal;
 use crate::kernel::restore::{carry_over, restore};
 use crate::kill_points::{Point, pass};
 use crate::ports::{Clock, Store, StoreError};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased, tick};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -77,6 +79,8 @@ pub struct Keeper {
     rules: Rules,
     clock: Arc<dyn Clock>,
     publisher: watch::Sender<Snapshot>,
+    /// What the store says of the GPUs' health.
+    written_health: BTreeMap<PartId, HealthRecord>,
     trouble: Trouble,
     /// Set while memory and store may differ: when to try again, monotonic milliseconds.
     reopen_at: Option<u64>,
@@ -91,15 +95,32 @@ impl Keeper {
     /// # Errors
     /// If the store cannot be read.
     pub fn open(mut store: Box<dyn Store>, rules: Rules, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
-        let ledger = Arc::new(restore(store.load()?, clock.now()));
+        let records = store.load()?;
+        let written_health = health_of(&records);
+        let ledger = Arc::new(restore(records, clock.now()));
         let (publisher, _) = watch::channel(Arc::clone(&ledger));
-        Ok(Self { ledger, store, rules, clock, publisher, trouble: Trouble::default(), reopen_at: None })
+        Ok(Self {
+            ledger,
+            store,
+            rules,
+            clock,
+            publisher,
+            written_health,
+            trouble: Trouble::default(),
+            reopen_at: None,
+        })
     }
 
     /// The newest snapshot.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         Arc::clone(&self.ledger)
+    }
+
+    /// What is wrong with the store, if anything: until it is read back, memory and disk may differ.
+    #[must_use]
+    pub fn store_trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// One turn: decide, append, apply, publish. Record before apply, apply before publish, publish
@@ -119,6 +140,14 @@ impl Keeper {
         let entry = Arc::new(entry);
         if !entry.changes.is_empty() {
             self.commit(&entry)?;
+        }
+        // The kubelet's calls do not wait for what concerns history alone.
+        if !matches!(command, Command::Allocate { .. }) {
+            let written = self.write_health();
+            // An operator's word is given in writing.
+            if matches!(command, Command::Heal { .. }) {
+                written?;
+            }
         }
         match refusal {
             Some(refusal) => Err(refusal.into()),
@@ -144,20 +173,41 @@ impl Keeper {
             if self.reopen_at.is_some() {
                 return Err(AskError::Store(self.trouble_now()));
             }
-            pass(Point::BeforeAppend);
-            if let Err(error) = self.store.append(&writes(&self.ledger, entry, &next)) {
-                let said = chain(&error);
-                // Too large is known before anything was written.
-                if !matches!(error, StoreError::TooLarge { .. }) {
-                    tracing::error!(error = said, "the store failed");
-                    self.set_trouble(Some(said.clone()));
-                    self.reopen();
-                }
-                return Err(AskError::Store(said));
-            }
-            pass(Point::AfterAppend);
+            self.append(&writes(&self.ledger, entry, &next))?;
         }
         self.publish(next);
+        Ok(())
+    }
+
+    fn append(&mut self, writes: &[Write]) -> Result<(), AskError> {
+        pass(Point::BeforeAppend);
+        let Err(error) = self.store.append(writes) else {
+            pass(Point::AfterAppend);
+            return Ok(());
+        };
+        let said = chain(&error);
+        // Too large is known before anything was written.
+        if !matches!(error, StoreError::TooLarge { .. }) {
+            tracing::error!(error = said, "the store failed");
+            self.set_trouble(Some(said.clone()));
+            self.reopen();
+        }
+        Err(AskError::Store(said))
+    }
+
+    /// Brings the store up to date with how the GPUs fare. What fails is tried again with the next
+    /// command.
+    fn write_health(&mut self) -> Result<(), AskError> {
+        let now = health_records(&self.ledger);
+        let writes = health_writes(&self.written_health, &now);
+        if writes.is_empty() {
+            return Ok(());
+        }
+        if self.reopen_at.is_some() {
+            return Err(AskError::Store(self.trouble_now()));
+        }
+        self.append(&writes)?;
+        self.written_health = now;
         Ok(())
     }
 
@@ -168,6 +218,7 @@ impl Keeper {
         let now = self.clock.now();
         match self.store.load() {
             Ok(records) => {
+                self.written_health = health_of(&records);
                 let next = carry_over(restore(records, now), &self.ledger);
                 tracing::info!(allocations = next.live.len(), "the store was read back after a failure");
                 self.publish(next);
@@ -196,6 +247,15 @@ impl Keeper {
         let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         trouble.clone().unwrap_or_else(|| "it is being read back".into())
     }
+}
+
+/// What records say of the GPUs' health.
+fn health_of(records: &[Record]) -> BTreeMap<PartId, HealthRecord> {
+    let health = |record: &Record| match record {
+        Record::Health(health) => Some((health.gpu.clone(), health.clone())),
+        _ => None,
+    };
+    records.iter().filter_map(health).collect()
 }
 
 /// An error with its causes, for the last reader.

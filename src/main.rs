@@ -1,11 +1,9 @@
 //! `berth`: arguments, then the command. `serve` goes on from there: configuration, telemetry,
 //! daemon, run until a signal, stop in order.
 
-use anyhow::Context;
-use berth::cli::{self, Cli, Hooks, StateHooks, StateSummary};
+use berth::cli::{self, Hooks, StateHooks, StateSummary};
 use berth::config::{Config, GpuSource};
 use berth::store::{self, Summary};
-use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -19,8 +17,9 @@ fn main() -> ExitCode {
         import: |dir, lines| Ok(shown(store::import(dir, lines)?)),
         verify: |dir| Ok(shown(store::verify(dir)?)),
     };
-    let hooks = Hooks { serve, look, state };
-    cli::run(Cli::parse(), &hooks)
+    let (check_source, rehearse) = (berth::daemon::check_source, berth::daemon::rehearse);
+    let hooks = Hooks { serve, look, check_source, rehearse, state };
+    cli::parse().map_or_else(|code| code, |cli| cli::run(cli, &hooks))
 }
 
 /// `berth serve`.
@@ -32,7 +31,7 @@ fn serve(config: Config) -> anyhow::Result<()> {
 /// What `berth node check` says of the GPUs.
 fn look(source: &GpuSource) -> anyhow::Result<String> {
     let gpus = berth::daemon::open_gpus(source.clone())?;
-    let found = gpus.look().context("the GPUs cannot be read")?;
+    let found = gpus.look()?;
     let count = found.parts.iter().filter(|p| p.parent.is_none()).count();
     anyhow::ensure!(count > 0, "{} shows no GPU", gpus.describe());
     let mut text = format!("{count} GPUs, {}", gpus.describe());

@@ -1,7 +1,7 @@
 //! The calls that the kubelet waits for, over the socket: Allocate and GetPreferredAllocation.
 
 use crate::disk::{Bare, Scales};
-use crate::measure::{Effort, Series, ratio};
+use crate::measure::{Effort, Series, ratio, turns};
 use crate::node::{Client, GPU, House, Node, Recipe, SHARED, SHARES};
 use crate::table::{Budget, Row, Table, time};
 use anyhow::{Context as _, Result, ensure};
@@ -59,14 +59,22 @@ fn durability(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     let (mut empty, mut memory, mut disk, mut appends) = <(Series, Series, Series, Series)>::default();
     for _ in 0..effort.runs() {
         [&mut empty, &mut memory, &mut disk, &mut appends].into_iter().for_each(Series::begin);
-        for id in ids.iter().cycle().take(effort.samples(SAMPLES)) {
+        for (sample, id) in ids.iter().cycle().take(effort.samples(SAMPLES)).enumerate() {
             let id = std::slice::from_ref(id);
-            empty.push(nothing_client.allocate(house, id)?);
-            memory.push(in_memory.client.allocate(house, id)?);
-            in_memory.end_newest()?;
-            disk.push(on_disk.client.allocate(house, id)?);
-            on_disk.end_newest()?;
-            appends.push(bare.append()?);
+            for subject in turns(sample, 4) {
+                match subject {
+                    0 => empty.push(nothing_client.allocate(house, id)?),
+                    1 => {
+                        memory.push(in_memory.client.allocate(house, id)?);
+                        in_memory.end_newest()?;
+                    }
+                    2 => {
+                        disk.push(on_disk.client.allocate(house, id)?);
+                        on_disk.end_newest()?;
+                    }
+                    _ => appends.push(bare.append()?),
+                }
+            }
         }
     }
     drop(nothing);
@@ -111,7 +119,8 @@ fn by_policy(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     for _ in 0..effort.runs() {
         allocates.iter_mut().chain(&mut prefers).for_each(Series::begin);
         for sample in 0..effort.samples(SAMPLES) {
-            for (at, (_, node)) in nodes.iter_mut().enumerate() {
+            for at in turns(sample, nodes.len()) {
+                let node = &mut nodes[at].1;
                 let id = &ids[at][sample % ids[at].len()];
                 allocates[at].push(node.client.allocate(house, std::slice::from_ref(id))?);
                 node.end_newest()?;

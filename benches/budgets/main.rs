@@ -1,9 +1,11 @@
 //! The budgets of the design, measured: `cargo bench --bench budgets`, at most a few minutes.
 //!
-//! Everything here is on simulated GPUs, in one process, and through the real rooms: the kubelet
-//! front end on its unix socket, the policy thread, the keeper, the store. What is compared is
-//! measured in one run, sample by sample in turn, since a machine's speed changes from minute to
-//! minute; a ratio of two figures of one run means something, a lone figure only on this machine.
+//! Everything here is on simulated GPUs and through the real rooms: the kubelet front end on its
+//! unix socket, the policy thread, the keeper, the store; in this process, or, where the process
+//! itself is the subject, in the built binary beside the stand-in kubelet. What is compared is
+//! measured in one run, sample by sample, each in turn the first, since a machine's speed changes
+//! from minute to minute; a ratio of two figures of one run means something, a lone figure only on
+//! this machine.
 //!
 //! ```text
 //!   measure    samples, medians, percentiles      table      the rows and their budgets
@@ -11,9 +13,12 @@
 //!   policy     one hook call
 //!   calls      Allocate and GetPreferredAllocation over the socket, on a
 //!   node       daemon without its main            disk       a bare append and fdatasync
+//!   stream     health, faults and a new kubelet.sock, as the kubelet sees them
+//!   process    the binary: its start and memory   load       Allocate while the admin API is read
 //! ```
 //!
-//! Words after `--` choose sections (`placement`, `policy`, `allocate`, `prefer`, `stream`);
+//! Words after `--` choose sections (`placement`, `policy`, `allocate`, `prefer`, `stream`,
+//! `process`, `load`);
 //! `--strict` makes a missed budget an error. Without `--bench`, as `cargo test --benches` calls it,
 //! a few samples show that everything works, and no budget is judged.
 // A bench talks to a terminal.
@@ -22,10 +27,12 @@
 mod brute;
 mod calls;
 mod disk;
+mod load;
 mod measure;
 mod node;
 mod placement;
 mod policy;
+mod process;
 mod stream;
 mod table;
 
@@ -61,7 +68,7 @@ impl Wish {
     }
 }
 
-const SECTIONS: [&str; 5] = ["placement", "policy", "allocate", "prefer", "stream"];
+const SECTIONS: [&str; 7] = ["placement", "policy", "allocate", "prefer", "stream", "process", "load"];
 
 fn main() -> Result<()> {
     let wish = Wish::read()?;
@@ -84,6 +91,12 @@ fn main() -> Result<()> {
         }
         if wish.wants("stream") {
             stream::measure(wish.effort, &house, &mut table).context("stream")?;
+        }
+        if wish.wants("process") {
+            process::measure(wish.effort, &house, &mut table).context("process")?;
+        }
+        if wish.wants("load") {
+            load::measure(wish.effort, &house, &mut table).context("load")?;
         }
     }
     println!("\n{}, {:.0} s", machine(), began.elapsed().as_secs_f64());

@@ -72,7 +72,16 @@ impl Series {
     /// The 99th percentile of the quietest run. What else the machine does only ever adds, a whole
     /// time slice where it takes the processor away; what is our own doing is in every run.
     pub(crate) fn p99(&self) -> Duration {
-        self.of_runs(99).into_iter().min().unwrap_or_default()
+        self.quietest().1
+    }
+
+    /// Which run that is, from 1.
+    pub(crate) fn p99_run(&self) -> usize {
+        self.quietest().0
+    }
+
+    fn quietest(&self) -> (usize, Duration) {
+        (1..).zip(self.of_runs(99)).min_by_key(|(_, p99)| *p99).unwrap_or_default()
     }
 
     fn of_runs(&self, percent: usize) -> Vec<Duration> {
@@ -86,6 +95,12 @@ fn rank(samples: &[Duration], percent: usize) -> Option<Duration> {
     sorted.sort_unstable();
     let at = (sorted.len() * percent).div_ceil(100).max(1) - 1;
     sorted.get(at).copied()
+}
+
+/// The subjects of a ratio take turns at being first: whoever follows a slow one finds the
+/// processor awake and the disk busy, and that must happen to each of them equally often.
+pub(crate) fn turns(sample: usize, subjects: usize) -> impl Iterator<Item = usize> {
+    (0..subjects).map(move |turn| (sample + turn) % subjects)
 }
 
 /// How many times `b` goes into `a`.

@@ -42,7 +42,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct House {
     /// As in the daemon: two workers.
     daemon: Runtime,
-    kubelet: Runtime,
+    pub(crate) kubelet: Runtime,
     /// Runs only while a call is waited for.
     pub(crate) client: Runtime,
     pub(crate) policies: Arc<WasmPolicies>,
@@ -124,7 +124,7 @@ pub(crate) struct Node<'h> {
     pub(crate) inventory: Inventory,
     pub(crate) resource: Resource,
     pub(crate) client: Client,
-    kubelet: Kubelet,
+    pub(crate) kubelet: Kubelet,
     running: Option<Running>,
     _folder: TempDir,
 }
@@ -139,7 +139,7 @@ impl<'h> Node<'h> {
         // A GPU that failed for a sample is well again at the next look.
         rules.timing.quiet_ms = 0;
         let keeper = Keeper::open(recipe.store, rules.clone(), Arc::clone(&house.clock))?;
-        let baseline = Baseline { resource: Resource::parse(GPU)?, ignored_xids: Vec::new(), quiet_ms: 1000 };
+        let baseline = Baseline { resource: Resource::parse(GPU)?, ignored_xids: Vec::new(), quiet_ms: 0 };
         let policies: Arc<dyn Policies> = Arc::clone(&house.policies) as _;
         let door = admission::start(keeper, policies, Arc::clone(&house.clock), rules, baseline)?.door;
         let inventory = SimGpus::open(recipe.gpus)?.look()?;
@@ -217,7 +217,7 @@ fn activate(house: &House, door: &Door, name: &str, parameters: &str) -> Result<
 }
 
 /// Where a resource is served: the name is part of what operators are told.
-fn socket(kubelet_dir: &Path, resource: &Resource) -> PathBuf {
+pub(crate) fn socket(kubelet_dir: &Path, resource: &Resource) -> PathBuf {
     let hash = Sha256::digest(resource.as_str());
     let hex: String = hash.iter().take(8).map(|b| format!("{b:02x}")).collect();
     kubelet_dir.join("device-plugins").join(format!("berth-{hex}.sock"))

@@ -1,7 +1,7 @@
 //! The kernel's placement, beside brute force.
 
 use crate::brute;
-use crate::measure::{Effort, Series, ratio};
+use crate::measure::{Effort, Series, ratio, turns};
 use crate::table::{Budget, Row, Table, time};
 use anyhow::{Context as _, Result, ensure};
 use berth::kernel::change::{Change, Entry};
@@ -42,9 +42,14 @@ fn sizes(effort: Effort, n: usize, table: &mut Table) -> Result<()> {
     let mut worst: Option<(usize, Series, f64)> = None;
     for size in 1..n {
         let (mut ours, mut theirs) = (Series::default(), Series::default());
-        for _ in 0..effort.runs() {
-            ours.run(effort.samples(SAMPLES), || best_set(std::hint::black_box(&pairs), &[], size));
-            theirs.run(BRUTE_SAMPLES, || brute::best(&brute::scores(&pairs, n, size)));
+        for run in 0..effort.runs() {
+            for subject in turns(run, 2) {
+                if subject == 0 {
+                    ours.run(effort.samples(SAMPLES), || best_set(std::hint::black_box(&pairs), &[], size));
+                } else {
+                    theirs.run(BRUTE_SAMPLES, || brute::best(&brute::scores(&pairs, n, size)));
+                }
+            }
         }
         let chosen = best_set(&pairs, &[], size).iter().fold(0u32, |set, i| set | 1 << i);
         let scores = brute::scores(&pairs, n, size);

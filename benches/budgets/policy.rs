@@ -58,7 +58,7 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
             Hook::Describe | Hook::Offer | Hook::Triage => Budget::NONE,
             Hook::Place | Hook::Admit => {
                 let micros = Duration::from_micros;
-                Budget { median: Some(micros(60)), p99: Some(micros(300)), ratio: None }
+                Budget { median: Some(micros(60)), p99: Some(micros(300)), ..Budget::NONE }
             }
         };
         table.add(Row::new(format!("policy call: {name} {}, 8 x 10", hook.as_str()), &series, budget));

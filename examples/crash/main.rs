@@ -72,7 +72,13 @@ fn main() -> ExitCode {
         };
         return berth::cli::run(
             Cli::parse(),
-            &Hooks { serve, look: |_| bail!("this is the harness"), state },
+            &Hooks {
+                serve,
+                look: |_| bail!("this is the harness"),
+                check_source: |_| Ok(()),
+                rehearse: |_| Ok(Vec::new()),
+                state,
+            },
         );
     }
     let ran = match Args::parse() {

@@ -18,6 +18,7 @@ impl Api {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(Duration::from_secs(10)))
             .http_status_as_error(false)
+            .proxy(None)
             .build();
         Self {
             agent: config.into(),

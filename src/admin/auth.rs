@@ -78,7 +78,22 @@ pub(super) fn token(path: &Path) -> Result<TokenHash, AdminError> {
     }
 }
 
-fn read(path: &Path) -> Result<TokenHash, AdminError> {
+/// Whether the daemon would take the token file as it is, or make one.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_token_file(path: &Path) -> Result<(), AdminError> {
+    match read(path) {
+        Err(AdminError::Token { source: Some(error), .. }) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+/// The token of a file as it is.
+///
+/// # Errors
+/// If it is not there, or not for its owner alone to write, or holds no token.
+pub(super) fn read(path: &Path) -> Result<TokenHash, AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     let unreadable = |e| bad("it cannot be read; does it belong to this user?", Some(e));
     let file = File::open(path).map_err(unreadable)?;
@@ -115,8 +130,22 @@ fn read(path: &Path) -> Result<TokenHash, AdminError> {
 /// Makes the file with its content in one step, so that a crash leaves no half a token, and does
 /// not replace one that another process made meanwhile.
 fn make(path: &Path) -> std::io::Result<()> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(folder(path))?;
+    draft(path, |draft, _| match std::fs::hard_link(draft, path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    })
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Writes a new token beside `path`, hands it to `put` to be put in place, and makes that durable.
+pub(super) fn draft(
+    path: &Path,
+    put: impl FnOnce(&Path, &File) -> std::io::Result<()>,
+) -> std::io::Result<()> {
     let mut bytes = [0; TOKEN_BYTES];
     getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
     let token: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
@@ -125,14 +154,11 @@ fn make(path: &Path) -> std::io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
         writeln!(file, "{token}")?;
         file.sync_all()?;
-        match std::fs::hard_link(&draft, path) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(()),
-        }
+        put(&draft, &file)
     })();
     let _ = std::fs::remove_file(&draft);
     written?;
-    File::open(folder)?.sync_all()
+    File::open(folder(path))?.sync_all()
 }
 
 #[cfg(test)]

@@ -30,8 +30,9 @@ pub(super) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Ve
     numbered
         .map(|(place, entry)| {
             let bad = |rule: String| Problem::new(Kind::Invalid, format!("entries[{place}]: {rule}"));
-            let digest = resolve_version(ledger, &entry.policy, entry.digest.as_deref())
-                .map_err(|rule| bad(rule).hint("GET /api/v1/policies lists what this node knows"))?;
+            let digest = resolve_version(ledger, &entry.policy, entry.digest.as_deref()).map_err(|rule| {
+                bad(rule.to_string()).hint("GET /api/v1/policies lists what this node knows")
+            })?;
             check_permissions(&entry.permissions).map_err(bad)?;
             let parameters = serde_json::Value::Object(entry.parameters).to_string();
             if parameters.len() > PARAMETERS_BYTES_MAX {
@@ -49,6 +50,17 @@ pub(super) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Ve
         .collect()
 }
 
+/// Why a name means no version, in words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoVersion {
+    /// This node knows none; it may be uploaded.
+    #[error("{0}")]
+    NotHere(String),
+    /// It can mean none, or several, or another policy's.
+    #[error("{0}")]
+    Wrong(String),
+}
+
 /// The beginning of a digest that names a version: what tables print.
 const DIGEST_PREFIX_MIN: usize = 12;
 
@@ -57,22 +69,29 @@ const DIGEST_PREFIX_MIN: usize = 12;
 ///
 /// # Errors
 /// In words: no such version, another name, or several to choose from.
-pub fn resolve_version(ledger: &Ledger, name: &str, digest: Option<&str>) -> Result<Digest, String> {
+pub fn resolve_version(ledger: &Ledger, name: &str, digest: Option<&str>) -> Result<Digest, NoVersion> {
     if let Some(text) = digest {
         let hex = text.strip_prefix("sha256:").unwrap_or(text);
         let well_formed =
             (DIGEST_PREFIX_MIN..=64).contains(&hex.len()) && hex.bytes().all(|b| b.is_ascii_hexdigit());
         if !well_formed {
             let given: String = text.chars().take(80).collect();
-            return Err(format!("{given:?} is no digest: {DIGEST_PREFIX_MIN} to 64 lower-case hex digits"));
+            let rule = format!("{given:?} is no digest: {DIGEST_PREFIX_MIN} to 64 lower-case hex digits");
+            return Err(NoVersion::Wrong(rule));
         }
         let mut hits = ledger.policies.values().filter(|v| v.digest.as_str().starts_with(hex));
         return match (hits.next(), hits.next()) {
-            (None, _) => Err(format!("this node knows no policy with digest {hex}: upload it first")),
-            (Some(_), Some(_)) => Err(format!("several policies have a digest that begins with {hex}")),
-            (Some(version), None) if version.name != name => {
-                Err(format!("digest {} is of policy {}, not {name}", version.digest.short(), version.name))
+            (None, _) => Err(NoVersion::NotHere(format!(
+                "this node knows no policy with digest {hex}: upload it first"
+            ))),
+            (Some(_), Some(_)) => {
+                Err(NoVersion::Wrong(format!("several policies have a digest that begins with {hex}")))
             }
+            (Some(version), None) if version.name != name => Err(NoVersion::Wrong(format!(
+                "digest {} is of policy {}, not {name}",
+                version.digest.short(),
+                version.name
+            ))),
             (Some(version), None) => Ok(version.digest.clone()),
         };
     }
@@ -89,12 +108,13 @@ pub fn resolve_version(ledger: &Ledger, name: &str, digest: Option<&str>) -> Res
             known.sort_unstable();
             known.dedup();
             let (name, known) = (name.chars().take(80).collect::<String>(), known.join(", "));
-            Err(format!("this node knows no policy {name:?}; it knows {known}"))
+            Err(NoVersion::NotHere(format!("this node knows no policy {name:?}; it knows {known}")))
         }
         (Some(only), None) => Ok(only.digest.clone()),
         (Some(_), Some(_)) => {
             let digests: Vec<_> = named().map(|v| v.digest.short()).collect();
-            Err(format!("policy {name} has several versions, so give a digest: {}", digests.join(", ")))
+            let digests = digests.join(", ");
+            Err(NoVersion::Wrong(format!("policy {name} has several versions, so give a digest: {digests}")))
         }
     }
 }
@@ -171,16 +191,16 @@ mod tests {
         assert_eq!(named(None).unwrap(), "b");
         assert_eq!(named(Some(&"a".repeat(64))).unwrap(), "a");
         assert_eq!(named(Some(&format!("sha256:{}", "c".repeat(12)))).unwrap(), "c");
-        assert!(named(Some(&"d".repeat(64))).unwrap_err().contains("upload it first"));
+        assert!(named(Some(&"d".repeat(64))).unwrap_err().to_string().contains("upload it first"));
     }
 
     #[test]
     fn of_several_uploaded_versions_a_name_means_none() {
         let node = node(&[("own", 'a', false, 1), ("own", 'b', false, 2), ("other", 'c', false, 3)]);
-        let several = resolve_version(&node, "own", None).unwrap_err();
+        let several = resolve_version(&node, "own", None).unwrap_err().to_string();
         assert!(several.contains("aaaa") && several.contains("bbbb"), "{several}");
         assert!(resolve_version(&node, "other", None).is_ok());
-        let none = resolve_version(&node, "mixed", None).unwrap_err();
+        let none = resolve_version(&node, "mixed", None).unwrap_err().to_string();
         assert!(none.contains("it knows other, own"), "{none}");
     }
 }

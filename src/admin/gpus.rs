@@ -56,8 +56,8 @@ pub(super) async fn forget(
 
 /// Grant nothing new on a GPU
 ///
-/// Withdraws its free devices at once; what is held stays. Doing it twice changes nothing: the
-/// first reason stays.
+/// Withdraws its free devices at once; what is held stays. Doing it twice changes nothing but
+/// the reason, where another one is given.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "cordonGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     request_body(content = Cordon, description = "Why; may be left out"),
@@ -78,10 +78,7 @@ pub(super) async fn cordon(
 ) -> Result<HttpResponse, Problem> {
     let gpu = gpu_id(&path)?;
     let Cordon { reason } = body::json_or_default(&request, payload).await?;
-    if reason.len() > CORDON_REASON_BYTES_MAX || reason.chars().any(char::is_control) {
-        let rule = format!("reason: at most {CORDON_REASON_BYTES_MAX} bytes, no control characters");
-        return Err(Problem::new(Kind::Invalid, rule));
-    }
+    check_reason(&reason)?;
     let applied = state.door.cordon(gpu.clone(), OPERATOR.into(), reason.clone()).await?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = OPERATOR, reason, "a GPU was cordoned");
@@ -91,7 +88,7 @@ pub(super) async fn cordon(
 
 /// Let a GPU be granted again
 ///
-/// Undoes a cordon at any point. Doing it twice changes nothing.
+/// Undoes a cordon or a drain at any point. Doing it twice changes nothing.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "uncordonGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
@@ -111,11 +108,19 @@ pub(super) async fn uncordon(
     answer(&state, &gpu)
 }
 
+pub(super) fn check_reason(reason: &str) -> Result<(), Problem> {
+    if reason.len() > CORDON_REASON_BYTES_MAX || reason.chars().any(char::is_control) {
+        let rule = format!("reason: at most {CORDON_REASON_BYTES_MAX} bytes, no control characters");
+        return Err(Problem::new(Kind::Invalid, rule));
+    }
+    Ok(())
+}
+
 pub(super) fn gpu_id(text: &str) -> Result<PartId, Problem> {
     PartId::parse(text).map_err(|error| Problem::new(Kind::Path, error))
 }
 
-fn answer(state: &State, gpu: &PartId) -> Result<HttpResponse, Problem> {
+pub(super) fn answer(state: &State, gpu: &PartId) -> Result<HttpResponse, Problem> {
     let shown = View::new(&state.door).gpu(gpu);
     let shown = shown.ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })?;
     Ok(HttpResponse::Ok().json(shown))

@@ -7,6 +7,7 @@
 mod allocations;
 mod auth;
 mod body;
+mod drain;
 pub mod dto;
 mod entries;
 mod facts;
@@ -22,14 +23,17 @@ mod server;
 mod stack;
 mod state;
 mod swagger;
+mod token;
 mod unread;
 mod view;
 
+pub use auth::check_token_file;
 pub use body::{JSON_BYTES_MAX, MODULE_BYTES_MAX};
-pub use entries::resolve_version;
+pub use entries::{NoVersion, resolve_version};
 pub use facts::{FileStack, NodeFacts, Registration, Step};
 pub use openapi::openapi_json;
 pub use server::{AdminError, Running, Server};
+pub use token::rotate_token;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! The listeners and the threads behind them: bound at start, run once the ledger is open, stopped
 //! within a second.
 
-use super::auth::{self, TokenHash};
 use super::state::State;
+use super::token::Token;
 use super::{Settings, routes};
 use crate::admission::Door;
 use actix_web::http::KeepAlive;
@@ -96,7 +96,7 @@ macro_rules! limited {
 /// A server that listens but does not answer yet: connections wait in the system's queue.
 pub struct Server {
     settings: Settings,
-    token: TokenHash,
+    token: Token,
     admin: TcpListener,
     health: Option<TcpListener>,
 }
@@ -120,7 +120,7 @@ impl Server {
     pub fn bind(settings: Settings) -> Result<Self, AdminError> {
         let admin = listen(settings.listen, "--admin-listen")?;
         let health = settings.health_listen.map(|address| listen(address, "--health-listen"));
-        Ok(Self { token: auth::token(&settings.token_file)?, health: health.transpose()?, settings, admin })
+        Ok(Self { token: Token::open(&settings.token_file)?, health: health.transpose()?, settings, admin })
     }
 
     /// Answers, on threads of its own.

@@ -1,6 +1,6 @@
 //! What every handler works with.
 
-use super::auth::TokenHash;
+use super::token::Token;
 use super::{Facts, Settings};
 use crate::admission::Door;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,13 +13,13 @@ const UPLOADS_MAX: usize = 2;
 pub(super) struct State {
     pub(super) door: Door,
     pub(super) facts: Facts,
-    pub(super) token: TokenHash,
+    pub(super) token: Token,
     pub(super) uploads: Semaphore,
     pub(super) gate: Gate,
 }
 
 impl State {
-    pub(super) fn new(settings: &Settings, token: TokenHash, door: Door) -> Self {
+    pub(super) fn new(settings: &Settings, token: Token, door: Door) -> Self {
         Self {
             door,
             facts: settings.facts.clone(),

@@ -1,17 +1,19 @@
 //! GPUs, parts and devices of one snapshot, as the API shows them.
 
 use super::dto::{
-    Consumes, Device, DeviceState, Drain, Gpu, GpuSummary, Health, Link, Mig, OfferLine, Part, ResourceUse,
-    rfc3339,
+    AtDeadline, Consumes, Device, DeviceState, Drain, DrainProgress, Gpu, GpuSummary, Health, HealthTurn,
+    Link, Mig, OfferLine, Part, ResourceUse, rfc3339,
 };
 use crate::admission::Door;
 use crate::keeper::Snapshot;
 use crate::kernel::drain;
 use crate::kernel::gpu::Path;
+use crate::kernel::health::HealthState;
 use crate::kernel::ledger::GpuState;
-use crate::kernel::names::{DeviceKey, PartId, Resource};
+use crate::kernel::names::{AllocationId, DeviceKey, PartId, Resource};
 use crate::kernel::offer;
 use crate::kernel::part_state::{self, PartState};
+use crate::kernel::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One snapshot, with what the kubelet is told of it.
@@ -19,6 +21,7 @@ pub(super) struct View {
     pub(super) ledger: Snapshot,
     /// Devices that are listed Healthy.
     healthy: BTreeSet<DeviceKey>,
+    now: Now,
 }
 
 impl View {
@@ -31,7 +34,7 @@ impl View {
                 listed.filter(|l| l.healthy).map(|l| DeviceKey { resource: resource.clone(), id: l.id }),
             );
         }
-        Self { ledger, healthy }
+        Self { ledger, healthy, now: door.now() }
     }
 
     /// All GPUs in the order of their index.
@@ -85,10 +88,39 @@ impl View {
             memory_used_mib: usage.map(|u| u.memory_used_mib),
             processes: usage.map(|u| u.processes),
             present: self.parts(id).any(|p| p.present),
-            health: health(state),
-            drain: drain_of(&state.drain),
+            health: health(state, self.parts(id).any(|p| p.present)),
+            drain: self.drain_of(id, &state.drain),
             resources: self.uses_of(self.parts(id)),
         })
+    }
+
+    fn drain_of(&self, gpu: &PartId, drain: &drain::Drain) -> Drain {
+        let mark = drain.mark();
+        Drain {
+            state: drain.as_str().into(),
+            by: mark.map(|m| m.by.clone()),
+            why: mark.map(|m| m.why.clone()).filter(|w| !w.is_empty()),
+            since: mark.map(|m| rfc3339(m.since_wall_ms)),
+            progress: drain.order().map(|order| self.progress(gpu, order)),
+        }
+    }
+
+    fn progress(&self, gpu: &PartId, order: &drain::Order) -> DrainProgress {
+        let devices = || self.parts(gpu).flat_map(|p| p.devices.values());
+        let allocations: BTreeSet<AllocationId> = devices().flat_map(|d| d.holders.iter().copied()).collect();
+        // What NVML says of a GPU has its instances in it.
+        let whole = self.ledger.usage.get(gpu).map(|u| u.processes);
+        let seen = self.parts(gpu).filter_map(|p| self.ledger.usage.get(&p.part.id)).map(|u| u.processes);
+        DrainProgress {
+            deadline: order.deadline_wall_ms.map(rfc3339),
+            at_deadline: match order.at_deadline {
+                drain::AtDeadline::Wait | drain::AtDeadline::Delete => AtDeadline::Wait,
+                drain::AtDeadline::GiveUp => AtDeadline::GiveUp,
+            },
+            late: order.is_late(self.now),
+            allocations: allocations.iter().map(ToString::to_string).collect(),
+            processes: whole.or_else(|| seen.reduce(u32::saturating_add)),
+        }
     }
 
     fn uses_of<'v>(&self, parts: impl Iterator<Item = &'v PartState>) -> Vec<ResourceUse> {
@@ -164,26 +196,26 @@ impl View {
     }
 }
 
-fn health(state: &GpuState) -> Health {
+fn health(state: &GpuState, present: bool) -> Health {
     let health = &state.health;
+    // After a restart the GPUs are known before they are looked for.
+    let unseen = !present && health.state != HealthState::Vanished;
+    let reason = if unseen { "not found since the daemon started" } else { &health.reason };
+    let said = |reason: &str| Some(reason.to_owned()).filter(|r| !r.is_empty());
     Health {
-        state: health.state.as_str().into(),
-        reason: Some(health.reason.clone()).filter(|r| !r.is_empty()),
+        state: if unseen { HealthState::Vanished } else { health.state }.as_str().into(),
+        reason: said(reason),
         since: rfc3339(health.since_wall_ms),
-        heals: health.again_mono_ms.is_some(),
-    }
-}
-
-fn drain_of(drain: &drain::Drain) -> Drain {
-    let mark = match drain {
-        drain::Drain::Active => None,
-        drain::Drain::Cordoned(mark) => Some(mark),
-    };
-    Drain {
-        state: drain.as_str().into(),
-        by: mark.map(|m| m.by.clone()),
-        why: mark.map(|m| m.why.clone()).filter(|w| !w.is_empty()),
-        since: mark.map(|m| rfc3339(m.since_wall_ms)),
+        heals: health.quiet_ms.is_some(),
+        history: health
+            .history
+            .iter()
+            .map(|turn| HealthTurn {
+                state: turn.state.as_str().into(),
+                reason: said(&turn.reason),
+                since: rfc3339(turn.since_wall_ms),
+            })
+            .collect(),
     }
 }
 

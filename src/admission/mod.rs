@@ -17,7 +17,7 @@ pub use thread::{ActivateError, Granted};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
-use crate::kernel::drain::Mark;
+use crate::kernel::drain::{Mark, Order};
 use crate::kernel::gpu::{Inventory, Reading};
 use crate::kernel::listing::{Listed, listing};
 use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
@@ -43,6 +43,9 @@ const OTHER_JOBS: usize = 64;
 const ANSWER_S_MAX: u64 = 8;
 /// Longest wait for a placement. The kubelet has no timeout and admits no other pod meanwhile.
 const PLACE_MS_MAX: u64 = 1_500;
+
+/// Longest wait of a deletion for uploads that are under way.
+const DELETE_WAIT: Duration = Duration::from_secs(2);
 
 /// Why a policy was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -175,7 +178,9 @@ impl Door {
                 return placed;
             }
         }
-        (placement::baseline(&self.snapshot(), &request), "baseline".into())
+        let snapshot = self.snapshot();
+        let request = placement::narrowed(&snapshot, &request, self.rules.overcommit_percent);
+        (placement::baseline(&snapshot, &request), "baseline".into())
     }
 
     /// Hands in what a round saw.
@@ -195,12 +200,43 @@ impl Door {
         self.command(Command::Cordon { gpu, mark }).await
     }
 
+    /// Has a GPU emptied.
+    ///
+    /// # Errors
+    /// If there is no such GPU or it could not be recorded.
+    pub async fn drain(
+        &self,
+        gpu: PartId,
+        by: String,
+        why: String,
+        order: Order,
+    ) -> Result<Applied, AskError> {
+        let mark = Mark { by, why, since_wall_ms: self.clock.now().wall_ms };
+        self.command(Command::Drain { gpu, mark, order }).await
+    }
+
+    /// Calls a drain off; the GPU stays cordoned.
+    ///
+    /// # Errors
+    /// If there is no such GPU or it could not be recorded.
+    pub async fn stop_drain(&self, gpu: PartId) -> Result<Applied, AskError> {
+        self.command(Command::StopDrain { gpu }).await
+    }
+
     /// Lets a GPU be granted again.
     ///
     /// # Errors
     /// If there is no such GPU or it could not be recorded.
     pub async fn uncordon(&self, gpu: PartId) -> Result<Applied, AskError> {
         self.command(Command::Uncordon { gpu }).await
+    }
+
+    /// Believes an operator that a GPU works again, until the next bad sign.
+    ///
+    /// # Errors
+    /// If there is no such GPU, it is not there, or it could not be recorded.
+    pub async fn heal(&self, gpu: PartId, by: String, why: String) -> Result<Applied, AskError> {
+        self.command(Command::Heal { gpu, by, why }).await
     }
 
     /// Lets go of a GPU that vanished.
@@ -267,7 +303,9 @@ impl Door {
     /// # Errors
     /// If it is in use, shipped, or unknown.
     pub async fn delete_policy(&self, digest: Digest) -> Result<Applied, AskError> {
-        let _alone = self.files.write().await;
+        // An upload holds it while it compiles.
+        let alone = tokio::time::timeout(DELETE_WAIT, self.files.write()).await;
+        let _alone = alone.map_err(|_| AskError::Busy)?;
         let applied = self.command(Command::DeletePolicy { digest: digest.clone() }).await?;
         self.policies.remove(&digest);
         Ok(applied)

@@ -153,6 +153,7 @@ impl Walk<'_> {
 
     /// Which devices? The first answer counts; never an error, since that would fail the pod.
     pub fn place(mut self, request: &PlaceRequest) -> (Placement, String) {
+        let request = &placement::narrowed(self.node, request, self.overcommit_percent);
         let deadline = Instant::now() + STACK_TIME_MAX;
         for (place, entry) in self.stack.entries.iter().enumerate() {
             let asked = self.ask(place, entry, Question::Place(request), deadline, |_, answer| {
@@ -170,7 +171,10 @@ impl Walk<'_> {
         let deadline = Instant::now() + STACK_TIME_MAX;
         for (place, entry) in self.stack.entries.iter().enumerate() {
             if let Asked::Answer(Answer::Triage(answer)) =
-                self.ask(place, entry, Question::Triage(reading), deadline, |_, _| Ok(()))
+                self.ask(place, entry, Question::Triage(reading), deadline, |_, answer| match answer {
+                    Answer::Triage(answer) => check_reason(&answer.reason),
+                    _ => Err("not a word on health".into()),
+                })
             {
                 return answer;
             }
@@ -276,19 +280,25 @@ fn check_admit(entry: &StackEntry, merged: &Terms, answer: &Answer) -> Result<()
         Answer::Deny(_) if !entry.permissions.deny => {
             Err("it denies, and its stack entry may not (permissions.deny)".into())
         }
-        Answer::Deny(reason) if reason.len() > REASON_BYTES_MAX => {
-            Err(format!("a reason of {} bytes", reason.len()))
-        }
-        Answer::Deny(_) => Ok(()),
+        Answer::Deny(reason) => check_reason(reason),
         Answer::Allow(terms) => check_terms(entry, merged, terms),
         Answer::Offer(_) | Answer::Place(_) | Answer::Triage(_) => Err("not a verdict".into()),
     }
 }
 
-fn check_terms(entry: &StackEntry, merged: &Terms, terms: &Terms) -> Result<(), String> {
-    if terms.reason.len() > REASON_BYTES_MAX {
-        return Err(format!("a reason of {} bytes; at most {REASON_BYTES_MAX}", terms.reason.len()));
+/// A reason is kept in records and shown on terminals.
+fn check_reason(reason: &str) -> Result<(), String> {
+    if reason.len() > REASON_BYTES_MAX {
+        return Err(format!("a reason of {} bytes; at most {REASON_BYTES_MAX}", reason.len()));
     }
+    if reason.chars().any(char::is_control) {
+        return Err("a reason with control characters".into());
+    }
+    Ok(())
+}
+
+fn check_terms(entry: &StackEntry, merged: &Terms, terms: &Terms) -> Result<(), String> {
+    check_reason(&terms.reason)?;
     let mut all: BTreeMap<&str, &str> =
         merged.environment.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
     let mut own = BTreeSet::new();

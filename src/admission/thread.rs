@@ -10,7 +10,7 @@ use crate::kernel::allocation::Allocation;
 use crate::kernel::change::Change;
 use crate::kernel::command::{Attempt, Command, NewStack};
 use crate::kernel::gpu::Reading;
-use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement};
+use crate::kernel::policy::{AdmitRequest, FaultKind, PlaceRequest, Placement};
 use crate::kernel::refusal::Refusal;
 use crate::ports::{Clock, Policies};
 use crossbeam_channel::{Receiver, after, never, select_biased};
@@ -60,10 +60,24 @@ pub enum ActivateError {
         policy: String,
         /// How.
         fault: String,
+        /// Whether it may be the machine's fault rather than the policy's.
+        passing: bool,
     },
     /// The keeper said no, or could not.
     #[error("{0}")]
     Ask(AskError),
+}
+
+impl ActivateError {
+    /// Whether the same stack may be activated a moment later: the machine was slow, or the store
+    /// failed.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Fails { passing, .. } => *passing,
+            Self::Ask(error) => matches!(error, AskError::Store(_) | AskError::Busy | AskError::Late(_)),
+        }
+    }
 }
 
 /// What the thread works with.
@@ -220,7 +234,11 @@ impl Worker {
         }
         .offers();
         if let Some((policy, fault)) = offers.faults.into_iter().next() {
-            return Err(ActivateError::Fails { policy, fault: fault.to_string() });
+            return Err(ActivateError::Fails {
+                policy,
+                passing: fault.kind == FaultKind::Time,
+                fault: fault.to_string(),
+            });
         }
         let command = Command::Activate { stack, expected, offers: offers.parts };
         let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;

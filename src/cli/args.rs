@@ -1,5 +1,6 @@
 //! What can be typed. Help texts teach: each says what the command does and shows how it is used.
 
+use super::state::StateCommand;
 use crate::config::ServeArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -17,8 +18,17 @@ Examples:
   berth policy activate stack.yaml          Swap the whole stack, or nothing
 
 Exit codes: 0 done, 1 refused or failed, 2 bad usage.
-Every setting of `berth serve` can be given as a flag, as BERTH_ and the flag in capitals, or in the
-configuration file, in that order of precedence.";
+A setting of `berth serve` is a flag, an environment variable (`berth serve --help` names it) or a
+key of the configuration file, in that order of precedence.";
+
+const STACK_FILE: &str = "\
+The file is a list of entries, first asked first, or a configuration file with such a list under
+`stack`. Only `policy` must be given:
+  - policy: timeslice
+    digest: 9f86d081884c              # which version of it
+    parameters: {replicas: 4}         # `berth policy show timeslice` tells what it takes
+    permissions: {deny: false, shareMax: 4, resources: [nvidia.com/gpu.shared]}
+    onFault: skip                     # or deny";
 
 /// Shares and guards this node's GPUs: the daemon, and its operator's commands
 #[derive(Parser, Debug)]
@@ -45,18 +55,21 @@ pub struct ClientArgs {
         default_value = "http://127.0.0.1:9470"
     )]
     pub server: String,
-    /// The file with its token, made when the daemon first starts
-    #[arg(
-        long,
-        global = true,
-        env = "BERTH_TOKEN_FILE",
-        value_name = "FILE",
-        default_value = "/var/lib/berth/token"
-    )]
-    pub token_file: PathBuf,
+    /// The file with its token, made when the daemon first starts [default: /var/lib/berth/token;
+    /// for `serve` and `node check`: token in the state folder]
+    #[arg(long, global = true, env = "BERTH_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// How answers are printed
     #[arg(short, long, global = true, value_enum, default_value_t)]
     pub output: Output,
+}
+
+impl ClientArgs {
+    /// The token file that was named, or where a daemon has it by default.
+    #[must_use]
+    pub fn token_file(&self) -> PathBuf {
+        self.token_file.clone().unwrap_or_else(|| "/var/lib/berth/token".into())
+    }
 }
 
 /// How answers are printed.
@@ -109,17 +122,16 @@ Examples:
     },
     /// Upload policies and choose which are asked
     #[command(after_help = "\
-A policy version is named by its digest, the beginning of it, or `name@` and that:
+A policy version is named by its name where that is plain, by its digest, the beginning of it, or
+`name@` and that:
   berth policy list
+  berth policy show timeslice     Which parameters does it take?
   berth policy push my-policy.wasm
   berth policy activate stack.yaml
   berth policy stack
   berth policy reset
 
-stack.yaml is a list of entries, or a configuration file with such a list under `stack`:
-  - policy: timeslice
-    parameters: {replicas: 4}
-    onFault: skip")]
+`berth policy activate --help` shows a stack.yaml.")]
     Policy {
         /// What to do.
         #[command(subcommand)]
@@ -151,6 +163,12 @@ uploaded policies and the token are files beside the store and not in it: copy t
         #[command(subcommand)]
         command: StateCommand,
     },
+    /// Change the token of the admin API
+    Token {
+        /// What to do.
+        #[command(subcommand)]
+        command: TokenCommand,
+    },
     /// Print the admin API's OpenAPI description
     Openapi,
 }
@@ -173,6 +191,25 @@ pub enum GpuCommand {
         #[arg(long, default_value = "", value_name = "TEXT")]
         reason: String,
     },
+    /// Empty a GPU: cordon it and watch its holders leave
+    #[command(after_help = "\
+Nobody is asked to leave: end the pods themselves (`kubectl delete pod`), or wait until they are
+done. A GPU is drained once nobody holds it and, where processes are visible, none was seen on it
+for ten seconds. `berth gpu uncordon` takes it back at any point.
+
+Examples:
+  berth gpu drain 0 --reason 'fan replacement' --wait
+  berth gpu drain 0 --deadline 10m --at-deadline give-up --wait
+  berth gpu drain 0 --stop")]
+    Drain(DrainArgs),
+    /// Say that an unhealthy GPU works again; believed until the next bad sign
+    MarkHealthy {
+        /// UUID, the beginning of it, or index
+        gpu: String,
+        /// Why, for whoever looks later
+        #[arg(long, default_value = "", value_name = "TEXT")]
+        reason: String,
+    },
     /// Let a GPU be granted again
     Uncordon {
         /// UUID, the beginning of it, or index
@@ -183,6 +220,37 @@ pub enum GpuCommand {
         /// UUID, or the beginning of it
         gpu: String,
     },
+}
+
+/// `berth gpu drain`.
+#[derive(clap::Args, Debug)]
+pub struct DrainArgs {
+    /// UUID, the beginning of it, or index
+    pub gpu: String,
+    /// Why, for whoever looks later
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    pub reason: String,
+    /// By when it is to be done, from now: `90s`, `10m`, `2h`; at most a week
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub deadline: Option<std::time::Duration>,
+    /// What becomes of it then
+    #[arg(long, value_enum, default_value = "wait", requires = "deadline")]
+    pub at_deadline: AtDeadline,
+    /// Show progress until it is drained
+    #[arg(long)]
+    pub wait: bool,
+    /// Call the drain off; the GPU stays cordoned
+    #[arg(long, conflicts_with_all = ["reason", "deadline", "at_deadline", "wait"])]
+    pub stop: bool,
+}
+
+/// What becomes of a drain at its deadline.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtDeadline {
+    /// It goes on, and is shown as late
+    Wait,
+    /// It is called off; the GPU stays cordoned
+    GiveUp,
 }
 
 /// `berth allocation`.
@@ -232,7 +300,7 @@ pub enum PolicyCommand {
     List,
     /// One version with the schema of its parameters
     Show {
-        /// Digest, the beginning of it, or name@ and that
+        /// Name, digest, the beginning of a digest, or name@ and that
         policy: String,
     },
     /// Upload a policy: checked, compiled, kept; asked nothing until a stack names it
@@ -242,10 +310,11 @@ pub enum PolicyCommand {
     },
     /// Delete a version that is not active
     Delete {
-        /// Digest, the beginning of it, or name@ and that
+        /// Name, digest, the beginning of a digest, or name@ and that
         policy: String,
     },
     /// Swap the active stack as a whole: asked on the live node first, and unchanged if one fails
+    #[command(after_help = STACK_FILE)]
     Activate {
         /// The stack as YAML or JSON; `-` reads standard input
         file: PathBuf,
@@ -259,6 +328,17 @@ pub enum PolicyCommand {
     Stack,
 }
 
+/// `berth token`.
+#[derive(Subcommand, Clone, Copy, Debug)]
+pub enum TokenCommand {
+    /// Put a new token into the token file
+    ///
+    /// Works on the file that --token-file names, so run it on the node. A running daemon takes the
+    /// new token at once, without a restart, and the old one no more; hand the new one to whoever
+    /// has a copy.
+    Rotate,
+}
+
 /// `berth config`.
 #[derive(Subcommand, Debug)]
 pub enum ConfigCommand {
@@ -269,48 +349,14 @@ pub enum ConfigCommand {
     },
 }
 
-/// `berth state`.
-#[derive(Subcommand, Debug)]
-pub enum StateCommand {
-    /// Write every record as JSON lines, to a new file or standard output
-    Export {
-        /// Which store.
-        #[command(flatten)]
-        state: StateDir,
-        /// A file that is not there yet; standard output if not given
-        file: Option<PathBuf>,
-    },
-    /// Make the store of a state folder that has none; all of it or nothing
-    Import {
-        /// Which store.
-        #[command(flatten)]
-        state: StateDir,
-        /// What `berth state export` wrote; `-` reads standard input
-        file: PathBuf,
-    },
-    /// Read everything and say what there is, or what is damaged; exit code 1 then
-    Verify {
-        /// Which store.
-        #[command(flatten)]
-        state: StateDir,
-    },
-}
-
-/// Which store.
-#[derive(Args, Clone, Debug)]
-pub struct StateDir {
-    /// The state folder of the daemon, or a copy of it
-    #[arg(long, env = "BERTH_STATE_DIR", value_name = "DIR", default_value = "/var/lib/berth")]
-    pub state_dir: PathBuf,
-}
-
 /// `berth node`.
 #[derive(Subcommand, Debug)]
 pub enum NodeCommand {
     /// One line for each thing that the daemon needs: ok, WARN or FAIL, with the fix
     ///
     /// Takes the flags of `berth serve`, so that it looks where the daemon would. Changes nothing.
-    /// Exit code 1 if a line says FAIL.
+    /// FAIL: the daemon would not start, or no container would get a GPU; the exit code is 1 then.
+    /// WARN: it would run, but wait or do less.
     Check(Box<ServeArgs>),
 }
 

@@ -1,6 +1,8 @@
 //! The client: one request, one answer, and errors that say what to do.
 
 use super::args::ClientArgs;
+use super::hints;
+use super::usage::BadUsage;
 use crate::admin::problem::Problem;
 use anyhow::{Context, anyhow, bail};
 use serde::de::DeserializeOwned;
@@ -32,14 +34,20 @@ impl Client {
             .parse()
             .ok()
             .filter(|u: &Uri| u.scheme_str() == Some("http") && u.authority().is_some())
-            .with_context(|| {
-                format!("--server {:?} is no address such as http://127.0.0.1:9470", args.server)
+            .ok_or_else(|| {
+                let given = &args.server;
+                BadUsage(format!(
+                    "--server (or BERTH_SERVER) {given:?} is no address such as http://127.0.0.1:9470"
+                ))
             })?;
         if uri.path() != "/" || uri.query().is_some() {
-            bail!("--server {:?} has a path; only http://HOST:PORT is taken", args.server);
+            bail!(BadUsage(format!(
+                "--server (or BERTH_SERVER) {:?} has a path; only http://HOST:PORT is taken",
+                args.server
+            )));
         }
-        let path = &args.token_file;
-        let token = std::fs::read_to_string(path).with_context(|| {
+        let path = args.token_file();
+        let token = std::fs::read_to_string(&path).with_context(|| {
             format!(
                 "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
                  BERTH_TOKEN_FILE (the daemon makes the file when it first starts)",
@@ -49,7 +57,7 @@ impl Client {
         Ok(Self {
             server: format!("http://{}", uri.authority().map(ToString::to_string).unwrap_or_default()),
             token: token.trim().to_owned(),
-            token_file: path.clone(),
+            token_file: path,
         })
     }
 
@@ -128,10 +136,7 @@ impl Client {
                 self.token_file.display()
             );
         }
-        match &problem.hint {
-            Some(hint) => anyhow!("{}\n  {hint}", problem.detail),
-            None => anyhow!("{}", problem.detail),
-        }
+        anyhow!(hints::told(problem))
     }
 
     fn unreachable(&self, error: ureq::Error) -> anyhow::Error {

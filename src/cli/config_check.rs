@@ -2,11 +2,18 @@
 
 use super::output::{Out, facts};
 use crate::config::{Config, GpuSource, ServeArgs, read_file};
+use anyhow::Context;
 use std::path::Path;
 
-pub(super) fn run(file: &Path, out: &mut Out) -> anyhow::Result<()> {
+pub(super) fn run(
+    file: &Path,
+    rehearse: fn(&Config) -> anyhow::Result<Vec<String>>,
+    out: &mut Out,
+) -> anyhow::Result<()> {
     // Without flags and environment: the file alone is checked.
     let config = Config::merge(&ServeArgs::default(), read_file(file)?)?;
+    let notes =
+        rehearse(&config).with_context(|| format!("the configuration {} is wrong", file.display()))?;
     let stack: Vec<_> = config.stack.iter().map(|e| e.policy.as_str()).collect();
     let stack =
         if stack.is_empty() { "none: the baseline offers whole GPUs".into() } else { stack.join(", ") };
@@ -26,5 +33,5 @@ pub(super) fn run(file: &Path, out: &mut Out) -> anyhow::Result<()> {
         ("  resource", config.resource.to_string()),
         ("  stack", stack),
     ]))?;
-    out.text("whether the stack's policies and their parameters fit is known once a node has asked them\n")
+    notes.iter().try_for_each(|note| out.text(&format!("note: {note}\n")))
 }

@@ -3,7 +3,9 @@
 use super::args::GpuCommand;
 use super::client::{Client, escaped};
 use super::output::{Out, facts, or_dash, table};
-use crate::admin::dto::{Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, Part, ResourceUse};
+use crate::admin::dto::{
+    Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, HealthTurn, MarkHealthy, Part, ResourceUse,
+};
 use anyhow::bail;
 
 pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
@@ -29,6 +31,13 @@ pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
             let path = format!("/gpus/{}/cordon", escaped(&resolve(client, gpu)?));
             let gpu: Gpu = client.delete(&path)?;
             out.answer(&gpu, |gpu| format!("{} is {}\n", gpu.summary.uuid, drain(&gpu.summary.drain)))
+        }
+        GpuCommand::Drain(args) => super::drain::run(args, client, out),
+        GpuCommand::MarkHealthy { gpu, reason } => {
+            let path = format!("/gpus/{}/health", escaped(&resolve(client, gpu)?));
+            let word = MarkHealthy { state: "healthy".into(), reason: reason.clone() };
+            let gpu: Gpu = client.put(&path, &word, None)?;
+            out.answer(&gpu, |gpu| format!("{} is {}\n", gpu.summary.uuid, health(&gpu.summary.health)))
         }
         GpuCommand::Forget { gpu } => {
             let uuid = resolve(client, gpu)?;
@@ -91,6 +100,12 @@ fn show(gpu: &Gpu) -> String {
         ("NUMA node", or_dash(gpu.numa_node)),
         ("MIG", if gpu.mig_enabled { "enabled".into() } else { String::new() }),
     ]);
+    if !summary.health.history.is_empty() {
+        let turn = |t: &HealthTurn| vec![t.since.clone(), t.state.clone(), or_dash(t.reason.as_ref())];
+        let rows: Vec<_> = summary.health.history.iter().map(turn).collect();
+        text += "\n";
+        text += &table(&["WAS SINCE", "HEALTH", "REASON"], &rows);
+    }
     for part in &gpu.parts {
         text += &part_table(part);
     }
@@ -128,7 +143,7 @@ fn health(health: &Health) -> String {
     }
 }
 
-fn drain(drain: &Drain) -> String {
+pub(super) fn drain(drain: &Drain) -> String {
     match (&drain.by, &drain.why) {
         (Some(by), Some(why)) => format!("{} by {by} ({why})", drain.state),
         (Some(by), None) => format!("{} by {by}", drain.state),

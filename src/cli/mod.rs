@@ -5,16 +5,22 @@ mod allocation;
 mod args;
 mod client;
 mod config_check;
+mod drain;
 mod gpu;
+mod hints;
 mod node_check;
 mod output;
 mod policy;
+mod stack_file;
 mod state;
+mod usage;
 
 pub use args::{Cli, Command, Output};
-pub use state::{StateHooks, StateSummary};
+pub use state::{StateCommand, StateDir, StateHooks, StateSummary};
+pub use usage::parse;
 
-use crate::config::{Config, GpuSource};
+use crate::config::{Config, GpuSource, ServeArgs};
+use args::ClientArgs;
 use client::Client;
 use output::Out;
 use std::process::ExitCode;
@@ -27,6 +33,11 @@ pub struct Hooks {
     pub look: fn(&GpuSource) -> anyhow::Result<String>,
     /// What `berth state` does.
     pub state: StateHooks,
+    /// Whether the GPU source can ever work.
+    pub check_source: fn(&GpuSource) -> anyhow::Result<()>,
+    /// Does with a configuration's GPUs and stack what a start does; answers what cannot be known
+    /// without the node.
+    pub rehearse: fn(&Config) -> anyhow::Result<Vec<String>>,
 }
 
 /// Runs one command. 0 done, 1 refused or failed; bad usage has ended with 2 before.
@@ -34,7 +45,7 @@ pub struct Hooks {
 pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
     let mut out = Out::new(cli.client.output);
     let done = match cli.command {
-        Command::Serve(args) => serve(&args, hooks),
+        Command::Serve(args) => load(&args, &cli.client, hooks).and_then(hooks.serve),
         Command::Gpu { command } => Client::new(&cli.client).and_then(|c| gpu::run(&command, &c, &mut out)),
         Command::Allocation { command } => {
             Client::new(&cli.client).and_then(|c| allocation::run(&command, &c, &mut out))
@@ -43,24 +54,39 @@ pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
             Client::new(&cli.client).and_then(|c| policy::run(&command, &c, &mut out))
         }
         Command::Config { command: args::ConfigCommand::Check { file } } => {
-            config_check::run(&file, &mut out)
+            config_check::run(&file, hooks.rehearse, &mut out)
         }
         Command::Node { command: args::NodeCommand::Check(args) } => {
-            return node_check::run(&args, hooks.look, &mut out);
+            return node_check::run(&args, &cli.client, hooks, &mut out);
         }
         Command::State { command } => state::run(&command, &hooks.state, &mut out),
+        Command::Token { command: args::TokenCommand::Rotate } => rotate(&cli.client, &mut out),
         Command::Openapi => out.text(crate::admin::openapi_json()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::complain(&error);
-            ExitCode::FAILURE
+            usage::code(&error)
         }
     }
 }
 
-fn serve(args: &crate::config::ServeArgs, hooks: &Hooks) -> anyhow::Result<()> {
-    let config = Config::load(args)?;
-    (hooks.serve)(config)
+/// The settings, with GPUs that can be: a simulated profile that is not known would be waited for
+/// in vain.
+fn load(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks) -> anyhow::Result<Config> {
+    // One flag for all commands: to the daemon it says where the token is to be.
+    let args = ServeArgs { token_file: client.token_file.clone(), ..args.clone() };
+    let config = Config::load(&args)?;
+    (hooks.check_source)(&config.gpus).map_err(|error| match args.gpus {
+        Some(_) => usage::BadUsage(format!("{error:#}")).into(),
+        None => error,
+    })?;
+    Ok(config)
+}
+
+fn rotate(client: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
+    let path = client.token_file();
+    crate::admin::rotate_token(&path)?;
+    out.say(&format!("{} has a new token; the old one opens nothing any more", path.display()))
 }

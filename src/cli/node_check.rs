@@ -3,8 +3,12 @@
 
 mod host;
 mod kubelet;
+mod running;
+mod state;
 
+use super::args::ClientArgs;
 use super::output::{Out, complain};
+use super::{Hooks, usage};
 use crate::config::{Config, GpuSource, ServeArgs};
 use serde::Serialize;
 use std::path::Path;
@@ -33,7 +37,7 @@ enum Level {
     /// The daemon runs, but waits or does less.
     #[serde(rename = "WARN")]
     Warn,
-    /// The daemon cannot do its work.
+    /// The daemon would not start, or no container would get a GPU.
     #[serde(rename = "FAIL")]
     Fail,
 }
@@ -62,19 +66,16 @@ impl Line {
     }
 }
 
-pub(super) fn run(
-    args: &ServeArgs,
-    look: fn(&GpuSource) -> anyhow::Result<String>,
-    out: &mut Out,
-) -> ExitCode {
-    let config = match Config::load(args) {
+pub(super) fn run(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks, out: &mut Out) -> ExitCode {
+    let config = match super::load(args, client, hooks) {
         Ok(config) => config,
         Err(error) => {
-            complain(&error.into());
-            return ExitCode::FAILURE;
+            complain(&error);
+            return usage::code(&error);
         }
     };
-    let lines = look_around(&config, Path::new("/"), look);
+    let mut lines = look_around(&config, Path::new("/"), hooks.look);
+    lines.push(stack(&config, hooks.rehearse));
     let failed = lines.iter().any(|line| line.level == Level::Fail);
     if let Err(error) = out.answer(&lines, |lines| as_text(lines)) {
         complain(&error);
@@ -87,8 +88,8 @@ pub(super) fn run(
 fn look_around(config: &Config, root: &Path, look: fn(&GpuSource) -> anyhow::Result<String>) -> Vec<Line> {
     let mut lines = vec![host::driver(config), gpus(config, look)];
     lines.extend(kubelet::all(config));
-    lines.push(host::state_folder(config));
-    lines.push(host::admin_port(config));
+    lines.push(state::folder(config));
+    lines.push(running::ports(config));
     lines.push(host::cdi(config, root));
     lines.push(host::runtime(config, root));
     lines
@@ -101,10 +102,28 @@ fn gpus(config: &Config, look: fn(&GpuSource) -> anyhow::Result<String>) -> Line
         }
         Ok(found) => Line::ok("GPUs", found),
         Err(error) => {
-            let fix = "install the NVIDIA driver, or say where it is: --nvml-library, --nvidia-driver-root; to try \
-                       berth without a GPU: --gpus sim:8xh100";
-            Line::fail("GPUs", format!("{error:#}"), fix)
+            // Most errors of GPUs end with what to do, after a colon.
+            let text = error.to_string();
+            let (what, fix) = text.rsplit_once(": ").unwrap_or((
+                &text,
+                "see that nvidia-smi works on the node; try berth without a GPU with --gpus sim:8xh100",
+            ));
+            Line::fail("GPUs", what, fix)
         }
+    }
+}
+
+fn stack(config: &Config, rehearse: fn(&Config) -> anyhow::Result<Vec<String>>) -> Line {
+    const CHECK: &str = "stack";
+    match rehearse(config) {
+        Ok(notes) if !notes.is_empty() => {
+            Line::warn(CHECK, notes.join("; "), "berth policy list shows what a running daemon knows")
+        }
+        Ok(_) if config.stack.is_empty() => {
+            Line::ok(CHECK, "none in the configuration: whole GPUs are offered, or what was activated")
+        }
+        Ok(_) => Line::ok(CHECK, "its policies take their parameters"),
+        Err(error) => Line::fail(CHECK, format!("{error:#}"), "mend the configuration's stack"),
     }
 }
 

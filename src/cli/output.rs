@@ -52,6 +52,11 @@ pub(super) fn complain(error: &anyhow::Error) {
     let _ = writeln!(std::io::stderr(), "error: {error:#}");
 }
 
+/// Adds a line to an error that was printed elsewhere.
+pub(super) fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "note: {text}");
+}
+
 /// Columns with two spaces between, as wide as their widest cell.
 pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = head.iter().map(|h| h.chars().count()).collect();

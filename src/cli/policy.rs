@@ -3,10 +3,10 @@
 use super::args::PolicyCommand;
 use super::client::{Client, escaped};
 use super::output::{Out, facts, or_dash, table};
+use super::stack_file;
 use crate::admin::MODULE_BYTES_MAX;
 use crate::admin::dto::{NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Stack, StackEntry};
 use anyhow::{Context, bail};
-use serde::Deserialize;
 use std::io::Read;
 use std::path::Path;
 
@@ -89,29 +89,9 @@ fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A list of entries, or any file with such a list under `stack` or `entries`.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum StackFile {
-    Entries(Vec<serde_norway::Value>),
-    Config { stack: Vec<serde_norway::Value> },
-    Body { entries: Vec<serde_norway::Value> },
-}
-
 fn read_stack(file: &Path) -> anyhow::Result<Vec<NewStackEntry>> {
-    let bytes = read_file(file, STACK_BYTES_MAX)?;
-    let name = file.display();
-    let whole: StackFile = serde_norway::from_slice(&bytes).with_context(|| {
-        format!("{name} is no stack: a YAML list of entries, or a file with such a list under `stack`")
-    })?;
-    let (StackFile::Entries(entries) | StackFile::Config { stack: entries } | StackFile::Body { entries }) =
-        whole;
-    let numbered = entries.into_iter().enumerate();
-    numbered
-        .map(|(i, entry)| {
-            serde_norway::from_value(entry).with_context(|| format!("{name}: entry {i} of the stack"))
-        })
-        .collect()
+    let name = if file == Path::new("-") { "standard input".into() } else { file.display().to_string() };
+    stack_file::parse(&name, &read_file(file, STACK_BYTES_MAX)?)
 }
 
 fn list(list: &PolicyList) -> String {

@@ -1,13 +1,48 @@
 //! `berth state`: the allocation store of a stopped daemon, or of a copy of its state folder.
 
-use super::args::{StateCommand, StateDir};
 use super::output::{Out, facts};
 use anyhow::Context;
+use clap::{Args, Subcommand};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// `berth state`.
+#[derive(Subcommand, Debug)]
+pub enum StateCommand {
+    /// Write every record as JSON lines, to a new file or standard output
+    Export {
+        /// Which store.
+        #[command(flatten)]
+        state: StateDir,
+        /// A file that is not there yet; standard output if not given
+        file: Option<PathBuf>,
+    },
+    /// Make the store of a state folder that has none; all of it or nothing
+    Import {
+        /// Which store.
+        #[command(flatten)]
+        state: StateDir,
+        /// What `berth state export` wrote; `-` reads standard input
+        file: PathBuf,
+    },
+    /// Read everything and say what there is, or what is damaged; exit code 1 then
+    Verify {
+        /// Which store.
+        #[command(flatten)]
+        state: StateDir,
+    },
+}
+
+/// Which store.
+#[derive(Args, Clone, Debug)]
+pub struct StateDir {
+    /// The state folder of the daemon, or a copy of it
+    #[arg(long, env = "BERTH_STATE_DIR", value_name = "DIR", default_value = "/var/lib/berth")]
+    pub state_dir: PathBuf,
+}
 
 /// What the store can do, given by `main`, so that the command line names no adapter.
 #[derive(Clone, Copy)]

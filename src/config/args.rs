@@ -1,7 +1,10 @@
-//! The flags of `berth serve`. Each can be given as `BERTH_` and the flag in capitals, too.
+//! The flags of `berth serve`. Each can be given as an environment variable, too: `BERTH_` and the
+//! flag in capitals, or the name that NVIDIA's users type. Values are checked as they are read, so
+//! that a bad one is bad usage; the file's go through the same rules in [`super::Config::merge`].
 
-use super::LogFormat;
+use super::{LogFormat, parsers};
 use clap::Args;
+use clap::builder::BoolishValueParser;
 use std::path::PathBuf;
 
 /// Flags of `berth serve`, with the environment in them.
@@ -19,29 +22,32 @@ pub struct ServeArgs {
     /// Where the allocation store, policies and the token live [default: /var/lib/berth]
     #[arg(long, env = "BERTH_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Where GPUs come from: nvml, sim:8xh100 (any count and model), or sim:FILE [default: nvml]
-    #[arg(long, env = "BERTH_GPUS", value_name = "SOURCE")]
+    /// The token file, by the flag that all commands share.
+    #[arg(skip)]
+    pub token_file: Option<PathBuf>,
+    /// Where GPUs come from: nvml, sim:8xh100 (so many, of a known model), or sim:FILE [default: nvml]
+    #[arg(long, env = "BERTH_GPUS", value_name = "SOURCE", value_parser = parsers::gpus)]
     pub gpus: Option<String>,
     /// Path of libnvidia-ml.so.1, if not where the loader finds it
     #[arg(long, env = "BERTH_NVML_LIBRARY", value_name = "FILE")]
     pub nvml_library: Option<PathBuf>,
     /// Where the admin API listens; loopback only, as long as there is no TLS [default: 127.0.0.1:9470]
-    #[arg(long, env = "BERTH_ADMIN_LISTEN", value_name = "ADDRESS")]
+    #[arg(long, env = "BERTH_ADMIN_LISTEN", value_name = "ADDRESS", value_parser = parsers::admin_listen)]
     pub admin_listen: Option<String>,
     /// Where only /livez and /readyz are served, without a token [default: nowhere]
-    #[arg(long, env = "BERTH_HEALTH_LISTEN", value_name = "ADDRESS")]
+    #[arg(long, env = "BERTH_HEALTH_LISTEN", value_name = "ADDRESS", value_parser = parsers::health_listen)]
     pub health_listen: Option<String>,
     /// How logs are written [default: text]
     #[arg(long, env = "BERTH_LOG", value_enum)]
     pub log: Option<LogFormat>,
     /// Register even if what running pods hold cannot be read from the kubelet's checkpoint
-    #[arg(long, env = "BERTH_SKIP_ADOPTION")]
+    #[arg(long, env = "BERTH_SKIP_ADOPTION", value_parser = BoolishValueParser::new())]
     pub skip_adoption: bool,
     /// XIDs that say nothing of a GPU's health, besides 13,31,43,45,68,109; `all` for every one
-    #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", value_name = "XIDS")]
+    #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", value_name = "XIDS", value_parser = parsers::healthchecks)]
     pub disable_healthchecks: Option<String>,
     /// XIDs that make a GPU unhealthy even if disabled above
-    #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS")]
+    #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS", value_parser = parsers::healthchecks_on)]
     pub enable_healthchecks: Option<String>,
     /// What containers are given.
     #[command(flatten)]
@@ -52,13 +58,13 @@ pub struct ServeArgs {
 #[derive(Args, Clone, Debug, Default)]
 pub struct EditArgs {
     /// How containers are told their GPUs: envvar, volume-mounts, cdi-annotations, cdi-cri; several with commas [default: envvar]
-    #[arg(long, env = "DEVICE_LIST_STRATEGY", value_name = "LIST")]
+    #[arg(long, env = "DEVICE_LIST_STRATEGY", value_name = "LIST", value_parser = parsers::device_list_strategy)]
     pub device_list_strategy: Option<String>,
     /// Name GPUs by uuid or index [default: uuid]
-    #[arg(long, env = "DEVICE_ID_STRATEGY", value_name = "STRATEGY")]
+    #[arg(long, env = "DEVICE_ID_STRATEGY", value_name = "STRATEGY", value_parser = parsers::device_id_strategy)]
     pub device_id_strategy: Option<String>,
     /// Pass the /dev/nvidia* nodes, for nodes where the CPU manager resets container devices
-    #[arg(long, env = "PASS_DEVICE_SPECS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(long, env = "PASS_DEVICE_SPECS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = BoolishValueParser::new())]
     pub pass_device_specs: Option<bool>,
     /// Where the NVIDIA driver is installed on the host [default: /]
     #[arg(long, env = "NVIDIA_DRIVER_ROOT", value_name = "DIR")]

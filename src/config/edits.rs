@@ -116,19 +116,12 @@ impl Edits {
             Some(list) => list.split(',').map(|w| w.trim().to_owned()).collect(),
             None => file.device_list_strategy.unwrap_or_else(|| vec!["envvar".into()]),
         };
-        let strategies: BTreeSet<_> = words.iter().map(|w| strategy(w)).collect::<Result<_, _>>()?;
-        if strategies.is_empty() {
-            return Err(bad(
-                "deviceListStrategy",
-                "",
-                "at least one of envvar, volume-mounts, cdi-annotations, cdi-cri",
-            ));
-        }
-        let id_strategy = match args.device_id_strategy.clone().or(file.device_id_strategy).as_deref() {
-            None | Some("uuid") => DeviceIdStrategy::Uuid,
-            Some("index") => DeviceIdStrategy::Index,
-            Some(other) => return Err(bad("deviceIdStrategy", other, "uuid or index")),
-        };
+        let strategies = strategies(words.iter().map(String::as_str))?;
+        let id_strategy = args
+            .device_id_strategy
+            .clone()
+            .or(file.device_id_strategy)
+            .map_or(Ok(DeviceIdStrategy::Uuid), |word| id_strategy(&word))?;
         let cdi_kind = file.cdi_kind.unwrap_or_else(|| "nvidia.com/gpu".into());
         Resource::parse(&cdi_kind).map_err(|e| bad("cdiKind", &cdi_kind, e.rule))?;
         let mut resources = BTreeMap::new();
@@ -165,6 +158,25 @@ impl Default for Edits {
             cdi_annotation_prefix: "cdi.k8s.io/".into(),
             resources: BTreeMap::new(),
         }
+    }
+}
+
+pub(super) fn strategies<'a>(
+    words: impl Iterator<Item = &'a str>,
+) -> Result<BTreeSet<DeviceListStrategy>, ConfigError> {
+    let strategies: BTreeSet<_> = words.map(strategy).collect::<Result<_, _>>()?;
+    if strategies.is_empty() {
+        let rule = "at least one of envvar, volume-mounts, cdi-annotations, cdi-cri";
+        return Err(bad("deviceListStrategy", "", rule));
+    }
+    Ok(strategies)
+}
+
+pub(super) fn id_strategy(word: &str) -> Result<DeviceIdStrategy, ConfigError> {
+    match word {
+        "uuid" => Ok(DeviceIdStrategy::Uuid),
+        "index" => Ok(DeviceIdStrategy::Index),
+        other => Err(bad("deviceIdStrategy", other, "uuid or index")),
     }
 }
 

@@ -1,22 +1,42 @@
 //! From the file's stack to one that can be activated: names become versions.
 
-use crate::admin::resolve_version;
+use crate::admin::{NoVersion, resolve_version};
 use crate::config::StackEntryConfig;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::stack::StackEntry;
+
+/// Why an entry of the file cannot be used, in words that name it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unresolved {
+    /// The node knows no such version; another node may.
+    #[error("{0}")]
+    NotHere(String),
+    /// No node would take it.
+    #[error("{0}")]
+    Wrong(String),
+}
 
 /// Resolves the stack of a file against the versions that the node knows.
 ///
 /// # Errors
 /// In words that name the entry: an unknown policy, or a digest that is another policy's.
 pub(super) fn resolve(entries: &[StackEntryConfig], ledger: &Ledger) -> Result<Vec<StackEntry>, String> {
-    entries.iter().map(|entry| resolve_one(entry, ledger)).collect()
+    entries.iter().map(|entry| resolve_one(entry, ledger).map_err(|why| why.to_string())).collect()
 }
 
-fn resolve_one(entry: &StackEntryConfig, ledger: &Ledger) -> Result<StackEntry, String> {
+/// The same for one entry.
+///
+/// # Errors
+/// See [`Unresolved`].
+pub(super) fn resolve_one(entry: &StackEntryConfig, ledger: &Ledger) -> Result<StackEntry, Unresolved> {
     let name = &entry.policy;
-    let digest = resolve_version(ledger, name, entry.digest.as_deref())
-        .map_err(|why| format!("stack entry {name}: {why}"))?;
+    let digest = resolve_version(ledger, name, entry.digest.as_deref()).map_err(|why| {
+        let words = format!("stack entry {name}: {why}");
+        match why {
+            NoVersion::NotHere(_) => Unresolved::NotHere(words),
+            NoVersion::Wrong(_) => Unresolved::Wrong(words),
+        }
+    })?;
     let parameters = serde_json::Value::Object(entry.parameters.clone()).to_string();
     Ok(StackEntry {
         name: name.clone(),

@@ -4,9 +4,10 @@ use crate::kernel::gpu::{Inventory, Part};
 use crate::kernel::names::{DeviceId, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::policy::{AdmitRequest, Terms};
+use crate::kernel::record::{Record, RecordKey, Write};
 use crate::kernel::time::Now;
-use crate::store::{MemoryDisk, MemoryFault};
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A clock that goes on when it is told to.
@@ -17,6 +18,51 @@ impl Clock for Hands {
     fn now(&self) -> Now {
         let ms = self.0.load(Ordering::Relaxed);
         Now { wall_ms: ms, mono_ms: ms }
+    }
+}
+
+/// A disk that does as it is told.
+#[derive(Clone, Default)]
+struct Disk {
+    records: Arc<Mutex<BTreeMap<RecordKey, Record>>>,
+    fault: Arc<Mutex<Option<DiskFault>>>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum DiskFault {
+    /// Nothing can be written or read.
+    Gone,
+    /// Writes fail, and are there all the same.
+    AfterWrite,
+}
+
+impl Disk {
+    fn set_fault(&self, fault: Option<DiskFault>) {
+        *self.fault.lock().unwrap() = fault;
+    }
+}
+
+impl Store for Disk {
+    fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+        match *self.fault.lock().unwrap() {
+            Some(DiskFault::Gone) => Err(StoreError::Io { path: "/disk".into(), what: "gone".into() }),
+            _ => Ok(self.records.lock().unwrap().values().cloned().collect()),
+        }
+    }
+
+    fn append(&mut self, writes: &[Write]) -> Result<(), StoreError> {
+        let fault = *self.fault.lock().unwrap();
+        let mut records = self.records.lock().unwrap();
+        for write in writes.iter().filter(|_| fault != Some(DiskFault::Gone)) {
+            match write {
+                Write::Put(record) => records.insert(record.key(), record.clone()),
+                Write::Delete(key) => records.remove(key),
+            };
+        }
+        match fault {
+            Some(_) => Err(StoreError::Io { path: "/disk".into(), what: "full".into() }),
+            None => Ok(()),
+        }
     }
 }
 
@@ -47,9 +93,9 @@ fn gpus(count: u32) -> Inventory {
 }
 
 /// A keeper with two whole GPUs on offer, its disk, and its clock.
-fn keeper() -> (Keeper, MemoryDisk, Arc<Hands>) {
-    let (disk, clock) = (MemoryDisk::new(1), Arc::new(Hands::default()));
-    let store = Box::new(disk.open().unwrap());
+fn keeper() -> (Keeper, Disk, Arc<Hands>) {
+    let (disk, clock) = (Disk::default(), Arc::new(Hands::default()));
+    let store = Box::new(disk.clone());
     let mut keeper = Keeper::open(store, Rules::default(), clock.clone()).unwrap();
     keeper.turn(&Command::Look(gpus(2))).unwrap();
     let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
@@ -90,7 +136,7 @@ fn an_allocate_that_nobody_waits_for_any_more_is_not_granted() {
 #[test]
 fn a_gpu_that_died_is_shown_although_the_disk_is_gone() {
     let (mut keeper, disk, clock) = keeper();
-    disk.set_fault(Some(MemoryFault::Gone));
+    disk.set_fault(Some(DiskFault::Gone));
     assert!(matches!(keeper.turn(&allocate(0)), Err(AskError::Store(_))));
     clock.0.fetch_add(10_000, Ordering::Relaxed);
     // One GPU went. To record anything is impossible, to say it is not.
@@ -110,7 +156,7 @@ fn a_gpu_that_died_is_shown_although_the_disk_is_gone() {
 #[test]
 fn a_write_that_failed_and_is_there_after_all_is_a_grant_that_nobody_heard_of() {
     let (mut keeper, disk, clock) = keeper();
-    disk.set_fault(Some(MemoryFault::AfterWrite));
+    disk.set_fault(Some(DiskFault::AfterWrite));
     assert!(matches!(keeper.turn(&allocate(0)), Err(AskError::Store(_))));
     disk.set_fault(None);
     clock.0.fetch_add(10_000, Ordering::Relaxed);
@@ -118,4 +164,32 @@ fn a_write_that_failed_and_is_there_after_all_is_a_grant_that_nobody_heard_of() 
     let snapshot = keeper.snapshot();
     assert_eq!(snapshot.live.len(), 1);
     assert!(snapshot.live.values().all(|a| a.holder.is_unknown()));
+}
+
+#[test]
+fn how_a_gpu_fares_outlives_a_restart_and_a_failed_write_is_made_good() {
+    let (mut keeper, disk, clock) = keeper();
+    let troubled = || {
+        let trouble = [(gpu(1), "fell off the bus".to_owned())].into();
+        Command::Look(Inventory { troubles: trouble, ..gpus(2) })
+    };
+    let restarted = || {
+        let keeper = Keeper::open(Box::new(disk.clone()), Rules::default(), clock.clone()).unwrap();
+        let health = &keeper.snapshot().gpus[&gpu(1)].health;
+        (health.state.as_str(), health.reason.clone(), health.history.len())
+    };
+    disk.set_fault(Some(DiskFault::Gone));
+    let _ = keeper.turn(&troubled());
+    disk.set_fault(None);
+    assert_eq!(restarted().0, "healthy", "nothing could be written");
+    clock.0.fetch_add(10_000, Ordering::Relaxed);
+    keeper.turn(&Command::Tick).unwrap();
+    assert_eq!(restarted(), ("unhealthy", "fell off the bus".into(), 1));
+    // Lasting trouble is not written again and again, and the recovery is.
+    let before = disk.records.lock().unwrap().clone();
+    keeper.turn(&troubled()).unwrap();
+    assert_eq!(*disk.records.lock().unwrap(), before);
+    clock.0.fetch_add(400_000, Ordering::Relaxed);
+    keeper.turn(&Command::Look(gpus(2))).unwrap();
+    assert_eq!(restarted(), ("healthy", String::new(), 2));
 }

@@ -5,7 +5,6 @@ use super::breaker;
 use super::change::{Change, Entry};
 use super::command::{Attempt, Rules, StackAnswer};
 use super::decide::Verdict;
-use super::drain::Drain;
 use super::health::HealthState;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, PartId};
@@ -131,9 +130,9 @@ fn grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {
     if state.health.state == HealthState::Unhealthy {
         return Err(Refusal::Unhealthy { gpu, reason: state.health.reason.clone() });
     }
-    match &state.drain {
-        Drain::Active => Ok(()),
-        Drain::Cordoned(mark) => Err(Refusal::Cordoned { gpu, by: mark.by.clone(), why: mark.why.clone() }),
+    match state.drain.mark() {
+        None => Ok(()),
+        Some(mark) => Err(Refusal::Cordoned { gpu, by: mark.by.clone(), why: mark.why.clone() }),
     }
 }
 

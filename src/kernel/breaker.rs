@@ -85,6 +85,9 @@ pub fn ticked(breaker: &Breaker, timing: &Timing, now: Now) -> Option<Option<Bre
 }
 
 #[cfg(test)]
+mod storm;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

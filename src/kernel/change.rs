@@ -64,6 +64,13 @@ pub enum Change {
         /// Its state from now on.
         drain: Drain,
     },
+    /// Since when a GPU that is drained is seen empty, monotonic milliseconds; `None`: it is not.
+    Emptied {
+        /// The GPU.
+        gpu: PartId,
+        /// Since when.
+        since_mono_ms: Option<u64>,
+    },
     /// A part is offered anew.
     Offered {
         /// The part.
@@ -125,7 +132,9 @@ pub enum Change {
 }
 
 impl Change {
-    /// Whether it is written to the store. What is not can be seen again after a restart.
+    /// Whether it is written to the store with its entry. What is not can be seen again after a
+    /// restart, but for health, which is shown before it is written: see
+    /// [`super::record::health_writes`].
     #[must_use]
     pub fn is_durable(&self) -> bool {
         match self {
@@ -147,6 +156,7 @@ impl Change {
             Self::PartGone(_)
             | Self::Looked { .. }
             | Self::HealthTurned { .. }
+            | Self::Emptied { .. }
             | Self::Sighted { .. }
             | Self::BreakerTurned { .. } => false,
         }

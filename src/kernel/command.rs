@@ -1,6 +1,6 @@
 //! The kernel's public interface: everything that can be asked of the truth, as one enum.
 
-use super::drain::Mark;
+use super::drain::{Mark, Order};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;
@@ -45,10 +45,33 @@ pub enum Command {
         /// Who and why.
         mark: Mark,
     },
+    /// An operator has a GPU emptied. Legal in any state; a new order takes the place of the old.
+    Drain {
+        /// The GPU.
+        gpu: PartId,
+        /// Who and why.
+        mark: Mark,
+        /// How.
+        order: Order,
+    },
+    /// An operator calls a drain off; the GPU stays cordoned. Legal in any state.
+    StopDrain {
+        /// The GPU.
+        gpu: PartId,
+    },
     /// An operator lets a GPU be granted again. Legal in any state.
     Uncordon {
         /// The GPU.
         gpu: PartId,
+    },
+    /// An operator says that a GPU works again. It is believed until the next bad sign.
+    Heal {
+        /// The GPU.
+        gpu: PartId,
+        /// Who.
+        by: String,
+        /// Why, in the operator's words; may be empty.
+        why: String,
     },
     /// An operator lets go of a GPU that vanished. Refused while it is there or held.
     Forget {

@@ -2,7 +2,7 @@
 
 use super::change::{Change, Entry};
 use super::command::{Command, NewStack, Rules};
-use super::drain::{Drain, Mark};
+use super::drain::{self, Drain};
 use super::health::HealthState;
 use super::ledger::Ledger;
 use super::names::{AllocationId, Digest, PartId};
@@ -37,12 +37,17 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         Command::Triaged { reading, answer } => Ok(look::triaged(ledger, reading, answer, now)),
         Command::Offer(offers) => offer(ledger, offers, rules, now),
         Command::Observe(view) => Ok(round::observe(ledger, view, rules, now)),
-        Command::Cordon { gpu, mark } => cordon(ledger, gpu, mark),
-        Command::Uncordon { gpu } => uncordon(ledger, gpu),
+        Command::Cordon { gpu, mark } => turn_drain(ledger, gpu, |d| d.cordoned(mark)),
+        Command::Drain { gpu, mark, order } => turn_drain(ledger, gpu, |d| d.ordered(mark, *order)),
+        Command::StopDrain { gpu } => turn_drain(ledger, gpu, Drain::called_off),
+        Command::Uncordon { gpu } => turn_drain(ledger, gpu, |_| Drain::Active),
+        Command::Heal { gpu, by, why } => heal(ledger, gpu, by, why, now),
         Command::Forget { gpu } => forget(ledger, gpu, rules, now),
         Command::End { id } => end(ledger, *id),
         Command::KeepPolicy(version) => {
-            if ledger.policies.len() >= VERSIONS_MAX && !ledger.policies.contains_key(&version.digest) {
+            // What comes with the daemon is a handful and has no say in when it comes.
+            let room = version.shipped || ledger.policies.len() < VERSIONS_MAX;
+            if !room && !ledger.policies.contains_key(&version.digest) {
                 Err(Refusal::TooManyVersions { limit: VERSIONS_MAX })
             } else {
                 Ok(vec![Change::PolicyKept(version.clone())])
@@ -88,23 +93,28 @@ fn known_gpu<'l>(ledger: &'l Ledger, gpu: &PartId) -> Result<&'l super::ledger::
     ledger.gpus.get(gpu).map(AsRef::as_ref).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
 }
 
-fn cordon(ledger: &Ledger, gpu: &PartId, mark: &Mark) -> Result<Vec<Change>, Refusal> {
-    let drain = match &known_gpu(ledger, gpu)?.drain {
-        Drain::Cordoned(first) if mark.why.is_empty() || mark.why == first.why => return Ok(Vec::new()),
-        // Another reason is taken down; since when it is cordoned stays.
-        Drain::Cordoned(first) => {
-            Drain::Cordoned(Mark { since_wall_ms: first.since_wall_ms, ..mark.clone() })
-        }
-        Drain::Active => Drain::Cordoned(mark.clone()),
-    };
-    Ok(vec![Change::DrainTurned { gpu: gpu.clone(), drain }])
+/// The change that turns a GPU's drain state, if it is another then.
+fn turn_drain(
+    ledger: &Ledger,
+    gpu: &PartId,
+    turn: impl FnOnce(&Drain) -> Drain,
+) -> Result<Vec<Change>, Refusal> {
+    let old = &known_gpu(ledger, gpu)?.drain;
+    let drain = turn(old);
+    Ok(if drain == *old { Vec::new() } else { vec![Change::DrainTurned { gpu: gpu.clone(), drain }] })
 }
 
-fn uncordon(ledger: &Ledger, gpu: &PartId) -> Result<Vec<Change>, Refusal> {
-    Ok(match known_gpu(ledger, gpu)?.drain {
-        Drain::Active => Vec::new(),
-        Drain::Cordoned(_) => vec![Change::DrainTurned { gpu: gpu.clone(), drain: Drain::Active }],
-    })
+fn heal(ledger: &Ledger, gpu: &PartId, by: &str, why: &str, now: Now) -> Result<Vec<Change>, Refusal> {
+    let health = &known_gpu(ledger, gpu)?.health;
+    match health.state {
+        HealthState::Healthy => Ok(Vec::new()),
+        HealthState::Vanished => Err(Refusal::Vanished { gpu: gpu.clone() }),
+        HealthState::Degraded | HealthState::Unhealthy => {
+            let said = if why.is_empty() { String::new() } else { format!(" ({why})") };
+            let health = health.healed(&format!("marked healthy by {by}{said}"), now);
+            Ok(vec![Change::HealthTurned { gpu: gpu.clone(), health }])
+        }
+    }
 }
 
 fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<Change>, Refusal> {
@@ -116,8 +126,9 @@ fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<
     if let Some(by) = parts().find_map(|p| ledger.newest_on(p)) {
         return Err(Refusal::StillHeld { gpu: gpu.clone(), by: by.id });
     }
-    // Its ids leave the list with it, so they must have been Unhealthy as long as any (I10).
-    if parts().any(|p| !now.passed(p.turned_mono_ms, rules.timing.retire_ms)) {
+    // Its ids leave the list with it, so they must have been Unhealthy and unheld as long as any (I10).
+    let settled = |since_ms| now.passed(since_ms, rules.timing.retire_ms);
+    if parts().any(|p| !settled(p.turned_mono_ms) || !settled(p.idle_since_mono_ms)) {
         return Err(Refusal::TooSoon { gpu: gpu.clone(), wait_ms: rules.timing.retire_ms });
     }
     Ok(vec![Change::GpuForgotten(gpu.clone())])
@@ -179,13 +190,15 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
     }
     let gone_for_good = ledger.parts.iter().filter(|(_, part)| is_gone_for_good(ledger, part, timing, now));
     changes.extend(gone_for_good.map(|(id, _)| Change::PartForgotten(id.clone())));
+    changes.extend(drain::ticked(ledger, now));
     changes
 }
 
 /// Whether a part went and will not come back by that name: a MIG instance that was destroyed on a
 /// GPU that is still there. A GPU itself may come back, so an operator lets go of it.
 fn is_gone_for_good(ledger: &Ledger, part: &PartState, timing: &Timing, now: Now) -> bool {
-    let gpu_is_there = ledger.gpu_of(part).is_some_and(|g| g.health.state != HealthState::Vanished);
+    let gpu = part.part.gpu();
+    let gpu_is_there = ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu);
     let named = |d: &Device| d.named_mono_ms.is_some_and(|at| !now.passed(at, timing.named_ms));
     !part.present
         && gpu_is_there

@@ -1,4 +1,12 @@
-//! Whether an operator lets a GPU be granted.
+//! Whether an operator lets a GPU be granted, and how far it is emptied.
+//!
+//! `active -> cordoned -> draining -> drained -> active`; uncordoning leads back from any of them.
+
+use super::change::Change;
+use super::ledger::{GpuState, Ledger};
+use super::names::PartId;
+use super::part_state::PartState;
+use super::time::{Now, Timing};
 
 /// The drain state of one GPU, in kubectl's words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -8,6 +16,10 @@ pub enum Drain {
     Active,
     /// Nothing new is granted; what is held stays (I3, I4).
     Cordoned(Mark),
+    /// Cordoned, and to be emptied.
+    Draining(Mark, Order),
+    /// Cordoned, and nobody holds any of it.
+    Drained(Mark),
 }
 
 /// Who did it, when and why.
@@ -21,6 +33,30 @@ pub struct Mark {
     pub since_wall_ms: u64,
 }
 
+/// How a GPU is to be emptied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Order {
+    /// Whether its pods are asked to leave, through the API server. Held devices are listed
+    /// Unhealthy meanwhile, so that no freed one is given away again.
+    pub evict: bool,
+    /// By when, milliseconds since 1970. By the wall clock, since it outlives a restart.
+    pub deadline_wall_ms: Option<u64>,
+    /// What becomes of a drain that is not done by then.
+    pub at_deadline: AtDeadline,
+}
+
+/// What becomes of a drain at its deadline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AtDeadline {
+    /// It goes on, and is shown as late.
+    #[default]
+    Wait,
+    /// Pods that are still there are deleted, whatever their disruption budgets say.
+    Delete,
+    /// It is called off; the GPU stays cordoned.
+    GiveUp,
+}
+
 impl Drain {
     /// As the API writes it.
     #[must_use]
@@ -28,6 +64,170 @@ impl Drain {
         match self {
             Self::Active => "active",
             Self::Cordoned(_) => "cordoned",
+            Self::Draining(..) => "draining",
+            Self::Drained(_) => "drained",
+        }
+    }
+
+    /// Who turned it, when and why; nobody did while it is active.
+    #[must_use]
+    pub fn mark(&self) -> Option<&Mark> {
+        match self {
+            Self::Active => None,
+            Self::Cordoned(mark) | Self::Draining(mark, _) | Self::Drained(mark) => Some(mark),
+        }
+    }
+
+    /// Its order while it is being emptied.
+    #[must_use]
+    pub fn order(&self) -> Option<&Order> {
+        match self {
+            Self::Draining(_, order) => Some(order),
+            _ => None,
+        }
+    }
+
+    /// Whether its holders are being asked to leave.
+    #[must_use]
+    pub fn evicts(&self) -> bool {
+        self.order().is_some_and(|order| order.evict)
+    }
+
+    /// After a cordon: what is cordoned in any way stays as it is, but for another reason.
+    pub(super) fn cordoned(&self, mark: &Mark) -> Self {
+        let Some(first) = self.mark() else {
+            return Self::Cordoned(mark.clone());
+        };
+        if mark.why.is_empty() || mark.why == first.why {
+            return self.clone();
+        }
+        let mark = Mark { since_wall_ms: first.since_wall_ms, ..mark.clone() };
+        match self {
+            Self::Active | Self::Cordoned(_) => Self::Cordoned(mark),
+            Self::Draining(_, order) => Self::Draining(mark, *order),
+            Self::Drained(_) => Self::Drained(mark),
+        }
+    }
+
+    /// After an order to drain. A new order takes the place of an old one.
+    pub(super) fn ordered(&self, mark: &Mark, order: Order) -> Self {
+        match self {
+            Self::Drained(_) => self.clone(),
+            Self::Draining(first, _) => {
+                let why = if mark.why.is_empty() { first.why.clone() } else { mark.why.clone() };
+                Self::Draining(Mark { by: mark.by.clone(), why, since_wall_ms: first.since_wall_ms }, order)
+            }
+            Self::Cordoned(first) if mark.why.is_empty() => {
+                Self::Draining(Mark { why: first.why.clone(), ..mark.clone() }, order)
+            }
+            Self::Active | Self::Cordoned(_) => Self::Draining(mark.clone(), order),
+        }
+    }
+
+    /// After a drain was called off: still cordoned.
+    pub(super) fn called_off(&self) -> Self {
+        match self {
+            Self::Draining(mark, _) | Self::Drained(mark) => Self::Cordoned(mark.clone()),
+            Self::Active | Self::Cordoned(_) => self.clone(),
         }
     }
 }
+
+impl Order {
+    /// Whether its deadline is over.
+    #[must_use]
+    pub fn is_late(&self, now: Now) -> bool {
+        self.deadline_wall_ms.is_some_and(|deadline| now.wall_ms >= deadline)
+    }
+}
+
+/// What time does to the drains of all GPUs: deadlines, and holders that came.
+pub(super) fn ticked(ledger: &Ledger, now: Now) -> Vec<Change> {
+    ledger.gpus.iter().filter_map(|(gpu, state)| tick_one(ledger, gpu, state, now)).collect()
+}
+
+fn tick_one(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Option<Change> {
+    let turned = |drain| Some(Change::DrainTurned { gpu: gpu.clone(), drain });
+    let held = held(ledger, gpu);
+    match &state.drain {
+        // A container may come again to what it held (I4): then it is not empty after all.
+        Drain::Drained(mark) if held => turned(Drain::Draining(mark.clone(), Order::default())),
+        // An empty one is on its way to drained, however late.
+        Drain::Draining(mark, order)
+            if order.at_deadline == AtDeadline::GiveUp
+                && order.is_late(now)
+                && (held || parts(ledger, gpu).any(|p| busy(ledger, p))) =>
+        {
+            turned(Drain::Cordoned(Mark { why: given_up(&mark.why), ..mark.clone() }))
+        }
+        _ if held && state.empty_since_mono_ms.is_some() => {
+            Some(Change::Emptied { gpu: gpu.clone(), since_mono_ms: None })
+        }
+        _ => None,
+    }
+}
+
+/// The reason of a drain that was given up; says so once, however often it is tried.
+fn given_up(why: &str) -> String {
+    const SAID: &str = "(drain given up at its deadline)";
+    if why.ends_with(SAID) { why.to_owned() } else { format!("{why} {SAID}").trim_start().to_owned() }
+}
+
+/// What a look found on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Processes.
+    Busy,
+    /// No process, or the GPU says of none (or is gone).
+    Empty,
+    /// The GPU could not be asked.
+    Unknown,
+}
+
+/// What a look does to the drain of one GPU. Only looks make a GPU drained: a pod that was deleted
+/// by force leaves the kubelet's `List` while its processes still run.
+pub(super) fn looked(
+    ledger: &Ledger,
+    gpu: &PartId,
+    found: Found,
+    timing: &Timing,
+    now: Now,
+) -> Option<Change> {
+    let state = ledger.gpus.get(gpu)?;
+    let Drain::Draining(mark, _) = &state.drain else {
+        return state.empty_since_mono_ms.map(|_| Change::Emptied { gpu: gpu.clone(), since_mono_ms: None });
+    };
+    let emptied = |since_mono_ms| Some(Change::Emptied { gpu: gpu.clone(), since_mono_ms });
+    // A GPU that cannot be asked is drained all the same once its last pod had time to die: broken
+    // GPUs are what is drained most.
+    let wait_ms = match found {
+        Found::Empty => timing.drained_ms,
+        Found::Busy | Found::Unknown => timing.drained_unseen_ms,
+    };
+    match state.empty_since_mono_ms {
+        Some(_) if found == Found::Busy || held(ledger, gpu) => emptied(None),
+        None if found == Found::Busy || held(ledger, gpu) => None,
+        None => emptied(Some(now.mono_ms)),
+        Some(since) if now.passed(since, wait_ms) => {
+            let drain = Drain::Drained(Mark { since_wall_ms: now.wall_ms, ..mark.clone() });
+            Some(Change::DrainTurned { gpu: gpu.clone(), drain })
+        }
+        Some(_) => None,
+    }
+}
+
+fn held(ledger: &Ledger, gpu: &PartId) -> bool {
+    parts(ledger, gpu).any(PartState::held)
+}
+
+/// By the newest look.
+fn busy(ledger: &Ledger, part: &PartState) -> bool {
+    ledger.usage.get(&part.part.id).is_some_and(|u| u.processes > 0)
+}
+
+fn parts<'l>(ledger: &'l Ledger, gpu: &'l PartId) -> impl Iterator<Item = &'l PartState> {
+    ledger.parts.values().map(AsRef::as_ref).filter(move |p| p.part.gpu() == gpu)
+}
+
+#[cfg(test)]
+mod tests;

@@ -40,29 +40,51 @@ impl HealthState {
     }
 }
 
+/// Most earlier states that are kept of one GPU.
+pub const HEALTH_HISTORY_MAX: usize = 16;
+/// Longest reason that is kept of a state, bytes; the history must fit into a record of 16 KiB.
+const REASON_BYTES_MAX: usize = 256;
+
 /// A GPU's health, why, and since when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
     /// The state.
     pub state: HealthState,
-    /// Why; empty when healthy.
+    /// Why; empty where there is nothing to say.
     pub reason: String,
     /// Since when, milliseconds since 1970.
     pub since_wall_ms: u64,
-    /// From when on a passed check makes it healthy again, monotonic milliseconds; `None`: only an
-    /// operator's word does.
-    pub again_mono_ms: Option<u64>,
+    /// How long it must be quiet after the last bad sign before a passed look makes it healthy
+    /// again, milliseconds; `None`: only an operator's word does.
+    pub quiet_ms: Option<u64>,
+    /// When that time is over, monotonic milliseconds. Begins anew with the process.
+    pub again_mono_ms: u64,
+    /// What it was before, oldest first; at most [`HEALTH_HISTORY_MAX`].
+    pub history: Vec<Turn>,
+}
+
+/// A state that a GPU was in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// The state.
+    pub state: HealthState,
+    /// Why.
+    pub reason: String,
+    /// Since when, milliseconds since 1970.
+    pub since_wall_ms: u64,
 }
 
 impl Health {
-    /// A GPU that answered.
+    /// A GPU of which nothing bad is known.
     #[must_use]
     pub fn healthy(now: Now) -> Self {
         Self {
             state: HealthState::Healthy,
             reason: String::new(),
             since_wall_ms: now.wall_ms,
-            again_mono_ms: Some(now.mono_ms),
+            quiet_ms: Some(0),
+            again_mono_ms: now.mono_ms,
+            history: Vec::new(),
         }
     }
 
@@ -70,29 +92,25 @@ impl Health {
     #[must_use]
     pub fn after_look(&self, present: bool, trouble: Option<&str>, quiet_ms: u64, now: Now) -> Self {
         if !present {
-            return self.turned(HealthState::Vanished, "NVML no longer lists it", self.again_mono_ms, now);
+            return self.turned(HealthState::Vanished, "NVML no longer lists it", now);
         }
         if let Some(trouble) = trouble {
-            let again = now.mono_ms.saturating_add(quiet_ms);
-            return self.turned(HealthState::Unhealthy, trouble, self.later(Some(again)), now);
+            return self.turned(HealthState::Unhealthy, trouble, now).quiet_for(Some(quiet_ms), now);
         }
-        let quiet = self.again_mono_ms.is_some_and(|at| now.mono_ms >= at);
+        let quiet = self.quiet_ms.is_some() && now.mono_ms >= self.again_mono_ms;
         match self.state {
             HealthState::Healthy => self.clone(),
-            _ if quiet => Self::healthy(now),
+            _ if quiet => self.healed("", now),
             // It was unhealthy when it went, and going does not heal.
-            HealthState::Vanished => self.turned(
-                HealthState::Unhealthy,
-                "it came back before its quiet time was over",
-                self.again_mono_ms,
-                now,
-            ),
+            HealthState::Vanished => {
+                self.turned(HealthState::Unhealthy, "it came back before its quiet time was over", now)
+            }
             HealthState::Degraded | HealthState::Unhealthy => self.clone(),
         }
     }
 
     /// The health after a reading was triaged. A worse state is never made better by a lesser
-    /// reading.
+    /// reading, but every bad sign begins the quiet time anew.
     #[must_use]
     pub fn after_triage(&self, answer: &TriageAnswer, now: Now) -> Self {
         let state = match answer.severity {
@@ -100,23 +118,52 @@ impl Health {
             Severity::Degraded => HealthState::Degraded,
             Severity::Unhealthy => HealthState::Unhealthy,
         };
+        let quiet_ms = answer.again_after_s.map(|s| u64::from(s) * 1000);
         if self.state > state {
+            return self.clone().quiet_for(quiet_ms, now);
+        }
+        self.turned(state, &answer.reason, now).quiet_for(quiet_ms, now)
+    }
+
+    /// Healthy by a passed look, or by an operator's word.
+    #[must_use]
+    pub fn healed(&self, reason: &str, now: Now) -> Self {
+        Self {
+            quiet_ms: Some(0),
+            again_mono_ms: now.mono_ms,
+            ..self.turned(HealthState::Healthy, reason, now)
+        }
+    }
+
+    /// The same with the quiet time begun anew: the longer of two; never over, if either says so.
+    fn quiet_for(self, quiet_ms: Option<u64>, now: Now) -> Self {
+        let both = self.quiet_ms.zip(quiet_ms);
+        let again = now.mono_ms.saturating_add(quiet_ms.unwrap_or(0));
+        Self {
+            quiet_ms: both.map(|(old, new)| old.max(new)),
+            again_mono_ms: self.again_mono_ms.max(again),
+            ..self
+        }
+    }
+
+    /// In another state, or in the same for another reason.
+    fn turned(&self, state: HealthState, reason: &str, now: Now) -> Self {
+        let reason = &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)];
+        // What a library says is shown on terminals, too.
+        let reason = reason.replace(char::is_control, " ");
+        if self.state == state && self.reason == reason {
             return self.clone();
         }
-        let again = answer.again_after_s.map(|s| now.mono_ms.saturating_add(u64::from(s) * 1000));
-        let again = if self.state == HealthState::Healthy { again } else { self.later(again) };
-        self.turned(state, &answer.reason, again, now)
-    }
-
-    /// The later of two moments from which a passed look heals; never, if either says so. What a
-    /// healthy GPU carries has passed.
-    fn later(&self, again_mono_ms: Option<u64>) -> Option<u64> {
-        Some(self.again_mono_ms?.max(again_mono_ms?))
-    }
-
-    fn turned(&self, state: HealthState, reason: &str, again_mono_ms: Option<u64>, now: Now) -> Self {
+        let mut history = self.history.clone();
+        history.push(Turn {
+            state: self.state,
+            reason: self.reason.clone(),
+            since_wall_ms: self.since_wall_ms,
+        });
+        let excess = history.len().saturating_sub(HEALTH_HISTORY_MAX);
+        history.drain(..excess);
         let since_wall_ms = if self.state == state { self.since_wall_ms } else { now.wall_ms };
-        Self { state, reason: reason.to_owned(), since_wall_ms, again_mono_ms }
+        Self { state, reason, since_wall_ms, history, ..*self }
     }
 }
 
@@ -160,6 +207,36 @@ mod tests {
         let gone = troubled.after_look(false, None, 5, at(3));
         assert_eq!(gone.state, HealthState::Vanished);
         assert_eq!(gone.after_look(true, None, 5, at(1_000_000)).state, HealthState::Unhealthy);
+    }
+
+    #[test]
+    fn an_operators_word_heals_until_the_next_bad_sign() {
+        let sick = Health::healthy(at(0)).after_triage(&unhealthy(None), at(0));
+        let healed = sick.healed("marked healthy by ada", at(5));
+        assert_eq!(healed.after_look(true, None, 5, at(6)), healed);
+        let again = healed.after_look(true, Some("lost"), 5, at(7));
+        assert_eq!(again.state, HealthState::Unhealthy);
+        assert_eq!(again.after_look(true, None, 5, at(12)).state, HealthState::Healthy, "no longer for ever");
+        let states: Vec<_> = again.history.iter().map(|t| (t.state, t.reason.as_str())).collect();
+        assert_eq!(
+            states,
+            [
+                (HealthState::Healthy, ""),
+                (HealthState::Unhealthy, "xid"),
+                (HealthState::Healthy, "marked healthy by ada")
+            ]
+        );
+    }
+
+    #[test]
+    fn the_history_and_its_reasons_have_an_end() {
+        let mut health = Health::healthy(at(0));
+        for i in 0..100 {
+            health = health.after_look(true, Some(&format!("{i} {}", "\u{e4}".repeat(400))), 5, at(i));
+        }
+        assert_eq!(health.history.len(), HEALTH_HISTORY_MAX);
+        assert!(health.history.iter().all(|t| t.reason.len() <= REASON_BYTES_MAX));
+        assert_eq!(health.since_wall_ms, 0, "unhealthy all the time");
     }
 
     #[test]

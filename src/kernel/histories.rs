@@ -3,28 +3,15 @@
 //! Beside the kernel runs a small model of the kubelet: which pod really holds what. What the
 //! sources show is drawn from the model, at times stale, partial or missing, never invented.
 
-use super::change::{Change, Entry};
-use super::command::{Command, Rules, StackAnswer};
-use super::decide::{Verdict, decide};
-use super::drain::Mark;
-use super::gpu::{Inventory, Part, Reading};
-use super::invariants::{
-    i1_no_two_pods_hold_one_device, i2_grants_never_take_more_than_there_is, i3_healthy_is_held_or_to_be_had,
-    i4_nothing_new_on_a_gpu_that_grants_nothing, i5_the_store_gives_the_ledger, i6_nothing_that_lives_ends,
-    i10_an_id_leaves_only_when_it_may, i11_generation_grows_by_one,
-};
-use super::ledger::Ledger;
-use super::listing::listing;
-use super::names::{AllocationId, DeviceId, PartId, Resource};
-use super::offer::{Consumes, OfferLine, PartOffer};
-use super::policy::{AdmitRequest, Severity, Terms, TriageAnswer};
-use super::reconcile::{Checkpointed, KubeletAge, ListedHold, PodList, RoundView};
-use super::record::{Meta, Record, RecordKey, Write, writes};
-use super::refusal::Refusal;
-use super::restore::restore;
-use super::time::Now;
+mod world;
+
+pub(super) use world::Held;
+
+use super::command::Command;
+use super::names::DeviceId;
+use super::offer::PartOffer;
 use proptest::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
+use world::{MIG, PARTS, World, gpu, part_id, resource, shape};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -57,6 +44,10 @@ enum Op {
         ms: u64,
     },
     Cordon(usize),
+    /// An order to drain, with eviction or not.
+    Drain(usize, bool),
+    StopDrain(usize),
+    Heal(usize),
     Uncordon(usize),
     Xid {
         gpu: usize,
@@ -84,6 +75,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::RestartKubelet),
         8 => prop_oneof![Just(100u64), Just(6_000), Just(31_000), Just(61_000)].prop_map(|ms| Op::Wait { ms }),
         1 => (0usize..3).prop_map(Op::Cordon),
+        1 => (0usize..3, any::<bool>()).prop_map(|(gpu, evict)| Op::Drain(gpu, evict)),
+        1 => (0usize..3).prop_map(Op::StopDrain),
+        1 => (0usize..3).prop_map(Op::Heal),
         2 => (0usize..3).prop_map(Op::Uncordon),
         1 => (0usize..3, prop::option::of(1u32..60)).prop_map(|(gpu, again_s)| Op::Xid { gpu, again_s }),
         3 => prop_oneof![3 => Just((1 << PARTS) - 1), 1 => 0usize..1 << PARTS].prop_map(|mask| Op::Look { mask }),
@@ -91,299 +85,6 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (0usize..6).prop_map(|shape| Op::Offer { shape }),
         1 => Just(Op::Crash),
     ]
-}
-
-/// What the kubelet really runs: the pod's UID, and what its container holds.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Held {
-    pub(super) uid: String,
-    pub(super) resource: Resource,
-    pub(super) devices: Vec<DeviceId>,
-    pub(super) allocation: AllocationId,
-}
-
-struct World {
-    ledger: Ledger,
-    disk: BTreeMap<RecordKey, Record>,
-    rules: Rules,
-    now: Now,
-    pods: Vec<Held>,
-    stale: Vec<Held>,
-    kubelet: KubeletAge,
-    next_pod: usize,
-}
-
-/// The parts of the node: three GPUs, and a MIG instance of the last.
-const PARTS: usize = 4;
-const MIG: usize = 3;
-
-fn gpu(i: usize) -> PartId {
-    PartId::parse(&format!("GPU-{i}")).unwrap()
-}
-
-fn part_id(i: usize) -> PartId {
-    if i == MIG { PartId::parse("MIG-3").unwrap() } else { gpu(i) }
-}
-
-fn resource(i: usize) -> Resource {
-    Resource::parse(["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mem"][i]).unwrap()
-}
-
-fn part(i: usize) -> Part {
-    Part {
-        id: part_id(i),
-        parent: (i == MIG).then(|| gpu(2)),
-        vendor: "nvidia".into(),
-        model: "test".into(),
-        gpu_index: 0,
-        minor: None,
-        memory_mib: 1000,
-        pci_bus: String::new(),
-        numa_node: None,
-        mig_enabled: false,
-        mig: None,
-        attributes: BTreeMap::new(),
-    }
-}
-
-fn shape(i: usize) -> Vec<OfferLine> {
-    let whole = OfferLine { resource: resource(0), count: 1, consumes: Consumes::Whole };
-    let slice = |r, count, memory_mib| OfferLine {
-        resource: resource(r),
-        count,
-        consumes: Consumes::Slice { memory_mib, compute_percent: 100 / count },
-    };
-    match i {
-        0 => vec![whole],
-        1 => vec![slice(1, 4, 250)],
-        2 => vec![whole, slice(1, 3, 333)],
-        3 => vec![slice(1, 4, 250), slice(2, 2, 500), whole],
-        4 => vec![slice(2, 3, 400)],
-        _ => vec![],
-    }
-}
-
-impl World {
-    fn new() -> Self {
-        let now = Now { wall_ms: 1_000_000, mono_ms: 1_000_000 };
-        let meta = Record::Meta(Meta { store: 7, next_number: 1, kubelet_seen_wall_ms: None });
-        let disk: BTreeMap<_, _> = [(meta.key(), meta)].into();
-        let ledger = restore(disk.values().cloned().collect(), now);
-        let kubelet = KubeletAge { created_wall_ms: 5, created_mono_ms: 5 };
-        let mut world = Self {
-            ledger,
-            disk,
-            rules: Rules::default(),
-            now,
-            pods: vec![],
-            stale: vec![],
-            kubelet,
-            next_pod: 0,
-        };
-        world.step(&Op::Look { mask: (1 << PARTS) - 1 });
-        world.step(&Op::Offer { shape: 2 });
-        world
-    }
-
-    /// Decides and applies one command as the keeper does, with every check.
-    fn turn(&mut self, command: &Command) -> Result<Entry, Refusal> {
-        let verdict = decide(&self.ledger, &self.rules, command, self.now);
-        assert_eq!(verdict, decide(&self.ledger, &self.rules, command, self.now), "same input, same answer");
-        let Verdict { entry, refusal } = verdict;
-        let before = self.ledger.clone();
-        if !entry.changes.is_empty() {
-            self.ledger.apply(&entry);
-            for write in writes(&before, &entry, &self.ledger) {
-                match write {
-                    Write::Put(record) => {
-                        self.disk.insert(record.key(), record);
-                    }
-                    Write::Delete(key) => {
-                        self.disk.remove(&key);
-                    }
-                }
-            }
-            i11_generation_grows_by_one(&before, &self.ledger);
-        }
-        i4_nothing_new_on_a_gpu_that_grants_nothing(&before, &entry, &self.rules, self.now);
-        i10_an_id_leaves_only_when_it_may(&before, &self.ledger, &entry, &self.rules, self.now);
-        self.check_state();
-        refusal.map_or(Ok(entry), Err)
-    }
-
-    fn check_state(&self) {
-        i1_no_two_pods_hold_one_device(&self.ledger);
-        i2_grants_never_take_more_than_there_is(&self.ledger);
-        i3_healthy_is_held_or_to_be_had(&self.ledger);
-        i5_the_store_gives_the_ledger(&self.ledger, &self.disk, self.now);
-    }
-
-    fn allocate(&mut self, resource: &Resource, mut devices: Vec<DeviceId>) -> Result<AllocationId, Refusal> {
-        devices.sort();
-        devices.dedup();
-        let command = Command::Allocate {
-            request: AdmitRequest { resource: resource.clone(), devices },
-            answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
-            seen: self.ledger.generation,
-            again: false,
-            attempt: super::command::Attempt::Last,
-        };
-        let entry = self.turn(&command)?;
-        Ok(entry
-            .changes
-            .iter()
-            .find_map(|c| match c {
-                Change::Granted(a) => Some(a.id),
-                _ => None,
-            })
-            .unwrap())
-    }
-
-    fn step(&mut self, op: &Op) {
-        match op {
-            Op::Start { resource: r, count, pick } => self.start(&resource(*r), *count, *pick),
-            Op::Reissue { which } => self.reissue(*which),
-            Op::Stop { which } if !self.pods.is_empty() => {
-                self.stale = self.pods.clone();
-                self.pods.remove(which % self.pods.len());
-            }
-            Op::Odd { resource: r, device } => {
-                let id = if device % 2 == 0 {
-                    DeviceId::whole(&part_id(device % 5))
-                } else {
-                    DeviceId::share(&part_id(device % 5), (device % 9).try_into().unwrap())
-                };
-                // Granted or refused, the invariants must hold; the model does not know this pod.
-                let _ = self.allocate(&resource(*r), vec![id]);
-            }
-            Op::Round { list, checkpoint, fresh } => self.round(*list, *checkpoint, *fresh),
-            Op::RestartKubelet => {
-                self.kubelet =
-                    KubeletAge { created_wall_ms: self.now.wall_ms, created_mono_ms: self.now.mono_ms };
-            }
-            Op::Wait { ms } => {
-                self.now.mono_ms += ms;
-                self.now.wall_ms += ms;
-                self.turn(&Command::Tick).unwrap();
-            }
-            Op::Cordon(i) => {
-                let mark = Mark { by: "me".into(), why: String::new(), since_wall_ms: self.now.wall_ms };
-                let _ = self.turn(&Command::Cordon { gpu: gpu(*i), mark });
-            }
-            Op::Uncordon(i) => {
-                let _ = self.turn(&Command::Uncordon { gpu: gpu(*i) });
-            }
-            Op::Xid { gpu: i, again_s } => {
-                let reading =
-                    Reading { part: gpu(*i), source: "xid".into(), code: 79, detail: String::new() };
-                let answer = TriageAnswer {
-                    severity: Severity::Unhealthy,
-                    reason: "xid".into(),
-                    again_after_s: *again_s,
-                };
-                self.turn(&Command::Triaged { reading, answer }).unwrap();
-            }
-            Op::Look { mask } => {
-                let parts = (0..PARTS).filter(|i| mask & (1 << i) != 0).map(part).collect();
-                self.turn(&Command::Look(Inventory { parts, ..Inventory::default() })).unwrap();
-            }
-            Op::Forget(i) => {
-                let _ = self.turn(&Command::Forget { gpu: gpu(*i) });
-            }
-            Op::Offer { shape: s } => {
-                let offers = (0..PARTS)
-                    .map(|i| (PartOffer { part: part_id(i), lines: shape((s + i) % 6) }, "test".into()))
-                    .collect();
-                self.turn(&Command::Offer(offers)).unwrap();
-            }
-            Op::Crash => {
-                self.now.mono_ms += 1;
-                self.ledger = restore(self.disk.values().cloned().collect(), self.now);
-                self.step(&Op::Look { mask: (1 << PARTS) - 1 });
-            }
-            Op::Stop { .. } => {}
-        }
-    }
-
-    /// As the kubelet does: only of what is healthy and not in use by its own books.
-    fn start(&mut self, resource: &Resource, count: usize, pick: usize) {
-        let in_use: BTreeSet<DeviceId> =
-            self.pods.iter().filter(|p| p.resource == *resource).flat_map(|p| p.devices.clone()).collect();
-        let mut free: Vec<DeviceId> = listing(&self.ledger, resource, 100)
-            .into_iter()
-            .filter(|l| l.healthy && !in_use.contains(&l.id))
-            .map(|l| l.id)
-            .collect();
-        if free.len() < count {
-            return;
-        }
-        let at = pick % free.len();
-        free.rotate_left(at);
-        free.truncate(count);
-        if let Ok(allocation) = self.allocate(resource, free.clone()) {
-            free.sort();
-            let uid = format!("uid-{}", self.next_pod);
-            self.next_pod += 1;
-            self.stale = self.pods.clone();
-            self.pods.push(Held { uid, resource: resource.clone(), devices: free, allocation });
-        }
-    }
-
-    fn reissue(&mut self, which: usize) {
-        if self.pods.is_empty() {
-            return;
-        }
-        let i = which % self.pods.len();
-        let held = self.pods[i].clone();
-        let active =
-            held.devices.iter().all(|d| self.ledger.part(&d.part).is_some_and(|p| self.ledger.may_grant(p)));
-        let older = self.ledger.live.contains_key(&held.allocation);
-        match self.allocate(&held.resource, held.devices.clone()) {
-            Ok(allocation) => {
-                if older {
-                    assert!(self.ledger.live[&held.allocation].overlapped, "I7: the older one is overlapped");
-                }
-                self.pods[i].allocation = allocation;
-            }
-            Err(refusal) => assert!(!active || !older, "I7: the same devices again, yet {refusal}"),
-        }
-    }
-
-    fn round(&mut self, list: bool, checkpoint: bool, fresh: bool) {
-        let truth = if fresh { &self.pods } else { &self.stale };
-        let entries = truth.iter().map(|h| Checkpointed {
-            pod_uid: h.uid.clone(),
-            container: "main".into(),
-            resource: h.resource.clone(),
-            devices: h.devices.clone(),
-            allocation: Some(h.allocation),
-        });
-        let pods = PodList {
-            pods: self.pods.iter().map(|h| ("ns".to_owned(), h.uid.clone())).collect(),
-            held: self
-                .pods
-                .iter()
-                .map(|h| ListedHold {
-                    namespace: "ns".into(),
-                    pod: h.uid.clone(),
-                    container: "main".into(),
-                    resource: h.resource.clone(),
-                    devices: h.devices.clone(),
-                })
-                .collect(),
-        };
-        let view = RoundView {
-            began_mono_ms: self.now.mono_ms,
-            kubelet: Some(self.kubelet),
-            list: list.then_some(pods),
-            checkpoint: checkpoint.then(|| entries.collect()),
-            fresh,
-            adopt: false,
-        };
-        let complete = view.list.is_some() && view.checkpoint.is_some() && view.fresh;
-        let entry = self.turn(&Command::Observe(view)).unwrap();
-        i6_nothing_that_lives_ends(&entry, &self.pods, complete);
-    }
 }
 
 proptest! {

@@ -11,6 +11,7 @@ use super::drain::Drain;
 use super::gpu::{Links, Usage};
 use super::health::Health;
 use super::names::{AllocationId, DeviceId, DeviceKey, Digest, PartId, Resource};
+use super::offer::claim_share;
 use super::part_state::{Device, PartState, Standing};
 use super::policy::PolicyVersion;
 use super::reconcile::Sighting;
@@ -26,6 +27,16 @@ pub struct GpuState {
     pub drain: Drain,
     /// How it fares.
     pub health: Health,
+    /// While it drains: since when nobody is seen on it, monotonic milliseconds.
+    pub empty_since_mono_ms: Option<u64>,
+}
+
+impl GpuState {
+    /// An active GPU of this health.
+    #[must_use]
+    pub fn new(health: Health) -> Self {
+        Self { drain: Drain::Active, health, empty_since_mono_ms: None }
+    }
 }
 
 /// Everything the kernel knows.
@@ -141,6 +152,11 @@ impl Ledger {
                     Arc::make_mut(state).drain = drain.clone();
                 }
             }
+            Change::Emptied { gpu, since_mono_ms } => {
+                if let Some(state) = self.gpus.get_mut(gpu) {
+                    Arc::make_mut(state).empty_since_mono_ms = *since_mono_ms;
+                }
+            }
             Change::Offered { part, by, lines, ranges, devices } => {
                 self.with_part(part, |p| {
                     let names = |lines: &[super::offer::OfferLine]| -> BTreeSet<Resource> {
@@ -189,9 +205,7 @@ impl Ledger {
     }
 
     fn part_found(&mut self, part: &super::gpu::Part, at: Now) {
-        self.gpus
-            .entry(part.gpu().clone())
-            .or_insert_with(|| Arc::new(GpuState { drain: Drain::Active, health: Health::healthy(at) }));
+        self.gpus.entry(part.gpu().clone()).or_insert_with(|| Arc::new(GpuState::new(Health::healthy(at))));
         match self.parts.get_mut(&part.id) {
             Some(state) => {
                 let state = Arc::make_mut(state);
@@ -202,7 +216,25 @@ impl Ledger {
                 state.present = true;
             }
             None => {
-                self.parts.insert(part.id.clone(), Arc::new(PartState::new(part.clone(), at.mono_ms)));
+                let mut state = PartState::new(part.clone(), at.mono_ms);
+                self.list_held(&mut state, at);
+                self.parts.insert(part.id.clone(), Arc::new(state));
+            }
+        }
+    }
+
+    /// Devices of a part that appears while allocations name it already: one that was away when its
+    /// holding was adopted. They are held, and on their way out until somebody offers them.
+    fn list_held(&self, state: &mut PartState, at: Now) {
+        for allocation in self.live.values() {
+            for id in allocation.devices.iter().filter(|id| id.part == state.part.id) {
+                if let Some(number) = id.share {
+                    claim_share(&mut state.ranges, &allocation.resource, number);
+                }
+                let key = (allocation.resource.clone(), id.share);
+                let device =
+                    state.devices.entry(key).or_insert_with(|| Device::adopted(id.share, at.mono_ms));
+                device.holders.push(allocation.id);
             }
         }
     }

@@ -10,7 +10,7 @@ use super::part_state::PartState;
 pub struct Listed {
     /// Its id.
     pub id: DeviceId,
-    /// Healthy: held on a working GPU, or free and to be had.
+    /// Healthy: held on a working GPU that nobody is asked to leave, or free and to be had.
     pub healthy: bool,
     /// NUMA node for the kubelet's topology hints; `None` sends no topology.
     pub numa_node: Option<u32>,
@@ -43,7 +43,9 @@ fn list_part(
     free_left: &mut usize,
     list: &mut Vec<Listed>,
 ) {
-    let works = ledger.works(part);
+    // A freed device of a GPU whose pods are asked to leave must not be given away again before we
+    // hear of it.
+    let works = ledger.works(part) && !ledger.gpu_of(part).is_some_and(|g| g.drain.evicts());
     let may_grant = ledger.may_grant(part);
     let memory_mib = part.memory_to_grant_mib(overcommit_percent);
     let mut taken = part.taken();

@@ -2,9 +2,11 @@
 
 use super::change::Change;
 use super::command::Rules;
+use super::drain::{self, Found};
 use super::gpu::{Inventory, PARTS_MAX, Reading};
 use super::health::Health;
 use super::ledger::Ledger;
+use super::names::PartId;
 use super::policy::TriageAnswer;
 use super::time::Now;
 use std::collections::BTreeSet;
@@ -33,6 +35,8 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
         if new != old {
             changes.push(Change::HealthTurned { gpu: gpu.clone(), health: new });
         }
+        let found = found_on(ledger, inventory, gpu);
+        changes.extend(drain::looked(ledger, gpu, found, &rules.timing, now));
     }
     if *ledger.links != inventory.links || *ledger.usage != inventory.usage {
         changes.push(Change::Looked {
@@ -41,6 +45,18 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
         });
     }
     changes
+}
+
+fn found_on(ledger: &Ledger, inventory: &Inventory, gpu: &PartId) -> Found {
+    let parts = ledger.parts.values().filter(|p| p.part.gpu() == gpu).map(|p| &p.part.id);
+    let busy = |part: &PartId| inventory.usage.get(part).is_some_and(|u| u.processes > 0);
+    if parts.chain([gpu]).any(busy) {
+        Found::Busy
+    } else if inventory.troubles.contains_key(gpu) {
+        Found::Unknown
+    } else {
+        Found::Empty
+    }
 }
 
 /// The changes that a triaged reading brings. A reading of a part that is not known brings none.

@@ -32,7 +32,8 @@ impl BadName {
 
 impl fmt::Display for BadName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is not a {} name: {}", self.given, self.kind, self.rule)
+        let article = if self.kind.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+        write!(f, "{:?} is not {article} {} name: {}", self.given, self.kind, self.rule)
     }
 }
 
@@ -93,6 +94,12 @@ impl PartId {
             return Err(BadName::new("part", text, "letters, digits, '-', '_', '.' and '/' only"));
         }
         Ok(Self(text.into()))
+    }
+
+    /// Whether it has the form of NVML's UUIDs, of a GPU or a MIG instance.
+    #[must_use]
+    pub fn is_nvidia_uuid(&self) -> bool {
+        self.0.starts_with("GPU-") || self.0.starts_with("MIG-")
     }
 }
 

@@ -52,6 +52,22 @@ pub enum Standing {
 }
 
 impl Device {
+    /// One that a pod held before we ever offered it. It takes nothing but its number: what the former
+    /// owner meant by a share is not known; a held share still keeps the whole GPU from being granted
+    /// (I2).
+    #[must_use]
+    pub fn adopted(share: Option<u32>, now_mono_ms: u64) -> Self {
+        Self {
+            consumes: match share {
+                None => Consumes::Whole,
+                Some(_) => Consumes::Slice { memory_mib: 0, compute_percent: 0 },
+            },
+            standing: Standing::Retiring { since_mono_ms: now_mono_ms },
+            holders: Vec::new(),
+            named_mono_ms: None,
+        }
+    }
+
     /// Whether a live allocation names it.
     #[must_use]
     pub fn held(&self) -> bool {

@@ -55,6 +55,34 @@ pub fn baseline(ledger: &Ledger, request: &PlaceRequest) -> Placement {
     Placement { devices, reason: reason.into() }
 }
 
+/// The same question with what could not be granted now left out of `available`, if enough is left:
+/// a GPU that was cordoned is listed Healthy while its last pod's end is not yet noticed, and a pod
+/// that is sent there fails for good. First goes what nothing can be granted on, then what the record
+/// says is taken, which a round before the refusal may still cure.
+#[must_use]
+pub fn narrowed(ledger: &Ledger, request: &PlaceRequest, overcommit_percent: u32) -> PlaceRequest {
+    let of = |id: &DeviceId| {
+        let part = ledger.part(&id.part)?;
+        Some((part, part.device(&request.resource, id.share)?))
+    };
+    let grants = |id: &DeviceId| {
+        of(id).is_some_and(|(part, device)| ledger.may_grant(part) && (device.offered() || device.held()))
+    };
+    // Slices by themselves; what several take of one part together is for whoever answers.
+    let free = |id: &DeviceId| {
+        of(id).is_some_and(|(part, device)| {
+            let with_it = part.taken().plus(device.consumes);
+            !device.held() && with_it.excess(part.memory_to_grant_mib(overcommit_percent)).is_none()
+        })
+    };
+    let without = |from: &PlaceRequest, good: &dyn Fn(&DeviceId) -> bool| {
+        let keep = |id: &&DeviceId| from.required.contains(id) || good(id);
+        let available: Vec<DeviceId> = from.available.iter().filter(keep).cloned().collect();
+        if available.len() < from.size { from.clone() } else { PlaceRequest { available, ..from.clone() } }
+    };
+    without(&without(request, &grants), &free)
+}
+
 fn spread_shares(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
     let mut free: BTreeMap<&PartId, BTreeSet<&DeviceId>> = BTreeMap::new();
     let required: BTreeSet<&DeviceId> = request.required.iter().collect();

@@ -234,13 +234,14 @@ pub enum Severity {
 pub struct Fault {
     /// Which kind.
     pub kind: FaultKind,
-    /// The host's words, and the guest's own last log lines where it left any.
+    /// What a reader should see first, first: the guest's own sentence where it ended itself with
+    /// one, else the host's words; then the guest's last log lines where it left any.
     pub detail: String,
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.kind.as_str(), self.detail)
+        write!(f, "{} ({})", self.detail, self.kind.as_str())
     }
 }
 

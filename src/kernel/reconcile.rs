@@ -129,6 +129,9 @@ pub struct Plan {
 #[must_use]
 pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Plan {
     let mut plan = Plan { hold: ledger.hold.clone(), ..Plan::default() };
+    // A round says how things were when it began, however late it is handed in: one that waited
+    // must not pass for two, nor for one of after a grant had settled.
+    let at = Now { mono_ms: view.began_mono_ms, ..now };
     let mut missed = Vec::new();
     let mut seen_any = false;
     for (id, allocation) in ledger.live.iter() {
@@ -137,7 +140,7 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         let restarted_ms = view.kubelet.map_or(0, |k| k.created_mono_ms);
         sighting.missed_mono_ms = sighting.missed_mono_ms.filter(|missed| *missed >= restarted_ms);
         // What was fetched before the grant can name the pod that held these devices before.
-        let list = view.list.as_ref().filter(|_| view.began_mono_ms >= sighting.since_mono_ms);
+        let list = view.list.as_ref().filter(|_| view.began_mono_ms > sighting.since_mono_ms);
         let evidence = evidence(ledger, allocation, view, list);
         if !evidence.learned.is_unknown() {
             let mut holder = allocation.holder.clone();
@@ -156,11 +159,13 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         if allocation.overlapped && evidence.by_id && newest_shares_pod(ledger, allocation, view) {
             plan.settled.push(*id);
         }
-        if allocation.overlapped && view.fresh && !evidence.by_id && evidence.under_another_pod {
+        let since_grant = view.began_mono_ms >= sighting.since_mono_ms;
+        if allocation.overlapped && view.fresh && since_grant && !evidence.by_id && evidence.under_another_pod
+        {
             plan.ended.push((*id, EndReason::Superseded));
-        } else if judged(view, &sighting, timing, now) && evidence.gone(allocation) {
-            let first = *sighting.missed_mono_ms.get_or_insert(now.mono_ms);
-            if now.passed(first, timing.rounds_apart_ms) {
+        } else if judged(view, &sighting, timing, at) && evidence.gone(allocation) {
+            let first = *sighting.missed_mono_ms.get_or_insert(at.mono_ms);
+            if at.passed(first, timing.rounds_apart_ms) {
                 missed.push((*id, end_reason(allocation, &evidence)));
             }
         }
@@ -177,15 +182,14 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
     plan
 }
 
-/// Whether this round may speak against an allocation at all (I6).
-fn judged(view: &RoundView, sighting: &Sighting, timing: &Timing, now: Now) -> bool {
-    let settled = view.kubelet.is_some_and(|k| now.passed(k.created_mono_ms, timing.kubelet_settle_ms));
+/// Whether a round of this moment may speak against an allocation at all (I6).
+fn judged(view: &RoundView, sighting: &Sighting, timing: &Timing, at: Now) -> bool {
+    let settled = view.kubelet.is_some_and(|k| at.passed(k.created_mono_ms, timing.kubelet_settle_ms));
     view.fresh
         && view.checkpoint.is_some()
         && view.list.is_some()
         && settled
-        && view.began_mono_ms >= sighting.since_mono_ms
-        && now.passed(sighting.since_mono_ms, timing.reply_settle_ms)
+        && at.passed(sighting.since_mono_ms, timing.reply_settle_ms)
 }
 
 fn end_reason(allocation: &Allocation, evidence: &Evidence) -> EndReason {
@@ -233,15 +237,32 @@ fn decide_ends(
 
 /// Entries of our resources whose devices no live allocation names.
 fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
+    // By its id, or by who holds what. That one of its devices is in somebody else's name does not
+    // make it known: that other one may have ended while nobody looked, and is overlapped then (I7).
     let known = |c: &Checkpointed| {
-        c.devices.iter().any(|id| ledger.device(&c.resource, id).is_some_and(super::part_state::Device::held))
+        c.allocation.is_some_and(|id| ledger.live.contains_key(&id))
+            || ledger.live.values().any(|a| {
+                a.resource == c.resource
+                    && a.devices == c.devices
+                    && a.holder.pod_uid.as_ref().is_none_or(|uid| *uid == c.pod_uid)
+                    && a.holder.container.as_ref().is_none_or(|container| *container == c.container)
+            })
     };
     // What this store granted and no longer has live has ended; the checkpoint can be older than that.
-    let ended = |c: &Checkpointed| {
-        c.allocation.is_some_and(|id| id.store == ledger.store && id.number < ledger.next_number)
+    let ended = |c: &Checkpointed| match c.allocation {
+        Some(id) => id.store == ledger.store && id.number < ledger.next_number,
+        // Nor is what was once taken over without an id taken over a second time.
+        None => ledger.ended.iter().any(|a| {
+            a.holder.pod_uid.as_ref() == Some(&c.pod_uid)
+                && a.holder.container.as_ref() == Some(&c.container)
+                && a.resource == c.resource
+                && a.devices == c.devices
+        }),
     };
-    // One GPU of a holding may have gone before we first looked; the others are held all the same.
-    let ours = |c: &Checkpointed| c.devices.iter().any(|id| ledger.parts.contains_key(&id.part));
+    // A GPU of a holding may be away when we first look, and is held all the same when it appears.
+    let ours = |c: &Checkpointed| {
+        c.devices.iter().any(|id| ledger.parts.contains_key(&id.part) || id.part.is_nvidia_uuid())
+    };
     view.checkpoint
         .iter()
         .flatten()

@@ -7,13 +7,15 @@ use super::allocation::Allocation;
 use super::change::{Change, Entry};
 use super::drain::Drain;
 use super::gpu::Part;
-use super::ledger::Ledger;
+use super::health::{Health, HealthState, Turn};
+use super::ledger::{GpuState, Ledger};
 use super::names::{AllocationId, Digest, PartId, Resource};
 use super::offer::{Consumes, OfferLine, ShareRange};
 use super::part_state::PartState;
 use super::policy::PolicyVersion;
 use super::stack::{Stack, StackEntry};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// The state of one noun.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +26,8 @@ pub enum Record {
     Part(PartRecord),
     /// A GPU's drain state, where it is not active.
     Drain(PartId, Drain),
+    /// How a GPU fares and fared, where that is more than healthy.
+    Health(HealthRecord),
     /// An allocation, live or ended.
     Allocation(Allocation),
     /// A policy version.
@@ -51,6 +55,25 @@ pub enum RecordKey {
     Stack,
     /// See [`Record::StackEntry`].
     StackEntry(usize),
+    /// See [`Record::Health`].
+    Health(PartId),
+}
+
+/// How a GPU fares and fared, as written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthRecord {
+    /// The GPU.
+    pub gpu: PartId,
+    /// See [`super::health::Health`], as the others.
+    pub state: HealthState,
+    /// Why.
+    pub reason: String,
+    /// Since when, milliseconds since 1970.
+    pub since_wall_ms: u64,
+    /// How long it must be quiet, milliseconds.
+    pub quiet_ms: Option<u64>,
+    /// What it was before, oldest first.
+    pub history: Vec<Turn>,
 }
 
 /// Counters of the whole ledger.
@@ -128,6 +151,7 @@ impl Record {
             Self::Meta(_) => RecordKey::Meta,
             Self::Part(p) => RecordKey::Part(p.part.id.clone()),
             Self::Drain(gpu, _) => RecordKey::Drain(gpu.clone()),
+            Self::Health(h) => RecordKey::Health(h.gpu.clone()),
             Self::Allocation(a) => RecordKey::Allocation(a.id),
             Self::Policy(v) => RecordKey::Policy(v.digest.clone()),
             Self::Stack(_) => RecordKey::Stack,
@@ -185,6 +209,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         Change::PartGone(_)
         | Change::Looked { .. }
         | Change::HealthTurned { .. }
+        | Change::Emptied { .. }
         | Change::Sighted { .. }
         | Change::BreakerTurned { .. } => {}
     }
@@ -202,6 +227,7 @@ fn record_of(ledger: &Ledger, key: &RecordKey) -> Option<Record> {
             None | Some(Drain::Active) => None,
             Some(drain) => Some(Record::Drain(gpu.clone(), drain.clone())),
         },
+        RecordKey::Health(gpu) => health_record(gpu, &ledger.gpus.get(gpu)?.health).map(Record::Health),
         RecordKey::Allocation(id) => ledger
             .live
             .get(id)
@@ -221,11 +247,48 @@ pub fn records(ledger: &Ledger) -> Vec<Record> {
     let mut keys = BTreeSet::from([RecordKey::Meta, RecordKey::Stack]);
     keys.extend(ledger.parts.keys().cloned().map(RecordKey::Part));
     keys.extend(ledger.gpus.keys().cloned().map(RecordKey::Drain));
+    keys.extend(ledger.gpus.keys().cloned().map(RecordKey::Health));
     keys.extend(ledger.live.keys().copied().map(RecordKey::Allocation));
     keys.extend(ledger.ended.iter().map(|a| RecordKey::Allocation(a.id)));
     keys.extend(ledger.policies.keys().cloned().map(RecordKey::Policy));
     keys.extend((0..ledger.stack.entries.len()).map(RecordKey::StackEntry));
     keys.iter().filter_map(|key| record_of(ledger, key)).collect()
+}
+
+/// How the GPUs fare, as it would be written.
+#[must_use]
+pub fn health_records(ledger: &Ledger) -> BTreeMap<PartId, HealthRecord> {
+    let record = |(gpu, state): (&PartId, &Arc<GpuState>)| {
+        health_record(gpu, &state.health).map(|record| (gpu.clone(), record))
+    };
+    ledger.gpus.iter().filter_map(record).collect()
+}
+
+/// The writes that take a store from what it says of the GPUs' health to what is so. Health is shown
+/// before it is written, as hardware fares as it does whatever the disk says.
+#[must_use]
+pub fn health_writes(
+    written: &BTreeMap<PartId, HealthRecord>,
+    now: &BTreeMap<PartId, HealthRecord>,
+) -> Vec<Write> {
+    let gone = written.keys().filter(|gpu| !now.contains_key(*gpu));
+    let deletes = gone.map(|gpu| Write::Delete(RecordKey::Health(gpu.clone())));
+    let changed = now.iter().filter(|(gpu, record)| written.get(*gpu) != Some(*record));
+    deletes.chain(changed.map(|(_, record)| Write::Put(Record::Health(record.clone())))).collect()
+}
+
+fn health_record(gpu: &PartId, health: &Health) -> Option<HealthRecord> {
+    if health.state == HealthState::Healthy && health.history.is_empty() {
+        return None;
+    }
+    Some(HealthRecord {
+        gpu: gpu.clone(),
+        state: health.state,
+        reason: health.reason.clone(),
+        since_wall_ms: health.since_wall_ms,
+        quiet_ms: health.quiet_ms,
+        history: health.history.clone(),
+    })
 }
 
 fn stack_head(stack: &Stack) -> StackHead {

@@ -37,7 +37,7 @@ pub enum Refusal {
     StillThere { gpu: PartId },
     /// The GPU vanished, but a pod still holds it.
     StillHeld { gpu: PartId, by: AllocationId },
-    /// The GPU vanished too short a time ago for its ids to leave the kubelet's list.
+    /// The GPU vanished, or was last held, too short a time ago for its ids to leave the kubelet's list.
     TooSoon { gpu: PartId, wait_ms: u64 },
     /// No live allocation of this name.
     UnknownAllocation { id: AllocationId },
@@ -89,7 +89,7 @@ impl fmt::Display for Refusal {
             Self::Vanished { gpu } => write!(f, "GPU {gpu} is no longer on this node"),
             Self::Denied { policy, reason } => write!(f, "policy {policy} denies: {reason}"),
             Self::Faulted { policy, kind, detail } => {
-                write!(f, "policy {policy} failed ({}: {detail}) and its onFault is deny", kind.as_str())
+                write!(f, "policy {policy} failed and its onFault is deny: {detail} ({})", kind.as_str())
             }
             Self::Moved => write!(f, "the node changed while the policy was asked"),
             Self::LedgerFull { limit } => {
@@ -105,7 +105,7 @@ impl fmt::Display for Refusal {
             Self::TooSoon { gpu, wait_ms } => {
                 write!(
                     f,
-                    "GPU {gpu} vanished less than {} s ago: its ids must stay listed that long",
+                    "GPU {gpu} vanished or was held less than {} s ago: its ids must stay listed that long",
                     wait_ms / 1000
                 )
             }

@@ -1,8 +1,7 @@
 //! How a ledger is read back from its records (I5).
 
 use super::allocation::Allocation;
-use super::drain::Drain;
-use super::health::{Health, HealthState};
+use super::health::Health;
 use super::ledger::{GpuState, Ledger};
 use super::names::DeviceId;
 use super::part_state::{Device, PartState, Standing};
@@ -19,7 +18,8 @@ use std::sync::Arc;
 pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
     let mut ledger = Ledger::default();
     let (mut live, mut ended, mut policies) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-    let (mut stack, mut entries, mut drains) = (Stack::default(), BTreeMap::new(), Vec::new());
+    let (mut stack, mut entries) = (Stack::default(), BTreeMap::new());
+    let (mut drains, mut healths) = (Vec::new(), Vec::new());
     for record in records {
         match record {
             Record::Meta(meta) => {
@@ -29,6 +29,7 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
             }
             Record::Part(record) => restore_part(&mut ledger, record, now),
             Record::Drain(gpu, drain) => drains.push((gpu, drain)),
+            Record::Health(record) => healths.push(record),
             Record::Allocation(a) if a.ended.is_some() => ended.push(Arc::new(a)),
             Record::Allocation(a) => {
                 live.insert(a.id, Arc::new(a));
@@ -50,6 +51,19 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
     for (gpu, drain) in drains {
         if let Some(state) = ledger.gpus.get_mut(&gpu) {
             Arc::make_mut(state).drain = drain;
+        }
+    }
+    for record in healths {
+        if let Some(state) = ledger.gpus.get_mut(&record.gpu) {
+            Arc::make_mut(state).health = Health {
+                state: record.state,
+                reason: record.reason,
+                since_wall_ms: record.since_wall_ms,
+                quiet_ms: record.quiet_ms,
+                // How much of it was over is not known any more.
+                again_mono_ms: now.mono_ms.saturating_add(record.quiet_ms.unwrap_or(0)),
+                history: record.history,
+            };
         }
     }
     stack.entries = entries.into_values().collect();
@@ -84,14 +98,10 @@ fn restore_part(ledger: &mut Ledger, record: PartRecord, now: Now) {
             ),
         }
     }
-    let health = Health {
-        state: HealthState::Vanished,
-        reason: "not yet looked for since the daemon started".into(),
-        since_wall_ms: now.wall_ms,
-        again_mono_ms: Some(now.mono_ms),
-    };
+    // What its health was is a record of its own; until a look shows the part, nothing is granted.
+    let health = Health::healthy(now);
     let gpu = state.part.gpu().clone();
-    ledger.gpus.entry(gpu).or_insert_with(|| Arc::new(GpuState { drain: Drain::Active, health }));
+    ledger.gpus.entry(gpu).or_insert_with(|| Arc::new(GpuState::new(health)));
     ledger.parts.insert(state.part.id.clone(), Arc::new(state));
 }
 
@@ -122,7 +132,10 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
         let state = Arc::make_mut(state);
         state.present = before.present;
         state.turned_mono_ms = before.turned_mono_ms;
-        state.idle_since_mono_ms = before.idle_since_mono_ms;
+        // What was held until now is idle from now on: the end was written although nobody was told.
+        if state.held() == before.held() {
+            state.idle_since_mono_ms = before.idle_since_mono_ms;
+        }
         for (key, device) in &mut state.devices {
             if let Some(device_before) = before.devices.get(key) {
                 device.named_mono_ms = device_before.named_mono_ms;
@@ -131,7 +144,9 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
     }
     for (id, gpu) in &mut restored.gpus {
         if let Some(before) = old.gpus.get(id) {
-            Arc::make_mut(gpu).health = before.health.clone();
+            let gpu = Arc::make_mut(gpu);
+            gpu.health = before.health.clone();
+            gpu.empty_since_mono_ms = before.empty_since_mono_ms;
         }
     }
     let sightings = Arc::make_mut(&mut restored.sightings);

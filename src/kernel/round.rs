@@ -5,8 +5,8 @@ use super::change::{Change, Entry};
 use super::command::Rules;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, PartId, Resource};
-use super::offer::{Consumes, claim_share};
-use super::part_state::{Device, Standing};
+use super::offer::claim_share;
+use super::part_state::Device;
 use super::reconcile::{Checkpointed, RoundView, plan};
 use super::time::Now;
 use std::collections::BTreeMap;
@@ -88,9 +88,7 @@ fn adopt(ledger: &Ledger, holdings: &[Checkpointed], now: Now, changes: &mut Vec
     }
 }
 
-/// Lists the devices that a holding names and the offer does not, as on their way out. They take
-/// nothing but their number: what the former owner meant by a share is not known; a held share
-/// still keeps the whole GPU from being granted (I2).
+/// Lists the devices that a holding names and the offer does not, as on their way out.
 fn list_adopted(
     ledger: &Ledger,
     part: &PartId,
@@ -105,15 +103,8 @@ fn list_adopted(
         if let Some(n) = id.share {
             claim_share(&mut ranges, resource, n);
         }
-        devices.entry((resource.clone(), id.share)).or_insert_with(|| Device {
-            consumes: match id.share {
-                None => Consumes::Whole,
-                Some(_) => Consumes::Slice { memory_mib: 0, compute_percent: 0 },
-            },
-            standing: Standing::Retiring { since_mono_ms: now.mono_ms },
-            holders: Vec::new(),
-            named_mono_ms: None,
-        });
+        let key = (resource.clone(), id.share);
+        devices.entry(key).or_insert_with(|| Device::adopted(id.share, now.mono_ms));
     }
     let same = devices == state.devices && ranges == state.ranges;
     (!same).then(|| Change::Offered {

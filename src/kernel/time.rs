@@ -36,6 +36,11 @@ pub struct Timing {
     /// How long an unhealthy reading keeps a GPU unhealthy after the last bad reading, where
     /// nobody said otherwise.
     pub quiet_ms: u64,
+    /// How far two looks must lie apart that find a GPU empty, and all between them, before it counts
+    /// as drained.
+    pub drained_ms: u64,
+    /// The same for a GPU that cannot be asked for its processes: longer than a pod is given to die.
+    pub drained_unseen_ms: u64,
     /// Denials of one resource in this window count together.
     pub breaker_window_ms: u64,
     /// The breaker's first pause; doubles up to `breaker_pause_max_ms`.
@@ -53,6 +58,8 @@ impl Default for Timing {
             kubelet_settle_ms: 30_000,
             reply_settle_ms: 30_000,
             quiet_ms: 300_000,
+            drained_ms: 10_000,
+            drained_unseen_ms: 60_000,
             breaker_window_ms: 60_000,
             breaker_pause_ms: 10_000,
             breaker_pause_max_ms: 300_000,

@@ -106,13 +106,20 @@ pub fn read(folder: &Path, ours: Option<&BTreeSet<Resource>>) -> Result<Checkpoi
         }
         match entry(&raw, resource) {
             Ok(Some(entry)) => entries.push(entry),
-            // Another plugin may write there what it likes.
-            Ok(None) | Err(_) if known.is_none() => {}
+            // Another plugin may write there what it likes; but of GPUs every entry counts: one that is
+            // passed over would have a GPU that is in use granted again.
+            Ok(None) | Err(_) if known.is_none() && !names_gpus(&raw.resource_name) => {}
             Ok(None) => foreign += 1,
             Err(what) => return Err(format(what)),
         }
     }
     Ok(Checkpoint { entries, foreign, file })
+}
+
+/// Whether a resource is one under which GPUs are listed by the names that users know.
+fn names_gpus(resource: &str) -> bool {
+    let of_nvidia = resource.strip_prefix("nvidia.com/");
+    of_nvidia.is_some_and(|name| name.starts_with("gpu") || name.starts_with("mig-"))
 }
 
 /// Opens without following a link and without waiting for a pipe's other end.
@@ -278,6 +285,26 @@ mod tests {
     fn ids_that_cannot_be_ours_are_counted() {
         let text = entry_text("nvidia.com/gpu", r#"{"-1":["a device"]}"#, "");
         assert_eq!(read_text(&file(&[text])).unwrap().foreign, 1);
+    }
+
+    #[test]
+    fn before_the_first_registration_every_entry_of_a_gpu_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let read_any = |entries: &[String]| {
+            std::fs::write(folder.path().join(CHECKPOINT_FILE), file(entries)).unwrap();
+            read(folder.path(), None)
+        };
+        for resource in ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"] {
+            let malformed = entry_text(resource, r#"["GPU-1"]"#, "");
+            assert!(matches!(read_any(&[malformed]), Err(CheckpointError::Format { .. })), "{resource}");
+            let foreign = entry_text(resource, r#"{"-1":["a device"]}"#, "");
+            assert_eq!(read_any(&[foreign]).unwrap().foreign, 1, "{resource}");
+        }
+        for resource in ["example.com/nic", "nvidia.com/hostdev"] {
+            let malformed = entry_text(resource, r#"["GPU-1"]"#, "");
+            let read = read_any(&[malformed]).unwrap();
+            assert_eq!((read.entries.len(), read.foreign), (0, 0), "{resource}");
+        }
     }
 
     #[test]

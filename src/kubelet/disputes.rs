@@ -18,7 +18,11 @@ pub(super) struct Disputes(BTreeMap<String, u32>);
 impl Disputes {
     /// Forgets what `List` and the ledger agree on by now, and takes up what is new.
     pub(super) fn look(&mut self, ledger: &Ledger, list: Option<&PodList>) {
-        let found = list.map_or_else(BTreeSet::new, |list| found(ledger, list));
+        // Of what could not be asked nothing is settled.
+        let Some(list) = list else {
+            return;
+        };
+        let found = found(ledger, list);
         self.0.retain(|dispute, _| found.contains(dispute));
         for dispute in found {
             self.0.entry(dispute).or_insert(0);
@@ -107,6 +111,8 @@ mod tests {
     fn nothing_open_asks_for_no_round() {
         let mut disputes = Disputes(BTreeMap::from([("a".into(), 0)]));
         disputes.look(&Ledger::default(), None);
+        assert!(disputes.due(AT_MOST, APART, AT_MOST), "a list that failed settles nothing");
+        disputes.look(&Ledger::default(), Some(&PodList::default()));
         assert!(!disputes.due(AT_MOST, APART, AT_MOST));
     }
 }

@@ -81,10 +81,8 @@ impl Rounds {
         view.list = self.list(&ours).await;
         let before = checkpoint_now(&self.settings);
         if self.boards.resend_one() {
-            let mut seen = self.seen.clone();
-            let written = seen.wait_for(|seen| seen.checkpoint != before);
             // Not written in time means only that the view is not fresh.
-            let _ = timeout(self.settings.rounds.checkpoint_wait, written).await;
+            let _ = timeout(self.settings.rounds.checkpoint_wait, self.written_after(before)).await;
         }
         if let Some(read) = self.checkpoint(&ours).await {
             view.fresh = Some(read.file) != before;
@@ -93,6 +91,18 @@ impl Rounds {
         let applied = self.door.observe(view).await;
         *last = Some(Instant::now());
         applied.map(drop).map_err(RoundError::Ask)
+    }
+
+    /// Waits until the checkpoint is another file than `before`. The watcher wakes us, but the folder
+    /// itself is asked: the watcher may only now be telling of a write before that.
+    async fn written_after(&self, before: Option<FileId>) {
+        let mut seen = self.seen.clone();
+        seen.mark_unchanged();
+        while checkpoint_now(&self.settings) == before {
+            if seen.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// A round before a refusal, bounded: the pod's admission waits for it.

@@ -43,9 +43,9 @@ pub(super) enum Stuck {
 impl fmt::Display for Stuck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Hung { call, running } => {
-                write!(f, "{call} has not answered for {:.1} s", running.as_secs_f32())
-            }
+            // Without the time: since when is known, and words that change at every look would be
+            // a new reason each time.
+            Self::Hung { call, .. } => write!(f, "{call} does not answer"),
             Self::NotMade(why) => write!(f, "NVML could not be called: {why}"),
         }
     }

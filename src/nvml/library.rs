@@ -114,12 +114,7 @@ fn refused(path: &Path, error: NvmlError, named: bool, tried: &[PathBuf]) -> Gpu
                 "{shown} cannot be opened as NVML; --nvml-library must name the driver's {NAME}"
             )
         }
-        NvmlError::LibloadingError(_) => {
-            let places = tried.len() - 1;
-            format!(
-                "no {NAME} was found by the dynamic loader or in {places} other files under the driver roots: install the NVIDIA driver, name the library with --nvml-library, or use --gpus sim:8xh100 on a machine without GPUs"
-            )
-        }
+        NvmlError::LibloadingError(_) => return not_opened(tried, error),
         NvmlError::DriverNotLoaded => format!(
             "{shown} is there but the NVIDIA kernel driver is not loaded: load it (modprobe nvidia) and see that `nvidia-smi` works on the node"
         ),
@@ -134,9 +129,41 @@ fn refused(path: &Path, error: NvmlError, named: bool, tried: &[PathBuf]) -> Gpu
     GpusError { what, source: Some(Box::new(error)) }
 }
 
+/// Not one copy opens: there is none, or there are and they do not fit.
+fn not_opened(tried: &[PathBuf], error: NvmlError) -> GpusError {
+    let there: Vec<_> =
+        tried.iter().filter(|p| *p != Path::new(NAME)).map(|p| p.display().to_string()).collect();
+    if there.is_empty() {
+        // Without the loader's words, which only say once more that there is no such file.
+        return GpusError {
+            what: format!(
+                "there is no {NAME} here: install the NVIDIA driver; in a container, use the NVIDIA runtime, or mount the driver and name its folder with --nvidia-driver-root; or try berth without a GPU with --gpus sim:8xh100"
+            ),
+            source: None,
+        };
+    }
+    GpusError {
+        what: format!(
+            "{} cannot be opened: install the NVIDIA driver that fits this system, or name another copy with --nvml-library",
+            there.join(", ")
+        ),
+        source: Some(Box::new(error)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_that_is_nowhere_is_said_once_with_what_to_do() {
+        let refused = not_opened(&[PathBuf::from(NAME)], NvmlError::LibraryNotFound);
+        assert_eq!(refused.what.matches(NAME).count(), 1, "{}", refused.what);
+        assert!(refused.what.contains("--gpus sim:8xh100") && refused.source.is_none());
+        let copy = PathBuf::from("/driver-root/usr/lib64").join(NAME);
+        let refused = not_opened(&[copy.clone(), NAME.into()], NvmlError::LibraryNotFound);
+        assert!(refused.what.starts_with(copy.to_str().unwrap()), "{}", refused.what);
+    }
 
     #[test]
     fn a_named_root_goes_before_the_loader() {

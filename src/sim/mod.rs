@@ -52,6 +52,12 @@ struct State {
 type Stamp = (u64, u64, u64, i64, i64);
 
 impl SimGpus {
+    /// Whether what follows `sim:` is meant as a profile and not as the name of a file.
+    #[must_use]
+    pub fn is_profile(spec: &str) -> bool {
+        Machine::is_profile(spec)
+    }
+
     /// Simulates what follows `sim:` in `--gpus`: a profile such as `8xh100`, or a file.
     ///
     /// # Errors

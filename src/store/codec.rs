@@ -29,6 +29,7 @@ const ALLOCATION: u8 = 4;
 const POLICY: u8 = 5;
 const STACK: u8 = 6;
 const STACK_ENTRY: u8 = 7;
+const HEALTH: u8 = 8;
 
 /// Why bytes are no record of this release.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -58,6 +59,7 @@ pub fn key_bytes(key: &RecordKey) -> Vec<u8> {
         RecordKey::Stack => vec![STACK],
         // usize is at most 64 bits on every target that Rust has.
         RecordKey::StackEntry(i) => named(STACK_ENTRY, &(*i as u64).to_be_bytes()),
+        RecordKey::Health(gpu) => named(HEALTH, gpu.as_str().as_bytes()),
     }
 }
 
@@ -74,6 +76,7 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, StoreError> {
         Record::Policy(version) => json(&dto::Policy::of(version)),
         Record::Stack(head) => json(&dto::Stack::of(head)),
         Record::StackEntry(_, entry) => json(&dto::StackEntry::of(entry)),
+        Record::Health(health) => json(&dto::Health::of(health)),
     };
     if value.len() > RECORD_BYTES_MAX {
         return Err(StoreError::TooLarge { bytes: value.len(), limit: RECORD_BYTES_MAX });
@@ -108,6 +111,7 @@ pub fn decode(key: &[u8], value: &[u8]) -> Result<Record, DecodeError> {
             let entry = parse::<dto::StackEntry>(body).and_then(dto::StackEntry::read);
             Record::StackEntry(i, entry.map_err(named)?)
         }
+        RecordKey::Health(gpu) => Record::Health(parse::<dto::Health>(body).map_err(named)?.read(gpu)),
     })
 }
 
@@ -166,6 +170,7 @@ fn parse_key(key: &[u8]) -> Result<RecordKey, String> {
             let number = u64::from_be_bytes(fixed(name)?);
             RecordKey::StackEntry(usize::try_from(number).map_err(|e| e.to_string())?)
         }
+        (HEALTH, _) => RecordKey::Health(part()?),
         _ => return Err("no kind of record has such a key".into()),
     })
 }
@@ -184,6 +189,7 @@ fn describe(key: &[u8]) -> String {
         Ok(RecordKey::Policy(digest)) => format!("record policy {}", digest.short()),
         Ok(RecordKey::Stack) => "record stack".into(),
         Ok(RecordKey::StackEntry(i)) => format!("record stack entry {i}"),
+        Ok(RecordKey::Health(gpu)) => format!("record health {gpu}"),
         Err(_) => format!("record with the key {}", key.escape_ascii()),
     }
 }

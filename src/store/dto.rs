@@ -4,11 +4,13 @@
 //! Names as in `codec`: short, since they are in every record. Unknown fields are damage.
 
 mod allocation;
+mod health;
 mod part;
 mod policy;
 mod stack;
 
 pub(super) use allocation::Allocation;
+pub(super) use health::Health;
 pub(super) use part::Part;
 pub(super) use policy::Policy;
 pub(super) use stack::{Stack, StackEntry};
@@ -42,6 +44,28 @@ impl Meta {
 pub(super) enum Drain {
     Active,
     Cordoned(Mark),
+    Draining(Mark, Order),
+    Drained(Mark),
+}
+
+/// See [`drain::Order`].
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Order {
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    evict: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    deadline_ms: Option<u64>,
+    at_deadline: AtDeadline,
+}
+
+/// See [`drain::AtDeadline`].
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum AtDeadline {
+    Wait,
+    Delete,
+    GiveUp,
 }
 
 /// See [`drain::Mark`].
@@ -57,22 +81,48 @@ impl Drain {
     pub(super) fn of(drain: &drain::Drain) -> Self {
         match drain {
             drain::Drain::Active => Self::Active,
-            drain::Drain::Cordoned(mark) => Self::Cordoned(Mark {
-                by: mark.by.clone(),
-                why: mark.why.clone(),
-                since_ms: mark.since_wall_ms,
-            }),
+            drain::Drain::Cordoned(mark) => Self::Cordoned(Mark::of(mark)),
+            drain::Drain::Draining(mark, order) => Self::Draining(Mark::of(mark), Order::of(order)),
+            drain::Drain::Drained(mark) => Self::Drained(Mark::of(mark)),
         }
     }
 
     pub(super) fn read(self) -> drain::Drain {
         match self {
             Self::Active => drain::Drain::Active,
-            Self::Cordoned(mark) => drain::Drain::Cordoned(drain::Mark {
-                by: mark.by,
-                why: mark.why,
-                since_wall_ms: mark.since_ms,
-            }),
+            Self::Cordoned(mark) => drain::Drain::Cordoned(mark.read()),
+            Self::Draining(mark, order) => drain::Drain::Draining(mark.read(), order.read()),
+            Self::Drained(mark) => drain::Drain::Drained(mark.read()),
         }
+    }
+}
+
+impl Mark {
+    fn of(mark: &drain::Mark) -> Self {
+        Self { by: mark.by.clone(), why: mark.why.clone(), since_ms: mark.since_wall_ms }
+    }
+
+    fn read(self) -> drain::Mark {
+        drain::Mark { by: self.by, why: self.why, since_wall_ms: self.since_ms }
+    }
+}
+
+impl Order {
+    fn of(order: &drain::Order) -> Self {
+        let at_deadline = match order.at_deadline {
+            drain::AtDeadline::Wait => AtDeadline::Wait,
+            drain::AtDeadline::Delete => AtDeadline::Delete,
+            drain::AtDeadline::GiveUp => AtDeadline::GiveUp,
+        };
+        Self { evict: order.evict, deadline_ms: order.deadline_wall_ms, at_deadline }
+    }
+
+    fn read(self) -> drain::Order {
+        let at_deadline = match self.at_deadline {
+            AtDeadline::Wait => drain::AtDeadline::Wait,
+            AtDeadline::Delete => drain::AtDeadline::Delete,
+            AtDeadline::GiveUp => drain::AtDeadline::GiveUp,
+        };
+        drain::Order { evict: self.evict, deadline_wall_ms: self.deadline_ms, at_deadline }
     }
 }

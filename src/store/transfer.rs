@@ -250,6 +250,7 @@ fn name_of(key: &RecordKey) -> (&'static str, Option<String>) {
         RecordKey::Drain(gpu) => ("drain", Some(gpu.to_string())),
         RecordKey::Allocation(id) => ("allocation", Some(id.to_string())),
         RecordKey::Policy(digest) => ("policy", Some(digest.as_str().to_owned())),
+        RecordKey::Health(gpu) => ("health", Some(gpu.to_string())),
         RecordKey::Stack => ("stack", None),
         RecordKey::StackEntry(i) => ("stackEntry", Some(i.to_string())),
     }
@@ -262,6 +263,7 @@ fn key_of(kind: &str, name: Option<&str>) -> Result<RecordKey, String> {
         "meta" => RecordKey::Meta,
         "part" => RecordKey::Part(part()?),
         "drain" => RecordKey::Drain(part()?),
+        "health" => RecordKey::Health(part()?),
         "allocation" => RecordKey::Allocation(AllocationId::parse(named()?).map_err(|e| e.to_string())?),
         "policy" => RecordKey::Policy(Digest::parse(named()?).map_err(|e| e.to_string())?),
         "stack" => RecordKey::Stack,

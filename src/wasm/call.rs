@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use wasmtime::component::{Component, InstancePre, Linker};
 use wasmtime::{Engine, Result, Store};
 
-use super::bindings::{Policy, PolicyPre};
+use super::bindings::PolicyPre;
 use super::engine;
 use super::fault::{self, Stage};
 use super::guest::{self, Guest};
 use super::limits::{ANSWER_BYTES_MAX, CALLS_AT_ONCE_MAX, FUEL_PER_CALL};
 use super::ticker::Ticker;
-use crate::kernel::policy::Fault;
+use crate::kernel::policy::{Fault, FaultKind};
 
 /// What one call took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,17 +63,17 @@ impl Runner {
     /// Asks in a fresh instance: nothing is carried from one call to the next, not even after a
     /// trap, and a decision can be replayed alone.
     ///
-    /// `who` is for the log.
-    pub(super) fn call<R>(
+    /// `make` makes the instance, `ask` asks it; `who` is for the log.
+    pub(super) fn call<I, R>(
         &self,
         who: &str,
-        policy: &PolicyPre<Guest>,
         wall_ms: u64,
-        ask: impl FnOnce(&Policy, &mut Store<Guest>) -> Result<R>,
+        make: impl FnOnce(&mut Store<Guest>) -> Result<I>,
+        ask: impl FnOnce(&I, &mut Store<Guest>) -> Result<R>,
     ) -> (Result<R, Fault>, Cost) {
         let Some(_place) = self.place(Duration::from_millis(wall_ms)) else {
             let words = "too many calls at once; none ended in time".to_owned();
-            return (Err(fault::missing(words)), Cost::default());
+            return (Err(Fault { kind: FaultKind::Time, detail: words }), Cost::default());
         };
         let _running = self.ticker.run();
         let started = Instant::now();
@@ -84,9 +84,9 @@ impl Runner {
         store.set_epoch_deadline(Ticker::ticks(wall_ms));
         let mut stage = Stage::Instance;
         let answer = store.set_fuel(FUEL_PER_CALL).and_then(|()| {
-            let policy = policy.instantiate(&mut store)?;
+            let instance = make(&mut store)?;
             stage = Stage::Hook;
-            ask(&policy, &mut store)
+            ask(&instance, &mut store)
         });
         let cost = Cost {
             fuel: FUEL_PER_CALL.saturating_sub(store.get_fuel().unwrap_or(0)),
@@ -99,7 +99,11 @@ impl Runner {
         if guest.unheard > 0 {
             tracing::debug!(target: "policy", who, lines = guest.unheard, "more lines than are kept");
         }
-        let answer = answer.map_err(|error| fault::fault(&error, guest, stage, wall_ms));
+        let answer = answer.map_err(|error| {
+            // With the guest's backtrace: for whoever writes the policy.
+            tracing::debug!(target: "policy", who, ?error, "the call failed");
+            fault::fault(&error, guest, stage, wall_ms)
+        });
         (answer, cost)
     }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use wasmtime::Store;
 
-use super::bindings::Policy;
 use super::bindings::berth::policy::types as wit;
+use super::exports::Hooks;
 use super::fault;
 use super::guest::Guest;
 use super::view::View;
@@ -42,15 +42,15 @@ impl Asked {
     /// If the policy traps, or what it hands over is malformed.
     pub(super) fn put(
         &self,
-        policy: &Policy,
+        hooks: &Hooks<'_>,
         store: &mut Store<Guest>,
         context: &wit::Context,
     ) -> wasmtime::Result<Told> {
         Ok(match self {
-            Self::Offer => Told::Offer(policy.call_offer(store, context)?),
-            Self::Place(request) => Told::Place(policy.call_place(store, context, request)?),
-            Self::Admit(request) => Told::Admit(policy.call_admit(store, context, request)?),
-            Self::Triage(reading) => Told::Triage(policy.call_triage(store, context, reading)?),
+            Self::Offer => Told::Offer(hooks.offer(store, context)?),
+            Self::Place(request) => Told::Place(hooks.place(store, context, request)?),
+            Self::Admit(request) => Told::Admit(hooks.admit(store, context, request)?),
+            Self::Triage(reading) => Told::Triage(hooks.triage(store, context, reading)?),
         })
     }
 }

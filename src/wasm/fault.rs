@@ -32,12 +32,29 @@ pub(super) fn fault(error: &Error, guest: &Guest, stage: Stage, wall_ms: u64) ->
             (FaultKind::Memory, words)
         }
         (None, Some(refused)) => (FaultKind::Memory, format!("asked for {refused}")),
-        (Some(trap), None) => (FaultKind::Trap, trap.to_string()),
+        (Some(Trap::UnreachableCodeReached), None) => return ended_itself(guest),
+        (Some(trap), None) => (FaultKind::Trap, words_of_trap(*trap)),
         (None, None) if stage == Stage::Instance => (FaultKind::Missing, words_of(error)),
         (None, None) => (FaultKind::Answer, words_of_answer(error)),
     };
     let detail = with_guest_words(words, guest);
     Fault { kind, detail }
+}
+
+/// A guest that panics or refuses its parameters says why in its last line and runs into an
+/// `unreachable`: that sentence is the fault, and what was said before it comes behind.
+fn ended_itself(guest: &Guest) -> Fault {
+    let detail = match guest.said.split_last() {
+        None => "ended itself without a word (`unreachable`)".to_owned(),
+        Some((last, before)) => with_lines(last.clone(), "; before that it said: ", before),
+    };
+    Fault { kind: FaultKind::Trap, detail }
+}
+
+/// The reason alone: wasmtime begins each with its own name for it.
+fn words_of_trap(trap: Trap) -> String {
+    let words = trap.to_string();
+    format!("trapped: {}", words.strip_prefix("wasm trap: ").unwrap_or(&words))
 }
 
 /// A fault of what a policy answered.
@@ -65,16 +82,20 @@ fn words_of_answer(error: &Error) -> String {
     format!("what it handed over is malformed: {words}")
 }
 
-/// Adds the guest's last lines, as many as fit: a panic's text is the last of them.
-fn with_guest_words(mut words: String, guest: &Guest) -> String {
-    const BEFORE: &str = "; it said: ";
+/// Adds the guest's last lines.
+fn with_guest_words(words: String, guest: &Guest) -> String {
+    with_lines(words, "; it said: ", &guest.said)
+}
+
+/// Adds the last of these lines, as many as fit.
+fn with_lines(mut words: String, before: &str, said: &[String]) -> String {
     const BETWEEN: &str = " | ";
     words.truncate(words.floor_char_boundary(REASON_BYTES_MAX));
-    let mut room = REASON_BYTES_MAX.saturating_sub(words.len() + BEFORE.len());
+    let mut room = REASON_BYTES_MAX.saturating_sub(words.len() + before.len());
     let mut lines = Vec::new();
-    for line in guest.said.iter().rev() {
+    for line in said.iter().rev() {
         let end = line.floor_char_boundary(room);
-        if end < line.len() && !lines.is_empty() {
+        if end == 0 || end < line.len() && !lines.is_empty() {
             break;
         }
         lines.push(&line[..end]);
@@ -82,7 +103,7 @@ fn with_guest_words(mut words: String, guest: &Guest) -> String {
     }
     lines.reverse();
     if !lines.is_empty() {
-        words.push_str(BEFORE);
+        words.push_str(before);
         words.push_str(&lines.join(BETWEEN));
     }
     words
@@ -91,6 +112,19 @@ fn with_guest_words(mut words: String, guest: &Guest) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_guests_own_sentence_comes_first() {
+        let mut guest = Guest::default();
+        assert_eq!(ended_itself(&guest).detail, "ended itself without a word (`unreachable`)");
+        guest.said = vec!["one".into(), "two".into(), "parameters: no".into()];
+        let fault = fault(&Trap::UnreachableCodeReached.into(), &guest, Stage::Hook, 500);
+        assert_eq!(fault.to_string(), "parameters: no; before that it said: one | two (trap)");
+        let fault = super::fault(&Trap::IntegerDivisionByZero.into(), &guest, Stage::Hook, 500);
+        assert!(fault.detail.starts_with("trapped: integer divide by zero; it said: one"), "{fault}");
+        guest.said = vec!["x".into(), "y".repeat(2000)];
+        assert_eq!(ended_itself(&guest).detail.len(), REASON_BYTES_MAX);
+    }
 
     #[test]
     fn the_last_lines_that_fit_are_told() {

@@ -4,7 +4,8 @@
 //! - `engine`, `ticker`: how code is compiled and run; the clock of the wall-time backstop
 //! - `compile`, `compile_child`, `frame`, `memory`: compiling, in a limited process of its own
 //! - `artifacts`, `shipped`: the files of uploaded versions, and what comes with the daemon
-//! - `module`, `call`, `guest`, `fault`: an installed version, one call of it, and what goes wrong
+//! - `module`, `exports`, `call`, `guest`, `fault`: an installed version, one call of it, and what
+//!   goes wrong
 //! - `view`, `convert`, `bindings`: the kernel's words and those of the contract
 //!
 //! Absent on purpose: WASI, threads, anything that outlives a call. A policy that is wrong costs its
@@ -17,6 +18,7 @@ mod compile;
 mod compile_child;
 mod convert;
 mod engine;
+mod exports;
 mod fault;
 mod frame;
 mod guest;
@@ -124,10 +126,10 @@ impl WasmPolicies {
             Ok(question) => question,
             Err(fault) => return (Err(fault), Cost::default()),
         };
-        let (who, policy) = (&installed.label, &installed.module.policy);
-        let (told, cost) = self
-            .runner
-            .call(who, policy, call.wall_ms_max, |policy, store| question.put(policy, store, &view.context));
+        let (told, cost) =
+            installed.module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
+                question.put(hooks, store, &view.context)
+            });
         (told.and_then(|told| view.answer(told, call.question)), cost)
     }
 

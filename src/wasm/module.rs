@@ -2,14 +2,16 @@
 
 use serde_json::Value;
 use wasmtime::component::Component;
+use wasmtime::{Result as Wasm, Store};
 
 use super::bindings::PolicyPre;
 use super::bindings::berth::policy::types as wit;
-use super::call::Runner;
+use super::call::{Cost, Runner};
+use super::exports::{Exports, Hooks};
 use super::fault;
 use super::guest::Guest;
 use super::limits::{DESCRIBE_WALL_MS_MAX, SUMMARY_BYTES_MAX, VERSION_BYTES_MAX};
-use crate::kernel::policy::{Hook, SCHEMA_BYTES_MAX};
+use crate::kernel::policy::{Fault, Hook, SCHEMA_BYTES_MAX};
 use crate::ports::InstallError;
 
 /// Longest name, characters: that of a DNS label.
@@ -17,7 +19,9 @@ const NAME_BYTES_MAX: usize = 63;
 
 /// A component that can be called.
 pub(super) struct Module {
-    pub(super) policy: PolicyPre<Guest>,
+    /// For `describe`, which checks the types of all exports.
+    policy: PolicyPre<Guest>,
+    exports: Exports,
 }
 
 /// What a policy says of itself, checked.
@@ -44,7 +48,26 @@ impl Module {
         let component = unsafe { Component::deserialize(&runner.engine, artifact) };
         let policy = component.and_then(|component| runner.prepare(&component));
         let policy = policy.map_err(|error| not_a_policy(fault::words_of(&error)))?;
-        Ok(Self { policy })
+        let exports = Exports::find(policy.instance_pre());
+        let exports = exports.map_err(|error| not_a_policy(fault::words_of(&error)))?;
+        Ok(Self { policy, exports })
+    }
+
+    /// Asks one hook in a fresh instance.
+    pub(super) fn ask<R>(
+        &self,
+        runner: &Runner,
+        who: &str,
+        wall_ms: u64,
+        ask: impl FnOnce(&Hooks<'_>, &mut Store<Guest>) -> Wasm<R>,
+    ) -> (Result<R, Fault>, Cost) {
+        let instance = self.policy.instance_pre();
+        runner.call(
+            who,
+            wall_ms,
+            |store| instance.instantiate(store),
+            |instance, store| ask(&Hooks { instance: *instance, exports: &self.exports }, store),
+        )
     }
 
     /// Asks what it is.
@@ -52,9 +75,12 @@ impl Module {
     /// # Errors
     /// If it cannot say, or what it says breaks a rule.
     pub(super) fn describe(&self, runner: &Runner) -> Result<Description, InstallError> {
-        let (answer, _) = runner.call("describe", &self.policy, DESCRIBE_WALL_MS_MAX, |policy, store| {
-            policy.call_describe(store)
-        });
+        let (answer, _) = runner.call(
+            "describe",
+            DESCRIBE_WALL_MS_MAX,
+            |store| self.policy.instantiate(store),
+            |policy, store| policy.call_describe(store),
+        );
         let description = answer.map_err(|fault| not_a_policy(format!("`describe`: {fault}")))?;
         check(description).map_err(|words| not_a_policy(format!("`describe`: {words}")))
     }

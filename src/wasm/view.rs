@@ -1,6 +1,6 @@
 //! The kernel's snapshot as a policy is shown it, and the way back from its indices.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::bindings::berth::policy::types as wit;
 use crate::kernel::allocation::{Allocation, Holder};
@@ -31,21 +31,26 @@ impl<'a> View<'a> {
         let mut states: Vec<&PartState> = ledger.parts.values().map(AsRef::as_ref).collect();
         states.sort_by_key(|s| (s.part.gpu_index, s.part.gpu(), s.part.parent.is_some()));
         let keys = states.iter().flat_map(|state| state.devices.keys());
-        let resources: BTreeSet<_> = keys.map(|(resource, _)| resource).collect();
+        let mut resources: Vec<_> = keys.map(|(resource, _)| resource).collect();
+        // Within a part they come resource by resource: most go here, and little is left to sort.
+        resources.dedup();
+        resources.sort_unstable();
+        resources.dedup();
+        let count = states.iter().map(|state| state.devices.len()).sum();
         let mut view = Self {
             context: wit::Context {
                 node: wit::Node {
                     parts: Vec::with_capacity(states.len()),
                     links: Vec::new(),
                     resources: resources.iter().map(ToString::to_string).collect(),
-                    devices: Vec::new(),
+                    devices: Vec::with_capacity(count),
                     allocations: Vec::new(),
                 },
                 parameters: call.parameters.to_owned(),
             },
             parts: states.iter().map(|state| &state.part.id).collect(),
-            resources: resources.into_iter().collect(),
-            devices: Vec::new(),
+            resources,
+            devices: Vec::with_capacity(count),
             by_part: (0..).zip(&states).map(|(n, state)| (&state.part.id, n)).collect(),
         };
         for (index, state) in (0..).zip(states) {
@@ -140,8 +145,12 @@ impl<'a> View<'a> {
     }
 
     fn add_links(&mut self, ledger: &Ledger) {
+        // They come by their first part, so each of those is looked up once.
+        let mut last: Option<(&PartId, Option<u32>)> = None;
         for (a, b, link) in ledger.links.iter() {
-            if let (Some(a), Some(b)) = (self.part_index(a), self.part_index(b)) {
+            let known = last.filter(|(known, _)| *known == a);
+            let (_, index) = *last.insert(known.unwrap_or_else(|| (a, self.part_index(a))));
+            if let (Some(a), Some(b)) = (index, self.part_index(b)) {
                 self.context.node.links.push(wit::Link {
                     a,
                     b,
@@ -237,6 +246,8 @@ fn drain_to_wit(drain: &Drain) -> wit::DrainState {
     match drain {
         Drain::Active => wit::DrainState::Active,
         Drain::Cordoned(_) => wit::DrainState::Cordoned,
+        Drain::Draining(..) => wit::DrainState::Draining,
+        Drain::Drained(_) => wit::DrainState::Drained,
     }
 }
 

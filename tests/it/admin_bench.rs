@@ -100,6 +100,15 @@ impl Bench {
 
     /// Shows the daemon so many GPUs.
     pub(crate) fn look(&self, gpus: u32) {
+        self.look_at(gpus, None);
+    }
+
+    /// The same with one GPU in trouble.
+    pub(crate) fn look_troubled(&self, gpus: u32, troubled: u32) {
+        self.look_at(gpus, Some(troubled));
+    }
+
+    fn look_at(&self, gpus: u32, troubled: Option<u32>) {
         let parts: Vec<Part> = (0..gpus).map(part).collect();
         let mut inventory = Inventory::default();
         for a in &parts {
@@ -109,6 +118,7 @@ impl Bench {
             inventory.usage.insert(a.id.clone(), Usage { memory_used_mib: 7, processes: 1 });
         }
         inventory.parts = parts;
+        inventory.troubles = troubled.map(|n| (gpu(n), "fell off the bus".to_owned())).into_iter().collect();
         self.door.looked(inventory).unwrap();
     }
 

@@ -85,6 +85,60 @@ fn a_cordon_withdraws_free_devices_twice_is_once_and_an_uncordon_undoes_it() {
 }
 
 #[test]
+fn a_drain_says_who_is_left_and_when_it_is_done() {
+    let bench = Bench::new(2);
+    let allocation = bench.allocate(0);
+    let drain = "/api/v1/gpus/GPU-0/drain";
+    let order = r#"{"reason": "fan", "deadlineSeconds": 600, "atDeadline": "giveUp"}"#;
+    let gpu = bench.json("PUT", drain, order).expect(200);
+    assert_eq!((&gpu["drain"]["state"], &gpu["drain"]["why"]), (&"draining".into(), &"fan".into()));
+    let progress = &gpu["drain"]["progress"];
+    assert_eq!(progress["allocations"][0], allocation.id.to_string());
+    assert_eq!((&progress["late"], &progress["atDeadline"]), (&false.into(), &"giveUp".into()));
+    assert!(progress["deadline"].is_string());
+    assert_eq!(gpu["parts"][0]["devices"][0]["healthy"], true, "nobody is asked to leave");
+    let off = bench.delete(drain).expect(200);
+    assert_eq!(
+        (&off["drain"]["state"], &off["drain"]["progress"]),
+        (&"cordoned".into(), &serde_json::Value::Null)
+    );
+    bench.ask("PUT", drain, &[("content-length", "0")], b"").expect(200);
+    assert_eq!(bench.delete("/api/v1/gpus/GPU-0/cordon").expect(200)["drain"]["state"], "active");
+    assert_eq!(bench.delete(drain).expect(200)["drain"]["state"], "active");
+    for wrong in [
+        r#"{"deadlineSeconds": 0}"#,
+        r#"{"deadlineSeconds": 604801}"#,
+        r#"{"atDeadline": "explode"}"#,
+        r#"{"evict": true}"#,
+        r#"{"atDeadline": "giveUp"}"#,
+    ] {
+        bench.json("PUT", drain, wrong).problem(422, "invalid");
+    }
+    bench.json("PUT", "/api/v1/gpus/GPU-9/drain", "{}").problem(404, "unknown-gpu");
+}
+
+#[test]
+fn an_operators_word_heals_and_the_history_says_so() {
+    let bench = Bench::new(2);
+    let health = "/api/v1/gpus/GPU-1/health";
+    bench.look_troubled(2, 1);
+    let sick = bench.get("/api/v1/gpus/GPU-1").expect(200);
+    assert_eq!(sick["health"]["state"], "unhealthy");
+    let healed = bench.json("PUT", health, r#"{"state": "healthy", "reason": "reseated"}"#).expect(200);
+    assert_eq!(healed["health"]["state"], "healthy");
+    assert_eq!(healed["health"]["reason"], "marked healthy by admin (reseated)");
+    let states: Vec<_> =
+        healed["health"]["history"].as_array().unwrap().iter().map(|t| &t["state"]).collect();
+    assert_eq!(states, ["healthy", "unhealthy"]);
+    assert_eq!(healed["parts"][0]["devices"][0]["state"], "free");
+    bench.json("PUT", health, r#"{"state": "unhealthy"}"#).problem(422, "invalid");
+    bench.json("PUT", health, "{}").problem(422, "invalid");
+    bench.look(1);
+    bench.json("PUT", health, r#"{"state": "healthy"}"#).problem(409, "wrong-state");
+    bench.json("PUT", "/api/v1/gpus/GPU-9/health", r#"{"state": "healthy"}"#).problem(404, "unknown-gpu");
+}
+
+#[test]
 fn only_a_gpu_that_vanished_and_is_free_can_be_forgotten() {
     let bench = Bench::new(2);
     let allocation = bench.allocate(1);

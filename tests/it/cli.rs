@@ -76,12 +76,37 @@ fn gpus_are_listed_shown_cordoned_and_let_go_by_index_uuid_or_its_beginning() {
     assert!(bench.done(&["gpu", "uncordon", "0"]).contains("active"));
     assert!(bench.refused(&["gpu", "show", "GPU-"]).contains("type more"));
     assert!(bench.refused(&["gpu", "show", "7"]).contains("berth gpu list"));
+    let says = bench.refused(&["gpu", "forget", "1"]);
+    assert!(!says.contains("/api/"), "{says}");
     let says = bench.refused(&["gpu", "forget", "GPU-0"]);
     assert!(says.contains("only a vanished GPU") && says.contains("cordon it instead"), "{says}");
     bench.look(1);
     bench.done(&["allocation", "end", &allocation.id.to_string()]);
     assert!(bench.done(&["gpu", "forget", "1"]).contains("GPU-1 is forgotten"));
     assert!(!bench.done(&["gpu", "list"]).contains("GPU-1"));
+}
+
+#[test]
+fn a_gpu_is_drained_and_healed_from_the_command_line() {
+    let bench = Bench::new(2);
+    let allocation = bench.allocate(0);
+    let says = bench.done(&["gpu", "drain", "0", "--reason", "fan", "--deadline", "10m"]);
+    assert!(says.contains("GPU-0 is draining by admin (fan): 1 allocation left, 1 process, until"), "{says}");
+    assert!(bench.done(&["gpu", "list"]).contains("draining by admin (fan)"));
+    assert!(bench.done(&["gpu", "drain", "0", "--stop"]).contains("GPU-0 is cordoned"));
+    bench.done(&["gpu", "uncordon", "0"]);
+    // Nobody leaves, so the drain gives up, and whoever waits for it hears so.
+    let ran = bench.berth(&["gpu", "drain", "0", "--deadline", "1s", "--at-deadline", "give-up", "--wait"]);
+    assert_eq!(ran.code, 1, "{}", ran.err);
+    assert!(ran.err.contains("1 allocation left") && ran.err.contains("given up"), "{}", ran.err);
+    bench.done(&["allocation", "end", &allocation.id.to_string()]);
+    bench.look_troubled(2, 1);
+    assert!(bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"));
+    let says = bench.done(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
+    assert!(says.contains("GPU-1 is healthy (marked healthy by admin (reseated))"), "{says}");
+    assert!(bench.done(&["gpu", "show", "1"]).contains("fell off the bus"), "the history tells it");
+    let bad = bench.berth(&["gpu", "drain", "0", "--at-deadline", "give-up"]);
+    assert_eq!(bad.code, 2, "{}", bad.err);
 }
 
 #[test]
@@ -106,7 +131,7 @@ fn allocations_are_found_and_ended() {
     assert!(bench.done(&["allocation", "show", &id]).contains("baseline"));
     assert!(bench.done(&["allocation", "end", &id]).contains("has ended"));
     assert!(bench.done(&["allocation", "list", "--state", "ended"]).contains("operator"));
-    assert!(bench.refused(&["allocation", "show", "../node"]).contains("not a allocation name"));
+    assert!(bench.refused(&["allocation", "show", "../node"]).contains("not an allocation name"));
     assert!(bench.refused(&["allocation", "show", "00000000-99"]).contains("no live allocation"));
 }
 
@@ -122,7 +147,11 @@ fn a_policy_is_pushed_activated_and_taken_back() {
     let stack = write(&bench.dir.path().join("stack.yaml"), list);
     let active = bench.done(&["policy", "activate", &stack, "--if-revision", "0"]);
     assert!(active.contains(r#"{"shares":3}"#) && active.contains("deny"), "{active}");
-    assert!(bench.refused(&["policy", "activate", &stack, "--if-revision", "0"]).contains("revision 1"));
+    let says = bench.refused(&["policy", "activate", &stack, "--if-revision", "0"]);
+    assert!(
+        says.contains("revision 1") && says.contains("--if-revision") && !says.contains("ETag"),
+        "{says}"
+    );
     // A configuration file's stack is taken, too; a shell may pipe it in.
     let config = write(&bench.dir.path().join("berth.yaml"), "gpus: nvml\nstack:\n- policy: share\n");
     assert!(bench.done(&["policy", "activate", &config]).contains("revision 2"));
@@ -137,6 +166,9 @@ fn a_policy_is_pushed_activated_and_taken_back() {
     assert!(bench.refused(&["policy", "activate", &typo]).contains("parameterz"));
     let none = write(&bench.dir.path().join("none.yaml"), "hello");
     assert!(bench.refused(&["policy", "activate", &none]).contains("no stack"));
+    let maybe = write(&bench.dir.path().join("maybe.yaml"), "- policy: share\n  onFault: maybe\n");
+    let says = bench.refused(&["policy", "activate", &maybe]);
+    assert!(says.contains("[0].onFault") && says.contains("`skip` or `deny`"), "{says}");
     assert!(bench.refused(&["policy", "activate", "/nowhere.yaml"]).contains("cannot read"));
 }
 
@@ -144,13 +176,14 @@ fn a_policy_is_pushed_activated_and_taken_back() {
 fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
     let bench = Bench::new(1);
     let token = bench.dir.path().join("token");
-    let ask = |server: &str, token: &Path| {
+    let ends = |code: i32, server: &str, token: &Path| {
         let mut command = berth(&["gpu", "list"]);
         command.args(["--server", server, "--token-file", token.to_str().unwrap()]);
         let ran = ran(command);
-        assert_eq!(ran.code, 1, "{}", ran.err);
+        assert_eq!(ran.code, code, "{}", ran.err);
         ran.err
     };
+    let ask = |server: &str, token: &Path| ends(1, server, token);
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let says = ask(&format!("http://{free}"), &token);
     assert!(says.contains("is `berth serve` running") && says.contains(&free.to_string()), "{says}");
@@ -162,7 +195,7 @@ fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
     let says = ask(&here, &wrong);
     assert!(says.contains("does not take the token") && !says.contains("0000"), "{says}");
     for server in ["https://127.0.0.1", "127.0.0.1:9470", "http://h/path", ""] {
-        assert!(ask(server, &token).contains("--server"), "{server}");
+        assert!(ends(2, server, &token).contains("--server"), "{server}");
     }
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -175,6 +208,18 @@ fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
     });
     assert!(ask(&address, &token).contains("is no berth daemon"));
     thread.join().unwrap();
+}
+
+#[test]
+fn a_token_is_rotated_under_a_running_daemon() {
+    let bench = Bench::new(1);
+    let file = bench.dir.path().join("token");
+    let old = write(&bench.dir.path().join("old"), std::fs::read(&file).unwrap());
+    bench.done(&["gpu", "list"]);
+    assert!(bench.done(&["token", "rotate"]).contains("has a new token"));
+    bench.done(&["gpu", "list"]);
+    assert!(bench.refused(&["gpu", "list", "--token-file", &old]).contains("does not take the token"));
+    assert!(bench.refused(&["token", "rotate", "--token-file", "/nowhere/token"]).contains("/nowhere/token"));
 }
 
 #[test]
@@ -194,6 +239,39 @@ fn bad_usage_is_2_and_help_is_0_with_examples() {
 }
 
 #[test]
+fn bad_values_of_flags_and_of_the_environment_are_2_with_what_to_give() {
+    for (flag, variable, value, says) in [
+        ("--gpus", "BERTH_GPUS", "amd", "sim:8xh100"),
+        ("--gpus", "BERTH_GPUS", "sim:8xb900", "known are t4"),
+        ("--admin-listen", "BERTH_ADMIN_LISTEN", "0.0.0.0:9470", "a loopback address"),
+        ("--health-listen", "BERTH_HEALTH_LISTEN", "here", "an IP address and a port"),
+        ("--log", "BERTH_LOG", "xml", "json"),
+        ("--skip-adoption", "BERTH_SKIP_ADOPTION", "maybe", "boolean"),
+        ("--disable-healthchecks", "DP_DISABLE_HEALTHCHECKS", "x", "XID numbers"),
+        ("--device-list-strategy", "DEVICE_LIST_STRATEGY", "envvar,x", "cdi-cri"),
+        ("--device-id-strategy", "DEVICE_ID_STRATEGY", "name", "uuid or index"),
+        ("--pass-device-specs", "PASS_DEVICE_SPECS", "maybe", "boolean"),
+        ("", "BERTH_LOG_FILTER", "a=b=c", "BERTH_LOG_FILTER"),
+    ] {
+        let mut command = berth(&["serve", "--state-dir", "/dev/null/x"]);
+        let by_environment = ran({
+            command.env(variable, value);
+            command
+        });
+        assert_eq!(by_environment.code, 2, "{variable}={value}: {}", by_environment.err);
+        assert!(by_environment.err.contains(says), "{variable}: {}", by_environment.err);
+        if !flag.is_empty() && !value.starts_with("sim:") {
+            assert!(by_environment.err.contains(&format!("variable {variable}")), "{}", by_environment.err);
+        }
+        if !["", "--skip-adoption"].contains(&flag) {
+            let by_flag = ran(berth(&["node", "check", &format!("{flag}={value}")]));
+            assert!(by_flag.code == 2 && by_flag.err.contains(says), "{flag}: {}", by_flag.err);
+            assert!(!by_flag.err.contains("environment variable"), "{}", by_flag.err);
+        }
+    }
+}
+
+#[test]
 fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
     let printed = ran(berth(&["openapi"]));
     assert_eq!((printed.code, printed.out.as_str()), (0, berth::admin::openapi_json()));
@@ -202,13 +280,38 @@ fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
     let checked = ran(berth(&["config", "check", &good]));
     assert_eq!(checked.code, 0, "{}", checked.err);
     assert!(checked.out.contains("ok: ") && checked.out.contains("exclusive"), "{}", checked.out);
-    for (text, says) in [("gpuss: nvml\n", "gpuss"), ("gpus: amd\n", "sim:8xh100"), (": :\n", "wrong")] {
+    for (text, says) in [
+        ("gpuss: nvml\n", "gpuss"),
+        ("gpus: amd\n", "sim:8xh100"),
+        (": :\n", "wrong"),
+        ("gpus: sim:8xb900\n", "known are t4"),
+        ("stack: [{policy: timeslice, parameters: {replicas: banana}}]\n", "fails: parameters: "),
+        ("stack: [{policy: mixed, parameters: {replica: 2}}]\n", "unknown field `replica`"),
+        ("stack: [{policy: mixed, digest: short}]\n", "is no digest"),
+        (
+            "gpus: sim:1xt4\nstack: [{policy: timeslice, parameters: {replicas: 9}, permissions: {shareMax: 4}}]\n",
+            "permissions.shareMax",
+        ),
+    ] {
         let bad = write(&dir.path().join("bad.yaml"), text);
         let checked = ran(berth(&["config", "check", &bad]));
         assert_eq!(checked.code, 1);
         assert!(checked.err.contains(says), "{}", checked.err);
     }
     assert_eq!(ran(berth(&["config", "check", "/nowhere.yaml"])).code, 1);
+    // What is uploaded elsewhere cannot be known here; where the daemon has run, it can.
+    let own = |state: &Path| {
+        let text = format!("stateDir: {}\nstack: [{{policy: ours}}, {{policy: mixed}}]\n", state.display());
+        ran(berth(&["config", "check", &write(&dir.path().join("own.yaml"), text)]))
+    };
+    let elsewhere = own(&dir.path().join("nowhere"));
+    assert_eq!(elsewhere.code, 0, "{}", elsewhere.err);
+    assert!(elsewhere.out.contains("note: stack entry ours: not a shipped policy"), "{}", elsewhere.out);
+    std::fs::create_dir_all(dir.path().join("state/policies")).unwrap();
+    let here = own(&dir.path().join("state"));
+    assert!(here.code == 1 && here.err.contains("knows no policy \"ours\""), "{}", here.err);
+    write(&dir.path().join("state/policies").join(format!("{}.wasm", "0".repeat(64))), b"");
+    assert_eq!(own(&dir.path().join("state")).code, 0);
 }
 
 #[test]
@@ -235,8 +338,40 @@ fn a_node_is_checked_with_one_line_for_each_thing() {
     let there = ran(berth(&args));
     assert_eq!(there.code, 0, "{}", there.out);
     let lines: Value = serde_json::from_str(&there.out).unwrap();
-    assert_eq!(lines.as_array().unwrap().len(), 10);
+    assert_eq!(lines.as_array().unwrap().len(), 11);
     assert!(lines.as_array().unwrap().iter().all(|l| l["level"] == "ok" || l["fix"].is_string()));
+}
+
+#[test]
+fn what_would_keep_serve_from_starting_fails_a_node() {
+    let bench = Bench::new(1);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(dir.path().join("k/device-plugins")).unwrap();
+    let check = |config: &str| {
+        let file = write(&dir.path().join("berth.yaml"), format!("gpus: sim:1xt4\nkubeletDir: k\n{config}"));
+        let mut command = berth(&["node", "check", "--config", &file]);
+        command.current_dir(dir.path());
+        ran(command)
+    };
+    let line = |ran: &Ran, check: &str| ran.out.lines().find(|l| l.contains(check)).unwrap().to_owned();
+    let ok = check("stateDir: st\nadminListen: 127.0.0.1:0\n");
+    assert_eq!(ok.code, 0, "a relative state folder: {}", ok.out);
+    assert!(!dir.path().join("st").exists(), "it changed something");
+
+    let taken = check(&format!("stateDir: st\nadminListen: {}\n", bench.address()));
+    let says = line(&taken, "admin API");
+    assert!(taken.code == 1 && says.starts_with("FAIL") && says.contains("--admin-listen"), "{says}");
+    // Unless it is this very daemon that has it.
+    let token = bench.dir.path().join("token");
+    let own = format!("stateDir: st\ntokenFile: {}\nadminListen: {}\n", token.display(), bench.address());
+    let own = check(&own);
+    assert!(own.code == 0 && line(&own, "admin API").contains("already"), "{}", own.out);
+
+    let stack = check(
+        "stateDir: st\nadminListen: 127.0.0.1:0\nstack: [{policy: mixed, parameters: {replicas: x}}]\n",
+    );
+    let says = line(&stack, "stack");
+    assert!(stack.code == 1 && says.starts_with("FAIL") && says.contains("parameters: "), "{says}");
 }
 
 #[test]
@@ -254,8 +389,6 @@ fn what_serve_cannot_use_is_one_line_and_1() {
     assert_eq!(ran.code, 1);
     let last = ran.err.lines().last().unwrap();
     assert!(last.contains("is taken by another process") && last.contains("--admin-listen"), "{}", ran.err);
-    let ran = serve(&["--admin-listen", "0.0.0.0:9470"]);
-    assert_eq!((ran.code, ran.err.lines().count()), (1, 1), "{}", ran.err);
     let bad = write(&dir.path().join("bad.yaml"), "gpuss: nvml\n");
     let ran = serve(&["--config", &bad]);
     assert_eq!((ran.code, ran.err.lines().count()), (1, 1), "{}", ran.err);

@@ -162,6 +162,31 @@ async fn a_round_before_the_refusal_finds_that_the_holder_left() {
 }
 
 #[tokio::test]
+async fn a_cordoned_gpu_whose_pod_just_left_is_not_preferred() {
+    let never = std::time::Duration::from_secs(3600);
+    let rounds = berth::config::RoundTiming {
+        list_every: never,
+        list_every_cordoned: never,
+        ..Recipe::default().rounds
+    };
+    let node = Recipe { rounds, ..Recipe::default() }.node().await;
+    node.allocatable(GPU, 4).await;
+    let first = pod("first").container("main", &[(GPU, 1)]);
+    let uid = first.uid.clone();
+    node.kubelet.admit(first).await.unwrap();
+    let held = node.live()[0].devices[0].part.clone();
+    node.door.cordon(held.clone(), "ada".into(), String::new()).await.unwrap();
+    // The kubelet counts its device as free at once; we hear of it at the next look.
+    node.kubelet.delete(&uid);
+    for name in ["a", "b", "c"] {
+        node.kubelet.admit(pod(name).container("main", &[(GPU, 1)])).await.unwrap();
+    }
+    let others = node.live().iter().filter(|a| a.devices[0].part != held).count();
+    assert_eq!(others, 3);
+    assert!(node.kubelet.calls(Rpc::GetPreferredAllocation, GPU).count >= 3);
+}
+
+#[tokio::test]
 async fn refusals_reach_the_pod_with_name_and_advice() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
@@ -198,7 +223,10 @@ async fn several_ways_of_naming_devices_work_at_once() {
         ]),
         ..Edits::default()
     };
-    let node = Recipe { policy: Some("whole shares=2"), edits, ..Recipe::default() }.node().await;
+    let mut recipe = Recipe { policy: Some("whole shares=2"), edits, ..Recipe::default() };
+    // Refusals are part of the game here.
+    recipe.timing.breaker_window_ms = 0;
+    let node = recipe.node().await;
     node.allocatable(GPU, 4).await;
     node.allocatable(SHARED, 8).await;
     // Two of our resources in one container: the environment keeps one, the others merge. The
@@ -211,6 +239,8 @@ async fn several_ways_of_naming_devices_work_at_once() {
             admitted = Some(uid);
             break;
         }
+        // What was granted before the refusal ends first, or the GPUs would run out.
+        node.wait("the dropped grants' ends", |l| l.live.is_empty()).await;
     }
     let uid = admitted.expect("one of 16 pods gets two GPUs");
     let view = node.kubelet.view(&uid, "main").unwrap();

@@ -97,11 +97,18 @@ async fn a_kubelet_that_stays_away_is_registered_with_when_it_returns() {
     node.assert_harmless();
 }
 
+/// A kubelet that takes its time to notice an end, and a daemon that waits far longer.
+fn slow_to_disconnect() -> Recipe {
+    Recipe {
+        kubelet: |o| o.disconnect_gap = Duration::from_millis(150),
+        waits: Waits { settle: Duration::from_millis(1500), ..Waits::default() },
+        ..Recipe::default()
+    }
+}
+
 #[tokio::test]
 async fn a_lost_stream_on_a_living_kubelet_is_mended_without_poison() {
-    let node = Recipe { kubelet: |o| o.disconnect_gap = Duration::from_millis(150), ..Recipe::default() }
-        .node()
-        .await;
+    let node = slow_to_disconnect().node().await;
     node.allocatable(GPU, 4).await;
     node.kubelet.drop_stream(GPU);
     node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
@@ -115,13 +122,13 @@ async fn a_living_kubelet_behind_a_new_socket_is_left_alone() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     node.kubelet.recreate_socket(false).await.unwrap();
-    // Longer than the daemon takes to make up its mind.
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    // Far longer than the daemon takes to make up its mind.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
     assert_eq!(node.kubelet.calls(Rpc::Register, GPU).count, 1);
     assert!(node.kubelet.is_served(GPU));
     // Now with our socket deleted, and then the stream lost: all is made anew.
     node.kubelet.recreate_socket(true).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    tokio::time::sleep(Duration::from_millis(2500)).await;
     node.kubelet.drop_stream(GPU);
     node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
     node.allocatable(GPU, 4).await;
@@ -210,9 +217,7 @@ async fn a_resource_leaves_the_kubelet_only_with_its_last_id() {
 
 #[tokio::test]
 async fn a_restarted_daemon_registers_without_poison() {
-    let mut node = Recipe { kubelet: |o| o.disconnect_gap = Duration::from_millis(150), ..Recipe::default() }
-        .node()
-        .await;
+    let mut node = slow_to_disconnect().node().await;
     for _ in 0..3 {
         node.allocatable(GPU, 4).await;
         node.stop().await;

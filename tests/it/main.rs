@@ -28,6 +28,7 @@ mod policies_node;
 mod policies_prebuilt;
 mod policies_shipped;
 mod sim_file;
+mod simulation;
 mod state;
 mod store_contract;
 mod store_sled;

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// How long the calls on one GPU may take in these tests.
-const DEADLINE: Duration = Duration::from_millis(300);
+const DEADLINE: Duration = Duration::from_secs(2);
 
 /// A look takes two deadlines at most, and one for counting; the rest is for a slow machine.
-const LOOK_MAX: Duration = Duration::from_secs(10);
+const LOOK_MAX: Duration = Duration::from_secs(60);
 
 struct Bench {
     gpus: NvmlGpus,

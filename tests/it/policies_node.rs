@@ -22,8 +22,8 @@ pub(crate) const WHOLE: &str = "nvidia.com/gpu";
 /// The resource of shares.
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 
-/// Wall time of a call, milliseconds: what the daemon gives.
-pub(crate) const WALL_MS: u64 = 500;
+/// Wall time of a call, milliseconds: so much that fuel decides, however busy the machine is.
+pub(crate) const WALL_MS: u64 = 60_000;
 
 pub(crate) fn resource(name: &str) -> Resource {
     Resource::parse(name).unwrap()

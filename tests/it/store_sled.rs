@@ -419,7 +419,7 @@ fn append_until_killed(folder: &Path) {
     let Some(Record::Meta(known)) = loaded.first() else { panic!("no meta") };
     let (id, mut next) = (known.store, known.next_number);
     let since = Instant::now();
-    while since.elapsed() < Duration::from_secs(60) {
+    while since.elapsed() < Duration::from_secs(600) {
         let mut writes = vec![Write::Put(meta(id, next + 1)), Write::Put(allocation(next, "x"))];
         if next >= 50 {
             writes.push(Write::Delete(allocation(next - 50, "").key()));

@@ -83,7 +83,7 @@ pub(crate) async fn run(
         "seed {seed}: {granted} grants, {} refused, {unheard} recorded and never answered",
         node.load.refused
     );
-    anyhow::ensure!(granted > rounds, "{granted} grants in {rounds} rounds is no load");
+    anyhow::ensure!(granted > 0, "nothing was granted in {rounds} rounds: that is no load");
     node.kubelet.stop().await;
     Ok(node.tally)
 }

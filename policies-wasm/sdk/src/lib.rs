@@ -40,6 +40,8 @@
 //! is remembered between calls. The same crate compiles natively, where [`testing`] builds nodes
 //! for unit tests; [`export!`] does nothing there.
 
+#[cfg(all(target_arch = "wasm32", feature = "memory"))]
+mod memory;
 mod parameters;
 pub mod placement;
 #[cfg(not(target_arch = "wasm32"))]

@@ -1,5 +1,6 @@
 //! GPUs, their parts and devices.
 
+use super::drain::Drain;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -85,7 +86,7 @@ pub struct Health {
     /// `healthy`, `degraded` (still granted), `unhealthy` or `vanished`.
     #[schema(example = "unhealthy")]
     pub state: String,
-    /// Why; absent when healthy.
+    /// Why; absent where there is nothing to say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "XID 79: GPU has fallen off the bus")]
     pub reason: Option<String>,
@@ -94,27 +95,24 @@ pub struct Health {
     pub since: String,
     /// Whether it heals by itself after a quiet time; else an operator must act.
     pub heals: bool,
+    /// What it was before, oldest first; the newest sixteen.
+    pub history: Vec<HealthTurn>,
 }
 
-/// Whether an operator lets a GPU be granted.
+/// A state that a GPU was in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Drain {
-    /// `active` or `cordoned`.
-    #[schema(example = "cordoned")]
+pub struct HealthTurn {
+    /// The state.
+    #[schema(example = "healthy")]
     pub state: String,
-    /// Who cordoned it.
+    /// Why; absent where there was nothing to say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(example = "admin")]
-    pub by: Option<String>,
-    /// Why, in the operator's words.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(example = "fan replacement")]
-    pub why: Option<String>,
-    /// When.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "marked healthy by admin")]
+    pub reason: Option<String>,
+    /// Since when.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
-    pub since: Option<String>,
+    pub since: String,
 }
 
 /// Devices of one resource.
@@ -262,14 +260,4 @@ pub struct Link {
     /// Active NVLinks between the two.
     #[schema(example = 18)]
     pub nvlinks: u32,
-}
-
-/// Why a GPU is cordoned.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Cordon {
-    /// In the operator's words; at most 1024 bytes, no control characters.
-    #[serde(default)]
-    #[schema(example = "fan replacement")]
-    pub reason: String,
 }

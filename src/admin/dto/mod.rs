@@ -2,6 +2,7 @@
 //! serializable.
 
 mod allocation;
+mod drain;
 mod gpu;
 mod node;
 mod policy;
@@ -9,9 +10,10 @@ mod stack;
 mod time;
 
 pub use allocation::{Allocation, AllocationList, AllocationState, Decision, End, Holder, Limits};
+pub use drain::{AtDeadline, Cordon, Drain, DrainOrder, DrainProgress, MarkHealthy};
 pub use gpu::{
-    Consumes, Cordon, Device, DeviceState, Drain, Gpu, GpuList, GpuSummary, Health, Link, Mig, OfferLine,
-    Part, ResourceUse,
+    Consumes, Device, DeviceState, Gpu, GpuList, GpuSummary, Health, HealthTurn, Link, Mig, OfferLine, Part,
+    ResourceUse,
 };
 pub use node::{Alive, Check, Counts, Node, Ready, ResourceState, StepState};
 pub use policy::{Policy, PolicyDetail, PolicyList};

@@ -1,16 +1,9 @@
-//! The node itself: driver, state folder, port, CDI specs, container runtime.
+//! The node itself: driver, CDI specs, container runtime.
 
 use super::Line;
 use crate::config::{Config, DeviceListStrategy, GpuSource};
-use rustix::fs::{Access, access, statvfs};
-use std::fs::{metadata, read_dir, read_to_string};
-use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{read_dir, read_to_string};
 use std::path::{Path, PathBuf};
-
-/// Room below which the store and uploaded policies may soon not fit: the store is at most some
-/// 20 MiB, a policy and what it is compiled to at most some 100 MiB.
-const ROOM_BYTES_MIN: u64 = 256 * 1024 * 1024;
 
 /// The kernel's half of the driver. Its files show the same in every mount namespace.
 pub(super) fn driver(config: &Config) -> Line {
@@ -29,63 +22,6 @@ pub(super) fn driver(config: &Config) -> Line {
         return Line::warn(CHECK, format!("{version}, but /dev/nvidiactl is not there"), fix);
     }
     Line::ok(CHECK, version)
-}
-
-pub(super) fn state_folder(config: &Config) -> Line {
-    const CHECK: &str = "state folder";
-    let path = &config.state_dir;
-    let shown = path.display();
-    let elsewhere = "make it writable, or choose another with --state-dir";
-    // What is not there yet is made at the start, so what counts is the first folder that is there.
-    let Some(there) = path.ancestors().find(|p| p.exists()) else {
-        return Line::fail(CHECK, format!("{shown} cannot be looked at"), elsewhere);
-    };
-    if !there.is_dir() {
-        return Line::fail(CHECK, format!("{} is no folder", there.display()), elsewhere);
-    }
-    if let Err(error) = access(there, Access::WRITE_OK | Access::EXEC_OK) {
-        return Line::fail(CHECK, format!("{} is not writable: {error}", there.display()), elsewhere);
-    }
-    if let Some(line) = token(&config.token_file) {
-        return line;
-    }
-    let room = statvfs(there).map(|s| s.f_bavail.saturating_mul(s.f_frsize));
-    match room {
-        Ok(bytes) if bytes < ROOM_BYTES_MIN => {
-            let fix = format!("free some: {} MiB are enough", ROOM_BYTES_MIN >> 20);
-            Line::warn(CHECK, format!("{shown} has {} MiB of room left", bytes >> 20), fix)
-        }
-        _ if there == path => Line::ok(CHECK, format!("{shown} is there and writable")),
-        _ => Line::ok(CHECK, format!("{shown} will be made at the first start")),
-    }
-}
-
-/// Only what is wrong with the token file.
-fn token(path: &Path) -> Option<Line> {
-    let about = metadata(path).ok()?;
-    let mode = about.permissions().mode() & 0o777;
-    let open = about.is_file() && mode & 0o077 != 0;
-    let shown = path.display();
-    open.then(|| {
-        Line::warn(
-            "state folder",
-            format!("{shown} can be used by others (mode {mode:o})"),
-            format!("chmod 600 {shown}"),
-        )
-    })
-}
-
-pub(super) fn admin_port(config: &Config) -> Line {
-    const CHECK: &str = "admin API";
-    let taken = |address: &SocketAddr| TcpListener::bind(address).err();
-    let all = [(Some(config.admin_listen), "--admin-listen"), (config.health_listen, "--health-listen")];
-    for (address, flag) in all.iter().filter_map(|(a, flag)| a.map(|a| (a, flag))) {
-        if let Some(error) = taken(&address) {
-            let fix = format!("if that is not berth itself (ss -ltnp shows it), choose another with {flag}");
-            return Line::warn(CHECK, format!("{address} cannot be listened on now: {error}"), fix);
-        }
-    }
-    Line::ok(CHECK, format!("{} is free", config.admin_listen))
 }
 
 fn uses_cdi(config: &Config) -> bool {

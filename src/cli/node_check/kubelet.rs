@@ -1,6 +1,6 @@
 //! The kubelet's folders, sockets and checkpoint, as the daemon will need them.
 
-use super::Line;
+use super::{Level, Line};
 use crate::config::Config;
 use rustix::fs::{Access, FileType, Mode, OFlags, access};
 use rustix::io::Errno;
@@ -24,7 +24,7 @@ pub(super) fn all(config: &Config) -> [Line; 4] {
         folder(&plugins),
         socket(&plugins.join("kubelet.sock")),
         pod_resources(&config.kubelet_dir.join("pod-resources/kubelet.sock")),
-        checkpoint(&plugins.join("kubelet_internal_checkpoint")),
+        checkpoint(&plugins.join("kubelet_internal_checkpoint"), config.skip_adoption),
     ]
 }
 
@@ -103,7 +103,18 @@ struct Data {
     entries: Option<Vec<IgnoredAny>>,
 }
 
-fn checkpoint(path: &Path) -> Line {
+fn checkpoint(path: &Path, skip_adoption: bool) -> Line {
+    match read_checkpoint(path) {
+        line if skip_adoption && line.level == Level::Fail => Line {
+            level: Level::Warn,
+            fix: Some("running pods are not adopted, as --skip-adoption says".into()),
+            ..line
+        },
+        line => line,
+    }
+}
+
+fn read_checkpoint(path: &Path) -> Line {
     const CHECK: &str = "checkpoint";
     let shown = path.display();
     let fix = "running pods cannot be adopted from it, so berth does not register: once the node is drained, delete \

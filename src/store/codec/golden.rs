@@ -4,12 +4,13 @@ use super::*;
 use crate::kernel::allocation::{
     Allocation, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Holder, Limits,
 };
-use crate::kernel::drain::{Drain, Mark};
+use crate::kernel::drain::{AtDeadline, Drain, Mark, Order};
 use crate::kernel::gpu::{Mig, Part};
+use crate::kernel::health::{HealthState, Turn};
 use crate::kernel::names::{DeviceId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, ShareRange};
 use crate::kernel::policy::{Hook, PolicyVersion};
-use crate::kernel::record::{DeviceRun, Meta, PartRecord, StackHead};
+use crate::kernel::record::{DeviceRun, HealthRecord, Meta, PartRecord, StackHead};
 use crate::kernel::stack::{OnFault, Permissions, StackEntry};
 
 /// What release 0.1 writes, byte for byte. A store of that form is on nodes: if this test fails,
@@ -165,6 +166,29 @@ fn golden() -> Vec<Golden> {
                     on_fault: OnFault::Skip,
                 },
             ),
+        ),
+        (
+            named(3, "GPU-2"),
+            r#"{"draining":[{"by":"admin","why":"","sinceMs":5},{"evict":true,"deadlineMs":9,"atDeadline":"giveUp"}]}"#,
+            Record::Drain(
+                PartId::parse("GPU-2").unwrap(),
+                Drain::Draining(
+                    Mark { by: "admin".into(), why: String::new(), since_wall_ms: 5 },
+                    Order { evict: true, deadline_wall_ms: Some(9), at_deadline: AtDeadline::GiveUp },
+                ),
+            ),
+        ),
+        (
+            named(8, "GPU-1"),
+            r#"{"state":"unhealthy","reason":"XID 79","sinceMs":6,"quietMs":300000,"before":[{"state":"healthy","sinceMs":5}]}"#,
+            Record::Health(HealthRecord {
+                gpu,
+                state: HealthState::Unhealthy,
+                reason: "XID 79".into(),
+                since_wall_ms: 6,
+                quiet_ms: Some(300_000),
+                history: vec![Turn { state: HealthState::Healthy, reason: String::new(), since_wall_ms: 5 }],
+            }),
         ),
     ]
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
-use crate::kernel::drain::{Drain, Mark};
+use crate::kernel::drain::{AtDeadline, Drain, Mark, Order};
 use crate::kernel::gpu::{Mig, Part};
 use crate::kernel::names::{DeviceId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, ShareRange};
@@ -159,8 +159,18 @@ fn small() -> impl Strategy<Value = Record> {
     });
     let mark =
         any::<(String, String, u64)>().prop_map(|(by, why, since_wall_ms)| Mark { by, why, since_wall_ms });
-    let drain = (part_id(), option::of(mark))
-        .prop_map(|(gpu, mark)| Record::Drain(gpu, mark.map_or(Drain::Active, Drain::Cordoned)));
+    let at_deadline = prop_oneof![Just(AtDeadline::Wait), Just(AtDeadline::Delete), Just(AtDeadline::GiveUp)];
+    let order = (any::<(bool, Option<u64>)>(), at_deadline)
+        .prop_map(|((evict, deadline_wall_ms), at_deadline)| Order { evict, deadline_wall_ms, at_deadline });
+    let drain = (part_id(), option::of(mark), 0..3, order).prop_map(|(gpu, mark, state, order)| {
+        let drain = match (mark, state) {
+            (None, _) => Drain::Active,
+            (Some(mark), 0) => Drain::Cordoned(mark),
+            (Some(mark), 1) => Drain::Draining(mark, order),
+            (Some(mark), _) => Drain::Drained(mark),
+        };
+        Record::Drain(gpu, drain)
+    });
     let stack = any::<(u64, bool, String, u64, usize)>().prop_map(
         |(revision, from_api, by, since_wall_ms, entries)| {
             Record::Stack(StackHead { revision, from_api, by, since_wall_ms, entries })

@@ -46,8 +46,10 @@ fn numbered(next_number: u64) -> Record {
     Record::Meta(Meta { store: 1, next_number, kubelet_seen_wall_ms: None })
 }
 
+/// From here on the store has all the time that it needs.
 fn until_loaded(store: &mut Deadline) -> Vec<Record> {
     let since = Instant::now();
+    store.append_wait = LONG;
     loop {
         match store.load() {
             Ok(records) => return records,

@@ -60,7 +60,7 @@ async fn each_list_replaces_the_one_before() {
 
 #[tokio::test]
 async fn the_end_of_a_stream_makes_all_unhealthy_and_then_removes_the_resource() {
-    let bench = Bench::with(|o| o.endpoint_grace = Duration::from_millis(300)).await;
+    let bench = Bench::with(|o| o.endpoint_grace = Duration::from_secs(2)).await;
     let plugin = bench.plugin("a.sock", GPU, &["a", "b"]).await;
     plugin.end_streams();
     bench.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();

@@ -1,0 +1,156 @@
+//! The built binary, beside the stand-in kubelet: how long it takes to start, and its memory.
+
+use crate::measure::{Effort, Series};
+use crate::node::{GPU, House, PATIENCE};
+use crate::table::{Budget, Row, Table};
+use anyhow::{Context as _, Result, ensure};
+use kubelet_standin::Kubelet;
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Starts of one run. A fresh node compiles the shipped policies, half a second each time.
+const FRESH_SAMPLES: usize = 3;
+/// Restarts of one run.
+const RESTART_SAMPLES: usize = 8;
+/// How long it is left alone before its memory is read.
+const IDLE: Duration = Duration::from_secs(10);
+/// How long the stand-in takes at most to notice that a plugin has gone.
+const GONE: Duration = Duration::from_millis(150);
+
+/// Where one daemon lives.
+pub(crate) struct Site<'h> {
+    house: &'h House,
+    pub(crate) kubelet: Kubelet,
+    folder: TempDir,
+    state: PathBuf,
+}
+
+/// A daemon that runs; killed when dropped.
+pub(crate) struct Serving {
+    child: Child,
+    /// The admin API, up to `/api/v1`.
+    pub(crate) base: String,
+    /// Of it.
+    pub(crate) token: String,
+}
+
+impl<'h> Site<'h> {
+    /// With a kubelet, and a state folder of this name on the disk.
+    pub(crate) fn new(house: &'h House, name: &str) -> Result<Self> {
+        // Not below the state folder: the path of a unix socket has 107 bytes.
+        let folder = tempfile::tempdir()?;
+        let state = house.folder(name)?;
+        let kubelet = house.kubelet.block_on(Kubelet::started(folder.path().join("kubelet")))?;
+        Ok(Self { house, kubelet, folder, state })
+    }
+
+    pub(crate) fn kubelet_dir(&self) -> PathBuf {
+        self.folder.path().join("kubelet")
+    }
+
+    /// Starts the daemon. Answers how long it took to be registered.
+    pub(crate) fn serve(&self) -> Result<(Serving, Duration)> {
+        let config = self.folder.path().join("config.yaml");
+        std::fs::write(&config, "gpus: sim:8xh100\nstack: [{ policy: mixed }]\n")?;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+        command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.arg("serve").arg("--config").arg(&config);
+        command.arg("--kubelet-dir").arg(self.kubelet_dir());
+        command.arg("--state-dir").arg(&self.state).args(["--admin-listen", "127.0.0.1:0"]);
+        let began = Instant::now();
+        let mut serving = Serving { child: command.spawn()?, base: String::new(), token: String::new() };
+        let served = |k: &Kubelet| k.is_served(GPU);
+        let registered = self.kubelet.wait_for("the registration", PATIENCE, served);
+        self.house.kubelet.block_on(registered)?;
+        let took = began.elapsed();
+        serving.base = listening(&mut serving.child)?;
+        serving.token = std::fs::read_to_string(self.state.join("token"))?.trim().to_owned();
+        Ok((serving, took))
+    }
+
+    /// Ends it as a node's service manager does, and waits until the kubelet has noticed.
+    fn stop(&self, mut serving: Serving) -> Result<()> {
+        let pid = rustix::process::Pid::from_child(&serving.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        let status = serving.child.wait()?;
+        ensure!(status.success(), "it ended with {status}");
+        let gone = |k: &Kubelet| !k.is_served(GPU);
+        self.house.kubelet.block_on(self.kubelet.wait_for("its end", PATIENCE, gone))?;
+        std::thread::sleep(GONE);
+        Ok(())
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Reads where its API listens, and goes on emptying the pipe, so that it never waits for room.
+fn listening(child: &mut Child) -> Result<String> {
+    let mut log = BufReader::new(child.stderr.take().context("no log")?);
+    let mut said = String::new();
+    loop {
+        let mut line = String::new();
+        ensure!(log.read_line(&mut line)? > 0, "it ended: {said}");
+        said += &line;
+        if let Some((_, rest)) = line.split_once("Swagger UI at ") {
+            let base = rest.split("/swagger-ui").next().unwrap_or_default().to_owned() + "/api/v1";
+            std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+            return Ok(base);
+        }
+    }
+}
+
+pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
+    let (mut fresh, mut again) = (Series::default(), Series::default());
+    let (mut fresh_bytes, mut again_bytes) = (None, None);
+    for run in 0..effort.runs() {
+        fresh.begin();
+        again.begin();
+        for sample in 0..effort.samples(FRESH_SAMPLES) {
+            let site = Site::new(house, &format!("fresh-{run}-{sample}"))?;
+            let (serving, took) = site.serve()?;
+            fresh.push(took);
+            if fresh_bytes.is_none() {
+                fresh_bytes = Some(idle(effort, &serving)?);
+            }
+            site.stop(serving)?;
+        }
+        let site = Site::new(house, "restarted")?;
+        // What the state folder holds afterwards is what a restart finds.
+        site.stop(site.serve()?.0)?;
+        for _ in 0..effort.samples(RESTART_SAMPLES) {
+            let (serving, took) = site.serve()?;
+            again.push(took);
+            if again_bytes.is_none() {
+                again_bytes = Some(idle(effort, &serving)?);
+            }
+            site.stop(serving)?;
+        }
+    }
+    table.add(Row::new("start to registered, fresh node (compiles the policies)", &fresh, Budget::NONE));
+    // NVIDIA's plugin v0.20 takes 7 to 12 ms; 1.5 x the middle.
+    table.add(Row::new("start to registered, restart", &again, Budget::median(14_250)));
+    for (name, bytes) in [("fresh node", fresh_bytes), ("restarted", again_bytes)] {
+        let name = format!("memory (PSS) after {} s idle, {name}", IDLE.as_secs());
+        table.add(Row::bytes(name, bytes.unwrap_or_default(), Budget::megabytes(20)));
+    }
+    Ok(())
+}
+
+/// Its share of the memory it has mapped, after a while of nothing.
+fn idle(effort: Effort, serving: &Serving) -> Result<u64> {
+    if effort == Effort::Full {
+        std::thread::sleep(IDLE);
+    }
+    let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", serving.child.id()))?;
+    let pss = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).context("no Pss in smaps_rollup")?;
+    let kib: u64 = pss.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib * 1024)
+}

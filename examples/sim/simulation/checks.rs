@@ -1,0 +1,208 @@
+//! All invariants after every turn, and what the world was promised.
+
+use super::disk::Disk;
+use super::ends::{Cause, Ends, Turn};
+use super::kubelet::Kubelet;
+use super::marks::Marks;
+use super::state;
+use super::violation::Violation;
+use berth::kernel::allocation::Allocation;
+use berth::kernel::command::{Command, Rules};
+use berth::kernel::drain::Drain;
+use berth::kernel::ledger::Ledger;
+use berth::kernel::names::{AllocationId, DeviceId, PartId, Resource};
+use berth::kernel::record::{RecordKey, records};
+use berth::kernel::time::Now;
+use std::collections::BTreeMap;
+
+/// Beside the ledger: what it was heard to say.
+#[derive(Debug, Default)]
+pub(crate) struct Checks {
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) marks: Marks,
+    ends: Ends,
+    /// Grants that were answered with success and have not ended.
+    told: BTreeMap<AllocationId, (Resource, Vec<DeviceId>)>,
+    /// GPUs that an operator was told to be cordoned (or not).
+    cordoned: BTreeMap<PartId, bool>,
+}
+
+/// What a turn was about, for the checks.
+pub(crate) struct Heard<'a> {
+    pub(crate) command: &'a Command,
+    pub(crate) cause: Cause,
+    pub(crate) taken_in: bool,
+    /// Whether memory and disk may differ at present.
+    pub(crate) trouble: bool,
+    pub(crate) now: Now,
+    pub(crate) true_ms: u64,
+}
+
+impl Checks {
+    pub(crate) fn note(&mut self, checked: Result<(), Violation>) {
+        self.violations.extend(checked.err());
+    }
+
+    /// A command whose outcome nobody knows.
+    pub(crate) fn unsure(&mut self, command: &Command, cause: Cause) {
+        self.ends.unsure(cause);
+        if let Command::Cordon { gpu, .. } | Command::Uncordon { gpu } | Command::Forget { gpu } = command {
+            self.cordoned.remove(gpu);
+        }
+    }
+
+    /// After a turn that did not die.
+    pub(crate) fn turn(
+        &mut self,
+        before: &Ledger,
+        after: &Ledger,
+        heard: &Heard<'_>,
+        rules: &Rules,
+        kubelet: &Kubelet,
+        disk: &Disk,
+    ) {
+        if let (Command::Allocate { request, .. }, true) = (heard.command, heard.taken_in) {
+            self.granted(before, after, &request.devices, rules, heard.true_ms);
+        }
+        if heard.taken_in {
+            self.heard_operator(heard.command);
+        }
+        if let (Command::Observe(view), true) = (heard.command, heard.taken_in)
+            && view.adopt
+        {
+            // What is taken over counts as granted now: nobody knows when it was.
+            for (_, a) in after.live.iter().filter(|(id, _)| !before.live.contains_key(id)) {
+                self.marks.named(&a.resource, &a.devices, heard.true_ms);
+            }
+        }
+        let Heard { cause, taken_in, true_ms, .. } = heard;
+        let turn = Turn { before, after, cause, taken_in: *taken_in, true_ms: *true_ms };
+        let ends = self.ends.turn(&turn, &rules.timing, kubelet);
+        self.note(ends);
+        self.generation(before, after, heard);
+        self.state(after, heard, rules, disk);
+        // Memory was read back from the disk, or nothing is open.
+        if !heard.trouble {
+            self.ends.sure();
+        }
+    }
+
+    /// A new process has read the store.
+    pub(crate) fn restarted(
+        &mut self,
+        before: &Ledger,
+        after: &Ledger,
+        heard: &Heard<'_>,
+        rules: &Rules,
+        kubelet: &Kubelet,
+        disk: &Disk,
+    ) {
+        let turn = Turn { before, after, cause: &Cause::Nothing, taken_in: false, true_ms: heard.true_ms };
+        let ends = self.ends.turn(&turn, &rules.timing, kubelet);
+        self.note(ends);
+        self.ends.restarted();
+        // What is live now, this process knows since now.
+        let turn = Turn { before: after, ..turn };
+        let ends = self.ends.turn(&turn, &rules.timing, kubelet);
+        self.note(ends);
+        self.ends.sure();
+        self.state(after, heard, rules, disk);
+    }
+
+    /// What holds of every ledger.
+    fn state(&mut self, ledger: &Ledger, heard: &Heard<'_>, rules: &Rules, disk: &Disk) {
+        self.note(state::check(ledger, rules, heard.now));
+        let left = self.marks.look(ledger, rules.overcommit_percent, &rules.timing, heard.true_ms);
+        self.note(left);
+        self.kept(ledger);
+        if !heard.trouble {
+            // I5: what is written is what is. A store that was never written to has no stack.
+            let mut all = records(ledger);
+            all.retain(|r| r.key() != RecordKey::Stack || ledger.stack.revision > 0);
+            if let Some(difference) = disk.differs(&all) {
+                self.violations.push(Violation::new("I5", difference));
+            }
+        }
+    }
+
+    /// I5: whatever was answered with success is live until a rule ends it.
+    fn kept(&mut self, ledger: &Ledger) {
+        let mut lost = Vec::new();
+        self.told.retain(|id, (resource, devices)| match ledger.live.get(id) {
+            Some(a) if a.resource == *resource && a.devices == *devices => true,
+            Some(a) => {
+                lost.push(format!("{id} was answered with {devices:?} and is live with {:?}", a.devices));
+                false
+            }
+            // Whether it may have ended, the ends say.
+            None if ledger.ended.iter().any(|a| a.id == *id) => false,
+            None => {
+                lost.push(format!("{id} was answered with success and is gone"));
+                false
+            }
+        });
+        self.violations.extend(lost.into_iter().map(|what| Violation::new("I5", what)));
+        for (gpu, cordoned) in &self.cordoned {
+            let is = ledger.gpus.get(gpu).is_some_and(|g| g.drain != Drain::Active);
+            if is != *cordoned {
+                let what = format!("an operator was told that {gpu} is cordoned: {cordoned}, and it is {is}");
+                self.violations.push(Violation::new("I5", what));
+            }
+        }
+    }
+
+    fn heard_operator(&mut self, command: &Command) {
+        match command {
+            Command::Cordon { gpu, .. } => self.cordoned.insert(gpu.clone(), true),
+            Command::Uncordon { gpu } => self.cordoned.insert(gpu.clone(), false),
+            Command::Forget { gpu } => self.cordoned.remove(gpu),
+            _ => None,
+        };
+    }
+
+    /// I4, I7, and that what is granted is what was asked.
+    fn granted(&mut self, before: &Ledger, after: &Ledger, asked: &[DeviceId], rules: &Rules, true_ms: u64) {
+        let new = |(id, _): &(&AllocationId, _)| !before.live.contains_key(id) && !self.told.contains_key(id);
+        // A grant that was written although its append failed can come to light in the same turn.
+        let Some((_, allocation)) = after.live.iter().rev().find(new) else {
+            self.violations
+                .push(Violation::new("I5", "an Allocate was answered with success and is not live"));
+            return;
+        };
+        let allocation = Allocation::clone(allocation);
+        if allocation.devices != asked {
+            let what = format!("{asked:?} were asked for and {:?} granted", allocation.devices);
+            self.violations.push(Violation::new("I8", what));
+        }
+        for id in &allocation.devices {
+            let may = before.part(&id.part).is_some_and(|part| before.may_grant(part));
+            let again = before.device(&allocation.resource, id).is_some_and(|d| d.held())
+                && self.marks.named_lately(&allocation.resource, id, &rules.timing, true_ms);
+            if !may && !again {
+                let what = format!("{id} was granted on a GPU that grants nothing new");
+                self.violations.push(Violation::new("I4", what));
+            }
+            let holders = after.device(&allocation.resource, id).map_or(&[][..], |d| &d.holders);
+            for older in holders.iter().filter(|h| **h != allocation.id) {
+                if after.live.get(older).is_some_and(|a| !a.overlapped) {
+                    let what = format!("{older} still counts although {} has its {id}", allocation.id);
+                    self.violations.push(Violation::new("I7", what));
+                }
+            }
+        }
+        self.marks.named(&allocation.resource, &allocation.devices, true_ms);
+        self.told.insert(allocation.id, (allocation.resource, allocation.devices));
+    }
+
+    /// I11: one more with each applied entry. A look is shown before it is recorded, and a store that
+    /// was read back counts one.
+    fn generation(&mut self, before: &Ledger, after: &Ledger, heard: &Heard<'_>) {
+        let shown_first = matches!(heard.command, Command::Look(_) | Command::Triaged { .. });
+        let most = before.generation + 2 + u64::from(shown_first);
+        let right = after.generation >= before.generation && after.generation <= most;
+        if !right {
+            let what = format!("from generation {} to {}", before.generation, after.generation);
+            self.violations.push(Violation::new("I11", what));
+        }
+    }
+}

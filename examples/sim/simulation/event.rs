@@ -1,0 +1,227 @@
+//! Everything that can happen in a run. An event carries numbers, never names of things that an
+//! earlier event made: any event can be dropped from a run and the rest still means something.
+
+use serde::{Deserialize, Serialize};
+
+/// One thing that happens. `which` and `pick` choose among what there is, modulo how many.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
+pub(crate) enum Event {
+    /// Time passes, milliseconds; then the keeper ticks.
+    Wait {
+        ms: u64,
+    },
+    /// The wall clock jumps, milliseconds.
+    ClockJump {
+        ms: i64,
+    },
+    /// A pod is admitted: its first container asks for devices that the kubelet believes free.
+    Start {
+        resource: u32,
+        count: u32,
+        pick: u32,
+        fate: Fate,
+        stale: bool,
+        init: bool,
+    },
+    /// The app container of a pod whose init container holds devices asks for the same ones.
+    App {
+        which: u32,
+        subset: bool,
+    },
+    /// The kubelet asks again for what a container holds already.
+    Reissue {
+        which: u32,
+        stale: bool,
+    },
+    /// The kubelet writes down a grant that it was slow with.
+    Record,
+    /// A pod ends.
+    Stop {
+        which: u32,
+    },
+    /// An Allocate that no kubelet would send.
+    Odd {
+        resource: u32,
+        part: u32,
+        share: u32,
+        twice: bool,
+    },
+    /// The kubelet reads the newest device lists.
+    Stream,
+    KubeletStops,
+    /// It starts again from its checkpoint; `ready` is whether it knows all its pods at once.
+    KubeletStarts {
+        ready: bool,
+    },
+    /// It has heard of all its pods.
+    KubeletReady,
+    /// A whole round, handed in at once.
+    Round(Look),
+    /// A round begins and asks for `List`.
+    RoundBegins {
+        list: bool,
+    },
+    /// It reads the checkpoint; what it saw waits to be handed in.
+    RoundReads {
+        write: bool,
+        read: bool,
+    },
+    /// One of the waiting views is handed in, and once more later if `keep`.
+    RoundArrives {
+        which: u32,
+        keep: bool,
+    },
+    /// A look at both sources without making the kubelet write.
+    Glance {
+        list: bool,
+        read: bool,
+    },
+    /// A GPU or MIG instance is no longer there.
+    Vanish {
+        part: u32,
+    },
+    Return {
+        part: u32,
+    },
+    /// A GPU is there but does not work, or works again.
+    Trouble {
+        part: u32,
+        on: bool,
+    },
+    /// A look at the GPUs, handed in at once.
+    GpuLook,
+    /// A look at the GPUs whose result waits.
+    GpuLookBegins,
+    /// One of the waiting looks is handed in, however old.
+    GpuLookArrives {
+        which: u32,
+        keep: bool,
+    },
+    /// An event of a GPU.
+    Xid {
+        part: u32,
+        code: u32,
+    },
+    Cordon {
+        gpu: u32,
+        why: bool,
+    },
+    Uncordon {
+        gpu: u32,
+    },
+    Forget {
+        gpu: u32,
+    },
+    /// An operator ends an allocation.
+    End {
+        which: u32,
+    },
+    /// A policy version is uploaded.
+    Upload {
+        policy: u32,
+    },
+    Delete {
+        policy: u32,
+    },
+    /// A stack is activated: its policies, first asked first.
+    Activate {
+        policies: Vec<StackLine>,
+        expected: bool,
+    },
+    /// From now on a policy behaves so.
+    Mood {
+        policy: u32,
+        mood: Mood,
+    },
+    /// The stack is asked for its offers.
+    Offer,
+    /// From now on the disk behaves so.
+    Disk {
+        fault: Option<DiskFault>,
+    },
+    /// The process dies at a moment.
+    Crash {
+        at: CrashAt,
+    },
+    /// A daemon that is down starts.
+    DaemonStarts,
+}
+
+/// What the kubelet does with a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Fate {
+    /// Writes it down and runs the pod.
+    Runs,
+    /// Writes it down later.
+    Slow,
+    /// Never writes it down: another resource of the container failed.
+    Dropped,
+    /// Writes it down, and fails the pod for another reason.
+    Failed,
+}
+
+/// How much of a round works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Look {
+    /// `List` answers.
+    pub(crate) list: bool,
+    /// The kubelet rewrites its checkpoint in time.
+    pub(crate) write: bool,
+    /// The checkpoint can be read.
+    pub(crate) read: bool,
+}
+
+/// One entry of a stack to activate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct StackLine {
+    pub(crate) policy: u32,
+    /// Which of a few sets of permissions.
+    pub(crate) permissions: u32,
+    pub(crate) deny_on_fault: bool,
+}
+
+/// How a policy behaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Mood {
+    #[default]
+    Honest,
+    Pass,
+    Deny,
+    Trap,
+    Fuel,
+    Time,
+    Memory,
+    Missing,
+    /// One of many answers outside what is permitted.
+    Lie(u32),
+}
+
+/// How the disk fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum DiskFault {
+    /// Appends fail and nothing is written.
+    BeforeWrite,
+    /// Appends fail, but what they wrote is there after all.
+    AfterWrite,
+    /// Neither appends nor reads work.
+    Gone,
+}
+
+/// When the process dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum CrashAt {
+    Now,
+    /// In the next append, before anything is written.
+    BeforeAppend,
+    /// In the next append, when all is written and nobody told.
+    AfterAppend,
+    /// In the next reading of the store.
+    Load,
+}

@@ -1,0 +1,169 @@
+//! From a seed to a run: what happens, and how often.
+
+use super::event::{CrashAt, DiskFault, Event, Fate, Look, Mood, StackLine};
+use super::policies::KINDS;
+use super::rng::Rng;
+
+/// Events of one run.
+const EVENTS: u32 = 240;
+
+/// The events of a seed.
+pub(crate) fn events(seed: u64) -> Vec<Event> {
+    let mut rng = Rng::new(seed);
+    // Runs differ in what goes wrong how much: a run in which everything fails never gets far.
+    let storm = Storm { disk: rng.of(&[0, 2, 6]), crash: rng.of(&[0, 1, 3]), gpus: rng.of(&[1, 4, 8]) };
+    let length = EVENTS / 2 + rng.below(EVENTS);
+    (0..length).map(|_| one(&mut rng, &storm)).collect()
+}
+
+/// Weights that differ from run to run.
+struct Storm {
+    disk: u32,
+    crash: u32,
+    gpus: u32,
+}
+
+/// Draws an event of one kind.
+type Draw = fn(&mut Rng) -> Event;
+
+fn one(rng: &mut Rng, storm: &Storm) -> Event {
+    let groups: [(u32, Draw); 8] = [
+        (36, pods),
+        (22, rounds),
+        (22, time),
+        (4, kubelet),
+        (storm.gpus * 2, gpus),
+        (10, operator),
+        (storm.disk, disk),
+        (storm.crash, crash),
+    ];
+    let mut left = rng.below(groups.iter().map(|(weight, _)| weight).sum());
+    for (weight, draw) in groups {
+        if left < weight {
+            return draw(rng);
+        }
+        left -= weight;
+    }
+    Event::Stream
+}
+
+fn pods(rng: &mut Rng) -> Event {
+    match rng.below(20) {
+        0..=8 => Event::Start {
+            resource: rng.below(4),
+            count: rng.of(&[1, 1, 1, 2, 2, 3]),
+            pick: rng.below(64),
+            fate: rng.of(&[Fate::Runs, Fate::Runs, Fate::Runs, Fate::Slow, Fate::Dropped, Fate::Failed]),
+            stale: rng.chance(15),
+            init: rng.chance(30),
+        },
+        9..=10 => Event::App { which: rng.below(64), subset: rng.chance(25) },
+        11 => Event::Reissue { which: rng.below(64), stale: rng.chance(20) },
+        12..=13 => Event::Record,
+        14..=17 => Event::Stop { which: rng.below(64) },
+        18 => Event::Odd {
+            resource: rng.below(4),
+            part: rng.below(8),
+            share: rng.below(8),
+            twice: rng.chance(30),
+        },
+        _ => Event::Stream,
+    }
+}
+
+fn rounds(rng: &mut Rng) -> Event {
+    let look = Look { list: rng.chance(85), write: rng.chance(85), read: rng.chance(90) };
+    match rng.below(12) {
+        0..=4 => Event::Round(look),
+        5..=6 => Event::RoundBegins { list: look.list },
+        7..=8 => Event::RoundReads { write: look.write, read: look.read },
+        9..=10 => Event::RoundArrives { which: rng.below(8), keep: rng.chance(40) },
+        _ => Event::Glance { list: look.list, read: look.read },
+    }
+}
+
+fn time(rng: &mut Rng) -> Event {
+    match rng.below(20) {
+        0 => Event::ClockJump { ms: rng.of(&[-86_400_000, -3_000, 1_000, 3_600_000]) },
+        1..=5 => Event::Wait { ms: 1 + u64::from(rng.below(999)) },
+        6..=12 => Event::Wait { ms: rng.of(&[1_000, 2_500, 4_999, 5_000, 6_000]) },
+        13..=17 => Event::Wait { ms: rng.of(&[10_000, 15_000, 29_999, 30_000, 31_000]) },
+        _ => Event::Wait { ms: rng.of(&[59_999, 60_000, 61_000, 300_000]) },
+    }
+}
+
+fn kubelet(rng: &mut Rng) -> Event {
+    match rng.below(8) {
+        0 => Event::KubeletStops,
+        1..=3 => Event::KubeletStarts { ready: rng.chance(60) },
+        _ => Event::KubeletReady,
+    }
+}
+
+fn gpus(rng: &mut Rng) -> Event {
+    let part = rng.below(8);
+    match rng.below(16) {
+        0..=1 => Event::Vanish { part },
+        2..=4 => Event::Return { part },
+        5 => Event::Trouble { part, on: true },
+        6 => Event::Trouble { part, on: false },
+        7..=10 => Event::GpuLook,
+        11 => Event::GpuLookBegins,
+        12 => Event::GpuLookArrives { which: rng.below(4), keep: rng.chance(30) },
+        _ => Event::Xid { part, code: rng.of(&[13, 31, 48, 79, 79, 94, 95]) },
+    }
+}
+
+fn operator(rng: &mut Rng) -> Event {
+    let policy = rng.below(KINDS);
+    match rng.below(26) {
+        0..=1 => Event::Cordon { gpu: rng.below(8), why: rng.chance(40) },
+        2..=4 => Event::Uncordon { gpu: rng.below(8) },
+        5 => Event::Forget { gpu: rng.below(8) },
+        6 => Event::End { which: rng.below(64) },
+        7..=9 => Event::Upload { policy },
+        10 => Event::Delete { policy },
+        11..=14 => {
+            let lines = rng.below(4);
+            let line = |rng: &mut Rng| StackLine {
+                policy: rng.below(KINDS),
+                permissions: rng.below(4),
+                deny_on_fault: rng.chance(30),
+            };
+            Event::Activate { policies: (0..lines).map(|_| line(rng)).collect(), expected: rng.chance(50) }
+        }
+        15..=18 => Event::Mood { policy, mood: mood(rng) },
+        _ => Event::Offer,
+    }
+}
+
+fn mood(rng: &mut Rng) -> Mood {
+    match rng.below(12) {
+        0..=4 => Mood::Honest,
+        5..=7 => Mood::Lie(rng.below(32)),
+        _ => {
+            rng.of(&[Mood::Pass, Mood::Deny, Mood::Trap, Mood::Fuel, Mood::Time, Mood::Memory, Mood::Missing])
+        }
+    }
+}
+
+fn disk(rng: &mut Rng) -> Event {
+    let fault = rng.of(&[
+        None,
+        None,
+        None,
+        Some(DiskFault::BeforeWrite),
+        Some(DiskFault::AfterWrite),
+        Some(DiskFault::Gone),
+    ]);
+    Event::Disk { fault }
+}
+
+fn crash(rng: &mut Rng) -> Event {
+    match rng.below(3) {
+        0 => Event::DaemonStarts,
+        _ => Event::Crash {
+            at: rng.of(&[CrashAt::Now, CrashAt::BeforeAppend, CrashAt::AfterAppend, CrashAt::Load]),
+        },
+    }
+}

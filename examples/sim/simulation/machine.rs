@@ -1,0 +1,97 @@
+//! The GPUs as they really are.
+
+use super::rng::Rng;
+use berth::kernel::gpu::{Inventory, Mig, Part};
+use berth::kernel::names::PartId;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The node's hardware.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    /// Every part that there ever was; GPUs before their instances.
+    parts: Vec<Part>,
+    gone: BTreeSet<PartId>,
+    troubled: BTreeSet<PartId>,
+}
+
+impl Machine {
+    /// One to three GPUs; at times the last is in MIG mode, with two instances.
+    pub(crate) fn new(rng: &mut Rng) -> Self {
+        let gpus = 1 + rng.below(3);
+        let memory_mib = rng.of(&[1_000, 4_001, 81_559]);
+        let mut parts: Vec<Part> = (0..gpus).map(|i| part(&format!("GPU-{i}"), None, memory_mib)).collect();
+        if rng.chance(40) {
+            let mut gpu = part(&format!("GPU-{gpus}"), None, memory_mib);
+            gpu.mig_enabled = true;
+            let id = gpu.id.clone();
+            parts.push(gpu);
+            for i in 0..2 {
+                let mut instance = part(&format!("MIG-{i}"), Some(id.clone()), memory_mib / 4);
+                instance.mig = Some(Mig { profile: "1g.10gb".into(), gpu_instance: i, compute_instance: 0 });
+                parts.push(instance);
+            }
+        }
+        Self { parts, gone: BTreeSet::new(), troubled: BTreeSet::new() }
+    }
+
+    /// Some part, modulo how many there are.
+    pub(crate) fn part(&self, which: u32) -> &Part {
+        &self.parts[which as usize % self.parts.len()]
+    }
+
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    pub(crate) fn vanish(&mut self, which: u32) {
+        let id = self.part(which).id.clone();
+        self.gone.insert(id);
+    }
+
+    pub(crate) fn come_back(&mut self, which: u32) {
+        let id = self.part(which).id.clone();
+        self.gone.remove(&id);
+    }
+
+    pub(crate) fn trouble(&mut self, which: u32, on: bool) {
+        let gpu = self.part(which).gpu().clone();
+        if on {
+            self.troubled.insert(gpu);
+        } else {
+            self.troubled.remove(&gpu);
+        }
+    }
+
+    /// Everything is there and works.
+    pub(crate) fn mend(&mut self) {
+        self.gone.clear();
+        self.troubled.clear();
+    }
+
+    /// What a look shows.
+    pub(crate) fn inventory(&self) -> Inventory {
+        let there = |p: &&Part| !self.gone.contains(&p.id) && !self.gone.contains(p.gpu());
+        let parts: Vec<Part> = self.parts.iter().filter(there).cloned().collect();
+        let gpus: BTreeSet<&PartId> = parts.iter().map(Part::gpu).collect();
+        let troubled = self.troubled.iter().filter(|gpu| gpus.contains(gpu));
+        let troubles = troubled.map(|gpu| (gpu.clone(), "it does not answer".to_owned())).collect();
+        Inventory { parts, troubles, ..Inventory::default() }
+    }
+}
+
+fn part(id: &str, parent: Option<PartId>, memory_mib: u64) -> Part {
+    Part {
+        id: PartId::parse(id).expect("letters and digits"),
+        parent,
+        vendor: "nvidia".into(),
+        model: "simulated".into(),
+        gpu_index: 0,
+        minor: None,
+        memory_mib,
+        pci_bus: String::new(),
+        numa_node: None,
+        mig_enabled: false,
+        mig: None,
+        attributes: BTreeMap::new(),
+    }
+}

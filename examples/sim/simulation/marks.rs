@@ -1,0 +1,79 @@
+//! When each device was last healthy, held and named, by the true time: whether it may leave the
+//! list (I10) and whether it may be granted on a GPU that grants nothing new (I4).
+
+use super::violation::Violation;
+use berth::kernel::ledger::Ledger;
+use berth::kernel::listing::listing;
+use berth::kernel::names::{DeviceId, Resource};
+use berth::kernel::time::Timing;
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
+    /// Last time that the list showed it Healthy, or a live allocation named it.
+    busy_ms: u64,
+    /// Last time that an Allocate naming it was answered with success.
+    named_ms: Option<u64>,
+}
+
+/// The marks of all listed devices.
+#[derive(Debug, Default)]
+pub(crate) struct Marks(BTreeMap<(Resource, DeviceId), Mark>);
+
+impl Marks {
+    /// An Allocate naming these was answered with success.
+    pub(crate) fn named(&mut self, resource: &Resource, devices: &[DeviceId], true_ms: u64) {
+        for id in devices {
+            self.0.entry((resource.clone(), id.clone())).or_default().named_ms = Some(true_ms);
+        }
+    }
+
+    /// Whether an Allocate that names it was answered so short a time ago that the kubelet may ask
+    /// for it again whatever its health.
+    pub(crate) fn named_lately(
+        &self,
+        resource: &Resource,
+        id: &DeviceId,
+        timing: &Timing,
+        true_ms: u64,
+    ) -> bool {
+        let mark = self.0.get(&(resource.clone(), id.clone()));
+        mark.and_then(|m| m.named_ms).is_some_and(|at| true_ms < at + timing.named_ms)
+    }
+
+    /// Takes down what is listed now, and checks what left since the last time.
+    pub(crate) fn look(
+        &mut self,
+        ledger: &Ledger,
+        overcommit_percent: u32,
+        timing: &Timing,
+        true_ms: u64,
+    ) -> Result<(), Violation> {
+        let mut still = BTreeMap::new();
+        for resource in ledger.resources() {
+            for listed in listing(ledger, &resource, overcommit_percent) {
+                let held = ledger.device(&resource, &listed.id).is_some_and(|d| d.held());
+                let key = (resource.clone(), listed.id);
+                // What was never seen before becomes known as unhealthy from now on.
+                let mut mark = self.0.remove(&key).unwrap_or(Mark { busy_ms: true_ms, named_ms: None });
+                if held || listed.healthy {
+                    mark.busy_ms = true_ms;
+                }
+                still.insert(key, mark);
+            }
+        }
+        let left = std::mem::replace(&mut self.0, still);
+        for ((resource, id), mark) in left {
+            if true_ms < mark.busy_ms + timing.retire_ms {
+                let ms = true_ms - mark.busy_ms;
+                let what = format!("{id} of {resource} left the list {ms} ms after it was Healthy or held");
+                return Err(Violation::new("I10", what));
+            }
+            if let Some(ms) = mark.named_ms.map(|at| true_ms - at).filter(|ms| *ms < timing.named_ms) {
+                let what = format!("{id} of {resource} left the list {ms} ms after an Allocate named it");
+                return Err(Violation::new("I10", what));
+            }
+        }
+        Ok(())
+    }
+}

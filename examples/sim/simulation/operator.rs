@@ -1,0 +1,72 @@
+//! The operator: cordons, ends, uploads, stacks.
+
+use super::ends::Cause;
+use super::event::{Event, StackLine};
+use super::policies::{KINDS, digest, entry, version};
+use super::rng::Rng;
+use super::world::World;
+use berth::kernel::command::{Command, NewStack};
+use berth::kernel::drain::Mark;
+use berth::kernel::names::PartId;
+use berth::ports::Clock;
+
+impl World {
+    /// Policies that are there from the start, and in most runs a stack of them.
+    pub(crate) fn first_stack(&mut self, rng: &mut Rng) {
+        for policy in 0..KINDS {
+            if rng.chance(80) {
+                self.step(&Event::Upload { policy });
+            }
+        }
+        if rng.chance(75) {
+            let lines = 1 + rng.below(2);
+            let line = |rng: &mut Rng| StackLine {
+                policy: rng.below(KINDS),
+                permissions: rng.below(4),
+                deny_on_fault: rng.chance(30),
+            };
+            let policies = (0..lines).map(|_| line(rng)).collect();
+            self.step(&Event::Activate { policies, expected: false });
+        }
+        self.stream();
+    }
+
+    /// What an operator does.
+    pub(crate) fn operator(&mut self, event: &Event) {
+        let gpu = |world: &Self, which: u32| -> PartId { world.machine.part(which).gpu().clone() };
+        let (command, cause) = match event {
+            Event::Cordon { gpu: which, why } => {
+                let why = if *why { format!("reason {which}") } else { String::new() };
+                let mark = Mark { by: "me".into(), why, since_wall_ms: self.around.hands.now().wall_ms };
+                (Command::Cordon { gpu: gpu(self, *which), mark }, Cause::Nothing)
+            }
+            Event::Uncordon { gpu: which } => (Command::Uncordon { gpu: gpu(self, *which) }, Cause::Nothing),
+            Event::Forget { gpu: which } => (Command::Forget { gpu: gpu(self, *which) }, Cause::Nothing),
+            Event::End { which } => {
+                let live = &self.ledger().live;
+                let Some(id) = live.keys().nth(*which as usize % live.len().max(1)).copied() else { return };
+                (Command::End { id }, Cause::Operator(id))
+            }
+            Event::Upload { policy } => (Command::KeepPolicy(version(*policy)), Cause::Nothing),
+            Event::Delete { policy } => (Command::DeletePolicy { digest: digest(*policy) }, Cause::Nothing),
+            Event::Activate { policies, expected } => {
+                let entries = policies.iter().map(|line| entry(*line)).collect();
+                return self.activate(NewStack { from_api: true, by: "me".into(), entries }, *expected);
+            }
+            _ => return,
+        };
+        self.turn(&command, cause);
+    }
+
+    /// As the policy thread does: a stack is asked on the live node before it is swapped in.
+    pub(crate) fn activate(&mut self, stack: NewStack, expected: bool) {
+        let Some(daemon) = &mut self.daemon else { return };
+        let expected = expected.then_some(self.older.stack.revision);
+        let trial = daemon.trial(&self.around, &stack.clone().at(0, 0));
+        let Some(Some(offers)) = self.take(trial) else { return };
+        let answered = self.turn(&Command::Activate { stack, expected, offers }, Cause::Nothing);
+        if let (Some(Ok(_)), Some(daemon)) = (answered, &mut self.daemon) {
+            daemon.reset_faults();
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! One run from its events to its end.
+
+use super::ends::Cause;
+use super::event::Mood;
+use super::event::{Event, Look};
+use super::policies::KINDS;
+use super::violation::Violation;
+use super::world::World;
+use berth::kernel::command::{Command, NewStack};
+use berth::kernel::listing::listing;
+use berth::kernel::names::PartId;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What a run came to.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// The first invariant that broke, and after how many events.
+    pub(crate) broken: Option<(Violation, usize)>,
+    pub(crate) grants: u64,
+}
+
+/// Runs the events in the world of a seed, then lets everything come to rest. `tell` hears of each
+/// event before it happens.
+pub(crate) fn run(seed: u64, events: &[Event], mut tell: impl FnMut(usize, &Event, &World)) -> Outcome {
+    let mut done = 0;
+    let mut grants = 0;
+    let ran = catch_unwind(AssertUnwindSafe(|| {
+        let mut world = World::new(seed);
+        for event in events {
+            if let Some(violation) = world.checks.violations.first() {
+                return Some(violation.clone());
+            }
+            tell(done, event, &world);
+            done += 1;
+            world.step(event);
+        }
+        if world.checks.violations.is_empty() {
+            rest(&mut world);
+        }
+        grants = world.granted;
+        world.checks.violations.first().cloned()
+    }));
+    let broken = ran.unwrap_or_else(|thrown| {
+        let said = thrown.downcast_ref::<String>().cloned();
+        let said = said.or_else(|| thrown.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+        Some(Violation::new("panic", said.unwrap_or_else(|| "without a word".into())))
+    });
+    Outcome { broken: broken.map(|violation| (violation, done)), grants }
+}
+
+/// In the end all faults are gone, all pods end, and rounds see it: nothing may be left behind, and
+/// every GPU can be had again.
+fn rest(world: &mut World) {
+    world.step(&Event::Disk { fault: None });
+    for policy in 0..KINDS {
+        world.step(&Event::Mood { policy, mood: Mood::Honest });
+    }
+    world.machine.mend();
+    world.step(&Event::KubeletStarts { ready: true });
+    world.kubelet.end_all();
+    // What an operator's word alone heals, a restart heals, too.
+    world.step(&Event::Crash { at: super::event::CrashAt::Now });
+    world.step(&Event::DaemonStarts);
+    world.activate(NewStack { from_api: true, by: "me".into(), entries: Vec::new() }, false);
+    let gpus: Vec<PartId> = world.ledger().gpus.keys().cloned().collect();
+    for gpu in gpus {
+        world.turn(&Command::Uncordon { gpu }, Cause::Nothing);
+    }
+    for _ in 0..3 {
+        world.step(&Event::Wait { ms: 31_000 });
+        world.step(&Event::Round(Look { list: true, write: true, read: true }));
+    }
+    if world.ledger().hold.is_some() {
+        let live: Vec<_> = world.ledger().live.keys().copied().collect();
+        for id in live {
+            world.turn(&Command::End { id }, Cause::Operator(id));
+        }
+    }
+    if !world.ledger().live.is_empty() {
+        let left: Vec<_> = world.ledger().live.keys().collect();
+        let what = format!("all pods are gone and {left:?} are still live");
+        world.checks.violations.push(Violation::new("end", what));
+    }
+    for ms in [301_000, 61_000, 61_000, 61_000] {
+        world.step(&Event::Wait { ms });
+        world.step(&Event::GpuLook);
+        world.step(&Event::Offer);
+    }
+    let (ledger, overcommit) = (world.ledger(), world.around.rules.overcommit_percent);
+    let free = |id: &PartId| {
+        ledger
+            .resources()
+            .iter()
+            .any(|r| listing(ledger, r, overcommit).iter().any(|l| l.id.part == *id && l.healthy))
+    };
+    let lost = world.machine.parts().iter().find(|p| !p.mig_enabled && !free(&p.id));
+    if let Some(part) = lost {
+        let what = format!("{} is there, idle and healthy, and cannot be had", part.id);
+        world.checks.violations.push(Violation::new("end", what));
+    }
+}

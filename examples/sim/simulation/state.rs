@@ -1,0 +1,148 @@
+//! What must be true of every ledger, whatever happened: I1, I2, I3.
+
+use super::violation::Violation;
+use berth::kernel::allocation::ADOPTED;
+use berth::kernel::command::{Attempt, Command, Rules, StackAnswer};
+use berth::kernel::decide::decide;
+use berth::kernel::ledger::Ledger;
+use berth::kernel::listing::{Listed, listing};
+use berth::kernel::names::{DeviceId, Resource};
+use berth::kernel::offer::Consumes;
+use berth::kernel::part_state::PartState;
+use berth::kernel::policy::{AdmitRequest, Terms};
+use berth::kernel::refusal::Refusal;
+use berth::kernel::time::Now;
+use std::collections::BTreeSet;
+
+/// Checks a ledger alone.
+pub(crate) fn check(ledger: &Ledger, rules: &Rules, now: Now) -> Result<(), Violation> {
+    for part in ledger.parts.values() {
+        holders(ledger, part)?;
+        counters(ledger, part, rules)?;
+    }
+    for resource in ledger.resources() {
+        listed(ledger, rules, &resource, now)?;
+    }
+    Ok(())
+}
+
+/// I1: no two live allocations of different pods hold the same device.
+fn holders(ledger: &Ledger, part: &PartState) -> Result<(), Violation> {
+    for ((resource, share), device) in &part.devices {
+        let id = part.key(resource, *share).id;
+        let mut pods = BTreeSet::new();
+        let mut current = 0;
+        for holder in &device.holders {
+            let Some(allocation) = ledger.live.get(holder) else {
+                return Err(Violation::new("I1", format!("{id} is held by {holder}, which is not live")));
+            };
+            if !allocation.overlapped {
+                current += 1;
+                pods.insert(&allocation.holder.pod_uid);
+            }
+        }
+        if current > 1 && (pods.len() != 1 || pods.contains(&None)) {
+            return Err(Violation::new("I1", format!("{id} of {resource} is held for {pods:?}")));
+        }
+    }
+    Ok(())
+}
+
+/// I2: what is granted takes no more than there is, counter by counter. Counted here anew.
+///
+/// What was taken over was not granted: where another plugin granted more than there is, or an
+/// operator ended what a pod still had, the ledger says so rather than to lose track of it.
+fn counters(ledger: &Ledger, part: &PartState, rules: &Rules) -> Result<(), Violation> {
+    let taken_over = |id| ledger.live.get(id).is_some_and(|a| a.decision.by == [ADOPTED]);
+    if part.devices.values().flat_map(|d| &d.holders).any(taken_over) {
+        return Ok(());
+    }
+    let (mut wholes, mut slices, mut memory, mut compute) = (0, 0, 0, 0);
+    for device in part.devices.values().filter(|d| d.held()) {
+        match device.consumes {
+            Consumes::Whole => wholes += 1,
+            Consumes::Slice { memory_mib, compute_percent } => {
+                slices += 1;
+                memory += memory_mib;
+                compute += compute_percent;
+            }
+        }
+    }
+    let has = part.part.memory_mib * u64::from(rules.overcommit_percent) / 100;
+    if (wholes > 0 && wholes + slices > 1) || memory > has || compute > 100 {
+        let what = format!(
+            "{} gives {wholes} wholes, {slices} slices, {memory} of {has} MiB, {compute} percent",
+            part.part.id
+        );
+        return Err(Violation::new("I2", what));
+    }
+    Ok(())
+}
+
+/// I3: Healthy is what is held on a working GPU, and what could be granted all at once; and what
+/// could be granted beside that is Healthy too, lowest numbers first.
+fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Result<(), Violation> {
+    let list = listing(ledger, resource, rules.overcommit_percent);
+    let bad = |l: &Listed, why: &str| {
+        let health = if l.healthy { "Healthy" } else { "Unhealthy" };
+        Err(Violation::new("I3", format!("{} of {resource} is listed {health} {why}", l.id)))
+    };
+    let mut free: Vec<DeviceId> = Vec::new();
+    for l in &list {
+        let Some(part) = ledger.part(&l.id.part) else {
+            return bad(l, "and has no part");
+        };
+        let Some(device) = part.device(resource, l.id.share) else {
+            return bad(l, "and is no device");
+        };
+        if device.held() {
+            if l.healthy != ledger.works(part) {
+                return bad(l, "while held");
+            }
+        } else if l.healthy {
+            free.push(l.id.clone());
+        } else if device.offered() && ledger.may_grant(part) && !ledger.breakers.contains_key(resource) {
+            let lower =
+                list.iter().filter(|o| o.id.part == l.id.part && o.healthy && !held(ledger, resource, &o.id));
+            let mut taken = part.taken();
+            for other in lower {
+                let Some(lower) = part.device(resource, other.id.share) else { continue };
+                if lower.consumes == device.consumes && other.id > l.id {
+                    return bad(l, "while a higher number is Healthy");
+                }
+                taken = taken.plus(lower.consumes);
+            }
+            if taken
+                .plus(device.consumes)
+                .excess(part.memory_to_grant_mib(rules.overcommit_percent))
+                .is_none()
+            {
+                return bad(l, "and could be had");
+            }
+        }
+    }
+    if free.is_empty() {
+        return Ok(());
+    }
+    // What the kubelet believes free it may ask for in one Allocate.
+    match decide(ledger, rules, &allow(resource, free.clone(), ledger), now).refusal {
+        None | Some(Refusal::LedgerFull { .. }) => Ok(()),
+        Some(refusal) => {
+            Err(Violation::new("I3", format!("{free:?} of {resource} are listed free: {refusal}")))
+        }
+    }
+}
+
+fn held(ledger: &Ledger, resource: &Resource, id: &DeviceId) -> bool {
+    ledger.device(resource, id).is_some_and(berth::kernel::part_state::Device::held)
+}
+
+fn allow(resource: &Resource, devices: Vec<DeviceId>, ledger: &Ledger) -> Command {
+    Command::Allocate {
+        request: AdmitRequest { resource: resource.clone(), devices },
+        answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
+        seen: ledger.generation,
+        again: true,
+        attempt: Attempt::Last,
+    }
+}

@@ -1,0 +1,314 @@
+//! One run: the node, its kubelet, its operator, and the daemon between them.
+
+use super::checks::{Checks, Heard};
+use super::clock::Hands;
+use super::daemon::{Daemon, Surroundings};
+use super::disk::Disk;
+use super::ends::{Cause, Sight};
+use super::event::{CrashAt, Event};
+use super::kubelet::{Kubelet, RECORD_MS_MAX};
+use super::machine::Machine;
+use super::pods::Wish;
+use super::policies::{Told, resource};
+use super::rng::Rng;
+use super::violation::Violation;
+use berth::admission::Baseline;
+use berth::keeper::{Applied, AskError, Snapshot};
+use berth::kernel::command::{Command, Rules};
+use berth::kernel::gpu::{Inventory, Reading};
+use berth::kernel::health::APPLICATION_XIDS;
+use berth::kernel::ledger::Ledger;
+use berth::kernel::listing::listing;
+use berth::ports::Clock;
+use std::sync::Arc;
+
+/// Looks and views that may wait to be handed in.
+const WAITING_MAX: usize = 6;
+
+/// Everything there is.
+pub(crate) struct World {
+    pub(crate) around: Surroundings,
+    pub(crate) machine: Machine,
+    pub(crate) kubelet: Kubelet,
+    pub(crate) daemon: Option<Daemon>,
+    pub(crate) checks: Checks,
+    /// The last ledger that anybody saw.
+    last: Snapshot,
+    /// A snapshot of some time ago, as a policy thread that was slow would have.
+    pub(crate) older: Snapshot,
+    /// A round under way, and the checkpoint file that it found.
+    pub(crate) round: Option<(Sight, u64)>,
+    /// Rounds that wait to be handed in.
+    pub(crate) views: Vec<Sight>,
+    looks: Vec<Inventory>,
+    /// Whether the kubelet reads new device lists at once.
+    eager: bool,
+    /// Grants and ends, for the figures.
+    pub(crate) granted: u64,
+}
+
+impl World {
+    /// The world of a seed, with the daemon up.
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(!seed);
+        let machine = Machine::new(&mut rng);
+        let rules = Rules { overcommit_percent: rng.of(&[100, 100, 150, 200]), ..Rules::default() };
+        let baseline = Baseline {
+            resource: resource(0),
+            ignored_xids: APPLICATION_XIDS.to_vec(),
+            quiet_ms: rules.timing.quiet_ms,
+        };
+        let around = Surroundings {
+            hands: Arc::new(Hands::new()),
+            disk: Disk::new(),
+            policies: Told::default(),
+            rules,
+            baseline,
+        };
+        let mut kubelet = Kubelet::default();
+        kubelet.start(true, 1_699_999_000_000, 1);
+        let eager = rng.chance(50);
+        let mut world = Self {
+            around,
+            machine,
+            kubelet,
+            daemon: None,
+            checks: Checks::default(),
+            last: Snapshot::default(),
+            older: Snapshot::default(),
+            round: None,
+            views: Vec::new(),
+            looks: Vec::new(),
+            eager,
+            granted: 0,
+        };
+        if rng.chance(30) {
+            world.former_plugin(&mut rng);
+        }
+        world.start();
+        world.first_stack(&mut rng);
+        world
+    }
+
+    /// One event, with every check.
+    pub(crate) fn step(&mut self, event: &Event) {
+        match event {
+            Event::Wait { ms } => self.wait(*ms),
+            Event::ClockJump { ms } => self.around.hands.jump(*ms),
+            Event::Start { resource, count, pick, fate, stale, init } => {
+                let wish = Wish { count: *count, pick: *pick, fate: *fate, stale: *stale, init: *init };
+                self.start_pod(*resource, &wish);
+            }
+            Event::App { which, subset } => self.start_app(*which, *subset),
+            Event::Reissue { which, stale } => self.reissue(*which, *stale),
+            Event::Record => self.kubelet.record_slow(),
+            Event::Stop { which } => self.kubelet.stop_pod(*which),
+            Event::Odd { resource: r, part, share, twice } => self.odd(&resource(*r), *part, *share, *twice),
+            Event::Stream => self.stream(),
+            Event::KubeletStops => self.kubelet.stop(),
+            Event::KubeletStarts { ready } => self.start_kubelet(*ready),
+            Event::KubeletReady => self.kubelet.ready = true,
+            Event::Round(look) => self.whole_round(*look),
+            Event::RoundBegins { list } => self.begin_round(*list),
+            Event::RoundReads { write, read } => self.read_round(*write, *read),
+            Event::RoundArrives { which, keep } => self.hand_in_round(*which, *keep),
+            Event::Glance { list, read } => self.glance(*list, *read),
+            Event::Vanish { part } => self.machine.vanish(*part),
+            Event::Return { part } => self.machine.come_back(*part),
+            Event::Trouble { part, on } => self.machine.trouble(*part, *on),
+            Event::GpuLook => self.look(self.machine.inventory()),
+            Event::GpuLookBegins if self.looks.len() < WAITING_MAX => {
+                self.looks.push(self.machine.inventory());
+            }
+            Event::GpuLookBegins => {}
+            Event::GpuLookArrives { which, keep } => self.look_arrives(*which, *keep),
+            Event::Xid { part, code } => self.xid(*part, *code),
+            Event::Disk { fault } => self.around.disk.set_fault(*fault),
+            Event::Crash { at: CrashAt::Now } => self.die(),
+            Event::Crash { at } => self.around.disk.set_crash(Some(*at)),
+            Event::DaemonStarts => self.start(),
+            Event::Mood { policy, mood } => self.around.policies.set_mood(*policy, *mood),
+            Event::Offer => self.reoffer(),
+            Event::Cordon { .. }
+            | Event::Uncordon { .. }
+            | Event::Forget { .. }
+            | Event::End { .. }
+            | Event::Upload { .. }
+            | Event::Delete { .. }
+            | Event::Activate { .. } => self.operator(event),
+        }
+        if self.eager {
+            self.stream();
+        }
+    }
+
+    /// The newest ledger that anybody saw.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.last
+    }
+
+    /// What there is, in one line for people.
+    pub(crate) fn in_words(&self) -> String {
+        let live = self.last.live.values().map(|a| {
+            let overlapped = if a.overlapped { " overlapped" } else { "" };
+            format!("{} {:?}{overlapped}", a.id, a.devices)
+        });
+        let kubelet = self.kubelet.held().map(|h| format!("pod-{}/{} {:?}", h.pod, h.container, h.devices));
+        format!(
+            "     t={} daemon={} live=[{}] kubelet=[{}]",
+            self.around.hands.true_ms(),
+            if self.daemon.is_some() { "up" } else { "down" },
+            live.collect::<Vec<_>>().join(", "),
+            kubelet.collect::<Vec<_>>().join(", ")
+        )
+    }
+
+    /// One turn of the keeper, with every check. `None` if there is no daemon (any more).
+    pub(crate) fn turn(&mut self, command: &Command, cause: Cause) -> Option<Result<Applied, AskError>> {
+        let daemon = self.daemon.as_mut()?;
+        let before = daemon.snapshot();
+        let Some(answered) = daemon.turn(command) else {
+            self.checks.unsure(command, cause);
+            self.die();
+            return None;
+        };
+        let after = daemon.snapshot();
+        if matches!(answered, Err(AskError::Store(_))) {
+            self.checks.unsure(command, cause.clone());
+        }
+        let heard = Heard {
+            command,
+            cause,
+            taken_in: answered.is_ok(),
+            trouble: daemon.trouble(),
+            now: self.around.hands.now(),
+            true_ms: self.around.hands.true_ms(),
+        };
+        self.checks.turn(&before, &after, &heard, &self.around.rules, &self.kubelet, &self.around.disk);
+        self.last = after;
+        Some(answered)
+    }
+
+    /// Takes an answer, or notes what is wrong with it.
+    pub(crate) fn take<T>(&mut self, checked: Result<T, Violation>) -> Option<T> {
+        checked.map_err(|violation| self.checks.violations.push(violation)).ok()
+    }
+
+    fn wait(&mut self, ms: u64) {
+        let late = |since: u64| since + RECORD_MS_MAX < self.around.hands.true_ms() + ms;
+        if self.kubelet.slow_since().is_some_and(late) {
+            self.kubelet.record_slow();
+        }
+        self.around.hands.pass(ms);
+        if self.daemon.is_none() {
+            self.start();
+        }
+        self.older = Arc::clone(&self.last);
+        self.turn(&Command::Tick, Cause::Nothing);
+    }
+
+    /// The process is killed.
+    fn die(&mut self) {
+        self.daemon = None;
+        // What it was about to hand in died with it, and its streams ended.
+        self.views.clear();
+        self.looks.clear();
+        self.round = None;
+        self.kubelet.lists.clear();
+        self.around.disk.set_crash(None);
+    }
+
+    /// A daemon that is down starts, as `daemon::build` and `bring_up` do.
+    pub(crate) fn start(&mut self) {
+        if self.daemon.is_some() {
+            return;
+        }
+        let Some(daemon) = Daemon::open(&self.around) else {
+            return self.die();
+        };
+        let after = daemon.snapshot();
+        let heard = Heard {
+            command: &Command::Tick,
+            cause: Cause::Nothing,
+            taken_in: true,
+            trouble: false,
+            now: self.around.hands.now(),
+            true_ms: self.around.hands.true_ms(),
+        };
+        let before = Arc::clone(&self.last);
+        let (rules, disk) = (&self.around.rules, &self.around.disk);
+        self.checks.restarted(&before, &after, &heard, rules, &self.kubelet, disk);
+        self.last = Arc::clone(&after);
+        self.older = after;
+        self.daemon = Some(daemon);
+        let brought_up = self.bring_up();
+        if !brought_up {
+            self.die();
+        }
+        self.stream();
+    }
+
+    fn bring_up(&mut self) -> bool {
+        let look = Command::Look(self.machine.inventory());
+        if !matches!(self.turn(&look, Cause::Nothing), Some(Ok(_))) {
+            return false;
+        }
+        self.offer_now() && self.adopt()
+    }
+
+    /// The kubelet reads the device lists of a daemon that is up.
+    pub(crate) fn stream(&mut self) {
+        if self.daemon.is_none() || !self.kubelet.running {
+            return;
+        }
+        let overcommit = self.around.rules.overcommit_percent;
+        let resources = self.last.resources().into_iter();
+        let lists = resources.map(|r| (r.clone(), listing(&self.last, &r, overcommit))).collect();
+        if lists != self.kubelet.lists {
+            self.kubelet.lists = lists;
+            self.kubelet.write();
+        }
+    }
+
+    fn start_kubelet(&mut self, ready: bool) {
+        let now = self.around.hands.now();
+        self.kubelet.start(ready, now.wall_ms, self.around.hands.true_ms());
+        self.stream();
+    }
+
+    fn look(&mut self, inventory: Inventory) {
+        self.turn(&Command::Look(inventory), Cause::Nothing);
+    }
+
+    fn look_arrives(&mut self, which: u32, keep: bool) {
+        if self.looks.is_empty() {
+            return;
+        }
+        let at = which as usize % self.looks.len();
+        let inventory = if keep { self.looks[at].clone() } else { self.looks.remove(at) };
+        self.look(inventory);
+    }
+
+    fn xid(&mut self, part: u32, code: u32) {
+        let part = self.machine.part(part).id.clone();
+        let reading =
+            Reading { part, source: "xid".into(), code: u64::from(code), detail: "simulated".into() };
+        let Some(daemon) = &mut self.daemon else { return };
+        let answer = daemon.triage(&self.around, &reading);
+        if let Some(answer) = self.take(answer) {
+            self.turn(&Command::Triaged { reading, answer }, Cause::Nothing);
+        }
+    }
+
+    fn reoffer(&mut self) {
+        self.offer_now();
+    }
+
+    /// Asks the stack for its offers and hands them in. Answers whether they were taken.
+    fn offer_now(&mut self) -> bool {
+        let Some(daemon) = &mut self.daemon else { return false };
+        let offers = daemon.offers(&self.around);
+        let Some(offers) = self.take(offers) else { return false };
+        matches!(self.turn(&Command::Offer(offers), Cause::Nothing), Some(Ok(_)))
+    }
+}

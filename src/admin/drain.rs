@@ -1,0 +1,123 @@
+//! `/gpus/{uuid}/drain` and `/gpus/{uuid}/health`: emptying a GPU, and an operator's word that one
+//! works again.
+
+use super::auth::OPERATOR;
+use super::body;
+use super::dto::{AtDeadline, DrainOrder, Gpu, MarkHealthy};
+use super::gpus::{answer, check_reason, gpu_id};
+use super::problem::{Kind, Problem};
+use super::state::State;
+use crate::kernel::drain;
+use actix_web::{HttpRequest, HttpResponse, web};
+
+/// Longest deadline of a drain, seconds: a week.
+pub(super) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
+
+/// Empty a GPU
+///
+/// Cordons it, watches its holders leave, and says `drained` once nobody holds it and, where
+/// processes are visible, none was seen on it for ten seconds. Nobody is asked to leave: pods end
+/// by themselves or by `kubectl`. A new order takes the place of the old one; a GPU that is drained
+/// already stays so.
+#[utoipa::path(put, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "drainGpu",
+    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    request_body(content = DrainOrder, description = "How; may be left out"),
+    responses(
+        (status = 200, description = "The GPU, draining or drained", body = Gpu),
+        (status = 400, description = "No UUID, or no JSON"),
+        (status = 404, description = "No such GPU"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "An unknown key, or a value that cannot be taken"),
+    ))]
+pub(super) async fn start(
+    state: web::Data<State>,
+    path: web::Path<String>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, Problem> {
+    let gpu = gpu_id(&path)?;
+    let DrainOrder { reason, deadline_seconds, at_deadline } =
+        body::json_or_default(&request, payload).await?;
+    check_reason(&reason)?;
+    if deadline_seconds.is_some_and(|s| s == 0 || s > DEADLINE_S_MAX) {
+        let rule = format!("deadlineSeconds: from 1 to {DEADLINE_S_MAX}");
+        return Err(Problem::new(Kind::Invalid, rule));
+    }
+    if at_deadline == AtDeadline::GiveUp && deadline_seconds.is_none() {
+        return Err(Problem::new(Kind::Invalid, "atDeadline: there is no deadlineSeconds"));
+    }
+    let now = state.door.now().wall_ms;
+    let order = drain::Order {
+        evict: false,
+        deadline_wall_ms: deadline_seconds.map(|s| now.saturating_add(u64::from(s) * 1000)),
+        at_deadline: match at_deadline {
+            AtDeadline::Wait => drain::AtDeadline::Wait,
+            AtDeadline::GiveUp => drain::AtDeadline::GiveUp,
+        },
+    };
+    let applied = state.door.drain(gpu.clone(), OPERATOR.into(), reason.clone(), order).await?;
+    if !applied.entry.changes.is_empty() {
+        tracing::info!(%gpu, by = OPERATOR, reason, "a GPU is being drained");
+    }
+    answer(&state, &gpu)
+}
+
+/// Call a drain off
+///
+/// The GPU stays cordoned; uncordon it to have it granted again. Doing it twice changes nothing.
+#[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "stopDrainOfGpu",
+    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    responses(
+        (status = 200, description = "The GPU, cordoned or active", body = Gpu),
+        (status = 400, description = "No UUID"),
+        (status = 404, description = "No such GPU"),
+    ))]
+pub(super) async fn stop(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
+    let gpu = gpu_id(&path)?;
+    let applied = state.door.stop_drain(gpu.clone()).await?;
+    if !applied.entry.changes.is_empty() {
+        tracing::info!(%gpu, by = OPERATOR, "a drain was called off");
+    }
+    answer(&state, &gpu)
+}
+
+/// Say that a GPU works again
+///
+/// For a GPU that is unhealthy or degraded until an operator says so, or whose quiet time need not
+/// be waited for. It is believed until the next bad sign. A healthy GPU stays as it is.
+#[utoipa::path(put, path = "/api/v1/gpus/{uuid}/health", tag = "gpus", operation_id = "markGpuHealthy",
+    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    request_body(content = MarkHealthy, description = "Why"),
+    responses(
+        (status = 200, description = "The GPU, healthy", body = Gpu),
+        (status = 400, description = "No UUID, or no JSON"),
+        (status = 404, description = "No such GPU"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 409, description = "It is not there"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "An unknown key, or a value that cannot be taken"),
+    ))]
+pub(super) async fn mark_healthy(
+    state: web::Data<State>,
+    path: web::Path<String>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, Problem> {
+    let gpu = gpu_id(&path)?;
+    let MarkHealthy { state: wanted, reason } = body::json(&request, payload).await?;
+    if wanted != "healthy" {
+        return Err(Problem::new(
+            Kind::Invalid,
+            "state: only \"healthy\" can be said; cordon a GPU to take it out",
+        ));
+    }
+    check_reason(&reason)?;
+    let applied = state.door.heal(gpu.clone(), OPERATOR.into(), reason.clone()).await?;
+    if !applied.entry.changes.is_empty() {
+        tracing::info!(%gpu, by = OPERATOR, reason, "a GPU was marked healthy");
+    }
+    answer(&state, &gpu)
+}

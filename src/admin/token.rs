@@ -1,0 +1,136 @@
+//! The token that is in force: the content of its file, read again when the file is another one.
+//! So a rotated token holds at once and without a restart.
+
+use super::auth::{self, TokenHash};
+use super::problem::Problem;
+use super::server::AdminError;
+use actix_web::http::header::HeaderMap;
+use std::fs::{File, metadata, rename, symlink_metadata};
+use std::os::unix::fs::{MetadataExt, fchown};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// Tells one version of the file from another: device, inode, size and time of change.
+type Stamp = (u64, u64, u64, i64, i64);
+
+/// The token and where it comes from.
+pub(super) struct Token {
+    path: PathBuf,
+    known: Mutex<(Option<Stamp>, TokenHash)>,
+}
+
+impl Token {
+    /// Reads the token, or makes one.
+    ///
+    /// # Errors
+    /// As [`auth::token`].
+    pub(super) fn open(path: &Path) -> Result<Self, AdminError> {
+        let hash = auth::token(path)?;
+        // Stamped after it was read: a change in between would be missed, so the first request
+        // reads once more.
+        Ok(Self { path: path.into(), known: Mutex::new((None, hash)) })
+    }
+
+    /// Whether the headers carry the token that is in force. One `stat` a request.
+    ///
+    /// # Errors
+    /// If they do not.
+    pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        self.current().check(headers)
+    }
+
+    fn current(&self) -> TokenHash {
+        let stamp = stamp(&self.path);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if stamp.is_some() && known.0 != stamp {
+            // Stamped before it is read, so that a change meanwhile is read next time. A file that
+            // is wrong is told once, and the token that was in force stays.
+            known.0 = stamp;
+            match auth::read(&self.path) {
+                Ok(hash) => known.1 = hash,
+                Err(error) => {
+                    // What kept it from being read may pass without the file changing.
+                    if std::error::Error::source(&error).is_some() {
+                        known.0 = None;
+                    }
+                    tracing::error!(
+                        error = format!("{:#}", anyhow::Error::new(error)),
+                        "the changed token file is not taken; the token from before stays in force"
+                    );
+                }
+            }
+        }
+        known.1.clone()
+    }
+}
+
+/// `None` where there is no file: a token that is in force is not lost with it.
+fn stamp(path: &Path) -> Option<Stamp> {
+    let about = metadata(path).ok()?;
+    Some((about.dev(), about.ino(), about.size(), about.ctime(), about.ctime_nsec()))
+}
+
+/// Puts a new token into the file, in one step, for the same owner. A running daemon takes it with
+/// its next request, and the old one no more.
+///
+/// # Errors
+/// If there is no token file, or the new one cannot be written; the old token stays then.
+pub fn rotate_token(path: &Path) -> Result<(), AdminError> {
+    let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
+    auth::read(path)?;
+    let about = symlink_metadata(path).map_err(|e| bad("it cannot be looked at", Some(e)))?;
+    if about.is_symlink() {
+        return Err(bad("it is a link: name the file that it points to", None));
+    }
+    let replaced = auth::draft(path, |draft: &Path, file: &File| {
+        fchown(file, Some(about.uid()), Some(about.gid()))?;
+        rename(draft, path)
+    });
+    replaced.map_err(|e| bad("the new one cannot be written; the old token stays", Some(e)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use actix_web::http::header::{AUTHORIZATION, HeaderValue};
+    use std::fs::{read_dir, read_to_string, write};
+    use std::os::unix::fs::PermissionsExt;
+
+    fn opens(token: &Token, text: &str) -> bool {
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {}", text.trim())).unwrap());
+        token.check(&headers).is_ok()
+    }
+
+    #[test]
+    fn a_rotated_token_holds_at_once_and_the_old_one_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        assert!(rotate_token(&path).is_err(), "there is none yet");
+        let token = Token::open(&path).unwrap();
+        let old = read_to_string(&path).unwrap();
+        assert!(opens(&token, &old));
+        rotate_token(&path).unwrap();
+        let new = read_to_string(&path).unwrap();
+        assert!(new != old && opens(&token, &new) && !opens(&token, &old));
+        assert_eq!(metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(read_dir(dir.path()).unwrap().count(), 1, "no draft is left");
+    }
+
+    #[test]
+    fn a_file_that_is_wrong_or_gone_leaves_the_token_in_force() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let token = Token::open(&path).unwrap();
+        let text = read_to_string(&path).unwrap();
+        write(&path, "short").unwrap();
+        assert!(opens(&token, &text) && !opens(&token, "short"));
+        assert!(rotate_token(&path).is_err(), "whatever this is, it is no token");
+        std::fs::remove_file(&path).unwrap();
+        assert!(opens(&token, &text));
+        std::os::unix::fs::symlink(dir.path().join("elsewhere"), &path).unwrap();
+        write(dir.path().join("elsewhere"), &text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        assert!(rotate_token(&path).is_err(), "a link would be replaced");
+    }
+}

@@ -1,0 +1,68 @@
+//! What the API's hints say, in words of the command line. The API speaks to HTTP clients; whoever
+//! typed a command has no header to send.
+
+use crate::admin::problem::Problem;
+
+/// What the API calls it, and what is typed instead. Longer texts before those they begin with.
+const WORDS: [(&str, &str); 9] = [
+    ("GET /api/v1/gpus lists", "`berth gpu list` shows"),
+    ("GET /api/v1/allocations lists", "`berth allocation list` shows"),
+    ("GET /api/v1/policies lists", "`berth policy list` shows"),
+    ("GET /api/v1/stack answers it as ETag", "`berth policy stack` shows the revision"),
+    (
+        "read the stack again and send its ETag as If-Match",
+        "look at what is active now (`berth policy stack`) and give its revision with --if-revision",
+    ),
+    ("read the state again before a retry", "see whether it was done after all before you try again"),
+    ("DELETE /api/v1/allocations/", "`berth allocation end` "),
+    ("If-Match: one revision", "--if-revision: one revision"),
+    ("upload it first", "`berth policy push` it first"),
+];
+
+/// A problem's detail, and below it what to do.
+pub(super) fn told(problem: &Problem) -> String {
+    let detail = typed(&problem.detail);
+    match &problem.hint {
+        Some(hint) => format!("{detail}\n  {}", typed(hint)),
+        None => detail,
+    }
+}
+
+fn typed(text: &str) -> String {
+    WORDS.iter().fold(text.to_owned(), |text, (http, command)| text.replace(http, command))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    /// The literals of every `.hint(` in the API's sources.
+    fn hints() -> Vec<String> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/admin");
+        let mut found = Vec::new();
+        for file in fs::read_dir(folder).unwrap() {
+            let text = fs::read_to_string(file.unwrap().path()).unwrap_or_default();
+            for after in text.split(".hint(").skip(1) {
+                let Some((_, literal)) = after.split_once('"') else { continue };
+                found.push(literal.split('"').next().unwrap().to_owned());
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn no_hint_that_a_command_can_meet_speaks_http() {
+        // These answer requests that the command line never sends.
+        const NEVER_MET: [&str; 2] = ["Content-Type", "Authorization"];
+        let hints = hints();
+        assert!(hints.len() > 12, "the hints were not found");
+        for hint in hints.iter().filter(|h| !NEVER_MET.iter().any(|n| h.contains(n))) {
+            let said = typed(hint);
+            for http in ["/api/", "ETag", "If-Match", "GET ", "DELETE ", "header"] {
+                assert!(!said.contains(http), "{said}");
+            }
+        }
+    }
+}

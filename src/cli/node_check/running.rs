@@ -1,0 +1,34 @@
+//! The listeners' ports, and whether a daemon runs with this very configuration already: then what
+//! it has is taken, and all is well.
+
+use super::Line;
+use crate::admin::dto::Node;
+use crate::cli::args::{ClientArgs, Output};
+use crate::cli::client::Client;
+use crate::config::Config;
+use std::net::TcpListener;
+
+/// Whether the daemon that answers at the admin address takes the token of this state folder.
+pub(super) fn answers(config: &Config) -> bool {
+    let args = ClientArgs {
+        server: format!("http://{}", config.admin_listen),
+        token_file: Some(config.token_file.clone()),
+        output: Output::default(),
+    };
+    Client::new(&args).and_then(|client| client.get::<Node>("/node")).is_ok()
+}
+
+pub(super) fn ports(config: &Config) -> Line {
+    const CHECK: &str = "admin API";
+    let all = [(Some(config.admin_listen), "--admin-listen"), (config.health_listen, "--health-listen")];
+    for (address, flag) in all.into_iter().filter_map(|(address, flag)| Some((address?, flag))) {
+        let Err(error) = TcpListener::bind(address) else { continue };
+        if answers(config) {
+            return Line::ok(CHECK, format!("berth answers at {} already", config.admin_listen));
+        }
+        let detail = format!("{address} cannot be listened on: {error}");
+        let fix = format!("stop what has it (ss -ltnp shows which), or choose another address with {flag}");
+        return Line::fail(CHECK, detail, fix);
+    }
+    Line::ok(CHECK, format!("{} is free", config.admin_listen))
+}

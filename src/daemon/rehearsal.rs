@@ -1,0 +1,178 @@
+//! What `berth serve` would say of a configuration's GPUs and stack, without a node: the shipped
+//! policies are asked as at a start, in a folder of their own that is gone afterwards.
+
+use super::SystemClock;
+use super::stack::{Unresolved, resolve_one};
+use crate::admission::{Faults, Walk};
+use crate::config::{Config, GpuSource};
+use crate::kernel::change::{Change, Entry};
+use crate::kernel::gpu::Inventory;
+use crate::kernel::ledger::Ledger;
+use crate::kernel::look::look;
+use crate::kernel::stack::{Stack, StackEntry};
+use crate::ports::{Clock, Gpus, Policies};
+use crate::sim::SimGpus;
+use crate::wasm::{self, WasmPolicies};
+use anyhow::{Context, bail};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// What stands in for the GPUs of a node that is elsewhere.
+const SAMPLE: &str = "8xh100";
+
+/// Whether the GPU source can ever work: a simulated profile that is not known never will, while a
+/// library or a file may come yet.
+///
+/// # Errors
+/// What is wrong with the profile.
+pub fn check_source(source: &GpuSource) -> anyhow::Result<()> {
+    match source {
+        GpuSource::Sim(profile) if SimGpus::is_profile(profile) => {
+            SimGpus::open(profile)?;
+        }
+        GpuSource::Sim(_) | GpuSource::Nvml { .. } => {}
+    }
+    Ok(())
+}
+
+/// Does with the stack what a start does. Answers, in sentences, what cannot be known here.
+///
+/// # Errors
+/// What would keep the daemon from starting.
+pub fn rehearse(config: &Config) -> anyhow::Result<Vec<String>> {
+    check_source(&config.gpus)?;
+    let mut notes = Vec::new();
+    if config.stack.is_empty() {
+        return Ok(notes);
+    }
+    let scratch = Scratch::new()
+        .context("cannot make a folder to ask the stack's policies in (TMPDIR names another place)")?;
+    let policies = WasmPolicies::new(wasm::Settings {
+        memory_overcommit_percent: config.rules.overcommit_percent,
+        ..wasm::Settings::new(scratch.0.clone())
+    })?;
+    let clock = SystemClock::default();
+    let shipped = policies.install_shipped(clock.now())?;
+    let mut node = Ledger::default();
+    apply(&mut node, shipped.iter().cloned().map(Change::PolicyKept).collect(), &clock);
+    let mut entries = Vec::new();
+    for entry in &config.stack {
+        match resolve_one(entry, &node) {
+            Ok(resolved) => entries.push(resolved),
+            Err(Unresolved::NotHere(why)) => {
+                let uploads = Uploads::of(&config.state_dir, |digest| {
+                    node.policies.keys().any(|d| d.as_str() == digest)
+                });
+                if matches!(uploads, Uploads::None) {
+                    bail!("the stack cannot be used: {why}");
+                }
+                notes.push(format!(
+                    "stack entry {}: not a shipped policy ({}), so it must have been uploaded to the node (`berth \
+                     policy push`) before the daemon starts with this file",
+                    entry.policy,
+                    names(&node)
+                ));
+            }
+            Err(Unresolved::Wrong(why)) => bail!("the stack cannot be used: {why}"),
+        }
+    }
+    let ask = |node: &Ledger| ask(config, &policies, &entries, node, &clock);
+    // Parameters are read before a policy looks at any GPU.
+    if let Some(fault) = ask(&node) {
+        bail!("the stack cannot be used: {fault}");
+    }
+    let (gpus, certain) = gpus(config, &mut notes)?;
+    let changes = look(&node, &gpus, &config.rules, clock.now());
+    apply(&mut node, changes, &clock);
+    match ask(&node) {
+        Some(fault) if certain => bail!("the stack cannot be used: {fault}"),
+        Some(fault) => notes.push(format!("on a node with {SAMPLE} GPUs this stack would fail: {fault}")),
+        None => {}
+    }
+    Ok(notes)
+}
+
+/// The GPUs to ask about, and whether they are those that the daemon would have.
+fn gpus(config: &Config, notes: &mut Vec<String>) -> anyhow::Result<(Inventory, bool)> {
+    if let GpuSource::Sim(profile) = &config.gpus {
+        match SimGpus::open(profile).and_then(|gpus| gpus.look()) {
+            Ok(gpus) => return Ok((gpus, true)),
+            Err(error) => notes.push(format!("{error}; the daemon would wait for it")),
+        }
+    }
+    Ok((SimGpus::open(SAMPLE)?.look()?, false))
+}
+
+fn ask(
+    config: &Config,
+    policies: &dyn Policies,
+    entries: &[StackEntry],
+    node: &Ledger,
+    clock: &SystemClock,
+) -> Option<String> {
+    let stack = Stack { entries: entries.to_vec(), ..Stack::default() };
+    let walk = Walk {
+        stack: &stack,
+        policies,
+        node,
+        now: clock.now(),
+        faults: &mut Faults::default(),
+        baseline: &super::baseline(config),
+        overcommit_percent: config.rules.overcommit_percent,
+    };
+    let fault = walk.offers().faults.into_iter().next();
+    fault.map(|(policy, fault)| format!("policy {policy} fails: {fault}"))
+}
+
+fn apply(node: &mut Ledger, changes: Vec<Change>, clock: &SystemClock) {
+    node.apply(&Entry { at: clock.now(), changes });
+}
+
+fn names(node: &Ledger) -> String {
+    let mut names: Vec<_> = node.policies.values().map(|v| v.name.as_str()).collect();
+    names.sort_unstable();
+    names.join(", ")
+}
+
+/// What a state folder has of uploaded policies.
+enum Uploads {
+    /// The daemon has run with it and has none.
+    None,
+    /// Some; or there is no such folder here, or it cannot be looked into.
+    Perhaps,
+}
+
+impl Uploads {
+    fn of(state_dir: &Path, shipped: impl Fn(&str) -> bool) -> Self {
+        let Ok(files) = std::fs::read_dir(state_dir.join("policies")) else {
+            return Self::Perhaps;
+        };
+        let uploaded = files.flatten().any(|file| {
+            let path = file.path();
+            let component = path.extension().is_some_and(|e| e == "wasm");
+            component && path.file_stem().and_then(|s| s.to_str()).is_some_and(|digest| !shipped(digest))
+        });
+        if uploaded { Self::Perhaps } else { Self::None }
+    }
+}
+
+/// A folder that is deleted in the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> std::io::Result<Self> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(std::io::Error::other)?;
+        let path = std::env::temp_dir().join(format!("berth-check-{:016x}", u64::from_ne_bytes(random)));
+        // Fails if it is there: nobody else chooses what is in it.
+        std::fs::DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What is left over is a folder in the system's own place for such.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

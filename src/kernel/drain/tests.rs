@@ -1,0 +1,225 @@
+use super::*;
+use crate::kernel::command::{Command, Rules};
+use crate::kernel::decide::decide;
+use crate::kernel::gpu::{Inventory, Part, Usage};
+use crate::kernel::names::{DeviceId, Resource};
+use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
+use crate::kernel::policy::{AdmitRequest, Terms};
+use crate::kernel::refusal::Refusal;
+use crate::kernel::{command, listing};
+use std::collections::BTreeMap;
+
+fn gpu() -> PartId {
+    PartId::parse("GPU-0").unwrap()
+}
+
+fn resource() -> Resource {
+    Resource::parse("nvidia.com/gpu").unwrap()
+}
+
+fn mark(why: &str) -> Mark {
+    Mark { by: "ada".into(), why: why.into(), since_wall_ms: 7 }
+}
+
+/// A node of one GPU, offered whole.
+struct Node {
+    ledger: Ledger,
+    now: Now,
+    processes: u32,
+    hangs: bool,
+}
+
+impl Node {
+    fn new() -> Self {
+        let mut node = Self {
+            ledger: Ledger::default(),
+            now: Now { wall_ms: 1_000_000, mono_ms: 1_000 },
+            processes: 0,
+            hangs: false,
+        };
+        node.look();
+        let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
+        node.turn(&Command::Offer(vec![(PartOffer { part: gpu(), lines: vec![line] }, "test".into())]))
+            .unwrap();
+        node
+    }
+
+    fn turn(&mut self, command: &Command) -> Result<(), Refusal> {
+        let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
+        if !verdict.entry.changes.is_empty() {
+            self.ledger.apply(&verdict.entry);
+        }
+        verdict.refusal.map_or(Ok(()), Err)
+    }
+
+    fn look(&mut self) {
+        let part = Part {
+            id: gpu(),
+            parent: None,
+            vendor: "nvidia".into(),
+            model: String::new(),
+            gpu_index: 0,
+            minor: None,
+            memory_mib: 1,
+            pci_bus: String::new(),
+            numa_node: None,
+            mig_enabled: false,
+            mig: None,
+            attributes: BTreeMap::new(),
+        };
+        let mut inventory = Inventory { parts: vec![part], ..Inventory::default() };
+        if self.hangs {
+            inventory.troubles.insert(gpu(), "a call hangs".into());
+        } else {
+            inventory.usage.insert(gpu(), Usage { memory_used_mib: 0, processes: self.processes });
+        }
+        self.turn(&Command::Look(inventory)).unwrap();
+    }
+
+    fn grant(&mut self) -> Result<(), Refusal> {
+        self.turn(&Command::Allocate {
+            request: AdmitRequest { resource: resource(), devices: vec![DeviceId::whole(&gpu())] },
+            answer: command::StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() },
+            seen: self.ledger.generation,
+            again: true,
+            attempt: command::Attempt::Last,
+        })
+    }
+
+    fn end_all(&mut self) {
+        let ids: Vec<_> = self.ledger.live.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.turn(&Command::End { id }).unwrap());
+    }
+
+    fn drain(&mut self, order: Order) {
+        self.turn(&Command::Drain { gpu: gpu(), mark: mark("fan"), order }).unwrap();
+    }
+
+    /// A tick every second, a look every five.
+    fn wait(&mut self, seconds: u64) -> &str {
+        for _ in 0..seconds {
+            self.now.mono_ms += 1000;
+            self.now.wall_ms += 1000;
+            self.turn(&Command::Tick).unwrap();
+            if self.now.mono_ms.is_multiple_of(5_000) {
+                self.look();
+            }
+        }
+        self.state()
+    }
+
+    fn state(&self) -> &str {
+        self.ledger.gpus[&gpu()].drain.as_str()
+    }
+
+    fn listed_healthy(&self) -> bool {
+        listing::listing(&self.ledger, &resource(), 100)[0].healthy
+    }
+}
+
+#[test]
+fn a_gpu_that_nobody_uses_is_drained_after_a_quiet_while() {
+    let mut node = Node::new();
+    node.drain(Order::default());
+    assert_eq!(node.wait(10), "draining");
+    assert_eq!(node.wait(5), "drained");
+    assert!(matches!(node.grant(), Err(Refusal::Cordoned { .. })));
+    node.turn(&Command::Uncordon { gpu: gpu() }).unwrap();
+    assert_eq!(node.wait(20), "active");
+    node.grant().unwrap();
+}
+
+#[test]
+fn holders_and_processes_keep_it_from_being_drained() {
+    let mut node = Node::new();
+    node.grant().unwrap();
+    node.drain(Order::default());
+    assert!(node.listed_healthy(), "without evict a held device stays as it is");
+    assert_eq!(node.wait(60), "draining");
+    // Deleted by force: the record ends, the process goes on.
+    node.processes = 1;
+    node.end_all();
+    assert_eq!(node.wait(60), "draining");
+    node.processes = 0;
+    node.wait(8);
+    node.processes = 2;
+    node.wait(5);
+    node.processes = 0;
+    assert_eq!(node.wait(10), "draining", "the quiet while began anew");
+    assert_eq!(node.wait(10), "drained");
+}
+
+#[test]
+fn a_gpu_that_cannot_be_asked_is_drained_after_a_longer_while_and_none_without_a_look() {
+    let mut node = Node::new();
+    node.drain(Order::default());
+    for _ in 0..100 {
+        node.now.mono_ms += 1_000;
+        node.turn(&Command::Tick).unwrap();
+    }
+    assert_eq!(node.state(), "draining", "nobody looked");
+    node.hangs = true;
+    assert_eq!(node.wait(60), "draining");
+    assert_eq!(node.wait(10), "drained");
+}
+
+#[test]
+fn a_container_that_comes_again_makes_it_draining_again() {
+    let mut node = Node::new();
+    node.drain(Order::default());
+    assert_eq!(node.wait(20), "drained");
+    let allocation = super::super::allocation::Allocation {
+        id: super::super::names::AllocationId { store: 0, number: 0 },
+        resource: resource(),
+        devices: vec![DeviceId::whole(&gpu())],
+        granted_wall_ms: 0,
+        holder: super::super::allocation::Holder::default(),
+        overlapped: false,
+        decision: super::super::allocation::Decision::default(),
+        ended: None,
+    };
+    let entry = super::super::change::Entry { at: node.now, changes: vec![Change::Granted(allocation)] };
+    node.ledger.apply(&entry);
+    assert_eq!(node.wait(1), "draining");
+}
+
+#[test]
+fn a_deadline_ends_it_as_the_order_says() {
+    let deadline_wall_ms = Some(1_000_000 + 30_000);
+    for (at_deadline, then) in
+        [(AtDeadline::Wait, "draining"), (AtDeadline::Delete, "draining"), (AtDeadline::GiveUp, "cordoned")]
+    {
+        let mut node = Node::new();
+        node.grant().unwrap();
+        node.drain(Order { evict: false, deadline_wall_ms, at_deadline });
+        assert_eq!(node.wait(29), "draining");
+        assert_eq!(node.wait(1), then);
+        assert!(Order { evict: false, deadline_wall_ms, at_deadline }.is_late(node.now));
+    }
+    let mut node = Node::new();
+    node.drain(Order { evict: false, deadline_wall_ms: Some(0), at_deadline: AtDeadline::GiveUp });
+    assert_eq!(node.wait(20), "drained", "an empty GPU is drained, however late");
+}
+
+#[test]
+fn who_is_asked_to_leave_is_listed_unhealthy() {
+    let mut node = Node::new();
+    node.grant().unwrap();
+    node.drain(Order { evict: true, ..Order::default() });
+    assert!(!node.listed_healthy());
+    node.turn(&Command::StopDrain { gpu: gpu() }).unwrap();
+    assert_eq!(node.state(), "cordoned");
+    assert!(node.listed_healthy());
+}
+
+#[test]
+fn a_second_order_takes_the_place_of_the_first_and_a_cordon_does_not() {
+    let late = Order { deadline_wall_ms: Some(9), ..Order::default() };
+    let drain = Drain::Active.ordered(&mark("fan"), Order::default());
+    let again = drain.ordered(&Mark { since_wall_ms: 99, ..mark("") }, late);
+    assert_eq!(again, Drain::Draining(mark("fan"), late));
+    assert_eq!(again.cordoned(&mark("")), again);
+    assert_eq!(again.cordoned(&mark("other")), Drain::Draining(mark("other"), late));
+    assert_eq!(Drain::Drained(mark("fan")).ordered(&mark("x"), late), Drain::Drained(mark("fan")));
+    assert_eq!(Drain::Active.called_off(), Drain::Active);
+}

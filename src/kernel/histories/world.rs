@@ -1,0 +1,344 @@
+//! The node of a history: the kernel, what is on its disk, and what the kubelet really runs.
+
+use super::Op;
+use crate::kernel::change::{Change, Entry};
+use crate::kernel::command::{Command, Rules, StackAnswer};
+use crate::kernel::decide::{Verdict, decide};
+use crate::kernel::drain::{AtDeadline, Mark, Order};
+use crate::kernel::gpu::{Inventory, Part, Reading};
+use crate::kernel::invariants::{
+    i1_no_two_pods_hold_one_device, i2_grants_never_take_more_than_there_is, i3_healthy_is_held_or_to_be_had,
+    i4_nothing_new_on_a_gpu_that_grants_nothing, i5_the_store_gives_the_ledger, i6_nothing_that_lives_ends,
+    i10_an_id_leaves_only_when_it_may, i11_generation_grows_by_one,
+};
+use crate::kernel::ledger::Ledger;
+use crate::kernel::listing::listing;
+use crate::kernel::names::{AllocationId, DeviceId, PartId, Resource};
+use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
+use crate::kernel::policy::{AdmitRequest, Severity, Terms, TriageAnswer};
+use crate::kernel::reconcile::{Checkpointed, KubeletAge, ListedHold, PodList, RoundView};
+use crate::kernel::record::{Meta, Record, RecordKey, Write, health_records, health_writes, writes};
+use crate::kernel::refusal::Refusal;
+use crate::kernel::restore::restore;
+use crate::kernel::time::Now;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the kubelet really runs: the pod's UID, and what its container holds.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::kernel) struct Held {
+    pub(in crate::kernel) uid: String,
+    pub(in crate::kernel) resource: Resource,
+    pub(in crate::kernel) devices: Vec<DeviceId>,
+    pub(in crate::kernel) allocation: AllocationId,
+}
+
+pub(super) struct World {
+    pub(super) ledger: Ledger,
+    disk: BTreeMap<RecordKey, Record>,
+    rules: Rules,
+    now: Now,
+    pub(super) pods: Vec<Held>,
+    pub(super) stale: Vec<Held>,
+    kubelet: KubeletAge,
+    next_pod: usize,
+}
+
+/// The parts of the node: three GPUs, and a MIG instance of the last.
+pub(super) const PARTS: usize = 4;
+pub(super) const MIG: usize = 3;
+
+pub(super) fn gpu(i: usize) -> PartId {
+    PartId::parse(&format!("GPU-{i}")).unwrap()
+}
+
+pub(super) fn part_id(i: usize) -> PartId {
+    if i == MIG { PartId::parse("MIG-3").unwrap() } else { gpu(i) }
+}
+
+pub(super) fn resource(i: usize) -> Resource {
+    Resource::parse(["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mem"][i]).unwrap()
+}
+
+pub(super) fn part(i: usize) -> Part {
+    Part {
+        id: part_id(i),
+        parent: (i == MIG).then(|| gpu(2)),
+        vendor: "nvidia".into(),
+        model: "test".into(),
+        gpu_index: 0,
+        minor: None,
+        memory_mib: 1000,
+        pci_bus: String::new(),
+        numa_node: None,
+        mig_enabled: false,
+        mig: None,
+        attributes: BTreeMap::new(),
+    }
+}
+
+pub(super) fn shape(i: usize) -> Vec<OfferLine> {
+    let whole = OfferLine { resource: resource(0), count: 1, consumes: Consumes::Whole };
+    let slice = |r, count, memory_mib| OfferLine {
+        resource: resource(r),
+        count,
+        consumes: Consumes::Slice { memory_mib, compute_percent: 100 / count },
+    };
+    match i {
+        0 => vec![whole],
+        1 => vec![slice(1, 4, 250)],
+        2 => vec![whole, slice(1, 3, 333)],
+        3 => vec![slice(1, 4, 250), slice(2, 2, 500), whole],
+        4 => vec![slice(2, 3, 400)],
+        _ => vec![],
+    }
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        let now = Now { wall_ms: 1_000_000, mono_ms: 1_000_000 };
+        let meta = Record::Meta(Meta { store: 7, next_number: 1, kubelet_seen_wall_ms: None });
+        let disk: BTreeMap<_, _> = [(meta.key(), meta)].into();
+        let ledger = restore(disk.values().cloned().collect(), now);
+        let kubelet = KubeletAge { created_wall_ms: 5, created_mono_ms: 5 };
+        let mut world = Self {
+            ledger,
+            disk,
+            rules: Rules::default(),
+            now,
+            pods: vec![],
+            stale: vec![],
+            kubelet,
+            next_pod: 0,
+        };
+        world.step(&Op::Look { mask: (1 << PARTS) - 1 });
+        world.step(&Op::Offer { shape: 2 });
+        world
+    }
+
+    /// Decides and applies one command as the keeper does, with every check.
+    pub(super) fn turn(&mut self, command: &Command) -> Result<Entry, Refusal> {
+        let verdict = decide(&self.ledger, &self.rules, command, self.now);
+        assert_eq!(verdict, decide(&self.ledger, &self.rules, command, self.now), "same input, same answer");
+        let Verdict { entry, refusal } = verdict;
+        let before = self.ledger.clone();
+        if !entry.changes.is_empty() {
+            self.ledger.apply(&entry);
+            for write in writes(&before, &entry, &self.ledger) {
+                match write {
+                    Write::Put(record) => {
+                        self.disk.insert(record.key(), record);
+                    }
+                    Write::Delete(key) => {
+                        self.disk.remove(&key);
+                    }
+                }
+            }
+            let known = self.disk.values().filter_map(|record| match record {
+                Record::Health(health) => Some((health.gpu.clone(), health.clone())),
+                _ => None,
+            });
+            let (known, now) = (known.collect(), health_records(&self.ledger));
+            for write in health_writes(&known, &now) {
+                match write {
+                    Write::Put(record) => self.disk.insert(record.key(), record),
+                    Write::Delete(key) => self.disk.remove(&key),
+                };
+            }
+            i11_generation_grows_by_one(&before, &self.ledger);
+        }
+        i4_nothing_new_on_a_gpu_that_grants_nothing(&before, &entry, &self.rules, self.now);
+        i10_an_id_leaves_only_when_it_may(&before, &self.ledger, &entry, &self.rules, self.now);
+        self.check_state();
+        refusal.map_or(Ok(entry), Err)
+    }
+
+    fn check_state(&self) {
+        i1_no_two_pods_hold_one_device(&self.ledger);
+        i2_grants_never_take_more_than_there_is(&self.ledger);
+        i3_healthy_is_held_or_to_be_had(&self.ledger);
+        i5_the_store_gives_the_ledger(&self.ledger, &self.disk, self.now);
+    }
+
+    pub(super) fn allocate(
+        &mut self,
+        resource: &Resource,
+        mut devices: Vec<DeviceId>,
+    ) -> Result<AllocationId, Refusal> {
+        devices.sort();
+        devices.dedup();
+        let command = Command::Allocate {
+            request: AdmitRequest { resource: resource.clone(), devices },
+            answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
+            seen: self.ledger.generation,
+            again: false,
+            attempt: crate::kernel::command::Attempt::Last,
+        };
+        let entry = self.turn(&command)?;
+        Ok(entry
+            .changes
+            .iter()
+            .find_map(|c| match c {
+                Change::Granted(a) => Some(a.id),
+                _ => None,
+            })
+            .unwrap())
+    }
+
+    pub(super) fn step(&mut self, op: &Op) {
+        match op {
+            Op::Start { resource: r, count, pick } => self.start(&resource(*r), *count, *pick),
+            Op::Reissue { which } => self.reissue(*which),
+            Op::Stop { which } if !self.pods.is_empty() => {
+                self.stale = self.pods.clone();
+                self.pods.remove(which % self.pods.len());
+            }
+            Op::Odd { resource: r, device } => {
+                let id = if device % 2 == 0 {
+                    DeviceId::whole(&part_id(device % 5))
+                } else {
+                    DeviceId::share(&part_id(device % 5), (device % 9).try_into().unwrap())
+                };
+                // Granted or refused, the invariants must hold; the model does not know this pod.
+                let _ = self.allocate(&resource(*r), vec![id]);
+            }
+            Op::Round { list, checkpoint, fresh } => self.round(*list, *checkpoint, *fresh),
+            Op::RestartKubelet => {
+                self.kubelet =
+                    KubeletAge { created_wall_ms: self.now.wall_ms, created_mono_ms: self.now.mono_ms };
+            }
+            Op::Wait { ms } => {
+                self.now.mono_ms += ms;
+                self.now.wall_ms += ms;
+                self.turn(&Command::Tick).unwrap();
+            }
+            Op::Cordon(i) => {
+                let mark = Mark { by: "me".into(), why: String::new(), since_wall_ms: self.now.wall_ms };
+                let _ = self.turn(&Command::Cordon { gpu: gpu(*i), mark });
+            }
+            Op::Drain(i, evict) => {
+                let mark = Mark { by: "me".into(), why: String::new(), since_wall_ms: self.now.wall_ms };
+                let deadline_wall_ms = evict.then_some(self.now.wall_ms + 40_000);
+                let order = Order { evict: *evict, deadline_wall_ms, at_deadline: AtDeadline::GiveUp };
+                let _ = self.turn(&Command::Drain { gpu: gpu(*i), mark, order });
+            }
+            Op::StopDrain(i) => {
+                let _ = self.turn(&Command::StopDrain { gpu: gpu(*i) });
+            }
+            Op::Heal(i) => {
+                let _ = self.turn(&Command::Heal { gpu: gpu(*i), by: "me".into(), why: String::new() });
+            }
+            Op::Uncordon(i) => {
+                let _ = self.turn(&Command::Uncordon { gpu: gpu(*i) });
+            }
+            Op::Xid { gpu: i, again_s } => {
+                let reading =
+                    Reading { part: gpu(*i), source: "xid".into(), code: 79, detail: String::new() };
+                let answer = TriageAnswer {
+                    severity: Severity::Unhealthy,
+                    reason: "xid".into(),
+                    again_after_s: *again_s,
+                };
+                self.turn(&Command::Triaged { reading, answer }).unwrap();
+            }
+            Op::Look { mask } => {
+                let parts = (0..PARTS).filter(|i| mask & (1 << i) != 0).map(part).collect();
+                self.turn(&Command::Look(Inventory { parts, ..Inventory::default() })).unwrap();
+            }
+            Op::Forget(i) => {
+                let _ = self.turn(&Command::Forget { gpu: gpu(*i) });
+            }
+            Op::Offer { shape: s } => {
+                let offers = (0..PARTS)
+                    .map(|i| (PartOffer { part: part_id(i), lines: shape((s + i) % 6) }, "test".into()))
+                    .collect();
+                self.turn(&Command::Offer(offers)).unwrap();
+            }
+            Op::Crash => {
+                self.now.mono_ms += 1;
+                self.ledger = restore(self.disk.values().cloned().collect(), self.now);
+                self.step(&Op::Look { mask: (1 << PARTS) - 1 });
+            }
+            Op::Stop { .. } => {}
+        }
+    }
+
+    /// As the kubelet does: only of what is healthy and not in use by its own books.
+    fn start(&mut self, resource: &Resource, count: usize, pick: usize) {
+        let in_use: BTreeSet<DeviceId> =
+            self.pods.iter().filter(|p| p.resource == *resource).flat_map(|p| p.devices.clone()).collect();
+        let mut free: Vec<DeviceId> = listing(&self.ledger, resource, 100)
+            .into_iter()
+            .filter(|l| l.healthy && !in_use.contains(&l.id))
+            .map(|l| l.id)
+            .collect();
+        if free.len() < count {
+            return;
+        }
+        let at = pick % free.len();
+        free.rotate_left(at);
+        free.truncate(count);
+        if let Ok(allocation) = self.allocate(resource, free.clone()) {
+            free.sort();
+            let uid = format!("uid-{}", self.next_pod);
+            self.next_pod += 1;
+            self.stale = self.pods.clone();
+            self.pods.push(Held { uid, resource: resource.clone(), devices: free, allocation });
+        }
+    }
+
+    fn reissue(&mut self, which: usize) {
+        if self.pods.is_empty() {
+            return;
+        }
+        let i = which % self.pods.len();
+        let held = self.pods[i].clone();
+        let active =
+            held.devices.iter().all(|d| self.ledger.part(&d.part).is_some_and(|p| self.ledger.may_grant(p)));
+        let older = self.ledger.live.contains_key(&held.allocation);
+        match self.allocate(&held.resource, held.devices.clone()) {
+            Ok(allocation) => {
+                if older {
+                    assert!(self.ledger.live[&held.allocation].overlapped, "I7: the older one is overlapped");
+                }
+                self.pods[i].allocation = allocation;
+            }
+            Err(refusal) => assert!(!active || !older, "I7: the same devices again, yet {refusal}"),
+        }
+    }
+
+    fn round(&mut self, list: bool, checkpoint: bool, fresh: bool) {
+        let truth = if fresh { &self.pods } else { &self.stale };
+        let entries = truth.iter().map(|h| Checkpointed {
+            pod_uid: h.uid.clone(),
+            container: "main".into(),
+            resource: h.resource.clone(),
+            devices: h.devices.clone(),
+            allocation: Some(h.allocation),
+        });
+        let pods = PodList {
+            pods: self.pods.iter().map(|h| ("ns".to_owned(), h.uid.clone())).collect(),
+            held: self
+                .pods
+                .iter()
+                .map(|h| ListedHold {
+                    namespace: "ns".into(),
+                    pod: h.uid.clone(),
+                    container: "main".into(),
+                    resource: h.resource.clone(),
+                    devices: h.devices.clone(),
+                })
+                .collect(),
+        };
+        let view = RoundView {
+            began_mono_ms: self.now.mono_ms,
+            kubelet: Some(self.kubelet),
+            list: list.then_some(pods),
+            checkpoint: checkpoint.then(|| entries.collect()),
+            fresh,
+            adopt: false,
+        };
+        let complete = view.list.is_some() && view.checkpoint.is_some() && view.fresh;
+        let entry = self.turn(&Command::Observe(view)).unwrap();
+        i6_nothing_that_lives_ends(&entry, &self.pods, complete);
+    }
+}

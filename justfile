@@ -36,6 +36,18 @@ deny:
 demo *ARGS:
     cargo run --release --example demo -- {{ARGS}}
 
+# kill -9 at random and at every named step of a turn, and a check after each restart
+crash ROUNDS="10000" *ARGS:
+    cargo run --release --locked --features kill-points --example crash -- kill {{ROUNDS}} {{ARGS}}
+
+# Power cuts at random points of the store's writes, with every legal loss of what was not synced
+crash-power ROUNDS="10000" *ARGS:
+    cargo run --release --locked --features kill-points --example crash -- power {{ROUNDS}} {{ARGS}}
+
+# The store's size and speed under allocations that come and go
+crash-grow APPENDS="200000":
+    cargo run --release --locked --features kill-points --example crash -- grow {{APPENDS}}
+
 # Budgets measured in one run, with a table at its end
 bench:
     cargo bench --locked --bench budgets

@@ -10,7 +10,7 @@ mod stack;
 pub use clock::SystemClock;
 pub use progress::Progress;
 pub use rehearsal::{check_source, rehearse};
-pub use serve::serve;
+pub use serve::{serve, serve_with};
 
 use crate::admin::{self, FileStack, Step};
 use crate::admission::{self, Baseline, Door, GpuWatch, Middle};

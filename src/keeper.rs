@@ -12,6 +12,7 @@ use crate::kernel::names::PartId;
 use crate::kernel::record::{HealthRecord, Record, Write, health_records, health_writes, writes};
 use crate::kernel::refusal::Refusal;
 use crate::kernel::restore::{carry_over, restore};
+use crate::kill_points::{Point, pass};
 use crate::ports::{Clock, Store, StoreError};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased, tick};
 use std::collections::BTreeMap;
@@ -179,7 +180,9 @@ impl Keeper {
     }
 
     fn append(&mut self, writes: &[Write]) -> Result<(), AskError> {
+        pass(Point::BeforeAppend);
         let Err(error) = self.store.append(writes) else {
+            pass(Point::AfterAppend);
             return Ok(());
         };
         let said = chain(&error);
@@ -231,7 +234,9 @@ impl Keeper {
 
     fn publish(&mut self, next: Ledger) {
         self.ledger = Arc::new(next);
+        pass(Point::AfterApply);
         self.publisher.send_replace(Arc::clone(&self.ledger));
+        pass(Point::AfterPublish);
     }
 
     fn set_trouble(&self, trouble: Option<String>) {
@@ -376,6 +381,7 @@ fn answer(keeper: &mut Keeper, ask: Ask) {
         return;
     }
     let answered = keeper.turn(&ask.command);
+    pass(Point::BeforeReply);
     // Whoever asked may have given up waiting; what is applied stays applied.
     let _ = ask.reply.send(answered);
 }

@@ -15,6 +15,7 @@ pub mod kernel;
 pub mod ports;
 
 pub mod keeper;
+pub mod kill_points;
 
 pub mod admission;
 

@@ -1,8 +1,9 @@
 //! `berth`: arguments, then the command. `serve` goes on from there: configuration, telemetry,
 //! daemon, run until a signal, stop in order.
 
-use berth::cli::{self, Hooks};
+use berth::cli::{self, Hooks, StateHooks, StateSummary};
 use berth::config::{Config, GpuSource};
+use berth::store::{self, Summary};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -11,8 +12,13 @@ fn main() -> ExitCode {
     if let Some(code) = berth::wasm::compiler_process() {
         return code;
     }
-    let hooks =
-        Hooks { serve, look, check_source: berth::daemon::check_source, rehearse: berth::daemon::rehearse };
+    let state = StateHooks {
+        export: |dir, out| Ok(store::export(dir, out)?),
+        import: |dir, lines| Ok(shown(store::import(dir, lines)?)),
+        verify: |dir| Ok(shown(store::verify(dir)?)),
+    };
+    let (check_source, rehearse) = (berth::daemon::check_source, berth::daemon::rehearse);
+    let hooks = Hooks { serve, look, check_source, rehearse, state };
     cli::parse().map_or_else(|code| code, |cli| cli::run(cli, &hooks))
 }
 
@@ -33,4 +39,8 @@ fn look(source: &GpuSource) -> anyhow::Result<String> {
         text += &format!("; {gpu} does not work: {trouble}");
     }
     Ok(text)
+}
+
+fn shown(Summary { appends, records, kinds }: Summary) -> StateSummary {
+    StateSummary { appends, records, kinds }
 }

@@ -50,7 +50,16 @@ pub trait Store: Send {
     /// # Errors
     /// If that cannot be promised. Whether the writes are there then is not known until `load`.
     fn append(&mut self, writes: &[Write]) -> Result<(), StoreError>;
+
+    /// For whoever waits for a call of this store in vain: calling it from any thread ends a wait that
+    /// the disk is not the reason of.
+    fn waker(&self) -> Option<Waker> {
+        None
+    }
 }
+
+/// See [`Store::waker`].
+pub type Waker = Box<dyn Fn() + Send>;
 
 /// A store that failed.
 #[derive(Debug, thiserror::Error)]

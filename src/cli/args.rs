@@ -1,5 +1,6 @@
 //! What can be typed. Help texts teach: each says what the command does and shows how it is used.
 
+use super::state::StateCommand;
 use crate::config::ServeArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ Examples:
   berth gpu list                            GPUs, their health, what is held
   berth gpu cordon 3 --reason 'new fan'     Grant nothing new on GPU 3; what runs goes on
   berth allocation list --gpu 3             Who holds it?
+  berth state verify                        Is the store of a stopped daemon whole?
   berth policy push my-policy.wasm          Upload a policy; nothing changes yet
   berth policy activate stack.yaml          Swap the whole stack, or nothing
 
@@ -146,6 +148,20 @@ A policy version is named by its name where that is plain, by its digest, the be
         /// What to do.
         #[command(subcommand)]
         command: NodeCommand,
+    },
+    /// Save, restore and check the allocation store of a stopped daemon
+    #[command(after_help = "\
+The daemon must be stopped, or a copy of its state folder be named:
+  berth state verify
+  berth state export > state.jsonl
+  berth state import --state-dir /var/lib/berth-new state.jsonl
+
+JSON lines: a header with the format and the number of records, then one record a line. Modules of
+uploaded policies and the token are files beside the store and not in it: copy those, or push them anew.")]
+    State {
+        /// What to do.
+        #[command(subcommand)]
+        command: StateCommand,
     },
     /// Change the token of the admin API
     Token {

@@ -12,9 +12,11 @@ mod node_check;
 mod output;
 mod policy;
 mod stack_file;
+mod state;
 mod usage;
 
 pub use args::{Cli, Command, Output};
+pub use state::{StateCommand, StateDir, StateHooks, StateSummary};
 pub use usage::parse;
 
 use crate::config::{Config, GpuSource, ServeArgs};
@@ -29,6 +31,8 @@ pub struct Hooks {
     pub serve: fn(Config) -> anyhow::Result<()>,
     /// One look at the GPUs: what was found, in one line.
     pub look: fn(&GpuSource) -> anyhow::Result<String>,
+    /// What `berth state` does.
+    pub state: StateHooks,
     /// Whether the GPU source can ever work.
     pub check_source: fn(&GpuSource) -> anyhow::Result<()>,
     /// Does with a configuration's GPUs and stack what a start does; answers what cannot be known
@@ -55,6 +59,7 @@ pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
         Command::Node { command: args::NodeCommand::Check(args) } => {
             return node_check::run(&args, &cli.client, hooks, &mut out);
         }
+        Command::State { command } => state::run(&command, &hooks.state, &mut out),
         Command::Token { command: args::TokenCommand::Rotate } => rotate(&cli.client, &mut out),
         Command::Openapi => out.text(crate::admin::openapi_json()),
     };

@@ -14,22 +14,30 @@ const WORKERS: usize = 2;
 /// # Errors
 /// What is wrong and what to do about it, in one line with its causes.
 pub fn serve(config: Config) -> anyhow::Result<()> {
+    serve_with(config, Options::default())
+}
+
+/// The same with other options.
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_with(config: Config, options: Options) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
-    let outcome = runtime.block_on(until_told(config));
+    let outcome = runtime.block_on(until_told(config, options));
     // A thread inside a hung NVML call, or a store that is being opened, ends with the process; every
     // Ok that was given is durable.
     runtime.shutdown_timeout(Duration::from_millis(50));
     outcome
 }
 
-async fn until_told(config: Config) -> anyhow::Result<()> {
+async fn until_told(config: Config, options: Options) -> anyhow::Result<()> {
     let mut stop = Stop::new().context("cannot listen for signals")?;
     let mut daemon = tokio::select! {
-        built = Daemon::build(config, Options::default()) => built?,
+        built = Daemon::build(config, options) => built?,
         () = stop.told() => {
             tracing::info!("stopping before the start was done");
             return Ok(());

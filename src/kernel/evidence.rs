@@ -66,7 +66,7 @@ pub(super) fn evidence(
     }
     let mut known = allocation.holder.clone();
     known.learn(&learned);
-    if let Some(hold) = listed_hold(ledger, allocation, &known, list) {
+    if let Some(hold) = listed_hold(ledger, allocation, &known, view, list) {
         learned.namespace = Some(hold.namespace.clone());
         learned.pod = Some(hold.pod.clone());
         learned.container.get_or_insert_with(|| hold.container.clone());
@@ -95,19 +95,22 @@ pub(super) fn evidence(
 }
 
 /// The container that `List` shows with exactly these devices. Only the newest allocation of the
-/// devices can be meant, unless the container's name says otherwise.
+/// devices can be meant, or an older one of the same pod whose container is the one shown: another
+/// pod's container may have the same name.
 fn listed_hold<'v>(
     ledger: &Ledger,
     allocation: &Allocation,
     known: &Holder,
+    view: &RoundView,
     list: Option<&'v PodList>,
 ) -> Option<&'v ListedHold> {
     let newest = allocation.keys().all(|key| ledger.holders_of(&key).last() == Some(&allocation.id));
+    let meant = newest || newest_shares_pod(ledger, allocation, view);
     list?.held.iter().find(|h| {
         h.resource == allocation.resource
             && h.devices == allocation.devices
             && match &known.container {
-                Some(container) => *container == h.container,
+                Some(container) => *container == h.container && meant,
                 None => newest,
             }
             && known.pod.as_ref().is_none_or(|pod| *pod == h.pod)

@@ -348,6 +348,33 @@ fn a_list_of_before_the_grant_names_nobody() {
 }
 
 #[test]
+fn a_container_of_the_same_name_lends_no_pod_to_an_older_allocation() {
+    let mut ledger = node();
+    grant(&mut ledger, 1, &[0], 0);
+    // The checkpoint has shown the first pod, `List` never did before it was gone.
+    take(
+        &mut ledger,
+        &RoundView { fresh: false, ..view(1_000, vec![entry("u1", "main", &[0], Some(1))], vec![]) },
+        1_000,
+    );
+    grant(&mut ledger, 2, &[0], 2_000);
+    let stale = vec![entry("u1", "main", &[0], Some(1))];
+    take(
+        &mut ledger,
+        &RoundView { fresh: false, ..view(3_000, stale, vec![hold("b", "main", &[0])]) },
+        3_000,
+    );
+    assert_eq!(ledger.live[&id(1)].holder.pod, None);
+    assert_eq!(ledger.live[&id(2)].holder.pod.as_deref(), Some("b"));
+    let plan = take(
+        &mut ledger,
+        &view(4_000, vec![entry("u2", "main", &[0], Some(2))], vec![hold("b", "main", &[0])]),
+        4_000,
+    );
+    assert_eq!(plan.ended, [(id(1), EndReason::Superseded)]);
+}
+
+#[test]
 fn what_another_plugin_granted_over_a_stale_record_is_adopted_and_the_record_gives_way() {
     let mut ledger = node();
     grant(&mut ledger, 1, &[0], 0);

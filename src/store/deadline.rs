@@ -8,7 +8,7 @@
 
 use super::trouble::Trouble;
 use crate::kernel::record::{Record, Write};
-use crate::ports::{Store, StoreError};
+use crate::ports::{Store, StoreError, Waker};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -36,6 +36,18 @@ pub struct Deadline {
     answers: Receiver<Answer>,
     state: State,
     thread: Option<JoinHandle<()>>,
+    waker: NoDebug,
+    /// How often a late call was looked at since it is late.
+    looks: u32,
+}
+
+/// The store's waker, if it has one.
+struct NoDebug(Option<Waker>);
+
+impl std::fmt::Debug for NoDebug {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Waker")
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +66,7 @@ enum Ask {
 }
 
 enum Answer {
-    Opened(Result<(), StoreError>),
+    Opened(Result<Option<Waker>, StoreError>),
     Loaded(Result<Vec<Record>, StoreError>),
     Appended(Result<(), StoreError>),
 }
@@ -104,9 +116,14 @@ impl Deadline {
             answers,
             state: State::Ready,
             thread: Some(thread),
+            waker: NoDebug(None),
+            looks: 0,
         };
         match this.wait(load_wait)? {
-            Answer::Opened(Ok(())) => Ok(this),
+            Answer::Opened(Ok(waker)) => {
+                this.waker = NoDebug(waker);
+                Ok(this)
+            }
             Answer::Opened(Err(e)) => Err(e),
             Answer::Loaded(_) | Answer::Appended(_) => Err(this.confused()),
         }
@@ -122,6 +139,7 @@ impl Deadline {
             Ok(answer) => Ok(answer),
             Err(RecvTimeoutError::Timeout) => {
                 self.state = State::Stuck;
+                self.looks = 0;
                 Err(self.trouble.slow(wait))
             }
             Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
@@ -136,7 +154,16 @@ impl Deadline {
         let answer = match self.answers.try_recv() {
             Ok(answer) => Some(answer),
             Err(TryRecvError::Disconnected) => None,
-            Err(TryRecvError::Empty) => return None,
+            Err(TryRecvError::Empty) => {
+                self.looks += 1;
+                // Ever more seldom: each may be a thread that waits, too.
+                if self.looks.is_power_of_two()
+                    && let Some(wake) = &self.waker.0
+                {
+                    wake();
+                }
+                return None;
+            }
         };
         self.state = State::Late;
         answer
@@ -211,7 +238,10 @@ fn serve<S: Store>(
     answer: &Sender<Answer>,
 ) {
     let (mut store, opened) = match open() {
-        Ok(store) => (Some(store), Ok(())),
+        Ok(store) => {
+            let waker = store.waker();
+            (Some(store), Ok(waker))
+        }
         Err(e) => (None, Err(e)),
     };
     if answer.send(Answer::Opened(opened)).is_err() {

@@ -13,9 +13,11 @@ mod dto;
 mod folder;
 mod memory;
 mod sled;
+mod transfer;
 mod trouble;
 
 pub use codec::RECORD_BYTES_MAX;
 pub use deadline::{APPEND_WAIT, Deadline, LOAD_WAIT};
 pub use memory::{MemoryDisk, MemoryFault, MemoryStore};
 pub use sled::SledStore;
+pub use transfer::{Summary, TransferError, export, import, verify};

@@ -7,6 +7,9 @@
 //!   ([`Folder::try_on_copy`], [`Contents`]).
 //! - After an I/O error it refuses everything until it is opened anew, and it may panic. So any
 //!   error closes it, under `catch_unwind`, and [`Store::load`] opens it again.
+//! - A write that fails in one of its own threads may leave `flush()` waiting for ever: there
+//!   (`exit_reservation`) the error is noted and nobody is told. Another `flush()` sees the error and
+//!   wakes all that wait, so that is what [`Store::waker`] does.
 //! - A page of more than a quarter segment becomes a file that is never synced. So segments are
 //!   larger than its default ([`SEGMENT_BYTES`]).
 //!
@@ -19,12 +22,14 @@ use super::counter::Counter;
 use super::folder::Folder;
 use super::trouble::{Trouble, panicked};
 use crate::kernel::record::{Meta, Record, Write};
-use crate::ports::{Store, StoreError};
+use crate::kill_points::{Point, pass};
+use crate::ports::{Store, StoreError, Waker};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A log segment, bytes. A page holds up to 17 records before it splits and 3 more where it takes
 /// in a neighbour: 20 x (16 KiB + 65 of key and some) = 330 KiB, under a quarter of this.
@@ -37,7 +42,33 @@ const CACHE_BYTES: u64 = 8 * 1024 * 1024;
 pub struct SledStore {
     // Before the folder, whose lock must go last.
     open: Option<Open>,
+    flushing: Flushing,
     folder: Folder,
+}
+
+/// The sled of an append that is under way.
+#[derive(Clone, Debug, Default)]
+struct Flushing(Arc<Mutex<Option<Handle>>>);
+
+impl Flushing {
+    fn set(&self, db: Option<Handle>) {
+        // Outside the lock: dropping the last handle writes.
+        let old = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), db);
+        drop(old);
+    }
+
+    /// Wakes whoever waits for a write that has failed already, in a thread of its own: if it has not
+    /// failed, this waits as well.
+    fn wake(&self) {
+        let Some(db) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Handle::another)
+        else {
+            return;
+        };
+        let flush = move || drop(catch_unwind(AssertUnwindSafe(|| db.flush())));
+        if let Err(error) = std::thread::Builder::new().name("store-waker".into()).spawn(flush) {
+            tracing::warn!(%error, "no thread to wake the store with");
+        }
+    }
 }
 
 /// sled, opened and read.
@@ -65,7 +96,24 @@ impl SledStore {
             // Not a daemon of ours: that one would hold `lock`.
             return Err(folder.trouble.locked());
         }
-        Ok(Self { open: Some(Open::checked(&folder)?), folder })
+        Ok(Self { open: Some(Open::checked(&folder)?), flushing: Flushing::default(), folder })
+    }
+
+    /// How many appends the store in this folder took, and every record in it, read from a copy: the
+    /// store stays as it is.
+    ///
+    /// # Errors
+    /// As [`SledStore::open`].
+    pub fn read(path: &Path) -> Result<(u64, Vec<Record>), StoreError> {
+        let folder = Folder::lock(path)?;
+        let (_, count) = open_counter(&folder)?;
+        // It must be there, before sled makes one.
+        folder.open_log()?;
+        folder.try_on_copy(|copy| {
+            let db = open_sled(copy, &folder.trouble)?;
+            let whole = whole(&db, count, &folder.trouble)?;
+            Ok((whole.check().writes, contents(&db, &folder.trouble)?.1))
+        })
     }
 
     fn trouble(&self) -> &Trouble {
@@ -110,10 +158,18 @@ impl Store for SledStore {
         let Some(mut open) = self.open.take() else {
             return Err(self.trouble().unread());
         };
+        self.flushing.set(Some(open.db.another()));
+        let appended = open.append(&changes, &self.folder);
+        self.flushing.set(None);
         // An error drops `open`, and so closes it.
-        open.append(&changes, &self.folder)?;
+        appended?;
         self.open = Some(open);
         Ok(())
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        let flushing = self.flushing.clone();
+        Some(Box::new(move || flushing.wake()))
     }
 }
 
@@ -122,15 +178,13 @@ impl Open {
     fn checked(folder: &Folder) -> Result<Self, StoreError> {
         let trouble = &folder.trouble;
         let log = folder.open_log()?;
-        let (counter, count) = Counter::open(&folder.counter()).map_err(|e| match e.kind() {
-            ErrorKind::NotFound => trouble.damaged("its file data/counter is missing"),
-            ErrorKind::InvalidData => trouble.damaged("its file data/counter is no counter"),
-            _ => trouble.io("opening its file data/counter", &e),
-        })?;
+        let (counter, count) = open_counter(folder)?;
         let contents = folder.try_on_copy(|copy| whole(&open_sled(copy, trouble)?, count, trouble))?;
+        pass(Point::StoreChecked);
         folder.sweep()?;
         // The same bytes give the same contents; `load` compares.
         let open = Self { db: open_sled(&folder.data(), trouble)?, log, counter, contents };
+        pass(Point::StoreOpened);
         open.counter
             .set(open.contents.check().writes)
             .and_then(|()| open.counter.sync())
@@ -154,6 +208,7 @@ impl Open {
         let db = &self.db;
         let written = catch_unwind(AssertUnwindSafe(|| {
             db.apply_batch(batch)?;
+            pass(Point::StoreTaken);
             db.flush()
         }));
         match written {
@@ -161,11 +216,14 @@ impl Open {
             Ok(Err(e)) => return Err(trouble.writing(e)),
             Err(panic) => return Err(trouble.failed(panicked(&*panic))),
         }
+        pass(Point::StoreFlushed);
         // The counter last: it must never be ahead of what is durable.
         let synced = self
             .log
             .sync_data()
+            .inspect(|()| pass(Point::StoreSynced))
             .and_then(|()| self.counter.set(next.check.writes))
+            .inspect(|()| pass(Point::StoreCounted))
             .and_then(|()| folder.is_in_place(&self.log));
         match synced {
             Ok(true) => {
@@ -187,6 +245,13 @@ impl Drop for Open {
 
 /// An open sled. Its `Drop` writes, and unwraps what comes of it: the panic ends here.
 struct Handle(Option<::sled::Db>);
+
+impl Handle {
+    /// The same sled; it closes with the last of its handles.
+    fn another(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
 
 impl std::fmt::Debug for Handle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -252,6 +317,16 @@ fn whole(db: &Handle, count: u64, trouble: &Trouble) -> Result<Contents, StoreEr
         );
     }
     Ok(contents)
+}
+
+/// The counter and what it says.
+fn open_counter(folder: &Folder) -> Result<(Counter, u64), StoreError> {
+    let trouble = &folder.trouble;
+    Counter::open(&folder.counter()).map_err(|e| match e.kind() {
+        ErrorKind::NotFound => trouble.damaged("its file data/counter is missing"),
+        ErrorKind::InvalidData => trouble.damaged("its file data/counter is no counter"),
+        _ => trouble.io("opening its file data/counter", &e),
+    })
 }
 
 /// A fresh store in an empty folder.

@@ -10,6 +10,8 @@ const LONG: Duration = Duration::from_secs(30);
 struct Gated {
     store: MemoryStore,
     gate: Receiver<()>,
+    /// Opens the gate, if the store has a waker.
+    waker: Option<Sender<()>>,
 }
 
 impl Store for Gated {
@@ -21,13 +23,22 @@ impl Store for Gated {
         self.gate.recv().expect("the test opens the gate");
         self.store.append(writes)
     }
+
+    fn waker(&self) -> Option<Waker> {
+        let open = self.waker.clone()?;
+        Some(Box::new(move || {
+            let _ = open.try_send(());
+        }))
+    }
 }
 
 fn gated(disk: &MemoryDisk, append_wait: Duration) -> (Deadline, Sender<()>) {
     let (open, gate) = bounded(8);
     let store = disk.open().unwrap();
     let path = Path::new("/disk");
-    let deadline = Deadline::open_within(path, append_wait, LONG, move || Ok(Gated { store, gate })).unwrap();
+    let deadline =
+        Deadline::open_within(path, append_wait, LONG, move || Ok(Gated { store, gate, waker: None }))
+            .unwrap();
     (deadline, open)
 }
 
@@ -179,4 +190,17 @@ fn a_late_reading_is_not_waited_for_twice() {
     open.send(()).unwrap();
     assert_eq!(until_loaded(&mut store), [numbered(2)], "and not a third reading");
     store.append(&[]).unwrap();
+}
+
+#[test]
+fn an_append_that_waits_in_vain_is_woken() {
+    let disk = MemoryDisk::new(1);
+    let (open, gate) = bounded(8);
+    let store = disk.open().unwrap();
+    let waker = Some(open);
+    let gated = move || Ok(Gated { store, gate, waker });
+    let mut store = Deadline::open_within(Path::new("/disk"), SHORT, LONG, gated).unwrap();
+    let error = store.append(&[Write::Put(numbered(2))]).unwrap_err();
+    assert!(matches!(error, StoreError::Slow { .. }), "{error}");
+    assert_eq!(until_loaded(&mut store), [numbered(2)]);
 }

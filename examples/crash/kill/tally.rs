@@ -1,0 +1,62 @@
+//! What the rounds found.
+
+use std::fmt;
+
+/// What is wrong with a state after a restart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wrong {
+    /// Something that was acknowledged is not there, or is not what was acknowledged.
+    Lost(String),
+    /// Held twice.
+    Double(String),
+    /// Something is there that nothing explains.
+    Mismatch(String),
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, what) = match self {
+            Self::Lost(what) => ("lost", what),
+            Self::Double(what) => ("double", what),
+            Self::Mismatch(what) => ("mismatch", what),
+        };
+        write!(f, "{kind}: {what}")
+    }
+}
+
+/// Rounds and what they found. Its `Display` is the last line of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) rounds: u64,
+    pub(crate) lost: u64,
+    pub(crate) double: u64,
+    pub(crate) mismatch: u64,
+}
+
+impl Tally {
+    pub(crate) fn count(&mut self, wrong: &Wrong) {
+        match wrong {
+            Wrong::Lost(_) => self.lost += 1,
+            Wrong::Double(_) => self.double += 1,
+            Wrong::Mismatch(_) => self.mismatch += 1,
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.rounds += other.rounds;
+        self.lost += other.lost;
+        self.double += other.double;
+        self.mismatch += other.mismatch;
+    }
+
+    pub(crate) fn is_clean(&self) -> bool {
+        (self.lost, self.double, self.mismatch) == (0, 0, 0)
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rounds, lost, double, mismatch } = self;
+        write!(f, "rounds={rounds} lost={lost} double={double} mismatch={mismatch}")
+    }
+}

@@ -1,0 +1,16 @@
+//! A disk that is full or read-only, at any moment and without root.
+//!
+//! The library is preloaded (`LD_PRELOAD`) into a program. It stands before the C library's functions
+//! that write, and lets those fail that concern a file below one folder, for as long as a file says
+//! so. [`Faults`] is how a test writes that file.
+//!
+//! Covered is what the standard library and sled write with on Linux. Not covered: `mmap`, io_uring,
+//! direct system calls, `copy_file_range` (a copy fails when it makes its target).
+//!
+//! A test that uses [`Faults`] has these functions linked into itself. Without the two variables in its
+//! own environment they only do the system call.
+
+mod calls;
+mod control;
+
+pub use control::{Fault, Faults};

@@ -1,0 +1,21 @@
+//! A short run of `just crash`: the real binary, killed at random moments. It has no named steps; the
+//! harness's own build has.
+
+// The harness is shared with `examples/crash`, which uses all of it.
+#[path = "../../examples/crash/kill/mod.rs"]
+#[allow(dead_code)]
+pub(crate) mod kill;
+
+use kill::{Program, Tally};
+
+/// Enough for a start that is killed, a load that is killed, and both ways to settle.
+const ROUNDS: u64 = 20;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_kill_loses_or_invents_an_allocation() {
+    let folder = tempfile::tempdir().unwrap();
+    let program =
+        Program { exe: env!("CARGO_BIN_EXE_berth").into(), environment: Vec::new(), kill_points: false };
+    let tally = kill::run(&program, folder.path(), ROUNDS, 7, |_| {}).await.unwrap();
+    assert_eq!(tally, Tally { rounds: ROUNDS, ..Tally::default() });
+}

@@ -175,3 +175,14 @@ fn main_is_a_table_of_contents() {
     let lines = fs::read_to_string(main).unwrap().lines().count();
     assert!(lines <= 90, "main.rs has {lines} lines; 90 are enough to say what happens in which order");
 }
+
+#[test]
+fn every_file_of_tests_is_part_of_the_binary() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it");
+    let main = std::fs::read_to_string(folder.join("main.rs")).unwrap();
+    for file in std::fs::read_dir(folder).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        let Some(module) = name.strip_suffix(".rs").filter(|m| *m != "main") else { continue };
+        assert!(main.contains(&format!("mod {module};")), "tests/it/main.rs leaves {name} out");
+    }
+}

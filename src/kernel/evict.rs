@@ -160,7 +160,13 @@ pub fn asks(ledger: &Ledger, now: Now) -> Vec<Ask> {
 /// Whether this pod is still to be sent away, however often it was asked.
 #[must_use]
 pub fn is_wanted(ledger: &Ledger, uid: &str) -> bool {
-    wanted(ledger).contains(uid)
+    wanted_from(ledger, uid).next().is_some()
+}
+
+/// The GPUs that this pod is to leave.
+pub fn wanted_from<'l>(ledger: &'l Ledger, uid: &'l str) -> impl Iterator<Item = &'l PartId> {
+    let evicting = ledger.gpus.iter().filter(|(_, state)| state.drain.evicts()).map(|(gpu, _)| gpu);
+    evicting.filter(move |gpu| allocations_on(ledger, gpu).any(|a| a.holder.pod_uid.as_deref() == Some(uid)))
 }
 
 /// Everybody who holds something of this GPU, by name; who is not known yet comes last.

@@ -135,18 +135,24 @@ pub(super) async fn connect_at_last(settings: &Settings, told: &watch::Sender<Li
     }
 }
 
-/// Takes a trouble down, and logs it where it is news.
-pub(super) fn trouble(told: &watch::Sender<Link>, error: &dyn std::error::Error) {
+/// An error with its causes, each once: many of kube's repeat theirs.
+#[must_use]
+pub fn words(error: &dyn std::error::Error) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {
         let next_words = next.to_string();
-        // Many of these errors repeat their causes.
         if !words.contains(&next_words) {
             words = format!("{words}: {next_words}");
         }
         cause = next.source();
     }
+    words
+}
+
+/// Takes a trouble down, and logs it where it is news.
+pub(super) fn trouble(told: &watch::Sender<Link>, error: &dyn std::error::Error) {
+    let words = words(error);
     let news = Link::Connecting { trouble: Some(words.clone()) };
     let changed = told.send_if_modified(|link| {
         let changed = *link != news;

@@ -6,7 +6,7 @@ mod client;
 mod pod;
 mod pods;
 
-pub use client::{ConnectError, connect};
+pub use client::{ConnectError, connect, words};
 pub use pod::understand;
 
 use crate::admission::Door;

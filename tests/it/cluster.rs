@@ -138,3 +138,36 @@ async fn an_init_containers_pod_is_named_by_the_api_server() {
     assert_eq!(holder["podUid"], json!(uid));
     assert_eq!(holder["container"], json!("load"));
 }
+
+#[test]
+fn node_check_says_how_it_stands_with_the_api_server() {
+    let server = ApiServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let file = server.kubeconfig(folder.path());
+    let check = |node: &str| {
+        let state = folder.path().join("state");
+        let output = crate::daemon::berth()
+            .args([
+                "node",
+                "check",
+                "--gpus",
+                "sim:1xt4",
+                "--admin-listen",
+                "127.0.0.1:0",
+                "--node-name",
+                node,
+            ])
+            .arg("--state-dir")
+            .arg(state)
+            .arg("--kubeconfig")
+            .arg(&file)
+            .stdout(std::process::Stdio::piped())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().find(|l| l.contains("API server")).unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
+    assert!(check(NODE).starts_with("ok"), "{}", check(NODE));
+    let other = check("elsewhere");
+    assert!(other.starts_with("WARN") && other.contains("--node-name"), "{other}");
+}

@@ -138,13 +138,13 @@ pub(super) async fn connect_at_last(settings: &Settings, told: &watch::Sender<Li
     }
 }
 
-/// An error with its causes, in one line.
-pub(super) fn words(error: &dyn std::error::Error) -> String {
+/// An error with its causes, each once: many of kube's repeat theirs.
+#[must_use]
+pub fn words(error: &dyn std::error::Error) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {
         let next_words = next.to_string();
-        // Many of these errors repeat their causes.
         if !words.contains(&next_words) {
             words = format!("{words}: {next_words}");
         }

@@ -10,7 +10,7 @@ mod news;
 mod pod;
 mod pods;
 
-pub use client::{ConnectError, connect};
+pub use client::{ConnectError, connect, words};
 pub use pod::understand;
 
 use crate::admission::Door;

@@ -18,7 +18,7 @@ pub use thread::{ActivateError, Granted};
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
 use crate::kernel::drain::{Mark, Order};
-use crate::kernel::evict::{Outcome, Way};
+use crate::kernel::evict::{Ask, Outcome};
 use crate::kernel::gpu::{Inventory, Reading};
 use crate::kernel::listing::{Listed, listing};
 use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
@@ -229,8 +229,8 @@ impl Door {
     ///
     /// # Errors
     /// If it could not be taken in.
-    pub async fn asked(&self, pod_uid: String, way: Way, outcome: Outcome) -> Result<Applied, AskError> {
-        self.command(Command::Asked { pod_uid, way, outcome }).await
+    pub async fn asked(&self, ask: Ask, outcome: Outcome) -> Result<Applied, AskError> {
+        self.command(Command::Asked { ask, outcome }).await
     }
 
     /// Calls a drain off; the GPU stays cordoned.

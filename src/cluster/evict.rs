@@ -68,7 +68,7 @@ async fn put(client: &Client, door: &Door, ask: &Ask, snapshots: &mut watch::Rec
         () = called_off(ask, snapshots) => return,
     };
     say(&door.snapshot(), ask, &outcome);
-    if let Err(error) = door.asked(ask.pod.uid.clone(), ask.way, outcome).await {
+    if let Err(error) = door.asked(ask.clone(), outcome).await {
         tracing::warn!(%error, "what came of asking a pod to leave could not be handed in");
         // Without it the next plan is the same.
         sleep(LOOK_EVERY).await;
@@ -147,7 +147,7 @@ fn budget(status: &Status) -> Outcome {
 /// Logs what is news.
 fn say(ledger: &Ledger, ask: &Ask, outcome: &Outcome) {
     let known = ledger.evictions.get(&ask.pod.uid);
-    if known.is_some_and(|known| known.way == ask.way && known.outcome == *outcome) {
+    if known.is_some_and(|known| known.ask.way == ask.way && known.outcome == *outcome) {
         return;
     }
     let (pod, gpu) = (format!("{}/{}", ask.pod.namespace, ask.pod.name), &ask.gpu);

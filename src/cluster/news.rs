@@ -1,7 +1,7 @@
 //! What is told as events: the difference between two snapshots. Pure.
 
 use crate::kernel::drain::{AtDeadline, Drain, Order};
-use crate::kernel::evict::{HolderOn, Leaving, Outcome, Way, holders, wanted_from};
+use crate::kernel::evict::{HolderOn, Leaving, Outcome, Way, holders};
 use crate::kernel::health::{Health, HealthState};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::PartId;
@@ -179,14 +179,11 @@ fn pod_news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
     let mut notices = Vec::new();
     for (uid, asked) in new.evictions.iter().filter(|(_, asked)| asked.outcome == Outcome::Taken) {
         let known = old.evictions.get(uid);
-        if known.is_some_and(|known| known.outcome == Outcome::Taken && known.way == asked.way) {
+        if known.is_some_and(|known| known.outcome == Outcome::Taken && known.ask.way == asked.ask.way) {
             continue;
         }
-        let Some(pod) = new.pods.as_ref().and_then(|view| view.pods.get(uid)) else {
-            continue;
-        };
-        let gpus: Vec<String> = wanted_from(new, uid).map(|gpu| drained_by(new, gpu)).collect();
-        let what = match asked.way {
+        let pod = &asked.ask.pod;
+        let what = match asked.ask.way {
             Way::Evict => "evicted",
             Way::Delete => "deleted at the deadline of a drain",
         };
@@ -199,7 +196,7 @@ fn pod_news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
             warning: false,
             reason: "GPUDrain",
             action: "Evict",
-            note: bounded(format!("{what}: {}", gpus.join("; "))),
+            note: bounded(format!("{what}: {}", drained_by(new, &asked.ask.gpu))),
         });
     }
     notices

@@ -1,7 +1,7 @@
 //! The kernel's public interface: everything that can be asked of the truth, as one enum.
 
 use super::drain::{Mark, Order};
-use super::evict::{Outcome, Way};
+use super::evict::{Ask, Outcome};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;
@@ -65,10 +65,8 @@ pub enum Command {
     },
     /// What came of asking a pod to leave a GPU that is emptied. Forgotten where nobody wants it away.
     Asked {
-        /// The pod's UID.
-        pod_uid: String,
-        /// How it was asked.
-        way: Way,
+        /// What was asked.
+        ask: Ask,
         /// What came of it.
         outcome: Outcome,
     },

@@ -40,8 +40,8 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         Command::Offer(offers) => offer(ledger, offers, rules, now),
         Command::Observe(view) => Ok(round::observe(ledger, view, rules, now)),
         Command::Pods(view) => Ok(pods_seen(ledger, view)),
-        Command::Asked { pod_uid, way, outcome } => {
-            Ok(evict::asked(ledger, pod_uid, *way, outcome, rules.timing.evict_again_ms, now))
+        Command::Asked { ask, outcome } => {
+            Ok(evict::asked(ledger, ask, outcome, rules.timing.evict_again_ms, now))
         }
         Command::Cordon { gpu, mark } => turn_drain(ledger, gpu, |d| d.cordoned(mark)),
         Command::Drain { gpu, mark, order } => turn_drain(ledger, gpu, |d| d.ordered(mark, *order)),

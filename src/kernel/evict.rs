@@ -53,8 +53,8 @@ pub enum Outcome {
 /// The last ask of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// How it was asked.
-    pub way: Way,
+    /// Who was asked, how, and of which GPU.
+    pub ask: Ask,
     /// What came of it.
     pub outcome: Outcome,
     /// When it was first asked, milliseconds since 1970.
@@ -151,7 +151,7 @@ pub fn asks(ledger: &Ledger, now: Now) -> Vec<Ask> {
         }
     }
     let asked = |ask: &Ask| ledger.evictions.get(&ask.pod.uid);
-    let due = |ask: &Ask| asked(ask).is_none_or(|a| a.way < ask.way || now.mono_ms >= a.again_mono_ms);
+    let due = |ask: &Ask| asked(ask).is_none_or(|a| a.ask.way < ask.way || now.mono_ms >= a.again_mono_ms);
     let mut due: Vec<Ask> = asks.into_values().filter(due).collect();
     due.sort_by_key(|ask| asked(ask).map(|a| a.again_mono_ms));
     due
@@ -160,13 +160,7 @@ pub fn asks(ledger: &Ledger, now: Now) -> Vec<Ask> {
 /// Whether this pod is still to be sent away, however often it was asked.
 #[must_use]
 pub fn is_wanted(ledger: &Ledger, uid: &str) -> bool {
-    wanted_from(ledger, uid).next().is_some()
-}
-
-/// The GPUs that this pod is to leave.
-pub fn wanted_from<'l>(ledger: &'l Ledger, uid: &'l str) -> impl Iterator<Item = &'l PartId> {
-    let evicting = ledger.gpus.iter().filter(|(_, state)| state.drain.evicts()).map(|(gpu, _)| gpu);
-    evicting.filter(move |gpu| allocations_on(ledger, gpu).any(|a| a.holder.pod_uid.as_deref() == Some(uid)))
+    wanted(ledger).contains(uid)
 }
 
 /// Everybody who holds something of this GPU, by name; who is not known yet comes last.
@@ -199,14 +193,8 @@ pub fn holders(ledger: &Ledger, gpu: &PartId) -> Vec<HolderOn> {
 
 /// Takes down what came of an ask. Nothing, if nobody wants the pod away any more.
 #[must_use]
-pub fn asked(
-    ledger: &Ledger,
-    uid: &str,
-    way: Way,
-    outcome: &Outcome,
-    again_ms: u64,
-    now: Now,
-) -> Vec<Change> {
+pub fn asked(ledger: &Ledger, ask: &Ask, outcome: &Outcome, again_ms: u64, now: Now) -> Vec<Change> {
+    let uid = &ask.pod.uid;
     if !is_wanted(ledger, uid) {
         return Vec::new();
     }
@@ -216,9 +204,10 @@ pub fn asked(
         Outcome::Failed(message) => Outcome::Failed(told(message)),
     };
     let since_wall_ms = ledger.evictions.get(uid).map_or(now.wall_ms, |a| a.since_wall_ms);
-    let mut evictions = BTreeMap::clone(&ledger.evictions);
     let again_mono_ms = now.mono_ms.saturating_add(again_ms);
-    evictions.insert(uid.to_owned(), Asked { way, outcome, since_wall_ms, again_mono_ms });
+    let asked = Asked { ask: ask.clone(), outcome, since_wall_ms, again_mono_ms };
+    let mut evictions = BTreeMap::clone(&ledger.evictions);
+    evictions.insert(uid.clone(), asked);
     vec![Change::Evicting(Arc::new(evictions))]
 }
 

@@ -4,7 +4,7 @@ use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::{Command, Rules};
 use crate::kernel::decide::decide;
 use crate::kernel::drain::Mark;
-use crate::kernel::evict::Outcome;
+use crate::kernel::evict::{Ask, Outcome};
 use crate::kernel::gpu::{Inventory, Part};
 use crate::kernel::names::{AllocationId, DeviceId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
@@ -113,7 +113,8 @@ impl Node {
     }
 
     fn asked(&mut self, way: Way, outcome: Outcome) -> Vec<Notice> {
-        self.turn(&Command::Asked { pod_uid: "u".into(), way, outcome })
+        let pod = Arc::clone(&self.ledger.pods.as_ref().unwrap().pods["u"]);
+        self.turn(&Command::Asked { ask: Ask { pod, way, gpu: gpu() }, outcome })
     }
 }
 

@@ -131,7 +131,8 @@ impl Node {
     }
 
     fn told(&mut self, uid: &str, way: Way, outcome: Outcome) {
-        self.turn(&Command::Asked { pod_uid: uid.into(), way, outcome });
+        let ask = Ask { pod: Arc::new(pod(uid)), way, gpu: id("GPU-0") };
+        self.turn(&Command::Asked { ask, outcome });
     }
 
     fn wait(&mut self, ms: u64) {

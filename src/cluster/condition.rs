@@ -239,7 +239,7 @@ async fn write(
         Ok(Ok(_)) => Ok(()),
         Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
             let why =
-                format!("{} (the daemon's role needs: patch nodes/status; see deploy/)", status.message);
+                format!("{} (the daemon's role needs: patch nodes/status; see README.md)", status.message);
             Err(Refused { why, forbidden: true })
         }
         Ok(Err(error)) => Err(Refused { why: words(&error), forbidden: false }),

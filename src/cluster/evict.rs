@@ -127,7 +127,7 @@ fn outcome(way: Way, answered: Result<(), kube::Error>) -> Outcome {
                 Way::Evict => "create pods/eviction",
                 Way::Delete => "delete pods",
             };
-            Outcome::Failed(format!("{} (the daemon's role needs: {right}; see deploy/)", status.message))
+            Outcome::Failed(format!("{} (the daemon's role needs: {right}; see README.md)", status.message))
         }
         _ => Outcome::Failed(status.message.clone()),
     }

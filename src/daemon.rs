@@ -2,18 +2,20 @@
 //! up what may have to wait, and stops in the reverse order.
 
 mod clock;
+mod processes;
 mod progress;
 mod rehearsal;
 mod serve;
 mod stack;
 
 pub use clock::SystemClock;
+pub use processes::{processes, sight};
 pub use progress::Progress;
 pub use rehearsal::{check_source, rehearse};
 pub use serve::{serve, serve_with};
 
 use crate::admin::{self, FileStack, Step};
-use crate::admission::{self, Baseline, Door, GpuWatch, Middle};
+use crate::admission::{self, Baseline, Door, GpuWatch, Looker, Middle};
 use crate::config::{Config, GpuSource};
 use crate::keeper::{AskError, Keeper};
 use crate::kernel::command::NewStack;
@@ -169,11 +171,12 @@ impl Daemon {
     /// # Errors
     /// If the stack of the configuration cannot be used, or a thread cannot be had.
     pub async fn bring_up(&mut self) -> anyhow::Result<()> {
-        let (gpus, inventory) = self.find_gpus().await;
-        self.progress.gpus_found(gpus.describe(), &inventory);
+        let (looker, inventory) = self.find_gpus().await;
+        self.progress.gpus_found(looker.gpus().describe(), &inventory);
         self.record_look(inventory).await?;
         self.gpus = Some(
-            GpuWatch::start(&gpus, self.door(), self.config.poll).context("cannot start the GPU threads")?,
+            GpuWatch::start(&looker, self.door(), self.config.poll)
+                .context("cannot start the GPU threads")?,
         );
         let settings =
             kubelet::Settings { waits: self.options.waits.clone(), ..kubelet::Settings::of(&self.config) };
@@ -212,20 +215,22 @@ impl Daemon {
     }
 
     /// Looks until there is an answer: drivers are loaded late on some nodes.
-    async fn find_gpus(&self) -> (Arc<dyn Gpus>, Inventory) {
+    async fn find_gpus(&self) -> (Looker, Inventory) {
         let mut said = false;
+        let processes = Arc::new(processes(&self.config));
         loop {
             let (source, in_hand) = (self.config.gpus.clone(), self.options.gpus.clone());
-            let open = move || -> Result<(Arc<dyn Gpus>, Inventory), GpusError> {
-                let gpus = in_hand.map_or_else(|| open_gpus(source), Ok)?;
-                let inventory = gpus.look()?;
-                Ok((gpus, inventory))
+            let processes = Arc::clone(&processes);
+            let open = move || -> Result<(Looker, Inventory), GpusError> {
+                let looker = Looker::new(in_hand.map_or_else(|| open_gpus(source), Ok)?, processes);
+                let inventory = looker.look()?;
+                Ok((looker, inventory))
             };
             match tokio::task::spawn_blocking(open).await {
-                Ok(Ok((gpus, inventory))) => {
+                Ok(Ok((looker, inventory))) => {
                     let count = inventory.parts.iter().filter(|p| p.parent.is_none()).count();
-                    tracing::info!(backend = gpus.describe(), gpus = count, "found GPUs");
-                    return (gpus, inventory);
+                    tracing::info!(backend = looker.gpus().describe(), gpus = count, "found GPUs");
+                    return (looker, inventory);
                 }
                 Ok(Err(error)) => {
                     self.progress.gpus_wait(error.to_string());

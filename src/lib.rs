@@ -5,7 +5,7 @@
 //!    kubelet ─┐                                  ┌─ nvml, sim   implement Gpus
 //!             ├─> admission ─> keeper ─> ports <─┼─ store       implements Store
 //!    admin  ──┘                  │               └─ wasm        implements Policies
-//!                                v
+//!                                v                   procfs      implements Processes
 //!                             kernel   (std only; names nobody)
 //! ```
 //!
@@ -24,6 +24,7 @@ pub mod kubelet;
 pub mod admin;
 
 pub mod nvml;
+pub mod procfs;
 pub mod sim;
 pub mod store;
 pub mod wasm;

@@ -6,6 +6,7 @@ use super::dto::{
 };
 use crate::admission::Door;
 use crate::keeper::Snapshot;
+use crate::kernel::belongs::Owners;
 use crate::kernel::drain;
 use crate::kernel::gpu::Path;
 use crate::kernel::health::HealthState;
@@ -22,6 +23,8 @@ pub(super) struct View {
     /// Devices that are listed Healthy.
     healthy: BTreeSet<DeviceKey>,
     now: Now,
+    /// Uses that no allocation explains, by GPU.
+    bypasses: BTreeMap<PartId, u32>,
 }
 
 impl View {
@@ -34,7 +37,12 @@ impl View {
                 listed.filter(|l| l.healthy).map(|l| DeviceKey { resource: resource.clone(), id: l.id }),
             );
         }
-        Self { ledger, healthy, now: door.now() }
+        let (now, mut bypasses) = (door.now(), BTreeMap::new());
+        let found = Owners::of(&ledger).bypasses(door.rules().timing.bypass_ms, now);
+        for on in found.into_iter().filter_map(|bypass| bypass.process) {
+            *bypasses.entry(on.gpu).or_insert(0) += 1;
+        }
+        Self { ledger, healthy, now, bypasses }
     }
 
     /// All GPUs in the order of their index.
@@ -62,6 +70,11 @@ impl View {
         })
     }
 
+    /// How many uses of the node's GPUs no allocation explains.
+    pub(super) fn bypasses(&self) -> usize {
+        self.bypasses.values().map(|n| *n as usize).sum()
+    }
+
     /// What is advertised and held over the whole node.
     pub(super) fn uses(&self) -> Vec<ResourceUse> {
         self.uses_of(self.ledger.parts.values().map(AsRef::as_ref))
@@ -86,7 +99,8 @@ impl View {
             model: main.part.model.clone(),
             memory_mib: main.part.memory_mib,
             memory_used_mib: usage.map(|u| u.memory_used_mib),
-            processes: usage.map(|u| u.processes),
+            processes: self.ledger.processes_on(id),
+            bypasses: self.bypasses.get(id).copied().unwrap_or(0),
             present: self.parts(id).any(|p| p.present),
             health: health(state, self.parts(id).any(|p| p.present)),
             drain: self.drain_of(id, &state.drain),
@@ -109,8 +123,8 @@ impl View {
         let devices = || self.parts(gpu).flat_map(|p| p.devices.values());
         let allocations: BTreeSet<AllocationId> = devices().flat_map(|d| d.holders.iter().copied()).collect();
         // What NVML says of a GPU has its instances in it.
-        let whole = self.ledger.usage.get(gpu).map(|u| u.processes);
-        let seen = self.parts(gpu).filter_map(|p| self.ledger.usage.get(&p.part.id)).map(|u| u.processes);
+        let whole = self.ledger.processes_on(gpu);
+        let seen = self.parts(gpu).filter_map(|p| self.ledger.processes_on(&p.part.id));
         DrainProgress {
             deadline: order.deadline_wall_ms.map(rfc3339),
             at_deadline: match order.at_deadline {
@@ -154,7 +168,7 @@ impl View {
             }),
             memory_mib: state.part.memory_mib,
             memory_used_mib: usage.map(|u| u.memory_used_mib),
-            processes: usage.map(|u| u.processes),
+            processes: self.ledger.processes_on(&state.part.id),
             present: state.present,
             offered_by: Some(state.offered_by.clone()).filter(|by| !by.is_empty()),
             offer: state.lines.iter().map(offer_line).collect(),

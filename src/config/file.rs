@@ -1,6 +1,7 @@
 //! The configuration file. Unknown keys are refused; units are in the names.
 
 use super::edits::EditsFile;
+use super::processes::ProcessesFile;
 use super::{LogFormat, RoundTiming};
 use crate::kernel::policy::{PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
 use crate::kernel::stack::{OnFault, Permissions};
@@ -27,6 +28,7 @@ pub struct FileConfig {
     pub memory_overcommit: Option<f64>,
     pub skip_adoption: Option<bool>,
     pub health: Option<HealthFile>,
+    pub processes: Option<ProcessesFile>,
     pub container_edits: Option<EditsFile>,
     pub rounds: Option<RoundsFile>,
     pub timing: Option<TimingFile>,
@@ -94,6 +96,7 @@ pub struct TimingFile {
     pub rounds_apart_ms: Option<u64>,
     pub kubelet_settle_ms: Option<u64>,
     pub reply_settle_ms: Option<u64>,
+    pub bypass_ms: Option<u64>,
 }
 
 impl TimingFile {
@@ -104,6 +107,7 @@ impl TimingFile {
             rounds_apart_ms: self.rounds_apart_ms.unwrap_or(defaults.rounds_apart_ms),
             kubelet_settle_ms: self.kubelet_settle_ms.unwrap_or(defaults.kubelet_settle_ms),
             reply_settle_ms: self.reply_settle_ms.unwrap_or(defaults.reply_settle_ms),
+            bypass_ms: self.bypass_ms.unwrap_or(defaults.bypass_ms),
             ..defaults.clone()
         }
     }

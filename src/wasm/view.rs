@@ -103,7 +103,7 @@ impl<'a> View<'a> {
             health: health_to_wit(health.unwrap_or(HealthState::Vanished)),
             drain: gpu.map_or(wit::DrainState::Active, |gpu| drain_to_wit(&gpu.drain)),
             attributes: attributes(part),
-            processes: usage.processes,
+            processes: ledger.processes_on(&part.id).unwrap_or(0),
             memory_used_mib: usage.memory_used_mib,
             idle_seconds: if state.held() { 0 } else { seconds(idle_ms) },
             offered: state.lines.iter().map(line_to_wit).collect(),

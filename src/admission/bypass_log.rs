@@ -14,10 +14,17 @@ const LINES_MAX: usize = 20;
 /// GPU, process id, start.
 type Key = (PartId, u32, Option<u64>);
 
+/// One that is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Told {
+    who: String,
+    why: String,
+}
+
 /// What was said so far.
 #[derive(Default)]
 pub(super) struct BypassLog {
-    open: BTreeMap<Key, String>,
+    open: BTreeMap<Key, Told>,
 }
 
 impl BypassLog {
@@ -25,11 +32,11 @@ impl BypassLog {
     pub(super) fn tell(&mut self, ledger: &Ledger, rules: &Rules, now: Now) {
         let now_open = Owners::of(ledger).bypasses(rules.timing.bypass_ms, now).into_iter().filter_map(named);
         let (began, ended) = self.turn(now_open.collect());
-        for (gpu, pid, what) in began.iter().take(LINES_MAX) {
-            tracing::warn!(%gpu, pid, "a GPU is used without an allocation: {what}");
+        for ((gpu, pid, _), Told { who, why }) in began.iter().take(LINES_MAX) {
+            tracing::warn!(%gpu, pid, who, why, "a GPU is used without an allocation");
         }
-        for (gpu, pid, what) in ended.iter().take(LINES_MAX) {
-            tracing::info!(%gpu, pid, "no longer used without an allocation: {what}");
+        for ((gpu, pid, _), Told { who, .. }) in ended.iter().take(LINES_MAX) {
+            tracing::info!(%gpu, pid, who, "no longer used without an allocation");
         }
         let unsaid = began.len().saturating_sub(LINES_MAX) + ended.len().saturating_sub(LINES_MAX);
         if unsaid > 0 {
@@ -41,25 +48,25 @@ impl BypassLog {
     }
 
     /// What is new and what is over.
-    fn turn(
-        &mut self,
-        now_open: BTreeMap<Key, String>,
-    ) -> (Vec<(PartId, u32, String)>, Vec<(PartId, u32, String)>) {
-        let told = |(key, what): (&Key, &String)| (key.0.clone(), key.1, what.clone());
-        let began = now_open.iter().filter(|(key, _)| !self.open.contains_key(*key)).map(told).collect();
-        let ended = self.open.iter().filter(|(key, _)| !now_open.contains_key(*key)).map(told).collect();
+    fn turn(&mut self, now_open: BTreeMap<Key, Told>) -> (Vec<(Key, Told)>, Vec<(Key, Told)>) {
+        let not_in = |all: &BTreeMap<Key, Told>, other: &BTreeMap<Key, Told>| -> Vec<(Key, Told)> {
+            let missing = all.iter().filter(|(key, _)| !other.contains_key(*key));
+            missing.map(|(key, told)| (key.clone(), told.clone())).collect()
+        };
+        let turned = (not_in(&now_open, &self.open), not_in(&self.open, &now_open));
         self.open = now_open;
-        (began, ended)
+        turned
     }
 }
 
 /// A process by what names it, and in words. What was seen without a process is told by who saw it.
-fn named(bypass: Bypass) -> Option<(Key, String)> {
+fn named(bypass: Bypass) -> Option<(Key, Told)> {
     let OnGpu { gpu, process } = bypass.process?;
+    // Every process chooses its own name: no line break of its gets into the log.
     let name = process.who.name.as_deref().unwrap_or("a process").escape_debug().to_string();
     let pod = bypass.pod.map_or_else(String::new, |pod| format!(" of pod {}", pod.uid));
-    let key = (gpu, process.pid, process.who.started_ticks);
-    Some((key, format!("{name}{pod}: {}", bypass.reason.words())))
+    let told = Told { who: name + &pod, why: bypass.reason.words() };
+    Some(((gpu, process.pid, process.who.started_ticks), told))
 }
 
 #[cfg(test)]
@@ -69,23 +76,17 @@ mod tests {
     #[test]
     fn each_is_said_once_when_it_begins_and_once_when_it_ends() {
         let gpu = PartId::parse("GPU-0").unwrap();
-        let open = |all: &[(u32, u64)]| -> BTreeMap<Key, String> {
-            all.iter().map(|(pid, start)| ((gpu.clone(), *pid, Some(*start)), format!("p{start}"))).collect()
+        let one = |start: u64| {
+            let told = Told { who: format!("p{start}"), why: "because".into() };
+            ((gpu.clone(), 7, Some(start)), told)
         };
         let mut log = BypassLog::default();
-        let pids = |said: Vec<(PartId, u32, String)>| {
-            said.into_iter().map(|(_, pid, what)| (pid, what)).collect::<Vec<_>>()
-        };
-        let mut turn = |all: &[(u32, u64)]| {
-            let (began, ended) = log.turn(open(all));
-            (pids(began), pids(ended))
-        };
-        let one = |start: u64| vec![(7, format!("p{start}"))];
-        assert_eq!(turn(&[(7, 1)]), (one(1), vec![]));
-        assert_eq!(turn(&[(7, 1)]), (vec![], vec![]));
+        let mut turn = |all: Vec<(Key, Told)>| log.turn(all.into_iter().collect());
+        assert_eq!(turn(vec![one(1)]), (vec![one(1)], vec![]));
+        assert_eq!(turn(vec![one(1)]), (vec![], vec![]));
         // Another process with the same id.
-        assert_eq!(turn(&[(7, 2)]), (one(2), one(1)));
-        assert_eq!(turn(&[]), (vec![], one(2)));
-        assert_eq!(turn(&[]), (vec![], vec![]));
+        assert_eq!(turn(vec![one(2)]), (vec![one(2)], vec![one(1)]));
+        assert_eq!(turn(vec![]), (vec![], vec![one(2)]));
+        assert_eq!(turn(vec![]), (vec![], vec![]));
     }
 }

@@ -131,6 +131,8 @@ pub struct Inventory {
     /// The processes on each GPU (by UUID), those of its instances among them, where the backend tells
     /// them one by one.
     pub processes: BTreeMap<PartId, Vec<Process>>,
+    /// Whether those are all, whatever the daemon may see: only who makes the GPUs up knows that.
+    pub processes_complete: bool,
     /// How far it was told whose processes those are.
     pub sight: Sight,
     /// GPUs (by UUID) that are there but do not work, and why: lost, a call that hangs, a

@@ -184,6 +184,8 @@ pub struct Seen {
 pub struct ProcessTable {
     /// How far one can tell whose they are.
     pub sight: Sight,
+    /// Whether none means none even where whose they are is hidden.
+    pub complete: bool,
     /// By GPU, those of its MIG instances among them. A GPU that is not here does not tell.
     pub on: BTreeMap<PartId, Vec<Seen>>,
 }
@@ -206,7 +208,7 @@ impl ProcessTable {
             });
             (gpu.clone(), seen.collect())
         });
-        Self { sight: inventory.sight.clone(), on: on.collect() }
+        Self { sight: inventory.sight.clone(), complete: inventory.processes_complete, on: on.collect() }
     }
 
     /// How many processes keep a part busy; `None` where that cannot be seen. For a GPU those of all
@@ -218,7 +220,7 @@ impl ProcessTable {
         let here = |seen: &&Seen| part == gpu || seen.process.part == *part;
         let busy = seen.iter().filter(here).filter(|s| keeps_busy(ledger, gpu, &s.process));
         let pids: BTreeSet<u32> = busy.map(|s| s.process.pid).collect();
-        let hides = pids.is_empty() && matches!(self.sight, Sight::Hidden { .. });
+        let hides = pids.is_empty() && !self.complete && matches!(self.sight, Sight::Hidden { .. });
         (!hides).then(|| u32::try_from(pids.len()).unwrap_or(u32::MAX))
     }
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// [`Machine::check`] refuses first.
 pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
     let model = Model::find(&machine.model)?;
-    let mut inventory = Inventory::default();
+    let mut inventory = Inventory { processes_complete: true, ..Inventory::default() };
     let mut gpus = Vec::new();
     for index in 0..machine.count {
         let default = SimGpu::default();

@@ -32,7 +32,7 @@ pub(crate) struct House {
 pub(crate) struct Serving {
     pub(crate) child: Child,
     pub(crate) base: String,
-    pub(crate) token: String,
+    token: String,
     /// What it has logged so far.
     log: Arc<Mutex<String>>,
 }

@@ -62,13 +62,18 @@ fn no_process_that_can_be_seen_is_not_no_process() {
     node.look(&[("GPU-0", process(1, "GPU-0", Owner::Unknown(Unseen::Hidden)))]);
     assert_eq!(node.ledger.processes_on(&part("GPU-0")), Some(1), "what NVML does tell is there");
     assert!(matches!(node.ledger.sight(), Sight::Hidden { .. }));
+    // Who makes the GPUs up knows of everybody on them.
+    node.look(&[]);
+    let table = ProcessTable { complete: true, ..ProcessTable::clone(&node.ledger.processes) };
+    node.ledger.processes = table.into();
+    assert_eq!(node.ledger.processes_on(&part("GPU-0")), Some(0));
 }
 
 #[test]
 fn gpus_that_tell_nothing_one_by_one_are_said_to() {
     let mut ledger = Node::new().ledger;
     assert_eq!(ledger.sight(), Sight::Visible);
-    ledger.processes = ProcessTable { sight: Sight::Visible, on: BTreeMap::new() }.into();
+    ledger.processes = ProcessTable { sight: Sight::Visible, ..ProcessTable::default() }.into();
     assert!(matches!(ledger.sight(), Sight::Unsupported { .. }));
     assert!(matches!(Ledger::default().sight(), Sight::Unsupported { .. }));
 }

@@ -2,29 +2,28 @@
 //! up what may have to wait, and stops in the reverse order.
 
 mod clock;
-mod processes;
+mod gpus;
 mod progress;
 mod rehearsal;
 mod serve;
 mod stack;
 
 pub use clock::SystemClock;
-pub use processes::{processes, sight};
+pub use gpus::{open_gpus, processes, sight};
 pub use progress::Progress;
 pub use rehearsal::{check_source, rehearse};
 pub use serve::{serve, serve_with};
 
 use crate::admin::{self, FileStack, Step};
 use crate::admission::{self, Baseline, Door, GpuWatch, Looker, Middle};
-use crate::config::{Config, GpuSource};
+use crate::cluster;
+use crate::config::Config;
 use crate::keeper::{AskError, Keeper};
 use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
 use crate::kernel::policy::PolicyVersion;
 use crate::kubelet;
-use crate::nvml::{NvmlGpus, NvmlOptions};
 use crate::ports::{Gpus, GpusError, Policies};
-use crate::sim::SimGpus;
 use crate::store::{Deadline, SledStore};
 use crate::wasm::{self, WasmPolicies};
 use anyhow::Context;
@@ -66,6 +65,7 @@ pub struct Daemon {
     progress: Arc<Progress>,
     admin: admin::Running,
     gpus: Option<GpuWatch>,
+    cluster: Option<cluster::Running>,
     kubelet: Option<kubelet::Running>,
 }
 
@@ -108,7 +108,8 @@ impl Daemon {
             token_file = %config.token_file.display(),
             "admin API: Swagger UI at http://{}/swagger-ui/", admin.address
         );
-        let daemon = Self { config, options, middle, progress, admin, gpus: None, kubelet: None };
+        let daemon =
+            Self { config, options, middle, progress, admin, gpus: None, cluster: None, kubelet: None };
         daemon.load_policies(policies).await?;
         daemon.resolve_file_stack()?;
         Ok(daemon)
@@ -183,6 +184,10 @@ impl Daemon {
         let front = kubelet::Front::new(settings, self.door().clone());
         // Before the stack offers anything: the share numbers that pods hold keep their owner.
         self.adopt(&front).await;
+        let settings = cluster::Settings::new(self.config.api_server.clone(), self.config.node_name.clone());
+        let cluster = cluster::start(settings, self.door().clone());
+        self.progress.cluster(cluster.link());
+        self.cluster = Some(cluster);
         self.activate_file_stack().await?;
         if let Err(error) = self.door().reoffer().await {
             // The policy thread asks again by itself.
@@ -332,9 +337,12 @@ impl Daemon {
 
     /// Streams end, sockets go, the API ends what it serves, the store is closed.
     pub async fn stop(self) {
-        let Self { middle: Middle { door, threads }, admin, gpus, kubelet, .. } = self;
+        let Self { middle: Middle { door, threads }, admin, gpus, cluster, kubelet, .. } = self;
         if let Some(gpus) = gpus {
             gpus.stop();
+        }
+        if let Some(cluster) = cluster {
+            cluster.stop();
         }
         let fronts = async {
             let kubelet = async {
@@ -357,21 +365,6 @@ impl Daemon {
             tracing::warn!("the keeper did not stop in time");
         }
     }
-}
-
-/// The GPU backend of the configuration.
-///
-/// # Errors
-/// If it cannot be opened; says what to do.
-pub fn open_gpus(source: GpuSource) -> Result<Arc<dyn Gpus>, GpusError> {
-    Ok(match source {
-        GpuSource::Nvml { library, driver_root } => Arc::new(NvmlGpus::open(NvmlOptions {
-            library,
-            driver_root: driver_root.unwrap_or_else(|| "/".into()),
-            ..NvmlOptions::default()
-        })?),
-        GpuSource::Sim(profile) => Arc::new(SimGpus::open(&profile)?),
-    })
 }
 
 fn baseline(config: &Config) -> Baseline {

@@ -26,6 +26,8 @@ pub struct NodeFacts {
     pub registrations: Vec<Registration>,
     /// Resources whose containers are set up for MPS.
     pub mps: BTreeSet<Resource>,
+    /// How it stands with the API server; `None` where it is not used.
+    pub api_server: Option<Step>,
     /// The stack of the configuration file, in force or not.
     pub file_stack: FileStack,
 }

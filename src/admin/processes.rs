@@ -1,14 +1,14 @@
 //! `/gpus/{uuid}/processes` and `/bypass`: who is on the GPUs, and by which right.
 
-use super::dto::{Bypass, BypassList, Process, ProcessList, ProcessSight};
+use super::dto::{Bypass, BypassList, Process, ProcessList, ProcessSight, ReachingPod};
 use super::gpus::gpu_id;
 use super::problem::Problem;
 use super::state::State;
-use crate::kernel::belongs::Owners;
+use crate::kernel::belongs::{Owners, reaching};
 use crate::kernel::refusal::Refusal;
 use actix_web::{HttpResponse, web};
 
-/// Most items in one answer, at about 400 bytes each: four GPUs full of strangers.
+/// Most processes in one answer, at about 400 bytes each: four GPUs full of strangers.
 const BYPASSES_MAX: usize = 1024;
 
 /// The processes on a GPU
@@ -40,7 +40,8 @@ pub(super) async fn list(state: web::Data<State>, path: web::Path<String>) -> Re
 /// Uses of GPUs that no allocation explains
 ///
 /// Processes on a GPU whose pod was not granted it, host processes, and what an ended allocation left
-/// behind. Each is told once it is seen for ten seconds.
+/// behind: each is told once it is seen for ten seconds. And, where the API server is a source, pods
+/// whose spec lets them reach GPUs past every grant.
 #[utoipa::path(get, path = "/api/v1/bypass", tag = "processes", operation_id = "listBypasses",
     responses((status = 200, description = "What is seen now", body = BypassList)))]
 pub(super) async fn bypass(state: web::Data<State>) -> HttpResponse {
@@ -50,5 +51,6 @@ pub(super) async fn bypass(state: web::Data<State>) -> HttpResponse {
         sight: ProcessSight::of(ledger.sight()),
         items: found.iter().take(BYPASSES_MAX).map(|b| Bypass::of(&ledger, b)).collect(),
         total: found.len(),
+        pods: ledger.pods.is_some().then(|| reaching(&ledger).map(ReachingPod::of).collect()),
     })
 }

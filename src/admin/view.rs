@@ -39,8 +39,8 @@ impl View {
         }
         let (now, mut bypasses) = (door.now(), BTreeMap::new());
         let found = Owners::of(&ledger).bypasses(door.rules().timing.bypass_ms, now);
-        for on in found.into_iter().filter_map(|bypass| bypass.process) {
-            *bypasses.entry(on.gpu).or_insert(0) += 1;
+        for bypass in found {
+            *bypasses.entry(bypass.gpu).or_insert(0) += 1;
         }
         Self { ledger, healthy, now, bypasses }
     }

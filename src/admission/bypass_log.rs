@@ -1,6 +1,6 @@
 //! Says once when a GPU begins to be used without an allocation, and once when that is over.
 
-use crate::kernel::belongs::{Bypass, OnGpu, Owners};
+use crate::kernel::belongs::{Bypass, Owners};
 use crate::kernel::command::Rules;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::PartId;
@@ -21,6 +21,9 @@ struct Told {
     why: String,
 }
 
+/// Those of one kind.
+type Many = Vec<(Key, Told)>;
+
 /// What was said so far.
 #[derive(Default)]
 pub(super) struct BypassLog {
@@ -30,7 +33,7 @@ pub(super) struct BypassLog {
 impl BypassLog {
     /// Compares what is with what was said, and says the difference.
     pub(super) fn tell(&mut self, ledger: &Ledger, rules: &Rules, now: Now) {
-        let now_open = Owners::of(ledger).bypasses(rules.timing.bypass_ms, now).into_iter().filter_map(named);
+        let now_open = Owners::of(ledger).bypasses(rules.timing.bypass_ms, now).into_iter().map(named);
         let (began, ended) = self.turn(now_open.collect());
         for ((gpu, pid, _), Told { who, why }) in began.iter().take(LINES_MAX) {
             tracing::warn!(%gpu, pid, who, why, "a GPU is used without an allocation");
@@ -48,8 +51,8 @@ impl BypassLog {
     }
 
     /// What is new and what is over.
-    fn turn(&mut self, now_open: BTreeMap<Key, Told>) -> (Vec<(Key, Told)>, Vec<(Key, Told)>) {
-        let not_in = |all: &BTreeMap<Key, Told>, other: &BTreeMap<Key, Told>| -> Vec<(Key, Told)> {
+    fn turn(&mut self, now_open: BTreeMap<Key, Told>) -> (Many, Many) {
+        let not_in = |all: &BTreeMap<Key, Told>, other: &BTreeMap<Key, Told>| -> Many {
             let missing = all.iter().filter(|(key, _)| !other.contains_key(*key));
             missing.map(|(key, told)| (key.clone(), told.clone())).collect()
         };
@@ -59,14 +62,14 @@ impl BypassLog {
     }
 }
 
-/// A process by what names it, and in words. What was seen without a process is told by who saw it.
-fn named(bypass: Bypass) -> Option<(Key, Told)> {
-    let OnGpu { gpu, process } = bypass.process?;
+/// A process by what names it, and in words.
+fn named(bypass: Bypass) -> (Key, Told) {
+    let who = &bypass.process.who;
     // Every process chooses its own name: no line break of its gets into the log.
-    let name = process.who.name.as_deref().unwrap_or("a process").escape_debug().to_string();
-    let pod = bypass.pod.map_or_else(String::new, |pod| format!(" of pod {}", pod.uid));
+    let name = who.name.as_deref().unwrap_or("a process").escape_debug().to_string();
+    let pod = who.owner.pod().map_or_else(String::new, |pod| format!(" of pod {}", pod.uid));
     let told = Told { who: name + &pod, why: bypass.reason.words() };
-    Some(((gpu, process.pid, process.who.started_ticks), told))
+    ((bypass.gpu, bypass.process.pid, who.started_ticks), told)
 }
 
 #[cfg(test)]
@@ -81,7 +84,7 @@ mod tests {
             ((gpu.clone(), 7, Some(start)), told)
         };
         let mut log = BypassLog::default();
-        let mut turn = |all: Vec<(Key, Told)>| log.turn(all.into_iter().collect());
+        let mut turn = |all: Many| log.turn(all.into_iter().collect());
         assert_eq!(turn(vec![one(1)]), (vec![one(1)], vec![]));
         assert_eq!(turn(vec![one(1)]), (vec![], vec![]));
         // Another process with the same id.

@@ -4,7 +4,8 @@ use super::client::{Client, escaped};
 use super::gpu;
 use super::output::{Out, or_dash, table};
 use crate::admin::dto::{
-    Bypass, BypassList, GpuList, Process, ProcessList, ProcessPod, ProcessSight, Right, SightState,
+    Bypass, BypassList, GpuList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right,
+    SightState,
 };
 use clap::Subcommand;
 
@@ -107,8 +108,8 @@ fn word(right: Right) -> &'static str {
 fn bypass(list: &BypassList) -> String {
     let row = |b: &Bypass| {
         vec![
-            or_dash(b.part.as_ref()),
-            or_dash(b.pid),
+            b.part.clone(),
+            b.pid.to_string(),
             or_dash(b.name.as_ref()),
             or_dash(b.memory_mib),
             pod(b.pod.as_ref()),
@@ -117,12 +118,17 @@ fn bypass(list: &BypassList) -> String {
         ]
     };
     let rows: Vec<_> = list.items.iter().map(row).collect();
-    if rows.is_empty() {
-        return "no GPU is seen to be used without an allocation\n".to_owned() + &limits_of(&list.sight);
-    }
-    let mut text = table(&["ON", "PID", "NAME", "MEMORY MIB", "POD/CONTAINER", "SINCE", "WHY"], &rows);
+    let mut text = match rows.is_empty() {
+        true => "no GPU is seen to be used without an allocation\n".to_owned(),
+        false => table(&["ON", "PID", "NAME", "MEMORY MIB", "POD/CONTAINER", "SINCE", "WHY"], &rows),
+    };
     if list.total > list.items.len() {
         text += &format!("... and {} more\n", list.total - list.items.len());
+    }
+    let may = |p: &ReachingPod| vec![format!("{}/{}", p.namespace, p.name), p.detail.clone()];
+    let rows: Vec<_> = list.pods.iter().flatten().map(may).collect();
+    if !rows.is_empty() {
+        text += &format!("\n{}", table(&["MAY REACH GPUS", "WHY"], &rows));
     }
     text + &limits_of(&list.sight)
 }

@@ -4,6 +4,7 @@
 use super::allocation::Allocation;
 use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
+use super::pods::{Pod, PodBypass, Stage};
 use super::process::{Owner, PodProcess, Process, Seen, Unseen};
 use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,14 +25,19 @@ pub enum Belongs {
     Nobody(Reason),
 }
 
-/// Why no allocation explains a process. What the API server knows of pods (that one sets
-/// `NVIDIA_VISIBLE_DEVICES` itself, or is privileged) belongs in here, too.
+/// Why no allocation explains a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// Its pod holds nothing on this node.
-    PodHoldsNothing,
+    PodHoldsNothing {
+        /// How its spec lets it reach GPUs all the same, where a source shows that.
+        by: Option<PodBypass>,
+    },
     /// Its pod holds other GPUs, or other parts of this one.
-    PodHoldsOthers,
+    PodHoldsOthers {
+        /// How its spec lets it reach further ones, where a source shows that.
+        by: Option<PodBypass>,
+    },
     /// Another container of its pod holds the GPU.
     ContainerHoldsNothing {
         /// The container that it runs in.
@@ -53,8 +59,8 @@ impl Reason {
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
-            Self::PodHoldsNothing => "podHoldsNothing",
-            Self::PodHoldsOthers => "podHoldsOthers",
+            Self::PodHoldsNothing { .. } => "podHoldsNothing",
+            Self::PodHoldsOthers { .. } => "podHoldsOthers",
             Self::ContainerHoldsNothing { .. } => "containerHoldsNothing",
             Self::Leftover { .. } => "leftover",
             Self::HostProcess => "hostProcess",
@@ -66,15 +72,14 @@ impl Reason {
     #[must_use]
     pub fn words(&self) -> String {
         match self {
-            Self::PodHoldsNothing => {
-                "its pod was granted no GPU of this node: it sets NVIDIA_VISIBLE_DEVICES \
-                 itself, is privileged, or mounts the devices"
-                    .into()
+            Self::PodHoldsNothing { by } => {
+                format!("its pod was granted no GPU of this node: {}", how(by.as_ref()))
             }
-            Self::PodHoldsOthers => {
-                "its pod was granted other GPUs or parts and reaches this one, too: it sets \
-                 NVIDIA_VISIBLE_DEVICES itself, is privileged, or mounts the devices"
-                    .into()
+            Self::PodHoldsOthers { by } => {
+                format!(
+                    "its pod was granted other GPUs or parts and reaches this one, too: {}",
+                    how(by.as_ref())
+                )
             }
             Self::ContainerHoldsNothing { container } => {
                 format!(
@@ -94,23 +99,37 @@ impl Reason {
     }
 }
 
-/// Use of a GPU that no allocation explains. Seen as a process on a GPU; what is seen in a pod's
-/// spec alone has none.
+fn how(by: Option<&PodBypass>) -> String {
+    by.map_or_else(
+        || "it sets NVIDIA_VISIBLE_DEVICES itself, is privileged, or mounts the devices".into(),
+        PodBypass::words,
+    )
+}
+
+impl PodBypass {
+    /// In words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        match self {
+            Self::NamesGpus { container } => {
+                format!(
+                    "its container {container} sets NVIDIA_VISIBLE_DEVICES itself, which wins over every grant"
+                )
+            }
+            Self::Privileged { container } => {
+                format!("its container {container} is privileged and sees every GPU")
+            }
+        }
+    }
+}
+
+/// A process that uses a GPU without an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bypass {
     /// Why nothing explains it.
     pub reason: Reason,
-    /// Since when it is seen, milliseconds since 1970.
+    /// Since when that is so, milliseconds since 1970.
     pub since_wall_ms: u64,
-    /// The pod, where there is one.
-    pub pod: Option<PodProcess>,
-    /// The process, where one was seen.
-    pub process: Option<OnGpu>,
-}
-
-/// A process on a GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OnGpu {
     /// The GPU.
     pub gpu: PartId,
     /// The process.
@@ -178,12 +197,20 @@ impl<'l> Owners<'l> {
             Some(Bypass {
                 reason: reason.clone(),
                 since_wall_ms: since.wall_ms,
-                pod: seen.process.who.owner.pod().cloned(),
-                process: Some(OnGpu { gpu: gpu.clone(), process: seen.process.clone() }),
+                gpu: gpu.clone(),
+                process: seen.process.clone(),
             })
         });
         told.collect()
     }
+}
+
+/// Pods of this node whose spec lets them reach GPUs past every grant, whether or not they do. Empty
+/// where no source shows pods.
+pub fn reaching(ledger: &Ledger) -> impl Iterator<Item = (&Pod, &PodBypass)> {
+    let pods = ledger.pods.iter().flat_map(|view| view.pods.values());
+    let alive = pods.filter(|pod| pod.stage != Stage::Finished);
+    alive.filter_map(|pod| Some((pod.as_ref(), pod.bypass.as_ref()?)))
 }
 
 /// The live allocations that may be behind a process on `part` of `gpu`: those of that part, and, since
@@ -234,10 +261,10 @@ fn stranger(ledger: &Ledger, gpu: &PartId, uid: &str) -> Reason {
     if let Some(ended) = ledger.ended.iter().rev().find(|a| of_pod(a, uid) && on_gpu(a)) {
         return Reason::Leftover { allocation: ended.id };
     }
-    if ledger.live.values().any(|a| of_pod(a, uid)) {
-        Reason::PodHoldsOthers
-    } else {
-        Reason::PodHoldsNothing
+    let by = ledger.pods.as_ref().and_then(|view| view.pods.get(uid)?.bypass.clone());
+    match ledger.live.values().any(|a| of_pod(a, uid)) {
+        true => Reason::PodHoldsOthers { by },
+        false => Reason::PodHoldsNothing { by },
     }
 }
 

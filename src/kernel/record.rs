@@ -213,6 +213,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         | Change::Emptied { .. }
         | Change::Sighted { .. }
         | Change::ProcessesSeen(_)
+        | Change::PodsSeen(_)
         | Change::BreakerTurned { .. } => {}
     }
 }

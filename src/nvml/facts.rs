@@ -185,11 +185,10 @@ fn only_bit(words: &[std::ffi::c_ulong]) -> Option<u32> {
     }
 }
 
-fn instances(
-    device: &Device,
-    known: &Known,
-    steps: &Steps,
-) -> Result<Vec<(InstanceFacts, Option<Vec<Running>>, Option<Usage>)>, Failed> {
+/// A MIG instance: what it is, who runs on it, and what they use.
+type Instance = (InstanceFacts, Option<Vec<Running>>, Option<Usage>);
+
+fn instances(device: &Device, known: &Known, steps: &Steps) -> Result<Vec<Instance>, Failed> {
     let most = ask(steps, "nvmlDeviceGetMaxMigDeviceCount", || device.mig_device_count())?;
     let mut found = Vec::new();
     for index in 0..most {

@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_process_in_several_lists_is_one_process() {
         let draws = Running { uses: Uses { graphics: true, ..Uses::default() }, ..one(7, 30, None) };
-        let unknown = Running { memory_mib: None, ..draws.clone() };
+        let unknown = Running { memory_mib: None, ..draws };
         let all = once([one(7, 20, None), draws, one(8, None, None), unknown].into_iter());
         assert_eq!(all.len(), 2);
         assert_eq!(all[0].memory_mib, Some(30));

@@ -170,7 +170,7 @@ async fn processes_are_told_by_their_pods_and_those_without_an_allocation_are_li
     assert_eq!(list["sight"]["state"], "visible");
     let known = by_pid(&list, m);
     assert_eq!((&known["right"], &known["allocations"][0]), (&"allocation".into(), &id.into()));
-    assert_eq!((&known["pod"]["uid"], &known["pod"]["name"]), (&uid.clone().into(), &"trainer".into()));
+    assert_eq!((&known["pod"]["uid"], &known["pod"]["name"]), (&uid.into(), &"trainer".into()));
     assert_eq!((&known["name"], &known["memoryMib"]), (&"sleep".into(), &512.into()));
     assert_eq!(known["containerId"], "a".repeat(64));
     assert_eq!(by_pid(&list, d)["right"], "ignored");

@@ -21,7 +21,9 @@ pub use gpu::{
 };
 pub use node::{Alive, Check, Counts, Node, Ready, ResourceState, StepState};
 pub use policy::{Policy, PolicyDetail, PolicyList};
-pub use process::{Bypass, BypassList, Process, ProcessList, ProcessPod, ProcessSight, Right, SightState};
+pub use process::{
+    Bypass, BypassList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right, SightState,
+};
 pub use stack::{
     Faults, FileStack, NewStack, NewStackEntry, OnFault, Permissions, Record, Stack, StackEntry,
 };

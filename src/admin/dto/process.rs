@@ -4,6 +4,7 @@ use super::rfc3339;
 use crate::kernel::belongs::{Belongs, Bypass as Found};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::AllocationId;
+use crate::kernel::pods::{Pod, PodBypass};
 use crate::kernel::process::{self as kernel, Owner, PodProcess, Seen, Sight, Uses};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -99,11 +100,11 @@ pub struct ProcessPod {
     /// Its UID, as the kubelet names its cgroup.
     #[schema(example = "3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1")]
     pub uid: String,
-    /// Its namespace, where an allocation has shown it.
+    /// Its namespace, where a source has shown it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "default")]
     pub namespace: Option<String>,
-    /// Its name, where an allocation has shown it.
+    /// Its name, where a source has shown it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "trainer-0")]
     pub name: Option<String>,
@@ -131,20 +132,24 @@ pub enum Right {
     Bypass,
 }
 
-/// Uses of GPUs that no allocation explains.
+/// Uses of GPUs past every grant.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BypassList {
     /// How far one can tell.
     pub sight: ProcessSight,
-    /// GPU by GPU, up to the limit of one answer.
+    /// Processes on GPUs that no allocation explains, GPU by GPU, up to the limit of one answer.
     pub items: Vec<Bypass>,
-    /// How many there are in all.
+    /// How many of them there are in all.
     #[schema(example = 1)]
     pub total: usize,
+    /// Pods whose spec lets them reach GPUs past every grant, whether or not they do; absent where no
+    /// source shows the node's pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pods: Option<Vec<ReachingPod>>,
 }
 
-/// One use of a GPU that no allocation explains.
+/// A process that uses a GPU without an allocation.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Bypass {
@@ -161,18 +166,15 @@ pub struct Bypass {
     /// The pod, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<ProcessPod>,
-    /// The GPU, where a process was seen on one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The GPU.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
-    pub gpu: Option<String>,
+    pub gpu: String,
     /// The MIG instance, where NVML says; else the GPU.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
-    pub part: Option<String>,
+    pub part: String,
     /// The process's id on the host.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 4711)]
-    pub pid: Option<u32>,
+    pub pid: u32,
     /// Its command name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "python3")]
@@ -181,6 +183,24 @@ pub struct Bypass {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
     pub memory_mib: Option<u64>,
+}
+
+/// A pod whose spec lets it reach GPUs past every grant.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReachingPod {
+    /// Its UID.
+    #[schema(example = "3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1")]
+    pub uid: String,
+    /// Its namespace.
+    #[schema(example = "default")]
+    pub namespace: String,
+    /// Its name.
+    #[schema(example = "trainer-0")]
+    pub name: String,
+    /// By what.
+    #[schema(example = "its container main sets NVIDIA_VISIBLE_DEVICES itself")]
+    pub detail: String,
 }
 
 impl ProcessSight {
@@ -264,17 +284,28 @@ impl ProcessPod {
 
 impl Bypass {
     pub(in crate::admin) fn of(ledger: &Ledger, found: &Found) -> Self {
-        let on = found.process.as_ref();
+        let process = &found.process;
         Self {
             reason: found.reason.as_str().into(),
             detail: found.reason.words(),
             since: rfc3339(found.since_wall_ms),
-            pod: found.pod.as_ref().map(|pod| ProcessPod::of(ledger, pod)),
-            gpu: on.map(|on| on.gpu.to_string()),
-            part: on.map(|on| on.process.part.to_string()),
-            pid: on.map(|on| on.process.pid),
-            name: on.and_then(|on| on.process.who.name.clone()),
-            memory_mib: on.and_then(|on| on.process.memory_mib),
+            pod: process.who.owner.pod().map(|pod| ProcessPod::of(ledger, pod)),
+            gpu: found.gpu.to_string(),
+            part: process.part.to_string(),
+            pid: process.pid,
+            name: process.who.name.clone(),
+            memory_mib: process.memory_mib,
+        }
+    }
+}
+
+impl ReachingPod {
+    pub(in crate::admin) fn of((pod, by): (&Pod, &PodBypass)) -> Self {
+        Self {
+            uid: pod.uid.clone(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            detail: by.words(),
         }
     }
 }

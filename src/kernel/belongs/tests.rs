@@ -7,7 +7,10 @@ use crate::kernel::command::Rules;
 use crate::kernel::gpu::{Inventory, Mig, Part};
 use crate::kernel::look::look;
 use crate::kernel::names::{DeviceId, Resource};
+use crate::kernel::pods::{PodsSource, PodsView};
 use crate::kernel::process::{Sight, Uses, Who};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 pub(in crate::kernel) fn part(name: &str) -> PartId {
     PartId::parse(name).unwrap()
@@ -152,8 +155,8 @@ fn a_process_uses_the_allocation_of_its_pod_on_its_part() {
         ("GPU-1", "MIG-b", of_pod("pod-b", ""), Belongs::To(b)),
         // NVML did not name the instance.
         ("GPU-1", "GPU-1", of_pod("pod-b", "main"), Belongs::Among(vec![a, b])),
-        ("GPU-0", "GPU-0", of_pod("pod-b", "main"), Belongs::Nobody(Reason::PodHoldsOthers)),
-        ("GPU-0", "GPU-0", of_pod("pod-c", "main"), Belongs::Nobody(Reason::PodHoldsNothing)),
+        ("GPU-0", "GPU-0", of_pod("pod-b", "main"), Belongs::Nobody(Reason::PodHoldsOthers { by: None })),
+        ("GPU-0", "GPU-0", of_pod("pod-c", "main"), Belongs::Nobody(Reason::PodHoldsNothing { by: None })),
         ("GPU-0", "GPU-0", HOST, Belongs::Nobody(Reason::HostProcess)),
         ("GPU-0", "GPU-0", Owner::Unknown(Unseen::Hidden), Belongs::Perhaps(vec![whole])),
         (
@@ -202,7 +205,7 @@ fn whoever_may_be_an_unknown_holder_is_no_bypass() {
     let learned = Change::Learned { id: nobody, holder };
     node.ledger.apply(&Entry { at: node.now, changes: vec![learned] });
     assert_eq!(whose(&node, of_pod("pod", "a")), Belongs::To(nobody));
-    assert_eq!(whose(&node, of_pod("other", "a")), Belongs::Nobody(Reason::PodHoldsNothing));
+    assert_eq!(whose(&node, of_pod("other", "a")), Belongs::Nobody(Reason::PodHoldsNothing { by: None }));
 }
 
 #[test]
@@ -229,7 +232,7 @@ fn a_bypass_is_told_after_the_grace_and_only_while_it_lasts() {
     let all = [("GPU-0", process(1, "GPU-0", of_pod("pod", "main"))), ("GPU-0", process(2, "GPU-0", HOST))];
     let told = |node: &Node| -> Vec<(u32, Reason)> {
         let all = Owners::of(&node.ledger).bypasses(GRACE_MS, node.now);
-        all.into_iter().map(|b| (b.process.unwrap().process.pid, b.reason)).collect()
+        all.into_iter().map(|b| (b.process.pid, b.reason)).collect()
     };
     node.look(&all);
     assert_eq!(told(&node), []);
@@ -267,8 +270,8 @@ fn what_is_learned_after_a_look_counts_at_once() {
 #[test]
 fn every_reason_has_a_name_and_words() {
     let all = [
-        Reason::PodHoldsNothing,
-        Reason::PodHoldsOthers,
+        Reason::PodHoldsNothing { by: None },
+        Reason::PodHoldsOthers { by: None },
         Reason::ContainerHoldsNothing { container: "sidecar".into() },
         Reason::Leftover { allocation: AllocationId { store: 1, number: 2 } },
         Reason::HostProcess,
@@ -278,4 +281,46 @@ fn every_reason_has_a_name_and_words() {
     let words: BTreeSet<_> = all.iter().map(Reason::words).collect();
     assert_eq!((names.len(), words.len()), (all.len(), all.len()));
     assert!(words.iter().all(|w| !w.contains("  ")), "{words:?}");
+}
+
+#[test]
+fn what_a_pods_spec_says_is_the_reason() {
+    let mut node = Node::new();
+    let by = PodBypass::NamesGpus { container: "main".into() };
+    let pod = |uid: &str, stage, bypass: Option<&PodBypass>| {
+        let pod = Pod {
+            uid: uid.into(),
+            namespace: "team".into(),
+            name: format!("pod-{uid}"),
+            labels: Vec::new(),
+            is_static: false,
+            of_daemon_set: false,
+            stage,
+            leaving: false,
+            created_wall_ms: 0,
+            containers: Vec::new(),
+            bypass: bypass.cloned(),
+        };
+        (uid.to_owned(), Arc::new(pod))
+    };
+    let view = PodsView {
+        source: PodsSource::ApiServer,
+        current: true,
+        listed_mono_ms: 0,
+        pods: BTreeMap::from([
+            pod("taker", Stage::Admitted, Some(&by)),
+            pod("plain", Stage::Admitted, None),
+            pod("done", Stage::Finished, Some(&by)),
+        ]),
+        deleted: VecDeque::new(),
+    };
+    let seen = Change::PodsSeen(Arc::new(view));
+    node.ledger.apply(&Entry { at: node.now, changes: vec![seen] });
+    let whose = |uid| belongs(&node.ledger, &part("GPU-0"), &process(1, "GPU-0", of_pod(uid, "main")));
+    let known = Reason::PodHoldsNothing { by: Some(by) };
+    assert!(known.words().contains("main sets NVIDIA_VISIBLE_DEVICES"), "{}", known.words());
+    assert_eq!(whose("taker"), Belongs::Nobody(known));
+    assert_eq!(whose("plain"), Belongs::Nobody(Reason::PodHoldsNothing { by: None }));
+    let may: Vec<_> = reaching(&node.ledger).map(|(pod, _)| pod.uid.as_str()).collect();
+    assert_eq!(may, ["taker"]);
 }

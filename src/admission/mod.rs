@@ -2,8 +2,10 @@
 //!
 //! Front ends parse, ask here, and read snapshots. Async ends here: everything behind is sync.
 
+mod bypass_log;
 mod faults;
 mod gpu_watch;
+mod looker;
 mod stack;
 #[cfg(test)]
 mod stack_tests;
@@ -12,6 +14,7 @@ mod thread;
 pub use crate::kernel::command::Attempt;
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record};
 pub use gpu_watch::GpuWatch;
+pub use looker::Looker;
 pub use stack::{Baseline, CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
 pub use thread::{ActivateError, Granted};
 

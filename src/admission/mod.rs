@@ -20,6 +20,7 @@ use crate::kernel::command::{Command, NewStack, Rules};
 use crate::kernel::drain::{Mark, Order};
 use crate::kernel::gpu::{Inventory, Reading};
 use crate::kernel::listing::{Listed, listing};
+use crate::kernel::mig;
 use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
 use crate::kernel::placement;
 use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
@@ -28,6 +29,7 @@ use crate::kernel::stack::StackEntry;
 use crate::kernel::time::Now;
 use crate::ports::{Clock, InstallError, Policies};
 use crossbeam_channel::{Sender, TrySendError, bounded};
+use std::cell::RefCell;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -67,6 +69,7 @@ pub struct Door {
     policies: Arc<dyn Policies>,
     clock: Arc<dyn Clock>,
     rules: Arc<Rules>,
+    baseline: Arc<Baseline>,
     faults: Arc<Mutex<Faults>>,
     /// Uploads read it, and whoever deletes a policy's files has it alone: bytes that are uploaded
     /// again while they are deleted would be recorded without files.
@@ -101,16 +104,27 @@ pub fn start(
         keeper: running.handle.clone(),
         policies: Arc::clone(&policies),
         clock: Arc::clone(&clock),
-        baseline,
+        baseline: baseline.clone(),
+        said: RefCell::default(),
+        told: RefCell::default(),
         overcommit_percent: rules.overcommit_percent,
         faults: Arc::clone(&faults),
     };
     let inboxes = Inboxes { kubelet, other, nudge: nudged };
     let thread = std::thread::Builder::new().name("policy".into()).spawn(move || worker.run(&inboxes))?;
-    let rules = Arc::new(rules);
+    let (rules, baseline) = (Arc::new(rules), Arc::new(baseline));
     let files = Arc::default();
-    let door =
-        Door { keeper: running.handle, kubelet_jobs, other_jobs, policies, clock, rules, faults, files };
+    let door = Door {
+        keeper: running.handle,
+        kubelet_jobs,
+        other_jobs,
+        policies,
+        clock,
+        rules,
+        baseline,
+        faults,
+        files,
+    };
     Ok(Middle { door, threads: vec![thread, running.thread] })
 }
 
@@ -137,6 +151,12 @@ impl Door {
     #[must_use]
     pub fn rules(&self) -> &Rules {
         &self.rules
+    }
+
+    /// What the baseline has to say of MIG on this node.
+    #[must_use]
+    pub fn mig_words(&self, snapshot: &Snapshot) -> mig::Words {
+        self.baseline.mig_words(snapshot)
     }
 
     /// What is wrong with the store, if anything.
@@ -336,8 +356,16 @@ impl Door {
     ///
     /// # Errors
     /// If it could not be recorded; what needs no record is published all the same.
-    pub fn looked(&self, inventory: Inventory) -> Result<Applied, AskError> {
-        self.keeper.ask(Command::Look(inventory))
+    pub fn looked(&self, mut inventory: Inventory) -> Result<Applied, AskError> {
+        let signs = std::mem::take(&mut inventory.signs);
+        // First what is there: a sign of a GPU that nobody knows yet would mean nothing.
+        let applied = self.keeper.ask(Command::Look(inventory));
+        for sign in signs {
+            if let Err(error) = self.read(sign) {
+                tracing::warn!(%error, "what a GPU says of itself has to wait for the next look");
+            }
+        }
+        applied
     }
 
     /// Hands in a reading of a GPU; the policies say what it means.

@@ -6,10 +6,10 @@ use crate::kernel::command::StackAnswer;
 use crate::kernel::gpu::Reading;
 use crate::kernel::health::baseline_triage;
 use crate::kernel::ledger::Ledger;
+use crate::kernel::mig::{self, MigStrategy};
 use crate::kernel::names::{DeviceId, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::offering::check_offer;
-use crate::kernel::part_state::PartState;
 use crate::kernel::placement;
 use crate::kernel::policy::{
     AdmitRequest, Answer, Call, ENVIRONMENT_BYTES_MAX, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault,
@@ -19,6 +19,8 @@ use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
 use crate::ports::Policies;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Wall time of one call, milliseconds; fuel stops a busy guest long before.
@@ -34,6 +36,10 @@ const RETRY_S: u32 = 1;
 pub struct Baseline {
     /// The resource of whole GPUs.
     pub resource: Resource,
+    /// What becomes of MIG.
+    pub mig: MigStrategy,
+    /// By resource the socket of the MPS control daemon that its containers are sent to.
+    pub mps_sockets: BTreeMap<Resource, PathBuf>,
     /// XIDs that say nothing of the GPU.
     pub ignored_xids: Vec<u64>,
     /// How long a bad reading keeps a GPU unhealthy, milliseconds.
@@ -67,6 +73,44 @@ pub struct Offers {
     pub again_after_s: Option<u32>,
     /// Faults met on the way, by label.
     pub faults: Vec<(String, Fault)>,
+    /// What the baseline has to say of MIG.
+    pub mig: mig::Words,
+}
+
+/// Who made an offer that no policy made.
+const BASELINE: &str = "baseline";
+
+impl Baseline {
+    /// The denial of a resource whose MPS control daemon is not there. CUDA then runs without MPS and
+    /// without a word, so its containers would have none of the limits that they were promised.
+    pub(super) fn mps_denial(&self, resource: &Resource) -> Option<StackAnswer> {
+        let socket = self.mps_sockets.get(resource)?;
+        let there = std::fs::metadata(socket)
+            .is_ok_and(|file| file.file_type().is_socket() || file.file_type().is_fifo());
+        let folder = socket.parent().unwrap_or(socket).display();
+        (!there).then(|| StackAnswer::Deny {
+            policy: "mps".into(),
+            reason: format!(
+                "{resource} is limited by MPS, and there is no control daemon at {}: start it \
+                 (CUDA_MPS_PIPE_DIRECTORY={folder} nvidia-cuda-mps-control -d), and if berth runs in a pod, \
+                 mount {folder} into it",
+                socket.display()
+            ),
+        })
+    }
+
+    /// What it has to say of MIG, as the node is offered now.
+    #[must_use]
+    pub fn mig_words(&self, node: &Ledger) -> mig::Words {
+        let own =
+            |id: &PartId| node.part(id).is_some_and(|p| ["", BASELINE].contains(&p.offered_by.as_str()));
+        self.plan(node, own).words
+    }
+
+    fn plan(&self, node: &Ledger, open: impl Fn(&PartId) -> bool) -> mig::Plan {
+        let parts = node.parts.values().filter(|p| p.present).map(|p| &p.part);
+        mig::plan(self.mig, &self.resource, parts, open)
+    }
 }
 
 impl Walk<'_> {
@@ -100,8 +144,17 @@ impl Walk<'_> {
                 }
             }
         }
-        let rest = open.into_iter().filter_map(|id| self.node.part(id));
-        offers.parts.extend(rest.map(|part| (self.baseline_offer(part), "baseline".to_owned())));
+        let plan = self.baseline.plan(self.node, |id| open.contains(id));
+        let line = |resource: &Resource| OfferLine {
+            resource: resource.clone(),
+            count: 1,
+            consumes: Consumes::Whole,
+        };
+        offers.parts.extend(open.into_iter().map(|id| {
+            let lines = plan.resource(id).map(line).into_iter().collect();
+            (PartOffer { part: id.clone(), lines }, BASELINE.to_owned())
+        }));
+        offers.mig = plan.words;
         offers
     }
 
@@ -146,7 +199,7 @@ impl Walk<'_> {
             }
         }
         if by.is_empty() {
-            by.push("baseline".into());
+            by.push(BASELINE.into());
         }
         StackAnswer::Allow { by, terms }
     }
@@ -163,7 +216,7 @@ impl Walk<'_> {
                 return (placement, entry.label());
             }
         }
-        (placement::baseline(self.node, request), "baseline".into())
+        (placement::baseline(self.node, request), BASELINE.into())
     }
 
     /// What does this reading mean? The first answer counts.
@@ -255,16 +308,6 @@ impl Walk<'_> {
                 .map_err(|r| r.to_string())?;
         }
         Ok(())
-    }
-
-    fn baseline_offer(&self, part: &PartState) -> PartOffer {
-        let resource = match &part.part.mig {
-            None => Some(self.baseline.resource.clone()),
-            Some(mig) => Resource::parse(&format!("nvidia.com/mig-{}", mig.profile)).ok(),
-        };
-        let line = |resource| OfferLine { resource, count: 1, consumes: Consumes::Whole };
-        let lines = if part.part.mig_enabled { Vec::new() } else { resource.map(line).into_iter().collect() };
-        PartOffer { part: part.part.id.clone(), lines }
     }
 }
 

@@ -4,14 +4,17 @@
 mod args;
 mod edits;
 mod file;
+mod mps;
 mod parsers;
 
 pub use args::ServeArgs;
 pub use edits::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount};
 pub use file::{FileConfig, StackEntryConfig};
+pub use mps::{EnforcedBy, MpsEdits, enforced_by, mps_limits};
 
 use crate::kernel::command::Rules;
 use crate::kernel::health::APPLICATION_XIDS;
+use crate::kernel::mig::MigStrategy;
 use crate::kernel::names::Resource;
 use crate::kernel::time::Timing;
 use std::net::SocketAddr;
@@ -44,6 +47,8 @@ pub struct Config {
     pub edits: Edits,
     /// The resource under which whole GPUs are offered if no policy says otherwise.
     pub resource: Resource,
+    /// What becomes of MIG if no policy says otherwise.
+    pub mig_strategy: MigStrategy,
     /// The rules of the kernel.
     pub rules: Rules,
     /// XIDs that say nothing of a GPU's health.
@@ -202,6 +207,7 @@ impl Config {
             health_listen: health_listen.as_deref().map(|h| address("healthListen", h)).transpose()?,
             log: args.log.or(file.log.map(Into::into)).unwrap_or_default(),
             resource: Resource::parse(&resource).map_err(|e| bad("resource", &resource, e.rule))?,
+            mig_strategy: mig_strategy(args.mig_strategy.clone().or(file.mig_strategy).as_deref())?,
             rules: Rules { timing, overcommit_percent: percent(overcommit) },
             ignored_xids: ignored_xids(args, health.ignored_xids)?,
             poll: Duration::from_secs_f64(poll_seconds),
@@ -256,6 +262,12 @@ fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Resul
         Some(("sim", profile)) if !profile.is_empty() => Ok(GpuSource::Sim(profile.into())),
         _ => Err(bad("gpus", text, "nvml, sim:8xh100 (so many, of a known model), or sim:FILE")),
     }
+}
+
+/// By the words of NVIDIA's device plugin.
+fn mig_strategy(word: Option<&str>) -> Result<MigStrategy, ConfigError> {
+    let word = word.unwrap_or(MigStrategy::default().as_str());
+    MigStrategy::parse(word).ok_or_else(|| bad("migStrategy", word, "none, single or mixed"))
 }
 
 /// The kubelet tells pods their node by this variable through the downward API.
@@ -340,6 +352,7 @@ mod tests {
             ("adminListen: 0.0.0.0:1", "loopback"),
             ("memoryOvercommit: 0.5", "1.0 to 16.0"),
             ("resource: gpu", "a domain"),
+            ("migStrategy: both", "none, single or mixed"),
             ("stack: [{policy: mixed, parameterss: {}}]", "parameterss"),
             ("containerEdits: {deviceListStrategy: [env]}", "envvar"),
         ] {

@@ -372,6 +372,8 @@ pub fn open_gpus(source: GpuSource) -> Result<Arc<dyn Gpus>, GpusError> {
 fn baseline(config: &Config) -> Baseline {
     Baseline {
         resource: config.resource.clone(),
+        mig: config.mig_strategy,
+        mps_sockets: config.edits.mps_sockets(),
         ignored_xids: config.ignored_xids.clone(),
         quiet_ms: config.rules.timing.quiet_ms,
     }

@@ -2,25 +2,26 @@
 //!
 //! Front ends parse, ask here, and read snapshots. Async ends here: everything behind is sync.
 
+mod baseline;
 mod faults;
 mod gpu_watch;
+mod gpus;
 mod stack;
 #[cfg(test)]
 mod stack_tests;
 mod thread;
 
 pub use crate::kernel::command::Attempt;
+pub use baseline::Baseline;
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record};
 pub use gpu_watch::GpuWatch;
-pub use stack::{Baseline, CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
+pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
 pub use thread::{ActivateError, Granted};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
 use crate::kernel::drain::{Mark, Order};
-use crate::kernel::gpu::{Inventory, Reading};
 use crate::kernel::listing::{Listed, listing};
-use crate::kernel::mig;
 use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
 use crate::kernel::placement;
 use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
@@ -151,12 +152,6 @@ impl Door {
     #[must_use]
     pub fn rules(&self) -> &Rules {
         &self.rules
-    }
-
-    /// What the baseline has to say of MIG on this node.
-    #[must_use]
-    pub fn mig_words(&self, snapshot: &Snapshot) -> mig::Words {
-        self.baseline.mig_words(snapshot)
     }
 
     /// What is wrong with the store, if anything.
@@ -350,30 +345,6 @@ impl Door {
         let (reply, answer) = oneshot::channel();
         send(&self.other_jobs, OtherJob::Offer { reply })?;
         within(answer).await?
-    }
-
-    /// Hands in a look at the GPUs, from a thread that may block.
-    ///
-    /// # Errors
-    /// If it could not be recorded; what needs no record is published all the same.
-    pub fn looked(&self, mut inventory: Inventory) -> Result<Applied, AskError> {
-        let signs = std::mem::take(&mut inventory.signs);
-        // First what is there: a sign of a GPU that nobody knows yet would mean nothing.
-        let applied = self.keeper.ask(Command::Look(inventory));
-        for sign in signs {
-            if let Err(error) = self.read(sign) {
-                tracing::warn!(%error, "what a GPU says of itself has to wait for the next look");
-            }
-        }
-        applied
-    }
-
-    /// Hands in a reading of a GPU; the policies say what it means.
-    ///
-    /// # Errors
-    /// If too many wait already.
-    pub fn read(&self, reading: Reading) -> Result<(), AskError> {
-        send(&self.other_jobs, OtherJob::Triage(reading))
     }
 
     /// Records policy versions, from a thread that may block: at start.

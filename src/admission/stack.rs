@@ -1,12 +1,13 @@
 //! Asks the stack, entry by entry, and holds every answer against the offer, the free devices and
 //! the entry's permissions (I8). What breaks a rule is a fault; the baseline answers last (I9).
 
+use super::baseline::{BASELINE, Baseline};
 use super::faults::Faults;
 use crate::kernel::command::StackAnswer;
 use crate::kernel::gpu::Reading;
 use crate::kernel::health::baseline_triage;
 use crate::kernel::ledger::Ledger;
-use crate::kernel::mig::{self, MigStrategy};
+use crate::kernel::mig;
 use crate::kernel::names::{DeviceId, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::offering::check_offer;
@@ -19,8 +20,6 @@ use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
 use crate::ports::Policies;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::FileTypeExt as _;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Wall time of one call, milliseconds; fuel stops a busy guest long before.
@@ -30,21 +29,6 @@ pub const STACK_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// After a fault a policy is asked again for its offers so soon, seconds.
 const RETRY_S: u32 = 1;
-
-/// Settings of the baseline.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Baseline {
-    /// The resource of whole GPUs.
-    pub resource: Resource,
-    /// What becomes of MIG.
-    pub mig: MigStrategy,
-    /// By resource the socket of the MPS control daemon that its containers are sent to.
-    pub mps_sockets: BTreeMap<Resource, PathBuf>,
-    /// XIDs that say nothing of the GPU.
-    pub ignored_xids: Vec<u64>,
-    /// How long a bad reading keeps a GPU unhealthy, milliseconds.
-    pub quiet_ms: u64,
-}
 
 /// One walk over a stack, on one snapshot.
 pub struct Walk<'a> {
@@ -75,42 +59,6 @@ pub struct Offers {
     pub faults: Vec<(String, Fault)>,
     /// What the baseline has to say of MIG.
     pub mig: mig::Words,
-}
-
-/// Who made an offer that no policy made.
-const BASELINE: &str = "baseline";
-
-impl Baseline {
-    /// The denial of a resource whose MPS control daemon is not there. CUDA then runs without MPS and
-    /// without a word, so its containers would have none of the limits that they were promised.
-    pub(super) fn mps_denial(&self, resource: &Resource) -> Option<StackAnswer> {
-        let socket = self.mps_sockets.get(resource)?;
-        let there = std::fs::metadata(socket)
-            .is_ok_and(|file| file.file_type().is_socket() || file.file_type().is_fifo());
-        let folder = socket.parent().unwrap_or(socket).display();
-        (!there).then(|| StackAnswer::Deny {
-            policy: "mps".into(),
-            reason: format!(
-                "{resource} is limited by MPS, and there is no control daemon at {}: start it \
-                 (CUDA_MPS_PIPE_DIRECTORY={folder} nvidia-cuda-mps-control -d), and if berth runs in a pod, \
-                 mount {folder} into it",
-                socket.display()
-            ),
-        })
-    }
-
-    /// What it has to say of MIG, as the node is offered now.
-    #[must_use]
-    pub fn mig_words(&self, node: &Ledger) -> mig::Words {
-        let own =
-            |id: &PartId| node.part(id).is_some_and(|p| ["", BASELINE].contains(&p.offered_by.as_str()));
-        self.plan(node, own).words
-    }
-
-    fn plan(&self, node: &Ledger, open: impl Fn(&PartId) -> bool) -> mig::Plan {
-        let parts = node.parts.values().filter(|p| p.present).map(|p| &p.part);
-        mig::plan(self.mig, &self.resource, parts, open)
-    }
 }
 
 impl Walk<'_> {

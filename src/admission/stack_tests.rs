@@ -1,8 +1,9 @@
 //! I8 and I9: whatever a policy answers, only what was offered, free and permitted comes of it; a
 //! faulty policy costs its turn, and the next one or the baseline answers instead.
 
+use super::baseline::Baseline;
 use super::faults::{FAULTS_TO_SUSPEND, Faults};
-use super::stack::{Baseline, CALL_MS_MAX, Offers, Walk};
+use super::stack::{CALL_MS_MAX, Offers, Walk};
 use crate::kernel::allocation::Limits;
 use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::StackAnswer;

@@ -3,8 +3,9 @@
 //! One thread, since the kubelet calls serially and a policy call takes tens of microseconds. The
 //! kubelet's jobs go first; offers are asked again when nothing else waits.
 
+use super::baseline::Baseline;
 use super::faults::Faults;
-use super::stack::{Baseline, Offers, Walk};
+use super::stack::{Offers, Walk};
 use crate::keeper::{Answered, AskError, Handle, Snapshot};
 use crate::kernel::allocation::Allocation;
 use crate::kernel::change::Change;

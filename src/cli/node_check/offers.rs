@@ -20,7 +20,7 @@ pub(super) fn mig(config: &Config, parts: &[Part]) -> Line {
     }
     let counts: Vec<String> = plan.counts().iter().map(|(name, count)| format!("{count} {name}")).collect();
     let listed = if counts.is_empty() { "nothing".into() } else { counts.join(", ") };
-    let stack = if config.stack.is_empty() { "" } else { " where the stack passes" };
+    let stack = if config.stack.is_empty() { "" } else { " where policies pass" };
     let detail = format!("strategy {strategy}: {listed}{stack}");
     if plan.words.notes.is_empty() {
         return Line::ok(CHECK, detail);
@@ -103,7 +103,7 @@ mod tests {
         assert!(line.detail.ends_with("1g.10gb on GPU 1, no MIG mode on GPU 0"), "{line:?}");
         assert!(line.fix.unwrap().contains("set migStrategy to mixed"));
         let stack = mig(&config("migStrategy: mixed\nstack: [{policy: exclusive}]"), &parts());
-        assert!(stack.detail.ends_with("where the stack passes"), "{stack:?}");
+        assert!(stack.detail.ends_with("where policies pass"), "{stack:?}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The configuration file. Unknown keys are refused; units are in the names.
 
 use super::edits::EditsFile;
-use super::{LogFormat, RoundTiming};
+use super::{ApiServerMode, LogFormat, RoundTiming};
 use crate::kernel::policy::{PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
 use crate::kernel::stack::{OnFault, Permissions};
 use crate::kernel::time::Timing;
@@ -19,6 +19,8 @@ pub struct FileConfig {
     pub state_dir: Option<PathBuf>,
     pub gpus: Option<String>,
     pub nvml_library: Option<PathBuf>,
+    pub api_server: Option<ApiServerFile>,
+    pub kubeconfig: Option<PathBuf>,
     pub admin_listen: Option<String>,
     pub health_listen: Option<String>,
     pub token_file: Option<PathBuf>,
@@ -32,6 +34,24 @@ pub struct FileConfig {
     pub rounds: Option<RoundsFile>,
     pub timing: Option<TimingFile>,
     pub stack: Option<Vec<StackEntryConfig>>,
+}
+
+/// `apiServer`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum ApiServerFile {
+    Auto,
+    Off,
+}
+
+impl From<ApiServerFile> for ApiServerMode {
+    fn from(file: ApiServerFile) -> Self {
+        match file {
+            ApiServerFile::Auto => Self::Auto,
+            ApiServerFile::Off => Self::Off,
+        }
+    }
 }
 
 /// `log`.
@@ -95,6 +115,8 @@ pub struct TimingFile {
     pub rounds_apart_ms: Option<u64>,
     pub kubelet_settle_ms: Option<u64>,
     pub reply_settle_ms: Option<u64>,
+    pub drained_ms: Option<u64>,
+    pub evict_again_ms: Option<u64>,
 }
 
 impl TimingFile {
@@ -105,6 +127,8 @@ impl TimingFile {
             rounds_apart_ms: self.rounds_apart_ms.unwrap_or(defaults.rounds_apart_ms),
             kubelet_settle_ms: self.kubelet_settle_ms.unwrap_or(defaults.kubelet_settle_ms),
             reply_settle_ms: self.reply_settle_ms.unwrap_or(defaults.reply_settle_ms),
+            drained_ms: self.drained_ms.unwrap_or(defaults.drained_ms),
+            evict_again_ms: self.evict_again_ms.unwrap_or(defaults.evict_again_ms),
             ..defaults.clone()
         }
     }

@@ -1,6 +1,8 @@
 //! How far the start has come, for readiness and the API.
 
 use crate::admin::{FileStack, NodeFacts, Registration, Step};
+use crate::cluster;
+use crate::config::{ApiServer, Config};
 use crate::kernel::gpu::Inventory;
 use crate::kubelet::{self, Registrations};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,6 +13,7 @@ use tokio::sync::watch;
 pub struct Progress {
     facts: Mutex<NodeFacts>,
     registrations: Mutex<Option<watch::Receiver<Registrations>>>,
+    cluster: Mutex<Option<watch::Receiver<cluster::Link>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -20,9 +23,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Progress {
     /// Nothing is done yet.
     #[must_use]
-    pub fn new(node_name: &str) -> Self {
+    pub fn new(config: &Config) -> Self {
         let progress = Self::default();
-        node_name.clone_into(&mut lock(&progress.facts).name);
+        {
+            let mut facts = lock(&progress.facts);
+            config.node_name.clone_into(&mut facts.name);
+            facts.api_server = (config.api_server != ApiServer::Off).then(Step::default);
+        }
         progress
     }
 
@@ -41,6 +48,15 @@ impl Progress {
                 Step::Done => None,
             });
             facts.kubelet = waiting.map_or(Step::Done, Step::Waiting);
+        }
+        if let Some(link) = lock(&self.cluster).as_ref() {
+            facts.api_server = match &*link.borrow() {
+                cluster::Link::Off => None,
+                cluster::Link::Watching => Some(Step::Done),
+                cluster::Link::Connecting { trouble } => {
+                    Some(Step::Waiting(trouble.clone().unwrap_or_else(|| "connecting".into())))
+                }
+            };
         }
         facts
     }
@@ -67,6 +83,11 @@ impl Progress {
     /// The stack of the file, resolved.
     pub fn file_stack(&self, stack: FileStack) {
         lock(&self.facts).file_stack = stack;
+    }
+
+    /// The API server is asked, or not.
+    pub fn cluster(&self, link: watch::Receiver<cluster::Link>) {
+        *lock(&self.cluster) = Some(link);
     }
 
     /// The kubelet front end runs.

@@ -3,11 +3,13 @@
 use super::allocation::{Allocation, EndReason, Holder};
 use super::breaker::Breaker;
 use super::drain::Drain;
+use super::evict::Asked;
 use super::gpu::{Links, Part, Usage};
 use super::health::Health;
 use super::names::{AllocationId, DeviceKey, Digest, PartId, Resource};
 use super::offer::{OfferLine, ShareRange};
 use super::part_state::Device;
+use super::pods::PodsView;
 use super::policy::PolicyVersion;
 use super::reconcile::Sighting;
 use super::stack::Stack;
@@ -113,6 +115,10 @@ pub enum Change {
         /// Why ends are withheld, if they are.
         hold: Option<Arc<str>>,
     },
+    /// The pods of this node are others.
+    PodsSeen(Arc<PodsView>),
+    /// What came of asking pods to leave, by UID.
+    Evicting(Arc<BTreeMap<String, Asked>>),
     /// A live allocation was seen under a kubelet.sock of this age; see
     /// [`super::ledger::Ledger::kubelet_seen_wall_ms`].
     KubeletSeen(u64),
@@ -158,6 +164,8 @@ impl Change {
             | Self::HealthTurned { .. }
             | Self::Emptied { .. }
             | Self::Sighted { .. }
+            | Self::PodsSeen(_)
+            | Self::Evicting(_)
             | Self::BreakerTurned { .. } => false,
         }
     }

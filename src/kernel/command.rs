@@ -1,9 +1,11 @@
 //! The kernel's public interface: everything that can be asked of the truth, as one enum.
 
 use super::drain::{Mark, Order};
+use super::evict::{Ask, Outcome};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;
+use super::pods::PodsView;
 use super::policy::{AdmitRequest, PolicyVersion, Terms, TriageAnswer};
 use super::reconcile::RoundView;
 use super::stack::{Stack, StackEntry};
@@ -37,6 +39,8 @@ pub enum Command {
     Offer(Vec<(PartOffer, String)>),
     /// What the sources of truth show.
     Observe(RoundView),
+    /// What a source shows of all pods of this node.
+    Pods(PodsView),
     /// An operator cordons a GPU. Legal in any state; cordoning twice keeps since when, and takes
     /// another reason down.
     Cordon {
@@ -58,6 +62,13 @@ pub enum Command {
     StopDrain {
         /// The GPU.
         gpu: PartId,
+    },
+    /// What came of asking a pod to leave a GPU that is emptied. Forgotten where nobody wants it away.
+    Asked {
+        /// What was asked.
+        ask: Ask,
+        /// What came of it.
+        outcome: Outcome,
     },
     /// An operator lets a GPU be granted again. Legal in any state.
     Uncordon {

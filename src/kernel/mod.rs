@@ -8,8 +8,9 @@
 //!   moves, is written down and read back
 //! - [`command`], [`decide`], [`refusal`]: what can be asked, and how it is answered; the long
 //!   answers are [`allocate`], [`offering`], [`look`] and [`round`]
-//! - [`listing`], [`placement`], [`reconcile`]: what the kubelet is told, which devices are near,
-//!   and what the sources of truth prove
+//! - [`evict`]: who is asked to leave a GPU that is emptied
+//! - [`listing`], [`placement`], [`pods`], [`reconcile`]: what the kubelet is told, which devices are
+//!   near, whose pods are here, and what the sources of truth prove
 
 pub mod allocate;
 pub mod allocation;
@@ -18,6 +19,7 @@ pub mod change;
 pub mod command;
 pub mod decide;
 pub mod drain;
+pub mod evict;
 mod evidence;
 pub mod gpu;
 pub mod health;
@@ -30,6 +32,7 @@ pub mod offer;
 pub mod offering;
 pub mod part_state;
 pub mod placement;
+pub mod pods;
 pub mod policy;
 pub mod reconcile;
 pub mod record;

@@ -212,6 +212,8 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         | Change::HealthTurned { .. }
         | Change::Emptied { .. }
         | Change::Sighted { .. }
+        | Change::PodsSeen(_)
+        | Change::Evicting(_)
         | Change::BreakerTurned { .. } => {}
     }
 }

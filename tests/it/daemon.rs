@@ -32,16 +32,21 @@ pub(crate) struct House {
 pub(crate) struct Serving {
     pub(crate) child: Child,
     pub(crate) base: String,
-    token: String,
+    pub(crate) token: String,
     /// What it has logged so far.
     log: Arc<Mutex<String>>,
 }
 
 impl House {
     pub(crate) async fn new(settings: &str) -> Self {
+        Self::of(&format!("{BRISK}\n{settings}")).await
+    }
+
+    /// With these settings and no others.
+    pub(crate) async fn of(settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let kubelet = Kubelet::started(folder.path().join("kubelet")).await.unwrap();
-        Self { folder, kubelet, settings: format!("{BRISK}\n{settings}") }
+        Self { folder, kubelet, settings: settings.to_owned() }
     }
 
     pub(crate) fn command(&self) -> Command {
@@ -124,6 +129,7 @@ impl Serving {
                 .header("Authorization", authorization)
                 .header("Content-Type", "application/json")
                 .send(body.to_string()),
+            "DELETE" => agent.delete(&url).header("Authorization", authorization).call(),
             other => panic!("{other}"),
         };
         let text = answered.unwrap().body_mut().read_to_string().unwrap();

@@ -5,6 +5,7 @@ use super::dto::{Allocation, AllocationList};
 use super::problem::{Kind, Problem};
 use super::state::State;
 use crate::kernel::allocation::{self, ENDED_ALLOCATIONS_KEPT, LIVE_ALLOCATIONS_MAX};
+use crate::kernel::belongs::Owners;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::AllocationId;
 use crate::kernel::refusal::Refusal;
@@ -91,7 +92,8 @@ pub(super) async fn list(
     let all = live.chain(ended);
     let mut found: Vec<&Arc<allocation::Allocation>> = all.filter(|a| filter.matches(&ledger, a)).collect();
     found.sort_by_key(|a| std::cmp::Reverse((a.granted_wall_ms, a.id)));
-    let items = found.iter().take(limit).map(|a| Allocation::of(&ledger, a)).collect();
+    let (owners, mps) = (Owners::of(&ledger), (state.facts)().mps);
+    let items = found.iter().take(limit).map(|a| Allocation::of(&owners, &mps, a)).collect();
     Ok(HttpResponse::Ok().json(AllocationList { items, total: found.len() }))
 }
 
@@ -105,7 +107,7 @@ pub(super) async fn list(
     ))]
 pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
     let id = allocation_id(&path)?;
-    answer(&state.door.snapshot(), id)
+    answer(&state, &state.door.snapshot(), id)
 }
 
 /// End an allocation
@@ -123,20 +125,20 @@ pub(super) async fn end(state: web::Data<State>, path: web::Path<String>) -> Res
     let id = allocation_id(&path)?;
     let before = state.door.snapshot();
     if before.ended.iter().any(|a| a.id == id) {
-        return answer(&before, id);
+        return answer(&state, &before, id);
     }
     let applied = state.door.end(id).await?;
     tracing::info!(allocation = %id, by = OPERATOR, "an allocation was ended");
-    answer(&applied.snapshot, id)
+    answer(&state, &applied.snapshot, id)
 }
 
 fn allocation_id(text: &str) -> Result<AllocationId, Problem> {
     AllocationId::parse(text).map_err(|error| Problem::new(Kind::Path, error))
 }
 
-fn answer(ledger: &Ledger, id: AllocationId) -> Result<HttpResponse, Problem> {
+fn answer(state: &State, ledger: &Ledger, id: AllocationId) -> Result<HttpResponse, Problem> {
     let live = ledger.live.get(&id);
     let found = live.or_else(|| ledger.ended.iter().find(|a| a.id == id));
     let found = found.ok_or(Refusal::UnknownAllocation { id })?;
-    Ok(HttpResponse::Ok().json(Allocation::of(ledger, found)))
+    Ok(HttpResponse::Ok().json(Allocation::of(&Owners::of(ledger), &(state.facts)().mps, found)))
 }

@@ -21,9 +21,9 @@ pub(super) fn progress(
     let allocations: BTreeSet<AllocationId> =
         holders.iter().flat_map(|h| h.allocations.iter().copied()).collect();
     // What NVML says of a GPU has its instances in it.
-    let whole = ledger.usage.get(gpu).map(|u| u.processes);
+    let whole = ledger.processes_on(gpu);
     let parts = ledger.parts.values().filter(|p| p.part.gpu() == gpu);
-    let seen = parts.filter_map(|p| ledger.usage.get(&p.part.id)).map(|u| u.processes);
+    let seen = parts.filter_map(|p| ledger.processes_on(&p.part.id));
     DrainProgress {
         evict: order.evict,
         deadline: order.deadline_wall_ms.map(rfc3339),

@@ -18,6 +18,7 @@ mod node;
 mod openapi;
 mod policies;
 pub mod problem;
+mod processes;
 mod refusals;
 mod routes;
 mod server;

@@ -9,6 +9,7 @@ use super::facts::Step;
 use super::state::State;
 use crate::admission::Door;
 use crate::keeper::Snapshot;
+use crate::kernel::belongs::Owners;
 use crate::kernel::drain;
 use crate::kernel::gpu::Path;
 use crate::kernel::health::HealthState;
@@ -27,6 +28,8 @@ pub(super) struct View {
     now: Now,
     /// How it stands with the API server, where drains are shown.
     api_server: Option<Step>,
+    /// Uses that no allocation explains, by GPU.
+    bypasses: BTreeMap<PartId, u32>,
 }
 
 impl View {
@@ -39,7 +42,12 @@ impl View {
                 listed.filter(|l| l.healthy).map(|l| DeviceKey { resource: resource.clone(), id: l.id }),
             );
         }
-        Self { ledger, healthy, now: door.now(), api_server: None }
+        let (now, mut bypasses) = (door.now(), BTreeMap::new());
+        let found = Owners::of(&ledger).bypasses(door.rules().timing.bypass_ms, now);
+        for bypass in found {
+            *bypasses.entry(bypass.gpu).or_insert(0) += 1;
+        }
+        Self { ledger, healthy, now, api_server: None, bypasses }
     }
 
     /// The same with what drains need beside the ledger.
@@ -72,6 +80,11 @@ impl View {
         })
     }
 
+    /// How many uses of the node's GPUs no allocation explains.
+    pub(super) fn bypasses(&self) -> usize {
+        self.bypasses.values().map(|n| *n as usize).sum()
+    }
+
     /// What is advertised and held over the whole node.
     pub(super) fn uses(&self) -> Vec<ResourceUse> {
         self.uses_of(self.ledger.parts.values().map(AsRef::as_ref))
@@ -96,7 +109,8 @@ impl View {
             model: main.part.model.clone(),
             memory_mib: main.part.memory_mib,
             memory_used_mib: usage.map(|u| u.memory_used_mib),
-            processes: usage.map(|u| u.processes),
+            processes: self.ledger.processes_on(id),
+            bypasses: self.bypasses.get(id).copied().unwrap_or(0),
             present: self.parts(id).any(|p| p.present),
             health: health(state, self.parts(id).any(|p| p.present)),
             drain: self.drain_of(id, &state.drain),
@@ -148,7 +162,7 @@ impl View {
             }),
             memory_mib: state.part.memory_mib,
             memory_used_mib: usage.map(|u| u.memory_used_mib),
-            processes: usage.map(|u| u.processes),
+            processes: self.ledger.processes_on(&state.part.id),
             present: state.present,
             offered_by: Some(state.offered_by.clone()).filter(|by| !by.is_empty()),
             offer: state.lines.iter().map(offer_line).collect(),

@@ -3,9 +3,11 @@
 //! Front ends parse, ask here, and read snapshots. Async ends here: everything behind is sync.
 
 mod baseline;
+mod bypass_log;
 mod faults;
 mod gpu_watch;
 mod gpus;
+mod looker;
 mod stack;
 #[cfg(test)]
 mod stack_tests;
@@ -15,6 +17,7 @@ pub use crate::kernel::command::Attempt;
 pub use baseline::Baseline;
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record};
 pub use gpu_watch::GpuWatch;
+pub use looker::Looker;
 pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
 pub use thread::{ActivateError, Granted};
 

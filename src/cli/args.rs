@@ -1,5 +1,6 @@
 //! What can be typed. Help texts teach: each says what the command does and shows how it is used.
 
+use super::process::ProcessCommand;
 use super::state::StateCommand;
 use crate::config::ServeArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -119,6 +120,12 @@ Examples:
         /// What to do.
         #[command(subcommand)]
         command: AllocationCommand,
+    },
+    /// See who is on the GPUs, and who without an allocation
+    Process {
+        /// What to do.
+        #[command(subcommand)]
+        command: ProcessCommand,
     },
     /// Upload policies and choose which are asked
     #[command(after_help = "\

@@ -1,6 +1,7 @@
 //! The configuration file. Unknown keys are refused; units are in the names.
 
 use super::edits::EditsFile;
+use super::processes::ProcessesFile;
 use super::{ApiServerMode, LogFormat, RoundTiming};
 use crate::kernel::policy::{PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
 use crate::kernel::stack::{OnFault, Permissions};
@@ -30,6 +31,7 @@ pub struct FileConfig {
     pub memory_overcommit: Option<f64>,
     pub skip_adoption: Option<bool>,
     pub health: Option<HealthFile>,
+    pub processes: Option<ProcessesFile>,
     pub container_edits: Option<EditsFile>,
     pub rounds: Option<RoundsFile>,
     pub timing: Option<TimingFile>,
@@ -117,6 +119,7 @@ pub struct TimingFile {
     pub reply_settle_ms: Option<u64>,
     pub drained_ms: Option<u64>,
     pub evict_again_ms: Option<u64>,
+    pub bypass_ms: Option<u64>,
 }
 
 impl TimingFile {
@@ -129,6 +132,7 @@ impl TimingFile {
             reply_settle_ms: self.reply_settle_ms.unwrap_or(defaults.reply_settle_ms),
             drained_ms: self.drained_ms.unwrap_or(defaults.drained_ms),
             evict_again_ms: self.evict_again_ms.unwrap_or(defaults.evict_again_ms),
+            bypass_ms: self.bypass_ms.unwrap_or(defaults.bypass_ms),
             ..defaults.clone()
         }
     }

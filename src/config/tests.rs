@@ -39,6 +39,7 @@ fn wrong_settings_say_which_and_what_to_do() {
         ("gpus: amd", "sim:8xh100"),
         ("adminListen: 0.0.0.0:1", "loopback"),
         ("memoryOvercommit: 0.5", "1.0 to 16.0"),
+        ("processes: {ignore: [/usr/bin/dcgmi]}", "without a path"),
         ("resource: gpu", "a domain"),
         ("migStrategy: both", "none, single or mixed"),
         ("stack: [{policy: mixed, parameterss: {}}]", "parameterss"),

@@ -11,6 +11,7 @@ use super::offer::{OfferLine, ShareRange};
 use super::part_state::Device;
 use super::pods::PodsView;
 use super::policy::PolicyVersion;
+use super::process::ProcessTable;
 use super::reconcile::Sighting;
 use super::stack::Stack;
 use super::time::Now;
@@ -52,6 +53,8 @@ pub enum Change {
         /// What the parts do.
         usage: Arc<BTreeMap<PartId, Usage>>,
     },
+    /// Other processes are on the GPUs, or the same with other memory.
+    ProcessesSeen(Arc<ProcessTable>),
     /// A GPU's health is another.
     HealthTurned {
         /// The GPU.
@@ -161,6 +164,7 @@ impl Change {
             | Self::StackActivated(_) => true,
             Self::PartGone(_)
             | Self::Looked { .. }
+            | Self::ProcessesSeen(_)
             | Self::HealthTurned { .. }
             | Self::Emptied { .. }
             | Self::Sighted { .. }

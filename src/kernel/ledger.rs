@@ -16,6 +16,7 @@ use super::offer::{Consumes, claim_share};
 use super::part_state::{Device, PartState, Standing, Taken};
 use super::pods::{Fate, PodsView};
 use super::policy::PolicyVersion;
+use super::process::ProcessTable;
 use super::reconcile::Sighting;
 use super::stack::Stack;
 use super::time::Now;
@@ -58,6 +59,8 @@ pub struct Ledger {
     pub links: Arc<Links>,
     /// What the parts do, by the last look.
     pub usage: Arc<BTreeMap<PartId, Usage>>,
+    /// Who is on the GPUs, by the last look.
+    pub processes: Arc<ProcessTable>,
     /// Live allocations.
     pub live: Arc<BTreeMap<AllocationId, Arc<Allocation>>>,
     /// The newest ended ones, oldest first.
@@ -163,6 +166,7 @@ impl Ledger {
                 self.links = Arc::clone(links);
                 self.usage = Arc::clone(usage);
             }
+            Change::ProcessesSeen(table) => self.processes = Arc::clone(table),
             Change::HealthTurned { gpu, health } => {
                 if let Some(state) = self.gpus.get_mut(gpu) {
                     Arc::make_mut(state).health = health.clone();

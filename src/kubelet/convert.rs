@@ -4,12 +4,13 @@ use super::nodes::device_nodes;
 use super::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, Device, DeviceSpec, Mount};
 use super::wire::v1beta1::{NumaNode, TopologyInfo};
 use super::wire::{HEALTHY, UNHEALTHY};
-use crate::config::{DeviceIdStrategy, DeviceListStrategy, Edits, MpsEdits, ResourceEdits, mps_limits};
+use crate::config::{DeviceIdStrategy, DeviceListStrategy, Edits, MpsEdits, ResourceEdits};
 use crate::kernel::allocation::{Allocation, Limits};
 use crate::kernel::gpu::Part;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::listing::Listed;
 use crate::kernel::names::Resource;
+use crate::kernel::part_use;
 use std::collections::BTreeSet;
 
 /// Names the GPUs to NVIDIA's runtimes.
@@ -63,7 +64,10 @@ pub(super) fn response(allocation: &Allocation, ledger: &Ledger, edits: &Edits) 
     if let Some(own) = edits.resources.get(&allocation.resource) {
         add_own(own, &mut response);
         if let Some(mps) = &own.mps {
-            add_mps(mps, mps_limits(ledger, allocation), parts.len(), &mut response);
+            // The strictest of its parts counts: MPS knows GPUs by the order in which CUDA counts them,
+            // and that order is the container's own choice.
+            let limits = part_use::limits(ledger, allocation, true).map(|(limits, _)| limits);
+            add_mps(mps, limits.unwrap_or_default(), parts.len(), &mut response);
         }
     }
     // Last, so that nothing a policy said can stand in its place.
@@ -103,7 +107,7 @@ fn add_mps(mps: &MpsEdits, limits: Limits, gpus: usize, response: &mut Container
         let each: Vec<String> = (0..gpus).map(|gpu| format!("{gpu}={mib}M")).collect();
         tell("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", each.join(","));
     }
-    if let Some(percent) = limits.compute_percent {
+    if let Some(percent) = limits.compute_percent.filter(|percent| *percent < 100) {
         tell("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent.to_string());
     }
     if let Some(log) = &mps.log_directory {

@@ -3,12 +3,12 @@
 use super::fence::Steps;
 use super::map;
 use super::raw;
+use super::running::{self, Running};
 use crate::kernel::gpu::{RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING, Usage};
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -50,6 +50,8 @@ pub(super) struct Visit {
     /// With the index that each has now.
     pub(super) instances: Vec<(InstanceFacts, u32, Option<Usage>)>,
     pub(super) usage: Option<Usage>,
+    /// The processes on it and on its instances; `None` where NVML does not tell.
+    pub(super) running: Option<Vec<Running>>,
     /// What the hardware says is wrong, although it answers.
     pub(super) signs: Vec<Sign>,
     /// Uncorrectable ECC errors since the driver was loaded, where the model counts them.
@@ -131,12 +133,19 @@ pub(super) fn visit(
     };
     let mig_mode = ask_if_known(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?;
     let mig_enabled = mig_mode.is_some_and(|mode| mode.current == 1);
-    let instances = if mig_enabled { instances(&device, known, steps)? } else { Vec::new() };
+    let seen = if mig_enabled { instances(&device, known, steps)? } else { Vec::new() };
+    let whole = running::on(&device, steps)?;
+    let (mut instances, mut inside) = (Vec::new(), Vec::new());
+    for (facts, index, running, usage) in seen {
+        inside.push(((facts.gpu_instance, facts.compute_instance), running));
+        instances.push((facts, index, usage));
+    }
     Ok(Visit {
         handle: raw::handle(&device),
         mig_enabled,
         instances,
-        usage: usage(&device, steps)?,
+        usage: usage(&device, whole.as_deref(), steps)?,
+        running: running::merged(whole, inside),
         signs: signs(&device, steps)?,
         uncorrectable: ask_if_known(steps, "nvmlDeviceGetTotalEccErrors", || {
             device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
@@ -193,11 +202,10 @@ fn only_bit(words: &[std::ffi::c_ulong]) -> Option<u32> {
     }
 }
 
-fn instances(
-    device: &Device,
-    known: &Known,
-    steps: &Steps,
-) -> Result<Vec<(InstanceFacts, u32, Option<Usage>)>, Failed> {
+/// A MIG instance: what it is, its index, who runs on it, and what they use.
+type Instance = (InstanceFacts, u32, Option<Vec<Running>>, Option<Usage>);
+
+fn instances(device: &Device, known: &Known, steps: &Steps) -> Result<Vec<Instance>, Failed> {
     let most = ask(steps, "nvmlDeviceGetMaxMigDeviceCount", || device.mig_device_count())?;
     let mut found = Vec::new();
     for index in 0..most {
@@ -213,7 +221,9 @@ fn instances(
             Some(facts) => facts.clone(),
             None => instance_facts(device, &instance, uuid, steps)?,
         };
-        found.push((facts, index, usage(&instance, steps)?));
+        let running = running::on(&instance, steps)?;
+        let usage = usage(&instance, running.as_deref(), steps)?;
+        found.push((facts, index, running, usage));
     }
     Ok(found)
 }
@@ -242,25 +252,12 @@ fn instance_facts(
     })
 }
 
-/// Memory in use and processes; `None` where the processes cannot be seen. A process that is both
-/// listed plainly and as a client of MPS counts once. Graphics processes are left out: a display
-/// server would keep a GPU from ever being drained.
-fn usage(device: &Device, steps: &Steps) -> Result<Option<Usage>, Failed> {
+/// Memory in use and processes; `None` where the processes cannot be seen.
+fn usage(device: &Device, running: Option<&[Running]>, steps: &Steps) -> Result<Option<Usage>, Failed> {
     let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
-    let compute = ask_if_known(steps, "nvmlDeviceGetComputeRunningProcesses_v3", || {
-        device.running_compute_processes()
-    })?;
-    let Some(compute) = compute else {
-        return Ok(None);
-    };
-    let mps = ask_if_known(steps, "nvmlDeviceGetMPSComputeRunningProcesses_v3", || {
-        device.mps_running_compute_processes()
-    })?;
-    let listed = compute.iter().chain(mps.iter().flatten());
-    let pids: BTreeSet<u32> = listed.map(|process| process.pid).collect();
-    Ok(Some(Usage {
+    Ok(running.map(|running| Usage {
         memory_used_mib: map::mib(memory.used),
-        processes: u32::try_from(pids.len()).unwrap_or(u32::MAX),
+        processes: running::computing(running),
     }))
 }
 

@@ -7,6 +7,7 @@ use super::links::LinkCache;
 use super::{NvmlOptions, Session, map};
 use crate::kernel::gpu::{Inventory, PARTS_MAX, Part, Reading, Usage};
 use crate::kernel::names::BadName;
+use crate::kernel::process::PROCESSES_PER_GPU_MAX;
 use crate::ports::GpusError;
 use nvml_wrapper::error::NvmlError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -199,6 +200,10 @@ impl Memory {
             let errors = now - old;
             let detail = format!("{errors} uncorrectable ECC errors since the last look");
             inventory.signs.push(reading("ecc", errors, detail));
+        }
+        if let Some(running) = &visit.running {
+            let told = running.iter().map(|one| one.process(&new.part.id, &new.instances));
+            inventory.processes.insert(new.part.id.clone(), told.take(PROCESSES_PER_GPU_MAX).collect());
         }
         self.gpus.insert(index, new);
         true

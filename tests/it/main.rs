@@ -39,6 +39,7 @@ mod policies_install;
 mod policies_node;
 mod policies_prebuilt;
 mod policies_shipped;
+mod processes;
 mod sim_file;
 mod simulation;
 mod state;

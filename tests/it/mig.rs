@@ -184,7 +184,7 @@ async fn a_resource_under_mps_needs_its_daemon_and_tells_containers_the_way() {
         ),
     )
     .await;
-    let _serving = rig.house.serve();
+    let serving = rig.house.serve();
     rig.allocatable(&[(SHARED, 4)]).await;
     let refused = rig.house.start("early", SHARED, 1).await.unwrap_err();
     assert!(refused.contains("MPS") && refused.contains(shown), "{refused}");
@@ -198,4 +198,11 @@ async fn a_resource_under_mps_needs_its_daemon_and_tells_containers_the_way() {
     let mounts: Vec<_> =
         view.mounts.iter().map(|m| (m.host_path.as_str(), m.container_path.as_str())).collect();
     assert_eq!(mounts, [(shown, shown), ("/dev/shm", "/dev/shm")]);
+    // The API says the same, and who sees to it.
+    let limits = &serving.live()[0]["limits"];
+    assert_eq!(
+        (&limits["memoryMib"], &limits["enforcedBy"]),
+        (&(81_559 / 4).into(), &"mps".into()),
+        "{limits}"
+    );
 }

@@ -160,7 +160,7 @@ SCENARIOS = [
     Scenario(
         "change shares",
         Setup(gpus=GPUS, shares=SHARES, shares_as=WHOLE),
-        _cases("time-slicing", _OVER, _BACK, _AGAIN),
+        _cases("time-slicing", _OVER, _BACK),
         berth_first=False,
     ),
     Scenario(

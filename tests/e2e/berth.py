@@ -23,6 +23,7 @@ ADMIN = "127.0.0.1:9470"
 CONFIG_FOR_READERS = "/etc/berth/config.yaml"
 _STATE = LIB / "berth"
 _TOKEN = _STATE / "token"
+_CLIENT = {"BERTH_SERVER": f"http://{ADMIN}", "BERTH_TOKEN_FILE": str(_TOKEN)}
 _CONFIG = RUN / "berth.yaml"
 
 #: What the library case mounts into every container that holds a whole GPU.
@@ -115,9 +116,12 @@ class Berth:
 
     def cli(self, *args: str, seconds: float = 60) -> str:
         """Runs `berth ARGS` against the running daemon, as an operator would; returns what it printed."""
-        env = {"BERTH_SERVER": f"http://{ADMIN}", "BERTH_TOKEN_FILE": str(_TOKEN)}
         args = tuple(str(_CONFIG) if a == CONFIG_FOR_READERS else a for a in args)
-        return process.run([self._binary, *args], f"berth {' '.join(args)}", env, seconds)
+        return process.run([self._binary, *args], f"berth {' '.join(args)}", _CLIENT, seconds)
+
+    def cli_process(self, log: Path, *args: str) -> process.Process:
+        """The same as a process that goes on beside the test."""
+        return process.Process(f"berth {args[0]} {args[1]}", [self._binary, *args], log, _CLIENT)
 
     def registered(self, resource: str) -> None:
         """Waits until the kubelet watches the device list of `resource`, by Berth's word and by the kubelet's own."""
@@ -163,6 +167,10 @@ class Berth:
     def drain(self, gpu: str) -> str:
         """The state of a GPU's drain."""
         return self._get(f"/api/v1/gpus/{gpu}")["drain"]["state"]
+
+    def drains(self, state: str) -> list[str]:
+        """The GPUs whose drain is in that state."""
+        return [gpu["uuid"] for gpu in self._get("/api/v1/gpus")["items"] if gpu["drain"]["state"] == state]
 
     def share(self, shares: int) -> None:
         """Changes the policy of the running daemon: from now on every GPU is offered in so many shares."""

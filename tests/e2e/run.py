@@ -21,6 +21,7 @@ import cases  # noqa: E402
 import changeover  # noqa: E402
 import containerd  # noqa: E402
 import controlplane  # noqa: E402
+import drains  # noqa: E402
 import fullnode  # noqa: E402
 import kubelet  # noqa: E402
 import machine  # noqa: E402
@@ -35,7 +36,7 @@ from say import Score, Trouble, note, problem  # noqa: E402
 from scenario import Scenario  # noqa: E402
 
 #: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it.
-SCENARIOS = cases.SCENARIOS + changeover.SCENARIOS + fullnode.SCENARIOS
+SCENARIOS = cases.SCENARIOS + changeover.SCENARIOS + fullnode.SCENARIOS + drains.SCENARIOS
 
 
 _CONTAINERD_HELP = (

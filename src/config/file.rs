@@ -1,7 +1,7 @@
 //! The configuration file. Unknown keys are refused; units are in the names.
 
 use super::edits::EditsFile;
-use super::{LogFormat, RoundTiming};
+use super::{ApiServerMode, LogFormat, RoundTiming};
 use crate::kernel::policy::{PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
 use crate::kernel::stack::{OnFault, Permissions};
 use crate::kernel::time::Timing;
@@ -19,6 +19,8 @@ pub struct FileConfig {
     pub state_dir: Option<PathBuf>,
     pub gpus: Option<String>,
     pub nvml_library: Option<PathBuf>,
+    pub api_server: Option<ApiServerFile>,
+    pub kubeconfig: Option<PathBuf>,
     pub admin_listen: Option<String>,
     pub health_listen: Option<String>,
     pub token_file: Option<PathBuf>,
@@ -31,6 +33,24 @@ pub struct FileConfig {
     pub rounds: Option<RoundsFile>,
     pub timing: Option<TimingFile>,
     pub stack: Option<Vec<StackEntryConfig>>,
+}
+
+/// `apiServer`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum ApiServerFile {
+    Auto,
+    Off,
+}
+
+impl From<ApiServerFile> for ApiServerMode {
+    fn from(file: ApiServerFile) -> Self {
+        match file {
+            ApiServerFile::Auto => Self::Auto,
+            ApiServerFile::Off => Self::Off,
+        }
+    }
 }
 
 /// `log`.

@@ -12,11 +12,13 @@ use crate::kernel::ledger::Ledger;
 use crate::kernel::names::{DeviceId, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine};
 use crate::kernel::part_state::{Device, PartState, Taken};
+use crate::kernel::pods::{self, Candidate};
 use crate::kernel::policy::Call;
 use crate::kernel::time::Now;
 
 /// A snapshot in the words of the contract, and what its indices stand for.
 pub(super) struct View<'a> {
+    ledger: &'a Ledger,
     pub(super) context: wit::Context,
     pub(super) parts: Vec<&'a PartId>,
     pub(super) resources: Vec<&'a Resource>,
@@ -38,6 +40,7 @@ impl<'a> View<'a> {
         resources.dedup();
         let count = states.iter().map(|state| state.devices.len()).sum();
         let mut view = Self {
+            ledger,
             context: wit::Context {
                 node: wit::Node {
                     parts: Vec::with_capacity(states.len()),
@@ -63,6 +66,12 @@ impl<'a> View<'a> {
         let live = live.map(|allocation| view.allocation(allocation, now)).collect();
         view.context.node.allocations = live;
         view
+    }
+
+    /// Who may be asking for so many devices of `resource`.
+    pub(super) fn candidates(&self, resource: &Resource, count: usize) -> Vec<wit::Candidate> {
+        let found = pods::candidates(self.ledger, resource, count);
+        found.into_iter().map(candidate).collect()
     }
 
     pub(super) fn part_index(&self, part: &PartId) -> Option<u32> {
@@ -188,6 +197,20 @@ fn seconds(ms: u64) -> u32 {
 }
 
 /// The facts that have no field of their own, beside those that the backend found.
+fn candidate(found: Candidate) -> wit::Candidate {
+    let pod = &found.pod;
+    let labels = pod.labels.iter();
+    wit::Candidate {
+        namespace: pod.namespace.clone(),
+        pod: pod.name.clone(),
+        pod_uid: pod.uid.clone(),
+        container: found.container,
+        labels: labels
+            .map(|(key, value)| wit::Attribute { key: key.clone(), value: value.clone() })
+            .collect(),
+    }
+}
+
 fn attributes(part: &Part) -> Vec<wit::Attribute> {
     let attribute = |key: &str, value: String| wit::Attribute { key: key.to_owned(), value };
     let found = part.attributes.iter();

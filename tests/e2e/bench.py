@@ -146,7 +146,9 @@ class Bench:
             shown = self.berth.allocations()
             listed = {((a.holder or (None,) * 4) + (a.gpus, a.devices)) for a in shown}
             if listed != truth or len(shown) != len(listed):
-                raise Trouble(f"not true: {sorted(map(str, listed - truth))}, missing: {sorted(map(str, truth - listed))}")
+                raise Trouble(
+                    f"not true: {sorted(map(str, listed - truth))}, missing: {sorted(map(str, truth - listed))}"
+                )
             return True
 
         until("the API's list equals the truth", seconds, equal, every=0.1)

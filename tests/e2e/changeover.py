@@ -6,7 +6,7 @@ from bench import Bench
 from berth import SHARED, WHOLE, Setup, gpu_of
 from kubelet import granted, healthy
 from nvidia import NvidiaPlugin
-from pods import container_ids
+from pods import Pod, container_ids
 from readme import follow
 from say import Trouble
 from scenario import Scenario
@@ -30,6 +30,7 @@ class Change:
         renamed = setup.shares > 0 and setup.resource == SHARED
         self.plugin = NvidiaPlugin(bench.logs, bench.berth.fake, setup.resource, setup.shares, renamed)
         self.before: dict = {}
+        self.waiting: Pod | None = None
         bench.at_end.append(self.plugin.stop)
 
     def look(self) -> dict:
@@ -55,7 +56,7 @@ class Change:
             raise Trouble(f"containers changed: {changed}")
 
     def newcomers(self, *names: str) -> None:
-        """New pods run, on devices that nobody held; a whole GPU and a share of it, or two whole ones, never meet."""
+        """New pods run, on devices that nobody held."""
         held = self._held()
         for name in names:
             pod = self.bench.pod(name, {"main": 1})
@@ -67,28 +68,50 @@ class Change:
             held |= devices
 
     def too_many(self, name: str) -> None:
-        """A pod that wants one device more than are free is refused."""
+        """A pod that wants one device more than are free does not run: the kubelet refuses it, a scheduler lets it wait."""
         free = self.devices - len(self._held())
-        self.bench.refused(self.bench.pod(name, {"main": free + 1}))
+        pod = self.bench.pod(name, {"main": free + 1})
+        if self.bench.node.is_standalone:
+            self.bench.refused(pod)
+        else:
+            self.bench.waits(pod)
+            self.bench.node.delete(pod)
 
     def stop_nvidia(self) -> None:
         self.before = self.look()
         self.plugin.stop()
+        self._between("to-berth")
 
     def stop_berth(self) -> None:
         self.before = self.look()
         code, _ = self.bench.berth.stop()
         if code != 0:
             raise Trouble(f"berth ended with {code}")
+        self._between("to-nvidia")
 
     def start_nvidia(self) -> None:
         self.plugin.start(self.devices)
+        self._between_runs()
         self.unharmed()
+
+    def _between(self, name: str) -> None:
+        """A pod that comes while neither is there waits; without a scheduler it would be refused for good."""
+        if not self.bench.node.is_standalone:
+            self.bench.allocatable({self.bench.resource: 0})
+            self.waiting = self.bench.pod(name, {"main": 1})
+            self.bench.waits(self.waiting)
+
+    def _between_runs(self) -> None:
+        if self.waiting is not None:
+            self.bench.node.running(self.waiting)
+            self.bench.running.append(self.waiting)
+            self.waiting = None
 
     def start_berth(self) -> None:
         self.bench.berth.start()
         if len(healthy(self.bench.resource)) != self.devices:
             raise Trouble(f"{self.devices} devices are to be had, berth lists {sorted(healthy(self.bench.resource))}")
+        self._between_runs()
         self.unharmed()
 
     def _held(self) -> frozenset[str]:
@@ -167,6 +190,13 @@ SCENARIOS = [
         "change renamed shares",
         Setup(gpus=GPUS, shares=SHARES),
         _cases("time-slicing, renamed", _OVER, _BACK),
+        berth_first=False,
+    ),
+    Scenario(
+        "change with a scheduler",
+        Setup(gpus=GPUS, shares=SHARES, shares_as=WHOLE),
+        _cases("time-slicing, full node", _OVER, _BACK),
+        cluster=True,
         berth_first=False,
     ),
 ]

@@ -15,7 +15,7 @@ import machine
 import process
 from gomodule import GoModule
 from kubelet import NODE_NAME
-from places import LIB, RUN
+from places import LIB, REPO, RUN
 from pods import NAMESPACE
 from say import Trouble, until
 
@@ -36,6 +36,9 @@ _CERTIFICATE, _KEY = _FOLDER / "server.crt", _FOLDER / "server.key"
 
 #: Tokens are of this test alone and worth nothing outside it: the API server listens on loopback while the test runs.
 _ADMIN, _BERTH = "e2e-admin", "e2e-berth"
+
+#: The rights that Berth's users are told to give it, so that the test shows that they are enough.
+_BERTH_ROLE = REPO / "deploy" / "cluster-role.yaml"
 
 #: What `ControlPlane.empty` takes away, in this order: what makes pods before the pods.
 _KINDS = "deployments,replicasets,jobs,poddisruptionbudgets,pods"
@@ -118,6 +121,8 @@ class ControlPlane:
         self._controllers.start()
         self._scheduler.start()
         self.kubectl("create", "namespace", NAMESPACE)
+        self.kubectl("create", "-f", _BERTH_ROLE)
+        self.kubectl("create", "clusterrolebinding", "berth", "--clusterrole=berth", "--user=berth")
 
     def stop(self) -> None:
         for part in (self._scheduler, self._controllers, self._api, self._etcd):
@@ -204,7 +209,18 @@ def _kubeconfig(token: str) -> dict:
 
 def _make_certificates() -> None:
     """An authority of two days, and a certificate of it for loopback."""
-    new = ["openssl", "req", "-x509", "-days", "2", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    new = [
+        "openssl",
+        "req",
+        "-x509",
+        "-days",
+        "2",
+        "-nodes",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+    ]
     authority = [*new, "-subj", "/CN=berth-e2e", "-keyout", _FOLDER / "ca.key", "-out", _CA]
     process.run(authority, "make a certificate authority")
     server = [*new, "-subj", "/CN=kube-apiserver", "-keyout", _KEY, "-out", _CERTIFICATE, "-CA", _CA]

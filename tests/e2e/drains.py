@@ -132,7 +132,9 @@ def budget(bench: Bench) -> str:
     while time.monotonic() < end:
         pod.beats("main")
         if bench.berth.drain(gpu) != "draining" or not drain.running():
-            raise Trouble(f"the budget allows no eviction, and the drain is {bench.berth.drain(gpu)}: {drain.last_words()}")
+            raise Trouble(
+                f"the budget allows no eviction, and the drain is {bench.berth.drain(gpu)}: {drain.last_words()}"
+            )
     if "budget" not in drain.log.read_text(encoding="utf-8"):
         raise Trouble(f"the command says nothing of a budget: {drain.last_words()}")
     cluster.kubectl("delete", "poddisruptionbudget", "keep")

@@ -25,6 +25,10 @@ class Node:
         self._cluster: ControlPlane | None = None
 
     @property
+    def is_standalone(self) -> bool:
+        return self._cluster is None
+
+    @property
     def cluster(self) -> ControlPlane:
         """The control plane that it has joined."""
         if self._cluster is None:

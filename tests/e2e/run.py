@@ -36,7 +36,9 @@ from say import Score, Trouble, note, problem  # noqa: E402
 from scenario import Scenario  # noqa: E402
 
 #: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it.
-SCENARIOS = cases.SCENARIOS + changeover.SCENARIOS + fullnode.SCENARIOS + drains.SCENARIOS
+SCENARIOS = sorted(
+    cases.SCENARIOS + changeover.SCENARIOS + fullnode.SCENARIOS + drains.SCENARIOS, key=lambda s: s.cluster
+)
 
 
 _CONTAINERD_HELP = (

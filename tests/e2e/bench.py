@@ -154,6 +154,17 @@ class Bench:
         until("the API's list equals the truth", seconds, equal, every=0.1)
         return time.monotonic() - begin
 
+    def crash(self, pod: Pod, container: str) -> None:
+        """Lets a container of a running pod end with an error; returns when the kubelet has started it again."""
+        pod.end(container, 3)
+
+        def restarted() -> bool:
+            statuses = {s["name"]: s for s in self.node.status(pod)["status"]["containerStatuses"]}
+            return statuses[container]["restartCount"] == 1 and "running" in statuses[container]["state"]
+
+        until(f"container {container} of {pod.name} is started again", 60, restarted)
+        pod.beats(container)
+
     def picture(self) -> tuple[dict, dict]:
         """What a restart of anything must leave alone: containers as the kubelet knows them, and live allocations."""
         for pod in self.running:

@@ -136,6 +136,13 @@ def to_berth(bench: Bench) -> None:
         bench.berth.cli,
     )
     change.unharmed()
+    # A container of before that is started again later is not granted anew: it has what it had.
+    (early, *_) = bench.running
+    seen = bench.gpus_seen(early, "main")
+    bench.crash(early, "main")
+    if bench.gpus_seen(early, "main") != seen:
+        raise Trouble(f"started again, {early.name} sees {bench.gpus_seen(early, 'main')}, before it saw {seen}")
+    bench.equals_truth(HOLDER_SECONDS)
 
 
 def back_to_nvidia(bench: Bench) -> None:

@@ -177,14 +177,7 @@ def crashed(bench: Bench) -> None:
     pod = bench.shared["crashes"]
     seen = bench.gpus_seen(pod, "main")
     before = bench.allocation(pod, "main").same()
-    pod.end("main", 3)
-
-    def restarted() -> bool:
-        (status,) = bench.node.status(pod)["status"]["containerStatuses"]
-        return status["restartCount"] == 1 and "running" in status["state"]
-
-    until(f"the container of {pod.name} is started again", 60, restarted)
-    pod.beats("main")
+    bench.crash(pod, "main")
     if bench.gpus_seen(pod, "main") != seen or bench.allocation(pod, "main").same() != before:
         raise Trouble(f"{pod.name} had {seen} by {before}; now {bench.allocation(pod, 'main').same()}")
     bench.equals_truth(HOLDER_SECONDS)

@@ -76,7 +76,7 @@ impl Daemon {
     /// If any of it does not.
     pub async fn build(config: Config, options: Options) -> anyhow::Result<Self> {
         make_state_dir(&config)?;
-        let progress = Arc::new(Progress::new(&config.node_name));
+        let progress = Arc::new(Progress::new(&config));
         let told = Arc::clone(&progress);
         let admin = admin::Server::bind(admin::Settings {
             listen: config.admin_listen,

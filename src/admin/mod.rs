@@ -8,6 +8,7 @@ mod allocations;
 mod auth;
 mod body;
 mod drain;
+mod draining;
 pub mod dto;
 mod entries;
 mod facts;

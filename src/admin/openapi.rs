@@ -19,7 +19,7 @@ use utoipa::{Modify, OpenApi};
     ),
     servers((url = "/", description = "This node")),
     paths(
-        node::show, gpus::list, gpus::show, gpus::forget, gpus::cordon, gpus::uncordon, drain::start, drain::stop, drain::mark_healthy,
+        node::show, gpus::list, gpus::show, gpus::forget, gpus::cordon, gpus::uncordon, drain::start, drain::show, drain::stop, drain::mark_healthy,
         allocations::list, allocations::show, allocations::end,
         policies::list, policies::upload, policies::show, policies::module, policies::delete,
         stack::show, stack::activate, stack::reset, node::livez, node::readyz,
@@ -106,6 +106,7 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
         (404, Some("allocations")) => Some(Kind::UnknownAllocation),
         (404, Some("policies")) => Some(Kind::UnknownPolicy),
         (409, Some("policies")) => Some(Kind::InUse),
+        (409, Some(_)) if path.ends_with("/drain") => Some(Kind::NoApiServer),
         (409, Some(_)) => Some(Kind::State),
         (422, Some("policies")) => Some(Kind::NotAPolicy),
         (422, Some("stack")) => Some(Kind::StackFails),

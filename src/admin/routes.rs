@@ -30,7 +30,8 @@ pub(super) fn admin(config: &mut ServiceConfig) {
                 .route(web::delete().to(gpus::uncordon)),
         )
         .service(
-            resource("/gpus/{uuid}/drain", "PUT, DELETE")
+            resource("/gpus/{uuid}/drain", "GET, PUT, DELETE")
+                .route(read().to(drain::show))
                 .route(web::put().to(drain::start))
                 .route(web::delete().to(drain::stop)),
         )

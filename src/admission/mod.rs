@@ -18,6 +18,7 @@ pub use thread::{ActivateError, Granted};
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
 use crate::kernel::drain::{Mark, Order};
+use crate::kernel::evict::{Ask, Outcome};
 use crate::kernel::gpu::{Inventory, Reading};
 use crate::kernel::listing::{Listed, listing};
 use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
@@ -222,6 +223,14 @@ impl Door {
     ) -> Result<Applied, AskError> {
         let mark = Mark { by, why, since_wall_ms: self.clock.now().wall_ms };
         self.command(Command::Drain { gpu, mark, order }).await
+    }
+
+    /// Hands in what came of asking a pod to leave a GPU that is emptied.
+    ///
+    /// # Errors
+    /// If it could not be taken in.
+    pub async fn asked(&self, ask: Ask, outcome: Outcome) -> Result<Applied, AskError> {
+        self.command(Command::Asked { ask, outcome }).await
     }
 
     /// Calls a drain off; the GPU stays cordoned.

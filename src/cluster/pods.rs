@@ -3,6 +3,7 @@
 use super::client::trouble;
 use super::{AGAIN_MAX, Link, Settings, understand};
 use crate::admission::Door;
+use crate::keeper::AskError;
 use crate::kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView};
 use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod as ApiPod};
@@ -129,19 +130,21 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &Door, told:
             Ok(changed) => {
                 wait = settings.again;
                 if changed {
-                    hand_in(&mut known, door, told).await;
+                    hand_in(&mut known, settings, door, told).await;
                 }
             }
+            // The server forgot what we saw last, as it does after some minutes: a new list follows.
+            Err(watcher::Error::WatchError(status)) if status.code == 410 => {}
             Err(error) => {
                 trouble(told, &error);
                 known.view.current = false;
                 if known.complete {
-                    hand_in(&mut known, door, told).await;
+                    hand_in(&mut known, settings, door, told).await;
                 }
                 answers_again(&client, settings, &mut wait).await;
                 // A watch that goes on where it stopped says nothing until something changes.
                 known.view.current = known.complete;
-                hand_in(&mut known, door, told).await;
+                hand_in(&mut known, settings, door, told).await;
             }
         }
     }
@@ -168,7 +171,7 @@ async fn gather(
     }
 }
 
-async fn hand_in(known: &mut Known, door: &Door, told: &watch::Sender<Link>) {
+async fn hand_in(known: &mut Known, settings: &Settings, door: &Door, told: &watch::Sender<Link>) {
     let Some(view) = known.whole() else {
         if known.too_many {
             let pods = known.view.pods.len();
@@ -176,16 +179,16 @@ async fn hand_in(known: &mut Known, door: &Door, told: &watch::Sender<Link>) {
         }
         return;
     };
-    let current = view.current;
-    // A keeper that is busy is asked again with the next event, or after the next failure.
-    match door.pods(view).await {
-        Ok(_) if current => {
-            if told.send_replace(Link::Watching) != Link::Watching {
-                tracing::info!(pods = known.view.pods.len(), "the API server shows the pods of this node");
-            }
+    while let Err(error) = door.pods(view.clone()).await {
+        if error == AskError::Stopping {
+            return;
         }
-        Ok(_) => {}
-        Err(error) => tracing::warn!(%error, "the pods of this node could not be handed in"),
+        // The keeper is busy. What happens meanwhile waits in the watch.
+        tracing::debug!(%error, "the pods of this node could not be handed in yet");
+        sleep(settings.again).await;
+    }
+    if view.current && told.send_replace(Link::Watching) != Link::Watching {
+        tracing::info!(pods = view.pods.len(), "the API server shows the pods of this node");
     }
 }
 

@@ -3,6 +3,7 @@
 use super::allocation::{Allocation, EndReason, Holder};
 use super::breaker::Breaker;
 use super::drain::Drain;
+use super::evict::Asked;
 use super::gpu::{Links, Part, Usage};
 use super::health::Health;
 use super::names::{AllocationId, DeviceKey, Digest, PartId, Resource};
@@ -116,6 +117,8 @@ pub enum Change {
     },
     /// The pods of this node are others.
     PodsSeen(Arc<PodsView>),
+    /// What came of asking pods to leave, by UID.
+    Evicting(Arc<BTreeMap<String, Asked>>),
     /// A live allocation was seen under a kubelet.sock of this age; see
     /// [`super::ledger::Ledger::kubelet_seen_wall_ms`].
     KubeletSeen(u64),
@@ -162,6 +165,7 @@ impl Change {
             | Self::Emptied { .. }
             | Self::Sighted { .. }
             | Self::PodsSeen(_)
+            | Self::Evicting(_)
             | Self::BreakerTurned { .. } => false,
         }
     }

@@ -8,6 +8,7 @@ use super::allocation::{Allocation, ENDED_ALLOCATIONS_KEPT, End, EndReason, Hold
 use super::breaker::Breaker;
 use super::change::{Change, Entry};
 use super::drain::Drain;
+use super::evict::Asked;
 use super::gpu::{Links, Usage};
 use super::health::Health;
 use super::names::{AllocationId, DeviceId, DeviceKey, Digest, PartId, Resource};
@@ -65,6 +66,8 @@ pub struct Ledger {
     pub sightings: Arc<BTreeMap<AllocationId, Sighting>>,
     /// The pods of this node, where a source shows them.
     pub pods: Option<Arc<PodsView>>,
+    /// What came of asking pods to leave GPUs that are emptied, by UID.
+    pub evictions: Arc<BTreeMap<String, Asked>>,
     /// Why ends are withheld, if they are (section 5: all vanished across a kubelet restart).
     pub hold: Option<Arc<str>>,
     /// When kubelet.sock was created under which a live allocation was last seen, milliseconds
@@ -190,6 +193,7 @@ impl Ledger {
                 self.hold.clone_from(hold);
             }
             Change::PodsSeen(view) => self.pods = Some(Arc::clone(view)),
+            Change::Evicting(evictions) => self.evictions = Arc::clone(evictions),
             Change::KubeletSeen(created_wall_ms) => self.kubelet_seen_wall_ms = Some(*created_wall_ms),
             Change::BreakerTurned { resource, breaker } => {
                 let breakers = Arc::make_mut(&mut self.breakers);

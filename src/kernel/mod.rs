@@ -8,6 +8,7 @@
 //!   moves, is written down and read back
 //! - [`command`], [`decide`], [`refusal`]: what can be asked, and how it is answered; the long
 //!   answers are [`allocate`], [`offering`], [`look`] and [`round`]
+//! - [`evict`]: who is asked to leave a GPU that is emptied
 //! - [`listing`], [`placement`], [`pods`], [`reconcile`]: what the kubelet is told, which devices are
 //!   near, whose pods are here, and what the sources of truth prove
 
@@ -18,6 +19,7 @@ pub mod change;
 pub mod command;
 pub mod decide;
 pub mod drain;
+pub mod evict;
 mod evidence;
 pub mod gpu;
 pub mod health;

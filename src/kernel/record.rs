@@ -213,6 +213,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         | Change::Emptied { .. }
         | Change::Sighted { .. }
         | Change::PodsSeen(_)
+        | Change::Evicting(_)
         | Change::BreakerTurned { .. } => {}
     }
 }

@@ -126,6 +126,7 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
     restored.breakers = Arc::clone(&old.breakers);
     restored.hold.clone_from(&old.hold);
     restored.pods.clone_from(&old.pods);
+    restored.evictions = Arc::clone(&old.evictions);
     for (id, state) in &mut restored.parts {
         let Some(before) = old.parts.get(id) else {
             continue;

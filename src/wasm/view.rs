@@ -294,3 +294,54 @@ fn holder_to_wit(holder: &Holder) -> Option<wit::Holder> {
         pod_uid: holder.pod_uid.clone(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::names::Digest;
+    use crate::kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
+    use crate::kernel::policy::Question;
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+
+    #[test]
+    fn candidates_are_shown_with_their_labels() {
+        let resource = Resource::parse("nvidia.com/gpu").unwrap();
+        let pod = Pod {
+            uid: "u".into(),
+            namespace: "team".into(),
+            name: "p".into(),
+            labels: vec![("app".into(), "x".into())],
+            is_static: false,
+            of_daemon_set: false,
+            stage: Stage::Waiting,
+            leaving: false,
+            created_wall_ms: 0,
+            containers: vec![PodContainer { name: "main".into(), asks: vec![(resource.clone(), 2)] }],
+            bypass: None,
+        };
+        let view = PodsView {
+            source: PodsSource::ApiServer,
+            current: true,
+            listed_mono_ms: 0,
+            pods: [("u".to_owned(), Arc::new(pod))].into(),
+            deleted: VecDeque::new(),
+        };
+        let ledger = Ledger { pods: Some(Arc::new(view)), ..Ledger::default() };
+        let call = Call {
+            digest: &Digest::parse(&"0".repeat(64)).unwrap(),
+            parameters: "{}",
+            node: &ledger,
+            now: Now::default(),
+            question: Question::Offer,
+            wall_ms_max: 1,
+        };
+        let shown = View::new(&call, 100).candidates(&resource, 2);
+        let [candidate] = shown.as_slice() else { panic!("{} candidates", shown.len()) };
+        let who = (candidate.namespace.as_str(), candidate.pod.as_str(), candidate.container.as_str());
+        assert_eq!(who, ("team", "p", "main"));
+        assert_eq!(candidate.pod_uid, "u");
+        assert_eq!(candidate.labels[0].key, "app");
+        assert!(View::new(&call, 100).candidates(&resource, 1).is_empty());
+    }
+}

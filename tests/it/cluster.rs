@@ -14,17 +14,17 @@ const SLOW_KUBELET: &str = "gpus: sim:4xh100
 timing: { roundsApartMs: 60000, kubeletSettleMs: 60000, replySettleMs: 60000 }
 ";
 
-fn args(house: &House, server: &ApiServer) -> Vec<String> {
+pub(crate) fn args(house: &House, server: &ApiServer) -> Vec<String> {
     let file = server.kubeconfig(house.folder.path());
     vec!["--kubeconfig".into(), file.to_str().unwrap().into(), "--node-name".into(), NODE.into()]
 }
 
-fn serve(house: &House, server: &ApiServer) -> Serving {
+pub(crate) fn serve(house: &House, server: &ApiServer) -> Serving {
     let args = args(house, server);
     house.serve_with(&args.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + SOON;
     loop {
         if let Some(found) = look() {
@@ -35,7 +35,7 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn watching(serving: &Serving) {
+pub(crate) fn watching(serving: &Serving) {
     until("the API server is watched", || {
         let node = serving.call("GET", "/node", &Value::Null);
         (node["apiServer"]["done"] == json!(true)).then_some(())
@@ -137,4 +137,59 @@ async fn an_init_containers_pod_is_named_by_the_api_server() {
     assert_eq!(holder["pod"], json!("prepared"));
     assert_eq!(holder["podUid"], json!(uid));
     assert_eq!(holder["container"], json!("load"));
+}
+
+#[test]
+fn node_check_says_how_it_stands_with_the_api_server() {
+    let server = ApiServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let file = server.kubeconfig(folder.path());
+    let check = |node: &str| {
+        let state = folder.path().join("state");
+        let output = crate::daemon::berth()
+            .args([
+                "node",
+                "check",
+                "--gpus",
+                "sim:1xt4",
+                "--admin-listen",
+                "127.0.0.1:0",
+                "--node-name",
+                node,
+            ])
+            .arg("--state-dir")
+            .arg(state)
+            .arg("--kubeconfig")
+            .arg(&file)
+            .stdout(std::process::Stdio::piped())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().find(|l| l.contains("API server")).unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
+    assert!(check(NODE).starts_with("ok"), "{}", check(NODE));
+    let other = check("elsewhere");
+    assert!(other.starts_with("WARN") && other.contains("--node-name"), "{other}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_deleted_while_the_daemon_was_down_end_with_its_first_round() {
+    let server = ApiServer::start();
+    let house = House::of(SLOW_KUBELET).await;
+    let serving = serve(&house, &server);
+    house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+    let mut uids = Vec::new();
+    for name in ["stays", "goes"] {
+        let uid = house.start(name, WHOLE, 1).await.unwrap();
+        server.world.apply(pod("ns", name, &uid, &[(WHOLE, 1)]));
+        uids.push(uid);
+    }
+    let known = |live: &[Value]| live.len() == 2 && live.iter().all(|a| a["holder"]["podUid"].is_string());
+    until("both holders are known", || known(&serving.live()).then_some(()));
+    drop(serving);
+    server.world.delete(&uids[1]);
+    house.kubelet.delete(&uids[1]);
+    let serving = serve(&house, &server);
+    until("one is left", || (serving.live().len() == 1).then_some(()));
+    assert_eq!(serving.live()[0]["holder"]["podUid"], json!(uids[0]));
 }

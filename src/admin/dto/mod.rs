@@ -10,7 +10,9 @@ mod stack;
 mod time;
 
 pub use allocation::{Allocation, AllocationList, AllocationState, Decision, End, Holder, Limits};
-pub use drain::{AtDeadline, Cordon, Drain, DrainOrder, DrainProgress, MarkHealthy};
+pub use drain::{
+    AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainProgress, MarkHealthy,
+};
 pub use gpu::{
     Consumes, Device, DeviceState, Gpu, GpuList, GpuSummary, Health, HealthTurn, Link, Mig, OfferLine, Part,
     ResourceUse,

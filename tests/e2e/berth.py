@@ -183,9 +183,9 @@ class Berth:
         return _ask(method, path, _TOKEN.read_text(encoding="ascii").strip(), body)
 
 
-def knows_api_server(binary: Path) -> bool:
-    """Whether this Berth can be told of an API server."""
-    return "--kubeconfig" in process.run([binary, "serve", "--help"], "berth serve --help")
+def knows(binary: Path, command: str, flag: str) -> bool:
+    """Whether a command of this Berth has a flag."""
+    return flag in process.run([binary, *command.split(), "--help"], f"berth {command} --help")
 
 
 def _stack(setup: Setup) -> list[dict]:

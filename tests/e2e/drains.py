@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 
 import process
@@ -13,12 +12,16 @@ from pods import NAMESPACE, Pod
 from say import Trouble, until
 from scenario import Scenario
 
+#: The node's condition that Berth keeps.
+CONDITION = "GPUUnavailable"
 #: What README.md tells an operator to type.
 DRAIN = ("--evict", "--deadline", "10m", "--wait")
 #: Two looks ten seconds apart find nobody, after the pod's allocation has ended.
 DRAINED_SECONDS = 120
 #: So long a budget is watched to hold.
 BUDGET_SECONDS = 15
+#: Of the orders that end at their deadline.
+DEADLINE_SECONDS = 5
 GPUS = 3
 
 
@@ -84,47 +87,58 @@ def evicts(bench: Bench) -> str:
 def told(bench: Bench) -> str:
     """`kubectl describe node` shows the drain: an event, and a condition."""
     (gpu,) = bench.berth.drains("drained")
-    cluster = bench.node.cluster
-
-    def described() -> str:
-        text = cluster.kubectl("describe", "node", cluster.name)
-        conditions = text.partition("\nConditions:\n")[2].partition("\nAddresses:")[0]
-        events = text.partition("\nEvents:\n")[2]
-        condition = [line for line in conditions.splitlines() if gpu in line]
-        event = [line for line in events.splitlines() if gpu in line and "drain" in line.lower()]
-        if not condition or not event:
-            raise Trouble(f"conditions that name {gpu}: {condition}; events of its drain: {event}")
-        return re.sub(r"\s+", " ", condition[0]).strip()
-
-    return until("kubectl describe node shows the drain", 30, described)[:100]
+    events = described(bench, gpu, "True", "drained")
+    if not [line for line in events if "drain" in line.lower()]:
+        raise Trouble(f"no event tells of the drain of {gpu}: {events}")
+    return f"condition={CONDITION}"
 
 
 def back_in_use(bench: Bench) -> None:
-    """Uncordoned, the condition no longer names it, and its devices are to be had."""
+    """Uncordoned, its devices are to be had, and the condition says so."""
     (gpu,) = bench.berth.drains("drained")
-    cluster = bench.node.cluster
     bench.berth.cli("gpu", "uncordon", gpu)
     bench.allocatable({WHOLE: GPUS})
+    described(bench, gpu, "False", "can be had")
 
-    def silent() -> bool:
-        return not [c for c in cluster.node()["status"]["conditions"] if gpu in c.get("message", "")]
 
-    until("no condition of the node names the GPU", 30, silent)
+def unhealthy(bench: Bench) -> None:
+    """The same for a GPU that fails: an event with the XID, and the condition until it works again."""
+    (gpu,) = bench.gpus_seen(bench.running[-1], "main")
+    bench.berth.fake.xid(gpu, 79)
+    events = described(bench, gpu, "True", "unhealthy")
+    if not [line for line in events if "79" in line]:
+        raise Trouble(f"no event tells of the XID: {events}")
+    bench.berth.cli("gpu", "mark-healthy", gpu, "--reason", "reseated")
+    described(bench, gpu, "False", "can be had")
+    bench.allocatable({WHOLE: GPUS})
+
+
+def described(bench: Bench, gpu: str, status: str, words: str) -> list[str]:
+    """Waits until `kubectl describe node` shows the condition so. Returns the lines of the node's events that name the GPU."""
+    cluster = bench.node.cluster
+
+    def look() -> list[str]:
+        text = cluster.kubectl("describe", "node", cluster.name)
+        conditions = text.partition("\nConditions:\n")[2].partition("\nAddresses:")[0].splitlines()
+        mine = [line.split(maxsplit=1)[1] for line in conditions if line.split()[:1] == [CONDITION]]
+        if len(mine) != 1 or not mine[0].startswith(status) or words not in mine[0]:
+            raise Trouble(f"the conditions are {conditions}")
+        if status == "True" and gpu not in mine[0]:
+            raise Trouble(f"it does not name {gpu}: {mine[0]}")
+        events = [line for line in text.partition("\nEvents:\n")[2].splitlines() if gpu in line]
+        if not events:
+            raise Trouble(f"no event names {gpu}")
+        return events
+
+    return until(f"kubectl describe node shows {CONDITION} {status}: {words}", 30, look)
 
 
 def budget(bench: Bench) -> str:
     """A disruption budget that allows no eviction holds the drain up, until it does."""
     worker: Worker = bench.shared
     pod = bench.running[-1]
-    cluster = bench.node.cluster
     (gpu,) = bench.gpus_seen(pod, "main")
-    cluster.kubectl("create", "poddisruptionbudget", "keep", "--selector=app=worker", "--min-available=1")
-
-    def counted() -> bool:
-        path = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets/keep"
-        return cluster.get(path).get("status", {}).get("currentHealthy") == 1
-
-    until("the budget counts its pod", 30, counted)
+    _no_eviction(bench, worker)
     drain = bench.berth.cli_process(bench.logs / "drain.log", "gpu", "drain", gpu, *DRAIN)
     drain.start()
     bench.at_end.append(drain.stop)
@@ -135,9 +149,9 @@ def budget(bench: Bench) -> str:
             raise Trouble(
                 f"the budget allows no eviction, and the drain is {bench.berth.drain(gpu)}: {drain.last_words()}"
             )
-    if "budget" not in drain.log.read_text(encoding="utf-8"):
+    if "waits for its disruption budget" not in drain.log.read_text(encoding="utf-8"):
         raise Trouble(f"the command says nothing of a budget: {drain.last_words()}")
-    cluster.kubectl("delete", "poddisruptionbudget", "keep")
+    bench.node.cluster.kubectl("delete", "poddisruptionbudget", "keep")
     begin = time.monotonic()
     _ended_well(drain)
     took = time.monotonic() - begin
@@ -147,6 +161,38 @@ def budget(bench: Bench) -> str:
     bench.allocatable({WHOLE: GPUS})
     bench.no_pod_failed()
     return f"drained_after_budget_s={took:.0f}"
+
+
+def deleted_at_deadline(bench: Bench) -> str:
+    """An order may say that at its deadline pods are deleted, whatever their budgets say."""
+    worker: Worker = bench.shared
+    pod = bench.running[-1]
+    (gpu,) = bench.gpus_seen(pod, "main")
+    _no_eviction(bench, worker)
+    begin = time.monotonic()
+    order = ("--evict", "--deadline", f"{DEADLINE_SECONDS}s", "--at-deadline", "delete", "--wait")
+    bench.berth.cli("gpu", "drain", gpu, *order, seconds=DRAINED_SECONDS)
+    took = time.monotonic() - begin
+    if took < DEADLINE_SECONDS or bench.berth.drain(gpu) != "drained":
+        raise Trouble(f"after {took:.1f} s the GPU is {bench.berth.drain(gpu)}")
+    bench.node.cluster.kubectl("delete", "poddisruptionbudget", "keep")
+    worker.runs(other_than=pod)
+    bench.equals_truth(10)
+    bench.berth.cli("gpu", "uncordon", gpu)
+    bench.allocatable({WHOLE: GPUS})
+    return f"drained_within_s={took:.0f}"
+
+
+def _no_eviction(bench: Bench, worker: Worker) -> None:
+    """A budget under which the worker's one pod may not be evicted."""
+    cluster = bench.node.cluster
+    cluster.kubectl("create", "poddisruptionbudget", "keep", f"--selector=app={worker.name}", "--min-available=1")
+
+    def counted() -> bool:
+        path = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets/keep"
+        return cluster.get(path).get("status", {}).get("currentHealthy") == 1
+
+    until("the budget counts its pod", 30, counted)
 
 
 def static_pod(bench: Bench) -> None:
@@ -161,7 +207,8 @@ def static_pod(bench: Bench) -> None:
 
     def named() -> bool:
         drain.check()
-        return pod.name in drain.log.read_text(encoding="utf-8").partition("\n")[2]
+        said = drain.log.read_text(encoding="utf-8").splitlines()
+        return any(pod.name in line and "blocker" in line for line in said)
 
     until("the drain names the static pod", 30, named)
     pod.beats("main")
@@ -179,7 +226,9 @@ def deadline(bench: Bench) -> str:
     (gpu,) = bench.gpus_seen(pod, "main")
     begin = time.monotonic()
     try:
-        bench.berth.cli("gpu", "drain", gpu, "--evict", "--deadline", "5s", "--at-deadline", "give-up", "--wait")
+        bench.berth.cli(
+            "gpu", "drain", gpu, "--evict", "--deadline", f"{DEADLINE_SECONDS}s", "--at-deadline", "give-up", "--wait"
+        )
     except Trouble as said:
         took = time.monotonic() - begin
         if "given up" not in str(said):
@@ -187,7 +236,7 @@ def deadline(bench: Bench) -> str:
     else:
         raise Trouble("the command says that the GPU is drained, which a static pod holds")
     pod.beats("main")
-    if bench.berth.drain(gpu) != "cordoned":
+    if took < DEADLINE_SECONDS or bench.berth.drain(gpu) != "cordoned":
         raise Trouble(f"the drain was given up, and the GPU is {bench.berth.drain(gpu)}")
     bench.berth.cli("gpu", "uncordon", gpu)
     return f"given_up_after_s={took:.1f}"
@@ -208,10 +257,13 @@ SCENARIOS = [
             "drain --evict: a deployment's pod moves to another GPU, and the command ends": evicts,
             "drain: kubectl describe node shows an event and a condition": told,
             "drain: uncordoned, the GPU is in use again and the condition is gone": back_in_use,
+            "an XID shows in kubectl describe node, until the GPU works again": unhealthy,
             "drain --evict: a disruption budget holds": budget,
+            "drain --evict --at-deadline delete: the budget holds until then": deleted_at_deadline,
             "drain --evict: a static pod is named as what is in the way": static_pod,
             "drain --evict: given up at the deadline, the pod is left alone": deadline,
         },
         cluster=True,
+        needs=[("serve", "--kubeconfig"), ("gpu drain", "--evict")],
     ),
 ]

@@ -364,5 +364,6 @@ SCENARIOS = [
         Setup(gpus=8, api_server=True),
         {f"with the API server: {name}": case for name, case in _ENDS.items()},
         cluster=True,
+        needs=[("serve", "--kubeconfig")],
     ),
 ]

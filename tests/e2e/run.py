@@ -28,7 +28,7 @@ import machine  # noqa: E402
 import nvidia  # noqa: E402
 import places  # noqa: E402
 from bench import Bench  # noqa: E402
-from berth import Berth, knows_api_server  # noqa: E402
+from berth import Berth, knows  # noqa: E402
 from gomodule import GoModule  # noqa: E402
 from gpus import FakeGpus  # noqa: E402
 from node import Node  # noqa: E402
@@ -79,13 +79,8 @@ def _play(args: argparse.Namespace) -> Score:
         binaries = str(containerd.MODULE.folder) if args.containerd == "build" else args.containerd
         with Node(logs, binaries) as node:
             note(f"kubelet {kubelet.MODULE.version}, containerd {node.containerd.version}; logs in {logs}")
-            asks_api_server = knows_api_server(args.berth)
             for scenario in _chosen(args):
-                reason = ""
-                if scenario.setup.cdi and not node.containerd.has_cdi:
-                    reason = f"containerd {node.containerd.version} has no CDI"
-                if scenario.setup.api_server and not asks_api_server:
-                    reason = "this berth has no `serve --kubeconfig`"
+                reason = _lacking(scenario, node, args)
                 if reason:
                     for name in scenario.cases:
                         score.skip(name, reason)
@@ -95,6 +90,16 @@ def _play(args: argparse.Namespace) -> Score:
         if score.failed:
             problem(f"logs of containerd, kubelet, berth and the pods: {logs}")
     return score
+
+
+def _lacking(scenario: Scenario, node: Node, args: argparse.Namespace) -> str:
+    """Why this setup cannot be played here; empty if it can."""
+    if scenario.setup.cdi and not node.containerd.has_cdi:
+        return f"containerd {node.containerd.version} has no CDI"
+    for command, flag in scenario.needs:
+        if not knows(args.berth, command, flag):
+            return f"this berth has no `{command} {flag}`"
+    return ""
 
 
 def _play_scenario(node: Node, scenario: Scenario, args: argparse.Namespace, logs: Path, score: Score) -> None:

@@ -19,7 +19,7 @@ DRAIN = ("--evict", "--deadline", "10m", "--wait")
 #: Two looks ten seconds apart find nobody, after the pod's allocation has ended.
 DRAINED_SECONDS = 120
 #: So long a budget is watched to hold.
-BUDGET_SECONDS = 15
+BUDGET_SECONDS = 8
 #: Of the orders that end at their deadline.
 DEADLINE_SECONDS = 5
 GPUS = 3

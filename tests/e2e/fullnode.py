@@ -327,6 +327,8 @@ _ENDS = {
     "the kubelet is down while a pod is deleted by force": kubelet_away,
 }
 
+_API_SERVER = [("serve", "--kubeconfig")]
+
 SCENARIOS = [
     Scenario(
         "both",
@@ -336,9 +338,10 @@ SCENARIOS = [
     ),
     Scenario(
         "latched",
-        Setup(gpus=3, mixed="latched"),
+        Setup(gpus=3, mixed="latched", api_server=True),
         {"mixed, latched: pods that come at once all run, and an idle GPU changes over": latched},
         cluster=True,
+        needs=_API_SERVER,
     ),
     Scenario(
         "allocatable",
@@ -364,6 +367,6 @@ SCENARIOS = [
         Setup(gpus=8, api_server=True),
         {f"with the API server: {name}": case for name, case in _ENDS.items()},
         cluster=True,
-        needs=[("serve", "--kubeconfig")],
+        needs=_API_SERVER,
     ),
 ]

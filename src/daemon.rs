@@ -370,6 +370,8 @@ impl Daemon {
 fn baseline(config: &Config) -> Baseline {
     Baseline {
         resource: config.resource.clone(),
+        mig: config.mig_strategy,
+        mps_sockets: config.edits.mps_sockets(),
         ignored_xids: config.ignored_xids.clone(),
         quiet_ms: config.rules.timing.quiet_ms,
     }

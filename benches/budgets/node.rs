@@ -7,6 +7,7 @@ use berth::config::{Edits, RoundTiming};
 use berth::keeper::Keeper;
 use berth::kernel::command::{NewStack, Rules};
 use berth::kernel::gpu::Inventory;
+use berth::kernel::mig::MigStrategy;
 use berth::kernel::names::Resource;
 use berth::kernel::policy::PolicyVersion;
 use berth::kernel::stack::{OnFault, Permissions, StackEntry};
@@ -23,6 +24,7 @@ use kubelet_standin::proto::v1beta1::{
 };
 use kubelet_standin::{CheckpointMode, Kubelet, Options};
 use sha2::{Digest as _, Sha256};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -139,7 +141,13 @@ impl<'h> Node<'h> {
         // A GPU that failed for a sample is well again at the next look.
         rules.timing.quiet_ms = 0;
         let keeper = Keeper::open(recipe.store, rules.clone(), Arc::clone(&house.clock))?;
-        let baseline = Baseline { resource: Resource::parse(GPU)?, ignored_xids: Vec::new(), quiet_ms: 0 };
+        let baseline = Baseline {
+            resource: Resource::parse(GPU)?,
+            mig: MigStrategy::default(),
+            mps_sockets: BTreeMap::new(),
+            ignored_xids: Vec::new(),
+            quiet_ms: 0,
+        };
         let policies: Arc<dyn Policies> = Arc::clone(&house.policies) as _;
         let door = admission::start(keeper, policies, Arc::clone(&house.clock), rules, baseline)?.door;
         let inventory = SimGpus::open(recipe.gpus)?.look()?;

@@ -27,6 +27,7 @@ pub struct FileConfig {
     pub token_file: Option<PathBuf>,
     pub log: Option<LogFile>,
     pub resource: Option<String>,
+    pub mig_strategy: Option<String>,
     pub memory_overcommit: Option<f64>,
     pub skip_adoption: Option<bool>,
     pub health: Option<HealthFile>,

@@ -41,6 +41,7 @@ fn wrong_settings_say_which_and_what_to_do() {
         ("memoryOvercommit: 0.5", "1.0 to 16.0"),
         ("processes: {ignore: [/usr/bin/dcgmi]}", "without a path"),
         ("resource: gpu", "a domain"),
+        ("migStrategy: both", "none, single or mixed"),
         ("stack: [{policy: mixed, parameterss: {}}]", "parameterss"),
         ("containerEdits: {deviceListStrategy: [env]}", "envvar"),
     ] {

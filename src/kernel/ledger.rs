@@ -12,8 +12,8 @@ use super::evict::Asked;
 use super::gpu::{Links, Usage};
 use super::health::Health;
 use super::names::{AllocationId, DeviceId, DeviceKey, Digest, PartId, Resource};
-use super::offer::claim_share;
-use super::part_state::{Device, PartState, Standing};
+use super::offer::{Consumes, claim_share};
+use super::part_state::{Device, PartState, Standing, Taken};
 use super::pods::{Fate, PodsView};
 use super::policy::PolicyVersion;
 use super::process::ProcessTable;
@@ -119,6 +119,21 @@ impl Ledger {
     #[must_use]
     pub fn may_grant(&self, part: &PartState) -> bool {
         self.works(part) && self.gpu_of(part).is_some_and(|g| g.drain == Drain::Active)
+    }
+
+    /// The parts that are made of the same hardware: of a GPU its instances, of an instance its GPU.
+    pub fn kin<'l>(&'l self, part: &'l PartState) -> impl Iterator<Item = &'l PartState> {
+        let gpu = part.part.parent.as_ref().and_then(|gpu| self.part(gpu));
+        let all = part.part.parent.is_none().then(|| self.parts.values());
+        let instances = all.into_iter().flatten().filter(|p| p.part.parent.as_ref() == Some(&part.part.id));
+        gpu.into_iter().chain(instances.map(Arc::as_ref))
+    }
+
+    /// What is taken of a part: by its own held devices, and everything while its kin is held (I2).
+    #[must_use]
+    pub fn taken(&self, part: &PartState) -> Taken {
+        let own = part.taken();
+        if self.kin(part).any(PartState::held) { own.plus(Consumes::Whole) } else { own }
     }
 
     /// The newest live allocation that names a device of this part.

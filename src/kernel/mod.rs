@@ -28,6 +28,7 @@ pub mod health;
 pub mod ledger;
 pub mod listing;
 pub mod look;
+pub mod mig;
 pub mod names;
 pub mod offer;
 pub mod offering;

@@ -2,7 +2,7 @@
 
 use super::machine::{Machine, SimGpu, SimKind, SimProcess};
 use super::model::Model;
-use crate::kernel::gpu::{Inventory, Link, Links, Mig, Part, Path, Usage};
+use crate::kernel::gpu::{Inventory, Link, Links, MIG_INDEX, Mig, Part, Path, RECOVERY, Reading, Usage};
 use crate::kernel::names::PartId;
 use crate::kernel::process::{Process, Uses, Who};
 use sha2::{Digest, Sha256};
@@ -28,9 +28,13 @@ pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
             inventory.troubles.insert(gpu.id.clone(), text);
         } else {
             tell_usage(&mut inventory, &gpu, &instances, state);
-            if let Some(text) = &state.trouble {
-                inventory.troubles.insert(gpu.id.clone(), text.clone());
-            }
+            inventory.signs.extend(state.trouble.iter().map(|text| Reading {
+                part: gpu.id.clone(),
+                source: RECOVERY.to_owned(),
+                // NVML's number for a reset.
+                code: 1,
+                detail: text.clone(),
+            }));
         }
         gpus.push(gpu.clone());
         inventory.parts.push(gpu);
@@ -108,11 +112,14 @@ fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Par
 fn instances(model: &Model, gpu: &Part, profiles: &[String]) -> Option<Vec<Part>> {
     let instance = |(number, profile): (u32, &String)| {
         let (_, memory_mib) = model.profile(profile)?;
+        let mut attributes = gpu.attributes.clone();
+        attributes.insert(MIG_INDEX.to_owned(), number.to_string());
         Some(Part {
             id: PartId::parse(&format!("MIG-{}", uuid(&format!("{}/{number}", gpu.id)))).ok()?,
             parent: Some(gpu.id.clone()),
             model: format!("{} MIG {profile}", model.name),
             memory_mib,
+            attributes,
             mig_enabled: false,
             mig: Some(Mig {
                 profile: profile.clone(),

@@ -128,7 +128,7 @@ impl<'a> View<'a> {
     ) {
         let may_grant = ledger.may_grant(state);
         let memory_mib = state.memory_to_grant_mib(memory_overcommit_percent);
-        let taken = state.taken();
+        let taken = ledger.taken(state);
         // Devices come resource by resource, so each is looked up once.
         let mut last: Option<(&Resource, u32, bool)> = None;
         for ((name, share), device) in &state.devices {

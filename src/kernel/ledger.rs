@@ -4,12 +4,13 @@
 //! a snapshot is a clone, and a reader never sees half a change (I11). Nothing in here asks a
 //! clock, a disk or a kubelet.
 
-use super::allocation::{Allocation, ENDED_ALLOCATIONS_KEPT, End, EndReason, Holder};
+use super::allocation::{Allocation, End, EndReason, Holder};
 use super::breaker::Breaker;
 use super::change::{Change, Entry};
 use super::drain::Drain;
 use super::gpu::{Links, Usage};
 use super::health::Health;
+use super::history::History;
 use super::names::{AllocationId, DeviceId, DeviceKey, Digest, PartId, Resource};
 use super::offer::claim_share;
 use super::part_state::{Device, PartState, Standing};
@@ -17,7 +18,7 @@ use super::policy::PolicyVersion;
 use super::reconcile::Sighting;
 use super::stack::Stack;
 use super::time::Now;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The state of one GPU, shared by its parts.
@@ -58,8 +59,8 @@ pub struct Ledger {
     pub usage: Arc<BTreeMap<PartId, Usage>>,
     /// Live allocations.
     pub live: Arc<BTreeMap<AllocationId, Arc<Allocation>>>,
-    /// The newest ended ones, oldest first.
-    pub ended: Arc<VecDeque<Arc<Allocation>>>,
+    /// The newest ended ones.
+    pub ended: Arc<History>,
     /// What the rounds saw of live allocations.
     pub sightings: Arc<BTreeMap<AllocationId, Sighting>>,
     /// Why ends are withheld, if they are (section 5: all vanished across a kubelet restart).
@@ -181,7 +182,7 @@ impl Ledger {
             }),
             Change::Settled(id) => self.with_live(*id, |a| a.overlapped = false),
             Change::Ended { id, reason } => self.ended(*id, *reason, at),
-            Change::Pruned(id) => Arc::make_mut(&mut self.ended).retain(|a| a.id != *id),
+            Change::Pruned(id) => Arc::make_mut(&mut self.ended).remove(*id),
             Change::Sighted { sightings, hold } => {
                 self.sightings = Arc::clone(sightings);
                 self.hold.clone_from(hold);
@@ -283,9 +284,8 @@ impl Ledger {
                 }
             });
         }
-        let mut allocation = Arc::unwrap_or_clone(allocation);
-        allocation.ended = Some(End { reason, wall_ms: at.wall_ms });
-        Arc::make_mut(&mut self.ended).push_back(Arc::new(allocation));
+        let ended = End { reason, wall_ms: at.wall_ms };
+        Arc::make_mut(&mut self.ended).push(Arc::unwrap_or_clone(allocation), ended);
     }
 
     fn with_part(&mut self, id: &PartId, change: impl FnOnce(&mut PartState)) {
@@ -298,12 +298,6 @@ impl Ledger {
         if let Some(allocation) = Arc::make_mut(&mut self.live).get_mut(&id) {
             change(Arc::make_mut(allocation));
         }
-    }
-
-    /// Ended allocations beyond what is kept once `more` have ended, oldest first.
-    pub fn to_prune(&self, more: usize) -> impl Iterator<Item = AllocationId> + '_ {
-        let excess = (self.ended.len() + more).saturating_sub(ENDED_ALLOCATIONS_KEPT);
-        self.ended.iter().take(excess).map(|a| a.id)
     }
 
     /// The keys that an allocation's devices have.

@@ -30,10 +30,8 @@ async fn node_with_pod() -> (Node, String) {
 }
 
 async fn ended(node: &Node, reason: EndReason) {
-    node.wait("the end", |l| {
-        l.live.is_empty() && l.ended.iter().any(|past| past.ended.reason == reason)
-    })
-    .await;
+    node.wait("the end", |l| l.live.is_empty() && l.ended.iter().any(|past| past.ended.reason == reason))
+        .await;
 }
 
 #[tokio::test]

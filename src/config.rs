@@ -30,6 +30,8 @@ pub struct Config {
     pub kubelet_dir: PathBuf,
     /// Where the store, policies and the token live.
     pub state_dir: PathBuf,
+    /// How the API server is reached.
+    pub api_server: ApiServer,
     /// Where GPUs come from.
     pub gpus: GpuSource,
     /// Where the admin API listens.
@@ -58,6 +60,17 @@ pub struct Config {
     pub stack: Vec<StackEntryConfig>,
 }
 
+/// How the API server is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ApiServer {
+    /// Not at all: the kubelet's own accounts are the only sources.
+    Off,
+    /// By the service account of our pod.
+    InCluster,
+    /// By a kubeconfig.
+    Kubeconfig(PathBuf),
+}
+
 /// Where GPUs come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuSource {
@@ -70,6 +83,16 @@ pub enum GpuSource {
     },
     /// Simulated: a profile such as `8xh100`, or a file.
     Sim(String),
+}
+
+/// Whether the API server is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ApiServerMode {
+    /// With a kubeconfig, or the service account of our pod, where there is one.
+    #[default]
+    Auto,
+    /// Not at all.
+    Off,
 }
 
 /// How logs are written.
@@ -197,6 +220,10 @@ impl Config {
                 args.token_file.clone().or(file.token_file).or_else(|| Some(state_dir.join("token"))),
                 "",
             ),
+            api_server: api_server(
+                args.api_server.or(file.api_server.map(Into::into)),
+                args.kubeconfig.clone().or(file.kubeconfig),
+            ),
             gpus: gpu_source(&gpus, library, &edits.driver_root)?,
             admin_listen,
             health_listen: health_listen.as_deref().map(|h| address("healthListen", h)).transpose()?,
@@ -262,6 +289,21 @@ fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Resul
     }
 }
 
+/// A kubeconfig means that it is wanted; without one it is used where a pod's service account is.
+fn api_server(wanted: Option<ApiServerMode>, kubeconfig: Option<PathBuf>) -> ApiServer {
+    let account = Path::new("/var/run/secrets/kubernetes.io/serviceaccount/token");
+    match (wanted.unwrap_or_default(), kubeconfig) {
+        (ApiServerMode::Off, _) => ApiServer::Off,
+        (ApiServerMode::Auto, Some(file)) => ApiServer::Kubeconfig(absolute(Some(file), "")),
+        (ApiServerMode::Auto, None)
+            if account.exists() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() =>
+        {
+            ApiServer::InCluster
+        }
+        (ApiServerMode::Auto, None) => ApiServer::Off,
+    }
+}
+
 /// The kubelet tells pods their node by this variable through the downward API.
 fn node_name(given: Option<String>) -> String {
     given
@@ -301,67 +343,4 @@ fn ignored_xids(args: &ServeArgs, file: Option<Vec<u64>>) -> Result<Vec<u64>, Co
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn merged(yaml: &str) -> Result<Config, ConfigError> {
-        Config::merge(&ServeArgs::default(), FileConfig::parse(yaml).map_err(|what| bad("file", yaml, what))?)
-    }
-
-    #[test]
-    fn an_empty_file_is_the_defaults() {
-        let config = merged("").unwrap();
-        assert_eq!(config.kubelet_dir, PathBuf::from("/var/lib/kubelet"));
-        assert_eq!(config.token_file, PathBuf::from("/var/lib/berth/token"));
-        assert_eq!(config.rules, Rules::default());
-        assert_eq!(config.gpus, GpuSource::Nvml { library: None, driver_root: None });
-    }
-
-    #[test]
-    fn flags_win_over_the_file() {
-        let args = ServeArgs { gpus: Some("sim:2xt4".into()), ..ServeArgs::default() };
-        let file = FileConfig::parse("gpus: nvml\nnodeName: n1").unwrap();
-        let config = Config::merge(&args, file).unwrap();
-        assert_eq!(config.gpus, GpuSource::Sim("2xt4".into()));
-        assert_eq!(config.node_name, "n1");
-    }
-
-    #[test]
-    fn relative_folders_are_meant_from_where_berth_was_started() {
-        let here = std::env::current_dir().unwrap();
-        let config = merged("stateDir: st\nkubeletDir: ./k\n").unwrap();
-        assert_eq!(config.state_dir, here.join("st"));
-        assert_eq!(config.token_file, here.join("st/token"));
-        assert_eq!(config.kubelet_dir, here.join("k"));
-        assert_eq!(merged("tokenFile: t").unwrap().token_file, here.join("t"));
-    }
-
-    #[test]
-    fn wrong_settings_say_which_and_what_to_do() {
-        for (yaml, says) in [
-            ("gpuss: nvml", "gpuss"),
-            ("gpus: amd", "sim:8xh100"),
-            ("adminListen: 0.0.0.0:1", "loopback"),
-            ("memoryOvercommit: 0.5", "1.0 to 16.0"),
-            ("history: {allocations: 10001}", "64 to 10000"),
-            ("history: {allocations: 0}", "64 to 10000"),
-            ("resource: gpu", "a domain"),
-            ("stack: [{policy: mixed, parameterss: {}}]", "parameterss"),
-            ("containerEdits: {deviceListStrategy: [env]}", "envvar"),
-        ] {
-            let said = merged(yaml).unwrap_err().to_string();
-            assert!(said.contains(says), "{yaml}: {said}");
-        }
-    }
-
-    #[test]
-    fn what_is_enabled_wins_over_what_is_disabled() {
-        let args = ServeArgs {
-            disable_healthchecks: Some("79, 48".into()),
-            enable_healthchecks: Some("48,13".into()),
-            ..ServeArgs::default()
-        };
-        let config = Config::merge(&args, FileConfig::default()).unwrap();
-        assert_eq!(config.ignored_xids, [31, 43, 45, 68, 79, 109]);
-    }
-}
+mod tests;

@@ -14,6 +14,7 @@ pub use serve::{serve, serve_with};
 
 use crate::admin::{self, FileStack, Step};
 use crate::admission::{self, Baseline, Door, GpuWatch, Middle};
+use crate::cluster;
 use crate::config::{Config, GpuSource};
 use crate::keeper::{AskError, Keeper};
 use crate::kernel::command::NewStack;
@@ -64,6 +65,7 @@ pub struct Daemon {
     progress: Arc<Progress>,
     admin: admin::Running,
     gpus: Option<GpuWatch>,
+    cluster: Option<cluster::Running>,
     kubelet: Option<kubelet::Running>,
 }
 
@@ -106,7 +108,8 @@ impl Daemon {
             token_file = %config.token_file.display(),
             "admin API: Swagger UI at http://{}/swagger-ui/", admin.address
         );
-        let daemon = Self { config, options, middle, progress, admin, gpus: None, kubelet: None };
+        let daemon =
+            Self { config, options, middle, progress, admin, gpus: None, cluster: None, kubelet: None };
         daemon.load_policies(policies).await?;
         daemon.resolve_file_stack()?;
         Ok(daemon)
@@ -180,6 +183,10 @@ impl Daemon {
         let front = kubelet::Front::new(settings, self.door().clone());
         // Before the stack offers anything: the share numbers that pods hold keep their owner.
         self.adopt(&front).await;
+        let settings = cluster::Settings::new(self.config.api_server.clone(), self.config.node_name.clone());
+        let cluster = cluster::start(settings, self.door().clone());
+        self.progress.cluster(cluster.link());
+        self.cluster = Some(cluster);
         self.activate_file_stack().await?;
         if let Err(error) = self.door().reoffer().await {
             // The policy thread asks again by itself.
@@ -327,9 +334,12 @@ impl Daemon {
 
     /// Streams end, sockets go, the API ends what it serves, the store is closed.
     pub async fn stop(self) {
-        let Self { middle: Middle { door, threads }, admin, gpus, kubelet, .. } = self;
+        let Self { middle: Middle { door, threads }, admin, gpus, cluster, kubelet, .. } = self;
         if let Some(gpus) = gpus {
             gpus.stop();
+        }
+        if let Some(cluster) = cluster {
+            cluster.stop();
         }
         let fronts = async {
             let kubelet = async {

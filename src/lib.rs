@@ -4,8 +4,8 @@
 //!    main -> daemon -> everything
 //!    kubelet ─┐                                  ┌─ nvml, sim   implement Gpus
 //!             ├─> admission ─> keeper ─> ports <─┼─ store       implements Store
-//!    admin  ──┘                  │               └─ wasm        implements Policies
-//!                                v
+//!    admin  ──┤                  │               └─ wasm        implements Policies
+//!    cluster ─┘                  v
 //!                             kernel   (std only; names nobody)
 //! ```
 //!
@@ -22,6 +22,8 @@ pub mod admission;
 pub mod kubelet;
 
 pub mod admin;
+
+pub mod cluster;
 
 pub mod nvml;
 pub mod sim;

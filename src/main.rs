@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         verify: |dir| Ok(shown(store::verify(dir)?)),
     };
     let (check_source, rehearse) = (berth::daemon::check_source, berth::daemon::rehearse);
-    let hooks = Hooks { serve, look, check_source, rehearse, state };
+    let hooks = Hooks { serve, look, check_source, reach, rehearse, state };
     cli::parse().map_or_else(|code| code, |cli| cli::run(cli, &hooks))
 }
 
@@ -26,6 +26,13 @@ fn main() -> ExitCode {
 fn serve(config: Config) -> anyhow::Result<()> {
     berth::telemetry::start(config.log)?;
     berth::daemon::serve(config)
+}
+
+/// What `berth node check` asks the API server.
+fn reach(config: &Config) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let connected = runtime.block_on(berth::cluster::connect(&config.api_server, &config.node_name));
+    connected.map(drop).map_err(|error| anyhow::anyhow!(berth::cluster::words(&error)))
 }
 
 /// What `berth node check` says of the GPUs.

@@ -76,6 +76,7 @@ fn main() -> ExitCode {
                 serve,
                 look: |_| bail!("this is the harness"),
                 check_source: |_| Ok(()),
+                reach: |_| bail!("this is the harness"),
                 rehearse: |_| Ok(Vec::new()),
                 state,
             },

@@ -23,6 +23,8 @@ pub struct NodeFacts {
     pub kubelet: Step,
     /// The state of every resource at the kubelet.
     pub registrations: Vec<Registration>,
+    /// How it stands with the API server; `None` where it is not used.
+    pub api_server: Option<Step>,
     /// The stack of the configuration file, in force or not.
     pub file_stack: FileStack,
 }

@@ -32,6 +32,7 @@ pub(super) async fn show(state: web::Data<State>) -> HttpResponse {
         driver_version: facts.driver_version,
         cuda_version: facts.cuda_version,
         store_trouble,
+        api_server: facts.api_server.as_ref().map(step_state),
         hold: ledger.hold.as_deref().map(String::from),
         stack_revision: ledger.stack.revision,
         counts: counts(ledger),
@@ -106,6 +107,10 @@ fn waiting(step: &Step) -> Option<String> {
     }
 }
 
+fn step_state(step: &Step) -> StepState {
+    StepState { done: *step == Step::Done, waiting: waiting(step) }
+}
+
 /// Every resource that has devices or a registration.
 fn resources(facts: &NodeFacts, view: &View) -> Vec<ResourceState> {
     let mut all: BTreeMap<String, ResourceState> = BTreeMap::new();
@@ -129,8 +134,7 @@ fn resources(facts: &NodeFacts, view: &View) -> Vec<ResourceState> {
     for registration in &facts.registrations {
         let name = registration.resource.as_str();
         let state = all.entry(name.into()).or_insert_with(|| blank(name));
-        state.registration =
-            StepState { done: registration.state == Step::Done, waiting: waiting(&registration.state) };
+        state.registration = step_state(&registration.state);
     }
     for (resource, breaker) in view.ledger.breakers.iter() {
         if let Some(state) = all.get_mut(resource.as_str()) {

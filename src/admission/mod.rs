@@ -22,6 +22,7 @@ use crate::kernel::gpu::{Inventory, Reading};
 use crate::kernel::listing::{Listed, listing};
 use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
 use crate::kernel::placement;
+use crate::kernel::pods::PodsView;
 use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
 use crate::kernel::reconcile::RoundView;
 use crate::kernel::stack::StackEntry;
@@ -189,6 +190,14 @@ impl Door {
     /// If it could not be taken in.
     pub async fn observe(&self, view: RoundView) -> Result<Applied, AskError> {
         self.command(Command::Observe(view)).await
+    }
+
+    /// Hands in what a source shows of all pods of this node.
+    ///
+    /// # Errors
+    /// If it could not be taken in.
+    pub async fn pods(&self, view: PodsView) -> Result<Applied, AskError> {
+        self.command(Command::Pods(view)).await
     }
 
     /// Cordons a GPU.

@@ -35,6 +35,8 @@ pub struct Hooks {
     pub state: StateHooks,
     /// Whether the GPU source can ever work.
     pub check_source: fn(&GpuSource) -> anyhow::Result<()>,
+    /// Whether the API server answers and knows this node.
+    pub reach: fn(&Config) -> anyhow::Result<()>,
     /// Does with a configuration's GPUs and stack what a start does; answers what cannot be known
     /// without the node.
     pub rehearse: fn(&Config) -> anyhow::Result<Vec<String>>,

@@ -9,7 +9,7 @@ mod state;
 use super::args::ClientArgs;
 use super::output::{Out, complain};
 use super::{Hooks, usage};
-use crate::config::{Config, GpuSource, ServeArgs};
+use crate::config::{ApiServer, Config, GpuSource, ServeArgs};
 use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
@@ -76,6 +76,7 @@ pub(super) fn run(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks, out: &mu
     };
     let mut lines = look_around(&config, Path::new("/"), hooks.look);
     lines.push(stack(&config, hooks.rehearse));
+    lines.push(api_server(&config, hooks.reach));
     let failed = lines.iter().any(|line| line.level == Level::Fail);
     if let Err(error) = out.answer(&lines, |lines| as_text(lines)) {
         complain(&error);
@@ -124,6 +125,22 @@ fn stack(config: &Config, rehearse: fn(&Config) -> anyhow::Result<Vec<String>>) 
         }
         Ok(_) => Line::ok(CHECK, "its policies take their parameters"),
         Err(error) => Line::fail(CHECK, format!("{error:#}"), "mend the configuration's stack"),
+    }
+}
+
+/// Optional, so that nothing of it fails the node.
+fn api_server(config: &Config, reach: fn(&Config) -> anyhow::Result<()>) -> Line {
+    const CHECK: &str = "API server";
+    if config.api_server == ApiServer::Off {
+        let what = "not used (--kubeconfig, or a pod's service account): no eviction, no Node events, and ends of pods take two rounds";
+        return Line::ok(CHECK, what);
+    }
+    match reach(config) {
+        Ok(()) => Line::ok(CHECK, format!("it answers and knows node {}", config.node_name)),
+        Err(error) => {
+            let fix = "see the address, the credentials and the role; the daemon goes on asking";
+            Line::warn(CHECK, format!("{error:#}"), fix)
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! flag in capitals, or the name that NVIDIA's users type. Values are checked as they are read, so
 //! that a bad one is bad usage; the file's go through the same rules in [`super::Config::merge`].
 
-use super::{LogFormat, parsers};
+use super::{ApiServerMode, LogFormat, parsers};
 use clap::Args;
 use clap::builder::BoolishValueParser;
 use std::path::PathBuf;
@@ -31,6 +31,12 @@ pub struct ServeArgs {
     /// Path of libnvidia-ml.so.1, if not where the loader finds it
     #[arg(long, env = "BERTH_NVML_LIBRARY", value_name = "FILE")]
     pub nvml_library: Option<PathBuf>,
+    /// Whether the API server is a source of truth, too [default: auto, if there is a kubeconfig or a service account]
+    #[arg(long, env = "BERTH_API_SERVER", value_enum)]
+    pub api_server: Option<ApiServerMode>,
+    /// How to reach the API server from outside of a pod
+    #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
     /// Where the admin API listens; loopback only, as long as there is no TLS [default: 127.0.0.1:9470]
     #[arg(long, env = "BERTH_ADMIN_LISTEN", value_name = "ADDRESS", value_parser = parsers::admin_listen)]
     pub admin_listen: Option<String>,

@@ -1,7 +1,7 @@
 //! The configuration file. Unknown keys are refused; units are in the names.
 
 use super::edits::EditsFile;
-use super::{ConfigError, LogFormat, RoundTiming, bad};
+use super::{ApiServerMode, ConfigError, LogFormat, RoundTiming, bad};
 use crate::kernel::history::{
     HISTORY_ALLOCATIONS_DEFAULT, HISTORY_ALLOCATIONS_MAX, HISTORY_ALLOCATIONS_MIN, HistoryLimit,
 };
@@ -22,6 +22,8 @@ pub struct FileConfig {
     pub state_dir: Option<PathBuf>,
     pub gpus: Option<String>,
     pub nvml_library: Option<PathBuf>,
+    pub api_server: Option<ApiServerFile>,
+    pub kubeconfig: Option<PathBuf>,
     pub admin_listen: Option<String>,
     pub health_listen: Option<String>,
     pub token_file: Option<PathBuf>,
@@ -35,6 +37,24 @@ pub struct FileConfig {
     pub rounds: Option<RoundsFile>,
     pub timing: Option<TimingFile>,
     pub stack: Option<Vec<StackEntryConfig>>,
+}
+
+/// `apiServer`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum ApiServerFile {
+    Auto,
+    Off,
+}
+
+impl From<ApiServerFile> for ApiServerMode {
+    fn from(file: ApiServerFile) -> Self {
+        match file {
+            ApiServerFile::Auto => Self::Auto,
+            ApiServerFile::Off => Self::Off,
+        }
+    }
 }
 
 /// `log`.

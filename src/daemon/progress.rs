@@ -1,6 +1,7 @@
 //! How far the start has come, for readiness and the API.
 
 use crate::admin::{FileStack, NodeFacts, Registration, Step};
+use crate::cluster;
 use crate::kernel::gpu::Inventory;
 use crate::kubelet::{self, Registrations};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,6 +12,7 @@ use tokio::sync::watch;
 pub struct Progress {
     facts: Mutex<NodeFacts>,
     registrations: Mutex<Option<watch::Receiver<Registrations>>>,
+    cluster: Mutex<Option<watch::Receiver<cluster::Link>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -42,6 +44,13 @@ impl Progress {
             });
             facts.kubelet = waiting.map_or(Step::Done, Step::Waiting);
         }
+        facts.api_server = match lock(&self.cluster).as_ref().map(|link| link.borrow().clone()) {
+            None | Some(cluster::Link::Off) => None,
+            Some(cluster::Link::Watching) => Some(Step::Done),
+            Some(cluster::Link::Connecting { trouble }) => {
+                Some(Step::Waiting(trouble.unwrap_or_else(|| "connecting".into())))
+            }
+        };
         facts
     }
 
@@ -67,6 +76,11 @@ impl Progress {
     /// The stack of the file, resolved.
     pub fn file_stack(&self, stack: FileStack) {
         lock(&self.facts).file_stack = stack;
+    }
+
+    /// The API server is asked, or not.
+    pub fn cluster(&self, link: watch::Receiver<cluster::Link>) {
+        *lock(&self.cluster) = Some(link);
     }
 
     /// The kubelet front end runs.

@@ -8,6 +8,7 @@ use super::health::Health;
 use super::names::{AllocationId, DeviceKey, Digest, PartId, Resource};
 use super::offer::{OfferLine, ShareRange};
 use super::part_state::Device;
+use super::pods::PodsView;
 use super::policy::PolicyVersion;
 use super::reconcile::Sighting;
 use super::stack::Stack;
@@ -113,6 +114,8 @@ pub enum Change {
         /// Why ends are withheld, if they are.
         hold: Option<Arc<str>>,
     },
+    /// The pods of this node are others.
+    PodsSeen(Arc<PodsView>),
     /// A live allocation was seen under a kubelet.sock of this age; see
     /// [`super::ledger::Ledger::kubelet_seen_wall_ms`].
     KubeletSeen(u64),
@@ -158,6 +161,7 @@ impl Change {
             | Self::HealthTurned { .. }
             | Self::Emptied { .. }
             | Self::Sighted { .. }
+            | Self::PodsSeen(_)
             | Self::BreakerTurned { .. } => false,
         }
     }

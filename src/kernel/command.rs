@@ -4,6 +4,7 @@ use super::drain::{Mark, Order};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;
+use super::pods::PodsView;
 use super::policy::{AdmitRequest, PolicyVersion, Terms, TriageAnswer};
 use super::reconcile::RoundView;
 use super::stack::{Stack, StackEntry};
@@ -37,6 +38,8 @@ pub enum Command {
     Offer(Vec<(PartOffer, String)>),
     /// What the sources of truth show.
     Observe(RoundView),
+    /// What a source shows of all pods of this node.
+    Pods(PodsView),
     /// An operator cordons a GPU. Legal in any state; cordoning twice keeps since when, and takes
     /// another reason down.
     Cordon {

@@ -9,10 +9,12 @@ use super::names::{AllocationId, Digest, PartId};
 use super::offer::{PartOffer, RESOURCES_MAX};
 use super::offering::{check_offer, due_to_leave, reoffer};
 use super::part_state::{Device, PartState};
+use super::pods::PodsView;
 use super::policy::VERSIONS_MAX;
 use super::refusal::Refusal;
 use super::time::{Now, Timing};
 use super::{allocate, breaker, look, round};
+use std::sync::Arc;
 
 /// What becomes of a command.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +39,7 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         Command::Triaged { reading, answer } => Ok(look::triaged(ledger, reading, answer, now)),
         Command::Offer(offers) => offer(ledger, offers, rules, now),
         Command::Observe(view) => Ok(round::observe(ledger, view, rules, now)),
+        Command::Pods(view) => Ok(pods_seen(ledger, view)),
         Command::Cordon { gpu, mark } => turn_drain(ledger, gpu, |d| d.cordoned(mark)),
         Command::Drain { gpu, mark, order } => turn_drain(ledger, gpu, |d| d.ordered(mark, *order)),
         Command::StopDrain { gpu } => turn_drain(ledger, gpu, Drain::called_off),
@@ -87,6 +90,12 @@ fn offer(
         changes.extend(reoffer(part, offer, by, now)?);
     }
     Ok(changes)
+}
+
+fn pods_seen(ledger: &Ledger, view: &PodsView) -> Vec<Change> {
+    let known = ledger.pods.as_deref();
+    let news = known != Some(view) && known.is_none_or(|known| view.replaces(known));
+    if news { vec![Change::PodsSeen(Arc::new(view.clone()))] } else { Vec::new() }
 }
 
 fn known_gpu<'l>(ledger: &'l Ledger, gpu: &PartId) -> Result<&'l super::ledger::GpuState, Refusal> {

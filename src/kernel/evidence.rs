@@ -70,6 +70,14 @@ pub(super) fn evidence(
         learned.namespace = Some(hold.namespace.clone());
         learned.pod = Some(hold.pod.clone());
         learned.container.get_or_insert_with(|| hold.container.clone());
+        // Where the checkpoint cannot be read, whoever knows all pods lends the UID.
+        if known.pod_uid.is_none()
+            && view.checkpoint.is_none()
+            && let Some(pods) = &ledger.pods
+            && let Some(pod) = pods.named(&hold.namespace, &hold.pod, allocation.granted_wall_ms)
+        {
+            learned.pod_uid = Some(pod.uid.clone());
+        }
     } else if known.pod.is_none() {
         // An init container's pod is named by the app container of the same UID.
         if let Some(pod) = known.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid)) {

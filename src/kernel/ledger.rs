@@ -14,6 +14,7 @@ use super::history::History;
 use super::names::{AllocationId, DeviceId, DeviceKey, Digest, PartId, Resource};
 use super::offer::claim_share;
 use super::part_state::{Device, PartState, Standing};
+use super::pods::{Fate, PodsView};
 use super::policy::PolicyVersion;
 use super::reconcile::Sighting;
 use super::stack::Stack;
@@ -63,6 +64,8 @@ pub struct Ledger {
     pub ended: Arc<History>,
     /// What the rounds saw of live allocations.
     pub sightings: Arc<BTreeMap<AllocationId, Sighting>>,
+    /// The pods of this node, where a source shows them.
+    pub pods: Option<Arc<PodsView>>,
     /// Why ends are withheld, if they are (section 5: all vanished across a kubelet restart).
     pub hold: Option<Arc<str>>,
     /// When kubelet.sock was created under which a live allocation was last seen, milliseconds
@@ -187,6 +190,7 @@ impl Ledger {
                 self.sightings = Arc::clone(sightings);
                 self.hold.clone_from(hold);
             }
+            Change::PodsSeen(view) => self.pods = Some(Arc::clone(view)),
             Change::KubeletSeen(created_wall_ms) => self.kubelet_seen_wall_ms = Some(*created_wall_ms),
             Change::BreakerTurned { resource, breaker } => {
                 let breakers = Arc::make_mut(&mut self.breakers);
@@ -300,24 +304,39 @@ impl Ledger {
         }
     }
 
+    /// What the source of pods says of an allocation's holder, if anything.
+    #[must_use]
+    pub fn fate_of(&self, allocation: &Allocation) -> Fate {
+        let Some((view, uid)) = self.pods.as_ref().zip(allocation.holder.pod_uid.as_deref()) else {
+            return Fate::Unknown;
+        };
+        let since = self.sightings.get(&allocation.id).map_or(u64::MAX, |s| s.since_mono_ms);
+        view.fate(uid, since)
+    }
+
     /// The keys that an allocation's devices have.
     #[must_use]
     pub fn holders_of(&self, key: &DeviceKey) -> &[AllocationId] {
         self.device(&key.resource, &key.id).map_or(&[], |d| &d.holders)
     }
 
-    /// What is known of the pod with this UID from any allocation: its namespace and name.
+    /// What is known of the pod with this UID, from the source of pods or from any allocation: its
+    /// namespace and name.
     #[must_use]
     pub fn pod_by_uid(&self, uid: &str) -> Option<Holder> {
-        self.live
-            .values()
-            .map(|a| &a.holder)
-            .find(|h| h.pod_uid.as_deref() == Some(uid) && h.pod.is_some())
-            .map(|h| Holder {
+        let from_pods = self.pods.as_ref().and_then(|view| view.pods.get(uid)).map(|pod| Holder {
+            namespace: Some(pod.namespace.clone()),
+            pod: Some(pod.name.clone()),
+            ..Holder::default()
+        });
+        let held = || self.live.values().map(|a| &a.holder);
+        from_pods.or_else(|| {
+            held().find(|h| h.pod_uid.as_deref() == Some(uid) && h.pod.is_some()).map(|h| Holder {
                 namespace: h.namespace.clone(),
                 pod: h.pod.clone(),
                 pod_uid: None,
                 container: None,
             })
+        })
     }
 }

@@ -8,8 +8,8 @@
 //!   moves, is written down and read back
 //! - [`command`], [`decide`], [`refusal`]: what can be asked, and how it is answered; the long
 //!   answers are [`allocate`], [`offering`], [`look`] and [`round`]
-//! - [`listing`], [`placement`], [`reconcile`]: what the kubelet is told, which devices are near,
-//!   and what the sources of truth prove
+//! - [`listing`], [`placement`], [`pods`], [`reconcile`]: what the kubelet is told, which devices are
+//!   near, whose pods are here, and what the sources of truth prove
 
 pub mod allocate;
 pub mod allocation;
@@ -30,6 +30,7 @@ pub mod offer;
 pub mod offering;
 pub mod part_state;
 pub mod placement;
+pub mod pods;
 pub mod policy;
 pub mod reconcile;
 pub mod record;

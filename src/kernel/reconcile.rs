@@ -10,6 +10,7 @@ use super::allocation::{Allocation, EndReason, Holder};
 use super::evidence::{Evidence, evidence, newest_shares_pod};
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, Resource};
+use super::pods::Fate;
 use super::time::{Now, Timing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -164,10 +165,17 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         if allocation.overlapped && view.fresh && since_grant && !evidence.by_id && evidence.under_another_pod
         {
             plan.ended.push((*id, EndReason::Superseded));
-        } else if judged(view, &sighting, timing, at) && evidence.gone(allocation) {
-            let first = *sighting.missed_mono_ms.get_or_insert(at.mono_ms);
-            if at.passed(first, timing.rounds_apart_ms) {
-                missed.push((*id, end_reason(allocation, &evidence)));
+        } else {
+            match verdict(ledger, allocation, &evidence, view, &sighting, timing, at) {
+                Sight::Kept => {}
+                Sight::Alive => sighting.missed_mono_ms = None,
+                Sight::Over => plan.ended.push((*id, end_reason(allocation, &evidence))),
+                Sight::Missed => {
+                    let first = *sighting.missed_mono_ms.get_or_insert(at.mono_ms);
+                    if at.passed(first, timing.rounds_apart_ms) {
+                        missed.push((*id, end_reason(allocation, &evidence)));
+                    }
+                }
             }
         }
         plan.sightings.insert(*id, sighting);
@@ -176,6 +184,11 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         plan.hold = None;
         plan.kubelet_seen_wall_ms = view.kubelet.map(|k| k.created_wall_ms);
     }
+    // Who knows all pods by UID has the last word on each of them.
+    let certain = |a: &Allocation| ledger.fate_of(a) != Fate::Unknown;
+    if ledger.live.values().all(|a| a.holder.is_unknown() || certain(a)) {
+        plan.hold = None;
+    }
     decide_ends(ledger, view, missed, seen_any, &mut plan);
     if view.adopt {
         plan.adopted = unknown_holdings(ledger, view);
@@ -183,14 +196,47 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
     plan
 }
 
-/// Whether a round of this moment may speak against an allocation at all (I6).
-fn judged(view: &RoundView, sighting: &Sighting, timing: &Timing, at: Now) -> bool {
-    let settled = view.kubelet.is_some_and(|k| at.passed(k.created_mono_ms, timing.kubelet_settle_ms));
-    view.fresh
-        && view.checkpoint.is_some()
-        && view.list.is_some()
-        && settled
-        && at.passed(sighting.since_mono_ms, timing.reply_settle_ms)
+/// What one round makes of one allocation that is not superseded.
+enum Sight {
+    /// Nothing speaks against it, or nothing that counts.
+    Kept,
+    /// No source of the kubelet shows it, but its pod is alive.
+    Alive,
+    /// Its pod is over, and the kubelet agrees: nothing to wait for.
+    Over,
+    /// Missed by this round. Two of them end it.
+    Missed,
+}
+
+/// The rules of ends (I6). The kubelet's sources need settling times and two rounds, since they
+/// are empty or partial after a restart. Who knows all pods by UID is better in both ways: it
+/// vouches for a living pod, and a pod that it saw end needs no second look where the kubelet has
+/// let go of the devices, too. Without a checkpoint its word ends an allocation by the old waits.
+fn verdict(
+    ledger: &Ledger,
+    allocation: &Allocation,
+    evidence: &Evidence,
+    view: &RoundView,
+    sighting: &Sighting,
+    timing: &Timing,
+    at: Now,
+) -> Sight {
+    // `List` must have answered in either case: it is what shows that the kubelet knows its pods.
+    if view.list.is_none() || !evidence.gone(allocation) {
+        return Sight::Kept;
+    }
+    let settled = view.kubelet.is_some_and(|k| at.passed(k.created_mono_ms, timing.kubelet_settle_ms))
+        && at.passed(sighting.since_mono_ms, timing.reply_settle_ms);
+    let reissued = allocation.overlapped && evidence.under_another_id;
+    let readable = view.checkpoint.is_some();
+    let after_grant = view.began_mono_ms > sighting.since_mono_ms;
+    match ledger.fate_of(allocation) {
+        Fate::Alive if !reissued => Sight::Alive,
+        Fate::Over if view.fresh && readable && after_grant => Sight::Over,
+        Fate::Over if !readable && settled => Sight::Missed,
+        _ if view.fresh && readable && settled => Sight::Missed,
+        _ => Sight::Kept,
+    }
 }
 
 fn end_reason(allocation: &Allocation, evidence: &Evidence) -> EndReason {
@@ -215,7 +261,8 @@ fn decide_ends(
     let had_holder = |id: &AllocationId| ledger.live.get(id).is_some_and(|a| !a.holder.is_unknown());
     let restarted = view.kubelet.map(|k| k.created_wall_ms) != ledger.kubelet_seen_wall_ms;
     let known: Vec<_> = missed.iter().filter(|(id, _)| had_holder(id)).collect();
-    let all_known = ledger.live.values().filter(|a| !a.holder.is_unknown()).count();
+    let ended = |id: &AllocationId| plan.ended.iter().any(|(e, _)| e == id);
+    let all_known = ledger.live.values().filter(|a| !a.holder.is_unknown() && !ended(&a.id)).count();
     if !seen_any && restarted && known.len() >= 2 && known.len() == all_known {
         plan.hold = Some(
             format!(

@@ -223,6 +223,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         | Change::HealthTurned { .. }
         | Change::Emptied { .. }
         | Change::Sighted { .. }
+        | Change::PodsSeen(_)
         | Change::BreakerTurned { .. } => {}
     }
 }

@@ -125,6 +125,7 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
     restored.usage = Arc::clone(&old.usage);
     restored.breakers = Arc::clone(&old.breakers);
     restored.hold.clone_from(&old.hold);
+    restored.pods.clone_from(&old.pods);
     for (id, state) in &mut restored.parts {
         let Some(before) = old.parts.get(id) else {
             continue;

@@ -2,6 +2,7 @@
 
 use crate::kernel::ledger::Ledger;
 use crate::kernel::part_state::Device;
+use crate::kernel::pods::Fate;
 use crate::kernel::reconcile::PodList;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -64,6 +65,10 @@ fn found(ledger: &Ledger, list: &PodList) -> BTreeSet<String> {
         };
         if gone || allocation.overlapped {
             found.insert(allocation.id.to_string());
+        }
+        // However long its id was in dispute before: this is news, and a round settles it.
+        if ledger.fate_of(allocation) == Fate::Over {
+            found.insert(format!("{} is over", allocation.id));
         }
     }
     for held in &list.held {

@@ -81,7 +81,7 @@ impl View<'_> {
     fn place_request(&self, request: &PlaceRequest) -> Result<wit::PlaceRequest, Fault> {
         let devices = |ids: &[DeviceId]| self.device_indices(&request.resource, ids);
         Ok(wit::PlaceRequest {
-            request: self.request(&request.resource)?,
+            request: self.request(&request.resource, request.size)?,
             available: devices(&request.available)?,
             required: devices(&request.required)?,
             size: u32::try_from(request.size).unwrap_or(u32::MAX),
@@ -90,7 +90,7 @@ impl View<'_> {
 
     fn admit_request(&self, request: &AdmitRequest) -> Result<wit::AdmitRequest, Fault> {
         Ok(wit::AdmitRequest {
-            request: self.request(&request.resource)?,
+            request: self.request(&request.resource, request.devices.len())?,
             devices: self.device_indices(&request.resource, &request.devices)?,
         })
     }
@@ -105,12 +105,12 @@ impl View<'_> {
         })
     }
 
-    fn request(&self, resource: &Resource) -> Result<wit::Request, Fault> {
+    fn request(&self, resource: &Resource, count: usize) -> Result<wit::Request, Fault> {
         let index = self.resource_index(resource);
         Ok(wit::Request {
             front_end: wit::FrontEnd::DevicePlugin,
             resource: index.ok_or_else(|| unknown("resource", resource))?,
-            candidates: Vec::new(),
+            candidates: self.candidates(resource, count),
             config: None,
             claim: None,
         })

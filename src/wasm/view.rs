@@ -12,11 +12,13 @@ use crate::kernel::ledger::Ledger;
 use crate::kernel::names::{DeviceId, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine};
 use crate::kernel::part_state::{Device, PartState, Taken};
+use crate::kernel::pods::{self, Candidate};
 use crate::kernel::policy::Call;
 use crate::kernel::time::Now;
 
 /// A snapshot in the words of the contract, and what its indices stand for.
 pub(super) struct View<'a> {
+    ledger: &'a Ledger,
     pub(super) context: wit::Context,
     pub(super) parts: Vec<&'a PartId>,
     pub(super) resources: Vec<&'a Resource>,
@@ -38,6 +40,7 @@ impl<'a> View<'a> {
         resources.dedup();
         let count = states.iter().map(|state| state.devices.len()).sum();
         let mut view = Self {
+            ledger,
             context: wit::Context {
                 node: wit::Node {
                     parts: Vec::with_capacity(states.len()),
@@ -63,6 +66,12 @@ impl<'a> View<'a> {
         let live = live.map(|allocation| view.allocation(allocation, now)).collect();
         view.context.node.allocations = live;
         view
+    }
+
+    /// Who may be asking for so many devices of `resource`.
+    pub(super) fn candidates(&self, resource: &Resource, count: usize) -> Vec<wit::Candidate> {
+        let found = pods::candidates(self.ledger, resource, count);
+        found.into_iter().map(candidate).collect()
     }
 
     pub(super) fn part_index(&self, part: &PartId) -> Option<u32> {
@@ -188,6 +197,20 @@ fn seconds(ms: u64) -> u32 {
 }
 
 /// The facts that have no field of their own, beside those that the backend found.
+fn candidate(found: Candidate) -> wit::Candidate {
+    let pod = &found.pod;
+    let labels = pod.labels.iter();
+    wit::Candidate {
+        namespace: pod.namespace.clone(),
+        pod: pod.name.clone(),
+        pod_uid: pod.uid.clone(),
+        container: found.container,
+        labels: labels
+            .map(|(key, value)| wit::Attribute { key: key.clone(), value: value.clone() })
+            .collect(),
+    }
+}
+
 fn attributes(part: &Part) -> Vec<wit::Attribute> {
     let attribute = |key: &str, value: String| wit::Attribute { key: key.to_owned(), value };
     let found = part.attributes.iter();
@@ -270,4 +293,55 @@ fn holder_to_wit(holder: &Holder) -> Option<wit::Holder> {
         container: text(&holder.container),
         pod_uid: holder.pod_uid.clone(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::names::Digest;
+    use crate::kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
+    use crate::kernel::policy::Question;
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+
+    #[test]
+    fn candidates_are_shown_with_their_labels() {
+        let resource = Resource::parse("nvidia.com/gpu").unwrap();
+        let pod = Pod {
+            uid: "u".into(),
+            namespace: "team".into(),
+            name: "p".into(),
+            labels: vec![("app".into(), "x".into())],
+            is_static: false,
+            of_daemon_set: false,
+            stage: Stage::Waiting,
+            leaving: false,
+            created_wall_ms: 0,
+            containers: vec![PodContainer { name: "main".into(), asks: vec![(resource.clone(), 2)] }],
+            bypass: None,
+        };
+        let view = PodsView {
+            source: PodsSource::ApiServer,
+            current: true,
+            listed_mono_ms: 0,
+            pods: [("u".to_owned(), Arc::new(pod))].into(),
+            deleted: VecDeque::new(),
+        };
+        let ledger = Ledger { pods: Some(Arc::new(view)), ..Ledger::default() };
+        let call = Call {
+            digest: &Digest::parse(&"0".repeat(64)).unwrap(),
+            parameters: "{}",
+            node: &ledger,
+            now: Now::default(),
+            question: Question::Offer,
+            wall_ms_max: 1,
+        };
+        let shown = View::new(&call, 100).candidates(&resource, 2);
+        let [candidate] = shown.as_slice() else { panic!("{} candidates", shown.len()) };
+        let who = (candidate.namespace.as_str(), candidate.pod.as_str(), candidate.container.as_str());
+        assert_eq!(who, ("team", "p", "main"));
+        assert_eq!(candidate.pod_uid, "u");
+        assert_eq!(candidate.labels[0].key, "app");
+        assert!(View::new(&call, 100).candidates(&resource, 1).is_empty());
+    }
 }

@@ -39,9 +39,14 @@ pub(crate) struct Serving {
 
 impl House {
     pub(crate) async fn new(settings: &str) -> Self {
+        Self::of(&format!("{BRISK}\n{settings}")).await
+    }
+
+    /// With these settings and no others.
+    pub(crate) async fn of(settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let kubelet = Kubelet::started(folder.path().join("kubelet")).await.unwrap();
-        Self { folder, kubelet, settings: format!("{BRISK}\n{settings}") }
+        Self { folder, kubelet, settings: settings.to_owned() }
     }
 
     pub(crate) fn command(&self) -> Command {

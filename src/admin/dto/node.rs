@@ -36,6 +36,9 @@ pub struct Node {
     /// What is wrong with the store, if anything; no grant is given then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_trouble: Option<String>,
+    /// The API server as a source of truth; left out where it is not used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_server: Option<StepState>,
     /// Why no allocation ends at present, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,

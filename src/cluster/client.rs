@@ -1,0 +1,165 @@
+//! A client of the API server, by the service account of our pod or by a kubeconfig.
+
+use super::{AGAIN_MAX, Link, Settings};
+use crate::config::ApiServer;
+use k8s_openapi::api::core::v1::Node;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Longest wait for an answer to one request. Watches have a timeout of their own.
+const ANSWER_MAX: Duration = Duration::from_secs(15);
+
+/// The API server cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The kubeconfig is missing or wrong.
+    #[error("the kubeconfig {path} cannot be used")]
+    Kubeconfig {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<kube::config::KubeconfigError>,
+    },
+    /// The service account of the pod is incomplete.
+    #[error("the pod's service account cannot be used (set automountServiceAccountToken: true)")]
+    InCluster {
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// No client can be made of the settings.
+    #[error("no client can be made of the settings for the API server")]
+    Client {
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// It does not answer, or not to us.
+    #[error("the API server at {url} does not say what it knows of node {node:?}{hint}")]
+    Ask {
+        /// Where it is.
+        url: String,
+        /// The node's name.
+        node: String,
+        /// What to do, if that is known.
+        hint: &'static str,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// It does not know this node: it may be another cluster's.
+    #[error(
+        "the API server at {url} knows no node {node:?}: set --node-name to the node's name there, or --kubeconfig to that of this cluster"
+    )]
+    UnknownNode {
+        /// Where it is.
+        url: String,
+        /// The node's name.
+        node: String,
+    },
+    /// It does not answer in time.
+    #[error("the API server at {url} did not answer within {} s", ANSWER_MAX.as_secs())]
+    Slow {
+        /// Where it is.
+        url: String,
+    },
+}
+
+/// Connects once, and makes sure that the API server knows this node: the pods of another cluster
+/// would say that all of ours are gone.
+///
+/// # Errors
+/// If it cannot be used; says what to do.
+pub async fn connect(api_server: &ApiServer, node: &str) -> Result<Client, ConnectError> {
+    let config = match api_server {
+        ApiServer::Kubeconfig(path) => from_file(path).await?,
+        ApiServer::InCluster | ApiServer::Off => {
+            Config::incluster().map_err(|e| ConnectError::InCluster { source: Box::new(e) })?
+        }
+    };
+    let url = config.cluster_url.to_string();
+    let client = Client::try_from(config).map_err(|e| ConnectError::Client { source: Box::new(e) })?;
+    check_node(&client, &url, node).await?;
+    Ok(client)
+}
+
+async fn from_file(path: &Path) -> Result<Config, ConnectError> {
+    let wrong = |e| ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(e) };
+    let file = Kubeconfig::read_from(path).map_err(wrong)?;
+    Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(wrong)
+}
+
+/// Asks for this node's object.
+async fn check_node(client: &Client, url: &str, node: &str) -> Result<(), ConnectError> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let asked = tokio::time::timeout(ANSWER_MAX, nodes.get_metadata(node)).await;
+    match asked.map_err(|_| ConnectError::Slow { url: url.to_owned() })? {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => {
+            Err(ConnectError::UnknownNode { url: url.to_owned(), node: node.to_owned() })
+        }
+        Err(error) => Err(ConnectError::Ask {
+            url: url.to_owned(),
+            node: node.to_owned(),
+            hint: hint(&error),
+            source: Box::new(error),
+        }),
+    }
+}
+
+/// What an operator does about an answer.
+fn hint(error: &kube::Error) -> &'static str {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => {
+            " (its role needs: get nodes, list and watch pods; see deploy/)"
+        }
+        kube::Error::Api(status) if status.code == 401 => " (the token or certificate is not accepted)",
+        _ => "",
+    }
+}
+
+/// Connects, as often as it takes. Says each trouble once.
+pub(super) async fn connect_at_last(settings: &Settings, told: &watch::Sender<Link>) -> Client {
+    let mut wait = settings.again;
+    loop {
+        match connect(&settings.api_server, &settings.node).await {
+            Ok(client) => return client,
+            Err(error) => trouble(told, &error),
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(AGAIN_MAX);
+    }
+}
+
+/// An error with its causes, each once: many of kube's repeat theirs.
+#[must_use]
+pub fn words(error: &dyn std::error::Error) -> String {
+    let mut words = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let next_words = next.to_string();
+        if !words.contains(&next_words) {
+            words = format!("{words}: {next_words}");
+        }
+        cause = next.source();
+    }
+    words
+}
+
+/// Takes a trouble down, and logs it where it is news.
+pub(super) fn trouble(told: &watch::Sender<Link>, error: &dyn std::error::Error) {
+    let words = words(error);
+    let news = Link::Connecting { trouble: Some(words.clone()) };
+    let changed = told.send_if_modified(|link| {
+        let changed = *link != news;
+        *link = news.clone();
+        changed
+    });
+    if changed {
+        tracing::warn!("the API server is no source of truth at present: {words}");
+    }
+}

@@ -1,0 +1,93 @@
+//! The API server, where it can be reached: which pods this node has, as a source of truth; the way
+//! to ask pods to leave; and where the node's GPUs are told of. All of it is optional: what the
+//! kubelet knows is enough to serve it.
+
+mod client;
+mod pod;
+mod pods;
+
+pub use client::{ConnectError, connect, words};
+pub use pod::understand;
+
+use crate::admission::Door;
+use crate::config::ApiServer;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// What this room needs to be told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How the API server is reached.
+    pub api_server: ApiServer,
+    /// The name of this node's object.
+    pub node: String,
+    /// How long news of pods are gathered before they are handed in.
+    pub gather: Duration,
+    /// The first wait after something failed; doubles up to [`AGAIN_MAX`].
+    pub again: Duration,
+}
+
+/// The longest wait before the API server is asked again.
+pub const AGAIN_MAX: Duration = Duration::from_secs(30);
+
+impl Settings {
+    /// With the product's waits.
+    #[must_use]
+    pub fn new(api_server: ApiServer, node: String) -> Self {
+        // A tenth of a second turns the hundred events of a deployment into a few turns of the keeper.
+        Self { api_server, node, gather: Duration::from_millis(100), again: Duration::from_secs(1) }
+    }
+}
+
+/// How it stands with the API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// Not configured.
+    Off,
+    /// On the way, and what stands in it, if something does; says what to do where an operator must.
+    Connecting {
+        /// What failed last.
+        trouble: Option<String>,
+    },
+    /// The pods of this node are shown.
+    Watching,
+}
+
+/// The running room.
+pub struct Running {
+    link: watch::Receiver<Link>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    /// How it stands with the API server, as it changes.
+    #[must_use]
+    pub fn link(&self) -> watch::Receiver<Link> {
+        self.link.clone()
+    }
+
+    /// Ends it. Nothing of it must be brought to an end: what it handed in is applied.
+    pub fn stop(self) {
+        if let Some(task) = self.task {
+            task.abort();
+        }
+    }
+}
+
+/// Starts it; waits for nothing.
+#[must_use]
+pub fn start(settings: Settings, door: Door) -> Running {
+    if settings.api_server == ApiServer::Off {
+        return Running { link: watch::channel(Link::Off).1, task: None };
+    }
+    let (told, link) = watch::channel(Link::Connecting { trouble: None });
+    let task = tokio::spawn(async move { run(&settings, &door, &told).await });
+    Running { link, task: Some(task) }
+}
+
+/// Connects, for ever, and works as long as a connection lasts.
+async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>) {
+    let client = client::connect_at_last(settings, told).await;
+    pods::keep(settings, client, door, told).await;
+}

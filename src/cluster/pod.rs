@@ -1,0 +1,165 @@
+//! A pod of the API server in the kernel's words.
+
+use crate::kernel::names::Resource;
+use crate::kernel::pods::{Pod, PodBypass, PodContainer, Stage, VISIBLE_DEVICES};
+use k8s_openapi::api::core::v1::{Container, Pod as ApiPod};
+use std::collections::BTreeMap;
+
+/// On a mirror pod: the UID that its static pod has at the kubelet (kubelet: `ConfigHashAnnotationKey`
+/// and `ConfigMirrorAnnotationKey`, which hold the same hash).
+const MIRROR: &str = "kubernetes.io/config.mirror";
+const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// Labels of one pod that policies are shown; the API server's own limit is the size of the object.
+const LABELS_MAX: usize = 64;
+
+/// What the kernel wants to know of a pod. `None` for one without a name or UID, which no API
+/// server sends.
+#[must_use]
+pub fn understand(pod: &ApiPod) -> Option<Pod> {
+    let meta = &pod.metadata;
+    let note = |key: &str| meta.annotations.as_ref().and_then(|a| a.get(key)).cloned();
+    let mirror = note(MIRROR).or_else(|| note(CONFIG_HASH).filter(|_| note(MIRROR).is_some()));
+    let owner = |kind: &str| meta.owner_references.iter().flatten().any(|o| o.kind == kind);
+    let spec = pod.spec.as_ref();
+    let init = spec.and_then(|s| s.init_containers.as_ref()).into_iter().flatten();
+    let containers: Vec<&Container> = init.chain(spec.into_iter().flat_map(|s| &s.containers)).collect();
+    let created = meta.creation_timestamp.as_ref().map_or(0, |t| t.0.as_millisecond());
+    Some(Pod {
+        uid: mirror.clone().or_else(|| meta.uid.clone())?,
+        namespace: meta.namespace.clone()?,
+        name: meta.name.clone()?,
+        labels: labels(meta.labels.as_ref()),
+        is_static: mirror.is_some(),
+        of_daemon_set: owner("DaemonSet"),
+        stage: stage(pod),
+        leaving: meta.deletion_timestamp.is_some(),
+        created_wall_ms: u64::try_from(created).unwrap_or(0),
+        bypass: containers.iter().find_map(|c| bypass(c)),
+        containers: containers.into_iter().map(asks).collect(),
+    })
+}
+
+fn labels(labels: Option<&BTreeMap<String, String>>) -> Vec<(String, String)> {
+    let all = labels.into_iter().flatten();
+    all.take(LABELS_MAX).map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+fn stage(pod: &ApiPod) -> Stage {
+    let status = pod.status.as_ref();
+    Stage::of(status.and_then(|s| s.phase.as_deref()), status.is_some_and(|s| s.start_time.is_some()))
+}
+
+/// Extended resources are whole numbers, and requests equal limits (validated by the API server).
+fn asks(container: &Container) -> PodContainer {
+    let limits = container.resources.as_ref().and_then(|r| r.limits.as_ref());
+    let asks = limits.into_iter().flatten().filter_map(|(name, quantity)| {
+        Some((Resource::parse(name).ok()?, quantity.0.parse().ok().filter(|n| *n > 0)?))
+    });
+    PodContainer { name: container.name.clone(), asks: asks.collect() }
+}
+
+fn bypass(container: &Container) -> Option<PodBypass> {
+    let names_gpus = container.env.iter().flatten().any(|variable| {
+        variable.name == VISIBLE_DEVICES && PodBypass::shows_gpus(variable.value.as_deref())
+    });
+    let privileged = container.security_context.as_ref().and_then(|s| s.privileged) == Some(true);
+    if names_gpus {
+        Some(PodBypass::NamesGpus { container: container.name.clone() })
+    } else if privileged {
+        Some(PodBypass::Privileged { container: container.name.clone() })
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(json: serde_json::Value) -> Pod {
+        understand(&serde_json::from_value(json).unwrap()).unwrap()
+    }
+
+    fn plain() -> serde_json::Value {
+        json!({
+            "metadata": {"name": "p", "namespace": "team", "uid": "u-1", "labels": {"app": "x"},
+                "creationTimestamp": "2026-01-01T00:00:01Z"},
+            "spec": {
+                "initContainers": [{"name": "init", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+                "containers": [
+                    {"name": "main", "resources": {"limits": {"nvidia.com/gpu.shared": "2", "cpu": "500m", "memory": "1Gi"}}},
+                    {"name": "side"},
+                ],
+            },
+            "status": {"phase": "Pending"},
+        })
+    }
+
+    #[test]
+    fn containers_ask_for_extended_resources_init_containers_first() {
+        let pod = pod(plain());
+        assert_eq!((pod.uid.as_str(), pod.namespace.as_str(), pod.name.as_str()), ("u-1", "team", "p"));
+        let asks: Vec<(&str, String)> = pod
+            .containers
+            .iter()
+            .map(|c| {
+                let asks: Vec<String> = c.asks.iter().map(|(r, n)| format!("{r}={n}")).collect();
+                (c.name.as_str(), asks.join(","))
+            })
+            .collect();
+        assert_eq!(
+            asks,
+            [
+                ("init", "nvidia.com/gpu=1".to_owned()),
+                ("main", "nvidia.com/gpu.shared=2".to_owned()),
+                ("side", String::new())
+            ]
+        );
+        assert_eq!(pod.labels, [("app".to_owned(), "x".to_owned())]);
+        assert_eq!(pod.created_wall_ms, 1_767_225_601_000);
+    }
+
+    #[test]
+    fn a_pod_waits_until_the_kubelet_takes_it_up() {
+        for (status, stage) in [
+            (json!({"phase": "Pending"}), Stage::Waiting),
+            (json!({}), Stage::Waiting),
+            (json!({"phase": "Pending", "startTime": "2026-01-01T00:00:02Z"}), Stage::Admitted),
+            (json!({"phase": "Running"}), Stage::Admitted),
+            (json!({"phase": "Succeeded"}), Stage::Finished),
+            (json!({"phase": "Failed"}), Stage::Finished),
+        ] {
+            let mut json = plain();
+            json["status"] = status.clone();
+            assert_eq!(pod(json).stage, stage, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_mirror_pod_has_the_uid_that_the_kubelet_knows() {
+        let mut json = plain();
+        json["metadata"]["annotations"] = json!({MIRROR: "hash", CONFIG_HASH: "hash"});
+        let pod = pod(json);
+        assert_eq!(pod.uid, "hash");
+        assert!(pod.is_static);
+    }
+
+    #[test]
+    fn pods_that_reach_gpus_by_themselves_are_told_apart() {
+        let with = |container: serde_json::Value| {
+            let mut json = plain();
+            json["spec"]["containers"][0] = container;
+            pod(json).bypass
+        };
+        let env = |value| json!({"name": "c", "env": [{"name": VISIBLE_DEVICES, "value": value}]});
+        let names = Some(PodBypass::NamesGpus { container: "c".into() });
+        assert_eq!(with(env("all")), names);
+        assert_eq!(with(env("void")), None);
+        let elsewhere = json!({"name": "c", "env": [{"name": VISIBLE_DEVICES, "valueFrom": {}}]});
+        assert_eq!(with(elsewhere), names);
+        let privileged = json!({"name": "c", "securityContext": {"privileged": true}});
+        assert_eq!(with(privileged), Some(PodBypass::Privileged { container: "c".into() }));
+        assert_eq!(with(json!({"name": "c"})), None);
+    }
+}

@@ -1,0 +1,246 @@
+//! A stand-in API server over real HTTP: one node, its pods, lists and watches as kube clients ask
+//! for them. What it is told to do wrong, it does.
+
+use actix_web::dev::ServerHandle;
+use actix_web::web::{self, Bytes};
+use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
+use futures_util::stream;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+/// The name of its one node.
+pub(crate) const NODE: &str = "node-1";
+
+/// An API server that serves until it is dropped.
+pub(crate) struct ApiServer {
+    pub(crate) world: Arc<World>,
+    address: SocketAddr,
+    serving: Option<Serving>,
+}
+
+struct Serving {
+    handle: ServerHandle,
+    thread: std::thread::JoinHandle<()>,
+}
+
+/// What it knows.
+pub(crate) struct World {
+    state: Mutex<State>,
+    /// The newest resource version; who watches waits for it.
+    news: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    version: u64,
+    pods: BTreeMap<String, Value>,
+    /// Every event since the start: version, type, object.
+    log: Vec<(u64, &'static str, Value)>,
+    /// Answers every request with this status, if set.
+    refuse: Option<u16>,
+    /// Watches that began before this version end.
+    cut_before: u64,
+    /// Lists asked for.
+    lists: usize,
+}
+
+/// A pod as the API server has it.
+pub(crate) fn pod(namespace: &str, name: &str, uid: &str, limits: &[(&str, usize)]) -> Value {
+    let limits: BTreeMap<&str, String> = limits.iter().map(|(r, n)| (*r, n.to_string())).collect();
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"namespace": namespace, "name": name, "uid": uid, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"nodeName": NODE, "containers": [{"name": "main", "resources": {"limits": limits}}]},
+        "status": {"phase": "Pending"},
+    })
+}
+
+impl ApiServer {
+    pub(crate) fn start() -> Self {
+        let world = Arc::new(World { state: Mutex::default(), news: watch::channel(0).0 });
+        let mut server = Self { world, address: "127.0.0.1:0".parse().unwrap(), serving: None };
+        server.serve();
+        server
+    }
+
+    /// Serves; again at the same address after [`Self::stop`].
+    pub(crate) fn serve(&mut self) {
+        let listener = TcpListener::bind(self.address).unwrap();
+        self.address = listener.local_addr().unwrap();
+        let (world, (told, handle)) = (Arc::clone(&self.world), std::sync::mpsc::channel());
+        let thread = std::thread::spawn(move || {
+            let serve = async move {
+                let app = move || {
+                    App::new()
+                        .app_data(web::Data::from(Arc::clone(&world)))
+                        .route("/api/v1/nodes/{name}", web::get().to(node))
+                        .route("/api/v1/pods", web::get().to(pods))
+                };
+                let server = HttpServer::new(app).workers(1).disable_signals().shutdown_timeout(0);
+                let server = server.listen(listener).unwrap().run();
+                told.send(server.handle()).unwrap();
+                server.await.unwrap();
+            };
+            actix_web::rt::System::new().block_on(serve);
+        });
+        self.serving = Some(Serving { handle: handle.recv().unwrap(), thread });
+    }
+
+    /// Ends all connections; a dial is refused from now on.
+    pub(crate) fn stop(&mut self) {
+        if let Some(Serving { handle, thread }) = self.serving.take() {
+            // Ends the server's thread; the future itself only waits for it.
+            drop(handle.stop(false));
+            thread.join().unwrap();
+        }
+    }
+
+    /// A kubeconfig that leads here.
+    pub(crate) fn kubeconfig(&self, folder: &Path) -> PathBuf {
+        let path = folder.join("kubeconfig");
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", self.address)}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        });
+        std::fs::write(&path, text.to_string()).unwrap();
+        path
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl World {
+    /// Adds a pod, or changes the one with its UID.
+    pub(crate) fn apply(&self, mut pod: Value) {
+        let mut state = self.state.lock().unwrap();
+        state.version += 1;
+        pod["metadata"]["resourceVersion"] = json!(state.version.to_string());
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        let kind = if state.pods.insert(uid, pod.clone()).is_some() { "MODIFIED" } else { "ADDED" };
+        self.log(&mut state, kind, pod);
+    }
+
+    /// Changes the pod with this UID.
+    pub(crate) fn change(&self, uid: &str, change: impl FnOnce(&mut Value)) {
+        let mut pod = self.state.lock().unwrap().pods[uid].clone();
+        change(&mut pod);
+        self.apply(pod);
+    }
+
+    /// Deletes the pod with this UID.
+    pub(crate) fn delete(&self, uid: &str) {
+        let mut state = self.state.lock().unwrap();
+        let Some(mut pod) = state.pods.remove(uid) else { return };
+        state.version += 1;
+        pod["metadata"]["resourceVersion"] = json!(state.version.to_string());
+        self.log(&mut state, "DELETED", pod);
+    }
+
+    fn log(&self, state: &mut State, kind: &'static str, pod: Value) {
+        let version = state.version;
+        state.log.push((version, kind, pod));
+        self.news.send_replace(version);
+    }
+
+    /// Answers everything with this status from now on; `None`: as it should.
+    pub(crate) fn refuse(&self, status: Option<u16>) {
+        let mut state = self.state.lock().unwrap();
+        state.refuse = status;
+        state.version += 1;
+        state.cut_before = state.version;
+        self.news.send_replace(state.version);
+    }
+
+    /// How often pods were listed.
+    pub(crate) fn lists(&self) -> usize {
+        self.state.lock().unwrap().lists
+    }
+}
+
+fn refused(world: &World) -> Option<HttpResponse> {
+    let code = world.state.lock().unwrap().refuse?;
+    Some(status(code, "refused by the test"))
+}
+
+fn status(code: u16, message: &str) -> HttpResponse {
+    let body = json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "Test",
+        "message": message, "code": code});
+    HttpResponse::build(actix_web::http::StatusCode::from_u16(code).unwrap()).json(body)
+}
+
+async fn node(world: web::Data<World>, name: web::Path<String>) -> HttpResponse {
+    if let Some(refused) = refused(&world) {
+        return refused;
+    }
+    if *name != NODE {
+        return status(404, &format!("nodes \"{name}\" not found"));
+    }
+    HttpResponse::Ok().json(json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+        "metadata": {"name": NODE, "uid": NODE}}))
+}
+
+async fn pods(world: web::Data<World>, request: HttpRequest) -> HttpResponse {
+    if let Some(refused) = refused(&world) {
+        return refused;
+    }
+    let query = web::Query::<BTreeMap<String, String>>::from_query(request.query_string()).unwrap();
+    // Whoever asks for the pods of other nodes asks for too much.
+    if query.get("fieldSelector") != Some(&format!("spec.nodeName={NODE}")) {
+        return status(403, "this service account may list the pods of its own node only");
+    }
+    match query.get("watch").map(String::as_str) {
+        Some("true" | "1") => {
+            let since = query["resourceVersion"].parse().unwrap();
+            let seconds = query.get("timeoutSeconds").map_or(60, |s| s.parse().unwrap());
+            watched(world.into_inner(), since, Duration::from_secs(seconds))
+        }
+        _ => {
+            let mut state = world.state.lock().unwrap();
+            state.lists += 1;
+            let items: Vec<&Value> = state.pods.values().collect();
+            HttpResponse::Ok().json(json!({"apiVersion": "v1", "kind": "PodList",
+                "metadata": {"resourceVersion": state.version.to_string()}, "items": items}))
+        }
+    }
+}
+
+/// The events after `since`, a line each, until the time is up or the watch is cut.
+fn watched(world: Arc<World>, since: u64, lasts: Duration) -> HttpResponse {
+    let (end, news) = (Instant::now() + lasts, world.news.subscribe());
+    let lines = stream::unfold((world, news, since), move |(world, mut news, since)| async move {
+        loop {
+            news.mark_unchanged();
+            {
+                let state = world.state.lock().unwrap();
+                if state.cut_before > since {
+                    return None;
+                }
+                let next = state.log.iter().find(|(version, ..)| *version > since);
+                if let Some((version, kind, object)) = next {
+                    let line = format!("{}\n", json!({"type": kind, "object": object}));
+                    let item = Ok::<_, std::io::Error>(Bytes::from(line));
+                    let version = *version;
+                    drop(state);
+                    return Some((item, (world, news, version)));
+                }
+            }
+            match timeout_at(end, news.changed()).await {
+                Ok(Ok(())) => {}
+                _ => return None,
+            }
+        }
+    });
+    HttpResponse::Ok().content_type("application/json").streaming(Box::pin(lines))
+}

@@ -1,0 +1,195 @@
+//! The API server as a source of truth: the whole daemon beside the stand-in kubelet and a stand-in
+//! API server.
+
+use crate::api_server::{ApiServer, NODE, pod};
+use crate::daemon::{House, SOON, Serving, WHOLE};
+use kubelet_standin::PodSpec;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+const SETTINGS: &str = "gpus: sim:4xh100\n";
+
+/// The kubelet settles long, so that whatever ends soon ends by the API server's word.
+const SLOW_KUBELET: &str = "gpus: sim:4xh100
+timing: { roundsApartMs: 60000, kubeletSettleMs: 60000, replySettleMs: 60000 }
+";
+
+fn args(house: &House, server: &ApiServer) -> Vec<String> {
+    let file = server.kubeconfig(house.folder.path());
+    vec!["--kubeconfig".into(), file.to_str().unwrap().into(), "--node-name".into(), NODE.into()]
+}
+
+fn serve(house: &House, server: &ApiServer) -> Serving {
+    let args = args(house, server);
+    house.serve_with(&args.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + SOON;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn watching(serving: &Serving) {
+    until("the API server is watched", || {
+        let node = serving.call("GET", "/node", &Value::Null);
+        (node["apiServer"]["done"] == json!(true)).then_some(())
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_pod_ends_without_the_waits_of_two_rounds() {
+    let server = ApiServer::start();
+    let house = House::of(SLOW_KUBELET).await;
+    let serving = serve(&house, &server);
+    house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+    watching(&serving);
+    let uid = house.start("train", WHOLE, 2).await.unwrap();
+    server.world.apply(pod("ns", "train", &uid, &[(WHOLE, 2)]));
+    server.world.change(&uid, |pod| pod["status"] = json!({"phase": "Running"}));
+    until("its holder is known", || {
+        let live = serving.live();
+        (live[0]["holder"]["podUid"] == json!(uid)).then_some(())
+    });
+    server.world.delete(&uid);
+    // Deleted by force at the API server, the pod still runs: the kubelet has not let go.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(serving.live().len(), 1);
+    house.kubelet.delete(&uid);
+    until("its allocation ends", || serving.live().is_empty().then_some(()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_clusters_api_server_is_not_believed() {
+    let server = ApiServer::start();
+    let house = House::new(SETTINGS).await;
+    let file = server.kubeconfig(house.folder.path());
+    let serving = house.serve_with(&["--kubeconfig", file.to_str().unwrap(), "--node-name", "elsewhere"]);
+    let why = until("it says so", || {
+        let node = serving.call("GET", "/node", &Value::Null);
+        node["apiServer"]["waiting"].as_str().filter(|w| w.contains("elsewhere")).map(str::to_owned)
+    });
+    assert!(why.contains("--node-name"), "{why}");
+    assert_eq!(server.world.lists(), 0, "no pod was asked for");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_goes_away_is_said_and_found_again() {
+    let mut server = ApiServer::start();
+    let house = House::new(SETTINGS).await;
+    let serving = serve(&house, &server);
+    house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+    watching(&serving);
+    let uid = house.start("train", WHOLE, 1).await.unwrap();
+    server.world.apply(pod("ns", "train", &uid, &[(WHOLE, 1)]));
+    until("its holder is known", || (serving.live()[0]["holder"]["podUid"] == json!(uid)).then_some(()));
+    server.stop();
+    until("it is said", || {
+        let node = serving.call("GET", "/node", &Value::Null);
+        node["apiServer"]["waiting"].as_str().map(str::to_owned)
+    });
+    // Meanwhile the kubelet serves and is served as ever.
+    let other = house.start("meanwhile", WHOLE, 1).await.unwrap();
+    house.kubelet.delete(&other);
+    until("it ends by two rounds", || (serving.live().len() == 1).then_some(()));
+    server.world.delete(&uid);
+    house.kubelet.delete(&uid);
+    server.serve();
+    watching(&serving);
+    until("the other one ends, too", || serving.live().is_empty().then_some(()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_lacks_rights_is_told_which() {
+    let server = ApiServer::start();
+    server.world.refuse(Some(403));
+    let house = House::new(SETTINGS).await;
+    let serving = serve(&house, &server);
+    let why = until("it says so", || {
+        let node = serving.call("GET", "/node", &Value::Null);
+        node["apiServer"]["waiting"].as_str().filter(|w| w.contains("refused by the test")).map(str::to_owned)
+    });
+    assert!(why.contains("get nodes, list and watch pods"), "{why}");
+    server.world.refuse(None);
+    watching(&serving);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_init_containers_pod_is_named_by_the_api_server() {
+    let server = ApiServer::start();
+    let house = House::new(SETTINGS).await;
+    let serving = serve(&house, &server);
+    house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+    watching(&serving);
+    let spec = PodSpec::new("ns", "prepared").init("load", &[(WHOLE, 1)]).container("main", &[]);
+    let uid = spec.uid.clone();
+    server.world.apply(pod("ns", "prepared", &uid, &[]));
+    house.kubelet.admit(spec).await.unwrap();
+    let holder = until("its pod is named", || {
+        let holder = serving.live().first()?["holder"].clone();
+        holder["pod"].is_string().then_some(holder)
+    });
+    assert_eq!(holder["pod"], json!("prepared"));
+    assert_eq!(holder["podUid"], json!(uid));
+    assert_eq!(holder["container"], json!("load"));
+}
+
+#[test]
+fn node_check_says_how_it_stands_with_the_api_server() {
+    let server = ApiServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let file = server.kubeconfig(folder.path());
+    let check = |node: &str| {
+        let state = folder.path().join("state");
+        let output = crate::daemon::berth()
+            .args([
+                "node",
+                "check",
+                "--gpus",
+                "sim:1xt4",
+                "--admin-listen",
+                "127.0.0.1:0",
+                "--node-name",
+                node,
+            ])
+            .arg("--state-dir")
+            .arg(state)
+            .arg("--kubeconfig")
+            .arg(&file)
+            .stdout(std::process::Stdio::piped())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().find(|l| l.contains("API server")).unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
+    assert!(check(NODE).starts_with("ok"), "{}", check(NODE));
+    let other = check("elsewhere");
+    assert!(other.starts_with("WARN") && other.contains("--node-name"), "{other}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_deleted_while_the_daemon_was_down_end_with_its_first_round() {
+    let server = ApiServer::start();
+    let house = House::of(SLOW_KUBELET).await;
+    let serving = serve(&house, &server);
+    house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+    let mut uids = Vec::new();
+    for name in ["stays", "goes"] {
+        let uid = house.start(name, WHOLE, 1).await.unwrap();
+        server.world.apply(pod("ns", name, &uid, &[(WHOLE, 1)]));
+        uids.push(uid);
+    }
+    let known = |live: &[Value]| live.len() == 2 && live.iter().all(|a| a["holder"]["podUid"].is_string());
+    until("both holders are known", || known(&serving.live()).then_some(()));
+    drop(serving);
+    server.world.delete(&uids[1]);
+    house.kubelet.delete(&uids[1]);
+    let serving = serve(&house, &server);
+    until("one is left", || (serving.live().len() == 1).then_some(()));
+    assert_eq!(serving.live()[0]["holder"]["podUid"], json!(uids[0]));
+}

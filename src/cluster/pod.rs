@@ -59,9 +59,10 @@ fn asks(container: &Container) -> PodContainer {
 }
 
 fn bypass(container: &Container) -> Option<PodBypass> {
-    let names_gpus = container.env.iter().flatten().any(|variable| {
-        variable.name == VISIBLE_DEVICES && PodBypass::shows_gpus(variable.value.as_deref())
-    });
+    let names_gpus =
+        container.env.iter().flatten().any(|variable| {
+            variable.name == VISIBLE_DEVICES && PodBypass::shows_gpus(variable.value.as_deref())
+        });
     let privileged = container.security_context.as_ref().and_then(|s| s.privileged) == Some(true);
     if names_gpus {
         Some(PodBypass::NamesGpus { container: container.name.clone() })

@@ -8,9 +8,9 @@
 mod pod;
 
 use super::settings::Settings;
+use super::wire::dial;
 use super::wire::v1alpha1::pods_client::PodsClient;
 use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
-use super::wire::{dial, v1alpha1};
 use crate::admission::Door;
 use crate::keeper::{AskError, Snapshot};
 use crate::kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView};
@@ -169,7 +169,7 @@ impl Watch {
         let mut client: PodsClient<_> = PodsClient::new(channel);
         let waits = self.settings.waits.clone();
         let first = Instant::now() + waits.pods_first_list;
-        let request = v1alpha1::WatchPodsRequest {};
+        let request = WatchPodsRequest {};
         let mut events = match timeout_at(first, client.watch_pods(request)).await {
             Ok(Ok(answer)) => answer.into_inner(),
             Ok(Err(status)) => return status.into(),

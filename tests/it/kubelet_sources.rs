@@ -113,26 +113,36 @@ async fn a_pod_admitted_just_before_berth_went_down_is_named_when_it_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_pods_gone_over_a_restart_of_both_are_held_until_one_is_seen_again() {
-    let house = House::new("gpus: sim:4xt4").await;
-    let mut serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
-    let uids = [house.start("a", WHOLE, 1).await.unwrap(), house.start("b", WHOLE, 1).await.unwrap()];
-    serving.until("the holders", |live| live.iter().all(|a| a["holder"]["podUid"].is_string()));
-    serving.child.kill().unwrap();
-    serving.child.wait().unwrap();
-    // A node that rebooted, or a kubelet that lost its state: it looks the same from here.
-    house.kubelet.stop().await;
-    uids.iter().for_each(|uid| house.kubelet.delete(uid));
-    house.kubelet.start().await.unwrap();
-    let serving = house.serve();
-    house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
-    tokio::time::sleep(LONG_ENOUGH).await;
-    assert_eq!(serving.live().len(), 2, "held");
-    // The first pod that is seen on this kubelet shows that it knows what it runs.
-    house.start("c", WHOLE, 1).await.unwrap();
-    serving.until("the others' end", |live| live.len() == 1 && live[0]["holder"]["pod"] == "c");
-    assert_eq!(house.kubelet.anomalies(), []);
+async fn all_pods_gone_over_a_restart_of_both_end_if_the_kubelet_kept_its_state_and_are_held_if_not() {
+    for lost in [false, true] {
+        let house = House::new("gpus: sim:4xt4").await;
+        let mut serving = house.serve();
+        house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+        let uids = [house.start("a", WHOLE, 1).await.unwrap(), house.start("b", WHOLE, 1).await.unwrap()];
+        serving.until("the holders", |live| live.iter().all(|a| a["holder"]["podUid"].is_string()));
+        serving.child.kill().unwrap();
+        serving.child.wait().unwrap();
+        house.kubelet.stop().await;
+        uids.iter().for_each(|uid| house.kubelet.delete(uid));
+        if lost {
+            std::fs::remove_file(house.kubelet.checkpoint_path()).unwrap();
+        }
+        house.kubelet.start().await.unwrap();
+        let serving = house.serve();
+        house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+        if lost {
+            // Pods that are gone and a kubelet that forgot them look the same.
+            tokio::time::sleep(LONG_ENOUGH).await;
+            assert_eq!(serving.live().len(), 2, "held");
+            // The first pod that it shows says that it knows what it runs.
+            house.start("c", WHOLE, 1).await.unwrap();
+            serving.until("the others' end", |live| live.len() == 1 && live[0]["holder"]["pod"] == "c");
+        } else {
+            // It named them once more, from its own file, and then no longer.
+            serving.until("their end", <[Value]>::is_empty);
+        }
+        assert_eq!(house.kubelet.anomalies(), []);
+    }
 }
 
 // A kubelet that is away.
@@ -270,7 +280,7 @@ fn unprivileged<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 #[tokio::test]
 async fn static_pods_are_all_that_a_kubelet_without_its_api_server_shows_and_all_keep_their_devices() {
     let node = node_of_four().await;
-    let of_file = run(&node, pod("static").container("main", &[(GPU, 1)])).await;
+    let of_file = run(&node, pod("static").of_a_file().container("main", &[(GPU, 1)])).await;
     let of_api = run(&node, pod("plain").container("main", &[(GPU, 1)])).await;
     of_known_pods(&node, 2).await;
     let alone = Sources::Waiting { known: vec![of_file.clone()] };
@@ -287,7 +297,7 @@ async fn static_pods_are_all_that_a_kubelet_without_its_api_server_shows_and_all
     node.wait("its end", |l| l.live.len() == 1).await;
     assert_eq!(holder_uids(&node.live()), BTreeSet::from([of_api.as_str()]));
     // Put back, it has the same UID, and is a holder like any other.
-    let again = run(&node, pod("static").uid(&of_file).container("main", &[(GPU, 1)])).await;
+    let again = run(&node, pod("static").of_a_file().uid(&of_file).container("main", &[(GPU, 1)])).await;
     assert_eq!(again, of_file);
     of_known_pods(&node, 2).await;
     assert_eq!(holder_uids(&node.live()), both);

@@ -21,6 +21,7 @@ mod house;
 mod kubelet_allocation;
 mod kubelet_bench;
 mod kubelet_floods;
+mod kubelet_pods_api;
 mod kubelet_policies;
 mod kubelet_registration;
 mod kubelet_rounds;

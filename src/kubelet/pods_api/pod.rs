@@ -116,8 +116,7 @@ mod tests {
         assert_eq!((&*pod.uid, &*pod.namespace, &*pod.name), ("u-1", "team", "p"));
         assert_eq!(pod.labels, [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())]);
         assert_eq!((pod.created_wall_ms, pod.stage, pod.is_static), (5007, Stage::Waiting, false));
-        let asks: Vec<String> =
-            pod.containers.iter().map(|c| format!("{} {:?}", c.name, c.asks)).collect();
+        let asks: Vec<String> = pod.containers.iter().map(|c| format!("{} {:?}", c.name, c.asks)).collect();
         assert_eq!(
             asks,
             ["init [(\"nvidia.com/gpu\", 1)]", "main [(\"nvidia.com/gpu.shared\", 2)]", "side []"]
@@ -153,8 +152,9 @@ mod tests {
         assert_eq!(with(&|c| c.env.push(env("all", None))), names);
         assert_eq!(with(&|c| c.env.push(env("void", None))), None);
         assert_eq!(with(&|c| c.env.push(env("", Some(core::EnvVarSource {})))), names);
-        let privileged =
-            |c: &mut core::Container| c.security_context = Some(core::SecurityContext { privileged: Some(true) });
+        let privileged = |c: &mut core::Container| {
+            c.security_context = Some(core::SecurityContext { privileged: Some(true) })
+        };
         assert_eq!(with(&privileged), Some(PodBypass::Privileged { container: "main".into() }));
         assert_eq!(with(&|_| {}), None);
     }
@@ -163,7 +163,10 @@ mod tests {
     #[test]
     fn what_go_writes_is_understood() {
         let pod = understand(include_bytes!("pod.bin")).unwrap();
-        assert_eq!((&*pod.uid, &*pod.namespace, &*pod.name), ("3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1", "default", "trainer-0"));
+        assert_eq!(
+            (&*pod.uid, &*pod.namespace, &*pod.name),
+            ("3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1", "default", "trainer-0")
+        );
         assert_eq!(pod.labels, [("app".to_owned(), "trainer".to_owned())]);
         assert!(pod.of_daemon_set && !pod.is_static && !pod.leaving);
         assert_eq!((pod.stage, pod.created_wall_ms), (Stage::Admitted, 1_770_000_000_000));

@@ -5,10 +5,12 @@ mod args;
 mod edits;
 mod file;
 mod parsers;
+mod processes;
 
 pub use args::ServeArgs;
 pub use edits::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount};
 pub use file::{FileConfig, StackEntryConfig};
+pub use processes::{IGNORED_PROCESSES, ProcessSettings};
 
 use crate::kernel::command::Rules;
 use crate::kernel::health::APPLICATION_XIDS;
@@ -50,6 +52,8 @@ pub struct Config {
     pub rules: Rules,
     /// XIDs that say nothing of a GPU's health.
     pub ignored_xids: Vec<u64>,
+    /// Which processes on GPUs are nobody's concern.
+    pub processes: ProcessSettings,
     /// How often all GPUs are looked at.
     pub poll: Duration,
     /// The waits of rounds.
@@ -235,6 +239,7 @@ impl Config {
                 history: file.history.unwrap_or_default().limit()?,
             },
             ignored_xids: ignored_xids(args, health.ignored_xids)?,
+            processes: file.processes.unwrap_or_default().over(ProcessSettings::default())?,
             poll: Duration::from_secs_f64(poll_seconds),
             rounds: file.rounds.unwrap_or_default().over(&RoundTiming::default()),
             skip_adoption: args.skip_adoption || file.skip_adoption.unwrap_or(false),

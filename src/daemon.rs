@@ -2,28 +2,28 @@
 //! up what may have to wait, and stops in the reverse order.
 
 mod clock;
+mod gpus;
 mod progress;
 mod rehearsal;
 mod serve;
 mod stack;
 
 pub use clock::SystemClock;
+pub use gpus::{open_gpus, processes, sight};
 pub use progress::Progress;
 pub use rehearsal::{check_source, rehearse};
 pub use serve::{serve, serve_with};
 
 use crate::admin::{self, FileStack, Step};
-use crate::admission::{self, Baseline, Door, GpuWatch, Middle};
+use crate::admission::{self, Baseline, Door, GpuWatch, Looker, Middle};
 use crate::cluster;
-use crate::config::{Config, GpuSource};
+use crate::config::Config;
 use crate::keeper::{AskError, Keeper};
 use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
 use crate::kernel::policy::PolicyVersion;
 use crate::kubelet;
-use crate::nvml::{NvmlGpus, NvmlOptions};
 use crate::ports::{Gpus, GpusError, Policies};
-use crate::sim::SimGpus;
 use crate::store::{Deadline, SledStore};
 use crate::wasm::{self, WasmPolicies};
 use anyhow::Context;
@@ -76,7 +76,7 @@ impl Daemon {
     /// If any of it does not.
     pub async fn build(config: Config, options: Options) -> anyhow::Result<Self> {
         make_state_dir(&config)?;
-        let progress = Arc::new(Progress::new(&config.node_name));
+        let progress = Arc::new(Progress::new(&config));
         let told = Arc::clone(&progress);
         let admin = admin::Server::bind(admin::Settings {
             listen: config.admin_listen,
@@ -172,11 +172,12 @@ impl Daemon {
     /// # Errors
     /// If the stack of the configuration cannot be used, or a thread cannot be had.
     pub async fn bring_up(&mut self) -> anyhow::Result<()> {
-        let (gpus, inventory) = self.find_gpus().await;
-        self.progress.gpus_found(gpus.describe(), &inventory);
+        let (looker, inventory) = self.find_gpus().await;
+        self.progress.gpus_found(looker.gpus().describe(), &inventory);
         self.record_look(inventory).await?;
         self.gpus = Some(
-            GpuWatch::start(&gpus, self.door(), self.config.poll).context("cannot start the GPU threads")?,
+            GpuWatch::start(&looker, self.door(), self.config.poll)
+                .context("cannot start the GPU threads")?,
         );
         let settings =
             kubelet::Settings { waits: self.options.waits.clone(), ..kubelet::Settings::of(&self.config) };
@@ -219,20 +220,22 @@ impl Daemon {
     }
 
     /// Looks until there is an answer: drivers are loaded late on some nodes.
-    async fn find_gpus(&self) -> (Arc<dyn Gpus>, Inventory) {
+    async fn find_gpus(&self) -> (Looker, Inventory) {
         let mut said = false;
+        let processes = Arc::new(processes(&self.config));
         loop {
             let (source, in_hand) = (self.config.gpus.clone(), self.options.gpus.clone());
-            let open = move || -> Result<(Arc<dyn Gpus>, Inventory), GpusError> {
-                let gpus = in_hand.map_or_else(|| open_gpus(source), Ok)?;
-                let inventory = gpus.look()?;
-                Ok((gpus, inventory))
+            let processes = Arc::clone(&processes);
+            let open = move || -> Result<(Looker, Inventory), GpusError> {
+                let looker = Looker::new(in_hand.map_or_else(|| open_gpus(source), Ok)?, processes);
+                let inventory = looker.look()?;
+                Ok((looker, inventory))
             };
             match tokio::task::spawn_blocking(open).await {
-                Ok(Ok((gpus, inventory))) => {
+                Ok(Ok((looker, inventory))) => {
                     let count = inventory.parts.iter().filter(|p| p.parent.is_none()).count();
-                    tracing::info!(backend = gpus.describe(), gpus = count, "found GPUs");
-                    return (gpus, inventory);
+                    tracing::info!(backend = looker.gpus().describe(), gpus = count, "found GPUs");
+                    return (looker, inventory);
                 }
                 Ok(Err(error)) => {
                     self.progress.gpus_wait(error.to_string());
@@ -362,21 +365,6 @@ impl Daemon {
             tracing::warn!("the keeper did not stop in time");
         }
     }
-}
-
-/// The GPU backend of the configuration.
-///
-/// # Errors
-/// If it cannot be opened; says what to do.
-pub fn open_gpus(source: GpuSource) -> Result<Arc<dyn Gpus>, GpusError> {
-    Ok(match source {
-        GpuSource::Nvml { library, driver_root } => Arc::new(NvmlGpus::open(NvmlOptions {
-            library,
-            driver_root: driver_root.unwrap_or_else(|| "/".into()),
-            ..NvmlOptions::default()
-        })?),
-        GpuSource::Sim(profile) => Arc::new(SimGpus::open(&profile)?),
-    })
 }
 
 fn baseline(config: &Config) -> Baseline {

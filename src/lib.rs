@@ -4,8 +4,8 @@
 //!    main -> daemon -> everything
 //!    kubelet ─┐                                  ┌─ nvml, sim   implement Gpus
 //!             ├─> admission ─> keeper ─> ports <─┼─ store       implements Store
-//!    admin  ──┤                  │               └─ wasm        implements Policies
-//!    cluster ─┘                  v
+//!    admin  ──┤                  │               ├─ wasm        implements Policies
+//!    cluster ─┘                  v               └─ procfs      implements Processes
 //!                             kernel   (std only; names nobody)
 //! ```
 //!
@@ -26,6 +26,7 @@ pub mod admin;
 pub mod cluster;
 
 pub mod nvml;
+pub mod procfs;
 pub mod sim;
 pub mod store;
 pub mod wasm;

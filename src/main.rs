@@ -18,7 +18,8 @@ fn main() -> ExitCode {
         verify: |dir| Ok(shown(store::verify(dir)?)),
     };
     let (check_source, rehearse) = (berth::daemon::check_source, berth::daemon::rehearse);
-    let hooks = Hooks { serve, look, check_source, reach, rehearse, state };
+    let sight = berth::daemon::sight;
+    let hooks = Hooks { serve, look, check_source, reach, rehearse, sight, state };
     cli::parse().map_or_else(|code| code, |cli| cli::run(cli, &hooks))
 }
 

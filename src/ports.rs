@@ -3,8 +3,10 @@
 use crate::kernel::gpu::{Inventory, Reading};
 use crate::kernel::names::Digest;
 use crate::kernel::policy::{Answer, Call, Fault, PolicyVersion};
+use crate::kernel::process::{Sight, Who};
 use crate::kernel::record::{Record, Write};
 use crate::kernel::time::Now;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// The node's GPUs. Implemented by `nvml` and `sim`; used by the GPU watch thread alone.
@@ -24,6 +26,16 @@ pub trait Gpus: Send + Sync {
 
     /// For logs: `NVML 13.0 at /usr/lib/...`, `8 simulated H100`.
     fn describe(&self) -> String;
+}
+
+/// Who the processes on GPUs are. Implemented by `procfs`; used by the GPU watch thread alone.
+pub trait Processes: Send + Sync {
+    /// Whether NVML's process ids mean the processes that are seen here.
+    fn sight(&self) -> Sight;
+
+    /// Who these are, as far as it can be told at once. Each of them is in the answer. Called once a
+    /// look with all that are of interest: who is not asked about is forgotten.
+    fn who(&self, pids: &BTreeSet<u32>) -> BTreeMap<u32, Who>;
 }
 
 /// A GPU backend that cannot be asked.

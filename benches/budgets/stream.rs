@@ -5,8 +5,9 @@ use crate::measure::{Effort, Series};
 use crate::node::{Client, GPU, House, Node, PATIENCE, Recipe, SHARED};
 use crate::table::{Budget, Row, Table};
 use anyhow::{Context as _, Result, anyhow, ensure};
-use berth::admission::GpuWatch;
+use berth::admission::{GpuWatch, Looker};
 use berth::ports::Gpus;
+use berth::procfs::ProcFs;
 use berth::sim::SimGpus;
 use kubelet_standin::proto::v1beta1::{Empty, ListAndWatchResponse};
 use kubelet_standin::{HEALTHY, Kubelet, Rpc};
@@ -92,7 +93,8 @@ fn fault(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     let mut node = Node::start(house, recipe)?;
     let sim = Arc::new(SimGpus::open("8xh100")?);
     let gpus: Arc<dyn Gpus> = Arc::clone(&sim) as _;
-    let watch = GpuWatch::start(&gpus, &node.door, PATIENCE)?;
+    let looker = Looker::new(gpus, Arc::new(ProcFs::new("/proc".into(), &[])));
+    let watch = GpuWatch::start(&looker, &node.door, PATIENCE)?;
     let mut stream = Stream::open(house, &mut node.client, 8)?;
     let mut series = Series::default();
     for _ in 0..effort.runs() {

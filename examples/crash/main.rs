@@ -18,6 +18,7 @@ use anyhow::{Context, bail};
 use berth::cli::{Cli, Hooks, StateHooks};
 use berth::config::Config;
 use berth::daemon::Options;
+use berth::kernel::process::Sight;
 use berth::kubelet::Waits;
 use clap::Parser;
 use kill::{Program, Tally};
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
                 check_source: |_| Ok(()),
                 reach: |_| bail!("this is the harness"),
                 rehearse: |_| Ok(Vec::new()),
+                sight: |_| Sight::default(),
                 state,
             },
         );

@@ -5,13 +5,15 @@ use super::dto::{Allocation, AllocationList};
 use super::problem::{Kind, Problem};
 use super::state::State;
 use crate::kernel::allocation;
+use crate::kernel::belongs::Owners;
 use crate::kernel::history::Past;
 use crate::kernel::ledger::Ledger;
-use crate::kernel::names::{AllocationId, DeviceId};
+use crate::kernel::names::{AllocationId, DeviceId, Resource};
 use crate::kernel::refusal::Refusal;
 use actix_web::{HttpResponse, web};
 use serde::Deserialize;
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use utoipa::{IntoParams, ToSchema};
 
 /// Allocations in one answer if the caller does not say: what a full node of 16 GPUs in whole or
@@ -114,10 +116,10 @@ impl<'l> Found<'l> {
         }
     }
 
-    fn shown(self, ledger: &Ledger) -> Allocation {
+    fn shown(self, owners: &Owners<'_>, mps: &BTreeSet<Resource>) -> Allocation {
         match self {
-            Self::Live(a) => Allocation::of(ledger, a),
-            Self::Ended(past) => Allocation::of(ledger, &past.allocation()),
+            Self::Live(a) => Allocation::of(owners, mps, a),
+            Self::Ended(past) => Allocation::of(owners, mps, &past.allocation()),
         }
     }
 }
@@ -165,7 +167,8 @@ pub(super) async fn list(
     }
     found.sort_unstable_by_key(newest_first);
     let next = found.last().filter(|_| more).map(|a| cursor(a.key()));
-    let items = found.iter().map(|a| a.shown(&ledger)).collect();
+    let (owners, mps) = (Owners::of(&ledger), (state.facts)().mps);
+    let items = found.iter().map(|a| a.shown(&owners, &mps)).collect();
     Ok(HttpResponse::Ok().json(AllocationList { items, total, next }))
 }
 
@@ -179,7 +182,7 @@ pub(super) async fn list(
     ))]
 pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
     let id = allocation_id(&path)?;
-    answer(&state.door.snapshot(), id)
+    answer(&state, &state.door.snapshot(), id)
 }
 
 /// End an allocation
@@ -197,18 +200,18 @@ pub(super) async fn end(state: web::Data<State>, path: web::Path<String>) -> Res
     let id = allocation_id(&path)?;
     let before = state.door.snapshot();
     if before.ended.get(id).is_some() {
-        return answer(&before, id);
+        return answer(&state, &before, id);
     }
     let applied = state.door.end(id).await?;
     tracing::info!(allocation = %id, by = OPERATOR, "an allocation was ended");
-    answer(&applied.snapshot, id)
+    answer(&state, &applied.snapshot, id)
 }
 
 fn allocation_id(text: &str) -> Result<AllocationId, Problem> {
     AllocationId::parse(text).map_err(|error| Problem::new(Kind::Path, error))
 }
 
-fn answer(ledger: &Ledger, id: AllocationId) -> Result<HttpResponse, Problem> {
+fn answer(state: &State, ledger: &Ledger, id: AllocationId) -> Result<HttpResponse, Problem> {
     let found = Found::by_id(ledger, id).ok_or(Refusal::UnknownAllocation { id })?;
-    Ok(HttpResponse::Ok().json(found.shown(ledger)))
+    Ok(HttpResponse::Ok().json(found.shown(&Owners::of(ledger), &(state.facts)().mps)))
 }

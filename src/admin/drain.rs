@@ -3,11 +3,13 @@
 
 use super::auth::OPERATOR;
 use super::body;
-use super::dto::{AtDeadline, DrainOrder, Gpu, MarkHealthy};
+use super::dto::{AtDeadline, Drain, DrainOrder, Gpu, MarkHealthy};
 use super::gpus::{answer, check_reason, gpu_id};
 use super::problem::{Kind, Problem};
 use super::state::State;
+use super::view::View;
 use crate::kernel::drain;
+use crate::kernel::refusal::Refusal;
 use actix_web::{HttpRequest, HttpResponse, web};
 
 /// Longest deadline of a drain, seconds: a week.
@@ -16,9 +18,10 @@ pub(super) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
 /// Empty a GPU
 ///
 /// Cordons it, watches its holders leave, and says `drained` once nobody holds it and, where
-/// processes are visible, none was seen on it for ten seconds. Nobody is asked to leave: pods end
-/// by themselves or by `kubectl`. A new order takes the place of the old one; a GPU that is drained
-/// already stays so.
+/// processes are visible, none was seen on it for ten seconds. With `evict` the pods that hold it are
+/// asked to leave through the API server, and its held devices are listed Unhealthy meanwhile;
+/// without it pods end by themselves or by `kubectl`. A new order takes the place of the old one; a
+/// GPU that is drained already stays so.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "drainGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     request_body(content = DrainOrder, description = "How; may be left out"),
@@ -27,6 +30,7 @@ pub(super) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
         (status = 400, description = "No UUID, or no JSON"),
         (status = 404, description = "No such GPU"),
         (status = 408, description = "The body came too slowly"),
+        (status = 409, description = "Evicting needs an API server, and none is configured"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An unknown key, or a value that cannot be taken"),
@@ -38,30 +42,60 @@ pub(super) async fn start(
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
     let gpu = gpu_id(&path)?;
-    let DrainOrder { reason, deadline_seconds, at_deadline } =
+    let DrainOrder { reason, evict, deadline_seconds, at_deadline } =
         body::json_or_default(&request, payload).await?;
     check_reason(&reason)?;
     if deadline_seconds.is_some_and(|s| s == 0 || s > DEADLINE_S_MAX) {
         let rule = format!("deadlineSeconds: from 1 to {DEADLINE_S_MAX}");
         return Err(Problem::new(Kind::Invalid, rule));
     }
-    if at_deadline == AtDeadline::GiveUp && deadline_seconds.is_none() {
+    if at_deadline != AtDeadline::Wait && deadline_seconds.is_none() {
         return Err(Problem::new(Kind::Invalid, "atDeadline: there is no deadlineSeconds"));
+    }
+    if at_deadline == AtDeadline::Delete && !evict {
+        return Err(Problem::new(Kind::Invalid, "atDeadline: delete is taken with evict: true only"));
+    }
+    if evict && (state.facts)().api_server.is_none() {
+        return Err(Problem::new(
+            Kind::NoApiServer,
+            "pods are evicted through the API server, and none is configured",
+        )
+        .hint(
+            "start the daemon with --kubeconfig FILE, or in a pod with a service account (and not with \
+                   --api-server off); or drain without evict and end the pods yourself",
+        ));
     }
     let now = state.door.now().wall_ms;
     let order = drain::Order {
-        evict: false,
+        evict,
         deadline_wall_ms: deadline_seconds.map(|s| now.saturating_add(u64::from(s) * 1000)),
         at_deadline: match at_deadline {
             AtDeadline::Wait => drain::AtDeadline::Wait,
+            AtDeadline::Delete => drain::AtDeadline::Delete,
             AtDeadline::GiveUp => drain::AtDeadline::GiveUp,
         },
     };
     let applied = state.door.drain(gpu.clone(), OPERATOR.into(), reason.clone(), order).await?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = OPERATOR, reason, "a GPU is being drained");
+        tracing::info!(%gpu, by = OPERATOR, reason, evict, "a GPU is being drained");
     }
     answer(&state, &gpu)
+}
+
+/// How far a GPU is drained
+///
+/// Who still holds it and what keeps each, how many processes are left, and how much time.
+#[utoipa::path(get, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "getDrainOfGpu",
+    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    responses(
+        (status = 200, description = "Its state, with the progress while it is draining", body = Drain),
+        (status = 400, description = "No UUID"),
+        (status = 404, description = "No such GPU"),
+    ))]
+pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
+    let gpu = gpu_id(&path)?;
+    let shown = View::of(&state).gpu(&gpu).ok_or(Refusal::UnknownGpu { gpu })?;
+    Ok(HttpResponse::Ok().json(shown.summary.drain))
 }
 
 /// Call a drain off

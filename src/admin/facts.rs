@@ -2,6 +2,7 @@
 
 use crate::kernel::names::Resource;
 use crate::kernel::stack::StackEntry;
+use std::collections::BTreeSet;
 
 /// One look at what the daemon knows of itself. Made anew for each request that shows it, so it
 /// must not wait for anything.
@@ -23,6 +24,8 @@ pub struct NodeFacts {
     pub kubelet: Step,
     /// The state of every resource at the kubelet.
     pub registrations: Vec<Registration>,
+    /// Resources whose containers are set up for MPS.
+    pub mps: BTreeSet<Resource>,
     /// How it stands with the API server; `None` where it is not used.
     pub api_server: Option<Step>,
     /// The stack of the configuration file, in force or not.

@@ -17,7 +17,7 @@ pub(super) const CORDON_REASON_BYTES_MAX: usize = 1024;
 #[utoipa::path(get, path = "/api/v1/gpus", tag = "gpus", operation_id = "listGpus",
     responses((status = 200, description = "The GPUs, in the order of their index", body = GpuList)))]
 pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
-    HttpResponse::Ok().json(GpuList { items: View::new(&state.door).summaries() })
+    HttpResponse::Ok().json(GpuList { items: View::of(&state).summaries() })
 }
 
 /// One GPU with its parts, devices and links
@@ -121,7 +121,7 @@ pub(super) fn gpu_id(text: &str) -> Result<PartId, Problem> {
 }
 
 pub(super) fn answer(state: &State, gpu: &PartId) -> Result<HttpResponse, Problem> {
-    let shown = View::new(&state.door).gpu(gpu);
+    let shown = View::of(state).gpu(gpu);
     let shown = shown.ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })?;
     Ok(HttpResponse::Ok().json(shown))
 }

@@ -1,13 +1,12 @@
 //! `/node`, and whether the daemon lives and is ready.
 
-use super::dto::{Alive, Check, Counts, Node, Ready, ResourceState, StepState};
+use super::dto::{Alive, Check, Counts, Node, ProcessSight, Ready, ResourceState, StepState};
 use super::facts::{NodeFacts, Step};
 use super::problem::{Kind, Problem};
 use super::state::State;
 use super::view::View;
 use crate::kernel::breaker::{Breaker, Phase};
 use crate::kernel::drain::Drain;
-use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Resource;
 use actix_web::{HttpResponse, web};
 use std::collections::BTreeMap;
@@ -35,7 +34,8 @@ pub(super) async fn show(state: web::Data<State>) -> HttpResponse {
         api_server: facts.api_server.as_ref().map(step_state),
         hold: ledger.hold.as_deref().map(String::from),
         stack_revision: ledger.stack.revision,
-        counts: counts(ledger),
+        processes: ProcessSight::of(ledger.sight()),
+        counts: counts(&view),
     })
 }
 
@@ -155,7 +155,8 @@ fn breaker_words(resource: &Resource, breaker: &Breaker) -> Option<String> {
     }
 }
 
-fn counts(ledger: &Ledger) -> Counts {
+fn counts(view: &View) -> Counts {
+    let ledger = &view.ledger;
     let gpus = || ledger.gpus.values();
     Counts {
         gpus: ledger.gpus.len(),
@@ -163,6 +164,7 @@ fn counts(ledger: &Ledger) -> Counts {
         cordoned_gpus: gpus().filter(|g| g.drain != Drain::Active).count(),
         allocations: ledger.live.len(),
         ended_allocations: ledger.ended.len(),
+        bypasses: view.bypasses(),
         policies: ledger.policies.len(),
     }
 }

@@ -2,7 +2,7 @@
 //! them. A copy is committed as openapi/berth.json, and a test holds the two equal.
 
 use super::problem::{Kind, PROBLEM_JSON, Problem};
-use super::{allocations, drain, gpus, node, policies, stack};
+use super::{allocations, drain, gpus, node, policies, processes, stack};
 use actix_web::http::StatusCode;
 use std::sync::LazyLock;
 use utoipa::openapi::path::Operation;
@@ -19,7 +19,8 @@ use utoipa::{Modify, OpenApi};
     ),
     servers((url = "/", description = "This node")),
     paths(
-        node::show, gpus::list, gpus::show, gpus::forget, gpus::cordon, gpus::uncordon, drain::start, drain::stop, drain::mark_healthy,
+        node::show, gpus::list, gpus::show, gpus::forget, gpus::cordon, gpus::uncordon, drain::start, drain::show, drain::stop, drain::mark_healthy,
+        processes::list, processes::bypass,
         allocations::list, allocations::show, allocations::end,
         policies::list, policies::upload, policies::show, policies::module, policies::delete,
         stack::show, stack::activate, stack::reset, node::livez, node::readyz,
@@ -28,6 +29,7 @@ use utoipa::{Modify, OpenApi};
     tags(
         (name = "node", description = "The node and its daemon"),
         (name = "gpus", description = "GPUs: health, devices, cordon and drain"),
+        (name = "processes", description = "Who is on the GPUs, and by which right"),
         (name = "allocations", description = "Who holds which devices"),
         (name = "policies", description = "Versions of policies"),
         (name = "stack", description = "Which policies are asked, in which order"),
@@ -106,6 +108,7 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
         (404, Some("allocations")) => Some(Kind::UnknownAllocation),
         (404, Some("policies")) => Some(Kind::UnknownPolicy),
         (409, Some("policies")) => Some(Kind::InUse),
+        (409, Some(_)) if path.ends_with("/drain") => Some(Kind::NoApiServer),
         (409, Some(_)) => Some(Kind::State),
         (422, Some("policies")) => Some(Kind::NotAPolicy),
         (422, Some("stack")) => Some(Kind::StackFails),

@@ -109,6 +109,8 @@ kinds! {
     Held = "held", CONFLICT, "Held by an allocation";
     /// Its state does not allow this.
     State = "wrong-state", CONFLICT, "Not in this state";
+    /// Something needs an API server.
+    NoApiServer = "no-api-server", CONFLICT, "No API server is configured";
     /// Policies deny or fail.
     Denied = "denied", CONFLICT, "Denied by a policy";
     /// Somebody else changed it first.

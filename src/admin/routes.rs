@@ -3,7 +3,7 @@
 use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
 use super::unread::Unread;
-use super::{allocations, drain, gpus, host, node, openapi, policies, stack, swagger};
+use super::{allocations, drain, gpus, host, node, openapi, policies, processes, stack, swagger};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{
@@ -30,11 +30,14 @@ pub(super) fn admin(config: &mut ServiceConfig) {
                 .route(web::delete().to(gpus::uncordon)),
         )
         .service(
-            resource("/gpus/{uuid}/drain", "PUT, DELETE")
+            resource("/gpus/{uuid}/drain", "GET, PUT, DELETE")
+                .route(read().to(drain::show))
                 .route(web::put().to(drain::start))
                 .route(web::delete().to(drain::stop)),
         )
         .service(resource("/gpus/{uuid}/health", "PUT").route(web::put().to(drain::mark_healthy)))
+        .service(resource("/gpus/{uuid}/processes", "GET").route(read().to(processes::list)))
+        .service(resource("/bypass", "GET").route(read().to(processes::bypass)))
         .service(resource("/allocations", "GET").route(read().to(allocations::list)))
         .service(
             resource("/allocations/{id}", "GET, DELETE")

@@ -1,16 +1,20 @@
 //! GPUs, parts and devices of one snapshot, as the API shows them.
 
+use super::draining::progress;
 use super::dto::{
-    AtDeadline, Consumes, Device, DeviceState, Drain, DrainProgress, Gpu, GpuSummary, Health, HealthTurn,
-    Link, Mig, OfferLine, Part, ResourceUse, rfc3339,
+    Consumes, Device, DeviceState, Drain, Gpu, GpuSummary, Health, HealthTurn, Link, Mig, OfferLine, Part,
+    ResourceUse, rfc3339,
 };
+use super::facts::Step;
+use super::state::State;
 use crate::admission::Door;
 use crate::keeper::Snapshot;
+use crate::kernel::belongs::Owners;
 use crate::kernel::drain;
 use crate::kernel::gpu::Path;
 use crate::kernel::health::HealthState;
 use crate::kernel::ledger::GpuState;
-use crate::kernel::names::{AllocationId, DeviceKey, PartId, Resource};
+use crate::kernel::names::{DeviceKey, PartId, Resource};
 use crate::kernel::offer;
 use crate::kernel::part_state::{self, PartState};
 use crate::kernel::time::Now;
@@ -22,6 +26,10 @@ pub(super) struct View {
     /// Devices that are listed Healthy.
     healthy: BTreeSet<DeviceKey>,
     now: Now,
+    /// How it stands with the API server, where drains are shown.
+    api_server: Option<Step>,
+    /// Uses that no allocation explains, by GPU.
+    bypasses: BTreeMap<PartId, u32>,
 }
 
 impl View {
@@ -34,7 +42,17 @@ impl View {
                 listed.filter(|l| l.healthy).map(|l| DeviceKey { resource: resource.clone(), id: l.id }),
             );
         }
-        Self { ledger, healthy, now: door.now() }
+        let (now, mut bypasses) = (door.now(), BTreeMap::new());
+        let found = Owners::of(&ledger).bypasses(door.rules().timing.bypass_ms, now);
+        for bypass in found {
+            *bypasses.entry(bypass.gpu).or_insert(0) += 1;
+        }
+        Self { ledger, healthy, now, api_server: None, bypasses }
+    }
+
+    /// The same with what drains need beside the ledger.
+    pub(super) fn of(state: &State) -> Self {
+        Self { api_server: (state.facts)().api_server, ..Self::new(&state.door) }
     }
 
     /// All GPUs in the order of their index.
@@ -62,6 +80,11 @@ impl View {
         })
     }
 
+    /// How many uses of the node's GPUs no allocation explains.
+    pub(super) fn bypasses(&self) -> usize {
+        self.bypasses.values().map(|n| *n as usize).sum()
+    }
+
     /// What is advertised and held over the whole node.
     pub(super) fn uses(&self) -> Vec<ResourceUse> {
         self.uses_of(self.ledger.parts.values().map(AsRef::as_ref))
@@ -86,7 +109,8 @@ impl View {
             model: main.part.model.clone(),
             memory_mib: main.part.memory_mib,
             memory_used_mib: usage.map(|u| u.memory_used_mib),
-            processes: usage.map(|u| u.processes),
+            processes: self.ledger.processes_on(id),
+            bypasses: self.bypasses.get(id).copied().unwrap_or(0),
             present: self.parts(id).any(|p| p.present),
             health: health(state, self.parts(id).any(|p| p.present)),
             drain: self.drain_of(id, &state.drain),
@@ -101,25 +125,9 @@ impl View {
             by: mark.map(|m| m.by.clone()),
             why: mark.map(|m| m.why.clone()).filter(|w| !w.is_empty()),
             since: mark.map(|m| rfc3339(m.since_wall_ms)),
-            progress: drain.order().map(|order| self.progress(gpu, order)),
-        }
-    }
-
-    fn progress(&self, gpu: &PartId, order: &drain::Order) -> DrainProgress {
-        let devices = || self.parts(gpu).flat_map(|p| p.devices.values());
-        let allocations: BTreeSet<AllocationId> = devices().flat_map(|d| d.holders.iter().copied()).collect();
-        // What NVML says of a GPU has its instances in it.
-        let whole = self.ledger.usage.get(gpu).map(|u| u.processes);
-        let seen = self.parts(gpu).filter_map(|p| self.ledger.usage.get(&p.part.id)).map(|u| u.processes);
-        DrainProgress {
-            deadline: order.deadline_wall_ms.map(rfc3339),
-            at_deadline: match order.at_deadline {
-                drain::AtDeadline::Wait | drain::AtDeadline::Delete => AtDeadline::Wait,
-                drain::AtDeadline::GiveUp => AtDeadline::GiveUp,
-            },
-            late: order.is_late(self.now),
-            allocations: allocations.iter().map(ToString::to_string).collect(),
-            processes: whole.or_else(|| seen.reduce(u32::saturating_add)),
+            progress: drain
+                .order()
+                .map(|order| progress(&self.ledger, gpu, order, self.api_server.as_ref(), self.now)),
         }
     }
 
@@ -154,7 +162,7 @@ impl View {
             }),
             memory_mib: state.part.memory_mib,
             memory_used_mib: usage.map(|u| u.memory_used_mib),
-            processes: usage.map(|u| u.processes),
+            processes: self.ledger.processes_on(&state.part.id),
             present: state.present,
             offered_by: Some(state.offered_by.clone()).filter(|by| !by.is_empty()),
             offer: state.lines.iter().map(offer_line).collect(),

@@ -2,6 +2,8 @@
 //! Only they may wait for NVML.
 
 use super::Door;
+use super::bypass_log::BypassLog;
+use super::looker::Looker;
 use crate::ports::Gpus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,14 +26,14 @@ impl GpuWatch {
     ///
     /// # Errors
     /// If the system gives no thread.
-    pub fn start(gpus: &Arc<dyn Gpus>, door: &Door, every: Duration) -> std::io::Result<Self> {
+    pub fn start(looker: &Looker, door: &Door, every: Duration) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work)
         };
-        let (g, d, s) = (Arc::clone(gpus), door.clone(), Arc::clone(&stop));
-        let look = spawn("gpu-look", Box::new(move || looks(&*g, &d, &s, every)))?;
-        let (g, d, s) = (Arc::clone(gpus), door.clone(), Arc::clone(&stop));
+        let (l, d, s) = (looker.clone(), door.clone(), Arc::clone(&stop));
+        let look = spawn("gpu-look", Box::new(move || looks(&l, &d, &s, every)))?;
+        let (g, d, s) = (Arc::clone(looker.gpus()), door.clone(), Arc::clone(&stop));
         let events = spawn("gpu-events", Box::new(move || events(&*g, &d, &s)))?;
         Ok(Self { stop, threads: vec![look, events] })
     }
@@ -45,16 +47,18 @@ impl GpuWatch {
     }
 }
 
-fn looks(gpus: &dyn Gpus, door: &Door, stop: &AtomicBool, every: Duration) {
+fn looks(looker: &Looker, door: &Door, stop: &AtomicBool, every: Duration) {
     let mut failing = false;
+    let mut bypasses = BypassLog::default();
     while pause(every, stop) {
-        match gpus.look() {
+        match looker.look() {
             Ok(inventory) => {
                 if std::mem::take(&mut failing) {
                     tracing::info!("GPUs can be read again");
                 }
-                if let Err(error) = door.looked(inventory) {
-                    tracing::warn!(%error, "a look at the GPUs was not taken in");
+                match door.looked(inventory) {
+                    Ok(applied) => bypasses.tell(&applied.snapshot, door.rules(), door.now()),
+                    Err(error) => tracing::warn!(%error, "a look at the GPUs was not taken in"),
                 }
             }
             Err(error) if !failing => {

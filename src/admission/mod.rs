@@ -2,8 +2,10 @@
 //!
 //! Front ends parse, ask here, and read snapshots. Async ends here: everything behind is sync.
 
+mod bypass_log;
 mod faults;
 mod gpu_watch;
+mod looker;
 mod stack;
 #[cfg(test)]
 mod stack_tests;
@@ -12,12 +14,14 @@ mod thread;
 pub use crate::kernel::command::Attempt;
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record};
 pub use gpu_watch::GpuWatch;
+pub use looker::Looker;
 pub use stack::{Baseline, CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
 pub use thread::{ActivateError, Granted};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
 use crate::kernel::drain::{Mark, Order};
+use crate::kernel::evict::{Ask, Outcome};
 use crate::kernel::gpu::{Inventory, Reading};
 use crate::kernel::listing::{Listed, listing};
 use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
@@ -222,6 +226,14 @@ impl Door {
     ) -> Result<Applied, AskError> {
         let mark = Mark { by, why, since_wall_ms: self.clock.now().wall_ms };
         self.command(Command::Drain { gpu, mark, order }).await
+    }
+
+    /// Hands in what came of asking a pod to leave a GPU that is emptied.
+    ///
+    /// # Errors
+    /// If it could not be taken in.
+    pub async fn asked(&self, ask: Ask, outcome: Outcome) -> Result<Applied, AskError> {
+        self.command(Command::Asked { ask, outcome }).await
     }
 
     /// Calls a drain off; the GPU stays cordoned.

@@ -4,7 +4,7 @@ use super::args::{AllocationCommand, AllocationFilter};
 use super::client::{Client, escaped};
 use super::gpu;
 use super::output::{Out, facts, table};
-use crate::admin::dto::{Allocation, AllocationList, AllocationState, Holder};
+use crate::admin::dto::{Allocation, AllocationList, AllocationState, Holder, PartUse};
 
 pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
@@ -65,6 +65,7 @@ fn list(list: &AllocationList) -> String {
                 holder(a.holder.as_ref()),
                 a.resource.clone(),
                 a.devices.join(" "),
+                a.uses.iter().map(memory).collect::<Vec<_>>().join(" "),
                 a.granted_at.clone(),
             ]
         })
@@ -72,8 +73,10 @@ fn list(list: &AllocationList) -> String {
     if rows.is_empty() {
         return "no such allocations\n".into();
     }
-    let mut text =
-        table(&["ID", "STATE", "NAMESPACE/POD/CONTAINER", "RESOURCE", "DEVICES", "GRANTED"], &rows);
+    let mut text = table(
+        &["ID", "STATE", "NAMESPACE/POD/CONTAINER", "RESOURCE", "DEVICES", "USED/LIMIT MIB", "GRANTED"],
+        &rows,
+    );
     if let Some(next) = &list.next {
         text += &format!("{} match in all: --limit shows more, --after {next} what follows\n", list.total);
     }
@@ -84,11 +87,14 @@ fn show(allocation: &Allocation) -> String {
     let decision = &allocation.decision;
     let uid = allocation.holder.as_ref().and_then(|h| h.pod_uid.clone()).unwrap_or_default();
     let environment = decision.environment.iter().map(|(k, v)| format!("{k}={v}"));
-    let limits = decision.limits.map_or_else(String::new, |l| {
+    let limits = allocation.limits.as_ref().map_or_else(String::new, |l| {
         let memory = l.memory_mib.map(|m| format!("{m} MiB"));
         let compute = l.compute_percent.map(|c| format!("{c} % of compute"));
-        memory.into_iter().chain(compute).collect::<Vec<_>>().join(", ")
+        let both = memory.into_iter().chain(compute).collect::<Vec<_>>().join(", ");
+        format!("{both}, enforced by {}", l.enforced_by)
     });
+    let uses =
+        allocation.uses.iter().map(|used| format!("{} MiB on {}{}", memory(used), used.part, whose(used)));
     facts(&[
         ("id", allocation.id.clone()),
         ("state", state(allocation)),
@@ -102,7 +108,28 @@ fn show(allocation: &Allocation) -> String {
         ("reason", decision.reason.clone()),
         ("environment", environment.collect::<Vec<_>>().join(" ")),
         ("limits", limits),
+        ("used", uses.collect::<Vec<_>>().join("; ")),
     ])
+}
+
+/// Used, and what may be: `512/1024`, `2048/1024 OVER`, `?/1024` where it cannot be seen.
+fn memory(used: &PartUse) -> String {
+    let known = used.memory_used_mib.map_or_else(|| "?".into(), |m| m.to_string());
+    let more = if used.shared.is_some() { "+" } else { "" };
+    let limit = used.memory_limit_mib.map_or_else(String::new, |limit| format!("/{limit}"));
+    let over = if used.over_limit == Some(true) { " OVER" } else { "" };
+    format!("{known}{more}{limit}{over}")
+}
+
+/// By which processes.
+fn whose(used: &PartUse) -> String {
+    let pids = |pids: &[u32]| pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    let own = if used.pids.is_empty() { String::new() } else { format!(" by {}", pids(&used.pids)) };
+    let shared = used.shared.as_ref().map_or_else(String::new, |shared| {
+        let with = if shared.with.is_empty() { "its own other parts".into() } else { shared.with.join(" ") };
+        format!(", and {} MiB by {} shared with {with}", shared.memory_mib, pids(&shared.pids))
+    });
+    own + &shared
 }
 
 fn state(allocation: &Allocation) -> String {

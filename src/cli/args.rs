@@ -1,5 +1,6 @@
 //! What can be typed. Help texts teach: each says what the command does and shows how it is used.
 
+use super::process::ProcessCommand;
 use super::state::StateCommand;
 use crate::config::ServeArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -120,6 +121,12 @@ Examples:
         #[command(subcommand)]
         command: AllocationCommand,
     },
+    /// See who is on the GPUs, and who without an allocation
+    Process {
+        /// What to do.
+        #[command(subcommand)]
+        command: ProcessCommand,
+    },
     /// Upload policies and choose which are asked
     #[command(after_help = "\
 A policy version is named by its name where that is plain, by its digest, the beginning of it, or
@@ -193,12 +200,15 @@ pub enum GpuCommand {
     },
     /// Empty a GPU: cordon it and watch its holders leave
     #[command(after_help = "\
-Nobody is asked to leave: end the pods themselves (`kubectl delete pod`), or wait until they are
-done. A GPU is drained once nobody holds it and, where processes are visible, none was seen on it
-for ten seconds. `berth gpu uncordon` takes it back at any point.
+Without --evict nobody is asked to leave: end the pods yourself (`kubectl delete pod`), or wait until
+they are done. With --evict they are evicted through the API server, as `kubectl drain` does: disruption
+budgets hold, and static pods stay. A GPU is drained once nobody holds it and, where processes are
+visible, none was seen on it for ten seconds. `berth gpu uncordon` takes it back at any point.
 
 Examples:
   berth gpu drain 0 --reason 'fan replacement' --wait
+  berth gpu drain 0 --evict --deadline 10m --wait
+  berth gpu drain 0 --evict --deadline 10m --at-deadline delete --wait
   berth gpu drain 0 --deadline 10m --at-deadline give-up --wait
   berth gpu drain 0 --stop")]
     Drain(DrainArgs),
@@ -230,17 +240,20 @@ pub struct DrainArgs {
     /// Why, for whoever looks later
     #[arg(long, default_value = "", value_name = "TEXT")]
     pub reason: String,
+    /// Ask its pods to leave, through the API server; disruption budgets hold
+    #[arg(long)]
+    pub evict: bool,
     /// By when it is to be done, from now: `90s`, `10m`, `2h`; at most a week
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub deadline: Option<std::time::Duration>,
     /// What becomes of it then
-    #[arg(long, value_enum, default_value = "wait", requires = "deadline")]
+    #[arg(long, value_enum, default_value = "wait", requires = "deadline", requires_if("delete", "evict"))]
     pub at_deadline: AtDeadline,
     /// Show progress until it is drained
     #[arg(long)]
     pub wait: bool,
     /// Call the drain off; the GPU stays cordoned
-    #[arg(long, conflicts_with_all = ["reason", "deadline", "at_deadline", "wait"])]
+    #[arg(long, conflicts_with_all = ["reason", "evict", "deadline", "at_deadline", "wait"])]
     pub stop: bool,
 }
 
@@ -249,6 +262,8 @@ pub struct DrainArgs {
 pub enum AtDeadline {
     /// It goes on, and is shown as late
     Wait,
+    /// Pods that are still there are deleted, whatever their disruption budgets say; with --evict
+    Delete,
     /// It is called off; the GPU stays cordoned
     GiveUp,
 }

@@ -3,14 +3,16 @@
 use super::args::{AtDeadline, DrainArgs};
 use super::client::{Client, escaped};
 use super::gpu::{drain, resolve};
-use super::output::Out;
+use super::output::{Out, printable};
 use crate::admin::dto;
-use crate::admin::dto::{DrainOrder, Gpu};
+use crate::admin::dto::{DrainHolder, DrainHolderState, DrainOrder, Gpu};
 use anyhow::{Context, bail};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a drain that is waited for is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often a drain in which nothing changes is told all the same, with the time that is left.
+const SAY_EVERY: Duration = Duration::from_secs(30);
 
 pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     let uuid = resolve(client, &args.gpu)?;
@@ -21,9 +23,11 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
     }
     let order = DrainOrder {
         reason: args.reason.clone(),
+        evict: args.evict,
         deadline_seconds: args.deadline.map(seconds).transpose()?,
         at_deadline: match args.at_deadline {
             AtDeadline::Wait => dto::AtDeadline::Wait,
+            AtDeadline::Delete => dto::AtDeadline::Delete,
             AtDeadline::GiveUp => dto::AtDeadline::GiveUp,
         },
     };
@@ -42,12 +46,13 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
 /// Says on standard error whenever something changes, until the GPU no longer drains.
 fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
     let path = format!("/gpus/{}", escaped(&gpu.summary.uuid));
-    let mut said = String::new();
+    let (mut said, mut said_at) = (String::new(), Instant::now());
     while gpu.summary.drain.state == "draining" {
-        let now = line(&gpu);
-        if now != said {
-            eprint!("{now}");
-            said = now;
+        // How much time is left changes always, and is no news.
+        let now = told(&gpu, Told::WithoutTime);
+        if now != said || said_at.elapsed() >= SAY_EVERY {
+            eprint!("{}", line(&gpu));
+            (said, said_at) = (now, Instant::now());
         }
         std::thread::sleep(LOOK_EVERY);
         gpu = client.get(&path).context("the drain goes on, but cannot be watched any more")?;
@@ -55,20 +60,73 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
     Ok(gpu)
 }
 
+/// Whether the time that is left is told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    WithTime,
+    WithoutTime,
+}
+
 fn line(gpu: &Gpu) -> String {
+    told(gpu, Told::WithTime)
+}
+
+/// One line for the GPU, and one for each pod that still holds it.
+fn told(gpu: &Gpu, time: Told) -> String {
     let mut text = format!("{} is {}", gpu.summary.uuid, drain(&gpu.summary.drain));
-    if let Some(progress) = &gpu.summary.drain.progress {
-        let many = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-        text += &format!(": {} left", many(progress.allocations.len(), "allocation"));
-        if let Some(processes) = progress.processes {
-            text += &format!(", {}", many(processes as usize, "process").replace("processs", "processes"));
-        }
-        if let Some(deadline) = &progress.deadline {
-            text += if progress.late { ", late since " } else { ", until " };
-            text += deadline;
-        }
+    let Some(progress) = &gpu.summary.drain.progress else {
+        return text + "\n";
+    };
+    let many = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    text += &format!(": {} left", many(progress.allocations.len(), "allocation"));
+    if let Some(processes) = progress.processes {
+        text += &format!(", {}", many(processes as usize, "process").replace("processs", "processes"));
     }
-    text + "\n"
+    if let Some(deadline) = &progress.deadline {
+        text += if progress.late { ", late since " } else { ", until " };
+        text += deadline;
+    }
+    if let Some(left) = progress.seconds_left.filter(|_| time == Told::WithTime && !progress.late) {
+        text += &format!(" ({} left)", humantime::format_duration(Duration::from_secs(left)));
+    }
+    text += "\n";
+    if let Some(warning) = &progress.warning {
+        text += &format!("  warning: {}\n", printable(warning));
+    }
+    for holder in &progress.holders {
+        text += &format!("  {}\n", printable(&holder_line(holder)));
+    }
+    text
+}
+
+fn holder_line(holder: &DrainHolder) -> String {
+    let name = match (&holder.namespace, &holder.pod, &holder.pod_uid) {
+        (Some(namespace), Some(pod), _) => format!("{namespace}/{pod}"),
+        (_, _, Some(uid)) => format!("pod {uid}"),
+        _ => format!("allocation {}", holder.allocations.join(" ")),
+    };
+    let containers = match holder.containers.as_slice() {
+        [] => String::new(),
+        containers => format!(" ({})", containers.join(", ")),
+    };
+    let message = holder.message.as_deref().unwrap_or("no reason given");
+    let since = holder.since.as_deref().unwrap_or("?");
+    let state = match holder.state {
+        DrainHolderState::NotKnown => "holder not known yet".into(),
+        DrainHolderState::NotShown => "cannot be asked: the API server has not shown this pod".into(),
+        DrainHolderState::NotAsked => "not asked to leave".into(),
+        DrainHolderState::StaticPod => {
+            "blocker: a static pod cannot be evicted; take its file out of the kubelet's manifests".into()
+        }
+        DrainHolderState::Asked => format!("asked to leave since {since}"),
+        DrainHolderState::DisruptionBudget => format!("waits for its disruption budget: {message}"),
+        DrainHolderState::Failed => format!("could not be asked, is asked again: {message}"),
+        DrainHolderState::Terminating => format!("terminating since {since}"),
+        DrainHolderState::Over => "gone; the kubelet has yet to let go of its devices".into(),
+    };
+    let back =
+        if holder.comes_back { "; DaemonSet pod: comes back to another GPU, or waits for one" } else { "" };
+    format!("{name}{containers}: {state}{back}")
 }
 
 fn seconds(deadline: Duration) -> anyhow::Result<u32> {
@@ -76,4 +134,48 @@ fn seconds(deadline: Duration) -> anyhow::Result<u32> {
         .ok()
         .filter(|s| *s > 0)
         .context("--deadline: at least a second, at most a week")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(state: DrainHolderState) -> DrainHolder {
+        DrainHolder {
+            namespace: Some("team".into()),
+            pod: Some("web-0".into()),
+            pod_uid: Some("u".into()),
+            containers: vec!["main".into(), "side".into()],
+            allocations: vec!["a-1".into()],
+            comes_back: false,
+            state,
+            message: Some("needs 3".into()),
+            since: Some("then".into()),
+        }
+    }
+
+    #[test]
+    fn a_line_says_who_holds_it_and_what_keeps_them() {
+        use DrainHolderState as State;
+        for (state, says) in [
+            (State::NotAsked, "team/web-0 (main, side): not asked to leave"),
+            (State::Asked, "team/web-0 (main, side): asked to leave since then"),
+            (State::DisruptionBudget, "team/web-0 (main, side): waits for its disruption budget: needs 3"),
+            (State::Failed, "team/web-0 (main, side): could not be asked, is asked again: needs 3"),
+            (State::Terminating, "team/web-0 (main, side): terminating since then"),
+        ] {
+            assert_eq!(holder_line(&holder(state)), says);
+        }
+        assert!(holder_line(&holder(State::StaticPod)).contains("blocker"));
+        let back = DrainHolder { comes_back: true, ..holder(State::Terminating) };
+        assert!(holder_line(&back).ends_with("; DaemonSet pod: comes back to another GPU, or waits for one"));
+        let nobody = DrainHolder {
+            namespace: None,
+            pod: None,
+            pod_uid: None,
+            containers: Vec::new(),
+            ..holder(State::NotKnown)
+        };
+        assert_eq!(holder_line(&nobody), "allocation a-1: holder not known yet");
+    }
 }

@@ -3,6 +3,7 @@
 use super::args::GpuCommand;
 use super::client::{Client, escaped};
 use super::output::{Out, facts, or_dash, table};
+use super::process;
 use crate::admin::dto::{
     Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, HealthTurn, MarkHealthy, Part, ResourceUse,
 };
@@ -13,7 +14,9 @@ pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
         GpuCommand::List => out.answer(&client.get::<GpuList>("/gpus")?, list),
         GpuCommand::Show { gpu } => {
             let uuid = resolve(client, gpu)?;
-            out.answer(&client.get::<Gpu>(&format!("/gpus/{}", escaped(&uuid)))?, show)
+            let processes = process::on(client, &uuid)?;
+            let gpu = client.get::<Gpu>(&format!("/gpus/{}", escaped(&uuid)))?;
+            out.answer(&gpu, |gpu| show(gpu) + &process::below_gpu(&processes))
         }
         GpuCommand::Cordon { gpu, reason } => {
             let path = format!("/gpus/{}/cordon", escaped(&resolve(client, gpu)?));
@@ -96,6 +99,7 @@ fn show(gpu: &Gpu) -> String {
         ("drain", drain(&summary.drain)),
         ("memory MiB", format!("{} used of {}", or_dash(summary.memory_used_mib), summary.memory_mib)),
         ("processes", or_dash(summary.processes)),
+        ("bypasses", bypasses(summary.bypasses)),
         ("PCI bus", gpu.pci_bus.clone()),
         ("NUMA node", or_dash(gpu.numa_node)),
         ("MIG", if gpu.mig_enabled { "enabled".into() } else { String::new() }),
@@ -116,6 +120,14 @@ fn show(gpu: &Gpu) -> String {
         text += &table(&["TO GPU", "PATH", "NVLINKS"], &rows);
     }
     text
+}
+
+fn bypasses(count: u32) -> String {
+    match count {
+        0 => String::new(),
+        1 => "1 process without an allocation".into(),
+        several => format!("{several} processes without an allocation"),
+    }
 }
 
 fn part_table(part: &Part) -> String {

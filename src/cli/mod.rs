@@ -11,15 +11,18 @@ mod hints;
 mod node_check;
 mod output;
 mod policy;
+mod process;
 mod stack_file;
 mod state;
 mod usage;
 
 pub use args::{Cli, Command, Output};
+pub use process::ProcessCommand;
 pub use state::{StateCommand, StateDir, StateHooks, StateSummary};
 pub use usage::parse;
 
 use crate::config::{Config, GpuSource, ServeArgs};
+use crate::kernel::process::Sight;
 use args::ClientArgs;
 use client::Client;
 use output::Out;
@@ -31,6 +34,8 @@ pub struct Hooks {
     pub serve: fn(Config) -> anyhow::Result<()>,
     /// One look at the GPUs: what was found, in one line.
     pub look: fn(&GpuSource) -> anyhow::Result<String>,
+    /// How far a daemon here could tell whose the processes on its GPUs are.
+    pub sight: fn(&Config) -> Sight,
     /// What `berth state` does.
     pub state: StateHooks,
     /// Whether the GPU source can ever work.
@@ -51,6 +56,9 @@ pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
         Command::Gpu { command } => Client::new(&cli.client).and_then(|c| gpu::run(&command, &c, &mut out)),
         Command::Allocation { command } => {
             Client::new(&cli.client).and_then(|c| allocation::run(&command, &c, &mut out))
+        }
+        Command::Process { command } => {
+            Client::new(&cli.client).and_then(|c| process::run(&command, &c, &mut out))
         }
         Command::Policy { command } => {
             Client::new(&cli.client).and_then(|c| policy::run(&command, &c, &mut out))

@@ -10,6 +10,7 @@ use super::args::ClientArgs;
 use super::output::{Out, complain};
 use super::{Hooks, usage};
 use crate::config::{ApiServer, Config, GpuSource, ServeArgs};
+use crate::kernel::process::Sight;
 use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
@@ -75,6 +76,7 @@ pub(super) fn run(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks, out: &mu
         }
     };
     let mut lines = look_around(&config, Path::new("/"), hooks.look);
+    lines.push(processes(&config, hooks.sight));
     lines.push(stack(&config, hooks.rehearse));
     lines.push(api_server(&config, hooks.reach));
     let failed = lines.iter().any(|line| line.level == Level::Fail);
@@ -110,6 +112,18 @@ fn gpus(config: &Config, look: fn(&GpuSource) -> anyhow::Result<String>) -> Line
                 "see that nvidia-smi works on the node; try berth without a GPU with --gpus sim:8xh100",
             ));
             Line::fail("GPUs", what, fix)
+        }
+    }
+}
+
+/// Without them the daemon works, and says less: nobody is told from an intruder.
+fn processes(config: &Config, sight: fn(&Config) -> Sight) -> Line {
+    const CHECK: &str = "processes";
+    match sight(config) {
+        Sight::Visible => Line::ok(CHECK, "those on the GPUs can be told by their pods"),
+        Sight::Hidden { why, fix } => Line::warn(CHECK, why, fix),
+        Sight::Unsupported { why } => {
+            Line::warn(CHECK, why, "mount the host's /proc, or say where it is: processes.procRoot")
         }
     }
 }
@@ -211,6 +225,19 @@ mod tests {
         for line in &lines {
             assert_eq!(line.level, Level::Ok, "{line:?}");
         }
+    }
+
+    #[test]
+    fn what_of_processes_cannot_be_seen_is_told_with_the_fix() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), "");
+        let hidden =
+            |_: &Config| Sight::Hidden { why: "own PID namespace".into(), fix: "hostPID: true".into() };
+        let line = processes(&config, hidden);
+        assert_eq!((line.level, line.fix.as_deref()), (Level::Warn, Some("hostPID: true")));
+        assert_eq!(processes(&config, |_| Sight::Visible).level, Level::Ok);
+        let unsupported = |_: &Config| Sight::Unsupported { why: "no /proc".into() };
+        assert!(processes(&config, unsupported).fix.is_some());
     }
 
     #[test]

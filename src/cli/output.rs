@@ -91,7 +91,7 @@ pub(super) fn facts(pairs: &[(&str, String)]) -> String {
 }
 
 /// Texts of policies and pods reach a terminal: no escape sequence among them.
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 

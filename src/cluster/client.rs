@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// Longest wait for an answer to one request. Watches have a timeout of their own.
-const ANSWER_MAX: Duration = Duration::from_secs(15);
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(15);
 
 /// The API server cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -75,12 +75,15 @@ pub enum ConnectError {
 /// # Errors
 /// If it cannot be used; says what to do.
 pub async fn connect(api_server: &ApiServer, node: &str) -> Result<Client, ConnectError> {
-    let config = match api_server {
+    let mut config = match api_server {
         ApiServer::Kubeconfig(path) => from_file(path).await?,
         ApiServer::InCluster | ApiServer::Off => {
             Config::incluster().map_err(|e| ConnectError::InCluster { source: Box::new(e) })?
         }
     };
+    // The library would try again what a disruption budget forbids for minutes, and never say so: the
+    // waits of this room are its own.
+    config.default_retry = false;
     let url = config.cluster_url.to_string();
     let client = Client::try_from(config).map_err(|e| ConnectError::Client { source: Box::new(e) })?;
     check_node(&client, &url, node).await?;

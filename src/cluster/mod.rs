@@ -3,6 +3,10 @@
 //! kubelet knows is enough to serve it.
 
 mod client;
+mod condition;
+mod events;
+mod evict;
+mod news;
 mod pod;
 mod pods;
 
@@ -12,7 +16,7 @@ pub use pod::understand;
 use crate::admission::Door;
 use crate::config::ApiServer;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 /// What this room needs to be told.
@@ -24,6 +28,9 @@ pub struct Settings {
     pub node: String,
     /// How long news of pods are gathered before they are handed in.
     pub gather: Duration,
+    /// How long a GPU's held devices were listed Unhealthy before the first of its pods is asked to
+    /// leave.
+    pub listed: Duration,
     /// The first wait after something failed; doubles up to [`AGAIN_MAX`].
     pub again: Duration,
 }
@@ -36,7 +43,14 @@ impl Settings {
     #[must_use]
     pub fn new(api_server: ApiServer, node: String) -> Self {
         // A tenth of a second turns the hundred events of a deployment into a few turns of the keeper.
-        Self { api_server, node, gather: Duration::from_millis(100), again: Duration::from_secs(1) }
+        Self {
+            api_server,
+            node,
+            gather: Duration::from_millis(100),
+            // A list reaches the kubelet within milliseconds; a container takes longer to end.
+            listed: Duration::from_millis(250),
+            again: Duration::from_secs(1),
+        }
     }
 }
 
@@ -88,6 +102,15 @@ pub fn start(settings: Settings, door: Door) -> Running {
 
 /// Connects, for ever, and works as long as a connection lasts.
 async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>) {
-    let client = client::connect_at_last(settings, told).await;
-    pods::keep(settings, client, door, told).await;
+    let (tell, mut notices) = mpsc::channel(events::EVENTS_WAITING_MAX);
+    let work = async {
+        let client = client::connect_at_last(settings, told).await;
+        tokio::join!(
+            pods::keep(settings, client.clone(), door, told),
+            evict::keep(settings, client.clone(), door),
+            events::publish(settings, client.clone(), &mut notices),
+            condition::keep(settings, client, door),
+        );
+    };
+    tokio::join!(events::collect(settings, door, tell), work);
 }

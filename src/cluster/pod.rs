@@ -3,6 +3,7 @@
 use crate::kernel::names::Resource;
 use crate::kernel::pods::{Pod, PodBypass, PodContainer, Stage, VISIBLE_DEVICES};
 use k8s_openapi::api::core::v1::{Container, Pod as ApiPod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;
 
 /// On a mirror pod: the UID that its static pod has at the kubelet (kubelet: `ConfigHashAnnotationKey`
@@ -32,7 +33,7 @@ pub fn understand(pod: &ApiPod) -> Option<Pod> {
         is_static: mirror.is_some(),
         of_daemon_set: owner("DaemonSet"),
         stage: stage(pod),
-        leaving: meta.deletion_timestamp.is_some(),
+        leaving_since_wall_ms: leaving_since(meta),
         created_wall_ms: u64::try_from(created).unwrap_or(0),
         bypass: containers.iter().find_map(|c| bypass(c)),
         containers: containers.into_iter().map(asks).collect(),
@@ -42,6 +43,13 @@ pub fn understand(pod: &ApiPod) -> Option<Pod> {
 fn labels(labels: Option<&BTreeMap<String, String>>) -> Vec<(String, String)> {
     let all = labels.into_iter().flatten();
     all.take(LABELS_MAX).map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// The API server writes down when the pod is to be gone: the grace period after it was told.
+fn leaving_since(meta: &ObjectMeta) -> Option<u64> {
+    let end = meta.deletion_timestamp.as_ref()?.0.as_millisecond();
+    let grace_ms = meta.deletion_grace_period_seconds.unwrap_or(0).saturating_mul(1000);
+    Some(u64::try_from(end.saturating_sub(grace_ms)).unwrap_or(0))
 }
 
 fn stage(pod: &ApiPod) -> Stage {
@@ -135,6 +143,15 @@ mod tests {
             json["status"] = status.clone();
             assert_eq!(pod(json).stage, stage, "{status}");
         }
+    }
+
+    #[test]
+    fn a_pod_leaves_since_it_was_told_to_go_not_since_it_must_be_gone() {
+        let mut json = plain();
+        json["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:31Z");
+        json["metadata"]["deletionGracePeriodSeconds"] = json!(30);
+        let pod = pod(json);
+        assert_eq!(pod.leaving_since_wall_ms, Some(pod.created_wall_ms));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The configuration file. Unknown keys are refused; units are in the names.
 
 use super::edits::EditsFile;
+use super::processes::ProcessesFile;
 use super::{ApiServerMode, ConfigError, LogFormat, RoundTiming, bad};
 use crate::kernel::history::{
     HISTORY_ALLOCATIONS_DEFAULT, HISTORY_ALLOCATIONS_MAX, HISTORY_ALLOCATIONS_MIN, HistoryLimit,
@@ -33,6 +34,7 @@ pub struct FileConfig {
     pub skip_adoption: Option<bool>,
     pub health: Option<HealthFile>,
     pub history: Option<HistoryFile>,
+    pub processes: Option<ProcessesFile>,
     pub container_edits: Option<EditsFile>,
     pub rounds: Option<RoundsFile>,
     pub timing: Option<TimingFile>,
@@ -137,6 +139,9 @@ pub struct TimingFile {
     pub rounds_apart_ms: Option<u64>,
     pub kubelet_settle_ms: Option<u64>,
     pub reply_settle_ms: Option<u64>,
+    pub drained_ms: Option<u64>,
+    pub evict_again_ms: Option<u64>,
+    pub bypass_ms: Option<u64>,
 }
 
 impl TimingFile {
@@ -147,6 +152,9 @@ impl TimingFile {
             rounds_apart_ms: self.rounds_apart_ms.unwrap_or(defaults.rounds_apart_ms),
             kubelet_settle_ms: self.kubelet_settle_ms.unwrap_or(defaults.kubelet_settle_ms),
             reply_settle_ms: self.reply_settle_ms.unwrap_or(defaults.reply_settle_ms),
+            drained_ms: self.drained_ms.unwrap_or(defaults.drained_ms),
+            evict_again_ms: self.evict_again_ms.unwrap_or(defaults.evict_again_ms),
+            bypass_ms: self.bypass_ms.unwrap_or(defaults.bypass_ms),
             ..defaults.clone()
         }
     }

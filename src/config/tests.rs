@@ -41,6 +41,7 @@ fn wrong_settings_say_which_and_what_to_do() {
         ("memoryOvercommit: 0.5", "1.0 to 16.0"),
         ("history: {allocations: 10001}", "64 to 10000"),
         ("history: {allocations: 0}", "64 to 10000"),
+        ("processes: {ignore: [/usr/bin/dcgmi]}", "without a path"),
         ("resource: gpu", "a domain"),
         ("stack: [{policy: mixed, parameterss: {}}]", "parameterss"),
         ("containerEdits: {deviceListStrategy: [env]}", "envvar"),

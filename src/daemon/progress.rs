@@ -2,6 +2,7 @@
 
 use crate::admin::{FileStack, NodeFacts, Registration, Step};
 use crate::cluster;
+use crate::config::{ApiServer, Config};
 use crate::kernel::gpu::Inventory;
 use crate::kubelet::{self, Registrations};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,9 +23,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Progress {
     /// Nothing is done yet.
     #[must_use]
-    pub fn new(node_name: &str) -> Self {
+    pub fn new(config: &Config) -> Self {
         let progress = Self::default();
-        node_name.clone_into(&mut lock(&progress.facts).name);
+        {
+            let mut facts = lock(&progress.facts);
+            config.node_name.clone_into(&mut facts.name);
+            facts.api_server = (config.api_server != ApiServer::Off).then(Step::default);
+        }
         progress
     }
 
@@ -44,13 +49,15 @@ impl Progress {
             });
             facts.kubelet = waiting.map_or(Step::Done, Step::Waiting);
         }
-        facts.api_server = match lock(&self.cluster).as_ref().map(|link| link.borrow().clone()) {
-            None | Some(cluster::Link::Off) => None,
-            Some(cluster::Link::Watching) => Some(Step::Done),
-            Some(cluster::Link::Connecting { trouble }) => {
-                Some(Step::Waiting(trouble.unwrap_or_else(|| "connecting".into())))
-            }
-        };
+        if let Some(link) = lock(&self.cluster).as_ref() {
+            facts.api_server = match &*link.borrow() {
+                cluster::Link::Off => None,
+                cluster::Link::Watching => Some(Step::Done),
+                cluster::Link::Connecting { trouble } => {
+                    Some(Step::Waiting(trouble.clone().unwrap_or_else(|| "connecting".into())))
+                }
+            };
+        }
         facts
     }
 

@@ -3,6 +3,7 @@
 use super::allocation::{Allocation, EndReason, Holder};
 use super::breaker::Breaker;
 use super::drain::Drain;
+use super::evict::Asked;
 use super::gpu::{Links, Part, Usage};
 use super::health::Health;
 use super::names::{AllocationId, DeviceKey, Digest, PartId, Resource};
@@ -10,6 +11,7 @@ use super::offer::{OfferLine, ShareRange};
 use super::part_state::Device;
 use super::pods::PodsView;
 use super::policy::PolicyVersion;
+use super::process::ProcessTable;
 use super::reconcile::Sighting;
 use super::stack::Stack;
 use super::time::Now;
@@ -51,6 +53,8 @@ pub enum Change {
         /// What the parts do.
         usage: Arc<BTreeMap<PartId, Usage>>,
     },
+    /// Other processes are on the GPUs, or the same with other memory.
+    ProcessesSeen(Arc<ProcessTable>),
     /// A GPU's health is another.
     HealthTurned {
         /// The GPU.
@@ -116,6 +120,8 @@ pub enum Change {
     },
     /// The pods of this node are others.
     PodsSeen(Arc<PodsView>),
+    /// What came of asking pods to leave, by UID.
+    Evicting(Arc<BTreeMap<String, Asked>>),
     /// A live allocation was seen under a kubelet.sock of this age; see
     /// [`super::ledger::Ledger::kubelet_seen_wall_ms`].
     KubeletSeen(u64),
@@ -158,10 +164,12 @@ impl Change {
             | Self::StackActivated(_) => true,
             Self::PartGone(_)
             | Self::Looked { .. }
+            | Self::ProcessesSeen(_)
             | Self::HealthTurned { .. }
             | Self::Emptied { .. }
             | Self::Sighted { .. }
             | Self::PodsSeen(_)
+            | Self::Evicting(_)
             | Self::BreakerTurned { .. } => false,
         }
     }

@@ -1,6 +1,7 @@
 //! The kernel's public interface: everything that can be asked of the truth, as one enum.
 
 use super::drain::{Mark, Order};
+use super::evict::{Ask, Outcome};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;
@@ -61,6 +62,13 @@ pub enum Command {
     StopDrain {
         /// The GPU.
         gpu: PartId,
+    },
+    /// What came of asking a pod to leave a GPU that is emptied. Forgotten where nobody wants it away.
+    Asked {
+        /// What was asked.
+        ask: Ask,
+        /// What came of it.
+        outcome: Outcome,
     },
     /// An operator lets a GPU be granted again. Legal in any state.
     Uncordon {

@@ -13,7 +13,7 @@ use super::pods::PodsView;
 use super::policy::VERSIONS_MAX;
 use super::refusal::Refusal;
 use super::time::{Now, Timing};
-use super::{allocate, breaker, look, round};
+use super::{allocate, breaker, evict, look, round};
 use std::sync::Arc;
 
 /// What becomes of a command.
@@ -40,6 +40,9 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         Command::Offer(offers) => offer(ledger, offers, rules, now),
         Command::Observe(view) => Ok(round::observe(ledger, view, rules, now)),
         Command::Pods(view) => Ok(pods_seen(ledger, view)),
+        Command::Asked { ask, outcome } => {
+            Ok(evict::asked(ledger, ask, outcome, rules.timing.evict_again_ms, now))
+        }
         Command::Cordon { gpu, mark } => turn_drain(ledger, gpu, |d| d.cordoned(mark)),
         Command::Drain { gpu, mark, order } => turn_drain(ledger, gpu, |d| d.ordered(mark, *order)),
         Command::StopDrain { gpu } => turn_drain(ledger, gpu, Drain::called_off),
@@ -201,6 +204,7 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
     let gone_for_good = ledger.parts.iter().filter(|(_, part)| is_gone_for_good(ledger, part, timing, now));
     changes.extend(gone_for_good.map(|(id, _)| Change::PartForgotten(id.clone())));
     changes.extend(drain::ticked(ledger, now));
+    changes.extend(evict::ticked(ledger));
     // What ends prunes as many; more are left where the settings allow fewer than they did.
     changes.extend(ledger.ended.to_prune(rules.history, None).into_iter().map(Change::Pruned));
     changes

@@ -156,7 +156,7 @@ fn tick_one(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Option
         Drain::Draining(mark, order)
             if order.at_deadline == AtDeadline::GiveUp
                 && order.is_late(now)
-                && (held || parts(ledger, gpu).any(|p| busy(ledger, p))) =>
+                && (held || parts(ledger, gpu).any(|p| busy(ledger, &p.part.id)) || busy(ledger, gpu)) =>
         {
             turned(Drain::Cordoned(Mark { why: given_up(&mark.why), ..mark.clone() }))
         }
@@ -221,8 +221,8 @@ fn held(ledger: &Ledger, gpu: &PartId) -> bool {
 }
 
 /// By the newest look.
-fn busy(ledger: &Ledger, part: &PartState) -> bool {
-    ledger.usage.get(&part.part.id).is_some_and(|u| u.processes > 0)
+fn busy(ledger: &Ledger, part: &PartId) -> bool {
+    ledger.processes_on(part).is_some_and(|processes| processes > 0)
 }
 
 fn parts<'l>(ledger: &'l Ledger, gpu: &'l PartId) -> impl Iterator<Item = &'l PartState> {

@@ -1,6 +1,7 @@
 //! GPUs and their parts as a backend found them, and how near they sit to each other.
 
 use super::names::PartId;
+use super::process::{Process, Sight};
 use std::collections::BTreeMap;
 
 /// Most parts of one node: 16 GPUs in at most 7 MIG instances each, and room for four times that.
@@ -59,7 +60,8 @@ pub struct Mig {
 pub struct Usage {
     /// Memory in use, MiB.
     pub memory_used_mib: u64,
-    /// Processes that NVML sees.
+    /// Processes that compute there, as the backend counts them. Who they are is in
+    /// [`Inventory::processes`], where the backend tells.
     pub processes: u32,
 }
 
@@ -126,6 +128,13 @@ pub struct Inventory {
     pub links: Links,
     /// What parts do now, where it could be read.
     pub usage: BTreeMap<PartId, Usage>,
+    /// The processes on each GPU (by UUID), those of its instances among them, where the backend tells
+    /// them one by one.
+    pub processes: BTreeMap<PartId, Vec<Process>>,
+    /// Whether those are all, whatever the daemon may see: only who makes the GPUs up knows that.
+    pub processes_complete: bool,
+    /// How far it was told whose processes those are.
+    pub sight: Sight,
     /// GPUs (by UUID) that are there but do not work, and why: lost, a call that hangs, a
     /// recovery action that the hardware asks for.
     pub troubles: BTreeMap<PartId, String>,

@@ -8,6 +8,7 @@ use super::allocation::{Allocation, End, EndReason, Holder};
 use super::breaker::Breaker;
 use super::change::{Change, Entry};
 use super::drain::Drain;
+use super::evict::Asked;
 use super::gpu::{Links, Usage};
 use super::health::Health;
 use super::history::History;
@@ -16,6 +17,7 @@ use super::offer::claim_share;
 use super::part_state::{Device, PartState, Standing};
 use super::pods::{Fate, PodsView};
 use super::policy::PolicyVersion;
+use super::process::ProcessTable;
 use super::reconcile::Sighting;
 use super::stack::Stack;
 use super::time::Now;
@@ -58,6 +60,8 @@ pub struct Ledger {
     pub links: Arc<Links>,
     /// What the parts do, by the last look.
     pub usage: Arc<BTreeMap<PartId, Usage>>,
+    /// Who is on the GPUs, by the last look.
+    pub processes: Arc<ProcessTable>,
     /// Live allocations.
     pub live: Arc<BTreeMap<AllocationId, Arc<Allocation>>>,
     /// The newest ended ones.
@@ -66,6 +70,8 @@ pub struct Ledger {
     pub sightings: Arc<BTreeMap<AllocationId, Sighting>>,
     /// The pods of this node, where a source shows them.
     pub pods: Option<Arc<PodsView>>,
+    /// What came of asking pods to leave GPUs that are emptied, by UID.
+    pub evictions: Arc<BTreeMap<String, Asked>>,
     /// Why ends are withheld, if they are (section 5: all vanished across a kubelet restart).
     pub hold: Option<Arc<str>>,
     /// When kubelet.sock was created under which a live allocation was last seen, milliseconds
@@ -146,6 +152,7 @@ impl Ledger {
                 self.links = Arc::clone(links);
                 self.usage = Arc::clone(usage);
             }
+            Change::ProcessesSeen(table) => self.processes = Arc::clone(table),
             Change::HealthTurned { gpu, health } => {
                 if let Some(state) = self.gpus.get_mut(gpu) {
                     Arc::make_mut(state).health = health.clone();
@@ -191,6 +198,7 @@ impl Ledger {
                 self.hold.clone_from(hold);
             }
             Change::PodsSeen(view) => self.pods = Some(Arc::clone(view)),
+            Change::Evicting(evictions) => self.evictions = Arc::clone(evictions),
             Change::KubeletSeen(created_wall_ms) => self.kubelet_seen_wall_ms = Some(*created_wall_ms),
             Change::BreakerTurned { resource, breaker } => {
                 let breakers = Arc::make_mut(&mut self.breakers);

@@ -8,6 +8,7 @@ use super::health::Health;
 use super::ledger::Ledger;
 use super::names::PartId;
 use super::policy::TriageAnswer;
+use super::process::ProcessTable;
 use super::time::Now;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 #[must_use]
 pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> Vec<Change> {
     let mut changes = Vec::new();
+    let processes = ProcessTable::after_look(ledger, inventory, now);
     let parts = &inventory.parts[..inventory.parts.len().min(PARTS_MAX)];
     let seen: BTreeSet<_> = parts.iter().map(|p| &p.id).collect();
     for part in parts {
@@ -35,7 +37,7 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
         if new != old {
             changes.push(Change::HealthTurned { gpu: gpu.clone(), health: new });
         }
-        let found = found_on(ledger, inventory, gpu);
+        let found = found_on(ledger, inventory, &processes, gpu);
         changes.extend(drain::looked(ledger, gpu, found, &rules.timing, now));
     }
     if *ledger.links != inventory.links || *ledger.usage != inventory.usage {
@@ -44,10 +46,22 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
             usage: Arc::new(inventory.usage.clone()),
         });
     }
+    if *ledger.processes != processes {
+        changes.push(Change::ProcessesSeen(Arc::new(processes)));
+    }
     changes
 }
 
-fn found_on(ledger: &Ledger, inventory: &Inventory, gpu: &PartId) -> Found {
+fn found_on(ledger: &Ledger, inventory: &Inventory, processes: &ProcessTable, gpu: &PartId) -> Found {
+    if processes.on.contains_key(gpu) {
+        return match processes.count(ledger, gpu) {
+            // A daemon that sees no processes of others hears of none from NVML either.
+            None => Found::Unknown,
+            Some(0) if inventory.troubles.contains_key(gpu) => Found::Unknown,
+            Some(0) => Found::Empty,
+            Some(_) => Found::Busy,
+        };
+    }
     let parts = ledger.parts.values().filter(|p| p.part.gpu() == gpu).map(|p| &p.part.id);
     let busy = |part: &PartId| inventory.usage.get(part).is_some_and(|u| u.processes > 0);
     if parts.chain([gpu]).any(busy) {

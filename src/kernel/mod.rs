@@ -4,20 +4,24 @@
 //!
 //! - [`names`], [`time`], [`gpu`]: what things are called and made of
 //! - [`offer`], [`allocation`], [`policy`], [`stack`], [`drain`], [`health`], [`breaker`]: the nouns of the rules
+//! - [`process`], [`belongs`], [`part_use`]: who uses the GPUs, by which right, and how much
 //! - [`part_state`], [`ledger`], [`history`]: the truth; [`change`], [`record`], [`restore`]: how it
 //!   moves, is written down and read back
 //! - [`command`], [`decide`], [`refusal`]: what can be asked, and how it is answered; the long
 //!   answers are [`allocate`], [`offering`], [`look`] and [`round`]
+//! - [`evict`]: who is asked to leave a GPU that is emptied
 //! - [`listing`], [`placement`], [`pods`], [`reconcile`]: what the kubelet is told, which devices are
 //!   near, whose pods are here, and what the sources of truth prove
 
 pub mod allocate;
 pub mod allocation;
+pub mod belongs;
 pub mod breaker;
 pub mod change;
 pub mod command;
 pub mod decide;
 pub mod drain;
+pub mod evict;
 mod evidence;
 pub mod gpu;
 pub mod health;
@@ -29,9 +33,11 @@ pub mod names;
 pub mod offer;
 pub mod offering;
 pub mod part_state;
+pub mod part_use;
 pub mod placement;
 pub mod pods;
 pub mod policy;
+pub mod process;
 pub mod reconcile;
 pub mod record;
 pub mod refusal;

@@ -69,8 +69,8 @@ pub struct Pod {
     pub of_daemon_set: bool,
     /// How far it is.
     pub stage: Stage,
-    /// Whether it was told to go.
-    pub leaving: bool,
+    /// When it was told to go, milliseconds since 1970, if it was.
+    pub leaving_since_wall_ms: Option<u64>,
     /// When it was made, milliseconds since 1970.
     pub created_wall_ms: u64,
     /// Its containers, init containers first.
@@ -247,7 +247,7 @@ mod tests {
             is_static: false,
             of_daemon_set: false,
             stage,
-            leaving: false,
+            leaving_since_wall_ms: None,
             created_wall_ms: 1_000,
             containers: vec![PodContainer { name: "main".into(), asks: vec![(resource(), asks)] }],
             bypass: None,

@@ -403,7 +403,7 @@ fn pods(alive: &[&str], deleted: &[&str]) -> Option<Arc<PodsView>> {
         is_static: false,
         of_daemon_set: false,
         stage: Stage::Admitted,
-        leaving: false,
+        leaving_since_wall_ms: None,
         created_wall_ms: START,
         containers: Vec::new(),
         bypass: None,

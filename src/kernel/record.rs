@@ -223,7 +223,9 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         | Change::HealthTurned { .. }
         | Change::Emptied { .. }
         | Change::Sighted { .. }
+        | Change::ProcessesSeen(_)
         | Change::PodsSeen(_)
+        | Change::Evicting(_)
         | Change::BreakerTurned { .. } => {}
     }
 }

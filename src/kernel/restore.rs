@@ -123,9 +123,11 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
     restored.generation = old.generation + 1;
     restored.links = Arc::clone(&old.links);
     restored.usage = Arc::clone(&old.usage);
+    restored.processes = Arc::clone(&old.processes);
     restored.breakers = Arc::clone(&old.breakers);
     restored.hold.clone_from(&old.hold);
     restored.pods.clone_from(&old.pods);
+    restored.evictions = Arc::clone(&old.evictions);
     for (id, state) in &mut restored.parts {
         let Some(before) = old.parts.get(id) else {
             continue;

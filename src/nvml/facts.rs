@@ -3,11 +3,11 @@
 use super::fence::Steps;
 use super::map;
 use super::raw;
+use super::running::{self, Running};
 use crate::kernel::gpu::Usage;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -46,6 +46,8 @@ pub(super) struct Visit {
     pub(super) mig_enabled: bool,
     pub(super) instances: Vec<(InstanceFacts, Option<Usage>)>,
     pub(super) usage: Option<Usage>,
+    /// The processes on it and on its instances; `None` where NVML does not tell.
+    pub(super) running: Option<Vec<Running>>,
     /// What the hardware says is wrong, although it answers.
     pub(super) trouble: Option<String>,
 }
@@ -117,12 +119,19 @@ pub(super) fn visit(
     };
     let mig_mode = ask_if_known(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?;
     let mig_enabled = mig_mode.is_some_and(|mode| mode.current == 1);
-    let instances = if mig_enabled { instances(&device, known, steps)? } else { Vec::new() };
+    let seen = if mig_enabled { instances(&device, known, steps)? } else { Vec::new() };
+    let whole = running::on(&device, steps)?;
+    let (mut instances, mut inside) = (Vec::new(), Vec::new());
+    for (facts, running, usage) in seen {
+        inside.push(((facts.gpu_instance, facts.compute_instance), running));
+        instances.push((facts, usage));
+    }
     Ok(Visit {
         handle: raw::handle(&device),
         mig_enabled,
         instances,
-        usage: usage(&device, steps)?,
+        usage: usage(&device, whole.as_deref(), steps)?,
+        running: running::merged(whole, inside),
         trouble: trouble(&device, steps)?,
         facts,
     })
@@ -176,11 +185,10 @@ fn only_bit(words: &[std::ffi::c_ulong]) -> Option<u32> {
     }
 }
 
-fn instances(
-    device: &Device,
-    known: &Known,
-    steps: &Steps,
-) -> Result<Vec<(InstanceFacts, Option<Usage>)>, Failed> {
+/// A MIG instance: what it is, who runs on it, and what they use.
+type Instance = (InstanceFacts, Option<Vec<Running>>, Option<Usage>);
+
+fn instances(device: &Device, known: &Known, steps: &Steps) -> Result<Vec<Instance>, Failed> {
     let most = ask(steps, "nvmlDeviceGetMaxMigDeviceCount", || device.mig_device_count())?;
     let mut found = Vec::new();
     for index in 0..most {
@@ -193,7 +201,9 @@ fn instances(
             Some(facts) => facts.clone(),
             None => instance_facts(&instance, uuid, steps)?,
         };
-        found.push((facts, usage(&instance, steps)?));
+        let running = running::on(&instance, steps)?;
+        let usage = usage(&instance, running.as_deref(), steps)?;
+        found.push((facts, running, usage));
     }
     Ok(found)
 }
@@ -213,25 +223,12 @@ fn instance_facts(device: &Device, uuid: String, steps: &Steps) -> Result<Instan
     })
 }
 
-/// Memory in use and processes; `None` where the processes cannot be seen. A process that is both
-/// listed plainly and as a client of MPS counts once. Graphics processes are left out: a display
-/// server would keep a GPU from ever being drained.
-fn usage(device: &Device, steps: &Steps) -> Result<Option<Usage>, Failed> {
+/// Memory in use and processes; `None` where the processes cannot be seen.
+fn usage(device: &Device, running: Option<&[Running]>, steps: &Steps) -> Result<Option<Usage>, Failed> {
     let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
-    let compute = ask_if_known(steps, "nvmlDeviceGetComputeRunningProcesses_v3", || {
-        device.running_compute_processes()
-    })?;
-    let Some(compute) = compute else {
-        return Ok(None);
-    };
-    let mps = ask_if_known(steps, "nvmlDeviceGetMPSComputeRunningProcesses_v3", || {
-        device.mps_running_compute_processes()
-    })?;
-    let listed = compute.iter().chain(mps.iter().flatten());
-    let pids: BTreeSet<u32> = listed.map(|process| process.pid).collect();
-    Ok(Some(Usage {
+    Ok(running.map(|running| Usage {
         memory_used_mib: map::mib(memory.used),
-        processes: u32::try_from(pids.len()).unwrap_or(u32::MAX),
+        processes: running::computing(running),
     }))
 }
 

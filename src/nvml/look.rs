@@ -7,6 +7,7 @@ use super::links::LinkCache;
 use super::{NvmlOptions, Session, map};
 use crate::kernel::gpu::{Inventory, PARTS_MAX, Part, Usage};
 use crate::kernel::names::BadName;
+use crate::kernel::process::PROCESSES_PER_GPU_MAX;
 use crate::ports::GpusError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -171,6 +172,10 @@ impl Memory {
             if let Some(usage) = usage {
                 inventory.usage.insert(part.id.clone(), Usage::clone(usage));
             }
+        }
+        if let Some(running) = &visit.running {
+            let told = running.iter().map(|one| one.process(&new.part.id, &new.instances));
+            inventory.processes.insert(new.part.id.clone(), told.take(PROCESSES_PER_GPU_MAX).collect());
         }
         if let Some(trouble) = visit.trouble {
             inventory.troubles.insert(new.part.id.clone(), trouble);

@@ -12,6 +12,7 @@ mod links;
 mod look;
 mod map;
 mod raw;
+mod running;
 
 use crate::kernel::gpu::{Inventory, Reading};
 use crate::ports::{Gpus, GpusError};

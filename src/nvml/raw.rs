@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "calls through the raw symbol table")]
 
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
 /// `NVML_EVENT_TYPE_*` bits that are asked for: double bit ECC errors and critical XIDs.
@@ -15,6 +16,57 @@ pub(super) const EVENT_XID: u64 = 0x8;
 pub(super) const REMOTE_GPU: u32 = 0;
 /// `NVML_NVLINK_DEVICE_TYPE_SWITCH`.
 pub(super) const REMOTE_SWITCH: u32 = 2;
+
+/// Processes that there is room for at first: one call for most GPUs.
+const PROCESSES_ROOM: usize = 64;
+/// Most processes that are asked for: eight for each of 128 clients of MPS.
+const PROCESSES_ROOM_MAX: usize = 1024;
+
+/// NVML's lists of processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProcessList {
+    /// `nvmlDeviceGetComputeRunningProcesses_v3`.
+    Compute,
+    /// `nvmlDeviceGetMPSComputeRunningProcesses_v3`.
+    Mps,
+    /// `nvmlDeviceGetGraphicsRunningProcesses_v3`.
+    Graphics,
+}
+
+/// One of the lists of processes. nvml-wrapper asks first how many there are and fails if there are
+/// more by its second call, which would make a healthy GPU look ill whenever a job starts.
+pub(super) fn processes(device: &Device, list: ProcessList) -> Result<Vec<ProcessInfo>, NvmlError> {
+    let symbols = device.nvml().lib();
+    let call = match list {
+        ProcessList::Compute => symbols.nvmlDeviceGetComputeRunningProcesses_v3.as_ref(),
+        ProcessList::Mps => symbols.nvmlDeviceGetMPSComputeRunningProcesses_v3.as_ref(),
+        ProcessList::Graphics => symbols.nvmlDeviceGetGraphicsRunningProcesses_v3.as_ref(),
+    };
+    let call = nvml_sym(call)?;
+    let mut room = PROCESSES_ROOM;
+    loop {
+        let mut count = u32::try_from(room).unwrap_or(u32::MAX);
+        // SAFETY: `nvmlProcessInfo_t` is plain numbers, which may be zero.
+        let mut infos = vec![unsafe { std::mem::zeroed() }; room];
+        // SAFETY: the handle is valid while `device` lives; there is room for `count` entries, and both
+        // outlive the call.
+        let answer = nvml_try(unsafe { call(device.handle(), &raw mut count, infos.as_mut_ptr()) });
+        match answer {
+            // NVML has said how many there are by now, and a little later there may be more.
+            Err(NvmlError::InsufficientSize(_)) if room < PROCESSES_ROOM_MAX => {
+                let wanted = usize::try_from(count).unwrap_or(usize::MAX).saturating_mul(2);
+                room = wanted.clamp(room * 2, PROCESSES_ROOM_MAX);
+            }
+            // More than are ever told: as if they could not be seen.
+            Err(NvmlError::InsufficientSize(_)) => return Err(NvmlError::NoData),
+            Err(error) => return Err(error),
+            Ok(()) => {
+                infos.truncate(usize::try_from(count).unwrap_or(usize::MAX));
+                return Ok(infos.into_iter().map(ProcessInfo::from).collect());
+            }
+        }
+    }
+}
 
 /// Whether a row remapping of the GPU has failed, which means that it is to be replaced.
 /// nvml-wrapper does not wrap `nvmlDeviceGetRemappedRows`.

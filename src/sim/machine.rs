@@ -1,6 +1,7 @@
 //! What is simulated: a machine, as a profile or a file describes it.
 
 use super::model::Model;
+use crate::kernel::process::PROCESSES_PER_GPU_MAX;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 
@@ -20,10 +21,13 @@ const COUNT_MAX: u32 = 16;
 ///   - index: 5
 ///     absent: true       # is not there at all
 ///   - index: 6
-///     processes: 2
+///     processes: 2       # so many, and nothing more is told of them
 ///     memoryUsedMib: 4096
 ///   - index: 7
 ///     mig: [1g.10gb, 2g.20gb]
+///     running:           # one by one; instance is the place in mig, from 0
+///       - { pid: 4711, memoryMib: 512, instance: 1 }
+///       - { pid: 4712, memoryMib: 64, kind: graphics }
 /// events:                # each is told once; seq only grows
 ///   - { seq: 1, gpu: 3, xid: 79 }
 /// ```
@@ -57,15 +61,49 @@ pub struct SimGpu {
     /// It answers and says that this is wrong with it.
     #[serde(default)]
     pub trouble: Option<String>,
-    /// How many processes use it.
+    /// How many processes use it beside those in `running`. If there are any, the GPU does not tell its
+    /// processes one by one.
     #[serde(default)]
     pub processes: u32,
-    /// Memory in use, MiB.
+    /// Processes that are told one by one.
+    #[serde(default)]
+    pub running: Vec<SimProcess>,
+    /// Memory in use beside that of `running`, MiB.
     #[serde(default)]
     pub memory_used_mib: u64,
     /// Profiles of its MIG instances; none: it is not in MIG mode.
     #[serde(default)]
     pub mig: Vec<String>,
+}
+
+/// One process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SimProcess {
+    /// Its id on this machine.
+    pub pid: u32,
+    /// Memory that it uses, MiB.
+    #[serde(default)]
+    pub memory_mib: u64,
+    /// What it does there.
+    #[serde(default)]
+    pub kind: SimKind,
+    /// The MIG instance that it is on: a place in `mig`.
+    #[serde(default)]
+    pub instance: Option<usize>,
+}
+
+/// What a process does on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum SimKind {
+    /// It computes.
+    #[default]
+    Compute,
+    /// It computes as a client of MPS.
+    Mps,
+    /// It draws.
+    Graphics,
 }
 
 /// One event.
@@ -132,6 +170,18 @@ impl Machine {
                     return Err(format!("gpus: {profile:?} is no MIG profile of {name}"));
                 };
                 slices += of_this;
+            }
+            if gpu.running.len() > PROCESSES_PER_GPU_MAX {
+                return Err(format!(
+                    "gpus: index {index}: at most {PROCESSES_PER_GPU_MAX} processes in running"
+                ));
+            }
+            let placed = |process: &&SimProcess| process.instance.is_some_and(|at| at >= gpu.mig.len());
+            if let Some(process) = gpu.running.iter().find(placed) {
+                return Err(format!(
+                    "gpus: index {index}: process {} is on an instance that mig has not",
+                    process.pid
+                ));
             }
             if slices > 7 {
                 return Err(format!("gpus: index {index} has {slices} MIG slices; a GPU has 7"));
@@ -202,6 +252,8 @@ mod tests {
             ("model: h100\ncount: 2\ngpus: [{index: 2}]\n", "index 2"),
             ("model: t4\ncount: 2\ngpus: [{index: 1, mig: [1g.10gb]}]\n", "no MIG profile"),
             ("model: h100\ncount: 2\ngpus: [{index: 1, mig: [4g.40gb, 4g.40gb]}]\n", "a GPU has 7"),
+            ("model: h100\ncount: 1\ngpus: [{index: 0, running: [{pid: 7, instance: 0}]}]\n", "mig has not"),
+            ("model: h100\ncount: 1\ngpus: [{index: 0, running: [{pid: 7, kind: idle}]}]\n", "graphics"),
             ("model: h100\ncount: 1\nevents: [{seq: 1, gpu: 1, xid: 3}]\n", "seq 1"),
         ] {
             let error = Machine::from_text(text).unwrap_err();

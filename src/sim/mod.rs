@@ -7,7 +7,7 @@ mod machine;
 mod model;
 mod wiring;
 
-pub use machine::{Machine, SimEvent, SimGpu};
+pub use machine::{Machine, SimEvent, SimGpu, SimKind, SimProcess};
 
 use crate::kernel::gpu::{Inventory, Reading};
 use crate::ports::{Gpus, GpusError};

@@ -1,17 +1,18 @@
 //! From a simulated machine to what the kernel is shown of it. Always the same for the same machine.
 
-use super::machine::{Machine, SimGpu};
+use super::machine::{Machine, SimGpu, SimKind, SimProcess};
 use super::model::Model;
 use crate::kernel::gpu::{Inventory, Link, Links, Mig, Part, Path, Usage};
 use crate::kernel::names::PartId;
+use crate::kernel::process::{Process, Uses, Who};
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a look at the machine finds. `None` only for a model that is not known, which
 /// [`Machine::check`] refuses first.
 pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
     let model = Model::find(&machine.model)?;
-    let mut inventory = Inventory::default();
+    let mut inventory = Inventory { processes_complete: true, ..Inventory::default() };
     let mut gpus = Vec::new();
     for index in 0..machine.count {
         let default = SimGpu::default();
@@ -39,13 +40,37 @@ pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
     Some(inventory)
 }
 
-/// The GPU's own use; of instances, that they have none.
+/// What the GPU and its instances do, and who does it. What is only counted is the GPU's own.
 fn tell_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: &SimGpu) {
-    let usage = Usage { memory_used_mib: state.memory_used_mib, processes: state.processes };
-    inventory.usage.insert(gpu.id.clone(), usage);
+    let part = |running: &SimProcess| running.instance.and_then(|at| instances.get(at)).unwrap_or(gpu);
+    let usage = |inside: &dyn Fn(&SimProcess) -> bool| {
+        let running = || state.running.iter().filter(|r| inside(r));
+        let pids: BTreeSet<u32> = running().filter(|r| r.kind != SimKind::Graphics).map(|r| r.pid).collect();
+        Usage {
+            memory_used_mib: running().map(|r| r.memory_mib).sum(),
+            processes: u32::try_from(pids.len()).unwrap_or(u32::MAX),
+        }
+    };
+    let mut whole = usage(&|_| true);
+    whole.memory_used_mib = whole.memory_used_mib.saturating_add(state.memory_used_mib);
+    whole.processes = whole.processes.saturating_add(state.processes);
+    inventory.usage.insert(gpu.id.clone(), whole);
     for instance in instances {
-        let idle = Usage::default();
-        inventory.usage.insert(instance.id.clone(), idle);
+        inventory.usage.insert(instance.id.clone(), usage(&|running| part(running).id == instance.id));
+    }
+    if state.processes == 0 {
+        let told = state.running.iter().map(|running| Process {
+            pid: running.pid,
+            part: part(running).id.clone(),
+            uses: Uses {
+                compute: running.kind == SimKind::Compute,
+                mps: running.kind == SimKind::Mps,
+                graphics: running.kind == SimKind::Graphics,
+            },
+            memory_mib: Some(running.memory_mib),
+            who: Who::default(),
+        });
+        inventory.processes.insert(gpu.id.clone(), told.collect());
     }
 }
 

@@ -109,7 +109,6 @@ fn a_drain_says_who_is_left_and_when_it_is_done() {
         r#"{"deadlineSeconds": 0}"#,
         r#"{"deadlineSeconds": 604801}"#,
         r#"{"atDeadline": "explode"}"#,
-        r#"{"evict": true}"#,
         r#"{"atDeadline": "giveUp"}"#,
     ] {
         bench.json("PUT", drain, wrong).problem(422, "invalid");

@@ -1,6 +1,7 @@
 //! A stand-in API server over real HTTP: one node, its pods, lists and watches as kube clients ask
 //! for them. What it is told to do wrong, it does.
 
+use crate::api_writes::{self, Writes};
 use actix_web::dev::ServerHandle;
 use actix_web::web::{self, Bytes};
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
@@ -31,15 +32,15 @@ struct Serving {
 
 /// What it knows.
 pub(crate) struct World {
-    state: Mutex<State>,
+    pub(crate) state: Mutex<State>,
     /// The newest resource version; who watches waits for it.
     news: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-struct State {
-    version: u64,
-    pods: BTreeMap<String, Value>,
+pub(crate) struct State {
+    pub(crate) version: u64,
+    pub(crate) pods: BTreeMap<String, Value>,
     /// Every event since the start: version, type, object.
     log: Vec<(u64, &'static str, Value)>,
     /// Answers every request with this status, if set.
@@ -48,6 +49,8 @@ struct State {
     cut_before: u64,
     /// Lists asked for.
     lists: usize,
+    /// What clients wrote, and what is done to their writes.
+    pub(crate) writes: Writes,
 }
 
 /// A pod as the API server has it.
@@ -81,6 +84,7 @@ impl ApiServer {
                         .app_data(web::Data::from(Arc::clone(&world)))
                         .route("/api/v1/nodes/{name}", web::get().to(node))
                         .route("/api/v1/pods", web::get().to(pods))
+                        .configure(api_writes::routes)
                 };
                 let server = HttpServer::new(app).workers(1).disable_signals().shutdown_timeout(0);
                 let server = server.listen(listener).unwrap().run();
@@ -148,7 +152,7 @@ impl World {
         self.log(&mut state, "DELETED", pod);
     }
 
-    fn log(&self, state: &mut State, kind: &'static str, pod: Value) {
+    pub(crate) fn log(&self, state: &mut State, kind: &'static str, pod: Value) {
         let version = state.version;
         state.log.push((version, kind, pod));
         self.news.send_replace(version);
@@ -169,23 +173,27 @@ impl World {
     }
 }
 
-fn refused(world: &World) -> Option<HttpResponse> {
+pub(crate) fn refused(world: &World) -> Option<HttpResponse> {
     let code = world.state.lock().unwrap().refuse?;
     Some(status(code, "refused by the test"))
 }
 
-fn status(code: u16, message: &str) -> HttpResponse {
+pub(crate) fn status(code: u16, message: &str) -> HttpResponse {
     let body = json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "Test",
         "message": message, "code": code});
     HttpResponse::build(actix_web::http::StatusCode::from_u16(code).unwrap()).json(body)
 }
 
-async fn node(world: web::Data<World>, name: web::Path<String>) -> HttpResponse {
+async fn node(world: web::Data<World>, name: web::Path<String>, request: HttpRequest) -> HttpResponse {
     if let Some(refused) = refused(&world) {
         return refused;
     }
     if *name != NODE {
         return status(404, &format!("nodes \"{name}\" not found"));
+    }
+    let accept = request.headers().get("accept").and_then(|a| a.to_str().ok()).unwrap_or_default();
+    if !accept.contains("as=PartialObjectMetadata") {
+        return HttpResponse::Ok().json(api_writes::node_object(&world));
     }
     HttpResponse::Ok().json(json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
         "metadata": {"name": NODE, "uid": NODE}}))

@@ -338,7 +338,7 @@ fn a_node_is_checked_with_one_line_for_each_thing() {
     let there = ran(berth(&args));
     assert_eq!(there.code, 0, "{}", there.out);
     let lines: Value = serde_json::from_str(&there.out).unwrap();
-    assert_eq!(lines.as_array().unwrap().len(), 11);
+    assert_eq!(lines.as_array().unwrap().len(), 12);
     assert!(lines.as_array().unwrap().iter().all(|l| l["level"] == "ok" || l["fix"].is_string()));
 }
 

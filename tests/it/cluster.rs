@@ -14,17 +14,17 @@ const SLOW_KUBELET: &str = "gpus: sim:4xh100
 timing: { roundsApartMs: 60000, kubeletSettleMs: 60000, replySettleMs: 60000 }
 ";
 
-fn args(house: &House, server: &ApiServer) -> Vec<String> {
+pub(crate) fn args(house: &House, server: &ApiServer) -> Vec<String> {
     let file = server.kubeconfig(house.folder.path());
     vec!["--kubeconfig".into(), file.to_str().unwrap().into(), "--node-name".into(), NODE.into()]
 }
 
-fn serve(house: &House, server: &ApiServer) -> Serving {
+pub(crate) fn serve(house: &House, server: &ApiServer) -> Serving {
     let args = args(house, server);
     house.serve_with(&args.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + SOON;
     loop {
         if let Some(found) = look() {
@@ -35,7 +35,7 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn watching(serving: &Serving) {
+pub(crate) fn watching(serving: &Serving) {
     until("the API server is watched", || {
         let node = serving.call("GET", "/node", &Value::Null);
         (node["apiServer"]["done"] == json!(true)).then_some(())

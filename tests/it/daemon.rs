@@ -18,7 +18,7 @@ pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 /// Rounds and waits of milliseconds instead of half minutes.
 const BRISK: &str = "
 rounds: { listEveryMs: 100, listEveryCordonedMs: 100, roundEveryMs: 200 }
-timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, retireMs: 500, namedMs: 200 }
+timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, retireMs: 500, namedMs: 200, bypassMs: 500 }
 health: { pollSeconds: 0.2, quietSeconds: 1 }
 ";
 
@@ -32,7 +32,7 @@ pub(crate) struct House {
 pub(crate) struct Serving {
     pub(crate) child: Child,
     pub(crate) base: String,
-    token: String,
+    pub(crate) token: String,
     /// What it has logged so far.
     log: Arc<Mutex<String>>,
 }
@@ -129,6 +129,7 @@ impl Serving {
                 .header("Authorization", authorization)
                 .header("Content-Type", "application/json")
                 .send(body.to_string()),
+            "DELETE" => agent.delete(&url).header("Authorization", authorization).call(),
             other => panic!("{other}"),
         };
         let text = answered.unwrap().body_mut().read_to_string().unwrap();

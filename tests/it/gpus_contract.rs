@@ -3,16 +3,25 @@
 
 use berth::kernel::gpu::{Inventory, Part, Path, Reading};
 use berth::kernel::names::PartId;
+use berth::kernel::process::Who;
 use berth::nvml::{NvmlGpus, NvmlOptions};
 use berth::ports::Gpus;
-use berth::sim::{Machine, SimGpus};
-use fake_nvml::{Installed, RecoveryAction, State};
+use berth::sim::{Machine, SimGpus, SimKind, SimProcess};
+use fake_nvml::{Installed, Process, RecoveryAction, State};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Nothing that must happen takes longer.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a process does on a GPU.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Compute,
+    Mps,
+    Graphics,
+}
 
 /// A backend, and hands that change what is under it. All machines are H100s.
 trait Rig {
@@ -22,6 +31,8 @@ trait Rig {
     fn ails(&self, gpu: u32, ails: bool);
     fn xid(&self, gpu: u32, xid: u64);
     fn runs(&self, gpu: u32, processes: u32, memory_mib: u64);
+    /// Starts a process; on a MIG instance, by its place.
+    fn runs_one(&self, gpu: u32, pid: u32, memory_mib: u64, kind: Kind, instance: Option<usize>);
     /// Takes the GPUs from this index on away.
     fn keep(&self, count: u32);
     /// Splits the GPU into MIG instances: `1g.10gb` and `2g.20gb`.
@@ -57,6 +68,15 @@ impl Rig for Simulated {
             m.gpu(gpu).memory_used_mib = memory_mib;
         };
         self.0.change(change).expect("a change");
+    }
+    fn runs_one(&self, gpu: u32, pid: u32, memory_mib: u64, kind: Kind, instance: Option<usize>) {
+        let kind = match kind {
+            Kind::Compute => SimKind::Compute,
+            Kind::Mps => SimKind::Mps,
+            Kind::Graphics => SimKind::Graphics,
+        };
+        let one = SimProcess { pid, memory_mib, kind, instance };
+        self.0.change(|m| m.gpu(gpu).running.push(one)).expect("a change");
     }
     fn keep(&self, count: u32) {
         let change = |m: &mut Machine| {
@@ -122,6 +142,27 @@ impl Rig for OverNvml {
                 let all = if pid == 0 { memory_mib } else { 0 };
                 gpu.run(1000 + pid, all);
             }
+        });
+    }
+    fn runs_one(&self, gpu: u32, pid: u32, memory_mib: u64, kind: Kind, instance: Option<usize>) {
+        self.change(|state| {
+            let gpu = &mut state.gpus[gpu as usize];
+            let on = instance.map(|at| &mut gpu.mig.as_mut().expect("MIG").instances[at]);
+            let (gpu_instance, compute_instance) = match on {
+                Some(on) => {
+                    on.memory_used_mib += memory_mib;
+                    (Some(on.gpu_instance), Some(on.compute_instance))
+                }
+                None => (None, None),
+            };
+            gpu.memory_used_mib += memory_mib;
+            gpu.processes.push(Process {
+                mps: kind == Kind::Mps,
+                graphics: kind == Kind::Graphics,
+                gpu_instance,
+                compute_instance,
+                ..Process::new(pid, memory_mib)
+            });
         });
     }
     fn keep(&self, count: u32) {
@@ -256,6 +297,45 @@ fn processes_and_memory_in_use_are_seen(rig: &dyn Rig) {
     assert_eq!((usage.processes, usage.memory_used_mib), (0, 0));
 }
 
+fn processes_are_told_one_by_one_with_what_they_do(rig: &dyn Rig) {
+    let inventory = look(rig);
+    let id = gpu_id(&inventory, 3);
+    assert_eq!(inventory.processes[&id], [], "an idle GPU tells that it is");
+    rig.runs_one(3, 71, 512, Kind::Compute, None);
+    rig.runs_one(3, 72, 256, Kind::Mps, None);
+    rig.runs_one(3, 73, 64, Kind::Graphics, None);
+    let inventory = look(rig);
+    let told: Vec<_> = inventory.processes[&id]
+        .iter()
+        .map(|p| (p.pid, p.memory_mib, p.uses.compute, p.uses.mps, p.uses.graphics))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (71, Some(512), true, false, false),
+            (72, Some(256), false, true, false),
+            (73, Some(64), false, false, true),
+        ]
+    );
+    assert!(inventory.processes[&id].iter().all(|p| p.part == id && p.who == Who::default()));
+    let usage = &inventory.usage[&id];
+    assert_eq!((usage.processes, usage.memory_used_mib), (2, 832), "who only draws is not counted");
+}
+
+fn a_process_is_on_its_mig_instance(rig: &dyn Rig) {
+    rig.split(4);
+    rig.runs_one(4, 81, 128, Kind::Compute, Some(1));
+    rig.runs_one(4, 82, 32, Kind::Compute, Some(0));
+    let inventory = look(rig);
+    let (gpu, first, second) = (&inventory.parts[4].id, &inventory.parts[5].id, &inventory.parts[6].id);
+    let mut told: Vec<_> = inventory.processes[gpu].iter().map(|p| (p.pid, &p.part, p.memory_mib)).collect();
+    told.sort_unstable();
+    assert_eq!(told, [(81, second, Some(128)), (82, first, Some(32))]);
+    assert!(!inventory.processes.contains_key(first), "they are listed by GPU");
+    let usage = |part| (inventory.usage[part].processes, inventory.usage[part].memory_used_mib);
+    assert_eq!((usage(gpu), usage(first), usage(second)), ((2, 160), (1, 32), (1, 128)));
+}
+
 fn a_gpu_that_is_taken_away_leaves_the_inventory(rig: &dyn Rig) {
     let before = look(rig);
     rig.keep(6);
@@ -316,6 +396,8 @@ contract!(
     an_xid_is_read_once_and_in_order,
     a_wait_without_events_takes_its_time,
     processes_and_memory_in_use_are_seen,
+    processes_are_told_one_by_one_with_what_they_do,
+    a_process_is_on_its_mig_instance,
     a_gpu_that_is_taken_away_leaves_the_inventory,
     mig_instances_are_parts_with_a_parent,
 );

@@ -1,9 +1,10 @@
 //! NVML that hangs, errs, or is not there: it costs GPUs their health, and never an answer.
 
 use berth::kernel::gpu::{Inventory, Reading};
+use berth::kernel::process::PROCESSES_PER_GPU_MAX;
 use berth::nvml::{NvmlGpus, NvmlOptions};
 use berth::ports::Gpus;
-use fake_nvml::{Code, Event, EventKind, Fault, Installed, State};
+use fake_nvml::{Code, Event, EventKind, Fault, Installed, Process, State};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -182,6 +183,45 @@ fn what_a_model_does_not_say_is_left_out() {
     assert_eq!(inventory.parts[0].numa_node, None);
     assert_eq!(inventory.links.iter().count(), 1);
     assert!(inventory.usage.is_empty(), "processes that cannot be seen are not none");
+    assert!(inventory.processes.is_empty());
+}
+
+#[test]
+fn a_gpu_full_of_processes_is_told_up_to_a_limit_and_stays_healthy() {
+    for (running, told) in [(64, 64), (65, 65), (300, PROCESSES_PER_GPU_MAX)] {
+        let mut state = State::h100(1);
+        (0..running).for_each(|n| state.gpus[0].run(1000 + n, 1));
+        let bench = Bench::new(&state);
+        let inventory = bench.look();
+        assert!(inventory.troubles.is_empty(), "{:?}", inventory.troubles);
+        let id = &inventory.parts[0].id;
+        assert_eq!((inventory.usage[id].processes, inventory.processes[id].len()), (running, told));
+    }
+    // More than are ever asked for: not seen, which is not ill.
+    let mut state = State::h100(1);
+    (0..2000).for_each(|n| state.gpus[0].run(1000 + n, 1));
+    let inventory = Bench::new(&state).look();
+    assert!(inventory.troubles.is_empty() && inventory.processes.is_empty());
+}
+
+#[test]
+fn memory_that_nvml_does_not_tell_is_not_zero() {
+    let mut state = State::h100(1);
+    state.gpus[0].processes.push(Process { memory_hidden: true, ..Process::new(7, 5) });
+    let inventory = Bench::new(&state).look();
+    let process = &inventory.processes[&inventory.parts[0].id][0];
+    assert_eq!((process.pid, process.memory_mib), (7, None));
+}
+
+#[test]
+fn processes_of_a_gpu_that_answers_no_more_are_not_told() {
+    let mut state = State::h100(2);
+    state.gpus[0].run(7, 5);
+    let bench = Bench::new(&state);
+    assert_eq!(bench.look().processes.len(), 2);
+    bench.change(|state| state.gpus[0].lost = true);
+    let inventory = bench.look();
+    assert_eq!(inventory.processes.keys().collect::<Vec<_>>(), [&inventory.parts[1].id]);
 }
 
 #[test]

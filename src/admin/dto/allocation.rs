@@ -2,7 +2,9 @@
 
 use super::rfc3339;
 use crate::kernel::allocation as kernel;
-use crate::kernel::ledger::Ledger;
+use crate::kernel::belongs::Owners;
+use crate::kernel::names::Resource;
+use crate::kernel::part_use;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use utoipa::ToSchema;
@@ -48,6 +50,11 @@ pub struct Allocation {
     pub holder: Option<Holder>,
     /// A later grant named some of its devices, and no round has shown yet which of them lives.
     pub overlapped: bool,
+    /// What it may use of each of its parts, and who sees to it; absent where it may use all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<AllocationLimits>,
+    /// What it uses of each of its parts. Empty once it has ended.
+    pub uses: Vec<PartUse>,
     /// The decision behind it.
     pub decision: Decision,
     /// Set once it has ended.
@@ -120,6 +127,66 @@ pub struct Limits {
     pub compute_percent: Option<u32>,
 }
 
+/// What an allocation may use of each part, by the policies' word and by what its devices take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AllocationLimits {
+    /// MiB of memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 20389)]
+    pub memory_mib: Option<u64>,
+    /// Percent of compute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 25)]
+    pub compute_percent: Option<u32>,
+    /// Who keeps the container within them: `mig` (the hardware), `mps`, or `none`: then the container
+    /// is told and nothing stops it from using more.
+    #[schema(example = "none")]
+    pub enforced_by: String,
+}
+
+/// What an allocation uses of one part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PartUse {
+    /// The part: a GPU, or a MIG instance.
+    #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    pub part: String,
+    /// MiB of memory that it may use there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 20389)]
+    pub memory_limit_mib: Option<u64>,
+    /// MiB of memory of the processes that are surely its own; absent where processes cannot be seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 18000)]
+    pub memory_used_mib: Option<u64>,
+    /// Whether that is more than it may; absent without a limit, and where it cannot be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = false)]
+    pub over_limit: Option<bool>,
+    /// Ids, on the host, of the processes that are surely its own.
+    #[schema(example = json!([4711]))]
+    pub pids: Vec<u32>,
+    /// Processes that it shares with other allocations, or may: which of them uses what cannot be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedUse>,
+}
+
+/// Processes that are one of several allocations' and not told apart.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SharedUse {
+    /// The other allocations.
+    #[schema(example = json!(["5eed0001-18"]))]
+    pub with: Vec<String>,
+    /// Ids of the processes on the host.
+    #[schema(example = json!([4712]))]
+    pub pids: Vec<u32>,
+    /// MiB of memory of those processes.
+    #[schema(example = 512)]
+    pub memory_mib: u64,
+}
+
 /// How an allocation ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -133,7 +200,15 @@ pub struct End {
 }
 
 impl Allocation {
-    pub(in crate::admin) fn of(ledger: &Ledger, allocation: &kernel::Allocation) -> Self {
+    /// `mps`: resources whose containers are set up for MPS.
+    pub(in crate::admin) fn of(
+        owners: &Owners<'_>,
+        mps: &BTreeSet<Resource>,
+        allocation: &kernel::Allocation,
+    ) -> Self {
+        let ledger = owners.ledger;
+        let limits = part_use::limits(ledger, allocation, mps.contains(&allocation.resource));
+        let live = allocation.ended.is_none();
         let gpus: BTreeSet<&str> = allocation
             .devices
             .iter()
@@ -151,11 +226,37 @@ impl Allocation {
             granted_at: rfc3339(allocation.granted_wall_ms),
             holder: Holder::of(&allocation.holder),
             overlapped: allocation.overlapped,
+            limits: limits.map(|(limits, by)| AllocationLimits {
+                memory_mib: limits.memory_mib,
+                compute_percent: limits.compute_percent,
+                enforced_by: by.as_str().into(),
+            }),
+            uses: match live {
+                true => part_use::part_uses(owners, allocation).iter().map(PartUse::of).collect(),
+                false => Vec::new(),
+            },
             decision: Decision::of(&allocation.decision),
             ended: allocation
                 .ended
                 .as_ref()
                 .map(|end| End { reason: end.reason.as_str().into(), at: rfc3339(end.wall_ms) }),
+        }
+    }
+}
+
+impl PartUse {
+    fn of(found: &part_use::PartUse) -> Self {
+        Self {
+            part: found.part.to_string(),
+            memory_limit_mib: found.limits.memory_mib,
+            memory_used_mib: found.memory_used_mib,
+            over_limit: found.over_limit,
+            pids: found.pids.clone(),
+            shared: (!found.shared_pids.is_empty()).then(|| SharedUse {
+                with: found.shared_with.iter().map(ToString::to_string).collect(),
+                pids: found.shared_pids.clone(),
+                memory_mib: found.shared_memory_mib,
+            }),
         }
     }
 }

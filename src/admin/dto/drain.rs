@@ -31,14 +31,27 @@ pub struct Drain {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainProgress {
+    /// Whether its pods are asked to leave.
+    #[serde(default)]
+    pub evict: bool,
     /// By when it is to be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime, example = "2026-02-03T04:15:06.000Z")]
     pub deadline: Option<String>,
+    /// Seconds until then; 0 once it is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 540)]
+    pub seconds_left: Option<u64>,
     /// What becomes of it then.
     pub at_deadline: AtDeadline,
     /// Whether the deadline is over.
     pub late: bool,
+    /// What keeps its pods from being asked at all, if something does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        example = "nobody is asked to leave while the API server cannot be used: no answer within 15 s"
+    )]
+    pub warning: Option<String>,
     /// Live allocations that still name it.
     #[schema(example = json!(["3f2a9c01-17"]))]
     pub allocations: Vec<String>,
@@ -46,6 +59,70 @@ pub struct DrainProgress {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1)]
     pub processes: Option<u32>,
+    /// Whose they are, by name; those that are not known yet come last.
+    #[serde(default)]
+    pub holders: Vec<DrainHolder>,
+}
+
+/// A pod that holds something of a GPU that is being drained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainHolder {
+    /// Its namespace, once known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "team")]
+    pub namespace: Option<String>,
+    /// Its name, once known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "train-0")]
+    pub pod: Option<String>,
+    /// Its UID, once known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "0b9d3b5e-1d3e-4b52-9d4c-1f6f1e0a7c11")]
+    pub pod_uid: Option<String>,
+    /// Its containers that hold something.
+    #[schema(example = json!(["main"]))]
+    pub containers: Vec<String>,
+    /// What it holds of this GPU.
+    #[schema(example = json!(["3f2a9c01-17"]))]
+    pub allocations: Vec<String>,
+    /// How far it is on its way out.
+    pub state: DrainHolderState,
+    /// What keeps it: the API server's words on its disruption budget, or why it could not be asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "The disruption budget web needs 3 healthy pods and has 3 currently")]
+    pub message: Option<String>,
+    /// Since when it was asked, or told to go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
+    pub since: Option<String>,
+    /// Belongs to a DaemonSet, which makes it anew on this node: on another GPU, or waiting for one.
+    #[serde(default)]
+    pub comes_back: bool,
+}
+
+/// How far a pod is on its way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum DrainHolderState {
+    /// No source has said yet who it is.
+    NotKnown,
+    /// The API server has not shown it, so it cannot be asked.
+    NotShown,
+    /// Nobody asked it, or not yet.
+    NotAsked,
+    /// A static pod: nobody can evict it; take its file out of the kubelet's manifests.
+    StaticPod,
+    /// Asked to leave, and not yet told to go.
+    Asked,
+    /// Its disruption budget keeps it; it is asked again every few seconds.
+    DisruptionBudget,
+    /// It could not be asked; it is asked again every few seconds.
+    Failed,
+    /// Told to go; it has its grace period.
+    Terminating,
+    /// Finished or deleted; the kubelet has yet to let go of its devices.
+    Over,
 }
 
 /// What becomes of a drain that is not done by its deadline.
@@ -55,6 +132,9 @@ pub enum AtDeadline {
     /// It goes on, and is shown as late.
     #[default]
     Wait,
+    /// Pods that are still there are deleted, with their own grace period and whatever their disruption
+    /// budgets say. Static pods stay. Only with `evict`.
+    Delete,
     /// It is called off; the GPU stays cordoned.
     GiveUp,
 }
@@ -77,6 +157,10 @@ pub struct DrainOrder {
     #[serde(default)]
     #[schema(example = "fan replacement")]
     pub reason: String,
+    /// Whether its pods are asked to leave, through the API server's Eviction API: disruption budgets
+    /// hold. Without it they end by themselves or by `kubectl`.
+    #[serde(default)]
+    pub evict: bool,
     /// By when it is to be done, seconds from now; at most a week. Without it there is no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 600)]

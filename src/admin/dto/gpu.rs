@@ -33,10 +33,13 @@ pub struct GpuSummary {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
     pub memory_used_mib: Option<u64>,
-    /// Processes on it, where they could be seen.
+    /// Processes on it, where they could be seen; daemons that the configuration ignores left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1)]
     pub processes: Option<u32>,
+    /// Of them, those that no allocation explains.
+    #[schema(example = 0)]
+    pub bypasses: u32,
     /// Whether the last look showed it.
     pub present: bool,
     /// How it fares.

@@ -6,17 +6,26 @@ mod drain;
 mod gpu;
 mod node;
 mod policy;
+mod process;
 mod stack;
 mod time;
 
-pub use allocation::{Allocation, AllocationList, AllocationState, Decision, End, Holder, Limits};
-pub use drain::{AtDeadline, Cordon, Drain, DrainOrder, DrainProgress, MarkHealthy};
+pub use allocation::{
+    Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, Holder, Limits, PartUse,
+    SharedUse,
+};
+pub use drain::{
+    AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainProgress, MarkHealthy,
+};
 pub use gpu::{
     Consumes, Device, DeviceState, Gpu, GpuList, GpuSummary, Health, HealthTurn, Link, Mig, OfferLine, Part,
     ResourceUse,
 };
 pub use node::{Alive, Check, Counts, Node, Ready, ResourceState, StepState};
 pub use policy::{Policy, PolicyDetail, PolicyList};
+pub use process::{
+    Bypass, BypassList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right, SightState,
+};
 pub use stack::{
     Faults, FileStack, NewStack, NewStackEntry, OnFault, Permissions, Record, Stack, StackEntry,
 };

@@ -1,5 +1,6 @@
 //! The node, and whether its daemon lives and is ready.
 
+use super::process::ProcessSight;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -42,6 +43,8 @@ pub struct Node {
     /// Why no allocation ends at present, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
+    /// How far the daemon can tell whose the processes on the GPUs are.
+    pub processes: ProcessSight,
     /// Revision of the active stack.
     #[schema(example = 3)]
     pub stack_revision: u64,
@@ -68,6 +71,9 @@ pub struct Counts {
     /// Ended allocations that are kept.
     #[schema(example = 100)]
     pub ended_allocations: usize,
+    /// Uses of GPUs that no allocation explains.
+    #[schema(example = 0)]
+    pub bypasses: usize,
     /// Versions of policies.
     #[schema(example = 3)]
     pub policies: usize,

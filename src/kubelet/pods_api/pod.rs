@@ -19,6 +19,7 @@ pub(super) fn understand(bytes: &[u8]) -> Option<Pod> {
     let meta = pod.metadata?;
     let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
     let containers = || spec.init_containers.iter().chain(&spec.containers);
+    let leaving_since_wall_ms = leaving_since(&meta);
     let mut labels: Vec<(String, String)> = meta.labels.into_iter().collect();
     labels.sort_unstable();
     labels.truncate(LABELS_MAX);
@@ -30,7 +31,7 @@ pub(super) fn understand(bytes: &[u8]) -> Option<Pod> {
         is_static: meta.annotations.get(CONFIG_SOURCE).is_some_and(|source| source != OF_API_SERVER),
         of_daemon_set: meta.owner_references.iter().any(|owner| owner.kind.as_deref() == Some("DaemonSet")),
         stage: Stage::of(status.phase.as_deref(), status.start_time.is_some()),
-        leaving: meta.deletion_timestamp.is_some(),
+        leaving_since_wall_ms,
         created_wall_ms: meta.creation_timestamp.map_or(0, wall_ms),
         bypass: containers().find_map(bypass),
         containers: containers().map(asks).collect(),
@@ -40,6 +41,12 @@ pub(super) fn understand(bytes: &[u8]) -> Option<Pod> {
 /// The UID of a pod that is told to be over; nothing else of it is sure to be there.
 pub(super) fn uid(bytes: &[u8]) -> Option<String> {
     core::Pod::decode(bytes).ok()?.metadata?.uid.filter(|uid| !uid.is_empty())
+}
+
+/// The grace period before the moment at which it is to be gone.
+fn leaving_since(meta: &core::ObjectMeta) -> Option<u64> {
+    let grace_s = u64::try_from(meta.deletion_grace_period_seconds()).unwrap_or(0);
+    Some(wall_ms(meta.deletion_timestamp?).saturating_sub(grace_s.saturating_mul(1000)))
 }
 
 fn wall_ms(time: core::Time) -> u64 {
@@ -129,10 +136,12 @@ mod tests {
         let meta = pod.metadata.as_mut().unwrap();
         meta.annotations.insert(CONFIG_SOURCE.to_owned(), "file".to_owned());
         meta.owner_references.push(core::OwnerReference { kind: Some("DaemonSet".into()) });
-        meta.deletion_timestamp = Some(core::Time::default());
+        meta.deletion_timestamp = Some(core::Time { seconds: Some(40), nanos: None });
+        meta.deletion_grace_period_seconds = Some(30);
         pod.status = Some(core::PodStatus { phase: None, start_time: Some(core::Time::default()) });
         let pod = read(&pod);
-        assert!(pod.is_static && pod.of_daemon_set && pod.leaving);
+        assert!(pod.is_static && pod.of_daemon_set);
+        assert_eq!(pod.leaving_since_wall_ms, Some(10_000));
         assert_eq!(pod.stage, Stage::Admitted);
     }
 
@@ -168,7 +177,7 @@ mod tests {
             ("3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1", "default", "trainer-0")
         );
         assert_eq!(pod.labels, [("app".to_owned(), "trainer".to_owned())]);
-        assert!(pod.of_daemon_set && !pod.is_static && !pod.leaving);
+        assert!(pod.of_daemon_set && !pod.is_static && pod.leaving_since_wall_ms.is_none());
         assert_eq!((pod.stage, pod.created_wall_ms), (Stage::Admitted, 1_770_000_000_000));
         let gpu = |name: &str, n| vec![(Resource::parse(name).unwrap(), n)];
         assert_eq!(

@@ -56,7 +56,7 @@ pub struct Gpu {
     /// The NVLinks, link 0 first. Empty: the model has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nvlinks: Vec<NvLink>,
-    /// Compute processes.
+    /// Processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Process>,
     /// ECC; absent on models without it.
@@ -181,7 +181,7 @@ pub(crate) fn pci_address(bus_id: &str) -> Option<(u32, u32, u32)> {
     Some((hex(domain, u32::MAX)?, hex(bus, 0xff)?, hex(device, 0x1f)?))
 }
 
-/// A compute process on a GPU.
+/// A process on a GPU: a plain compute process, unless it says otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Process {
@@ -195,6 +195,12 @@ pub struct Process {
     /// A client of MPS: listed by the MPS call and not by the compute call.
     #[serde(default)]
     pub mps: bool,
+    /// It draws: listed by the graphics call and not by the compute call.
+    #[serde(default)]
+    pub graphics: bool,
+    /// Its memory is `NVML_VALUE_NOT_AVAILABLE` to whoever asks.
+    #[serde(default)]
+    pub memory_hidden: bool,
     /// GPU instance id under MIG.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_instance: Option<u32>,
@@ -206,7 +212,16 @@ pub struct Process {
 impl Process {
     /// A plain compute process.
     pub fn new(pid: u32, memory_mib: u64) -> Self {
-        Self { pid, memory_mib, name: None, mps: false, gpu_instance: None, compute_instance: None }
+        Self {
+            pid,
+            memory_mib,
+            name: None,
+            mps: false,
+            graphics: false,
+            memory_hidden: false,
+            gpu_instance: None,
+            compute_instance: None,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Processes on a GPU or a MIG device.
 
-use std::ffi::c_uint;
+use std::ffi::{c_uint, c_ulonglong};
 
 use crate::api::bytes;
 use crate::api::layout::{Process, ProcessV1};
@@ -12,29 +12,54 @@ use crate::runtime::pointer::{Out, OutArray};
 /// "None", in an instance id.
 pub(crate) const NO_INSTANCE: c_uint = c_uint::MAX;
 
+/// `NVML_VALUE_NOT_AVAILABLE`, in a 64 bit field.
+const NOT_AVAILABLE: c_ulonglong = c_ulonglong::MAX;
+
+/// NVML's three lists.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum List {
+    Compute,
+    Mps,
+    Graphics,
+}
+
+impl List {
+    fn of(process: &gpu::Process) -> Self {
+        match (process.mps, process.graphics) {
+            (true, _) => Self::Mps,
+            (false, true) => Self::Graphics,
+            (false, false) => Self::Compute,
+        }
+    }
+}
+
 /// The processes of a GPU, or of the one MIG device.
-fn listed<'a>(device: &Device<'a>, mps: bool) -> impl Iterator<Item = &'a gpu::Process> {
+fn listed<'a>(device: &Device<'a>, list: List) -> impl Iterator<Item = &'a gpu::Process> {
     let instance =
         device.mig.map(|(_, instance)| (Some(instance.gpu_instance), Some(instance.compute_instance)));
-    let processes = device.gpu.processes.iter().filter(move |process| process.mps == mps);
+    let processes = device.gpu.processes.iter().filter(move |process| List::of(process) == list);
     processes.filter(move |process| {
         instance.is_none_or(|ids| ids == (process.gpu_instance, process.compute_instance))
     })
 }
 
-fn full(device: &Device, mps: bool) -> Vec<Process> {
+fn used_bytes(process: &gpu::Process) -> c_ulonglong {
+    if process.memory_hidden { NOT_AVAILABLE } else { bytes(process.memory_mib) }
+}
+
+fn full(device: &Device, list: List) -> Vec<Process> {
     let process = |process: &gpu::Process| Process {
         pid: process.pid,
-        used_bytes: bytes(process.memory_mib),
+        used_bytes: used_bytes(process),
         gpu_instance: process.gpu_instance.unwrap_or(NO_INSTANCE),
         compute_instance: process.compute_instance.unwrap_or(NO_INSTANCE),
     };
-    listed(device, mps).map(process).collect()
+    listed(device, list).map(process).collect()
 }
 
-fn short(device: &Device, mps: bool) -> Vec<ProcessV1> {
-    listed(device, mps)
-        .map(|process| ProcessV1 { pid: process.pid, used_bytes: bytes(process.memory_mib) })
+fn short(device: &Device, list: List) -> Vec<ProcessV1> {
+    listed(device, list)
+        .map(|process| ProcessV1 { pid: process.pid, used_bytes: used_bytes(process) })
         .collect()
 }
 
@@ -48,14 +73,13 @@ macro_rules! lists {
 }
 
 lists! {
-    nvmlDeviceGetComputeRunningProcesses: ProcessV1 = |device| short(device, false);
-    nvmlDeviceGetComputeRunningProcesses_v2: Process = |device| full(device, false);
-    nvmlDeviceGetComputeRunningProcesses_v3: Process = |device| full(device, false);
-    nvmlDeviceGetMPSComputeRunningProcesses: ProcessV1 = |device| short(device, true);
-    nvmlDeviceGetMPSComputeRunningProcesses_v2: Process = |device| full(device, true);
-    nvmlDeviceGetMPSComputeRunningProcesses_v3: Process = |device| full(device, true);
-    // Nothing draws on these GPUs.
-    nvmlDeviceGetGraphicsRunningProcesses: ProcessV1 = |_: &Device| [];
-    nvmlDeviceGetGraphicsRunningProcesses_v2: Process = |_: &Device| [];
-    nvmlDeviceGetGraphicsRunningProcesses_v3: Process = |_: &Device| [];
+    nvmlDeviceGetComputeRunningProcesses: ProcessV1 = |device| short(device, List::Compute);
+    nvmlDeviceGetComputeRunningProcesses_v2: Process = |device| full(device, List::Compute);
+    nvmlDeviceGetComputeRunningProcesses_v3: Process = |device| full(device, List::Compute);
+    nvmlDeviceGetMPSComputeRunningProcesses: ProcessV1 = |device| short(device, List::Mps);
+    nvmlDeviceGetMPSComputeRunningProcesses_v2: Process = |device| full(device, List::Mps);
+    nvmlDeviceGetMPSComputeRunningProcesses_v3: Process = |device| full(device, List::Mps);
+    nvmlDeviceGetGraphicsRunningProcesses: ProcessV1 = |device| short(device, List::Graphics);
+    nvmlDeviceGetGraphicsRunningProcesses_v2: Process = |device| full(device, List::Graphics);
+    nvmlDeviceGetGraphicsRunningProcesses_v3: Process = |device| full(device, List::Graphics);
 }

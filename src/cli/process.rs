@@ -1,0 +1,154 @@
+//! `berth process`: who is on the GPUs, and by which right.
+
+use super::client::{Client, escaped};
+use super::gpu;
+use super::output::{Out, or_dash, table};
+use crate::admin::dto::{
+    Bypass, BypassList, GpuList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right,
+    SightState,
+};
+use clap::Subcommand;
+
+/// `berth process`.
+#[derive(Subcommand, Debug)]
+pub enum ProcessCommand {
+    /// The processes on the GPUs: whose they are, their memory, the allocation that they use
+    List {
+        /// On this GPU alone: UUID, the beginning of it, or index
+        #[arg(long)]
+        gpu: Option<String>,
+    },
+    /// Those that use a GPU without an allocation, and why that is
+    Bypass,
+}
+
+pub(super) fn run(command: &ProcessCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    match command {
+        ProcessCommand::List { gpu } => out.answer(&all(client, gpu.as_deref())?, list),
+        ProcessCommand::Bypass => out.answer(&client.get::<BypassList>("/bypass")?, bypass),
+    }
+}
+
+/// The processes on one GPU, by UUID.
+pub(super) fn on(client: &Client, uuid: &str) -> anyhow::Result<ProcessList> {
+    client.get(&format!("/gpus/{}/processes", escaped(uuid)))
+}
+
+fn all(client: &Client, gpu: Option<&str>) -> anyhow::Result<ProcessList> {
+    if let Some(gpu) = gpu {
+        return on(client, &gpu::resolve(client, gpu)?);
+    }
+    let GpuList { items } = client.get("/gpus")?;
+    let mut found: Option<ProcessList> = None;
+    for gpu in items {
+        let more = on(client, &gpu.uuid)?;
+        match &mut found {
+            Some(found) => found.items.extend(more.items),
+            None => found = Some(more),
+        }
+    }
+    Ok(found.unwrap_or_else(|| ProcessList {
+        sight: ProcessSight {
+            state: SightState::Unsupported,
+            why: Some("this node has no GPU".into()),
+            fix: None,
+        },
+        items: Vec::new(),
+    }))
+}
+
+fn list(list: &ProcessList) -> String {
+    let rows: Vec<_> = list.items.iter().map(|p| [vec![p.part.clone()], row(p)].concat()).collect();
+    let head = [&["ON"][..], &HEAD].concat();
+    let shown = if rows.is_empty() { "no processes are told\n".to_owned() } else { table(&head, &rows) };
+    shown + &limits_of(&list.sight)
+}
+
+const HEAD: [&str; 7] = ["PID", "NAME", "USES", "MEMORY MIB", "POD/CONTAINER", "RIGHT", "ALLOCATION"];
+
+/// The table below a GPU; nothing where nothing is to be said.
+pub(super) fn below_gpu(list: &ProcessList) -> String {
+    let rows: Vec<_> = list.items.iter().map(row).collect();
+    match (rows.is_empty(), list.sight.state) {
+        (true, SightState::Visible | SightState::Unsupported) => String::new(),
+        (true, SightState::PidsHidden) => format!("\n{}", limits_of(&list.sight)),
+        (false, _) => format!("\n{}{}", table(&HEAD, &rows), limits_of(&list.sight)),
+    }
+}
+
+fn row(process: &Process) -> Vec<String> {
+    let right = match (process.right, &process.reason) {
+        (Right::Allocation, _) => "allocation".into(),
+        (Right::Ignored, _) => "ignored".into(),
+        (right, Some(reason)) => format!("{} ({reason})", word(right)),
+        (right, None) => word(right).into(),
+    };
+    vec![
+        process.pid.to_string(),
+        or_dash(process.name.as_ref()),
+        process.uses.join("+"),
+        or_dash(process.memory_mib),
+        pod(process.pod.as_ref()),
+        right,
+        process.allocations.join(" "),
+    ]
+}
+
+fn word(right: Right) -> &'static str {
+    match right {
+        Right::Allocation => "allocation",
+        Right::Shared => "shared",
+        Right::Unclear => "unclear",
+        Right::Ignored => "ignored",
+        Right::Settling => "not yet known",
+        Right::Bypass => "BYPASS",
+    }
+}
+
+fn bypass(list: &BypassList) -> String {
+    let row = |b: &Bypass| {
+        vec![
+            b.part.clone(),
+            b.pid.to_string(),
+            or_dash(b.name.as_ref()),
+            or_dash(b.memory_mib),
+            pod(b.pod.as_ref()),
+            b.since.clone(),
+            b.detail.clone(),
+        ]
+    };
+    let rows: Vec<_> = list.items.iter().map(row).collect();
+    let mut text = match rows.is_empty() {
+        true => "no GPU is seen to be used without an allocation\n".to_owned(),
+        false => table(&["ON", "PID", "NAME", "MEMORY MIB", "POD/CONTAINER", "SINCE", "WHY"], &rows),
+    };
+    if list.total > list.items.len() {
+        text += &format!("... and {} more\n", list.total - list.items.len());
+    }
+    let may = |p: &ReachingPod| vec![format!("{}/{}", p.namespace, p.name), p.detail.clone()];
+    let rows: Vec<_> = list.pods.iter().flatten().map(may).collect();
+    if !rows.is_empty() {
+        text += &format!("\n{}", table(&["MAY REACH GPUS", "WHY"], &rows));
+    }
+    text + &limits_of(&list.sight)
+}
+
+fn pod(pod: Option<&ProcessPod>) -> String {
+    let Some(pod) = pod else { return "-".into() };
+    let name = match (&pod.namespace, &pod.name) {
+        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+        _ => pod.uid.clone(),
+    };
+    format!("{name}/{}", pod.container.as_deref().unwrap_or("?"))
+}
+
+/// What cannot be seen, and what to do about it.
+fn limits_of(sight: &ProcessSight) -> String {
+    let why = sight.why.as_deref().unwrap_or_default();
+    match (sight.state, &sight.fix) {
+        (SightState::Visible, _) => String::new(),
+        (SightState::PidsHidden, Some(fix)) => format!("not all can be seen: {why}; fix: {fix}\n"),
+        (SightState::PidsHidden, None) => format!("not all can be seen: {why}\n"),
+        (SightState::Unsupported, _) => format!("processes cannot be seen: {why}\n"),
+    }
+}

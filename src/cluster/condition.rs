@@ -1,0 +1,253 @@
+//! The condition of the node that says whether all of its GPUs can be had. `kubectl describe node`
+//! shows it, and whatever watches nodes can act on it.
+
+use super::client::{ANSWER_MAX, words};
+use super::news::{by, moment, name_of};
+use super::{AGAIN_MAX, Settings};
+use crate::admission::Door;
+use crate::kernel::drain::Drain;
+use crate::kernel::health::HealthState;
+use crate::kernel::ledger::{GpuState, Ledger};
+use crate::kernel::names::PartId;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::json;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+/// The condition's type. True: some GPU cannot be had.
+pub(super) const CONDITION: &str = "GPUUnavailable";
+/// Longest message, bytes; what does not fit is counted.
+const MESSAGE_BYTES_MAX: usize = 1024;
+/// How often a condition that stays as it is is written: as node-problem-detector does. It costs a
+/// write of the node object, which every watcher of nodes is sent.
+const HEARTBEAT: Duration = Duration::from_secs(300);
+
+/// What the condition says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Condition {
+    /// Whether some GPU cannot be had.
+    unavailable: bool,
+    reason: &'static str,
+    message: String,
+}
+
+/// The condition of a node with these GPUs. Pure.
+fn condition(ledger: &Ledger) -> Condition {
+    let all = ledger.gpus.iter();
+    let mut found: Vec<(u32, &'static str, String)> = all
+        .filter_map(|(gpu, state)| {
+            let (reason, words) = trouble(ledger, gpu, state)?;
+            let index = ledger.part(gpu).map_or(u32::MAX, |p| p.part.gpu_index);
+            Some((index, reason, format!("{} {words}", name_of(ledger, gpu))))
+        })
+        .collect();
+    found.sort();
+    let Some((_, first, _)) = found.first() else {
+        let message = match ledger.gpus.len() {
+            0 => "no GPU is known".to_owned(),
+            1 => "its GPU can be had".to_owned(),
+            gpus => format!("all {gpus} GPUs can be had"),
+        };
+        return Condition { unavailable: false, reason: "GPUsAvailable", message };
+    };
+    let alike = found.iter().all(|(_, reason, _)| reason == first);
+    let reason = if alike { *first } else { "GPUsUnavailable" };
+    Condition { unavailable: true, reason, message: listed(found.iter().map(|(_, _, words)| words.as_str())) }
+}
+
+/// Why a GPU cannot be had, if it cannot.
+fn trouble(ledger: &Ledger, gpu: &PartId, state: &GpuState) -> Option<(&'static str, String)> {
+    let health = &state.health;
+    let reason = if health.reason.is_empty() { String::new() } else { format!(": {}", health.reason) };
+    let present = ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu);
+    let sick = match health.state {
+        HealthState::Vanished => {
+            Some(("GPUVanished", format!("is gone since {}{reason}", moment(health.since_wall_ms))))
+        }
+        _ if !present => Some(("GPUVanished", "was not found since the daemon started".to_owned())),
+        HealthState::Unhealthy => {
+            Some(("GPUUnhealthy", format!("is unhealthy since {}{reason}", moment(health.since_wall_ms))))
+        }
+        HealthState::Healthy | HealthState::Degraded => None,
+    };
+    let out = state.drain.mark().map(|mark| {
+        let (reason, word) = match &state.drain {
+            Drain::Draining(..) => ("GPUDraining", "being drained"),
+            Drain::Drained(_) => ("GPUDrained", "drained"),
+            Drain::Active | Drain::Cordoned(_) => ("GPUCordoned", "cordoned"),
+        };
+        (reason, format!("is {word} since {} {}", moment(mark.since_wall_ms), by(&mark.by, &mark.why)))
+    });
+    match (sick, out) {
+        (Some((reason, sick)), Some((_, out))) => Some((reason, format!("{sick}, and {out}"))),
+        (sick, out) => sick.or(out),
+    }
+}
+
+/// As many as fit, and how many there are besides.
+fn listed<'w>(words: impl ExactSizeIterator<Item = &'w str>) -> String {
+    let mut message = String::new();
+    let count = words.len();
+    for (told, words) in words.enumerate() {
+        let separator = if told == 0 { "" } else { "; " };
+        let rest = format!("; and {} more", count - told);
+        if message.len() + separator.len() + words.len() + rest.len() > MESSAGE_BYTES_MAX {
+            if told == 0 {
+                // One GPU with a reason of up to 1 KiB.
+                return words[..words.floor_char_boundary(MESSAGE_BYTES_MAX)].to_owned();
+            }
+            return message + &rest;
+        }
+        message += separator;
+        message += words;
+    }
+    message
+}
+
+/// Keeps the condition up to date for ever.
+pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
+    let mut snapshots = door.watch();
+    let mut told = Told {
+        nodes: Api::all(client),
+        node: &settings.node,
+        turned: None,
+        written: None,
+        not_before: Instant::now(),
+        again: settings.again,
+        wait: settings.again,
+        said: false,
+    };
+    loop {
+        let wanted = condition(&snapshots.borrow_and_update());
+        let next = told.step(wanted, door.now().wall_ms).await;
+        tokio::select! {
+            changed = snapshots.changed() => {
+                if changed.is_err() {
+                    return std::future::pending().await;
+                }
+                sleep(settings.gather).await;
+            }
+            () = sleep_until(next) => {}
+        }
+    }
+}
+
+/// What the node was told, and when it is told again.
+struct Told<'s> {
+    nodes: Api<Node>,
+    node: &'s str,
+    /// The status that the condition should have, and since when, milliseconds since 1970.
+    turned: Option<(bool, u64)>,
+    /// What the node object says, and since when it does.
+    written: Option<(Condition, Instant)>,
+    /// The node object is not written before this: after a failure, or so soon after a change.
+    not_before: Instant,
+    again: Duration,
+    wait: Duration,
+    /// Whether it was said that it cannot be written.
+    said: bool,
+}
+
+impl Told<'_> {
+    /// Writes the condition if it is due. Answers when to look again, if nothing changes.
+    async fn step(&mut self, wanted: Condition, now_wall_ms: u64) -> Instant {
+        let since_wall_ms = self.since(wanted.unavailable, now_wall_ms).await;
+        let now = Instant::now();
+        if let Some((condition, at)) = &self.written
+            && *condition == wanted
+            && at.elapsed() < HEARTBEAT
+        {
+            return *at + HEARTBEAT;
+        }
+        if now < self.not_before {
+            return self.not_before;
+        }
+        match write(&self.nodes, self.node, &wanted, since_wall_ms, now_wall_ms).await {
+            Ok(()) => {
+                self.written = Some((wanted, now));
+                (self.said, self.wait) = (false, self.again);
+                self.not_before = now + self.again;
+                now + HEARTBEAT
+            }
+            Err(Refused { why, forbidden }) => {
+                if !std::mem::replace(&mut self.said, true) {
+                    tracing::warn!(why, "the node's condition {CONDITION} cannot be written");
+                }
+                self.written = None;
+                // Rights are not given every second.
+                let wait = if forbidden { HEARTBEAT } else { self.wait };
+                self.wait = (self.wait * 2).min(AGAIN_MAX);
+                self.not_before = Instant::now() + wait;
+                self.not_before
+            }
+        }
+    }
+
+    /// Since when the condition has this status. At the very first look the node may know: before a
+    /// restart of the daemon it was the same.
+    async fn since(&mut self, unavailable: bool, now_wall_ms: u64) -> u64 {
+        match self.turned {
+            Some((status, since)) if status == unavailable => since,
+            Some(_) => self.turned.insert((unavailable, now_wall_ms)).1,
+            None => {
+                let known = known_since(&self.nodes, self.node, unavailable).await;
+                self.turned.insert((unavailable, known.unwrap_or(now_wall_ms))).1
+            }
+        }
+    }
+}
+
+/// Since when the node object has this status of the condition, if it has.
+async fn known_since(nodes: &Api<Node>, node: &str, unavailable: bool) -> Option<u64> {
+    let node = timeout(ANSWER_MAX, nodes.get(node)).await.ok()?.ok()?;
+    let conditions = node.status?.conditions?;
+    let known = conditions.into_iter().find(|c| c.type_ == CONDITION && c.status == status(unavailable))?;
+    u64::try_from(known.last_transition_time?.0.as_millisecond()).ok()
+}
+
+fn status(unavailable: bool) -> &'static str {
+    if unavailable { "True" } else { "False" }
+}
+
+/// A condition that was not written.
+struct Refused {
+    why: String,
+    forbidden: bool,
+}
+
+/// Writes our condition and no other: conditions are merged by type.
+async fn write(
+    nodes: &Api<Node>,
+    node: &str,
+    condition: &Condition,
+    since_wall_ms: u64,
+    now_wall_ms: u64,
+) -> Result<(), Refused> {
+    let patch = json!({"status": {"conditions": [{
+        "type": CONDITION,
+        "status": status(condition.unavailable),
+        "reason": condition.reason,
+        "message": condition.message,
+        "lastTransitionTime": moment(since_wall_ms),
+        "lastHeartbeatTime": moment(now_wall_ms),
+    }]}});
+    let (how, patch) = (PatchParams::default(), Patch::Strategic(&patch));
+    let sent = nodes.patch_status(node, &how, &patch);
+    match timeout(ANSWER_MAX, sent).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+            let why =
+                format!("{} (the daemon's role needs: patch nodes/status; see README.md)", status.message);
+            Err(Refused { why, forbidden: true })
+        }
+        Ok(Err(error)) => Err(Refused { why: words(&error), forbidden: false }),
+        Err(_) => {
+            Err(Refused { why: format!("no answer within {} s", ANSWER_MAX.as_secs()), forbidden: false })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

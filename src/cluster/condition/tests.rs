@@ -1,0 +1,134 @@
+use super::*;
+use crate::kernel::drain::{Mark, Order};
+use crate::kernel::gpu::Part;
+use crate::kernel::health::Health;
+use crate::kernel::part_state::PartState;
+use crate::kernel::time::Now;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// 2026-01-01T00:00:00Z.
+const NEW_YEAR_MS: u64 = 1_767_225_600_000;
+
+/// A node of so many healthy GPUs.
+fn node(gpus: u32) -> Ledger {
+    let mut ledger = Ledger::default();
+    for index in 0..gpus {
+        let id = gpu(index);
+        let part = Part {
+            id: id.clone(),
+            parent: None,
+            vendor: "nvidia".into(),
+            model: String::new(),
+            gpu_index: index,
+            minor: None,
+            memory_mib: 1,
+            pci_bus: String::new(),
+            numa_node: None,
+            mig_enabled: false,
+            mig: None,
+            attributes: BTreeMap::new(),
+        };
+        ledger.parts.insert(id.clone(), Arc::new(PartState::new(part, 0)));
+        let now = Now { wall_ms: NEW_YEAR_MS, mono_ms: 0 };
+        ledger.gpus.insert(id, Arc::new(GpuState::new(Health::healthy(now))));
+    }
+    ledger
+}
+
+fn gpu(index: u32) -> PartId {
+    PartId::parse(&format!("GPU-{index:02}")).unwrap()
+}
+
+fn with(ledger: &mut Ledger, index: u32, change: impl FnOnce(&mut GpuState)) {
+    change(Arc::make_mut(ledger.gpus.get_mut(&gpu(index)).unwrap()));
+}
+
+fn mark(why: &str) -> Mark {
+    Mark { by: "ada".into(), why: why.into(), since_wall_ms: NEW_YEAR_MS }
+}
+
+fn sick(state: &mut GpuState, health: HealthState, reason: &str) {
+    state.health.state = health;
+    state.health.reason = reason.into();
+}
+
+#[test]
+fn it_says_which_gpus_cannot_be_had_since_when_and_why() {
+    type Case = (fn(&mut Ledger), bool, &'static str, &'static str);
+    let table: [Case; 8] = [
+        (|_| {}, false, "GPUsAvailable", "all 2 GPUs can be had"),
+        (
+            |l| with(l, 1, |g| sick(g, HealthState::Degraded, "row remapping pending")),
+            false,
+            "GPUsAvailable",
+            "all 2 GPUs can be had",
+        ),
+        (
+            |l| with(l, 1, |g| g.drain = Drain::Cordoned(mark("fan"))),
+            true,
+            "GPUCordoned",
+            "GPU 1 (GPU-01) is cordoned since 2026-01-01T00:00:00Z by ada (fan)",
+        ),
+        (
+            |l| with(l, 0, |g| g.drain = Drain::Draining(mark(""), Order::default())),
+            true,
+            "GPUDraining",
+            "GPU 0 (GPU-00) is being drained since 2026-01-01T00:00:00Z by ada",
+        ),
+        (
+            |l| with(l, 0, |g| sick(g, HealthState::Unhealthy, "XID 79")),
+            true,
+            "GPUUnhealthy",
+            "GPU 0 (GPU-00) is unhealthy since 2026-01-01T00:00:00Z: XID 79",
+        ),
+        (
+            |l| {
+                with(l, 0, |g| {
+                    sick(g, HealthState::Vanished, "");
+                    g.drain = Drain::Drained(mark(""));
+                });
+            },
+            true,
+            "GPUVanished",
+            "GPU 0 (GPU-00) is gone since 2026-01-01T00:00:00Z, and is drained since 2026-01-01T00:00:00Z by ada",
+        ),
+        (
+            |l| Arc::make_mut(l.parts.get_mut(&gpu(1)).unwrap()).present = false,
+            true,
+            "GPUVanished",
+            "GPU 1 (GPU-01) was not found since the daemon started",
+        ),
+        (
+            |l| {
+                with(l, 1, |g| g.drain = Drain::Cordoned(mark("")));
+                with(l, 0, |g| sick(g, HealthState::Unhealthy, ""));
+            },
+            true,
+            "GPUsUnavailable",
+            "GPU 0 (GPU-00) is unhealthy since 2026-01-01T00:00:00Z; GPU 1 (GPU-01) is cordoned since 2026-01-01T00:00:00Z by ada",
+        ),
+    ];
+    for (change, unavailable, reason, message) in table {
+        let mut ledger = node(2);
+        change(&mut ledger);
+        assert_eq!(condition(&ledger), Condition { unavailable, reason, message: message.into() });
+    }
+    assert_eq!(condition(&node(1)).message, "its GPU can be had");
+    assert!(!condition(&node(0)).unavailable);
+}
+
+#[test]
+fn many_gpus_are_named_as_far_as_there_is_room_and_counted() {
+    let mut ledger = node(16);
+    for index in 0..16 {
+        with(&mut ledger, index, |g| g.drain = Drain::Cordoned(mark(&"x".repeat(60))));
+    }
+    let message = condition(&ledger).message;
+    assert!(message.len() <= MESSAGE_BYTES_MAX);
+    let named = message.matches("is cordoned").count();
+    assert!(named >= 6, "{message}");
+    assert!(message.ends_with(&format!("; and {} more", 16 - named)), "{message}");
+    with(&mut ledger, 0, |g| g.drain = Drain::Cordoned(mark(&"\u{e4}".repeat(512))));
+    assert!(condition(&ledger).message.len() <= MESSAGE_BYTES_MAX, "one long reason alone");
+}

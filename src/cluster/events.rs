@@ -1,0 +1,217 @@
+//! Tells what happens to GPUs as events of the node and of pods, so that `kubectl describe` shows it.
+//! Nobody waits for it: what cannot be told in time is dropped and counted.
+
+use super::client::{ANSWER_MAX, words};
+use super::news::{About, Notice, news};
+use super::{AGAIN_MAX, Settings};
+use crate::admission::Door;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use std::collections::VecDeque;
+use std::time::Duration;
+use tokio::sync::mpsc::{Receiver, Sender};
+use tokio::time::{Instant, sleep, timeout};
+
+/// Most events of a minute: a drain of a GPU with 48 shares tells of each pod, and some more.
+const EVENTS_PER_MINUTE_MAX: u32 = 60;
+/// Events that may wait for an API server that is away: what two minutes may bring. At a note of
+/// 1 KiB that is 128 KiB.
+pub(super) const EVENTS_WAITING_MAX: usize = 128;
+/// How often one event is tried. With waits that double from a second that is half a minute.
+const TRIES_MAX: u32 = 6;
+/// Kinds of event that are remembered, to count what repeats instead of telling it anew.
+const REMEMBERED_MAX: usize = 64;
+/// Who reports, as `kubectl describe` shows it.
+const CONTROLLER: &str = "berth";
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Compares snapshots for ever. From the very start, so that what happens while the API server is not
+/// reached yet is told later.
+pub(super) async fn collect(settings: &Settings, door: &Door, out: Sender<Notice>) {
+    let mut snapshots = door.watch();
+    let mut told = snapshots.borrow_and_update().clone();
+    let mut allowance = Allowance::new(Instant::now());
+    loop {
+        if snapshots.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+        sleep(settings.gather).await;
+        let now = snapshots.borrow_and_update().clone();
+        for notice in news(&told, &now) {
+            if !allowance.take(Instant::now()) || out.try_send(notice).is_err() {
+                allowance.dropped += 1;
+            }
+        }
+        told = now;
+        if let Some(dropped) = allowance.dropped_to_say(Instant::now()) {
+            tracing::warn!(dropped, "events were too many to be told to the API server");
+        }
+    }
+}
+
+/// How many events may still be told.
+struct Allowance {
+    left: u32,
+    since: Instant,
+    dropped: u64,
+    said: Option<Instant>,
+}
+
+impl Allowance {
+    fn new(now: Instant) -> Self {
+        Self { left: EVENTS_PER_MINUTE_MAX, since: now, dropped: 0, said: None }
+    }
+
+    /// Takes one, if there is one. They come back all at once, a minute after the first was taken.
+    fn take(&mut self, now: Instant) -> bool {
+        if now.duration_since(self.since) >= MINUTE {
+            *self = Self { left: EVENTS_PER_MINUTE_MAX, since: now, ..*self };
+        }
+        let taken = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        taken
+    }
+
+    /// How many were dropped so far, if that is to be said: at most once a minute.
+    fn dropped_to_say(&mut self, now: Instant) -> Option<u64> {
+        let said = self.said.is_some_and(|said| now.duration_since(said) < MINUTE);
+        if self.dropped == 0 || said {
+            return None;
+        }
+        self.said = Some(now);
+        Some(std::mem::take(&mut self.dropped))
+    }
+}
+
+/// Tells what is collected, for ever.
+pub(super) async fn publish(settings: &Settings, client: Client, notices: &mut Receiver<Notice>) {
+    let mut teller = Teller { client, node: settings.node.clone(), known: VecDeque::new() };
+    let mut said = false;
+    while let Some(notice) = notices.recv().await {
+        match teller.tell(&notice, settings.again).await {
+            Ok(()) => said = false,
+            Err(why) if !std::mem::replace(&mut said, true) => {
+                tracing::warn!(reason = notice.reason, why, "an event could not be told to the API server");
+            }
+            Err(_) => {}
+        }
+    }
+    std::future::pending::<()>().await;
+}
+
+struct Teller {
+    client: Client,
+    node: String,
+    /// What was told lately. The library tells events apart by everything but their note, and that is
+    /// where ours name the GPU: so each has a recorder of its own, which counts its repetitions.
+    known: VecDeque<(Notice, Recorder)>,
+}
+
+impl Teller {
+    async fn tell(&mut self, notice: &Notice, again: Duration) -> Result<(), String> {
+        let recorder = self.recorder(notice);
+        let event = Event {
+            type_: if notice.warning { EventType::Warning } else { EventType::Normal },
+            reason: notice.reason.into(),
+            note: Some(notice.note.clone()),
+            action: notice.action.into(),
+            secondary: None,
+        };
+        let about = self.reference(&notice.about);
+        let mut wait = again;
+        let mut tries = 1;
+        loop {
+            let why = match timeout(ANSWER_MAX, recorder.publish(&event, &about)).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(kube::Error::Api(status))) if is_final(status.code) => {
+                    // A repetition of what the API server has forgotten is told as new next time.
+                    self.known.retain(|(known, _)| known != notice);
+                    let hint = if status.code == 403 {
+                        " (the daemon's role needs: create and patch events of events.k8s.io; see README.md)"
+                    } else {
+                        ""
+                    };
+                    return Err(format!("{}{hint}", status.message));
+                }
+                Ok(Err(error)) => words(&error),
+                Err(_) => format!("no answer within {} s", ANSWER_MAX.as_secs()),
+            };
+            if tries == TRIES_MAX {
+                return Err(why);
+            }
+            tries += 1;
+            sleep(wait).await;
+            wait = (wait * 2).min(AGAIN_MAX);
+        }
+    }
+
+    fn recorder(&mut self, notice: &Notice) -> Recorder {
+        if let Some((_, recorder)) = self.known.iter().find(|(known, _)| known == notice) {
+            return recorder.clone();
+        }
+        let reporter = Reporter { controller: CONTROLLER.into(), instance: Some(self.node.clone()) };
+        let recorder = Recorder::new(self.client.clone(), reporter);
+        if self.known.len() == REMEMBERED_MAX {
+            self.known.pop_front();
+        }
+        self.known.push_back((notice.clone(), recorder.clone()));
+        recorder
+    }
+
+    /// The kubelet's own events of a node have its name as UID, and `kubectl describe node` looks for
+    /// that.
+    fn reference(&self, about: &About) -> ObjectReference {
+        match about {
+            About::Node => ObjectReference {
+                kind: Some("Node".into()),
+                name: Some(self.node.clone()),
+                uid: Some(self.node.clone()),
+                ..ObjectReference::default()
+            },
+            About::Pod { namespace, name, uid } => ObjectReference {
+                api_version: Some("v1".into()),
+                kind: Some("Pod".into()),
+                namespace: Some(namespace.clone()),
+                name: Some(name.clone()),
+                uid: Some(uid.clone()),
+                ..ObjectReference::default()
+            },
+        }
+    }
+}
+
+/// Whether another try would be answered the same: all errors that are ours but "too many".
+fn is_final(code: u16) -> bool {
+    (400..500).contains(&code) && code != 429
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_events_a_minute_and_no_more() {
+        let start = Instant::now();
+        let mut allowance = Allowance::new(start);
+        let mut take = |seconds, n: u32| {
+            let now = start + Duration::from_secs(seconds);
+            (0..n).filter(|_| allowance.take(now)).count()
+        };
+        assert_eq!(take(0, EVENTS_PER_MINUTE_MAX + 5), 60);
+        assert_eq!(take(59, 1), 0);
+        assert_eq!(take(60, EVENTS_PER_MINUTE_MAX + 5), 60);
+    }
+
+    #[test]
+    fn what_was_dropped_is_said_once_a_minute() {
+        let start = Instant::now();
+        let mut allowance = Allowance::new(start);
+        assert_eq!(allowance.dropped_to_say(start), None, "nothing was");
+        allowance.dropped = 3;
+        assert_eq!(allowance.dropped_to_say(start), Some(3));
+        allowance.dropped += 2;
+        assert_eq!(allowance.dropped_to_say(start + Duration::from_secs(30)), None);
+        assert_eq!(allowance.dropped_to_say(start + MINUTE), Some(2));
+    }
+}

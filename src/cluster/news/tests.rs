@@ -1,0 +1,234 @@
+use super::*;
+use crate::kernel::allocation::{Allocation, Decision, Holder};
+use crate::kernel::change::{Change, Entry};
+use crate::kernel::command::{Command, Rules};
+use crate::kernel::decide::decide;
+use crate::kernel::drain::Mark;
+use crate::kernel::evict::{Ask, Outcome};
+use crate::kernel::gpu::{Inventory, Part};
+use crate::kernel::names::{AllocationId, DeviceId, Resource};
+use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
+use crate::kernel::pods::{Pod, PodsSource, PodsView, Stage};
+use crate::kernel::policy::{Severity, TriageAnswer};
+use crate::kernel::time::Now;
+use std::collections::VecDeque;
+
+fn gpu() -> PartId {
+    PartId::parse("GPU-0").unwrap()
+}
+
+fn resource() -> Resource {
+    Resource::parse("nvidia.com/gpu").unwrap()
+}
+
+fn mark(why: &str) -> Mark {
+    Mark { by: "ada".into(), why: why.into(), since_wall_ms: 0 }
+}
+
+struct Node {
+    ledger: Ledger,
+    now: Now,
+}
+
+impl Node {
+    /// One GPU that a pod holds.
+    fn new() -> Self {
+        let mut node = Self { ledger: Ledger::default(), now: Now { wall_ms: 1_000_000, mono_ms: 1_000 } };
+        node.look(true);
+        let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
+        node.turn(&Command::Offer(vec![(PartOffer { part: gpu(), lines: vec![line] }, "test".into())]));
+        let allocation = Allocation {
+            id: AllocationId { store: 0, number: 0 },
+            resource: resource(),
+            devices: vec![DeviceId::whole(&gpu())],
+            granted_wall_ms: 0,
+            holder: Holder { pod_uid: Some("u".into()), ..Holder::default() },
+            overlapped: false,
+            decision: Decision::default(),
+            ended: None,
+        };
+        node.ledger.apply(&Entry { at: node.now, changes: vec![Change::Granted(allocation)] });
+        node.pod(false);
+        node
+    }
+
+    /// Applies, and answers what is told of it.
+    fn turn(&mut self, command: &Command) -> Vec<Notice> {
+        let before = self.ledger.clone();
+        let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
+        self.ledger.apply(&verdict.entry);
+        news(&before, &self.ledger)
+    }
+
+    fn look(&mut self, present: bool) -> Vec<Notice> {
+        let part = Part {
+            id: gpu(),
+            parent: None,
+            vendor: "nvidia".into(),
+            model: String::new(),
+            gpu_index: 3,
+            minor: None,
+            memory_mib: 1,
+            pci_bus: String::new(),
+            numa_node: None,
+            mig_enabled: false,
+            mig: None,
+            attributes: BTreeMap::new(),
+        };
+        self.turn(&Command::Look(Inventory {
+            parts: present.then_some(part).into_iter().collect(),
+            ..Inventory::default()
+        }))
+    }
+
+    fn pod(&mut self, is_static: bool) -> Vec<Notice> {
+        let pod = Pod {
+            uid: "u".into(),
+            namespace: "team".into(),
+            name: "web".into(),
+            labels: Vec::new(),
+            is_static,
+            of_daemon_set: false,
+            stage: Stage::Admitted,
+            leaving_since_wall_ms: None,
+            created_wall_ms: 1,
+            containers: Vec::new(),
+            bypass: None,
+        };
+        self.turn(&Command::Pods(PodsView {
+            source: PodsSource::ApiServer,
+            current: true,
+            listed_mono_ms: 1,
+            pods: [("u".to_owned(), Arc::new(pod))].into(),
+            deleted: VecDeque::new(),
+        }))
+    }
+
+    fn cordon(&mut self, why: &str) -> Vec<Notice> {
+        self.turn(&Command::Cordon { gpu: gpu(), mark: mark(why) })
+    }
+
+    fn drain(&mut self, order: Order) -> Vec<Notice> {
+        self.turn(&Command::Drain { gpu: gpu(), mark: mark("fan"), order })
+    }
+
+    fn asked(&mut self, way: Way, outcome: Outcome) -> Vec<Notice> {
+        let pod = Arc::clone(&self.ledger.pods.as_ref().unwrap().pods["u"]);
+        self.turn(&Command::Asked { ask: Ask { pod, way, gpu: gpu() }, outcome })
+    }
+}
+
+const EVICT: Order = Order { evict: true, deadline_wall_ms: None, at_deadline: AtDeadline::Wait };
+
+/// The only notice: of the node, its reason and note.
+fn one(notices: &[Notice]) -> (&'static str, bool, &str) {
+    let [notice] = notices else { panic!("{notices:?}") };
+    assert_eq!(notice.about, About::Node);
+    (notice.reason, notice.warning, &notice.note)
+}
+
+#[test]
+fn every_turn_of_a_drain_is_told_once() {
+    let mut node = Node::new();
+    let cordoned = "GPU 3 (GPU-0) is cordoned by ada (fan)";
+    assert_eq!(one(&node.cordon("fan")), ("GPUCordoned", false, cordoned));
+    assert_eq!(node.cordon("fan"), []);
+    assert_eq!(one(&node.cordon("other")).2, "GPU 3 (GPU-0) is cordoned by ada (other)");
+    let order = Order { deadline_wall_ms: Some(1_767_225_600_500), at_deadline: AtDeadline::Delete, ..EVICT };
+    let says = "GPU 3 (GPU-0) is being drained by ada (fan); its pods are evicted; until 2026-01-01T00:00:00Z, then they are deleted";
+    assert_eq!(one(&node.drain(order)), ("GPUDraining", false, says));
+    assert_eq!(node.drain(order), []);
+    assert_eq!(
+        one(&node.drain(EVICT)).2,
+        "GPU 3 (GPU-0) is being drained by ada (fan); its pods are evicted"
+    );
+    let stopped = node.turn(&Command::StopDrain { gpu: gpu() });
+    assert_eq!(one(&stopped).0, "GPUDrainStopped");
+    assert_eq!(one(&node.turn(&Command::Uncordon { gpu: gpu() })).0, "GPUUncordoned");
+
+    node.turn(&Command::End { id: AllocationId { store: 0, number: 0 } });
+    node.drain(Order::default());
+    assert_eq!(node.look(true), []);
+    node.now.mono_ms += 100_000;
+    assert_eq!(one(&node.look(true)).0, "GPUDrained");
+    assert_eq!(node.look(true), []);
+}
+
+#[test]
+fn turns_of_health_are_told_with_their_reason() {
+    let mut node = Node::new();
+    let sick = |severity, reason: &str| Command::Triaged {
+        reading: crate::kernel::gpu::Reading {
+            part: gpu(),
+            source: "xid".into(),
+            code: 79,
+            detail: String::new(),
+        },
+        answer: TriageAnswer { severity, reason: reason.into(), again_after_s: Some(1) },
+    };
+    let told = node.turn(&sick(Severity::Degraded, "remapped"));
+    assert_eq!(one(&told), ("GPUDegraded", true, "GPU 3 (GPU-0) is degraded, and still granted: remapped"));
+    let told = node.turn(&sick(Severity::Unhealthy, "XID 79"));
+    assert_eq!(one(&told), ("GPUUnhealthy", true, "GPU 3 (GPU-0) is unhealthy: XID 79"));
+    assert_eq!(node.turn(&sick(Severity::Unhealthy, "XID 79")), []);
+    assert_eq!(one(&node.turn(&sick(Severity::Unhealthy, "XID 48"))).2, "GPU 3 (GPU-0) is unhealthy: XID 48");
+    assert_eq!(one(&node.look(false)).0, "GPUVanished");
+    node.now.mono_ms += 10;
+    assert_eq!((one(&node.look(true)).0, one(&node.look(false)).0), ("GPUReturned", "GPUVanished"));
+    node.now.mono_ms += 10_000;
+    assert_eq!(one(&node.look(true)), ("GPUReturned", false, "GPU 3 (GPU-0) is there again, and healthy"));
+    node.turn(&sick(Severity::Unhealthy, "XID 79"));
+    node.now.mono_ms += 10_000;
+    assert_eq!(one(&node.look(true)), ("GPUHealthy", false, "GPU 3 (GPU-0) is healthy again"));
+}
+
+#[test]
+fn what_stands_in_the_way_of_a_drain_is_told_when_it_changes() {
+    let mut node = Node::new();
+    node.drain(EVICT);
+    let told = node.asked(Way::Evict, Outcome::Budget("needs 3".into()));
+    let says = "GPU 3 (GPU-0) cannot be drained yet: pod team/web waits for its disruption budget: needs 3";
+    assert_eq!(one(&told), ("GPUDrainBlocked", true, says));
+    assert_eq!(node.asked(Way::Evict, Outcome::Budget("needs 3".into())), []);
+    assert_eq!(one(&node.asked(Way::Evict, Outcome::Failed("no right".into()))).0, "GPUDrainBlocked");
+
+    let mut node = Node::new();
+    node.pod(true);
+    let told = node.drain(EVICT);
+    let reasons: Vec<_> = told.iter().map(|n| n.reason).collect();
+    assert_eq!(reasons, ["GPUDraining", "GPUDrainBlocked"]);
+    assert!(told[1].note.contains("is a static pod"), "{}", told[1].note);
+    let mut node = Node::new();
+    node.pod(true);
+    assert_eq!(node.drain(Order::default()).len(), 1, "without evict nobody stands in the way");
+}
+
+#[test]
+fn a_pod_is_told_why_it_had_to_go() {
+    let mut node = Node::new();
+    node.drain(EVICT);
+    let told = node.asked(Way::Evict, Outcome::Taken);
+    let about = About::Pod { namespace: "team".into(), name: "web".into(), uid: "u".into() };
+    assert_eq!((told.len(), &told[0].about, told[0].reason), (1, &about, "GPUDrain"));
+    assert_eq!(told[0].note, "evicted: GPU 3 (GPU-0) is being drained by ada (fan)");
+    assert_eq!(node.asked(Way::Evict, Outcome::Taken), []);
+    let told = node.asked(Way::Delete, Outcome::Taken);
+    assert!(told[0].note.starts_with("deleted at the deadline"), "{told:?}");
+}
+
+#[test]
+fn a_hold_and_its_end_are_told() {
+    let mut node = Node::new();
+    let before = node.ledger.clone();
+    node.ledger.hold = Some("all vanished".into());
+    assert_eq!(one(&news(&before, &node.ledger)).0, "AllocationsOnHold");
+    assert_eq!(news(&node.ledger, &node.ledger), []);
+    assert_eq!(one(&news(&node.ledger, &before)).0, "AllocationsHoldOver");
+}
+
+#[test]
+fn a_note_is_no_longer_than_the_api_server_takes() {
+    let mut node = Node::new();
+    let told = node.cordon(&"\u{e4}".repeat(512));
+    assert!(one(&told).2.len() <= NOTE_BYTES_MAX);
+}

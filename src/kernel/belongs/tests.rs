@@ -1,0 +1,326 @@
+//! Whose a process is, as tables over a node of one GPU, one GPU in MIG mode, and some pods.
+
+use super::*;
+use crate::kernel::allocation::{Decision, EndReason, Holder};
+use crate::kernel::change::{Change, Entry};
+use crate::kernel::command::Rules;
+use crate::kernel::gpu::{Inventory, Mig, Part};
+use crate::kernel::look::look;
+use crate::kernel::names::{DeviceId, Resource};
+use crate::kernel::pods::{PodsSource, PodsView};
+use crate::kernel::process::{Sight, Uses, Who};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+pub(in crate::kernel) fn part(name: &str) -> PartId {
+    PartId::parse(name).unwrap()
+}
+
+pub(in crate::kernel) fn shared() -> Resource {
+    Resource::parse("nvidia.com/gpu.shared").unwrap()
+}
+
+fn facts(id: &str, parent: Option<&str>, mig_enabled: bool, memory_mib: u64) -> Part {
+    Part {
+        id: part(id),
+        parent: parent.map(part),
+        vendor: "nvidia".into(),
+        model: String::new(),
+        gpu_index: 0,
+        minor: None,
+        memory_mib,
+        pci_bus: String::new(),
+        numa_node: None,
+        mig_enabled,
+        mig: parent.map(|_| Mig { profile: "1g.10gb".into(), gpu_instance: 1, compute_instance: 0 }),
+        attributes: BTreeMap::new(),
+    }
+}
+
+/// A node whose ledger is made by looks and grants alone.
+pub(in crate::kernel) struct Node {
+    pub(in crate::kernel) ledger: Ledger,
+    pub(in crate::kernel) now: Now,
+    pub(in crate::kernel) sight: Sight,
+    next: u64,
+}
+
+impl Node {
+    /// `GPU-0` is whole; `GPU-1` is split into `MIG-a` and `MIG-b`.
+    pub(in crate::kernel) fn new() -> Self {
+        let mut node = Self {
+            ledger: Ledger::default(),
+            now: Now { wall_ms: 1_000_000, mono_ms: 1_000 },
+            sight: Sight::Visible,
+            next: 1,
+        };
+        node.look(&[]);
+        node
+    }
+
+    pub(in crate::kernel) fn look(&mut self, processes: &[(&str, Process)]) {
+        let parts = vec![
+            facts("GPU-0", None, false, 81_920),
+            facts("GPU-1", None, true, 81_920),
+            facts("MIG-a", Some("GPU-1"), false, 10_240),
+            facts("MIG-b", Some("GPU-1"), false, 10_240),
+        ];
+        let mut inventory = Inventory { parts, sight: self.sight.clone(), ..Inventory::default() };
+        for gpu in ["GPU-0", "GPU-1"] {
+            let on = processes.iter().filter(|(on, _)| *on == gpu).map(|(_, process)| process.clone());
+            inventory.processes.insert(part(gpu), on.collect());
+        }
+        let changes = look(&self.ledger, &inventory, &Rules::default(), self.now);
+        self.ledger.apply(&Entry { at: self.now, changes });
+    }
+
+    /// Puts an allocation of one device there, as adoption does.
+    pub(in crate::kernel) fn grant(
+        &mut self,
+        on: &str,
+        share: Option<u32>,
+        pod: &str,
+        container: &str,
+    ) -> AllocationId {
+        let known = |text: &str| Some(text.to_owned()).filter(|t| !t.is_empty());
+        let id = AllocationId { store: 7, number: self.next };
+        self.next += 1;
+        let device = DeviceId { part: part(on), share };
+        let mut state = crate::kernel::part_state::PartState::clone(self.ledger.part(&part(on)).unwrap());
+        state
+            .devices
+            .entry((shared(), share))
+            .or_insert_with(|| crate::kernel::part_state::Device::adopted(share, self.now.mono_ms));
+        let offered = Change::Offered {
+            part: part(on),
+            by: "test".into(),
+            lines: Vec::new(),
+            ranges: Vec::new(),
+            devices: state.devices,
+        };
+        let granted = Change::Granted(Allocation {
+            id,
+            resource: shared(),
+            devices: vec![device],
+            granted_wall_ms: 0,
+            holder: Holder { pod_uid: known(pod), container: known(container), ..Holder::default() },
+            overlapped: false,
+            decision: Decision::default(),
+            ended: None,
+        });
+        self.ledger.apply(&Entry { at: self.now, changes: vec![offered, granted] });
+        id
+    }
+
+    pub(in crate::kernel) fn end(&mut self, id: AllocationId) {
+        let ended = Change::Ended { id, reason: EndReason::Released };
+        self.ledger.apply(&Entry { at: self.now, changes: vec![ended] });
+    }
+
+    pub(in crate::kernel) fn pass(&mut self, seconds: u64) {
+        self.now.mono_ms += seconds * 1000;
+        self.now.wall_ms += seconds * 1000;
+    }
+}
+
+pub(in crate::kernel) fn process(pid: u32, on: &str, owner: Owner) -> Process {
+    Process {
+        pid,
+        part: part(on),
+        uses: Uses { compute: true, ..Uses::default() },
+        memory_mib: Some(100),
+        who: Who { name: Some("python3".into()), started_ticks: Some(1), owner, ignored: false },
+    }
+}
+
+pub(in crate::kernel) fn of_pod(uid: &str, container: &str) -> Owner {
+    Owner::Pod(PodProcess {
+        uid: uid.into(),
+        container_id: None,
+        container: Some(container.to_owned()).filter(|c| !c.is_empty()),
+    })
+}
+
+const HOST: Owner = Owner::NoPod { container_id: None };
+
+#[test]
+fn a_process_uses_the_allocation_of_its_pod_on_its_part() {
+    let mut node = Node::new();
+    let whole = node.grant("GPU-0", None, "pod-a", "main");
+    let (a, b) = (node.grant("MIG-a", None, "pod-b", "main"), node.grant("MIG-b", None, "pod-b", "main"));
+    for (gpu, on, owner, whose) in [
+        ("GPU-0", "GPU-0", of_pod("pod-a", "main"), Belongs::To(whole)),
+        ("GPU-0", "GPU-0", of_pod("pod-a", ""), Belongs::To(whole)),
+        ("GPU-1", "MIG-a", of_pod("pod-b", "main"), Belongs::To(a)),
+        ("GPU-1", "MIG-b", of_pod("pod-b", ""), Belongs::To(b)),
+        // NVML did not name the instance.
+        ("GPU-1", "GPU-1", of_pod("pod-b", "main"), Belongs::Among(vec![a, b])),
+        ("GPU-0", "GPU-0", of_pod("pod-b", "main"), Belongs::Nobody(Reason::PodHoldsOthers { by: None })),
+        ("GPU-0", "GPU-0", of_pod("pod-c", "main"), Belongs::Nobody(Reason::PodHoldsNothing { by: None })),
+        ("GPU-0", "GPU-0", HOST, Belongs::Nobody(Reason::HostProcess)),
+        ("GPU-0", "GPU-0", Owner::Unknown(Unseen::Hidden), Belongs::Perhaps(vec![whole])),
+        (
+            "GPU-0",
+            "GPU-0",
+            of_pod("pod-a", "sidecar"),
+            Belongs::Nobody(Reason::ContainerHoldsNothing { container: "sidecar".into() }),
+        ),
+    ] {
+        let process = process(1, on, owner);
+        assert_eq!(belongs(&node.ledger, &part(gpu), &process), whose, "{process:?}");
+    }
+}
+
+#[test]
+fn two_containers_of_one_pod_are_told_apart_where_the_container_is_known() {
+    let mut node = Node::new();
+    let (a, b) = (node.grant("GPU-0", Some(0), "pod", "a"), node.grant("GPU-0", Some(1), "pod", "b"));
+    let whose = |node: &Node, container: &str| {
+        belongs(&node.ledger, &part("GPU-0"), &process(1, "GPU-0", of_pod("pod", container)))
+    };
+    assert_eq!(whose(&node, "a"), Belongs::To(a));
+    assert_eq!(whose(&node, "b"), Belongs::To(b));
+    assert_eq!(whose(&node, ""), Belongs::Among(vec![a, b]));
+    // One container with two devices of the GPU.
+    let c = node.grant("GPU-0", Some(2), "pod", "a");
+    assert_eq!(whose(&node, "a"), Belongs::Among(vec![a, c]));
+    // A container whose holding has shown no name yet.
+    let d = node.grant("GPU-0", Some(3), "pod", "");
+    assert_eq!(whose(&node, "z"), Belongs::To(d));
+    // The same container granted again: the newer record counts (I7).
+    let e = node.grant("GPU-0", Some(1), "pod", "b");
+    assert!(node.ledger.live[&b].overlapped);
+    assert_eq!(whose(&node, "b"), Belongs::To(e));
+}
+
+#[test]
+fn whoever_may_be_an_unknown_holder_is_no_bypass() {
+    let mut node = Node::new();
+    let nobody = node.grant("GPU-0", Some(0), "", "");
+    let on = |owner| process(1, "GPU-0", owner);
+    let whose = |node: &Node, owner| belongs(&node.ledger, &part("GPU-0"), &on(owner));
+    assert_eq!(whose(&node, of_pod("pod", "a")), Belongs::Perhaps(vec![nobody]));
+    assert_eq!(whose(&node, HOST), Belongs::Nobody(Reason::HostProcess), "the host was granted nothing");
+    let holder = Holder { pod_uid: Some("pod".into()), container: Some("a".into()), ..Holder::default() };
+    let learned = Change::Learned { id: nobody, holder };
+    node.ledger.apply(&Entry { at: node.now, changes: vec![learned] });
+    assert_eq!(whose(&node, of_pod("pod", "a")), Belongs::To(nobody));
+    assert_eq!(whose(&node, of_pod("other", "a")), Belongs::Nobody(Reason::PodHoldsNothing { by: None }));
+}
+
+#[test]
+fn a_daemons_name_helps_only_where_no_allocation_explains_it() {
+    let mut node = Node::new();
+    let ignored = |owner| {
+        let mut process = process(1, "GPU-0", owner);
+        process.who.ignored = true;
+        process
+    };
+    let whose = |node: &Node, owner| belongs(&node.ledger, &part("GPU-0"), &ignored(owner));
+    for owner in [HOST, of_pod("dcgm", "exporter"), Owner::Unknown(Unseen::Gone)] {
+        assert_eq!(whose(&node, owner), Belongs::Ignored);
+    }
+    let held = node.grant("GPU-0", None, "pod", "main");
+    assert_eq!(whose(&node, of_pod("pod", "main")), Belongs::To(held));
+}
+
+#[test]
+fn a_bypass_is_told_after_the_grace_and_only_while_it_lasts() {
+    const GRACE_MS: u64 = 10_000;
+    let mut node = Node::new();
+    let held = node.grant("GPU-0", None, "pod", "main");
+    let all = [("GPU-0", process(1, "GPU-0", of_pod("pod", "main"))), ("GPU-0", process(2, "GPU-0", HOST))];
+    let told = |node: &Node| -> Vec<(u32, Reason)> {
+        let all = Owners::of(&node.ledger).bypasses(GRACE_MS, node.now);
+        all.into_iter().map(|b| (b.process.pid, b.reason)).collect()
+    };
+    node.look(&all);
+    assert_eq!(told(&node), []);
+    node.pass(9);
+    node.look(&all);
+    assert_eq!(told(&node), []);
+    node.pass(1);
+    assert_eq!(told(&node), [(2, Reason::HostProcess)], "time alone makes it one");
+    let since = Owners::of(&node.ledger).bypasses(GRACE_MS, node.now)[0].since_wall_ms;
+    assert_eq!(since, 1_000_000);
+    // The pod ends, and its process stays a little: the grace begins with the end.
+    node.end(held);
+    node.look(&all);
+    assert_eq!(told(&node), [(2, Reason::HostProcess)]);
+    node.pass(10);
+    node.look(&all);
+    assert_eq!(told(&node), [(1, Reason::Leftover { allocation: held }), (2, Reason::HostProcess)]);
+    // Another process with the same id begins anew.
+    let mut later = process(2, "GPU-0", HOST);
+    later.who.started_ticks = Some(2);
+    node.look(&[("GPU-0", later)]);
+    assert_eq!(told(&node), []);
+}
+
+#[test]
+fn what_is_learned_after_a_look_counts_at_once() {
+    let mut node = Node::new();
+    node.look(&[("GPU-0", process(1, "GPU-0", of_pod("pod", "main")))]);
+    node.pass(20);
+    assert_eq!(Owners::of(&node.ledger).bypasses(10_000, node.now).len(), 1);
+    node.grant("GPU-0", None, "pod", "main");
+    assert_eq!(Owners::of(&node.ledger).bypasses(10_000, node.now), []);
+}
+
+#[test]
+fn every_reason_has_a_name_and_words() {
+    let all = [
+        Reason::PodHoldsNothing { by: None },
+        Reason::PodHoldsOthers { by: None },
+        Reason::ContainerHoldsNothing { container: "sidecar".into() },
+        Reason::Leftover { allocation: AllocationId { store: 1, number: 2 } },
+        Reason::HostProcess,
+        Reason::Unknown(Unseen::Gone),
+    ];
+    let names: BTreeSet<_> = all.iter().map(Reason::as_str).collect();
+    let words: BTreeSet<_> = all.iter().map(Reason::words).collect();
+    assert_eq!((names.len(), words.len()), (all.len(), all.len()));
+    assert!(words.iter().all(|w| !w.contains("  ")), "{words:?}");
+}
+
+#[test]
+fn what_a_pods_spec_says_is_the_reason() {
+    let mut node = Node::new();
+    let by = PodBypass::NamesGpus { container: "main".into() };
+    let pod = |uid: &str, stage, bypass: Option<&PodBypass>| {
+        let pod = Pod {
+            uid: uid.into(),
+            namespace: "team".into(),
+            name: format!("pod-{uid}"),
+            labels: Vec::new(),
+            is_static: false,
+            of_daemon_set: false,
+            stage,
+            leaving_since_wall_ms: None,
+            created_wall_ms: 0,
+            containers: Vec::new(),
+            bypass: bypass.cloned(),
+        };
+        (uid.to_owned(), Arc::new(pod))
+    };
+    let view = PodsView {
+        source: PodsSource::ApiServer,
+        current: true,
+        listed_mono_ms: 0,
+        pods: BTreeMap::from([
+            pod("taker", Stage::Admitted, Some(&by)),
+            pod("plain", Stage::Admitted, None),
+            pod("done", Stage::Finished, Some(&by)),
+        ]),
+        deleted: VecDeque::new(),
+    };
+    let seen = Change::PodsSeen(Arc::new(view));
+    node.ledger.apply(&Entry { at: node.now, changes: vec![seen] });
+    let whose = |uid| belongs(&node.ledger, &part("GPU-0"), &process(1, "GPU-0", of_pod(uid, "main")));
+    let known = Reason::PodHoldsNothing { by: Some(by) };
+    assert!(known.words().contains("main sets NVIDIA_VISIBLE_DEVICES"), "{}", known.words());
+    assert_eq!(whose("taker"), Belongs::Nobody(known));
+    assert_eq!(whose("plain"), Belongs::Nobody(Reason::PodHoldsNothing { by: None }));
+    let may: Vec<_> = reaching(&node.ledger).map(|(pod, _)| pod.uid.as_str()).collect();
+    assert_eq!(may, ["taker"]);
+}

@@ -1,0 +1,322 @@
+//! A drain that evicts: the whole daemon beside a stand-in kubelet and a stand-in API server, from the
+//! order to `drained`.
+
+use crate::api_server::{ApiServer, pod};
+use crate::api_writes::{Asked, Write};
+use crate::cluster::{serve, until, watching};
+use crate::daemon::{House, SHARED, SOON, Serving};
+use kubelet_standin::UNHEALTHY;
+use serde_json::{Value, json};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+/// Two GPUs of two shares, and waits of fractions of a second.
+const SETTINGS: &str = "
+gpus: sim:2xt4
+stack: [{ policy: timeslice, parameters: { replicas: 2 } }]
+rounds: { listEveryMs: 100, listEveryCordonedMs: 100, roundEveryMs: 200 }
+timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, drainedMs: 300, evictAgainMs: 200 }
+health: { pollSeconds: 0.1, quietSeconds: 1 }
+";
+
+/// A node that runs four pods, two on each GPU.
+pub(crate) struct Scene {
+    pub(crate) server: ApiServer,
+    pub(crate) house: House,
+    pub(crate) serving: Serving,
+    /// The GPU that is drained.
+    pub(crate) gpu: String,
+    /// Its two pods, by name: UID and all.
+    pub(crate) on_it: [Holder; 2],
+    /// Pods of the other GPU.
+    pub(crate) elsewhere: [Holder; 2],
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Holder {
+    pub(crate) name: String,
+    pub(crate) uid: String,
+}
+
+impl Scene {
+    pub(crate) async fn new() -> Self {
+        let server = ApiServer::start();
+        let house = House::of(SETTINGS).await;
+        let serving = serve(&house, &server);
+        house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+        watching(&serving);
+        for n in 0..4 {
+            let name = format!("pod-{n}");
+            let uid = house.start(&name, SHARED, 1).await.unwrap();
+            let mut pod = pod("ns", &name, &uid, &[(SHARED, 1)]);
+            pod["metadata"]["labels"] = json!({"app": format!("app-{n}")});
+            pod["status"] = json!({"phase": "Running"});
+            server.world.apply(pod);
+        }
+        let live = until("all holders are known", || {
+            let live = serving.live();
+            let known = |a: &Value| a["holder"]["podUid"].is_string() && a["holder"]["pod"].is_string();
+            (live.len() == 4 && live.iter().all(known)).then_some(live)
+        });
+        let gpu_of = |a: &Value| a["gpus"][0].as_str().unwrap().to_owned();
+        let gpu = gpu_of(&live[0]);
+        let holders = |here: bool| -> [Holder; 2] {
+            let found = live.iter().filter(|a| (gpu_of(a) == gpu) == here);
+            let holder = |a: &Value| Holder {
+                name: a["holder"]["pod"].as_str().unwrap().to_owned(),
+                uid: a["holder"]["podUid"].as_str().unwrap().to_owned(),
+            };
+            found.map(holder).collect::<Vec<_>>().try_into().unwrap()
+        };
+        let (on_it, elsewhere) = (holders(true), holders(false));
+        Self { server, house, serving, gpu, on_it, elsewhere }
+    }
+
+    pub(crate) fn drain(&self, order: &Value) -> Value {
+        self.serving.call("PUT", &format!("/gpus/{}/drain", self.gpu), order)
+    }
+
+    /// The drain as `GET /gpus/{uuid}/drain` has it.
+    pub(crate) fn progress(&self) -> Value {
+        self.serving.call("GET", &format!("/gpus/{}/drain", self.gpu), &Value::Null)
+    }
+
+    /// What the progress says of this pod.
+    pub(crate) fn holder(&self, holder: &Holder) -> Option<Value> {
+        let drain = self.progress();
+        let holders = drain["progress"]["holders"].as_array()?.clone();
+        holders.into_iter().find(|h| h["podUid"] == holder.uid.as_str())
+    }
+
+    pub(crate) fn until_state(&self, state: &str) -> Value {
+        until(state, || Some(self.progress()).filter(|drain| drain["state"] == state))
+    }
+
+    /// Waits until the progress says this of a pod.
+    pub(crate) fn until_holder(&self, holder: &Holder, state: &str) -> Value {
+        until(state, || self.holder(holder).filter(|h| h["state"] == state))
+    }
+
+    /// What the kubelet and the container runtime do with pods that were told to go.
+    pub(crate) fn kubelet_follows(&self) -> JoinHandle<()> {
+        let (world, kubelet) = (self.server.world.clone(), self.house.kubelet.clone());
+        tokio::spawn(async move {
+            loop {
+                for uid in world.terminating() {
+                    // Whatever the container held is Unhealthy by now: nobody else is given it.
+                    let sick = |k: &kubelet_standin::Kubelet| {
+                        let health = k.reported_health(&uid, "main");
+                        !health.is_empty() && health.values().all(|h| *h == UNHEALTHY)
+                    };
+                    kubelet.wait_for("Unhealthy devices of a pod that leaves", SOON, sick).await.unwrap();
+                    kubelet.delete(&uid);
+                    world.delete(&uid);
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+    }
+
+    /// Nobody on the other GPU was asked, and all of them run.
+    pub(crate) fn others_are_left_alone(&self) {
+        for other in &self.elsewhere {
+            assert_eq!(self.server.world.asked(&other.name), []);
+        }
+        let live = self.serving.live();
+        for other in &self.elsewhere {
+            assert!(live.iter().any(|a| a["holder"]["podUid"] == other.uid.as_str()), "{other:?}");
+        }
+        assert_eq!(self.house.kubelet.anomalies(), []);
+    }
+
+    fn berth(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+        command
+            .args(args)
+            .args(["--server", self.serving.base.trim_end_matches("/api/v1")])
+            .arg("--token-file")
+            .arg(self.house.folder.path().join("state/token"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// A disruption budget that keeps this pod.
+    pub(crate) fn keep(&self, holder: &Holder) {
+        let app = holder.name.replace("pod-", "app-");
+        self.server.world.budget("keeps", &app, 1);
+    }
+
+    /// Another pod like it comes up, elsewhere as it were: the budget is met.
+    pub(crate) fn free(&self, holder: &Holder) {
+        let mut twin = pod("ns", "twin", "uid-twin", &[]);
+        twin["metadata"]["labels"] = json!({"app": holder.name.replace("pod-", "app-")});
+        twin["status"] = json!({"phase": "Running"});
+        self.server.world.apply(twin);
+    }
+}
+
+pub(crate) fn evicted(holder: &Holder, code: u16) -> Asked {
+    Asked { write: Write::Evict, pod: holder.name.clone(), uid: Some(holder.uid.clone()), grace: None, code }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_with_evict_from_the_order_to_drained() {
+    let scene = Scene::new().await;
+    let _kubelet = scene.kubelet_follows();
+    let gpu = scene.drain(&json!({"evict": true, "reason": "fan", "deadlineSeconds": 600}));
+    assert_eq!(gpu["drain"]["state"], "draining", "{gpu}");
+    let progress = &gpu["drain"]["progress"];
+    assert_eq!((&progress["evict"], progress["holders"].as_array().unwrap().len()), (&json!(true), 2));
+    assert!(progress["secondsLeft"].as_u64().unwrap() > 500 && progress["warning"].is_null(), "{progress}");
+    let drained = scene.until_state("drained");
+    assert_eq!(drained["why"], "fan");
+    for holder in &scene.on_it {
+        assert_eq!(scene.server.world.asked(&holder.name), [evicted(holder, 201)], "once, by its UID");
+    }
+    scene.others_are_left_alone();
+    // Its pods were told why, the node what happened to its GPU.
+    until("the events", || (scene.server.world.notes("GPUDrained").len() == 1).then_some(()));
+    let told = scene.server.world.notes("GPUDrain");
+    assert!(told.len() == 2 && told.iter().all(|note| note.contains(&scene.gpu)), "{told:?}");
+    assert!(scene.server.world.notes("GPUDraining")[0].contains("by admin (fan); its pods are evicted"));
+    scene.house.kubelet.wait_allocatable(SHARED, 2, SOON).await.unwrap();
+    scene.serving.call("DELETE", &format!("/gpus/{}/cordon", scene.gpu), &Value::Null);
+    scene.house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_shows_who_is_left_and_what_keeps_them_until_it_is_done() {
+    let scene = Scene::new().await;
+    let _kubelet = scene.kubelet_follows();
+    let [kept, _] = &scene.on_it;
+    scene.keep(kept);
+    let args = ["gpu", "drain", scene.gpu.as_str(), "--evict", "--deadline", "10m", "--wait"];
+    let child = scene.berth(&args).spawn().unwrap();
+    scene.until_holder(kept, "disruptionBudget");
+    // Long enough for the command line to look, which it does once a second.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    scene.free(kept);
+    let ended = tokio::task::spawn_blocking(|| child.wait_with_output().unwrap()).await.unwrap();
+    let (out, err) = (String::from_utf8(ended.stdout).unwrap(), String::from_utf8(ended.stderr).unwrap());
+    assert!(ended.status.success(), "{err}");
+    assert!(out.contains(&format!("{} is drained by admin", scene.gpu)), "{out}");
+    assert!(err.contains("2 allocations left, 0 processes, until"), "{err}");
+    let line = format!(
+        "ns/{} (main): waits for its disruption budget: The disruption budget keeps needs 1 healthy pods and has 1 currently",
+        kept.name
+    );
+    assert!(err.contains(&line), "{err}");
+    scene.others_are_left_alone();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disruption_budget_holds_and_is_asked_again_until_it_frees() {
+    let scene = Scene::new().await;
+    let _kubelet = scene.kubelet_follows();
+    let [kept, leaves] = &scene.on_it;
+    scene.keep(kept);
+    scene.drain(&json!({"evict": true}));
+    let holder = scene.until_holder(kept, "disruptionBudget");
+    assert!(holder["message"].as_str().unwrap().contains("needs 1 healthy pods"), "{holder}");
+    until("the other one leaves", || scene.holder(leaves).is_none().then_some(()));
+    until("it is asked again", || (scene.server.world.asked(&kept.name).len() >= 3).then_some(()));
+    assert_eq!(scene.progress()["state"], "draining");
+    until("it is told", || (!scene.server.world.notes("GPUDrainBlocked").is_empty()).then_some(()));
+    assert_eq!(scene.server.world.notes("GPUDrainBlocked").len(), 1, "once, however often it is asked");
+    scene.free(kept);
+    scene.until_state("drained");
+    let asked = scene.server.world.asked(&kept.name);
+    assert_eq!(asked.last(), Some(&evicted(kept, 201)));
+    assert!(asked.iter().rev().skip(1).all(|a| *a == evicted(kept, 429)), "{asked:?}");
+    scene.others_are_left_alone();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_the_deadline_pods_are_deleted_but_static_ones() {
+    let scene = Scene::new().await;
+    let _kubelet = scene.kubelet_follows();
+    let [kept, stays] = &scene.on_it;
+    scene.keep(kept);
+    // A mirror pod: what the API server shows of a file on the node.
+    scene.server.world.change(&stays.uid, |pod| {
+        pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": stays.uid});
+    });
+    scene.drain(&json!({"evict": true, "deadlineSeconds": 2, "atDeadline": "delete"}));
+    scene.until_holder(kept, "disruptionBudget");
+    scene.until_holder(stays, "staticPod");
+    until("it is deleted", || scene.holder(kept).is_none().then_some(()));
+    let drain = scene.progress();
+    assert_eq!((&drain["state"], &drain["progress"]["late"]), (&json!("draining"), &json!(true)));
+    let last = scene.server.world.asked(&kept.name).pop().unwrap();
+    let uid = Some(kept.uid.clone());
+    let deleted = Asked { write: Write::Delete, pod: kept.name.clone(), uid, grace: None, code: 200 };
+    assert_eq!(last, deleted, "with its own grace period");
+    assert_eq!(scene.server.world.asked(&stays.name), [], "nobody can send a static pod away");
+    let blocked = scene.server.world.notes("GPUDrainBlocked");
+    assert!(
+        blocked.iter().any(|note| note.contains(&stays.name) && note.contains("static pod")),
+        "{blocked:?}"
+    );
+    // Its file is taken away, and the kubelet ends it.
+    scene.house.kubelet.delete(&stays.uid);
+    scene.server.world.delete(&stays.uid);
+    scene.until_state("drained");
+    scene.others_are_left_alone();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_and_a_condition_tell_the_node_of_its_gpus_and_of_their_return() {
+    let mut scene = Scene::new().await;
+    let condition = |scene: &Scene, wanted: &str| {
+        until(wanted, || scene.server.world.condition("GPUUnavailable").filter(|c| c["status"] == wanted))
+    };
+    assert_eq!(condition(&scene, "False")["message"], "all 2 GPUs can be had");
+    let cordon = format!("/gpus/{}/cordon", scene.gpu);
+    scene.serving.call("PUT", &cordon, &json!({"reason": "fan"}));
+    let cordoned = condition(&scene, "True");
+    assert_eq!(cordoned["reason"], "GPUCordoned");
+    let message = cordoned["message"].as_str().unwrap();
+    assert!(message.contains(&scene.gpu) && message.ends_with("by admin (fan)"), "{message}");
+    until("the event", || (scene.server.world.notes("GPUCordoned").len() == 1).then_some(()));
+    {
+        let state = scene.server.world.state.lock().unwrap();
+        let event = state.writes.events.values().find(|e| e["reason"] == "GPUCordoned").unwrap();
+        // What `kubectl describe node` looks for.
+        let about = json!({"kind": "Node", "name": "node-1", "uid": "node-1"});
+        assert_eq!((&event["regarding"], &event["type"]), (&about, &json!("Normal")));
+    }
+    // A restart is no turn: the moment stays, and nothing is told twice.
+    let writes = scene.server.world.state.lock().unwrap().writes.event_writes;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    scene.serving.child.kill().unwrap();
+    scene.serving.child.wait().unwrap();
+    let before = scene.server.world.state.lock().unwrap().writes.patches;
+    scene.serving = serve(&scene.house, &scene.server);
+    until("it is written again", || {
+        (scene.server.world.state.lock().unwrap().writes.patches > before).then_some(())
+    });
+    let again = condition(&scene, "True");
+    assert_eq!(again["lastTransitionTime"], cordoned["lastTransitionTime"]);
+    assert_eq!(again["message"], cordoned["message"]);
+    assert_ne!(again["lastHeartbeatTime"], cordoned["lastHeartbeatTime"]);
+    assert_eq!(scene.server.world.state.lock().unwrap().writes.event_writes, writes);
+
+    scene.serving.call("DELETE", &cordon, &Value::Null);
+    let free = condition(&scene, "False");
+    assert_ne!(free["lastTransitionTime"], cordoned["lastTransitionTime"]);
+    until("the event", || (scene.server.world.notes("GPUUncordoned").len() == 1).then_some(()));
+    // What repeats is counted, not told anew.
+    scene.serving.call("PUT", &cordon, &json!({"reason": "fan"}));
+    condition(&scene, "True");
+    scene.serving.call("DELETE", &cordon, &Value::Null);
+    condition(&scene, "False");
+    until("it is counted", || {
+        let state = scene.server.world.state.lock().unwrap();
+        let event = state.writes.events.values().find(|e| e["reason"] == "GPUUncordoned")?;
+        (event["series"]["count"] == 2).then_some(())
+    });
+    assert_eq!(scene.server.world.notes("GPUUncordoned").len(), 1);
+}

@@ -239,7 +239,11 @@ impl Config {
             log: args.log.or(file.log.map(Into::into)).unwrap_or_default(),
             resource: Resource::parse(&resource).map_err(|e| bad("resource", &resource, e.rule))?,
             mig_strategy: mig_strategy(args.mig_strategy.clone().or(file.mig_strategy).as_deref())?,
-            rules: Rules { timing, overcommit_percent: percent(overcommit) },
+            rules: Rules {
+                timing,
+                overcommit_percent: percent(overcommit),
+                history: file.history.unwrap_or_default().limit()?,
+            },
             ignored_xids: ignored_xids(args, health.ignored_xids)?,
             processes: file.processes.unwrap_or_default().over(ProcessSettings::default())?,
             poll: Duration::from_secs_f64(poll_seconds),

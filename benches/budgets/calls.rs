@@ -1,6 +1,7 @@
 //! The calls that the kubelet waits for, over the socket: Allocate and GetPreferredAllocation.
 
 use crate::disk::{Bare, Scales};
+use crate::history;
 use crate::measure::{Effort, Series, ratio, turns};
 use crate::node::{Client, GPU, House, Node, Recipe, SHARED, SHARES};
 use crate::table::{Budget, Row, Table, time};
@@ -54,14 +55,20 @@ fn durability(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     let mut nothing_client = Client::dial(house, &sockets.path().join("nothing.sock"))?;
     let mut in_memory = Node::start(house, whole_gpus("8xh100", memory()?))?;
     let mut on_disk = Node::start(house, whole_gpus("8xh100", durable(house, "durable")?))?;
+    history::fill(&house.folder("history")?)?;
+    let mut with_history = Node::start(house, whole_gpus("8xh100", durable(house, "history")?))?;
     let ids = in_memory.ids();
-    ensure!(ids == on_disk.ids() && ids.len() == 8, "the same 8 GPUs on both nodes");
-    let (mut empty, mut memory, mut disk, mut appends) = <(Series, Series, Series, Series)>::default();
+    ensure!(
+        ids == on_disk.ids() && ids == with_history.ids() && ids.len() == 8,
+        "the same 8 GPUs on all nodes"
+    );
+    let (mut empty, mut memory, mut disk, mut appends, mut full) =
+        <(Series, Series, Series, Series, Series)>::default();
     for _ in 0..effort.runs() {
-        [&mut empty, &mut memory, &mut disk, &mut appends].into_iter().for_each(Series::begin);
+        [&mut empty, &mut memory, &mut disk, &mut appends, &mut full].into_iter().for_each(Series::begin);
         for (sample, id) in ids.iter().cycle().take(effort.samples(SAMPLES)).enumerate() {
             let id = std::slice::from_ref(id);
-            for subject in turns(sample, 4) {
+            for subject in turns(sample, 5) {
                 match subject {
                     0 => empty.push(nothing_client.allocate(house, id)?),
                     1 => {
@@ -72,12 +79,18 @@ fn durability(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
                         disk.push(on_disk.client.allocate(house, id)?);
                         on_disk.end_newest()?;
                     }
+                    3 => {
+                        full.push(with_history.client.allocate(house, id)?);
+                        with_history.end_newest()?;
+                    }
                     _ => appends.push(bare.append()?),
                 }
             }
         }
     }
     drop(nothing);
+    let kept = with_history.door.snapshot().ended.len();
+    ensure!(kept == history::RECORDS, "{kept} records of history");
     let over_empty = ratio(memory.median(), empty.median());
     let over_sum = ratio(disk.median(), memory.median() + appends.median());
     table.add(Row::new("socket: a call that does nothing", &empty, Budget::NONE));
@@ -89,6 +102,9 @@ fn durability(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     table.add(Row::new(format!("bare append of {bytes} B and fdatasync"), &appends, Budget::NONE));
     table
         .add(Row::new("Allocate, durable", &disk, Budget::ratio(1.6)).beside(over_sum, "(in memory + bare)"));
+    let over_sum = ratio(full.median(), memory.median() + appends.median());
+    let name = format!("Allocate, durable with {kept} records of history");
+    table.add(Row::new(name, &full, Budget::ratio(1.6)).beside(over_sum, "(in memory + bare)"));
     Ok(())
 }
 

@@ -14,6 +14,7 @@
 //!   calls      Allocate and GetPreferredAllocation over the socket, on a
 //!   node       daemon without its main            disk       a bare append and fdatasync
 //!   stream     health, faults and a new kubelet.sock, as the kubelet sees them
+//!   history    ten thousand records of what has ended
 //!   process    the binary: its start and memory   load       Allocate while the admin API is read
 //! ```
 //!
@@ -27,6 +28,7 @@
 mod brute;
 mod calls;
 mod disk;
+mod history;
 mod load;
 mod measure;
 mod node;

@@ -1,6 +1,7 @@
 //! A node on simulated GPUs: keeper, policy thread, store and kubelet front end, as the daemon puts
 //! them together, the stand-in kubelet that they register with, and a client on their socket.
 
+use crate::history;
 use anyhow::{Context as _, Result};
 use berth::admission::{self, Baseline, Door};
 use berth::config::{Edits, RoundTiming};
@@ -140,6 +141,7 @@ impl<'h> Node<'h> {
         let mut rules = Rules::default();
         // A GPU that failed for a sample is well again at the next look.
         rules.timing.quiet_ms = 0;
+        rules.history.allocations = history::RECORDS;
         let keeper = Keeper::open(recipe.store, rules.clone(), Arc::clone(&house.clock))?;
         let baseline = Baseline {
             resource: Resource::parse(GPU)?,

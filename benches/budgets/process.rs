@@ -1,6 +1,7 @@
 //! The built binary, beside the stand-in kubelet: how long it takes to start, and its memory.
 
-use crate::measure::{Effort, Series};
+use crate::history;
+use crate::measure::{Effort, Series, ratio};
 use crate::node::{GPU, House, PATIENCE};
 use crate::table::{Budget, Row, Table};
 use anyhow::{Context as _, Result, ensure};
@@ -54,7 +55,10 @@ impl<'h> Site<'h> {
     /// Starts the daemon. Answers how long it took to be registered.
     pub(crate) fn serve(&self) -> Result<(Serving, Duration)> {
         let config = self.folder.path().join("config.yaml");
-        std::fs::write(&config, "gpus: sim:8xh100\nstack: [{ policy: mixed }]\n")?;
+        std::fs::write(
+            &config,
+            "gpus: sim:8xh100\nstack: [{ policy: mixed }]\nhistory: { allocations: 10000 }\n",
+        )?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.arg("serve").arg("--config").arg(&config);
@@ -108,11 +112,12 @@ fn listening(child: &mut Child) -> Result<String> {
 }
 
 pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
-    let (mut fresh, mut again) = (Series::default(), Series::default());
-    let (mut fresh_bytes, mut again_bytes) = (None, None);
+    let (mut fresh, mut again, mut full) = <(Series, Series, Series)>::default();
+    let (mut fresh_bytes, mut again_bytes, mut full_bytes) = (None, None, None);
     for run in 0..effort.runs() {
         fresh.begin();
         again.begin();
+        full.begin();
         for sample in 0..effort.samples(FRESH_SAMPLES) {
             let site = Site::new(house, &format!("fresh-{run}-{sample}"))?;
             let (serving, took) = site.serve()?;
@@ -133,11 +138,27 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
             }
             site.stop(serving)?;
         }
+        let site = Site::new(house, &format!("history-{run}"))?;
+        site.stop(site.serve()?.0)?;
+        history::fill(&site.state.join("store"))?;
+        for _ in 0..effort.samples(RESTART_SAMPLES) {
+            let (serving, took) = site.serve()?;
+            full.push(took);
+            if full_bytes.is_none() {
+                full_bytes = Some(idle(effort, &serving)?);
+            }
+            site.stop(serving)?;
+        }
     }
     table.add(Row::new("start to registered, fresh node (compiles the policies)", &fresh, Budget::NONE));
     // NVIDIA's plugin v0.20 takes 7 to 12 ms; 1.5 x the middle.
     table.add(Row::new("start to registered, restart", &again, Budget::median(14_250)));
-    for (name, bytes) in [("fresh node", fresh_bytes), ("restarted", again_bytes)] {
+    let name = format!("start to registered, restart with {} records of history", history::RECORDS);
+    table.add(Row::new(name, &full, Budget::NONE).beside(ratio(full.median(), again.median()), "without"));
+    let with_history = format!("restarted with {} records of history", history::RECORDS);
+    for (name, bytes) in
+        [("fresh node", fresh_bytes), ("restarted", again_bytes), (&*with_history, full_bytes)]
+    {
         let name = format!("memory (PSS) after {} s idle, {name}", IDLE.as_secs());
         table.add(Row::bytes(name, bytes.unwrap_or_default(), Budget::megabytes(20)));
     }

@@ -1,9 +1,8 @@
 //! How large the store becomes under allocations that come and go for ever, and what an append costs.
 
 use anyhow::Context;
-use berth::kernel::allocation::{
-    Allocation, Decision, ENDED_ALLOCATIONS_KEPT, End, EndReason, Holder, Limits,
-};
+use berth::kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
+use berth::kernel::history::HISTORY_ALLOCATIONS_MAX;
 use berth::kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth::kernel::record::{Meta, Record, RecordKey, Write};
 use berth::ports::Store;
@@ -22,7 +21,7 @@ pub(crate) fn run(appends: u64) -> anyhow::Result<()> {
     let folder = tempfile::Builder::new().prefix("berth-grow-").tempdir()?;
     let path = folder.path().join("store");
     let mut store = SledStore::open(&path)?;
-    let kept = ENDED_ALLOCATIONS_KEPT as u64;
+    let kept = HISTORY_ALLOCATIONS_MAX as u64;
     let mut took = Vec::new();
     println!("{:>10} {:>9} {:>10} {:>10} {:>10}", "appends", "disk MiB", "p50 us", "p99 us", "open ms");
     for n in 0..appends {

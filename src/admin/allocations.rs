@@ -4,21 +4,23 @@ use super::auth::OPERATOR;
 use super::dto::{Allocation, AllocationList};
 use super::problem::{Kind, Problem};
 use super::state::State;
-use crate::kernel::allocation::{self, ENDED_ALLOCATIONS_KEPT, LIVE_ALLOCATIONS_MAX};
+use crate::kernel::allocation;
 use crate::kernel::belongs::Owners;
+use crate::kernel::history::Past;
 use crate::kernel::ledger::Ledger;
-use crate::kernel::names::AllocationId;
+use crate::kernel::names::{AllocationId, DeviceId, Resource};
 use crate::kernel::refusal::Refusal;
 use actix_web::{HttpResponse, web};
 use serde::Deserialize;
-use std::sync::Arc;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use utoipa::{IntoParams, ToSchema};
 
 /// Allocations in one answer if the caller does not say: what a full node of 16 GPUs in whole or
 /// few shares holds, in about 0.3 MiB.
 pub(super) const ALLOCATIONS_DEFAULT: usize = 500;
-/// Most allocations in one answer: all that there can be.
-pub(super) const ALLOCATIONS_MAX: usize = LIVE_ALLOCATIONS_MAX + ENDED_ALLOCATIONS_KEPT;
+/// Most allocations in one answer, in about 0.7 MiB; what follows is asked for with `after`.
+pub(super) const ALLOCATIONS_MAX: usize = 1000;
 
 /// Which allocations. All that are given must hold.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -41,9 +43,12 @@ pub(super) struct Filter {
     #[serde(default)]
     #[param(inline)]
     state: StateFilter,
-    /// Most items; 500 if not given, at most 5120.
-    #[param(minimum = 1, maximum = 5120, example = 100)]
+    /// Most items; 500 if not given, at most 1000.
+    #[param(minimum = 1, maximum = 1000, example = 100)]
     limit: Option<usize>,
+    /// Only those that follow: `next` of the answer before, with the same filter.
+    #[param(example = "1770092645000.5eed0001-17")]
+    after: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
@@ -56,23 +61,84 @@ pub(super) enum StateFilter {
 }
 
 impl Filter {
-    fn matches(&self, ledger: &Ledger, allocation: &allocation::Allocation) -> bool {
+    fn matches(&self, ledger: &Ledger, found: Found<'_>) -> bool {
         let is =
             |wanted: &Option<String>, given: Option<&str>| wanted.as_deref().is_none_or(|w| Some(w) == given);
         let on_gpu = |gpu: &str| {
-            allocation.devices.iter().any(|d| {
+            found.devices().iter().any(|d| {
                 let of = ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu());
                 of.as_str() == gpu
             })
         };
-        is(&self.namespace, allocation.holder.namespace.as_deref())
-            && is(&self.pod, allocation.holder.pod.as_deref())
-            && is(&self.resource, Some(allocation.resource.as_str()))
+        let (namespace, pod, resource) = found.names();
+        is(&self.namespace, namespace)
+            && is(&self.pod, pod)
+            && is(&self.resource, Some(resource))
             && self.gpu.as_deref().is_none_or(on_gpu)
     }
 }
 
+/// An allocation of either kind, where it lies.
+#[derive(Clone, Copy)]
+enum Found<'l> {
+    Live(&'l allocation::Allocation),
+    Ended(&'l Past),
+}
+
+impl<'l> Found<'l> {
+    /// By id, live or ended.
+    fn by_id(ledger: &'l Ledger, id: AllocationId) -> Option<Self> {
+        let live = ledger.live.get(&id).map(|a| Self::Live(a));
+        live.or_else(|| ledger.ended.get(id).map(|past| Self::Ended(past)))
+    }
+
+    fn devices(self) -> &'l [DeviceId] {
+        match self {
+            Self::Live(a) => &a.devices,
+            Self::Ended(past) => past.devices(),
+        }
+    }
+
+    /// Namespace, pod, resource.
+    fn names(self) -> (Option<&'l str>, Option<&'l str>, &'l str) {
+        match self {
+            Self::Live(a) => (a.holder.namespace.as_deref(), a.holder.pod.as_deref(), a.resource.as_str()),
+            Self::Ended(past) => (past.namespace(), past.pod(), past.resource().as_str()),
+        }
+    }
+
+    /// What the list is sorted by. It stays as it is when an allocation ends, so that a page begins
+    /// where the one before it ended.
+    fn key(self) -> (u64, AllocationId) {
+        match self {
+            Self::Live(a) => (a.granted_wall_ms, a.id),
+            Self::Ended(past) => (past.granted_wall_ms, past.id),
+        }
+    }
+
+    fn shown(self, owners: &Owners<'_>, mps: &BTreeSet<Resource>) -> Allocation {
+        match self {
+            Self::Live(a) => Allocation::of(owners, mps, a),
+            Self::Ended(past) => Allocation::of(owners, mps, &past.allocation()),
+        }
+    }
+}
+
+fn cursor((granted_wall_ms, id): (u64, AllocationId)) -> String {
+    format!("{granted_wall_ms}.{id}")
+}
+
+fn parse_cursor(text: &str) -> Result<(u64, AllocationId), Problem> {
+    let parsed = text.split_once('.').and_then(|(ms, id)| {
+        let key = (ms.parse().ok()?, AllocationId::parse(id).ok()?);
+        (cursor(key) == text).then_some(key)
+    });
+    parsed.ok_or_else(|| Problem::new(Kind::Query, "after: the `next` of an earlier answer, as it was given"))
+}
+
 /// Allocations, newest first
+///
+/// A page at a time: `next` of one answer is the `after` of the following request.
 #[utoipa::path(get, path = "/api/v1/allocations", tag = "allocations", operation_id = "listAllocations", params(Filter),
     responses(
         (status = 200, description = "Those that match", body = AllocationList),
@@ -86,15 +152,24 @@ pub(super) async fn list(
     if !(1..=ALLOCATIONS_MAX).contains(&limit) {
         return Err(Problem::new(Kind::Query, format!("limit: 1 to {ALLOCATIONS_MAX}, not {limit}")));
     }
+    let after = filter.after.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.door.snapshot();
-    let live = ledger.live.values().filter(|_| filter.state != StateFilter::Ended);
-    let ended = ledger.ended.iter().filter(|_| filter.state != StateFilter::Live);
-    let all = live.chain(ended);
-    let mut found: Vec<&Arc<allocation::Allocation>> = all.filter(|a| filter.matches(&ledger, a)).collect();
-    found.sort_by_key(|a| std::cmp::Reverse((a.granted_wall_ms, a.id)));
+    let live = ledger.live.values().filter(|_| filter.state != StateFilter::Ended).map(|a| Found::Live(a));
+    let ended = ledger.ended.iter().filter(|_| filter.state != StateFilter::Live).map(|p| Found::Ended(p));
+    let mut found: Vec<_> = live.chain(ended).filter(|a| filter.matches(&ledger, *a)).collect();
+    let total = found.len();
+    found.retain(|a| after.is_none_or(|after| a.key() < after));
+    let newest_first = |a: &Found<'_>| Reverse(a.key());
+    let more = found.len() > limit;
+    if more {
+        found.select_nth_unstable_by_key(limit, newest_first);
+        found.truncate(limit);
+    }
+    found.sort_unstable_by_key(newest_first);
+    let next = found.last().filter(|_| more).map(|a| cursor(a.key()));
     let (owners, mps) = (Owners::of(&ledger), (state.facts)().mps);
-    let items = found.iter().take(limit).map(|a| Allocation::of(&owners, &mps, a)).collect();
-    Ok(HttpResponse::Ok().json(AllocationList { items, total: found.len() }))
+    let items = found.iter().map(|a| a.shown(&owners, &mps)).collect();
+    Ok(HttpResponse::Ok().json(AllocationList { items, total, next }))
 }
 
 /// One allocation, live or ended
@@ -124,7 +199,7 @@ pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Re
 pub(super) async fn end(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
     let id = allocation_id(&path)?;
     let before = state.door.snapshot();
-    if before.ended.iter().any(|a| a.id == id) {
+    if before.ended.get(id).is_some() {
         return answer(&state, &before, id);
     }
     let applied = state.door.end(id).await?;
@@ -137,8 +212,6 @@ fn allocation_id(text: &str) -> Result<AllocationId, Problem> {
 }
 
 fn answer(state: &State, ledger: &Ledger, id: AllocationId) -> Result<HttpResponse, Problem> {
-    let live = ledger.live.get(&id);
-    let found = live.or_else(|| ledger.ended.iter().find(|a| a.id == id));
-    let found = found.ok_or(Refusal::UnknownAllocation { id })?;
-    Ok(HttpResponse::Ok().json(Allocation::of(&Owners::of(ledger), &(state.facts)().mps, found)))
+    let found = Found::by_id(ledger, id).ok_or(Refusal::UnknownAllocation { id })?;
+    Ok(HttpResponse::Ok().json(found.shown(&Owners::of(ledger), &(state.facts)().mps)))
 }

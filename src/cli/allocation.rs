@@ -8,10 +8,7 @@ use crate::admin::dto::{Allocation, AllocationList, AllocationState, Holder, Par
 
 pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
-        AllocationCommand::List(filter) => {
-            let path = format!("/allocations{}", query(filter, client)?);
-            out.answer(&client.get::<AllocationList>(&path)?, list)
-        }
+        AllocationCommand::List(filter) => out.answer(&fetch(filter, client)?, list),
         AllocationCommand::Show { id } => {
             out.answer(&client.get::<Allocation>(&format!("/allocations/{}", escaped(id)))?, show)
         }
@@ -22,15 +19,35 @@ pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
     }
 }
 
+/// Most that one answer holds.
+const PAGE: usize = 1000;
+
+/// Page after page, until as many are there as were asked for.
+fn fetch(filter: &AllocationFilter, client: &Client) -> anyhow::Result<AllocationList> {
+    let query = query(filter, client)?;
+    let page = |limit: Option<usize>, after: Option<&str>| {
+        let limit = limit.map(|l| format!("&limit={}", l.min(PAGE))).unwrap_or_default();
+        let after = after.map(|a| format!("&after={}", escaped(a))).unwrap_or_default();
+        client.get::<AllocationList>(&format!("/allocations{query}{limit}{after}"))
+    };
+    let mut all = page(filter.limit, filter.after.as_deref())?;
+    while let (Some(limit), Some(next)) = (filter.limit, all.next.as_deref())
+        && all.items.len() < limit
+    {
+        let more = page(Some(limit - all.items.len()), Some(next))?;
+        all.items.extend(more.items);
+        (all.total, all.next) = (more.total, more.next);
+    }
+    Ok(all)
+}
+
 fn query(filter: &AllocationFilter, client: &Client) -> anyhow::Result<String> {
     let gpu = filter.gpu.as_deref().map(|g| gpu::resolve(client, g)).transpose()?;
-    let limit = filter.limit.map(|l| l.to_string());
     let pairs = [
         ("gpu", gpu.as_ref()),
         ("namespace", filter.namespace.as_ref()),
         ("pod", filter.pod.as_ref()),
         ("resource", filter.resource.as_ref()),
-        ("limit", limit.as_ref()),
         ("state", Some(&filter.state)),
     ];
     let given = pairs.iter().filter_map(|(name, value)| value.map(|v| format!("{name}={}", escaped(v))));
@@ -60,8 +77,8 @@ fn list(list: &AllocationList) -> String {
         &["ID", "STATE", "NAMESPACE/POD/CONTAINER", "RESOURCE", "DEVICES", "USED/LIMIT MIB", "GRANTED"],
         &rows,
     );
-    if list.total > list.items.len() {
-        text += &format!("... and {} more: --limit shows them\n", list.total - list.items.len());
+    if let Some(next) = &list.next {
+        text += &format!("{} match in all: --limit shows more, --after {next} what follows\n", list.total);
     }
     text
 }

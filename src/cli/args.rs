@@ -271,6 +271,9 @@ pub struct AllocationFilter {
     /// At most so many [default: 500]
     #[arg(long)]
     pub limit: Option<usize>,
+    /// Only what follows: `next` of an earlier answer
+    #[arg(long, value_name = "NEXT")]
+    pub after: Option<String>,
 }
 
 /// `berth policy`.

@@ -1,7 +1,7 @@
 //! A pod of the API server in the kernel's words.
 
 use crate::kernel::names::Resource;
-use crate::kernel::pods::{Pod, PodBypass, PodContainer, Stage};
+use crate::kernel::pods::{Pod, PodBypass, PodContainer, Stage, VISIBLE_DEVICES};
 use k8s_openapi::api::core::v1::{Container, Pod as ApiPod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;
@@ -10,10 +10,6 @@ use std::collections::BTreeMap;
 /// and `ConfigMirrorAnnotationKey`, which hold the same hash).
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-/// The variable that NVIDIA's container runtime obeys, wherever it comes from.
-const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// Values of it that show no GPU.
-const NO_GPUS: [&str; 3] = ["", "void", "none"];
 /// Labels of one pod that policies are shown; the API server's own limit is the size of the object.
 const LABELS_MAX: usize = 64;
 
@@ -56,16 +52,9 @@ fn leaving_since(meta: &ObjectMeta) -> Option<u64> {
     Some(u64::try_from(end.saturating_sub(grace_ms)).unwrap_or(0))
 }
 
-/// The kubelet sets `startTime` when it first takes a pod up, before it is admitted, but writes the
-/// status only afterwards.
 fn stage(pod: &ApiPod) -> Stage {
     let status = pod.status.as_ref();
-    match status.and_then(|s| s.phase.as_deref()) {
-        Some("Succeeded" | "Failed") => Stage::Finished,
-        Some("Running") => Stage::Admitted,
-        _ if status.is_some_and(|s| s.start_time.is_some()) => Stage::Admitted,
-        _ => Stage::Waiting,
-    }
+    Stage::of(status.and_then(|s| s.phase.as_deref()), status.is_some_and(|s| s.start_time.is_some()))
 }
 
 /// Extended resources are whole numbers, and requests equal limits (validated by the API server).
@@ -78,11 +67,10 @@ fn asks(container: &Container) -> PodContainer {
 }
 
 fn bypass(container: &Container) -> Option<PodBypass> {
-    let names_gpus = container.env.iter().flatten().any(|variable| {
-        // Where the value comes from elsewhere it is not known, and that it is set at all is odd.
-        let shows_none = |value: &str| NO_GPUS.contains(&value);
-        variable.name == VISIBLE_DEVICES && !variable.value.as_deref().is_some_and(shows_none)
-    });
+    let names_gpus =
+        container.env.iter().flatten().any(|variable| {
+            variable.name == VISIBLE_DEVICES && PodBypass::shows_gpus(variable.value.as_deref())
+        });
     let privileged = container.security_context.as_ref().and_then(|s| s.privileged) == Some(true);
     if names_gpus {
         Some(PodBypass::NamesGpus { container: container.name.clone() })

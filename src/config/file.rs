@@ -2,7 +2,10 @@
 
 use super::edits::EditsFile;
 use super::processes::ProcessesFile;
-use super::{ApiServerMode, LogFormat, RoundTiming};
+use super::{ApiServerMode, ConfigError, LogFormat, RoundTiming, bad};
+use crate::kernel::history::{
+    HISTORY_ALLOCATIONS_DEFAULT, HISTORY_ALLOCATIONS_MAX, HISTORY_ALLOCATIONS_MIN, HistoryLimit,
+};
 use crate::kernel::policy::{PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
 use crate::kernel::stack::{OnFault, Permissions};
 use crate::kernel::time::Timing;
@@ -31,6 +34,7 @@ pub struct FileConfig {
     pub memory_overcommit: Option<f64>,
     pub skip_adoption: Option<bool>,
     pub health: Option<HealthFile>,
+    pub history: Option<HistoryFile>,
     pub processes: Option<ProcessesFile>,
     pub container_edits: Option<EditsFile>,
     pub rounds: Option<RoundsFile>,
@@ -82,6 +86,25 @@ pub struct HealthFile {
     pub poll_seconds: Option<f64>,
     pub quiet_seconds: Option<u64>,
     pub ignored_xids: Option<Vec<u64>>,
+}
+
+/// `history`: how much is kept of what has ended.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct HistoryFile {
+    pub allocations: Option<usize>,
+}
+
+impl HistoryFile {
+    pub(super) fn limit(self) -> Result<HistoryLimit, ConfigError> {
+        let allocations = self.allocations.unwrap_or(HISTORY_ALLOCATIONS_DEFAULT);
+        if !(HISTORY_ALLOCATIONS_MIN..=HISTORY_ALLOCATIONS_MAX).contains(&allocations) {
+            let rule = format!("{HISTORY_ALLOCATIONS_MIN} to {HISTORY_ALLOCATIONS_MAX}");
+            return Err(bad("history.allocations", &allocations.to_string(), rule));
+        }
+        Ok(HistoryLimit { allocations, ..HistoryLimit::default() })
+    }
 }
 
 /// `rounds`: see [`RoundTiming`].

@@ -39,6 +39,8 @@ fn wrong_settings_say_which_and_what_to_do() {
         ("gpus: amd", "sim:8xh100"),
         ("adminListen: 0.0.0.0:1", "loopback"),
         ("memoryOvercommit: 0.5", "1.0 to 16.0"),
+        ("history: {allocations: 10001}", "64 to 10000"),
+        ("history: {allocations: 0}", "64 to 10000"),
         ("processes: {ignore: [/usr/bin/dcgmi]}", "without a path"),
         ("resource: gpu", "a domain"),
         ("migStrategy: both", "none, single or mixed"),

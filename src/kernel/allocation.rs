@@ -7,9 +7,6 @@ pub const DEVICES_PER_ALLOCATION_MAX: usize = 2048;
 /// Most live allocations of a node. The kubelet runs at most a few hundred pods; 16 GPUs x 128
 /// devices can be held by at most 2048 containers, twice over while overlaps are settled.
 pub const LIVE_ALLOCATIONS_MAX: usize = 4096;
-/// How many ended allocations are kept for people to look at. At up to 16 KiB a record that is at
-/// most 16 MiB of store, in practice about 0.5 MiB.
-pub const ENDED_ALLOCATIONS_KEPT: usize = 1024;
 
 /// Who decided what was taken over rather than granted.
 pub const ADOPTED: &str = "adopted";
@@ -81,7 +78,7 @@ impl Holder {
 }
 
 /// Why and on what terms an allocation was granted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Decision {
     /// Stack entries that allowed it, as `name@digest12`, or `baseline`, or `adopted`.
     pub by: Vec<String>,
@@ -94,7 +91,7 @@ pub struct Decision {
 }
 
 /// What a container is told it may use of each part.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Limits {
     /// MiB of memory.
     pub memory_mib: Option<u64>,

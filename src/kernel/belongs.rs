@@ -2,6 +2,7 @@
 //! newest ledger: a holder that is learned a second later explains a process a second later.
 
 use super::allocation::Allocation;
+use super::history::Past;
 use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
 use super::pods::{Pod, PodBypass, Stage};
@@ -253,10 +254,10 @@ fn within_pod(mine: &[&Allocation], pod: &PodProcess) -> Belongs {
 
 /// Why nothing explains a process of a pod.
 fn stranger(ledger: &Ledger, gpu: &PartId, uid: &str) -> Reason {
-    let on_gpu = |a: &Allocation| {
-        a.devices.iter().any(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()) == gpu)
+    let on_gpu = |past: &Past| {
+        past.devices().iter().any(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()) == gpu)
     };
-    if let Some(ended) = ledger.ended.iter().rev().find(|a| of_pod(a, uid) && on_gpu(a)) {
+    if let Some(ended) = ledger.ended.iter().rev().find(|past| past.pod_uid() == Some(uid) && on_gpu(past)) {
         return Reason::Leftover { allocation: ended.id };
     }
     let by = ledger.pods.as_ref().and_then(|view| view.pods.get(uid)?.bypass.clone());

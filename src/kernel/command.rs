@@ -177,10 +177,16 @@ pub struct Rules {
     pub timing: super::time::Timing,
     /// How much memory may be granted of each part, percent of what it has.
     pub overcommit_percent: u32,
+    /// How much is kept of what has ended.
+    pub history: super::history::HistoryLimit,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { timing: super::time::Timing::default(), overcommit_percent: 100 }
+        Self {
+            timing: super::time::Timing::default(),
+            overcommit_percent: 100,
+            history: super::history::HistoryLimit::default(),
+        }
     }
 }

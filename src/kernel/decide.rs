@@ -49,7 +49,7 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         Command::Uncordon { gpu } => turn_drain(ledger, gpu, |_| Drain::Active),
         Command::Heal { gpu, by, why } => heal(ledger, gpu, by, why, now),
         Command::Forget { gpu } => forget(ledger, gpu, rules, now),
-        Command::End { id } => end(ledger, *id),
+        Command::End { id } => end(ledger, rules, *id),
         Command::KeepPolicy(version) => {
             // What comes with the daemon is a handful and has no say in when it comes.
             let room = version.shipped || ledger.policies.len() < VERSIONS_MAX;
@@ -96,7 +96,8 @@ fn offer(
 }
 
 fn pods_seen(ledger: &Ledger, view: &PodsView) -> Vec<Change> {
-    let news = ledger.pods.as_deref() != Some(view);
+    let known = ledger.pods.as_deref();
+    let news = known != Some(view) && known.is_none_or(|known| view.replaces(known));
     if news { vec![Change::PodsSeen(Arc::new(view.clone()))] } else { Vec::new() }
 }
 
@@ -145,10 +146,11 @@ fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<
     Ok(vec![Change::GpuForgotten(gpu.clone())])
 }
 
-fn end(ledger: &Ledger, id: AllocationId) -> Result<Vec<Change>, Refusal> {
+fn end(ledger: &Ledger, rules: &Rules, id: AllocationId) -> Result<Vec<Change>, Refusal> {
     let allocation = ledger.live.get(&id).ok_or(Refusal::UnknownAllocation { id })?;
     Ok(round::end_changes(
         ledger,
+        rules,
         &[(id, super::allocation::EndReason::Operator)],
         std::slice::from_ref(&allocation.resource),
     ))
@@ -203,6 +205,8 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
     changes.extend(gone_for_good.map(|(id, _)| Change::PartForgotten(id.clone())));
     changes.extend(drain::ticked(ledger, now));
     changes.extend(evict::ticked(ledger));
+    // What ends prunes as many; more are left where the settings allow fewer than they did.
+    changes.extend(ledger.ended.to_prune(rules.history, None).into_iter().map(Change::Pruned));
     changes
 }
 

@@ -3,12 +3,13 @@
 //! Beside the kernel runs a small model of the kubelet: which pod really holds what. What the
 //! sources show is drawn from the model, at times stale, partial or missing, never invented.
 
+mod ends;
 mod world;
 
 pub(super) use world::Held;
 
 use super::command::Command;
-use super::names::DeviceId;
+use super::names::{AllocationId, DeviceId};
 use super::offer::PartOffer;
 use proptest::prelude::*;
 use world::{MIG, PARTS, World, gpu, part_id, resource, shape};
@@ -61,8 +62,14 @@ enum Op {
     Offer {
         shape: usize,
     },
-    /// The daemon is killed and starts again.
-    Crash,
+    /// The daemon is killed and starts again; meanwhile another plugin may have granted a GPU.
+    Crash {
+        foreign: Option<usize>,
+    },
+    /// An operator ends an allocation.
+    End {
+        which: usize,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -83,15 +90,19 @@ fn op() -> impl Strategy<Value = Op> {
         3 => prop_oneof![3 => Just((1 << PARTS) - 1), 1 => 0usize..1 << PARTS].prop_map(|mask| Op::Look { mask }),
         1 => (0usize..3).prop_map(Op::Forget),
         3 => (0usize..6).prop_map(|shape| Op::Offer { shape }),
-        1 => Just(Op::Crash),
+        2 => prop::option::of(any::<usize>()).prop_map(|foreign| Op::Crash { foreign }),
+        1 => any::<usize>().prop_map(|which| Op::End { which }),
     ]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn every_step_of_a_random_history_keeps_the_invariants(ops in prop::collection::vec(op(), 1..80)) {
-        let mut world = World::new();
+    fn every_step_of_a_random_history_keeps_the_invariants(
+        history in prop_oneof![Just(0usize), Just(1), Just(3), Just(1000)],
+        ops in prop::collection::vec(op(), 1..80),
+    ) {
+        let mut world = World::new(history);
         for op in &ops {
             world.step(op);
         }
@@ -109,7 +120,7 @@ proptest! {
 
 #[test]
 fn a_mig_instance_that_was_destroyed_leaves_once_nobody_holds_it() {
-    let mut world = World::new();
+    let mut world = World::new(1000);
     world
         .turn(&Command::Offer(vec![(PartOffer { part: part_id(MIG), lines: shape(0) }, "test".into())]))
         .unwrap();
@@ -128,4 +139,33 @@ fn a_mig_instance_that_was_destroyed_leaves_once_nobody_holds_it() {
     world.step(&Op::Look { mask: 0b0011 });
     world.step(&Op::Wait { ms: 61_000 });
     assert!(world.ledger.parts.contains_key(&gpu(2)));
+}
+
+/// The kubelet's checkpoint goes on showing what an operator ended while its pod runs.
+#[test]
+fn what_an_operator_ended_is_not_taken_over_again_however_much_was_pruned_since() {
+    const KEPT: usize = 64;
+    // Another plugin's answer has no id, one of an earlier store of ours has that store's.
+    for allocation in [None, Some(AllocationId { store: 6, number: 3 })] {
+        let mut world = World::new(KEPT);
+        world.step(&Op::Offer { shape: 0 });
+        world.pods.push(Held {
+            uid: "before".into(),
+            resource: resource(0),
+            devices: vec![DeviceId::whole(&gpu(0))],
+            allocation,
+        });
+        world.file.clone_from(&world.pods);
+        world.step(&Op::Crash { foreign: None });
+        assert_eq!(world.ledger.live.len(), 1, "taken over");
+        world.step(&Op::Crash { foreign: None });
+        world.step(&Op::End { which: 0 });
+        for _ in 0..2 * KEPT {
+            world.allocate(&resource(0), vec![DeviceId::whole(&gpu(2))]).unwrap();
+            world.step(&Op::End { which: 0 });
+        }
+        assert_eq!(world.ledger.ended.len(), KEPT);
+        world.step(&Op::Crash { foreign: None });
+        assert!(world.ledger.live.is_empty(), "{:?}", world.ledger.live);
+    }
 }

@@ -2,10 +2,11 @@
 //! after every step of random histories ([`super::histories`]). I8 and I9 concern policies' answers:
 //! see the stack's tests. I7 is checked where a history asks again for what a pod holds.
 
-use super::allocation::EndReason;
+use super::allocation::{ADOPTED, EndReason};
 use super::change::{Change, Entry};
 use super::command::Rules;
 use super::histories::Held;
+use super::history::HistoryLimit;
 use super::ledger::Ledger;
 use super::listing::{Listed, listing};
 use super::names::PartId;
@@ -81,6 +82,10 @@ pub(super) fn i4_nothing_new_on_a_gpu_that_grants_nothing(
         let Change::Granted(allocation) = change else {
             continue;
         };
+        if allocation.decision.by == [ADOPTED] {
+            // Somebody else granted it.
+            continue;
+        }
         for id in &allocation.devices {
             let part = before.part(&id.part).unwrap();
             let device = part.device(&allocation.resource, id.share).unwrap();
@@ -113,14 +118,46 @@ pub(super) fn i5_the_store_gives_the_ledger(ledger: &Ledger, disk: &BTreeMap<Rec
     }
 }
 
-pub(super) fn i6_nothing_that_lives_ends(entry: &Entry, pods: &[Held], complete: bool) {
+pub(super) fn i6_nothing_that_lives_ends(before: &Ledger, entry: &Entry, pods: &[Held], complete: bool) {
     for change in &entry.changes {
         let Change::Ended { id, reason } = change else {
             continue;
         };
         assert!(complete || *reason == EndReason::Superseded, "I6: {id} ended though a source was missing");
-        assert!(pods.iter().all(|p| p.allocation != *id), "I6: {id} ended as {reason:?} but its pod lives");
+        let ended = &before.live[id];
+        let holds = |p: &Held| match p.allocation {
+            Some(allocation) => allocation == *id,
+            // Another plugin's: known by who holds what.
+            None => Some(&p.uid) == ended.holder.pod_uid.as_ref() && p.devices == ended.devices,
+        };
+        assert!(!pods.iter().any(holds), "I6: {id} ended as {reason:?} but its pod lives");
     }
+}
+
+/// What is pruned had ended, what lives is not touched by it, and the history stays within its limit.
+pub(super) fn pruning_loses_nothing_that_lives(
+    before: &Ledger,
+    after: &Ledger,
+    entry: &Entry,
+    limit: HistoryLimit,
+) {
+    let ended = |id| entry.changes.iter().any(|c| matches!(c, Change::Ended { id: e, .. } if *e == id));
+    for change in &entry.changes {
+        let Change::Pruned(id) = change else {
+            continue;
+        };
+        assert!(before.ended.get(*id).is_some(), "{id} was pruned and had not ended");
+        assert!(!before.live.contains_key(id) && !after.live.contains_key(id), "{id} was pruned and lives");
+    }
+    for id in before.live.keys() {
+        assert!(after.live.contains_key(id) || ended(*id), "{id} is gone and did not end");
+    }
+    for id in before.ended.iter().map(|past| past.id) {
+        let pruned = entry.changes.contains(&Change::Pruned(id));
+        assert_eq!(after.ended.get(id).is_none(), pruned, "{id} left the history unless it was pruned");
+    }
+    let ends = entry.changes.iter().filter(|c| matches!(c, Change::Ended { .. })).count();
+    assert!(after.ended.len() <= limit.allocations.max(before.ended.len()).max(ends), "the history grew");
 }
 
 pub(super) fn i10_an_id_leaves_only_when_it_may(

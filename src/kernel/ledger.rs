@@ -4,13 +4,14 @@
 //! a snapshot is a clone, and a reader never sees half a change (I11). Nothing in here asks a
 //! clock, a disk or a kubelet.
 
-use super::allocation::{Allocation, ENDED_ALLOCATIONS_KEPT, End, EndReason, Holder};
+use super::allocation::{Allocation, End, EndReason, Holder};
 use super::breaker::Breaker;
 use super::change::{Change, Entry};
 use super::drain::Drain;
 use super::evict::Asked;
 use super::gpu::{Links, Usage};
 use super::health::Health;
+use super::history::History;
 use super::names::{AllocationId, DeviceId, DeviceKey, Digest, PartId, Resource};
 use super::offer::{Consumes, claim_share};
 use super::part_state::{Device, PartState, Standing, Taken};
@@ -20,7 +21,7 @@ use super::process::ProcessTable;
 use super::reconcile::Sighting;
 use super::stack::Stack;
 use super::time::Now;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The state of one GPU, shared by its parts.
@@ -63,8 +64,8 @@ pub struct Ledger {
     pub processes: Arc<ProcessTable>,
     /// Live allocations.
     pub live: Arc<BTreeMap<AllocationId, Arc<Allocation>>>,
-    /// The newest ended ones, oldest first.
-    pub ended: Arc<VecDeque<Arc<Allocation>>>,
+    /// The newest ended ones.
+    pub ended: Arc<History>,
     /// What the rounds saw of live allocations.
     pub sightings: Arc<BTreeMap<AllocationId, Sighting>>,
     /// The pods of this node, where a source shows them.
@@ -206,7 +207,7 @@ impl Ledger {
             }),
             Change::Settled(id) => self.with_live(*id, |a| a.overlapped = false),
             Change::Ended { id, reason } => self.ended(*id, *reason, at),
-            Change::Pruned(id) => Arc::make_mut(&mut self.ended).retain(|a| a.id != *id),
+            Change::Pruned(id) => Arc::make_mut(&mut self.ended).remove(*id),
             Change::Sighted { sightings, hold } => {
                 self.sightings = Arc::clone(sightings);
                 self.hold.clone_from(hold);
@@ -310,9 +311,8 @@ impl Ledger {
                 }
             });
         }
-        let mut allocation = Arc::unwrap_or_clone(allocation);
-        allocation.ended = Some(End { reason, wall_ms: at.wall_ms });
-        Arc::make_mut(&mut self.ended).push_back(Arc::new(allocation));
+        let ended = End { reason, wall_ms: at.wall_ms };
+        Arc::make_mut(&mut self.ended).push(Arc::unwrap_or_clone(allocation), ended);
     }
 
     fn with_part(&mut self, id: &PartId, change: impl FnOnce(&mut PartState)) {
@@ -325,12 +325,6 @@ impl Ledger {
         if let Some(allocation) = Arc::make_mut(&mut self.live).get_mut(&id) {
             change(Arc::make_mut(allocation));
         }
-    }
-
-    /// Ended allocations beyond what is kept once `more` have ended, oldest first.
-    pub fn to_prune(&self, more: usize) -> impl Iterator<Item = AllocationId> + '_ {
-        let excess = (self.ended.len() + more).saturating_sub(ENDED_ALLOCATIONS_KEPT);
-        self.ended.iter().take(excess).map(|a| a.id)
     }
 
     /// What the source of pods says of an allocation's holder, if anything.

@@ -5,7 +5,7 @@
 //! - [`names`], [`time`], [`gpu`]: what things are called and made of
 //! - [`offer`], [`allocation`], [`policy`], [`stack`], [`drain`], [`health`], [`breaker`]: the nouns of the rules
 //! - [`process`], [`belongs`], [`part_use`]: who uses the GPUs, by which right, and how much
-//! - [`part_state`], [`ledger`]: the truth; [`change`], [`record`], [`restore`]: how it
+//! - [`part_state`], [`ledger`], [`history`]: the truth; [`change`], [`record`], [`restore`]: how it
 //!   moves, is written down and read back
 //! - [`command`], [`decide`], [`refusal`]: what can be asked, and how it is answered; the long
 //!   answers are [`allocate`], [`offering`], [`look`] and [`round`]
@@ -25,6 +25,7 @@ pub mod evict;
 mod evidence;
 pub mod gpu;
 pub mod health;
+pub mod history;
 pub mod ledger;
 pub mod listing;
 pub mod look;

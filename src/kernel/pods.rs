@@ -90,6 +90,20 @@ pub enum Stage {
     Finished,
 }
 
+impl Stage {
+    /// By a pod's status. The kubelet sets `startTime` when it first takes a pod up, before it is
+    /// admitted, but writes the status only afterwards.
+    #[must_use]
+    pub fn of(phase: Option<&str>, started: bool) -> Self {
+        match phase {
+            Some("Succeeded" | "Failed") => Self::Finished,
+            Some("Running") => Self::Admitted,
+            _ if started => Self::Admitted,
+            _ => Self::Waiting,
+        }
+    }
+}
+
 /// What one container asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodContainer {
@@ -113,6 +127,18 @@ pub enum PodBypass {
         /// Which container.
         container: String,
     },
+}
+
+/// The variable that NVIDIA's container runtime obeys, wherever it comes from.
+pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+
+impl PodBypass {
+    /// What a container's own [`VISIBLE_DEVICES`] shows it: with no value of its own the value comes
+    /// from elsewhere and is not known, and that it is set at all is odd.
+    #[must_use]
+    pub fn shows_gpus(value: Option<&str>) -> bool {
+        !matches!(value, Some("" | "void" | "none"))
+    }
 }
 
 /// What a view says of one pod.
@@ -148,6 +174,14 @@ impl PodsView {
             None if self.listed_mono_ms > since_mono_ms => Fate::Over,
             None => Fate::Unknown,
         }
+    }
+
+    /// Whether this view takes the place of one that is known: the API server's goes before the
+    /// kubelet's while it is heard, and any that is heard goes before one that is not.
+    #[must_use]
+    pub fn replaces(&self, known: &Self) -> bool {
+        self.source == known.source
+            || self.current && !(known.current && known.source == PodsSource::ApiServer)
     }
 
     /// The one pod of this name that is not over, if it was made before `by_wall_ms`.
@@ -241,6 +275,25 @@ mod tests {
         view.current = false;
         assert_eq!(view.fate("a", 0), Fate::Unknown, "a source that is silent vouches for nobody");
         assert_eq!(view.fate("done", 0), Fate::Over, "what is over stays over");
+    }
+
+    #[test]
+    fn the_api_server_goes_before_the_kubelet_while_it_is_heard() {
+        let of = |source, current| PodsView { source, current, ..view(&[]) };
+        let (api, kubelet) = (PodsSource::ApiServer, PodsSource::Kubelet);
+        for (new, known, replaces) in [
+            ((api, true), (api, true), true),
+            ((api, false), (api, true), true),
+            ((kubelet, false), (kubelet, true), true),
+            ((kubelet, true), (api, true), false),
+            ((kubelet, true), (api, false), true),
+            ((kubelet, false), (api, false), false),
+            ((kubelet, false), (api, true), false),
+            ((api, true), (kubelet, true), true),
+            ((api, false), (kubelet, true), false),
+        ] {
+            assert_eq!(of(new.0, new.1).replaces(&of(known.0, known.1)), replaces, "{new:?} {known:?}");
+        }
     }
 
     #[test]

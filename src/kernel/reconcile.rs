@@ -296,15 +296,18 @@ fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
                     && a.holder.container.as_ref().is_none_or(|container| *container == c.container)
             })
     };
-    // What this store granted and no longer has live has ended; the checkpoint can be older than that.
+    // What this store granted and no longer has live has ended; the checkpoint can be older than that,
+    // or an operator ended it while its pod went on. The same goes for what was once taken over, by
+    // its id of another store or without one: of that the history tells as long as a checkpoint may
+    // show it (`Past::may_be_shown_again`).
     let ended = |c: &Checkpointed| match c.allocation {
-        Some(id) => id.store == ledger.store && id.number < ledger.next_number,
-        // Nor is what was once taken over without an id taken over a second time.
-        None => ledger.ended.iter().any(|a| {
-            a.holder.pod_uid.as_ref() == Some(&c.pod_uid)
-                && a.holder.container.as_ref() == Some(&c.container)
-                && a.resource == c.resource
-                && a.devices == c.devices
+        Some(id) if id.store == ledger.store => id.number < ledger.next_number,
+        Some(id) => ledger.ended.get(id).is_some(),
+        None => ledger.ended.iter().any(|past| {
+            past.pod_uid() == Some(&*c.pod_uid)
+                && past.container() == Some(&*c.container)
+                && *past.resource() == c.resource
+                && past.devices() == c.devices
         }),
     };
     // A GPU of a holding may be away when we first look, and is held all the same when it appears.

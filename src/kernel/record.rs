@@ -168,7 +168,18 @@ pub fn writes(before: &Ledger, entry: &Entry, next: &Ledger) -> Vec<Write> {
     for change in entry.changes.iter().filter(|c| c.is_durable()) {
         touched(change, before, next, &mut keys);
     }
-    keys.into_iter().map(|key| record_of(next, &key).map_or(Write::Delete(key), Write::Put)).collect()
+    // What was pruned need not be looked for among all that has ended.
+    let pruned: BTreeSet<AllocationId> = entry.changes.iter().filter_map(pruned).collect();
+    let gone = |key: &RecordKey| matches!(key, RecordKey::Allocation(id) if pruned.contains(id) && !next.live.contains_key(id));
+    let record = |key: &RecordKey| if gone(key) { None } else { record_of(next, key) };
+    keys.into_iter().map(|key| record(&key).map_or(Write::Delete(key), Write::Put)).collect()
+}
+
+fn pruned(change: &Change) -> Option<AllocationId> {
+    match change {
+        Change::Pruned(id) => Some(*id),
+        _ => None,
+    }
 }
 
 fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<RecordKey>) {
@@ -235,8 +246,9 @@ fn record_of(ledger: &Ledger, key: &RecordKey) -> Option<Record> {
         RecordKey::Allocation(id) => ledger
             .live
             .get(id)
-            .or_else(|| ledger.ended.iter().rev().find(|a| a.id == *id))
-            .map(|a| Record::Allocation(Allocation::clone(a))),
+            .map(|a| Allocation::clone(a))
+            .or_else(|| ledger.ended.get(*id).map(|past| past.allocation()))
+            .map(Record::Allocation),
         RecordKey::Policy(digest) => {
             ledger.policies.get(digest).map(|v| Record::Policy(PolicyVersion::clone(v)))
         }

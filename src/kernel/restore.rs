@@ -2,6 +2,7 @@
 
 use super::allocation::Allocation;
 use super::health::Health;
+use super::history::History;
 use super::ledger::{GpuState, Ledger};
 use super::names::DeviceId;
 use super::part_state::{Device, PartState, Standing};
@@ -30,10 +31,10 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
             Record::Part(record) => restore_part(&mut ledger, record, now),
             Record::Drain(gpu, drain) => drains.push((gpu, drain)),
             Record::Health(record) => healths.push(record),
-            Record::Allocation(a) if a.ended.is_some() => ended.push(Arc::new(a)),
-            Record::Allocation(a) => {
-                live.insert(a.id, Arc::new(a));
-            }
+            Record::Allocation(mut a) => match a.ended.take() {
+                Some(end) => ended.push((a, end)),
+                None => drop(live.insert(a.id, Arc::new(a))),
+            },
             Record::Policy(v) => {
                 policies.insert(v.digest.clone(), Arc::new(v));
             }
@@ -67,12 +68,11 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
         }
     }
     stack.entries = entries.into_values().collect();
-    ended.sort_by_key(|a| (a.ended.as_ref().map(|e| e.wall_ms), a.id));
     ledger.sightings = Arc::new(live.keys().map(|id| (*id, Sighting::restored(now))).collect());
     let held: Vec<Arc<Allocation>> = live.values().cloned().collect();
     held.iter().for_each(|a| restore_holders(&mut ledger, a));
     ledger.live = Arc::new(live);
-    ledger.ended = Arc::new(ended.into());
+    ledger.ended = Arc::new(History::restored(ended));
     ledger.policies = Arc::new(policies);
     ledger.stack = Arc::new(stack);
     ledger

@@ -27,7 +27,7 @@ pub fn observe(ledger: &Ledger, view: &RoundView, rules: &Rules, now: Now) -> Ve
     }
     let resources: Vec<Resource> =
         plan.ended.iter().filter_map(|(id, _)| ledger.live.get(id)).map(|a| a.resource.clone()).collect();
-    changes.extend(end_changes(ledger, &plan.ended, &resources));
+    changes.extend(end_changes(ledger, rules, &plan.ended, &resources));
     adopt(ledger, &plan.adopted, now, &mut changes);
     changes
 }
@@ -36,6 +36,7 @@ pub fn observe(ledger: &Ledger, view: &RoundView, rules: &Rules, now: Now) -> Ve
 #[must_use]
 pub fn end_changes(
     ledger: &Ledger,
+    rules: &Rules,
     ends: &[(AllocationId, EndReason)],
     resources: &[Resource],
 ) -> Vec<Change> {
@@ -46,7 +47,8 @@ pub fn end_changes(
             changes.push(Change::BreakerTurned { resource: resource.clone(), breaker: None });
         }
     }
-    changes.extend(ledger.to_prune(ends.len()).map(Change::Pruned));
+    let ending = ends.iter().filter_map(|(id, _)| ledger.live.get(id)).map(Arc::as_ref);
+    changes.extend(ledger.ended.to_prune(rules.history, ending).into_iter().map(Change::Pruned));
     changes
 }
 

@@ -3,6 +3,7 @@
 use super::checkpoint::{self, CheckpointError};
 use super::folder::Folder;
 use super::plugin::Registrations;
+use super::pods_api;
 use super::rounds::{RoundError, Rounds};
 use super::settings::Settings;
 use super::supervisor::{Boards, Supervisor};
@@ -78,7 +79,7 @@ impl Front {
         let registrations = Arc::new(watch::Sender::new(Registrations::new()));
         let supervisor = Supervisor {
             settings: Arc::clone(&self.settings),
-            door: self.door,
+            door: self.door.clone(),
             rounds: Arc::clone(&self.rounds),
             boards: self.boards,
             seen: self.folder.seen(),
@@ -86,12 +87,14 @@ impl Front {
         };
         let supervising = tokio::spawn(supervisor.run(stopped));
         let keeping = tokio::spawn(Arc::clone(&self.rounds).keep());
+        let showing = tokio::spawn(pods_api::keep(self.settings, self.door));
         Running {
             stop,
             registrations: registrations.subscribe(),
             rounds: self.rounds,
             supervising,
             keeping,
+            showing,
             _folder: self.folder,
         }
     }
@@ -104,6 +107,7 @@ pub struct Running {
     rounds: Arc<Rounds>,
     supervising: JoinHandle<()>,
     keeping: JoinHandle<()>,
+    showing: JoinHandle<()>,
     _folder: Folder,
 }
 
@@ -133,6 +137,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.keeping.abort();
+        self.showing.abort();
         self.stop.send_replace(true);
     }
 }

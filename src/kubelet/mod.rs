@@ -7,6 +7,7 @@
 //!      device_plugin the five calls of the API
 //!      board         the device list that its streams show
 //!   rounds ── pod_resources, checkpoint, folder: what the kubelet can be asked or read
+//!   pods_api      its pods, watched, where it shows them
 //!   parse, convert, nodes, status: wire types stop here
 //! ```
 //!
@@ -24,6 +25,7 @@ mod nodes;
 mod parse;
 mod plugin;
 mod pod_resources;
+mod pods_api;
 mod register;
 mod rounds;
 pub mod settings;

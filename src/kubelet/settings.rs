@@ -41,6 +41,12 @@ impl Settings {
         self.device_plugins().join("kubelet.sock")
     }
 
+    /// Where the Pods API is served, if it is.
+    #[must_use]
+    pub fn pods_api_socket(&self) -> PathBuf {
+        self.kubelet_dir.join("pods-api").join("pods-api.sock")
+    }
+
     /// Where the pod resources API is served.
     #[must_use]
     pub fn pod_resources_socket(&self) -> PathBuf {
@@ -92,6 +98,15 @@ pub struct Waits {
     /// The folder is looked at this often even if no event came: events can be lost or
     /// unavailable.
     pub look_again: Duration,
+    /// The first wait after the Pods API was lost or found missing; doubles up to `pods_again_max`.
+    pub pods_again: Duration,
+    /// The longest wait for it: one that is switched on, or comes back, is found within it.
+    pub pods_again_max: Duration,
+    /// Its first list must be whole within this time: a few hundred pods of some KiB.
+    pub pods_first_list: Duration,
+    /// Its watch begins anew after this long, since single events can be lost without a word, and a
+    /// pod whose end was lost would be vouched for until then.
+    pub pods_resync: Duration,
     /// A graceful stop waits this long for calls under way.
     pub stop_limit: Duration,
 }
@@ -116,6 +131,10 @@ impl Default for Waits {
             cure_limit: Duration::from_secs(1),
             gather: Duration::from_millis(50),
             look_again: Duration::from_secs(1),
+            pods_again: Duration::from_secs(1),
+            pods_again_max: Duration::from_secs(30),
+            pods_first_list: Duration::from_secs(10),
+            pods_resync: Duration::from_secs(60),
             stop_limit: Duration::from_millis(200),
         }
     }

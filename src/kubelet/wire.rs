@@ -11,6 +11,18 @@ pub(super) mod v1beta1 {
     tonic::include_proto!("v1beta1");
 }
 
+/// The Pods API.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
+pub(super) mod v1alpha1 {
+    tonic::include_proto!("v1alpha1");
+}
+
+/// What is read of a core/v1 Pod.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
+pub(super) mod core {
+    tonic::include_proto!("k8s.io.api.core.v1");
+}
+
 /// The pod resources API.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
 pub(super) mod v1 {

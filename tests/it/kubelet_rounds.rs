@@ -30,10 +30,8 @@ async fn node_with_pod() -> (Node, String) {
 }
 
 async fn ended(node: &Node, reason: EndReason) {
-    node.wait("the end", |l| {
-        l.live.is_empty() && l.ended.iter().any(|a| a.ended.as_ref().unwrap().reason == reason)
-    })
-    .await;
+    node.wait("the end", |l| l.live.is_empty() && l.ended.iter().any(|past| past.ended.reason == reason))
+        .await;
 }
 
 #[tokio::test]
@@ -70,10 +68,10 @@ async fn a_grant_that_the_kubelet_dropped_ends_as_never_started() {
     node.wait("the end", |l| l.live.is_empty()).await;
     // The grant changes the shares' list, and the kubelet writes its checkpoint at every list: if it
     // does so before it forgets the pod that it just refused, a look can catch the pod's UID.
-    for allocation in node.door.snapshot().ended.iter() {
-        let caught = allocation.holder.pod_uid.is_some();
+    for past in node.door.snapshot().ended.iter() {
+        let caught = past.pod_uid().is_some();
         let reason = if caught { EndReason::Released } else { EndReason::NeverStarted };
-        assert_eq!(allocation.ended.as_ref().unwrap().reason, reason, "{:?}", allocation.holder);
+        assert_eq!(past.ended.reason, reason, "{past:?}");
     }
     assert!(!node.door.snapshot().ended.is_empty());
     node.assert_harmless();

@@ -1,7 +1,8 @@
 //! Compiles the daemon's own `proto/` files into `OUT_DIR` with protox:
 //! both sides of the wire then come from one description.
 
-const PROTOS: [&str; 2] = ["deviceplugin_v1beta1.proto", "podresources_v1.proto"];
+const PROTOS: [&str; 4] =
+    ["deviceplugin_v1beta1.proto", "podresources_v1.proto", "pods_v1alpha1.proto", "corev1_pod.proto"];
 const PROTO_DIR: &str = "../../proto";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -66,8 +66,8 @@ impl World {
         // What an operator ended stays ended.
         let ledger = self.ledger();
         let known = |h: &super::kubelet::Hold| {
-            let mut all = ledger.live.values().chain(ledger.ended.iter());
-            all.any(|a| a.resource == h.resource && a.devices == h.devices)
+            let lives = ledger.live.values().any(|a| a.resource == h.resource && a.devices == h.devices);
+            lives || ledger.ended.iter().any(|p| *p.resource() == h.resource && p.devices() == h.devices)
         };
         let parts = &self.ledger().parts;
         let ours = |h: &super::kubelet::Hold| h.devices.iter().all(|id| parts.contains_key(&id.part));

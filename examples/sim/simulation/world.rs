@@ -17,6 +17,7 @@ use berth::keeper::{Applied, AskError, Snapshot};
 use berth::kernel::command::{Command, Rules};
 use berth::kernel::gpu::{Inventory, Reading};
 use berth::kernel::health::APPLICATION_XIDS;
+use berth::kernel::history::{HISTORY_ALLOCATIONS_MAX, HistoryLimit};
 use berth::kernel::ledger::Ledger;
 use berth::kernel::listing::listing;
 use berth::kernel::mig::MigStrategy;
@@ -54,7 +55,13 @@ impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut rng = Rng::new(!seed);
         let machine = Machine::new(&mut rng);
-        let rules = Rules { overcommit_percent: rng.of(&[100, 100, 150, 200]), ..Rules::default() };
+        // By the seed itself: other draws stay as they were.
+        let kept = if seed.is_multiple_of(2) { 8 } else { HISTORY_ALLOCATIONS_MAX };
+        let rules = Rules {
+            overcommit_percent: rng.of(&[100, 100, 150, 200]),
+            history: HistoryLimit { allocations: kept, ..HistoryLimit::default() },
+            ..Rules::default()
+        };
         let baseline = Baseline {
             resource: resource(0),
             mig: rng.of(&[MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed, MigStrategy::Mixed]),

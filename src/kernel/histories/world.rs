@@ -1,22 +1,24 @@
 //! The node of a history: the kernel, what is on its disk, and what the kubelet really runs.
 
 use super::Op;
+use super::ends::checkpointed;
 use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::{Command, Rules, StackAnswer};
 use crate::kernel::decide::{Verdict, decide};
 use crate::kernel::drain::{AtDeadline, Mark, Order};
 use crate::kernel::gpu::{Inventory, Part, Reading};
+use crate::kernel::history::HistoryLimit;
 use crate::kernel::invariants::{
     i1_no_two_pods_hold_one_device, i2_grants_never_take_more_than_there_is, i3_healthy_is_held_or_to_be_had,
     i4_nothing_new_on_a_gpu_that_grants_nothing, i5_the_store_gives_the_ledger, i6_nothing_that_lives_ends,
-    i10_an_id_leaves_only_when_it_may, i11_generation_grows_by_one,
+    i10_an_id_leaves_only_when_it_may, i11_generation_grows_by_one, pruning_loses_nothing_that_lives,
 };
 use crate::kernel::ledger::Ledger;
 use crate::kernel::listing::listing;
 use crate::kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::policy::{AdmitRequest, Severity, Terms, TriageAnswer};
-use crate::kernel::reconcile::{Checkpointed, KubeletAge, ListedHold, PodList, RoundView};
+use crate::kernel::reconcile::{KubeletAge, ListedHold, PodList, RoundView};
 use crate::kernel::record::{Meta, Record, RecordKey, Write, health_records, health_writes, writes};
 use crate::kernel::refusal::Refusal;
 use crate::kernel::restore::restore;
@@ -29,18 +31,23 @@ pub(in crate::kernel) struct Held {
     pub(in crate::kernel) uid: String,
     pub(in crate::kernel) resource: Resource,
     pub(in crate::kernel) devices: Vec<DeviceId>,
-    pub(in crate::kernel) allocation: AllocationId,
+    /// `None`: another plugin's answer.
+    pub(in crate::kernel) allocation: Option<AllocationId>,
 }
 
 pub(super) struct World {
     pub(super) ledger: Ledger,
-    disk: BTreeMap<RecordKey, Record>,
-    rules: Rules,
-    now: Now,
+    pub(super) disk: BTreeMap<RecordKey, Record>,
+    pub(super) rules: Rules,
+    pub(super) now: Now,
     pub(super) pods: Vec<Held>,
     pub(super) stale: Vec<Held>,
-    kubelet: KubeletAge,
-    next_pod: usize,
+    /// What the kubelet's checkpoint shows: of a purge it writes nothing.
+    pub(super) file: Vec<Held>,
+    /// Pods whose allocation ended, by rounds or an operator's word.
+    pub(super) let_go: BTreeSet<(String, Vec<DeviceId>)>,
+    pub(super) kubelet: KubeletAge,
+    pub(super) next_pod: usize,
 }
 
 /// The parts of the node: three GPUs, and a MIG instance of the last.
@@ -94,7 +101,8 @@ pub(super) fn shape(i: usize) -> Vec<OfferLine> {
 }
 
 impl World {
-    pub(super) fn new() -> Self {
+    /// A node that keeps so many ended allocations.
+    pub(super) fn new(history: usize) -> Self {
         let now = Now { wall_ms: 1_000_000, mono_ms: 1_000_000 };
         let meta = Record::Meta(Meta { store: 7, next_number: 1, kubelet_seen_wall_ms: None });
         let disk: BTreeMap<_, _> = [(meta.key(), meta)].into();
@@ -103,10 +111,15 @@ impl World {
         let mut world = Self {
             ledger,
             disk,
-            rules: Rules::default(),
+            rules: Rules {
+                history: HistoryLimit { allocations: history, ..HistoryLimit::default() },
+                ..Rules::default()
+            },
             now,
             pods: vec![],
             stale: vec![],
+            file: vec![],
+            let_go: BTreeSet::new(),
             kubelet,
             next_pod: 0,
         };
@@ -146,6 +159,8 @@ impl World {
             }
             i11_generation_grows_by_one(&before, &self.ledger);
         }
+        pruning_loses_nothing_that_lives(&before, &self.ledger, &entry, self.rules.history);
+        self.nothing_comes_back(&before, &entry);
         i4_nothing_new_on_a_gpu_that_grants_nothing(&before, &entry, &self.rules, self.now);
         i10_an_id_leaves_only_when_it_may(&before, &self.ledger, &entry, &self.rules, self.now);
         self.check_state();
@@ -253,11 +268,16 @@ impl World {
                     .collect();
                 self.turn(&Command::Offer(offers)).unwrap();
             }
-            Op::Crash => {
+            Op::Crash { foreign } => {
                 self.now.mono_ms += 1;
+                if let Some(part) = foreign {
+                    self.foreign(*part);
+                }
                 self.ledger = restore(self.disk.values().cloned().collect(), self.now);
                 self.step(&Op::Look { mask: (1 << PARTS) - 1 });
+                self.adopt();
             }
+            Op::End { which } => self.end(*which),
             Op::Stop { .. } => {}
         }
     }
@@ -282,7 +302,13 @@ impl World {
             let uid = format!("uid-{}", self.next_pod);
             self.next_pod += 1;
             self.stale = self.pods.clone();
-            self.pods.push(Held { uid, resource: resource.clone(), devices: free, allocation });
+            self.pods.push(Held {
+                uid,
+                resource: resource.clone(),
+                devices: free,
+                allocation: Some(allocation),
+            });
+            self.file.clone_from(&self.pods);
         }
     }
 
@@ -294,27 +320,22 @@ impl World {
         let held = self.pods[i].clone();
         let active =
             held.devices.iter().all(|d| self.ledger.part(&d.part).is_some_and(|p| self.ledger.may_grant(p)));
-        let older = self.ledger.live.contains_key(&held.allocation);
+        let older = held.allocation.filter(|id| self.ledger.live.contains_key(id));
         match self.allocate(&held.resource, held.devices.clone()) {
             Ok(allocation) => {
-                if older {
-                    assert!(self.ledger.live[&held.allocation].overlapped, "I7: the older one is overlapped");
+                if let Some(older) = older {
+                    assert!(self.ledger.live[&older].overlapped, "I7: the older one is overlapped");
                 }
-                self.pods[i].allocation = allocation;
+                self.pods[i].allocation = Some(allocation);
+                self.file.clone_from(&self.pods);
             }
-            Err(refusal) => assert!(!active || !older, "I7: the same devices again, yet {refusal}"),
+            Err(refusal) => assert!(!active || older.is_none(), "I7: the same devices again, yet {refusal}"),
         }
     }
 
     fn round(&mut self, list: bool, checkpoint: bool, fresh: bool) {
         let truth = if fresh { &self.pods } else { &self.stale };
-        let entries = truth.iter().map(|h| Checkpointed {
-            pod_uid: h.uid.clone(),
-            container: "main".into(),
-            resource: h.resource.clone(),
-            devices: h.devices.clone(),
-            allocation: Some(h.allocation),
-        });
+        let entries = truth.iter().map(checkpointed);
         let pods = PodList {
             pods: self.pods.iter().map(|h| ("ns".to_owned(), h.uid.clone())).collect(),
             held: self
@@ -338,7 +359,11 @@ impl World {
             adopt: false,
         };
         let complete = view.list.is_some() && view.checkpoint.is_some() && view.fresh;
+        if checkpoint && fresh {
+            self.file.clone_from(&self.pods);
+        }
+        let before = self.ledger.clone();
         let entry = self.turn(&Command::Observe(view)).unwrap();
-        i6_nothing_that_lives_ends(&entry, &self.pods, complete);
+        i6_nothing_that_lives_ends(&before, &entry, &self.pods, complete);
     }
 }

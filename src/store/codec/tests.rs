@@ -4,6 +4,7 @@ use super::*;
 use crate::kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
 use crate::kernel::drain::{AtDeadline, Drain, Mark, Order};
 use crate::kernel::gpu::{Mig, Part};
+use crate::kernel::history::weight;
 use crate::kernel::names::{DeviceId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, ShareRange};
 use crate::kernel::policy::{Hook, PolicyVersion};
@@ -192,6 +193,18 @@ proptest! {
             // Long odd texts may be too large; then nothing would be written.
             Err(StoreError::TooLarge { bytes, .. }) => prop_assert!(bytes > RECORD_BYTES_MAX),
             Err(other) => prop_assert!(false, "{other}"),
+        }
+    }
+
+    /// What bounds the history's bytes counts no record as smaller than it is.
+    #[test]
+    fn the_kernels_weight_of_an_allocation_is_at_least_what_is_written(record in allocation()) {
+        let Record::Allocation(allocation) = &record else { unreachable!() };
+        if let Ok(value) = encode(&record) {
+            let (written, weight) = (key_bytes(&record.key()).len() + value.len(), weight(allocation));
+            prop_assert!(written <= weight, "{written} bytes, and it weighs {weight}");
+            // Nor as much larger: fields that are left out, and shares that are written as runs.
+            prop_assert!(weight <= written + 352 + allocation.devices.len() * 6, "{weight} for {written}");
         }
     }
 

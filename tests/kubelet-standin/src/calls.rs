@@ -14,6 +14,8 @@ pub enum Rpc {
     GetAllocatableResources,
     /// PodResourcesLister.Get.
     Get,
+    /// Pods.WatchPods: a stream opened.
+    WatchPods,
     /// DevicePlugin.GetDevicePluginOptions.
     GetDevicePluginOptions,
     /// A ListAndWatch stream opened.

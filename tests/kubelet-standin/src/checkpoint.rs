@@ -36,6 +36,10 @@ pub enum CheckpointMode {
     Truncated,
     /// Right, with fields of a version to come at every level.
     Newer,
+    /// The device ids as a list instead of a map by NUMA node: another format under the same names.
+    Reshaped,
+    /// Right, but for its checksum: the kubelet itself would not use it.
+    WrongSum,
     /// A symbolic link to the right bytes in another file.
     Symlink,
     /// A folder in its place, which nobody can read as a file, not even root.
@@ -113,6 +117,8 @@ pub(crate) fn write(world: &World, manager: &Manager, mode: CheckpointMode) {
         CheckpointMode::Garbage => replace(&folder, b"\x00\xffnot a checkpoint"),
         CheckpointMode::Truncated => replace(&folder, &bytes[..bytes.len() / 2]),
         CheckpointMode::Newer => replace(&folder, &newer(&bytes)),
+        CheckpointMode::Reshaped => replace(&folder, &reshaped(&bytes)),
+        CheckpointMode::WrongSum => replace(&folder, &wrong_sum(&bytes)),
         CheckpointMode::Symlink => link(&folder, &bytes),
         CheckpointMode::Folder => in_the_way(&folder),
     };
@@ -184,6 +190,28 @@ fn newer(bytes: &[u8]) -> Vec<u8> {
             entry["PodLevel"] = serde_json::json!({ "ids": [] });
         }
     }
+    serde_json::to_vec(&file).unwrap_or_default()
+}
+
+fn reshaped(bytes: &[u8]) -> Vec<u8> {
+    let Ok(mut file) = serde_json::from_slice::<serde_json::Value>(bytes) else {
+        return Vec::new();
+    };
+    if let Some(entries) = file["Data"]["PodDeviceEntries"].as_array_mut() {
+        for entry in entries {
+            let by_numa = entry["DeviceIDs"].as_object().cloned().unwrap_or_default();
+            let ids = by_numa.into_iter().flat_map(|(_, ids)| ids.as_array().cloned().unwrap_or_default());
+            entry["DeviceIDs"] = ids.collect();
+        }
+    }
+    serde_json::to_vec(&file).unwrap_or_default()
+}
+
+fn wrong_sum(bytes: &[u8]) -> Vec<u8> {
+    let Ok(mut file) = serde_json::from_slice::<serde_json::Value>(bytes) else {
+        return Vec::new();
+    };
+    file["Checksum"] = 1.into();
     serde_json::to_vec(&file).unwrap_or_default()
 }
 

@@ -17,6 +17,10 @@ pub struct Faults {
     pub list_hangs: bool,
     /// `List` answers INTERNAL.
     pub list_fails: bool,
+    /// Whenever this grows, every WatchPods stream ends with RESOURCE_EXHAUSTED.
+    pub pods_watches_dropped: u32,
+    /// Events of WatchPods are lost without a word, those of the first list excepted.
+    pub pods_events_lost: bool,
     /// How the checkpoint file is written.
     pub checkpoint: CheckpointMode,
 }

@@ -32,6 +32,8 @@ pub struct Options {
     pub name_keyed_race: bool,
     /// Time between bind and listen of a socket, in which a dial is refused.
     pub bind_gap: Duration,
+    /// The feature gate `PodsAPI`; off by default, as in 1.36.
+    pub pods_api: bool,
 }
 
 impl Options {
@@ -46,6 +48,7 @@ impl Options {
             disconnect_gap: Duration::from_millis(50),
             name_keyed_race: true,
             bind_gap: Duration::ZERO,
+            pods_api: false,
         }
     }
 }

@@ -30,6 +30,7 @@ mod look;
 mod plugin;
 mod pod_resources;
 mod pods;
+mod pods_api;
 mod process;
 mod registration;
 mod rng;
@@ -55,6 +56,16 @@ pub mod proto {
     #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
     pub mod v1beta1 {
         tonic::include_proto!("v1beta1");
+    }
+    /// The Pods API.
+    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
+    pub mod v1alpha1 {
+        tonic::include_proto!("v1alpha1");
+    }
+    /// What is written of a core/v1 Pod.
+    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
+    pub mod core {
+        tonic::include_proto!("k8s.io.api.core.v1");
     }
     /// The pod resources API.
     #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]

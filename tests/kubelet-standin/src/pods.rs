@@ -23,6 +23,8 @@ pub struct PodSpec {
     pub name: String,
     /// UID; made up from name and a counter unless set.
     pub uid: String,
+    /// From a file of the node, not from the API server.
+    pub is_static: bool,
     /// Init containers, in order, restartable ones included.
     pub init_containers: Vec<ContainerSpec>,
     /// App containers, in order.
@@ -42,6 +44,7 @@ impl PodSpec {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             uid: format!("uid-{name}-{n}"),
+            is_static: false,
             init_containers: Vec::new(),
             containers: Vec::new(),
             numa_affinity: None,
@@ -52,6 +55,13 @@ impl PodSpec {
     #[must_use]
     pub fn uid(mut self, uid: &str) -> Self {
         uid.clone_into(&mut self.uid);
+        self
+    }
+
+    /// Makes it a static pod.
+    #[must_use]
+    pub fn of_a_file(mut self) -> Self {
+        self.is_static = true;
         self
     }
 

@@ -2,7 +2,9 @@
 
 use crate::life::Life;
 use crate::pod_resources::PodResourcesService;
+use crate::pods_api::PodsService;
 use crate::proto::v1::pod_resources_lister_server::PodResourcesListerServer;
+use crate::proto::v1alpha1::pods_server::PodsServer;
 use crate::proto::v1beta1::registration_server::RegistrationServer;
 use crate::registration::RegistrationService;
 use std::{
@@ -49,6 +51,9 @@ impl Process {
         };
         let mut process = Self { life, handle, devices: Some(devices), pod_resources: None, registration };
         process.pod_resources = Some(listen_pod_resources(&process.life).await?);
+        if process.life.world.options.pods_api {
+            listen_pods_api(&process.handle, &process.life).await?;
+        }
         Ok(process)
     }
 
@@ -118,6 +123,25 @@ pub(crate) async fn listen_pod_resources(life: &Arc<Life>) -> io::Result<Runtime
         let _ = Server::builder().serve_with_incoming(service, incoming).await;
     });
     Ok(runtime)
+}
+
+/// Serves the Pods API until the process ends.
+async fn listen_pods_api(handle: &Handle, life: &Arc<Life>) -> io::Result<()> {
+    let folder = life.world.pods_api();
+    fs::create_dir_all(&folder)?;
+    let socket = folder.join("pods-api.sock");
+    if let Err(error) = fs::remove_file(&socket)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        return Err(error);
+    }
+    let listener = handle.spawn(bind(socket, Duration::ZERO)).await??;
+    let service = PodsServer::new(PodsService(Arc::clone(life)));
+    handle.spawn(async move {
+        let incoming = UnixListenerStream::new(listener);
+        let _ = Server::builder().serve_with_incoming(service, incoming).await;
+    });
+    Ok(())
 }
 
 /// Binds, and listens only after `gap`: a dial in between is refused.

@@ -48,6 +48,10 @@ impl World {
         self.options.kubelet_dir.join("pod-resources")
     }
 
+    pub(crate) fn pods_api(&self) -> PathBuf {
+        self.options.kubelet_dir.join("pods-api")
+    }
+
     pub(crate) fn faults(&self) -> Faults {
         lock(&self.faults).clone()
     }

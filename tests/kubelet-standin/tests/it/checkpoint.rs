@@ -57,7 +57,13 @@ async fn a_purge_leaves_it_stale_until_the_next_list() {
 
 #[tokio::test]
 async fn a_kubelet_that_cannot_read_it_starts_empty() {
-    for mode in [CheckpointMode::Garbage, CheckpointMode::Truncated, CheckpointMode::Folder] {
+    for mode in [
+        CheckpointMode::Garbage,
+        CheckpointMode::Truncated,
+        CheckpointMode::Folder,
+        CheckpointMode::Reshaped,
+        CheckpointMode::WrongSum,
+    ] {
         let bench = Bench::new().await;
         let plugin = bench.plugin("a.sock", GPU, &["a"]).await;
         bench.kubelet.set_faults(|f| f.checkpoint = mode);

@@ -1,0 +1,336 @@
+//! The kubelet's Pods API: the pods of this node with their UIDs, watched and handed in as a whole.
+//!
+//! Alpha and off by default in kubelet 1.36, so its absence is nothing to speak of. What it says of a
+//! pod that it shows is the kubelet's own word: that it is there, and that its containers have stopped
+//! for good. That a pod is missing says nothing (after a restart the kubelet knows static pods alone
+//! until its API server answers), so its view goes back to no list ([`PodsView::listed_mono_ms`] is 0).
+
+mod pod;
+
+use super::settings::Settings;
+use super::wire::dial;
+use super::wire::v1alpha1::pods_client::PodsClient;
+use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
+use crate::admission::Door;
+use crate::keeper::{AskError, Snapshot};
+use crate::kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tonic::{Code, Status};
+
+/// What is known of the pods so far.
+struct Known {
+    view: PodsView,
+    /// While a first list comes in: its pods.
+    listing: Option<BTreeMap<String, Arc<Pod>>>,
+    /// Whether a list was ever whole.
+    complete: bool,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        let view = PodsView {
+            source: PodsSource::Kubelet,
+            current: false,
+            listed_mono_ms: 0,
+            pods: BTreeMap::new(),
+            deleted: VecDeque::new(),
+        };
+        Self { view, listing: None, complete: false }
+    }
+}
+
+impl Known {
+    /// A new stream begins, with all pods that there are. What the last one said counts until then.
+    fn begin(&mut self) {
+        self.listing = Some(BTreeMap::new());
+    }
+
+    /// Takes in one event. Answers whether the view is another now.
+    fn take(&mut self, event: &WatchPodsEvent) -> bool {
+        match event.r#type() {
+            EventType::Added | EventType::Modified => {
+                let Some(pod) = pod::understand(&event.pod) else {
+                    return false;
+                };
+                if let Some(listing) = &mut self.listing {
+                    listing.insert(pod.uid.clone(), Arc::new(pod));
+                    return false;
+                }
+                if self.view.pods.get(&pod.uid).is_some_and(|known| **known == pod) {
+                    return false;
+                }
+                self.view.pods.insert(pod.uid.clone(), Arc::new(pod));
+                true
+            }
+            EventType::Deleted => {
+                let Some(uid) = pod::uid(&event.pod) else {
+                    return false;
+                };
+                if let Some(listing) = &mut self.listing {
+                    listing.remove(&uid);
+                }
+                self.view.pods.remove(&uid);
+                self.deleted(uid);
+                self.listing.is_none()
+            }
+            EventType::InitialSyncComplete => {
+                let Some(listing) = self.listing.take() else {
+                    return false;
+                };
+                let same = self.view.current && self.view.pods == listing;
+                // Who is missing may be over, or not known to this kubelet yet: nobody vouches for it.
+                self.view.pods = listing;
+                self.view.current = true;
+                self.complete = true;
+                !same
+            }
+            // Of a version to come.
+            EventType::Unspecified => false,
+        }
+    }
+
+    fn deleted(&mut self, uid: String) {
+        let deleted = &mut self.view.deleted;
+        deleted.retain(|known| *known != uid);
+        deleted.push_back(uid);
+        if deleted.len() > DELETED_MAX {
+            deleted.pop_front();
+        }
+    }
+}
+
+/// Why a stream is over.
+#[derive(Debug)]
+enum End {
+    /// It was time to begin anew.
+    Again,
+    /// There is no such API here.
+    Absent,
+    /// It ended, or never began.
+    Lost(String),
+    /// The daemon goes.
+    Stopping,
+}
+
+impl From<Status> for End {
+    fn from(status: Status) -> Self {
+        match status.code() {
+            Code::Unimplemented => Self::Absent,
+            _ => Self::Lost(status.message().to_owned()),
+        }
+    }
+}
+
+/// Watches for ever.
+pub(super) async fn keep(settings: Arc<Settings>, door: Door) {
+    let mut watch = Watch { settings, door, known: Known::default(), said: None };
+    let mut wait = watch.settings.waits.pods_again;
+    loop {
+        let began = Instant::now();
+        match watch.stream().await {
+            End::Again => continue,
+            End::Stopping => return,
+            End::Absent => {}
+            End::Lost(why) => watch.trouble(&why),
+        }
+        watch.known.view.current = false;
+        if watch.known.complete && watch.hand_in().await.is_err() {
+            return;
+        }
+        let waits = &watch.settings.waits;
+        // One that lasted was no failure to begin with.
+        wait = if began.elapsed() > waits.pods_again_max { waits.pods_again } else { wait };
+        sleep(wait).await;
+        wait = (wait * 2).min(waits.pods_again_max);
+    }
+}
+
+struct Watch {
+    settings: Arc<Settings>,
+    door: Door,
+    known: Known,
+    /// The last trouble, or that all is well; so that each is said once.
+    said: Option<Option<String>>,
+}
+
+impl Watch {
+    /// One stream, from its first list to its end.
+    async fn stream(&mut self) -> End {
+        let socket = self.settings.pods_api_socket();
+        if std::fs::symlink_metadata(&socket).is_err() {
+            return End::Absent;
+        }
+        let channel = match dial(&socket).await {
+            Ok(channel) => channel,
+            Err(error) => return End::Lost(error.to_string()),
+        };
+        let mut client: PodsClient<_> = PodsClient::new(channel);
+        let waits = self.settings.waits.clone();
+        let first = Instant::now() + waits.pods_first_list;
+        let request = WatchPodsRequest {};
+        let mut events = match timeout_at(first, client.watch_pods(request)).await {
+            Ok(Ok(answer)) => answer.into_inner(),
+            Ok(Err(status)) => return status.into(),
+            Err(_) => return End::Lost("it does not answer".into()),
+        };
+        self.known.begin();
+        let mut snapshots = self.door.watch();
+        // Single events can be lost without a word, so a stream is not trusted for ever.
+        let again = Instant::now() + waits.pods_resync;
+        let mut due = None;
+        loop {
+            let listing = self.known.listing.is_some();
+            tokio::select! {
+                event = events.message() => match event {
+                    Ok(Some(event)) => {
+                        if self.known.take(&event) {
+                            due.get_or_insert_with(|| Instant::now() + waits.gather);
+                        }
+                    }
+                    Ok(None) => return End::Lost("it ended the watch".into()),
+                    Err(status) => return status.into(),
+                },
+                () = sleep_until(due.unwrap_or(again)), if due.is_some() => {
+                    due = None;
+                    if self.hand_in().await.is_err() {
+                        return End::Stopping;
+                    }
+                }
+                () = sleep_until(first), if listing => return End::Lost("its first list does not end".into()),
+                () = sleep_until(again), if !listing => return End::Again,
+                changed = snapshots.changed(), if !listing && due.is_none() => {
+                    if changed.is_err() {
+                        return End::Stopping;
+                    }
+                    // The API server's word went first, and is not heard any more.
+                    if self.is_missing(&snapshots.borrow_and_update()) {
+                        due = Some(Instant::now() + waits.gather);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether our view would be taken and is not there.
+    fn is_missing(&self, ledger: &Snapshot) -> bool {
+        let view = &self.known.view;
+        let other = ledger.pods.as_deref().is_none_or(|known| known.source != PodsSource::Kubelet);
+        view.current && other && ledger.pods.as_deref().is_none_or(|known| view.replaces(known))
+    }
+
+    /// Hands the view in.
+    ///
+    /// # Errors
+    /// If there is nobody any more to hand it to.
+    async fn hand_in(&mut self) -> Result<(), AskError> {
+        let pods = self.known.view.pods.len();
+        if pods > PODS_MAX {
+            self.trouble(&format!("it shows {pods} pods; at most {PODS_MAX} are taken"));
+            return Ok(());
+        }
+        while let Err(error) = self.door.pods(self.known.view.clone()).await {
+            if error == AskError::Stopping {
+                return Err(error);
+            }
+            // The keeper is busy. What happens meanwhile waits in the stream.
+            tracing::debug!(%error, "the kubelet's pods could not be handed in yet");
+            sleep(self.settings.waits.pods_again).await;
+        }
+        if self.known.view.current && self.said.replace(None) != Some(None) {
+            tracing::info!(pods, "the kubelet's Pods API shows the pods of this node");
+        }
+        Ok(())
+    }
+
+    fn trouble(&mut self, why: &str) {
+        if self.said.replace(Some(why.to_owned())) != Some(Some(why.to_owned())) {
+            tracing::warn!(why, "the kubelet's Pods API cannot be watched; it is tried again");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::core;
+    use super::*;
+    use prost::Message;
+
+    fn event(kind: EventType, uid: &str, phase: &str) -> WatchPodsEvent {
+        let text = |text: &str| Some(text.to_owned());
+        let metadata = core::ObjectMeta {
+            name: text(&format!("pod-{uid}")),
+            namespace: text("team"),
+            uid: text(uid),
+            ..core::ObjectMeta::default()
+        };
+        let status = core::PodStatus { phase: text(phase), start_time: None };
+        let pod = core::Pod { metadata: Some(metadata), spec: None, status: Some(status) };
+        WatchPodsEvent { r#type: kind.into(), pod: pod.encode_to_vec() }
+    }
+
+    fn synced() -> WatchPodsEvent {
+        WatchPodsEvent { r#type: EventType::InitialSyncComplete.into(), pod: Vec::new() }
+    }
+
+    fn uids(known: &Known) -> Vec<&str> {
+        known.view.pods.keys().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn a_list_counts_once_it_is_whole_and_who_is_missing_is_not_over() {
+        let mut known = Known::default();
+        known.begin();
+        assert!(!known.take(&event(EventType::Added, "a", "Running")));
+        assert!(!known.take(&event(EventType::Added, "b", "Running")));
+        assert!(!known.complete && uids(&known).is_empty());
+        assert!(known.take(&synced()));
+        assert_eq!(uids(&known), ["a", "b"]);
+        assert!(known.view.current);
+        // Another kubelet, which knows but one of them yet.
+        known.begin();
+        known.take(&event(EventType::Added, "b", "Running"));
+        assert_eq!(uids(&known), ["a", "b"], "the old view until the new one is whole");
+        assert!(known.take(&synced()));
+        assert_eq!(uids(&known), ["b"]);
+        assert!(known.view.deleted.is_empty());
+        assert_eq!(known.view.listed_mono_ms, 0, "a pod that it lacks is not over");
+        known.begin();
+        known.take(&event(EventType::Added, "b", "Running"));
+        assert!(!known.take(&synced()), "no news");
+    }
+
+    #[test]
+    fn what_is_told_to_be_over_is_remembered() {
+        let mut known = Known::default();
+        known.begin();
+        known.take(&event(EventType::Added, "a", "Running"));
+        known.take(&synced());
+        assert!(known.take(&event(EventType::Modified, "a", "Succeeded")));
+        assert!(!known.take(&event(EventType::Modified, "a", "Succeeded")), "no news");
+        assert!(known.take(&event(EventType::Deleted, "a", "")));
+        assert_eq!((uids(&known).len(), known.view.deleted.len()), (0, 1));
+        // A static pod comes back under its UID.
+        assert!(known.take(&event(EventType::Added, "a", "Pending")));
+        assert_eq!(uids(&known), ["a"]);
+        for n in 0..DELETED_MAX + 3 {
+            known.take(&event(EventType::Deleted, &n.to_string(), ""));
+        }
+        assert_eq!(known.view.deleted.len(), DELETED_MAX);
+    }
+
+    #[test]
+    fn what_cannot_be_read_changes_nothing() {
+        let mut known = Known::default();
+        known.begin();
+        known.take(&synced());
+        let before = known.view.clone();
+        for kind in [EventType::Added, EventType::Deleted, EventType::Unspecified] {
+            assert!(!known.take(&WatchPodsEvent { r#type: kind.into(), pod: vec![0xff] }));
+        }
+        assert!(!known.take(&WatchPodsEvent { r#type: 99, pod: Vec::new() }));
+        assert!(!known.take(&synced()), "twice");
+        assert_eq!(known.view, before);
+    }
+}

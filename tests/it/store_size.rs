@@ -1,0 +1,173 @@
+//! The store stays within a stated size, however many allocations come and go, and what is pruned is
+//! nothing that lives.
+
+use crate::kubelet_twins::SkipClock;
+use berth::keeper::Keeper;
+use berth::kernel::change::Change;
+use berth::kernel::command::{Attempt, Command, Rules, StackAnswer};
+use berth::kernel::gpu::{Inventory, Part};
+use berth::kernel::history::{HISTORY_ALLOCATIONS_MAX, HistoryLimit, PRUNED_AT_ONCE};
+use berth::kernel::names::{AllocationId, DeviceId, PartId, Resource};
+use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth::kernel::policy::{AdmitRequest, Terms};
+use berth::ports::Store as _;
+use berth::store::SledStore;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What ARCHITECTURE.md and README.md state for the largest history.
+const STORE_BYTES_MAX: u64 = 64 * 1024 * 1024;
+/// GPUs, each in so many shares.
+const GPUS: u32 = 8;
+const SHARES: u32 = 10;
+/// Allocations that live all the time.
+const LASTING: u32 = 16;
+/// Grants and ends: the whole history twice over, and more.
+const CYCLES: u32 = 24_000;
+
+fn resource() -> Resource {
+    Resource::parse("nvidia.com/gpu.shared").unwrap()
+}
+
+fn gpu(n: u32) -> PartId {
+    PartId::parse(&format!("GPU-8a56a4bc-e184-a047-2620-be19fdf913{n:02}")).unwrap()
+}
+
+fn share(n: u32) -> DeviceId {
+    DeviceId::share(&gpu(n / SHARES % GPUS), n % SHARES)
+}
+
+fn part(n: u32) -> Part {
+    Part {
+        id: gpu(n),
+        parent: None,
+        vendor: "nvidia".into(),
+        model: "NVIDIA H100 80GB HBM3".into(),
+        gpu_index: n,
+        minor: Some(n),
+        memory_mib: 81_559,
+        pci_bus: format!("00000000:{n:02x}:00.0"),
+        numa_node: Some(n / 4),
+        mig_enabled: false,
+        mig: None,
+        attributes: std::collections::BTreeMap::new(),
+    }
+}
+
+struct House {
+    keeper: Keeper,
+    folder: std::path::PathBuf,
+}
+
+impl House {
+    fn open(folder: &Path, kept: usize) -> Self {
+        let rules = Rules {
+            history: HistoryLimit { allocations: kept, ..HistoryLimit::default() },
+            ..Rules::default()
+        };
+        let store = SledStore::open(folder).unwrap();
+        let keeper = Keeper::open(Box::new(store), rules, Arc::new(SkipClock::default())).unwrap();
+        let mut house = Self { keeper, folder: folder.to_owned() };
+        house
+            .turn(&Command::Look(Inventory { parts: (0..GPUS).map(part).collect(), ..Inventory::default() }));
+        house
+    }
+
+    fn turn(&mut self, command: &Command) -> Vec<Change> {
+        self.keeper.turn(command).unwrap().entry.changes.clone()
+    }
+
+    fn offer(&mut self) {
+        let consumes = Consumes::Slice { memory_mib: 8000, compute_percent: 10 };
+        let line = OfferLine { resource: resource(), count: SHARES, consumes };
+        let offers =
+            (0..GPUS).map(|n| (PartOffer { part: gpu(n), lines: vec![line.clone()] }, "test".into()));
+        self.turn(&Command::Offer(offers.collect()));
+    }
+
+    fn allocate(&mut self, device: DeviceId) -> AllocationId {
+        let terms = Terms {
+            reason: "the emptiest GPU".into(),
+            environment: vec![("MODEL_CACHE".into(), "/var/cache/models".into())],
+            ..Terms::default()
+        };
+        let changes = self.turn(&Command::Allocate {
+            request: AdmitRequest { resource: resource(), devices: vec![device] },
+            answer: StackAnswer::Allow { by: vec!["mixed@0123456789ab".into()], terms },
+            seen: 0,
+            again: true,
+            attempt: Attempt::Last,
+        });
+        changes.iter().find_map(|c| if let Change::Granted(a) = c { Some(a.id) } else { None }).unwrap()
+    }
+
+    fn live(&self) -> BTreeSet<AllocationId> {
+        self.keeper.snapshot().live.keys().copied().collect()
+    }
+
+    fn kept(&self) -> usize {
+        self.keeper.snapshot().ended.len()
+    }
+}
+
+/// Bytes that the files below take.
+fn size(path: &Path) -> u64 {
+    let entries = std::fs::read_dir(path).unwrap().map(Result::unwrap);
+    entries.map(|e| if e.path().is_dir() { size(&e.path()) } else { e.metadata().unwrap().len() }).sum()
+}
+
+/// In memory where there is such a folder: what is counted is bytes, and the disk's time is not.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+#[test]
+fn the_store_stays_within_its_stated_size_and_prunes_nothing_that_lives() {
+    let folder = folder();
+    let path = folder.path().join("store");
+    let mut house = House::open(&path, HISTORY_ALLOCATIONS_MAX);
+    house.offer();
+    let lasting: BTreeSet<_> = (0..LASTING).map(|n| house.allocate(share(n))).collect();
+    let mut largest = 0;
+    for n in 0..CYCLES {
+        let id = house.allocate(share(LASTING + n % (GPUS * SHARES - LASTING)));
+        house.turn(&Command::End { id });
+        assert_eq!(house.kept(), (n as usize + 1).min(HISTORY_ALLOCATIONS_MAX));
+        if n % 1000 == 0 {
+            assert_eq!(house.live(), lasting);
+            largest = largest.max(size(&house.folder));
+        }
+    }
+    assert!(largest <= STORE_BYTES_MAX, "{largest} bytes");
+    let newest: Vec<_> = house.keeper.snapshot().ended.iter().map(|past| past.allocation()).collect();
+    drop(house);
+
+    // What is on the disk is just that, and no number is given twice.
+    let records = SledStore::open(&path).unwrap().load().unwrap().len();
+    assert!(records <= HISTORY_ALLOCATIONS_MAX + LASTING as usize + GPUS as usize + 2, "{records} records");
+    let mut house = House::open(&path, HISTORY_ALLOCATIONS_MAX);
+    assert_eq!(house.live(), lasting);
+    assert!(house.keeper.snapshot().ended.iter().map(|past| past.allocation()).eq(newest));
+    let next = house.allocate(share(LASTING));
+    assert!(lasting.iter().all(|id| next > *id) && next.number == u64::from(LASTING + CYCLES));
+    house.turn(&Command::End { id: next });
+    drop(house);
+
+    // A lower limit is reached in small steps.
+    const FEW: usize = 64;
+    let mut house = House::open(&path, FEW);
+    for step in 1.. {
+        let before = house.kept();
+        if before == FEW {
+            assert!(step <= HISTORY_ALLOCATIONS_MAX / PRUNED_AT_ONCE + 2);
+            break;
+        }
+        house.turn(&Command::Tick);
+        assert_eq!(before - house.kept(), PRUNED_AT_ONCE.min(before - FEW));
+    }
+    assert_eq!(house.live(), lasting);
+    drop(house);
+    assert_eq!(House::open(&path, FEW).live(), lasting);
+    assert!(size(&path) <= STORE_BYTES_MAX);
+}

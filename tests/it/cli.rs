@@ -322,9 +322,6 @@ fn a_node_is_checked_with_one_line_for_each_thing() {
     let flags = [
         "--gpus",
         "sim:2xt4",
-        // The usual port may be taken on the machine that runs this.
-        "--admin-listen",
-        "127.0.0.1:0",
         "--kubelet-dir",
         kubelet.to_str().unwrap(),
         "--state-dir",

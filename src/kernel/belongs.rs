@@ -6,7 +6,6 @@ use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
 use super::pods::{Pod, PodBypass, Stage};
 use super::process::{Owner, PodProcess, Process, Seen, Unseen};
-use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Whose a process on a GPU is.
@@ -185,15 +184,14 @@ impl<'l> Owners<'l> {
         self.on.get(gpu).map(Vec::as_slice)
     }
 
-    /// Every use of the node's GPUs that nothing explains for at least `grace_ms`, GPU by GPU.
+    /// Every use of the node's GPUs that nothing explains for so long that it is told, GPU by GPU.
     #[must_use]
-    pub fn bypasses(&self, grace_ms: u64, now: Now) -> Vec<Bypass> {
-        let all =
-            self.on.iter().flat_map(|(gpu, all)| all.iter().map(move |(seen, whose)| (*gpu, seen, whose)));
-        let told = all.filter_map(|(gpu, seen, whose)| {
+    pub fn bypasses(&self) -> Vec<Bypass> {
+        let all = self.on.iter().flat_map(|(gpu, all)| all.iter().map(move |one| (*gpu, one)));
+        let told = all.filter_map(|(gpu, (seen, whose))| {
             // Whose it is may have been learned since that look.
             let Belongs::Nobody(reason) = whose else { return None };
-            let since = seen.alone_since.filter(|since| now.passed(since.mono_ms, grace_ms))?;
+            let since = seen.alone_since.filter(|_| seen.told)?;
             Some(Bypass {
                 reason: reason.clone(),
                 since_wall_ms: since.wall_ms,

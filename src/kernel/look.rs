@@ -17,7 +17,7 @@ use std::sync::Arc;
 #[must_use]
 pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> Vec<Change> {
     let mut changes = Vec::new();
-    let processes = ProcessTable::after_look(ledger, inventory, now);
+    let processes = ProcessTable::after_look(ledger, inventory, rules.timing.bypass_ms, now);
     let parts = &inventory.parts[..inventory.parts.len().min(PARTS_MAX)];
     let seen: BTreeSet<_> = parts.iter().map(|p| &p.id).collect();
     for part in parts {

@@ -177,6 +177,8 @@ pub struct Seen {
     pub first: Now,
     /// Since when no allocation explains it; `None` while one does, or its name is ignored.
     pub alone_since: Option<Now>,
+    /// Whether that has lasted so long that it is told as a bypass.
+    pub told: bool,
 }
 
 /// All processes of the newest look.
@@ -191,19 +193,22 @@ pub struct ProcessTable {
 }
 
 impl ProcessTable {
-    /// The table after a look: who was seen before keeps since when.
+    /// The table after a look: who was seen before keeps since when. What nothing explains for
+    /// `grace_ms` is told.
     #[must_use]
-    pub fn after_look(ledger: &Ledger, inventory: &Inventory, now: Now) -> Self {
+    pub fn after_look(ledger: &Ledger, inventory: &Inventory, grace_ms: u64, now: Now) -> Self {
         let on = inventory.processes.iter().map(|(gpu, processes)| {
             let known = ledger.processes.on.get(gpu).map_or(&[][..], Vec::as_slice);
             let known: BTreeMap<_, _> = known.iter().map(|seen| (key(&seen.process), seen)).collect();
             let seen = processes.iter().take(PROCESSES_PER_GPU_MAX).map(|process| {
                 let before = known.get(&key(process));
                 let alone = matches!(belongs(ledger, gpu, process), Belongs::Nobody(_));
+                let alone_since = alone.then(|| before.and_then(|b| b.alone_since).unwrap_or(now));
                 Seen {
                     process: process.clone(),
                     first: before.map_or(now, |b| b.first),
-                    alone_since: alone.then(|| before.and_then(|b| b.alone_since).unwrap_or(now)),
+                    alone_since,
+                    told: alone_since.is_some_and(|since| now.passed(since.mono_ms, grace_ms)),
                 }
             });
             (gpu.clone(), seen.collect())

@@ -121,6 +121,8 @@ fn a_look_that_finds_the_same_changes_nothing() {
     let mut node = Node::new();
     let same = [("GPU-0", process(1, "GPU-0", HOST))];
     node.look(&same);
+    node.pass(20);
+    node.look(&same);
     let before = node.ledger.processes.clone();
     node.pass(5);
     node.look(&same);

@@ -36,6 +36,7 @@ impl Default for Known {
             listed_mono_ms: 0,
             pods: BTreeMap::new(),
             deleted: VecDeque::new(),
+            finished: VecDeque::new(),
         };
         Self { view, listing: None, complete: false }
     }

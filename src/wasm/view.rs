@@ -326,6 +326,7 @@ mod tests {
             listed_mono_ms: 0,
             pods: [("u".to_owned(), Arc::new(pod))].into(),
             deleted: VecDeque::new(),
+            finished: VecDeque::new(),
         };
         let ledger = Ledger { pods: Some(Arc::new(view)), ..Ledger::default() };
         let call = Call {

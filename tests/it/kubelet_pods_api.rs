@@ -207,6 +207,7 @@ async fn the_api_servers_word_goes_before_it_until_that_falls_silent() {
         listed_mono_ms: 1,
         pods: BTreeMap::new(),
         deleted: VecDeque::new(),
+        finished: std::collections::VecDeque::new(),
     };
     node.door.pods(of_api(true)).await.unwrap();
     let source = |l: &Ledger| view(l).map(|v| v.source);

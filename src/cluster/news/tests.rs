@@ -119,6 +119,7 @@ impl Node {
             listed_mono_ms: 1,
             pods: [("u".to_owned(), Arc::new(pod))].into(),
             deleted: VecDeque::new(),
+            finished: VecDeque::new(),
         }))
     }
 

@@ -316,6 +316,7 @@ fn what_a_pods_spec_says_is_the_reason() {
             pod("done", Stage::Finished, Some(&by)),
         ]),
         deleted: VecDeque::new(),
+        finished: VecDeque::new(),
     };
     let seen = Change::PodsSeen(Arc::new(view));
     node.ledger.apply(&Entry { at: node.now, changes: vec![seen] });

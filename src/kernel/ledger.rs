@@ -7,7 +7,7 @@
 use super::allocation::{Allocation, End, EndReason, Holder};
 use super::breaker::Breaker;
 use super::change::{Change, Entry};
-use super::drain::Drain;
+use super::drain::{Drain, Empty};
 use super::evict::Asked;
 use super::gpu::{Links, Usage};
 use super::health::Health;
@@ -31,15 +31,15 @@ pub struct GpuState {
     pub drain: Drain,
     /// How it fares.
     pub health: Health,
-    /// While it drains: since when nobody is seen on it, monotonic milliseconds.
-    pub empty_since_mono_ms: Option<u64>,
+    /// While it drains: since when nobody is seen on it.
+    pub empty: Option<Empty>,
 }
 
 impl GpuState {
     /// An active GPU of this health.
     #[must_use]
     pub fn new(health: Health) -> Self {
-        Self { drain: Drain::Active, health, empty_since_mono_ms: None }
+        Self { drain: Drain::Active, health, empty: None }
     }
 }
 
@@ -178,9 +178,9 @@ impl Ledger {
                     Arc::make_mut(state).drain = drain.clone();
                 }
             }
-            Change::Emptied { gpu, since_mono_ms } => {
+            Change::Emptied { gpu, empty } => {
                 if let Some(state) = self.gpus.get_mut(gpu) {
-                    Arc::make_mut(state).empty_since_mono_ms = *since_mono_ms;
+                    Arc::make_mut(state).empty = *empty;
                 }
             }
             Change::Offered { part, by, lines, ranges, devices } => {

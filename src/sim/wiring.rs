@@ -186,6 +186,18 @@ mod tests {
     }
 
     #[test]
+    fn gpus_that_nobody_uses_say_so() {
+        let mut machine = Machine::from_profile("2xh100").unwrap();
+        machine.gpus = vec![SimGpu { index: 1, mig: vec!["1g.10gb".into()], ..SimGpu::default() }];
+        let idle = inventory(&machine).unwrap();
+        assert!(idle.processes_complete);
+        for gpu in idle.parts.iter().filter(|part| part.parent.is_none()) {
+            assert_eq!(idle.processes.get(&gpu.id).map(Vec::len), Some(0), "{}", gpu.id);
+            assert_eq!(idle.usage.get(&gpu.id).map(|usage| usage.processes), Some(0), "{}", gpu.id);
+        }
+    }
+
+    #[test]
     fn names_are_uuids_and_always_the_same() {
         let machine = look("16xb200");
         assert_eq!(machine, look("16xb200"));

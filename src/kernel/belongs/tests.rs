@@ -169,6 +169,8 @@ fn a_process_uses_the_allocation_of_its_pod_on_its_part() {
     ] {
         let process = process(1, on, owner);
         assert_eq!(belongs(&node.ledger, &part(gpu), &process), whose, "{process:?}");
+        let nobody = matches!(whose, Belongs::Nobody(_));
+        assert_eq!(explained(&node.ledger, &part(gpu), &process), (!nobody).then_some(whose), "{process:?}");
     }
 }
 

@@ -2,6 +2,7 @@
 //! up what may have to wait, and stops in the reverse order.
 
 mod clock;
+mod heap;
 mod gpus;
 mod progress;
 mod rehearsal;
@@ -196,6 +197,7 @@ impl Daemon {
         let running = front.start();
         self.progress.registering(running.registrations());
         self.kubelet = Some(running);
+        heap::trim();
         Ok(())
     }
 

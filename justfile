@@ -52,7 +52,7 @@ crash-grow APPENDS="200000":
 bench:
     cargo bench --locked --bench budgets
 
-# Against a real kubelet: installs containerd and runc, builds kubelet from Go modules, needs root
+# Against a real kubelet and a whole control plane: installs containerd and runc, builds the rest from Go modules, needs root
 e2e *ARGS:
     cargo build --release --locked -p berth -p fake-nvml
     python3 tests/e2e/run.py {{ARGS}}

@@ -4,16 +4,19 @@
 mod args;
 mod edits;
 mod file;
+mod mps;
 mod parsers;
 mod processes;
 
 pub use args::ServeArgs;
 pub use edits::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount};
 pub use file::{FileConfig, StackEntryConfig};
+pub use mps::MpsEdits;
 pub use processes::{IGNORED_PROCESSES, ProcessSettings};
 
 use crate::kernel::command::Rules;
 use crate::kernel::health::APPLICATION_XIDS;
+use crate::kernel::mig::MigStrategy;
 use crate::kernel::names::Resource;
 use crate::kernel::time::Timing;
 use std::net::SocketAddr;
@@ -48,6 +51,8 @@ pub struct Config {
     pub edits: Edits,
     /// The resource under which whole GPUs are offered if no policy says otherwise.
     pub resource: Resource,
+    /// What becomes of MIG if no policy says otherwise.
+    pub mig_strategy: MigStrategy,
     /// The rules of the kernel.
     pub rules: Rules,
     /// XIDs that say nothing of a GPU's health.
@@ -233,6 +238,7 @@ impl Config {
             health_listen: health_listen.as_deref().map(|h| address("healthListen", h)).transpose()?,
             log: args.log.or(file.log.map(Into::into)).unwrap_or_default(),
             resource: Resource::parse(&resource).map_err(|e| bad("resource", &resource, e.rule))?,
+            mig_strategy: mig_strategy(args.mig_strategy.clone().or(file.mig_strategy).as_deref())?,
             rules: Rules {
                 timing,
                 overcommit_percent: percent(overcommit),
@@ -292,6 +298,12 @@ fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Resul
         Some(("sim", profile)) if !profile.is_empty() => Ok(GpuSource::Sim(profile.into())),
         _ => Err(bad("gpus", text, "nvml, sim:8xh100 (so many, of a known model), or sim:FILE")),
     }
+}
+
+/// By the words of NVIDIA's device plugin.
+fn mig_strategy(word: Option<&str>) -> Result<MigStrategy, ConfigError> {
+    let word = word.unwrap_or(MigStrategy::default().as_str());
+    MigStrategy::parse(word).ok_or_else(|| bad("migStrategy", word, "none, single or mixed"))
 }
 
 /// A kubeconfig means that it is wanted; without one it is used where a pod's service account is.

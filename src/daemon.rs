@@ -1,6 +1,7 @@
 //! The composition root: the only file that names every room. Builds what must work at once, brings
 //! up what may have to wait, and stops in the reverse order.
 
+mod adopt;
 mod clock;
 mod heap;
 mod gpus;
@@ -15,7 +16,7 @@ pub use progress::Progress;
 pub use rehearsal::{check_source, rehearse};
 pub use serve::{serve, serve_with};
 
-use crate::admin::{self, FileStack, Step};
+use crate::admin::{self, FileStack};
 use crate::admission::{self, Baseline, Door, GpuWatch, Looker, Middle};
 use crate::cluster;
 use crate::config::Config;
@@ -37,6 +38,8 @@ use tokio::time::Instant;
 
 /// GPUs, or a checkpoint, that are not there yet are asked for again after this long.
 const WAIT_AGAIN: Duration = Duration::from_secs(2);
+/// After this long without GPUs the API server is told that there are none.
+const GPUS_LATE: Duration = Duration::from_secs(30);
 /// The longest that a stop may take before the process goes without the rest of it.
 const STOP_MAX: Duration = Duration::from_millis(900);
 
@@ -173,7 +176,15 @@ impl Daemon {
     /// # Errors
     /// If the stack of the configuration cannot be used, or a thread cannot be had.
     pub async fn bring_up(&mut self) -> anyhow::Result<()> {
-        let (looker, inventory) = self.find_gpus().await;
+        let found = tokio::time::timeout(GPUS_LATE, self.find_gpus()).await;
+        let (looker, inventory) = match found {
+            Ok(found) => found,
+            Err(_) => {
+                // A node whose GPUs do not come is told of, too.
+                self.start_cluster();
+                self.find_gpus().await
+            }
+        };
         self.progress.gpus_found(looker.gpus().describe(), &inventory);
         self.record_look(inventory).await?;
         self.gpus = Some(
@@ -183,12 +194,10 @@ impl Daemon {
         let settings =
             kubelet::Settings { waits: self.options.waits.clone(), ..kubelet::Settings::of(&self.config) };
         let front = kubelet::Front::new(settings, self.door().clone());
+        // Adoption may wait for ever for a checkpoint that can be read.
+        self.start_cluster();
         // Before the stack offers anything: the share numbers that pods hold keep their owner.
         self.adopt(&front).await;
-        let settings = cluster::Settings::new(self.config.api_server.clone(), self.config.node_name.clone());
-        let cluster = cluster::start(settings, self.door().clone());
-        self.progress.cluster(cluster.link());
-        self.cluster = Some(cluster);
         self.activate_file_stack().await?;
         if let Err(error) = self.door().reoffer().await {
             // The policy thread asks again by itself.
@@ -199,6 +208,16 @@ impl Daemon {
         self.kubelet = Some(running);
         heap::trim();
         Ok(())
+    }
+
+    /// Once the GPUs were looked at, or are late: a node that starts is not one that lost its GPUs.
+    fn start_cluster(&mut self) {
+        if self.cluster.is_none() {
+            let (api_server, node) = (self.config.api_server.clone(), self.config.node_name.clone());
+            let cluster = cluster::start(cluster::Settings::new(api_server, node), self.door().clone());
+            self.progress.cluster(cluster.link());
+            self.cluster = Some(cluster);
+        }
     }
 
     /// Hands the first look in. A disk that is slow while the node starts is waited for.
@@ -303,40 +322,6 @@ impl Daemon {
         Ok(())
     }
 
-    /// Takes over what pods hold before the first registration: a device that is in use must not be
-    /// offered as free.
-    async fn adopt(&self, front: &kubelet::Front) {
-        let known = self.door().snapshot();
-        // A store that knows of allocations is worth more than the checkpoint: that is asked only for
-        // what another plugin granted meanwhile, and not waited for.
-        let wait = known.live.is_empty() && known.ended.is_empty();
-        if self.config.skip_adoption {
-            tracing::warn!("running pods are not adopted (--skip-adoption)");
-            return self.progress.adoption(Step::Done);
-        }
-        let mut said = false;
-        loop {
-            match front.adopt().await {
-                Ok(holdings) => {
-                    tracing::info!(holdings, "looked for what running pods hold");
-                    return self.progress.adoption(Step::Done);
-                }
-                Err(error) if !wait => {
-                    tracing::warn!("nothing is adopted: {:#}", anyhow::Error::new(error));
-                    return self.progress.adoption(Step::Done);
-                }
-                Err(error) => {
-                    let words = format!("{:#}", anyhow::Error::new(error));
-                    if !std::mem::replace(&mut said, true) {
-                        tracing::error!("{words}");
-                    }
-                    self.progress.adoption(Step::Waiting(words));
-                    tokio::time::sleep(WAIT_AGAIN).await;
-                }
-            }
-        }
-    }
-
     /// Streams end, sockets go, the API ends what it serves, the store is closed.
     pub async fn stop(self) {
         let Self { middle: Middle { door, threads }, admin, gpus, cluster, kubelet, .. } = self;
@@ -372,6 +357,8 @@ impl Daemon {
 fn baseline(config: &Config) -> Baseline {
     Baseline {
         resource: config.resource.clone(),
+        mig: config.mig_strategy,
+        mps_sockets: config.edits.mps_sockets(),
         ignored_xids: config.ignored_xids.clone(),
         quiet_ms: config.rules.timing.quiet_ms,
     }

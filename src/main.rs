@@ -1,7 +1,7 @@
 //! `berth`: arguments, then the command. `serve` goes on from there: configuration, telemetry,
 //! daemon, run until a signal, stop in order.
 
-use berth::cli::{self, Hooks, StateHooks, StateSummary};
+use berth::cli::{self, Hooks, Looked, StateHooks, StateSummary};
 use berth::config::{Config, GpuSource};
 use berth::store::{self, Summary};
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ fn reach(config: &Config) -> anyhow::Result<()> {
 }
 
 /// What `berth node check` says of the GPUs.
-fn look(source: &GpuSource) -> anyhow::Result<String> {
+fn look(source: &GpuSource) -> anyhow::Result<Looked> {
     let gpus = berth::daemon::open_gpus(source.clone())?;
     let found = gpus.look()?;
     let count = found.parts.iter().filter(|p| p.parent.is_none()).count();
@@ -46,7 +46,7 @@ fn look(source: &GpuSource) -> anyhow::Result<String> {
     for (gpu, trouble) in &found.troubles {
         text += &format!("; {gpu} does not work: {trouble}");
     }
-    Ok(text)
+    Ok(Looked { text, parts: found.parts })
 }
 
 fn shown(Summary { appends, records, kinds }: Summary) -> StateSummary {

@@ -8,6 +8,7 @@ use berth::config::{Edits, RoundTiming};
 use berth::keeper::Keeper;
 use berth::kernel::command::{NewStack, Rules};
 use berth::kernel::gpu::Inventory;
+use berth::kernel::mig::MigStrategy;
 use berth::kernel::names::Resource;
 use berth::kernel::policy::PolicyVersion;
 use berth::kernel::stack::{OnFault, Permissions, StackEntry};
@@ -24,6 +25,7 @@ use kubelet_standin::proto::v1beta1::{
 };
 use kubelet_standin::{CheckpointMode, Kubelet, Options};
 use sha2::{Digest as _, Sha256};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -141,7 +143,13 @@ impl<'h> Node<'h> {
         rules.timing.quiet_ms = 0;
         rules.history.allocations = history::RECORDS;
         let keeper = Keeper::open(recipe.store, rules.clone(), Arc::clone(&house.clock))?;
-        let baseline = Baseline { resource: Resource::parse(GPU)?, ignored_xids: Vec::new(), quiet_ms: 0 };
+        let baseline = Baseline {
+            resource: Resource::parse(GPU)?,
+            mig: MigStrategy::default(),
+            mps_sockets: BTreeMap::new(),
+            ignored_xids: Vec::new(),
+            quiet_ms: 0,
+        };
         let policies: Arc<dyn Policies> = Arc::clone(&house.policies) as _;
         let door = admission::start(keeper, policies, Arc::clone(&house.clock), rules, baseline)?.door;
         let inventory = SimGpus::open(recipe.gpus)?.look()?;

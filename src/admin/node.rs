@@ -5,6 +5,7 @@ use super::facts::{NodeFacts, Step};
 use super::problem::{Kind, Problem};
 use super::state::State;
 use super::view::View;
+use crate::admission::Door;
 use crate::kernel::breaker::{Breaker, Phase};
 use crate::kernel::drain::Drain;
 use crate::kernel::names::Resource;
@@ -19,7 +20,7 @@ pub(super) async fn show(state: web::Data<State>) -> HttpResponse {
     let view = View::new(&state.door);
     let ledger = &view.ledger;
     let store_trouble = state.door.store_trouble();
-    let checks = checks(&facts, store_trouble.as_deref());
+    let checks = checks(&facts, &state.door);
     HttpResponse::Ok().json(Node {
         ready: checks.iter().all(|c| c.ok),
         checks,
@@ -63,7 +64,7 @@ pub(super) async fn livez(state: web::Data<State>) -> Result<HttpResponse, Probl
         (status = 503, description = "It is not; says why"),
     ))]
 pub(super) async fn readyz(state: web::Data<State>) -> Result<HttpResponse, Problem> {
-    let checks = checks(&(state.facts)(), state.door.store_trouble().as_deref());
+    let checks = checks(&(state.facts)(), &state.door);
     if checks.iter().all(|c| c.ok) {
         return Ok(HttpResponse::Ok().json(Ready { ready: true, checks }));
     }
@@ -77,7 +78,10 @@ pub(super) async fn readyz(state: web::Data<State>) -> Result<HttpResponse, Prob
     Err(problem)
 }
 
-fn checks(facts: &NodeFacts, store_trouble: Option<&str>) -> Vec<Check> {
+fn checks(facts: &NodeFacts, door: &Door) -> Vec<Check> {
+    let store_trouble = door.store_trouble();
+    let mig = door.mig_words(&door.snapshot());
+    let mig_notes = (!mig.notes.is_empty()).then(|| mig.notes.join("; "));
     let step = |name: &str, step: &Step| {
         let waiting = waiting(step);
         Check { name: name.into(), ok: waiting.is_none(), detail: waiting }
@@ -94,7 +98,8 @@ fn checks(facts: &NodeFacts, store_trouble: Option<&str>) -> Vec<Check> {
     vec![
         step("gpus", &facts.gpus),
         step("adoption", &facts.adoption),
-        Check { name: "store".into(), ok: store_trouble.is_none(), detail: store_trouble.map(String::from) },
+        Check { name: "store".into(), ok: store_trouble.is_none(), detail: store_trouble },
+        Check { name: "mig".into(), ok: mig.refusal.is_none(), detail: mig.refusal.or(mig_notes) },
         // Waiting for a kubelet is this daemon's work, not its failure.
         Check { name: "kubelet".into(), ok: true, detail: kubelet.map(|why| format!("waiting: {why}")) },
     ]

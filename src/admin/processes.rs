@@ -24,16 +24,13 @@ const BYPASSES_MAX: usize = 1024;
     ))]
 pub(super) async fn list(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
     let gpu = gpu_id(&path)?;
-    let (ledger, now) = (state.door.snapshot(), state.door.now());
+    let ledger = state.door.snapshot();
     if !ledger.gpus.contains_key(&gpu) {
         return Err(Refusal::UnknownGpu { gpu }.into());
     }
-    let grace_ms = state.door.rules().timing.bypass_ms;
     let owners = Owners::of(&ledger);
-    let all = owners.on(&gpu).unwrap_or_default().iter().map(|(seen, whose)| {
-        let settling = seen.alone_since.is_none_or(|since| !now.passed(since.mono_ms, grace_ms));
-        Process::of(&ledger, gpu.as_str(), seen, whose, settling)
-    });
+    let all = owners.on(&gpu).unwrap_or_default().iter();
+    let all = all.map(|(seen, whose)| Process::of(&ledger, gpu.as_str(), seen, whose));
     Ok(HttpResponse::Ok().json(ProcessList { items: all.collect(), sight: ProcessSight::of(ledger.sight()) }))
 }
 
@@ -46,7 +43,7 @@ pub(super) async fn list(state: web::Data<State>, path: web::Path<String>) -> Re
     responses((status = 200, description = "What is seen now", body = BypassList)))]
 pub(super) async fn bypass(state: web::Data<State>) -> HttpResponse {
     let ledger = state.door.snapshot();
-    let found = Owners::of(&ledger).bypasses(state.door.rules().timing.bypass_ms, state.door.now());
+    let found = Owners::of(&ledger).bypasses();
     HttpResponse::Ok().json(BypassList {
         sight: ProcessSight::of(ledger.sight()),
         items: found.iter().take(BYPASSES_MAX).map(|b| Bypass::of(&ledger, b)).collect(),

@@ -26,10 +26,10 @@ pub(super) struct View {
     /// Devices that are listed Healthy.
     healthy: BTreeSet<DeviceKey>,
     now: Now,
-    /// How it stands with the API server, where drains are shown.
-    api_server: Option<Step>,
     /// Uses that no allocation explains, by GPU.
     bypasses: BTreeMap<PartId, u32>,
+    /// How it stands with the API server, where drains are shown.
+    api_server: Option<Step>,
 }
 
 impl View {
@@ -42,12 +42,11 @@ impl View {
                 listed.filter(|l| l.healthy).map(|l| DeviceKey { resource: resource.clone(), id: l.id }),
             );
         }
-        let (now, mut bypasses) = (door.now(), BTreeMap::new());
-        let found = Owners::of(&ledger).bypasses(door.rules().timing.bypass_ms, now);
-        for bypass in found {
+        let mut bypasses = BTreeMap::new();
+        for bypass in Owners::of(&ledger).bypasses() {
             *bypasses.entry(bypass.gpu).or_insert(0) += 1;
         }
-        Self { ledger, healthy, now, api_server: None, bypasses }
+        Self { ledger, healthy, now: door.now(), bypasses, api_server: None }
     }
 
     /// The same with what drains need beside the ledger.

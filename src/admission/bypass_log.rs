@@ -1,10 +1,8 @@
 //! Says once when a GPU begins to be used without an allocation, and once when that is over.
 
 use crate::kernel::belongs::{Bypass, Owners};
-use crate::kernel::command::Rules;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::PartId;
-use crate::kernel::time::Now;
 use std::collections::BTreeMap;
 
 /// Most lines about single processes after one look, each way: a job of eight ranks on each of two
@@ -32,8 +30,8 @@ pub(super) struct BypassLog {
 
 impl BypassLog {
     /// Compares what is with what was said, and says the difference.
-    pub(super) fn tell(&mut self, ledger: &Ledger, rules: &Rules, now: Now) {
-        let now_open = Owners::of(ledger).bypasses(rules.timing.bypass_ms, now).into_iter().map(named);
+    pub(super) fn tell(&mut self, ledger: &Ledger) {
+        let now_open = Owners::of(ledger).bypasses().into_iter().map(named);
         let (began, ended) = self.turn(now_open.collect());
         for ((gpu, pid, _), Told { who, why }) in began.iter().take(LINES_MAX) {
             tracing::warn!(%gpu, pid, who, why, "a GPU is used without an allocation");

@@ -57,7 +57,7 @@ fn looks(looker: &Looker, door: &Door, stop: &AtomicBool, every: Duration) {
                     tracing::info!("GPUs can be read again");
                 }
                 match door.looked(inventory) {
-                    Ok(applied) => bypasses.tell(&applied.snapshot, door.rules(), door.now()),
+                    Ok(applied) => bypasses.tell(&applied.snapshot),
                     Err(error) => tracing::warn!(%error, "a look at the GPUs was not taken in"),
                 }
             }

@@ -2,9 +2,11 @@
 //!
 //! Front ends parse, ask here, and read snapshots. Async ends here: everything behind is sync.
 
+mod baseline;
 mod bypass_log;
 mod faults;
 mod gpu_watch;
+mod gpus;
 mod looker;
 mod stack;
 #[cfg(test)]
@@ -12,17 +14,17 @@ mod stack_tests;
 mod thread;
 
 pub use crate::kernel::command::Attempt;
+pub use baseline::Baseline;
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record};
 pub use gpu_watch::GpuWatch;
 pub use looker::Looker;
-pub use stack::{Baseline, CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
+pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
 pub use thread::{ActivateError, Granted};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
 use crate::kernel::drain::{Mark, Order};
 use crate::kernel::evict::{Ask, Outcome};
-use crate::kernel::gpu::{Inventory, Reading};
 use crate::kernel::listing::{Listed, listing};
 use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
 use crate::kernel::placement;
@@ -33,6 +35,7 @@ use crate::kernel::stack::StackEntry;
 use crate::kernel::time::Now;
 use crate::ports::{Clock, InstallError, Policies};
 use crossbeam_channel::{Sender, TrySendError, bounded};
+use std::cell::RefCell;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -72,6 +75,7 @@ pub struct Door {
     policies: Arc<dyn Policies>,
     clock: Arc<dyn Clock>,
     rules: Arc<Rules>,
+    baseline: Arc<Baseline>,
     faults: Arc<Mutex<Faults>>,
     /// Uploads read it, and whoever deletes a policy's files has it alone: bytes that are uploaded
     /// again while they are deleted would be recorded without files.
@@ -106,16 +110,27 @@ pub fn start(
         keeper: running.handle.clone(),
         policies: Arc::clone(&policies),
         clock: Arc::clone(&clock),
-        baseline,
+        baseline: baseline.clone(),
+        said: RefCell::default(),
+        told: RefCell::default(),
         overcommit_percent: rules.overcommit_percent,
         faults: Arc::clone(&faults),
     };
     let inboxes = Inboxes { kubelet, other, nudge: nudged };
     let thread = std::thread::Builder::new().name("policy".into()).spawn(move || worker.run(&inboxes))?;
-    let rules = Arc::new(rules);
+    let (rules, baseline) = (Arc::new(rules), Arc::new(baseline));
     let files = Arc::default();
-    let door =
-        Door { keeper: running.handle, kubelet_jobs, other_jobs, policies, clock, rules, faults, files };
+    let door = Door {
+        keeper: running.handle,
+        kubelet_jobs,
+        other_jobs,
+        policies,
+        clock,
+        rules,
+        baseline,
+        faults,
+        files,
+    };
     Ok(Middle { door, threads: vec![thread, running.thread] })
 }
 
@@ -351,22 +366,6 @@ impl Door {
         let (reply, answer) = oneshot::channel();
         send(&self.other_jobs, OtherJob::Offer { reply })?;
         within(answer).await?
-    }
-
-    /// Hands in a look at the GPUs, from a thread that may block.
-    ///
-    /// # Errors
-    /// If it could not be recorded; what needs no record is published all the same.
-    pub fn looked(&self, inventory: Inventory) -> Result<Applied, AskError> {
-        self.keeper.ask(Command::Look(inventory))
-    }
-
-    /// Hands in a reading of a GPU; the policies say what it means.
-    ///
-    /// # Errors
-    /// If too many wait already.
-    pub fn read(&self, reading: Reading) -> Result<(), AskError> {
-        send(&self.other_jobs, OtherJob::Triage(reading))
     }
 
     /// Records policy versions, from a thread that may block: at start.

@@ -1,15 +1,16 @@
 //! Asks the stack, entry by entry, and holds every answer against the offer, the free devices and
 //! the entry's permissions (I8). What breaks a rule is a fault; the baseline answers last (I9).
 
+use super::baseline::{BASELINE, Baseline};
 use super::faults::Faults;
 use crate::kernel::command::StackAnswer;
 use crate::kernel::gpu::Reading;
 use crate::kernel::health::baseline_triage;
 use crate::kernel::ledger::Ledger;
+use crate::kernel::mig;
 use crate::kernel::names::{DeviceId, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::offering::check_offer;
-use crate::kernel::part_state::PartState;
 use crate::kernel::placement;
 use crate::kernel::policy::{
     AdmitRequest, Answer, Call, ENVIRONMENT_BYTES_MAX, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault,
@@ -28,17 +29,6 @@ pub const STACK_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// After a fault a policy is asked again for its offers so soon, seconds.
 const RETRY_S: u32 = 1;
-
-/// Settings of the baseline.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Baseline {
-    /// The resource of whole GPUs.
-    pub resource: Resource,
-    /// XIDs that say nothing of the GPU.
-    pub ignored_xids: Vec<u64>,
-    /// How long a bad reading keeps a GPU unhealthy, milliseconds.
-    pub quiet_ms: u64,
-}
 
 /// One walk over a stack, on one snapshot.
 pub struct Walk<'a> {
@@ -67,6 +57,8 @@ pub struct Offers {
     pub again_after_s: Option<u32>,
     /// Faults met on the way, by label.
     pub faults: Vec<(String, Fault)>,
+    /// What the baseline has to say of MIG.
+    pub mig: mig::Words,
 }
 
 impl Walk<'_> {
@@ -100,8 +92,17 @@ impl Walk<'_> {
                 }
             }
         }
-        let rest = open.into_iter().filter_map(|id| self.node.part(id));
-        offers.parts.extend(rest.map(|part| (self.baseline_offer(part), "baseline".to_owned())));
+        let plan = self.baseline.plan(self.node, |id| open.contains(id));
+        let line = |resource: &Resource| OfferLine {
+            resource: resource.clone(),
+            count: 1,
+            consumes: Consumes::Whole,
+        };
+        offers.parts.extend(open.into_iter().map(|id| {
+            let lines = plan.resource(id).map(line).into_iter().collect();
+            (PartOffer { part: id.clone(), lines }, BASELINE.to_owned())
+        }));
+        offers.mig = plan.words;
         offers
     }
 
@@ -146,7 +147,7 @@ impl Walk<'_> {
             }
         }
         if by.is_empty() {
-            by.push("baseline".into());
+            by.push(BASELINE.into());
         }
         StackAnswer::Allow { by, terms }
     }
@@ -163,7 +164,7 @@ impl Walk<'_> {
                 return (placement, entry.label());
             }
         }
-        (placement::baseline(self.node, request), "baseline".into())
+        (placement::baseline(self.node, request), BASELINE.into())
     }
 
     /// What does this reading mean? The first answer counts.
@@ -255,16 +256,6 @@ impl Walk<'_> {
                 .map_err(|r| r.to_string())?;
         }
         Ok(())
-    }
-
-    fn baseline_offer(&self, part: &PartState) -> PartOffer {
-        let resource = match &part.part.mig {
-            None => Some(self.baseline.resource.clone()),
-            Some(mig) => Resource::parse(&format!("nvidia.com/mig-{}", mig.profile)).ok(),
-        };
-        let line = |resource| OfferLine { resource, count: 1, consumes: Consumes::Whole };
-        let lines = if part.part.mig_enabled { Vec::new() } else { resource.map(line).into_iter().collect() };
-        PartOffer { part: part.part.id.clone(), lines }
     }
 }
 

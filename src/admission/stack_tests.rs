@@ -1,13 +1,15 @@
 //! I8 and I9: whatever a policy answers, only what was offered, free and permitted comes of it; a
 //! faulty policy costs its turn, and the next one or the baseline answers instead.
 
+use super::baseline::Baseline;
 use super::faults::{FAULTS_TO_SUSPEND, Faults};
-use super::stack::{Baseline, CALL_MS_MAX, Offers, Walk};
+use super::stack::{CALL_MS_MAX, Offers, Walk};
 use crate::kernel::allocation::Limits;
 use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::StackAnswer;
-use crate::kernel::gpu::{Part, Reading};
+use crate::kernel::gpu::{Mig, Part, Reading};
 use crate::kernel::ledger::Ledger;
+use crate::kernel::mig::MigStrategy;
 use crate::kernel::names::{DeviceId, Digest, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::policy::{
@@ -70,7 +72,7 @@ fn node() -> Ledger {
             parent: None,
             vendor: "nvidia".into(),
             model: String::new(),
-            gpu_index: 0,
+            gpu_index: u32::try_from(i).unwrap(),
             minor: None,
             memory_mib: 1000,
             pci_bus: String::new(),
@@ -114,10 +116,26 @@ impl Case {
             faults: Faults::default(),
             baseline: Baseline {
                 resource: resource("nvidia.com/gpu"),
+                mig: MigStrategy::None,
+                mps_sockets: BTreeMap::new(),
                 ignored_xids: vec![13],
                 quiet_ms: 60_000,
             },
         }
+    }
+
+    /// Puts a GPU into MIG mode, with one instance.
+    fn split(&mut self, n: usize) {
+        let whole = Part { mig_enabled: true, ..self.node.part(&gpu(n)).unwrap().part.clone() };
+        let instance = Part {
+            id: PartId::parse(&format!("MIG-{n}")).unwrap(),
+            parent: Some(whole.id.clone()),
+            mig_enabled: false,
+            mig: Some(Mig { profile: "1g.10gb+me".into(), gpu_instance: 7, compute_instance: 0 }),
+            ..whole.clone()
+        };
+        let changes = vec![Change::PartFound(whole), Change::PartFound(instance)];
+        self.node.apply(&Entry { at: Now::default(), changes });
     }
 
     fn walk(&mut self) -> Walk<'_> {
@@ -178,13 +196,53 @@ fn offers_go_gpu_by_gpu_to_the_first_that_answers_and_the_rest_to_the_baseline()
         ('a', offers(vec![offer(1, shared, 4, 250)], Some(60))),
         ('b', offers(vec![offer(1, shared, 2, 500)], Some(7))),
     ]);
-    let Offers { mut parts, again_after_s, faults } = case.walk().offers();
+    let Offers { mut parts, again_after_s, faults, .. } = case.walk().offers();
     parts.sort_by_key(|(o, _)| o.part.clone());
     assert_eq!(parts.len(), 2);
     assert_eq!(parts[0].1, "baseline");
     assert_eq!(parts[0].0.lines[0].resource, resource("nvidia.com/gpu"));
     assert_eq!((parts[1].0.lines[0].count, parts[1].1.as_str()), (4, "a@aaaaaaaaaaaa"));
     assert_eq!((again_after_s, faults.len()), (Some(7), 0));
+}
+
+#[test]
+fn the_baseline_offers_mig_as_its_strategy_says_and_policies_go_first() {
+    let named = |case: &mut Case| -> Vec<(String, String)> {
+        let parts = case.walk().offers().parts;
+        let lines = parts.iter().flat_map(|(o, _)| o.lines.iter().map(|l| (&o.part, &l.resource)));
+        let mut all: Vec<_> = lines.map(|(part, r)| (part.to_string(), r.to_string())).collect();
+        all.sort();
+        all
+    };
+    let pair = |part: &str, resource: &str| (part.to_owned(), format!("nvidia.com/{resource}"));
+    let mut case = Case::new([('a', Ok(None))]);
+    case.split(1);
+    assert_eq!(named(&mut case), [pair("GPU-0", "gpu"), pair("GPU-1", "gpu")], "none");
+    case.baseline.mig = MigStrategy::Mixed;
+    assert_eq!(named(&mut case), [pair("GPU-0", "gpu"), pair("MIG-1", "mig-1g.10gb.me")]);
+    case.baseline.mig = MigStrategy::Single;
+    assert!(case.walk().offers().mig.refusal.unwrap().contains("GPU 0"));
+    assert_eq!(named(&mut case), []);
+    // A policy shares the GPU that stood in the way.
+    let mut case = Case::new([('a', offers(vec![offer(0, "nvidia.com/gpu.shared", 2, 500)], None))]);
+    case.split(1);
+    case.baseline.mig = MigStrategy::Single;
+    assert_eq!(named(&mut case), [pair("GPU-0", "gpu.shared"), pair("MIG-1", "gpu")]);
+    // A policy speaks for the instance, so its GPU is not offered whole beside it.
+    let instance =
+        OfferLine { resource: resource("nvidia.com/mig-1g.10gb"), count: 1, consumes: Consumes::Whole };
+    let part = PartId::parse("MIG-1").unwrap();
+    let mut case = Case::new([('a', offers(vec![PartOffer { part, lines: vec![instance] }], None))]);
+    case.split(1);
+    assert_eq!(named(&mut case), [pair("GPU-0", "gpu"), pair("MIG-1", "mig-1g.10gb")]);
+}
+
+#[test]
+fn i8_a_policy_may_not_offer_a_gpu_in_mig_mode() {
+    let whole = OfferLine { resource: resource("nvidia.com/gpu"), count: 1, consumes: Consumes::Whole };
+    let mut case = Case::new([('a', offers(vec![PartOffer { part: gpu(1), lines: vec![whole] }], None))]);
+    case.split(1);
+    assert!(case.walk().offers().faults[0].1.detail.contains("MIG mode"));
 }
 
 #[test]

@@ -3,17 +3,22 @@
 //! One thread, since the kubelet calls serially and a policy call takes tens of microseconds. The
 //! kubelet's jobs go first; offers are asked again when nothing else waits.
 
+use super::baseline::Baseline;
 use super::faults::Faults;
-use super::stack::{Baseline, Offers, Walk};
+use super::stack::{Offers, Walk};
 use crate::keeper::{Answered, AskError, Handle, Snapshot};
 use crate::kernel::allocation::Allocation;
 use crate::kernel::change::Change;
 use crate::kernel::command::{Attempt, Command, NewStack};
 use crate::kernel::gpu::Reading;
-use crate::kernel::policy::{AdmitRequest, FaultKind, PlaceRequest, Placement};
+use crate::kernel::mig;
+use crate::kernel::names::PartId;
+use crate::kernel::policy::{AdmitRequest, FaultKind, PlaceRequest, Placement, TriageAnswer};
 use crate::kernel::refusal::Refusal;
 use crate::ports::{Clock, Policies};
 use crossbeam_channel::{Receiver, after, never, select_biased};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -88,6 +93,10 @@ pub(super) struct Worker {
     pub baseline: Baseline,
     pub overcommit_percent: u32,
     pub faults: Arc<Mutex<Faults>>,
+    /// What was said of MIG last, so that it is said once.
+    pub said: RefCell<mig::Words>,
+    /// By part and source the last sign: two sources at most for each GPU that there ever was.
+    pub told: RefCell<BTreeMap<(PartId, String), (u64, String)>>,
 }
 
 /// The thread's inboxes.
@@ -177,7 +186,10 @@ impl Worker {
         let mut again = false;
         loop {
             let node = self.keeper.snapshot();
-            let answer = self.walk(&node, |walk| walk.admit(request));
+            let answer = match self.baseline.mps_denial(&request.resource) {
+                Some(denial) => denial,
+                None => self.walk(&node, |walk| walk.admit(request)),
+            };
             let command =
                 Command::Allocate { request: request.clone(), answer, seen: node.generation, again, attempt };
             match self.keeper.ask(command) {
@@ -200,22 +212,53 @@ impl Worker {
     fn triage(&self, reading: Reading) {
         let node = self.keeper.snapshot();
         let answer = self.walk(&node, |walk| walk.triage(&reading));
-        tracing::warn!(
-            part = reading.part.as_str(), source = reading.source, code = reading.code, detail = reading.detail,
-            severity = ?answer.severity, reason = answer.reason, "a GPU reports"
-        );
+        if self.is_news(&node, &reading, &answer) {
+            tracing::warn!(
+                part = reading.part.as_str(), source = reading.source, code = reading.code,
+                detail = reading.detail, severity = ?answer.severity, reason = answer.reason, "a GPU reports"
+            );
+        }
         if let Err(error) = self.keeper.ask(Command::Triaged { reading, answer }) {
             tracing::error!(%error, "a reading was lost");
         }
     }
 
+    /// An event always is; a sign comes again at every look, and is news where it differs from the last,
+    /// or finds the GPU in better health than it leaves it.
+    fn is_news(&self, node: &Snapshot, reading: &Reading, answer: &TriageAnswer) -> bool {
+        if !reading.is_sign() {
+            return true;
+        }
+        let key = (reading.part.clone(), reading.source.clone());
+        let value = (reading.code, answer.reason.clone());
+        let same = self.told.borrow_mut().insert(key, value.clone()) == Some(value);
+        let health = node.part(&reading.part).and_then(|part| node.gpu_of(part)).map(|gpu| &gpu.health);
+        !same || health.is_some_and(|old| old.after_triage(answer, self.clock.now()).state != old.state)
+    }
+
     fn reoffer(&self) -> Result<(crate::keeper::Applied, Option<u32>), AskError> {
         let node = self.keeper.snapshot();
-        let Offers { parts, again_after_s, .. } = self.walk(&node, |walk| walk.offers());
+        let Offers { parts, again_after_s, mig, .. } = self.walk(&node, |walk| walk.offers());
+        self.say(mig);
         let applied = self.keeper.ask(Command::Offer(parts)).inspect_err(|error| {
             tracing::warn!(%error, "offers stay as they were");
         })?;
         Ok((applied, again_after_s))
+    }
+
+    /// Tells the log what became of MIG, whenever it is something else.
+    fn say(&self, words: mig::Words) {
+        let mut said = self.said.borrow_mut();
+        if words.refusal != said.refusal {
+            match &words.refusal {
+                Some(refusal) => tracing::error!("{refusal}"),
+                None => tracing::info!("MIG instances can be offered again"),
+            }
+        }
+        for note in words.notes.iter().filter(|note| !said.notes.contains(note)) {
+            tracing::warn!("{note}");
+        }
+        *said = words;
     }
 
     /// Asks a new stack on the live node; swaps it in only if every policy of it answers well.

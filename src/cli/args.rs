@@ -1,5 +1,6 @@
 //! What can be typed. Help texts teach: each says what the command does and shows how it is used.
 
+use super::drain::DrainArgs;
 use super::process::ProcessCommand;
 use super::state::StateCommand;
 use crate::config::ServeArgs;
@@ -232,42 +233,6 @@ Examples:
     },
 }
 
-/// `berth gpu drain`.
-#[derive(clap::Args, Debug)]
-pub struct DrainArgs {
-    /// UUID, the beginning of it, or index
-    pub gpu: String,
-    /// Why, for whoever looks later
-    #[arg(long, default_value = "", value_name = "TEXT")]
-    pub reason: String,
-    /// Ask its pods to leave, through the API server; disruption budgets hold
-    #[arg(long)]
-    pub evict: bool,
-    /// By when it is to be done, from now: `90s`, `10m`, `2h`; at most a week
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    pub deadline: Option<std::time::Duration>,
-    /// What becomes of it then
-    #[arg(long, value_enum, default_value = "wait", requires = "deadline", requires_if("delete", "evict"))]
-    pub at_deadline: AtDeadline,
-    /// Show progress until it is drained
-    #[arg(long)]
-    pub wait: bool,
-    /// Call the drain off; the GPU stays cordoned
-    #[arg(long, conflicts_with_all = ["reason", "evict", "deadline", "at_deadline", "wait"])]
-    pub stop: bool,
-}
-
-/// What becomes of a drain at its deadline.
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtDeadline {
-    /// It goes on, and is shown as late
-    Wait,
-    /// Pods that are still there are deleted, whatever their disruption budgets say; with --evict
-    Delete,
-    /// It is called off; the GPU stays cordoned
-    GiveUp,
-}
-
 /// `berth allocation`.
 #[derive(Subcommand, Debug)]
 pub enum AllocationCommand {
@@ -379,29 +344,4 @@ pub enum NodeCommand {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn what_can_be_typed_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn the_clients_flags_are_taken_before_and_after_the_command() {
-        for line in ["berth -o json --server http://x gpu list", "berth gpu list --server http://x -o json"] {
-            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
-            assert_eq!((cli.client.server.as_str(), cli.client.output), ("http://x", Output::Json));
-        }
-    }
-
-    #[test]
-    fn bad_usage_is_2() {
-        for line in
-            ["berth", "berth gpu", "berth gpu show", "berth dance", "berth allocation list --state some"]
-        {
-            assert_eq!(Cli::try_parse_from(line.split(' ')).unwrap_err().exit_code(), 2, "{line}");
-        }
-    }
-}
+mod tests;

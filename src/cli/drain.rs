@@ -1,6 +1,5 @@
 //! `berth gpu drain`: orders a drain, and watches it where asked to.
 
-use super::args::{AtDeadline, DrainArgs};
 use super::client::{Client, escaped};
 use super::gpu::{drain, resolve};
 use super::output::{Out, printable};
@@ -13,6 +12,42 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often a drain in which nothing changes is told all the same, with the time that is left.
 const SAY_EVERY: Duration = Duration::from_secs(30);
+
+/// `berth gpu drain`.
+#[derive(clap::Args, Debug)]
+pub struct DrainArgs {
+    /// UUID, the beginning of it, or index
+    pub gpu: String,
+    /// Why, for whoever looks later
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    pub reason: String,
+    /// Ask its pods to leave, through the API server; disruption budgets hold
+    #[arg(long)]
+    pub evict: bool,
+    /// By when it is to be done, from now: `90s`, `10m`, `2h`; at most a week
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub deadline: Option<std::time::Duration>,
+    /// What becomes of it then
+    #[arg(long, value_enum, default_value = "wait", requires = "deadline", requires_if("delete", "evict"))]
+    pub at_deadline: AtDeadline,
+    /// Show progress until it is drained
+    #[arg(long)]
+    pub wait: bool,
+    /// Call the drain off; the GPU stays cordoned
+    #[arg(long, conflicts_with_all = ["reason", "evict", "deadline", "at_deadline", "wait"])]
+    pub stop: bool,
+}
+
+/// What becomes of a drain at its deadline.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtDeadline {
+    /// It goes on, and is shown as late
+    Wait,
+    /// Pods that are still there are deleted, whatever their disruption budgets say; with --evict
+    Delete,
+    /// It is called off; the GPU stays cordoned
+    GiveUp,
+}
 
 pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     let uuid = resolve(client, &args.gpu)?;

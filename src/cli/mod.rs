@@ -22,6 +22,7 @@ pub use state::{StateCommand, StateDir, StateHooks, StateSummary};
 pub use usage::parse;
 
 use crate::config::{Config, GpuSource, ServeArgs};
+use crate::kernel::gpu::Part;
 use crate::kernel::process::Sight;
 use args::ClientArgs;
 use client::Client;
@@ -32,8 +33,8 @@ use std::process::ExitCode;
 pub struct Hooks {
     /// Starts logs and runs the daemon until a signal.
     pub serve: fn(Config) -> anyhow::Result<()>,
-    /// One look at the GPUs: what was found, in one line.
-    pub look: fn(&GpuSource) -> anyhow::Result<String>,
+    /// One look at the GPUs.
+    pub look: fn(&GpuSource) -> anyhow::Result<Looked>,
     /// How far a daemon here could tell whose the processes on its GPUs are.
     pub sight: fn(&Config) -> Sight,
     /// What `berth state` does.
@@ -45,6 +46,14 @@ pub struct Hooks {
     /// Does with a configuration's GPUs and stack what a start does; answers what cannot be known
     /// without the node.
     pub rehearse: fn(&Config) -> anyhow::Result<Vec<String>>,
+}
+
+/// What a look at the GPUs found.
+pub struct Looked {
+    /// In one line.
+    pub text: String,
+    /// GPUs and MIG instances.
+    pub parts: Vec<Part>,
 }
 
 /// Runs one command. 0 done, 1 refused or failed; bad usage has ended with 2 before.

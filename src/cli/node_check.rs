@@ -3,12 +3,13 @@
 
 mod host;
 mod kubelet;
+mod offers;
 mod running;
 mod state;
 
 use super::args::ClientArgs;
 use super::output::{Out, complain};
-use super::{Hooks, usage};
+use super::{Hooks, Looked, usage};
 use crate::config::{ApiServer, Config, GpuSource, ServeArgs};
 use crate::kernel::process::Sight;
 use serde::Serialize;
@@ -88,22 +89,25 @@ pub(super) fn run(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks, out: &mu
 }
 
 /// Everything, under `root`, which is `/` outside tests.
-fn look_around(config: &Config, root: &Path, look: fn(&GpuSource) -> anyhow::Result<String>) -> Vec<Line> {
-    let mut lines = vec![host::driver(config), gpus(config, look)];
+fn look_around(config: &Config, root: &Path, look: fn(&GpuSource) -> anyhow::Result<Looked>) -> Vec<Line> {
+    let looked = look(&config.gpus);
+    let mut lines = vec![host::driver(config), gpus(&looked)];
+    lines.extend(looked.ok().map(|found| offers::mig(config, &found.parts)));
     lines.extend(kubelet::all(config));
     lines.push(state::folder(config));
     lines.push(running::ports(config));
     lines.push(host::cdi(config, root));
     lines.push(host::runtime(config, root));
+    lines.extend(offers::mps(config, root));
     lines
 }
 
-fn gpus(config: &Config, look: fn(&GpuSource) -> anyhow::Result<String>) -> Line {
-    match look(&config.gpus) {
-        Ok(found) if found.contains("does not work") => {
-            Line::warn("GPUs", found, "nvidia-smi -q tells more; what does not work is not granted")
+fn gpus(looked: &anyhow::Result<Looked>) -> Line {
+    match looked {
+        Ok(Looked { text, .. }) if text.contains("does not work") => {
+            Line::warn("GPUs", text, "nvidia-smi -q tells more; what does not work is not granted")
         }
-        Ok(found) => Line::ok("GPUs", found),
+        Ok(Looked { text, .. }) => Line::ok("GPUs", text),
         Err(error) => {
             // Most errors of GPUs end with what to do, after a colon.
             let text = error.to_string();
@@ -188,8 +192,8 @@ mod tests {
         lines.iter().find(|l| l.check == check).unwrap_or_else(|| panic!("no line {check}")).level
     }
 
-    fn found(_: &GpuSource) -> anyhow::Result<String> {
-        Ok("1 GPUs".into())
+    fn found(_: &GpuSource) -> anyhow::Result<Looked> {
+        Ok(Looked { text: "1 GPUs".into(), parts: Vec::new() })
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::{AGAIN_MAX, Link, Settings};
 use crate::config::ApiServer;
 use k8s_openapi::api::core::v1::Node;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,6 +11,9 @@ use tokio::sync::watch;
 
 /// Longest wait for an answer to one request. Watches have a timeout of their own.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(15);
+
+/// Longest silence on a connection: a watch's 60 s, and some.
+const SILENCE_MAX: Duration = Duration::from_secs(75);
 
 /// The API server cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +26,14 @@ pub enum ConnectError {
         /// Why.
         #[source]
         source: Box<kube::config::KubeconfigError>,
+    },
+    /// The kubeconfig is not what it should be. The parser's words show the file, secrets and all.
+    #[error(
+        "the kubeconfig {path} is no kubeconfig in YAML or JSON (`kubectl --kubeconfig {path} config view` says where it is wrong)"
+    )]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
     },
     /// The service account of the pod is incomplete.
     #[error("the pod's service account cannot be used (set automountServiceAccountToken: true)")]
@@ -84,6 +95,9 @@ pub async fn connect(api_server: &ApiServer, node: &str) -> Result<Client, Conne
     // The library would try again what a disruption budget forbids for minutes, and never say so: the
     // waits of this room are its own.
     config.default_retry = false;
+    // A watch is ended by the server sooner than this; whatever is silent for longer is dead.
+    config.read_timeout = Some(SILENCE_MAX);
+    config.reset_reader_on_write = true;
     let url = config.cluster_url.to_string();
     let client = Client::try_from(config).map_err(|e| ConnectError::Client { source: Box::new(e) })?;
     check_node(&client, &url, node).await?;
@@ -91,7 +105,10 @@ pub async fn connect(api_server: &ApiServer, node: &str) -> Result<Client, Conne
 }
 
 async fn from_file(path: &Path) -> Result<Config, ConnectError> {
-    let wrong = |e| ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(e) };
+    let wrong = |e| match e {
+        KubeconfigError::Parse(_) => ConnectError::Malformed { path: path.to_owned() },
+        other => ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(other) },
+    };
     let file = Kubeconfig::read_from(path).map_err(wrong)?;
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(wrong)
 }

@@ -1,15 +1,13 @@
 //! A pod of the API server in the kernel's words.
 
 use crate::kernel::names::Resource;
-use crate::kernel::pods::{Pod, PodBypass, PodContainer, Stage, VISIBLE_DEVICES};
+use crate::kernel::pods::{Pod, PodBypass, PodContainer, Stage, VISIBLE_DEVICES, is_of_static_pod};
 use k8s_openapi::api::core::v1::{Container, Pod as ApiPod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;
 
-/// On a mirror pod: the UID that its static pod has at the kubelet (kubelet: `ConfigHashAnnotationKey`
-/// and `ConfigMirrorAnnotationKey`, which hold the same hash).
+/// On a mirror pod: the UID that its static pod has at the kubelet (kubelet: `ConfigMirrorAnnotationKey`).
 const MIRROR: &str = "kubernetes.io/config.mirror";
-const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// Labels of one pod that policies are shown; the API server's own limit is the size of the object.
 const LABELS_MAX: usize = 64;
 
@@ -19,7 +17,8 @@ const LABELS_MAX: usize = 64;
 pub fn understand(pod: &ApiPod) -> Option<Pod> {
     let meta = &pod.metadata;
     let note = |key: &str| meta.annotations.as_ref().and_then(|a| a.get(key)).cloned();
-    let mirror = note(MIRROR).or_else(|| note(CONFIG_HASH).filter(|_| note(MIRROR).is_some()));
+    // Anybody may annotate a pod: what is no hash is another pod's UID, and not to be believed.
+    let mirror = note(MIRROR).filter(|uid| is_of_static_pod(uid));
     let owner = |kind: &str| meta.owner_references.iter().flatten().any(|o| o.kind == kind);
     let spec = pod.spec.as_ref();
     let init = spec.and_then(|s| s.init_containers.as_ref()).into_iter().flatten();
@@ -157,10 +156,19 @@ mod tests {
     #[test]
     fn a_mirror_pod_has_the_uid_that_the_kubelet_knows() {
         let mut json = plain();
-        json["metadata"]["annotations"] = json!({MIRROR: "hash", CONFIG_HASH: "hash"});
+        json["metadata"]["annotations"] = json!({MIRROR: "hash"});
         let pod = pod(json);
         assert_eq!(pod.uid, "hash");
         assert!(pod.is_static);
+    }
+
+    #[test]
+    fn no_pod_takes_the_place_of_another_by_an_annotation() {
+        let mut json = plain();
+        json["metadata"]["annotations"] = json!({MIRROR: "11111111-2222-3333-4444-555555555555"});
+        let pod = pod(json);
+        assert_eq!(pod.uid, "u-1");
+        assert!(!pod.is_static);
     }
 
     #[test]

@@ -4,9 +4,9 @@ use super::client::trouble;
 use super::{AGAIN_MAX, Link, Settings, understand};
 use crate::admission::Door;
 use crate::keeper::AskError;
-use crate::kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView};
+use crate::kernel::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use futures_util::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::{Node, Pod as ApiPod};
+use k8s_openapi::api::core::v1::Pod as ApiPod;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use std::collections::{BTreeMap, VecDeque};
@@ -27,8 +27,6 @@ struct Known {
     listing: Option<(BTreeMap<String, Arc<Pod>>, u64)>,
     /// Whether a first list is complete.
     complete: bool,
-    /// Set while more pods are shown than are taken.
-    too_many: bool,
 }
 
 impl Known {
@@ -39,8 +37,15 @@ impl Known {
             listed_mono_ms: 0,
             pods: BTreeMap::new(),
             deleted: VecDeque::new(),
+            finished: VecDeque::new(),
         };
-        Self { view, listing: None, complete: false, too_many: false }
+        Self { view, listing: None, complete: false }
+    }
+
+    /// Nothing is heard any more.
+    fn silence(&mut self) {
+        self.view.current = false;
+        self.listing = None;
     }
 
     /// Takes in one event. Answers whether the view is another now.
@@ -63,14 +68,15 @@ impl Known {
                     return false;
                 };
                 let before = std::mem::replace(&mut self.view.pods, pods);
-                for uid in
-                    before.into_keys().filter(|uid| !self.view.pods.contains_key(uid)).collect::<Vec<_>>()
-                {
-                    self.deleted(uid);
+                for (uid, pod) in before {
+                    if !self.view.pods.contains_key(&uid) {
+                        self.left(&pod);
+                    }
                 }
                 self.view.listed_mono_ms = asked_mono_ms;
                 self.view.current = true;
                 self.complete = true;
+                self.view.shed();
                 true
             }
             Event::Apply(pod) => {
@@ -83,6 +89,7 @@ impl Known {
                     return false;
                 }
                 self.view.pods.insert(pod.uid.clone(), Arc::new(pod));
+                self.view.shed();
                 true
             }
             Event::Delete(pod) => {
@@ -91,63 +98,74 @@ impl Known {
                     return false;
                 };
                 self.view.pods.remove(&pod.uid);
-                self.deleted(pod.uid);
+                self.left(&pod);
                 true
             }
         }
     }
 
-    /// A static pod that is deleted at the API server comes back under the same UID: what is shown
-    /// again is not deleted.
-    fn deleted(&mut self, uid: String) {
-        let deleted = &mut self.view.deleted;
-        deleted.retain(|known| *known != uid);
-        deleted.push_back(uid);
-        if deleted.len() > DELETED_MAX {
-            deleted.pop_front();
+    /// The mirror of a static pod says nothing of it by going away.
+    fn left(&mut self, pod: &Pod) {
+        if !pod.is_static {
+            self.view.left(pod.uid.clone(), pod.stage == Stage::Finished);
         }
     }
 
-    /// The view to hand in. One that is not whole would say that pods are gone.
-    fn whole(&mut self) -> Option<PodsView> {
-        self.too_many = self.view.pods.len() > PODS_MAX;
-        (self.complete && !self.too_many).then(|| self.view.clone())
+    /// The view to hand in, once there was a whole list: half a list would say that pods are gone.
+    fn whole(&self) -> Option<PodsView> {
+        match self.too_many() {
+            _ if !self.complete => None,
+            true => Some(self.view.silenced()),
+            false => Some(self.view.clone()),
+        }
+    }
+
+    fn too_many(&self) -> bool {
+        self.view.pods.len() > PODS_MAX
     }
 }
 
 /// Watches for ever.
 pub(super) async fn keep(settings: &Settings, client: Client, door: &Door, told: &watch::Sender<Link>) {
-    let pods: Api<ApiPod> = Api::all(client.clone());
+    let mut known = Known::new();
+    let mut wait = settings.again;
+    loop {
+        // A new watch begins with a list: what was missed meanwhile is known, and that it is heard, too.
+        let mut stream = Box::pin(shown(settings, client.clone()));
+        let error = loop {
+            match gather(&mut stream, &mut known, door, settings.gather).await {
+                Ok(changed) => {
+                    if known.view.current {
+                        wait = settings.again;
+                    }
+                    if changed {
+                        hand_in(&known, settings, door, told).await;
+                    }
+                }
+                Err(error) => break error,
+            }
+        };
+        known.silence();
+        hand_in(&known, settings, door, told).await;
+        // One that forgot what we saw last, as it does after some minutes, is in no trouble.
+        if !matches!(&error, watcher::Error::WatchError(status) if status.code == 410) {
+            trouble(told, &error);
+        }
+        sleep(wait).await;
+        wait = (wait * 2).min(AGAIN_MAX);
+    }
+}
+
+/// The pods of this node as events.
+fn shown(
+    settings: &Settings,
+    client: Client,
+) -> impl Stream<Item = Result<Event<ApiPod>, watcher::Error>> + Send + use<> {
     let config = watcher::Config::default()
         .fields(&format!("spec.nodeName={}", settings.node))
         .timeout(WATCH_S)
         .page_size(PAGE);
-    let mut stream = Box::pin(watcher(pods, config));
-    let mut known = Known::new();
-    let mut wait = settings.again;
-    loop {
-        match gather(&mut stream, &mut known, door, settings.gather).await {
-            Ok(changed) => {
-                wait = settings.again;
-                if changed {
-                    hand_in(&mut known, settings, door, told).await;
-                }
-            }
-            // The server forgot what we saw last, as it does after some minutes: a new list follows.
-            Err(watcher::Error::WatchError(status)) if status.code == 410 => {}
-            Err(error) => {
-                trouble(told, &error);
-                known.view.current = false;
-                if known.complete {
-                    hand_in(&mut known, settings, door, told).await;
-                }
-                answers_again(&client, settings, &mut wait).await;
-                // A watch that goes on where it stopped says nothing until something changes.
-                known.view.current = known.complete;
-                hand_in(&mut known, settings, door, told).await;
-            }
-        }
-    }
+    watcher(Api::<ApiPod>::all(client), config)
 }
 
 /// The events of the next while, from the first one on. Answers whether anything changed.
@@ -171,14 +189,13 @@ async fn gather(
     }
 }
 
-async fn hand_in(known: &mut Known, settings: &Settings, door: &Door, told: &watch::Sender<Link>) {
+async fn hand_in(known: &Known, settings: &Settings, door: &Door, told: &watch::Sender<Link>) {
     let Some(view) = known.whole() else {
-        if known.too_many {
-            let pods = known.view.pods.len();
-            trouble(told, &TooMany { pods });
-        }
         return;
     };
+    if known.too_many() {
+        trouble(told, &TooMany { pods: known.view.pods.len() });
+    }
     while let Err(error) = door.pods(view.clone()).await {
         if error == AskError::Stopping {
             return;
@@ -193,27 +210,15 @@ async fn hand_in(known: &mut Known, settings: &Settings, door: &Door, told: &wat
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("it shows {pods} pods of this node; at most {PODS_MAX} are taken (delete finished ones)")]
+#[error("it shows {pods} pods of this node; that have not finished; at most {PODS_MAX} are taken")]
 struct TooMany {
     pods: usize,
-}
-
-/// Waits until the API server answers a small question again.
-async fn answers_again(client: &Client, settings: &Settings, wait: &mut Duration) {
-    let nodes: Api<Node> = Api::all(client.clone());
-    loop {
-        sleep(*wait).await;
-        *wait = (*wait * 2).min(AGAIN_MAX);
-        let asked = tokio::time::timeout(AGAIN_MAX, nodes.get_metadata(&settings.node)).await;
-        if matches!(asked, Ok(Ok(_))) {
-            return;
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::pods::DELETED_MAX;
     use serde_json::json;
 
     fn pod(uid: &str, phase: &str) -> ApiPod {
@@ -265,20 +270,50 @@ mod tests {
     fn deleted_pods_are_remembered_to_a_limit() {
         let mut known = Known::new();
         for n in 0..DELETED_MAX + 3 {
-            known.take(Event::Delete(pod(&n.to_string(), "Running")), 1);
+            known.take(Event::Delete(pod(&format!("{n}-"), "Running")), 1);
         }
         assert_eq!(known.view.deleted.len(), DELETED_MAX);
-        assert_eq!(known.view.deleted[0], "3");
+        assert_eq!(known.view.deleted[0], "3-");
     }
 
     #[test]
-    fn too_many_pods_are_no_view_at_all() {
+    fn of_too_many_pods_the_finished_ones_are_kept_as_uids() {
         let mut known = Known::new();
         known.take(Event::Init, 1);
-        for n in 0..=PODS_MAX {
-            known.take(Event::InitApply(pod(&n.to_string(), "Succeeded")), 1);
+        known.take(Event::InitApply(pod("runs", "Running")), 1);
+        for n in 0..PODS_MAX {
+            known.take(Event::InitApply(pod(&n.to_string(), "Failed")), 1);
         }
         known.take(Event::InitDone, 1);
-        assert!(known.whole().is_none());
+        let view = known.whole().unwrap();
+        assert_eq!(uids(&view), ["runs"]);
+        assert!(view.current);
+        assert_eq!(view.finished.len(), DELETED_MAX);
+    }
+
+    #[test]
+    fn too_many_pods_all_the_same_silence_the_source() {
+        let mut known = Known::new();
+        known.take(Event::Init, 1);
+        for n in 0..PODS_MAX {
+            known.take(Event::InitApply(pod(&n.to_string(), "Running")), 1);
+        }
+        known.take(Event::InitDone, 1);
+        assert!(known.whole().unwrap().current);
+        known.take(Event::Apply(pod("more", "Running")), 2);
+        let view = known.whole().unwrap();
+        assert!(!view.current && view.pods.is_empty() && view.listed_mono_ms == 0, "nobody is over by it");
+        known.take(Event::Delete(pod("more", "Running")), 3);
+        assert!(known.whole().unwrap().current, "as soon as they fit again");
+    }
+
+    #[test]
+    fn a_pod_that_finished_before_it_went_is_told_from_one_that_was_deleted_by_force() {
+        let mut known = Known::new();
+        known.take(Event::Init, 1);
+        known.take(Event::InitDone, 1);
+        known.take(Event::Delete(pod("a", "Succeeded")), 2);
+        known.take(Event::Delete(pod("b", "Running")), 2);
+        assert_eq!((&known.view.finished[0][..], &known.view.deleted[0][..]), ("a", "b"));
     }
 }

@@ -55,6 +55,9 @@ pub struct ServeArgs {
     /// XIDs that make a GPU unhealthy even if disabled above
     #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS", value_parser = parsers::healthchecks_on)]
     pub enable_healthchecks: Option<String>,
+    /// MIG where no policy says otherwise: none, single or mixed, as with NVIDIA's plugin [default: none]
+    #[arg(long, env = "MIG_STRATEGY", value_name = "STRATEGY", value_parser = parsers::mig_strategy)]
+    pub mig_strategy: Option<String>,
     /// What containers are given.
     #[command(flatten)]
     pub edits: EditArgs,

@@ -2,6 +2,7 @@
 //! mounts and devices of the operator's own.
 
 use super::args::EditArgs;
+use super::mps::MpsEdits;
 use super::{ConfigError, bad};
 use crate::kernel::names::Resource;
 use serde::Deserialize;
@@ -49,11 +50,21 @@ pub struct Edits {
     pub cdi_kind: String,
     /// Prefix of the CDI annotation's key.
     pub cdi_annotation_prefix: String,
-    /// Mounts and devices by resource.
+    /// Mounts, devices and MPS by resource.
     pub resources: BTreeMap<Resource, ResourceEdits>,
 }
 
-/// Mounts and devices of one resource.
+impl Edits {
+    /// By resource the socket without which its containers would run outside of MPS.
+    #[must_use]
+    pub fn mps_sockets(&self) -> BTreeMap<Resource, PathBuf> {
+        let with_mps =
+            self.resources.iter().filter_map(|(resource, own)| Some((resource, own.mps.as_ref()?)));
+        with_mps.map(|(resource, mps)| (resource.clone(), mps.control_socket())).collect()
+    }
+}
+
+/// Mounts and devices of one resource, and its MPS.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ResourceEdits {
@@ -61,6 +72,8 @@ pub struct ResourceEdits {
     pub mounts: Vec<WantedMount>,
     /// Host devices given to its containers.
     pub devices: Vec<WantedDevice>,
+    /// The MPS control daemon that keeps its containers within their limits.
+    pub mps: Option<MpsEdits>,
 }
 
 /// A mount of the operator's own.
@@ -200,7 +213,8 @@ fn check(name: &str, edits: &ResourceEdits) -> Result<(), ConfigError> {
     }
     let paths = edits.mounts.iter().flat_map(|m| [&m.host_path, &m.container_path]);
     let paths = paths.chain(edits.devices.iter().flat_map(|d| d.container_path.iter().chain([&d.host_path])));
-    for path in paths {
+    let mps = edits.mps.iter().flat_map(MpsEdits::paths);
+    for path in paths.chain(mps) {
         if !path.starts_with('/') || path.contains("/../") || path.ends_with("/..") {
             return Err(bad("containerEdits.resources", path, "an absolute path without .."));
         }

@@ -30,6 +30,7 @@ pub struct FileConfig {
     pub token_file: Option<PathBuf>,
     pub log: Option<LogFile>,
     pub resource: Option<String>,
+    pub mig_strategy: Option<String>,
     pub memory_overcommit: Option<f64>,
     pub skip_adoption: Option<bool>,
     pub health: Option<HealthFile>,
@@ -139,9 +140,9 @@ pub struct TimingFile {
     pub rounds_apart_ms: Option<u64>,
     pub kubelet_settle_ms: Option<u64>,
     pub reply_settle_ms: Option<u64>,
+    pub bypass_ms: Option<u64>,
     pub drained_ms: Option<u64>,
     pub evict_again_ms: Option<u64>,
-    pub bypass_ms: Option<u64>,
 }
 
 impl TimingFile {
@@ -152,9 +153,9 @@ impl TimingFile {
             rounds_apart_ms: self.rounds_apart_ms.unwrap_or(defaults.rounds_apart_ms),
             kubelet_settle_ms: self.kubelet_settle_ms.unwrap_or(defaults.kubelet_settle_ms),
             reply_settle_ms: self.reply_settle_ms.unwrap_or(defaults.reply_settle_ms),
+            bypass_ms: self.bypass_ms.unwrap_or(defaults.bypass_ms),
             drained_ms: self.drained_ms.unwrap_or(defaults.drained_ms),
             evict_again_ms: self.evict_again_ms.unwrap_or(defaults.evict_again_ms),
-            bypass_ms: self.bypass_ms.unwrap_or(defaults.bypass_ms),
             ..defaults.clone()
         }
     }

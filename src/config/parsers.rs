@@ -17,6 +17,10 @@ pub(super) fn gpus(text: &str) -> Result<String, String> {
     rule(super::gpu_source(text, None, Path::new("/")), text)
 }
 
+pub(super) fn mig_strategy(text: &str) -> Result<String, String> {
+    rule(super::mig_strategy(Some(text)), text)
+}
+
 pub(super) fn admin_listen(text: &str) -> Result<String, String> {
     rule(super::admin_address(text), text)
 }

@@ -43,6 +43,7 @@ fn wrong_settings_say_which_and_what_to_do() {
         ("history: {allocations: 0}", "64 to 10000"),
         ("processes: {ignore: [/usr/bin/dcgmi]}", "without a path"),
         ("resource: gpu", "a domain"),
+        ("migStrategy: both", "none, single or mixed"),
         ("stack: [{policy: mixed, parameterss: {}}]", "parameterss"),
         ("containerEdits: {deviceListStrategy: [env]}", "envvar"),
     ] {

@@ -28,6 +28,7 @@ impl Progress {
         {
             let mut facts = lock(&progress.facts);
             config.node_name.clone_into(&mut facts.name);
+            facts.mps = config.edits.mps_sockets().into_keys().collect();
             facts.api_server = (config.api_server != ApiServer::Off).then(Step::default);
         }
         progress

@@ -108,8 +108,15 @@ fn checked(ledger: &Ledger, rules: &Rules, request: &AdmitRequest, now: Now) -> 
         if !device.offered() {
             return Err(Refusal::NotOffered { resource: request.resource.clone(), device: id.clone() });
         }
-        let sum = wanted.entry(&id.part).or_insert_with(|| (part, part.taken(), id));
+        let sum = wanted.entry(&id.part).or_insert_with(|| (part, ledger.taken(part), id));
         sum.1 = sum.1.plus(device.consumes);
+    }
+    for (part, _, id) in wanted.values() {
+        // A GPU and an instance of it, in one breath.
+        if part.part.parent.as_ref().is_some_and(|gpu| wanted.contains_key(gpu)) {
+            let part = id.part.clone();
+            return Err(Refusal::DoesNotFit { part, counter: "whole GPU", wanted: 1, left: 0 });
+        }
     }
     wanted.into_values().try_for_each(|(part, sum, id)| fits(ledger, rules, part, sum, id))
 }
@@ -141,7 +148,8 @@ fn fits(ledger: &Ledger, rules: &Rules, part: &PartState, sum: Taken, id: &Devic
         return Ok(());
     };
     let before = part.taken();
-    if let Some(holder) = ledger.newest_on(part)
+    let holders = std::iter::once(part).chain(ledger.kin(part)).filter_map(|p| ledger.newest_on(p));
+    if let Some(holder) = holders.max_by_key(|a| a.id)
         && sum.wholes > 0
     {
         return Err(Refusal::Held { device: id.clone(), by: holder.id, resource: holder.resource.clone() });

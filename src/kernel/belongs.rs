@@ -7,7 +7,6 @@ use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
 use super::pods::{Pod, PodBypass, Stage};
 use super::process::{Owner, PodProcess, Process, Seen, Unseen};
-use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Whose a process on a GPU is.
@@ -140,6 +139,12 @@ pub struct Bypass {
 /// Whose a process on `gpu` is.
 #[must_use]
 pub fn belongs(ledger: &Ledger, gpu: &PartId, process: &Process) -> Belongs {
+    explained(ledger, gpu, process).unwrap_or_else(|| Belongs::Nobody(reason(ledger, gpu, process)))
+}
+
+/// Whose a process on `gpu` is, or `None` where it is nobody's. Why it is nobody's may have to be
+/// looked for among all ended allocations, and a look asks this of every process.
+pub(super) fn explained(ledger: &Ledger, gpu: &PartId, process: &Process) -> Option<Belongs> {
     let here = holders(ledger, gpu, &process.part);
     match &process.who.owner {
         Owner::Pod(pod) => {
@@ -149,17 +154,30 @@ pub fn belongs(ledger: &Ledger, gpu: &PartId, process: &Process) -> Belongs {
             if !mine.is_empty() {
                 within_pod(&mine, pod)
             } else if !nameless.is_empty() {
-                Belongs::Perhaps(nameless)
-            } else if process.who.ignored {
-                Belongs::Ignored
+                Some(Belongs::Perhaps(nameless))
             } else {
-                Belongs::Nobody(stranger(ledger, gpu, &pod.uid))
+                process.who.ignored.then_some(Belongs::Ignored)
             }
         }
-        _ if process.who.ignored => Belongs::Ignored,
-        Owner::NoPod { .. } => Belongs::Nobody(Reason::HostProcess),
-        Owner::Unknown(unseen) if here.is_empty() => Belongs::Nobody(Reason::Unknown(*unseen)),
-        Owner::Unknown(_) => Belongs::Perhaps(here.iter().map(|a| a.id).collect()),
+        _ if process.who.ignored => Some(Belongs::Ignored),
+        Owner::NoPod { .. } => None,
+        Owner::Unknown(_) if here.is_empty() => None,
+        Owner::Unknown(_) => Some(Belongs::Perhaps(here.iter().map(|a| a.id).collect())),
+    }
+}
+
+/// Why a process is nobody's, by [`explained`].
+fn reason(ledger: &Ledger, gpu: &PartId, process: &Process) -> Reason {
+    match &process.who.owner {
+        Owner::Pod(pod) => {
+            let mine = || holders(ledger, gpu, &process.part).into_iter().any(|a| of_pod(a, &pod.uid));
+            match &pod.container {
+                Some(container) if mine() => Reason::ContainerHoldsNothing { container: container.clone() },
+                _ => stranger(ledger, gpu, &pod.uid),
+            }
+        }
+        Owner::NoPod { .. } => Reason::HostProcess,
+        Owner::Unknown(unseen) => Reason::Unknown(*unseen),
     }
 }
 
@@ -186,15 +204,14 @@ impl<'l> Owners<'l> {
         self.on.get(gpu).map(Vec::as_slice)
     }
 
-    /// Every use of the node's GPUs that nothing explains for at least `grace_ms`, GPU by GPU.
+    /// Every use of the node's GPUs that nothing explains for so long that it is told, GPU by GPU.
     #[must_use]
-    pub fn bypasses(&self, grace_ms: u64, now: Now) -> Vec<Bypass> {
-        let all =
-            self.on.iter().flat_map(|(gpu, all)| all.iter().map(move |(seen, whose)| (*gpu, seen, whose)));
-        let told = all.filter_map(|(gpu, seen, whose)| {
+    pub fn bypasses(&self) -> Vec<Bypass> {
+        let all = self.on.iter().flat_map(|(gpu, all)| all.iter().map(move |one| (*gpu, one)));
+        let told = all.filter_map(|(gpu, (seen, whose))| {
             // Whose it is may have been learned since that look.
             let Belongs::Nobody(reason) = whose else { return None };
-            let since = seen.alone_since.filter(|since| now.passed(since.mono_ms, grace_ms))?;
+            let since = seen.alone_since.filter(|_| seen.told)?;
             Some(Bypass {
                 reason: reason.clone(),
                 since_wall_ms: since.wall_ms,
@@ -232,26 +249,26 @@ fn of_pod(allocation: &Allocation, uid: &str) -> bool {
     allocation.holder.pod_uid.as_deref() == Some(uid)
 }
 
-/// Which of a pod's allocations a process of that pod uses.
-fn within_pod(mine: &[&Allocation], pod: &PodProcess) -> Belongs {
+/// Which of a pod's allocations a process of that pod uses; `None` if other containers hold them.
+fn within_pod(mine: &[&Allocation], pod: &PodProcess) -> Option<Belongs> {
     let held_by = |container: &Option<String>| -> Vec<&Allocation> {
         mine.iter().filter(|a| a.holder.container == *container).copied().collect()
     };
     let candidates = match &pod.container {
         None => mine.to_vec(),
-        Some(name) => match (held_by(&pod.container), held_by(&None)) {
+        Some(_) => match (held_by(&pod.container), held_by(&None)) {
             (named, _) if !named.is_empty() => named,
             (_, nameless) if !nameless.is_empty() => nameless,
-            _ => return Belongs::Nobody(Reason::ContainerHoldsNothing { container: name.clone() }),
+            _ => return None,
         },
     };
     // An older grant of the same devices to the same container has a newer one over it (I7).
     let newest: Vec<_> = candidates.iter().filter(|a| !a.overlapped).map(|a| a.id).collect();
-    match newest.as_slice() {
+    Some(match newest.as_slice() {
         [] => Belongs::Among(candidates.iter().map(|a| a.id).collect()),
         [only] => Belongs::To(*only),
         _ => Belongs::Among(newest),
-    }
+    })
 }
 
 /// Why nothing explains a process of a pod.

@@ -2,7 +2,7 @@
 
 use super::allocation::{Allocation, EndReason, Holder};
 use super::breaker::Breaker;
-use super::drain::Drain;
+use super::drain::{Drain, Empty};
 use super::evict::Asked;
 use super::gpu::{Links, Part, Usage};
 use super::health::Health;
@@ -69,12 +69,12 @@ pub enum Change {
         /// Its state from now on.
         drain: Drain,
     },
-    /// Since when a GPU that is drained is seen empty, monotonic milliseconds; `None`: it is not.
+    /// Since when a GPU that is drained is empty, as far as can be seen; `None`: it is not.
     Emptied {
         /// The GPU.
         gpu: PartId,
         /// Since when.
-        since_mono_ms: Option<u64>,
+        empty: Option<Empty>,
     },
     /// A part is offered anew.
     Offered {

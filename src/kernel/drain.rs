@@ -160,9 +160,7 @@ fn tick_one(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Option
         {
             turned(Drain::Cordoned(Mark { why: given_up(&mark.why), ..mark.clone() }))
         }
-        _ if held && state.empty_since_mono_ms.is_some() => {
-            Some(Change::Emptied { gpu: gpu.clone(), since_mono_ms: None })
-        }
+        _ if held && state.empty.is_some() => Some(Change::Emptied { gpu: gpu.clone(), empty: None }),
         _ => None,
     }
 }
@@ -173,14 +171,23 @@ fn given_up(why: &str) -> String {
     if why.ends_with(SAID) { why.to_owned() } else { format!("{why} {SAID}").trim_start().to_owned() }
 }
 
+/// Since when a GPU that is drained has nobody on it, monotonic milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Empty {
+    /// Since when no look found anybody, those among them that could not tell.
+    pub unused_since_mono_ms: u64,
+    /// Since when every look saw that there is nobody; `None` if the newest could not tell.
+    pub seen_since_mono_ms: Option<u64>,
+}
+
 /// What a look found on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// Processes.
     Busy,
-    /// No process, or the GPU says of none (or is gone).
+    /// No process, or the GPU is gone.
     Empty,
-    /// The GPU could not be asked.
+    /// The GPU could not be asked, or does not tell.
     Unknown,
 }
 
@@ -189,30 +196,45 @@ pub(super) enum Found {
 pub(super) fn looked(
     ledger: &Ledger,
     gpu: &PartId,
-    found: Found,
+    found: impl FnOnce() -> Found,
     timing: &Timing,
     now: Now,
 ) -> Option<Change> {
     let state = ledger.gpus.get(gpu)?;
+    let emptied = |empty| (state.empty != empty).then(|| Change::Emptied { gpu: gpu.clone(), empty });
     let Drain::Draining(mark, _) = &state.drain else {
-        return state.empty_since_mono_ms.map(|_| Change::Emptied { gpu: gpu.clone(), since_mono_ms: None });
+        return emptied(None);
     };
-    let emptied = |since_mono_ms| Some(Change::Emptied { gpu: gpu.clone(), since_mono_ms });
-    // A GPU that cannot be asked is drained all the same once its last pod had time to die: broken
-    // GPUs are what is drained most.
-    let wait_ms = match found {
-        Found::Empty => timing.drained_ms,
-        Found::Busy | Found::Unknown => timing.drained_unseen_ms,
+    if held(ledger, gpu) {
+        return emptied(None);
+    }
+    let seen = match found() {
+        Found::Busy => return emptied(None),
+        Found::Empty => true,
+        Found::Unknown => false,
     };
-    match state.empty_since_mono_ms {
-        Some(_) if found == Found::Busy || held(ledger, gpu) => emptied(None),
-        None if found == Found::Busy || held(ledger, gpu) => None,
-        None => emptied(Some(now.mono_ms)),
-        Some(since) if now.passed(since, wait_ms) => {
-            let drain = Drain::Drained(Mark { since_wall_ms: now.wall_ms, ..mark.clone() });
-            Some(Change::DrainTurned { gpu: gpu.clone(), drain })
-        }
-        Some(_) => None,
+    if state.empty.is_some_and(|empty| empty.lasted(seen, timing, now)) {
+        let drain = Drain::Drained(Mark { since_wall_ms: now.wall_ms, ..mark.clone() });
+        return Some(Change::DrainTurned { gpu: gpu.clone(), drain });
+    }
+    let (before, now) = (state.empty, now.mono_ms);
+    emptied(Some(Empty {
+        unused_since_mono_ms: before.map_or(now, |empty| empty.unused_since_mono_ms),
+        // What nobody could see in between says nothing of it: two looks must see that it is empty, and
+        // all between them.
+        seen_since_mono_ms: seen.then(|| before.and_then(|empty| empty.seen_since_mono_ms).unwrap_or(now)),
+    }))
+}
+
+impl Empty {
+    /// Whether that is so for long enough at a look that sees nobody (`seen`), or cannot tell.
+    fn lasted(self, seen: bool, timing: &Timing, now: Now) -> bool {
+        let seen = self.seen_since_mono_ms.filter(|_| seen);
+        // A GPU that cannot be asked is drained all the same once its last pod had time to die: broken
+        // GPUs are what is drained most. So is one that can be asked only now and then.
+        let unseen_ms = timing.drained_unseen_ms.max(timing.drained_ms);
+        seen.is_some_and(|since| now.passed(since, timing.drained_ms))
+            || now.passed(self.unused_since_mono_ms, unseen_ms)
     }
 }
 

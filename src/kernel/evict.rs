@@ -9,7 +9,7 @@ use super::change::Change;
 use super::drain::{AtDeadline, Order};
 use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
-use super::pods::{Fate, Pod, Stage};
+use super::pods::{Fate, Pod, PodsSource, Stage};
 use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -131,7 +131,8 @@ impl Order {
 #[must_use]
 pub fn asks(ledger: &Ledger, now: Now) -> Vec<Ask> {
     let mut asks: BTreeMap<&str, Ask> = BTreeMap::new();
-    let Some(view) = ledger.pods.as_ref().filter(|view| view.current) else {
+    let Some(view) = ledger.pods.as_ref().filter(|view| view.current && view.source == PodsSource::ApiServer)
+    else {
         return Vec::new();
     };
     for (gpu, state) in &ledger.gpus {
@@ -258,7 +259,7 @@ fn leaving(ledger: &Ledger, allocation: &Allocation, evicts: bool) -> Leaving {
     }
     let Some(pod) = shown(ledger, allocation) else {
         return match ledger.fate_of(allocation) {
-            Fate::Over => Leaving::Over,
+            Fate::Over | Fate::Gone => Leaving::Over,
             Fate::Alive | Fate::Unknown if evicts => Leaving::NotShown,
             Fate::Alive | Fate::Unknown => Leaving::NotAsked,
         };

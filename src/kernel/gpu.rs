@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 /// Most parts of one node: 16 GPUs in at most 7 MIG instances each, and room for four times that.
 pub const PARTS_MAX: usize = 512;
 
+/// The attribute that holds a MIG instance's index on its GPU.
+pub const MIG_INDEX: &str = "mig.index";
+
 /// What devices are made of: a whole GPU, or a MIG instance, which names its GPU in `parent`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -37,6 +40,13 @@ pub struct Part {
 }
 
 impl Part {
+    /// The index of a MIG instance on its GPU, where the backend tells it: the `M` of `G:M`, by which
+    /// NVIDIA's runtime takes an instance.
+    #[must_use]
+    pub fn mig_index(&self) -> Option<u32> {
+        self.attributes.get(MIG_INDEX)?.parse().ok()
+    }
+
     /// The GPU that health, drain and processes belong to.
     #[must_use]
     pub fn gpu(&self) -> &PartId {
@@ -135,24 +145,43 @@ pub struct Inventory {
     pub processes_complete: bool,
     /// How far it was told whose processes those are.
     pub sight: Sight,
-    /// GPUs (by UUID) that are there but do not work, and why: lost, a call that hangs, a
-    /// recovery action that the hardware asks for.
+    /// GPUs (by UUID) that are there but cannot be asked, and why: lost, a call that hangs or fails.
     pub troubles: BTreeMap<PartId, String>,
+    /// What the hardware says of GPUs that answer, told anew at every look as long as it lasts. What it
+    /// means is for the policies, as with events.
+    pub signs: Vec<Reading>,
     /// Driver version, where the backend has one.
     pub driver_version: Option<String>,
     /// CUDA version of the driver, where the backend has one.
     pub cuda_version: Option<String>,
 }
 
+/// Source of a sign: the GPU asks for an action; the code is NVML's number of it.
+pub const RECOVERY: &str = "recovery";
+/// Source of a sign: rows of the GPU's memory; the code is [`ROWS_PENDING`] or [`ROWS_FAILED`].
+pub const ROWS: &str = "rows";
+/// A row is replaced at the next reset; until then the GPU goes on without it.
+pub const ROWS_PENDING: u64 = 1;
+/// A row could not be replaced: there are no spare ones left.
+pub const ROWS_FAILED: u64 = 2;
+
 /// An NVML event or a health reading of one part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
     /// The part that it names. Where NVML names none, the backend sends one reading per GPU.
     pub part: PartId,
-    /// `xid`, `ecc`, `lost`, `hung`, ...
+    /// `xid`, `ecc`, `lost`, or a sign: [`RECOVERY`], [`ROWS`].
     pub source: String,
     /// The XID or another number of the source; 0 where there is none.
     pub code: u64,
     /// In words.
     pub detail: String,
+}
+
+impl Reading {
+    /// Whether it is told anew at every look as long as it lasts.
+    #[must_use]
+    pub fn is_sign(&self) -> bool {
+        [RECOVERY, ROWS].contains(&self.source.as_str())
+    }
 }

@@ -1,6 +1,6 @@
 //! One health state per GPU, from readings and from what policies make of them.
 
-use super::gpu::Reading;
+use super::gpu::{ROWS, ROWS_PENDING, Reading};
 use super::policy::{Severity, TriageAnswer};
 use super::time::Now;
 
@@ -135,6 +135,13 @@ impl Health {
         }
     }
 
+    /// Whether this is why it is in its state, or was a reason before while it was in it: what two signs
+    /// say by turns, look after look, is one story.
+    fn says(&self, reason: &str) -> bool {
+        let same_state = self.history.iter().rev().take_while(|turn| turn.state == self.state);
+        self.reason == reason || same_state.into_iter().any(|turn| turn.reason == reason)
+    }
+
     /// The same with the quiet time begun anew: the longer of two; never over, if either says so.
     fn quiet_for(self, quiet_ms: Option<u64>, now: Now) -> Self {
         let both = self.quiet_ms.zip(quiet_ms);
@@ -151,7 +158,7 @@ impl Health {
         let reason = &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)];
         // What a library says is shown on terminals, too.
         let reason = reason.replace(char::is_control, " ");
-        if self.state == state && self.reason == reason {
+        if self.state == state && self.says(&reason) {
             return self.clone();
         }
         let mut history = self.history.clone();
@@ -171,7 +178,12 @@ impl Health {
 #[must_use]
 pub fn baseline_triage(reading: &Reading, ignored_xids: &[u64], quiet_ms: u64) -> TriageAnswer {
     let ignored = reading.source == "xid" && ignored_xids.contains(&reading.code);
-    let severity = if ignored { Severity::Ignore } else { Severity::Unhealthy };
+    let harmless = reading.source == ROWS && reading.code == ROWS_PENDING;
+    let severity = match (ignored, harmless) {
+        (true, _) => Severity::Ignore,
+        (false, true) => Severity::Degraded,
+        (false, false) => Severity::Unhealthy,
+    };
     let reason = match reading.source.as_str() {
         "xid" => format!("XID {}: {}", reading.code, reading.detail),
         other => format!("{other}: {}", reading.detail),
@@ -190,6 +202,42 @@ mod tests {
 
     fn unhealthy(again_after_s: Option<u32>) -> TriageAnswer {
         TriageAnswer { severity: Severity::Unhealthy, reason: "xid".into(), again_after_s }
+    }
+
+    #[test]
+    fn a_row_that_waits_degrades_and_one_past_repair_does_not_work() {
+        let sign = |code| Reading {
+            part: crate::kernel::names::PartId::parse("GPU-0").unwrap(),
+            source: ROWS.into(),
+            code,
+            detail: "rows".into(),
+        };
+        let judged = |code| baseline_triage(&sign(code), &APPLICATION_XIDS, 60_000).severity;
+        assert_eq!(judged(ROWS_PENDING), Severity::Degraded);
+        assert_eq!(judged(crate::kernel::gpu::ROWS_FAILED), Severity::Unhealthy);
+    }
+
+    #[test]
+    fn a_sign_that_is_told_again_begins_the_quiet_time_anew() {
+        let (mut health, sign) = (Health::healthy(at(0)), unhealthy(Some(10)));
+        for ms in (0..60_000).step_by(5_000) {
+            health = health.after_look(true, None, 0, at(ms)).after_triage(&sign, at(ms));
+            assert_eq!(health.state, HealthState::Unhealthy, "{ms}");
+        }
+        assert_eq!(health.history.len(), 1, "told again is no other state");
+        assert_eq!(health.after_look(true, None, 0, at(65_000)).state, HealthState::Healthy);
+    }
+
+    #[test]
+    fn two_signs_by_turns_do_not_fill_the_history() {
+        let answer = |reason: &str| TriageAnswer { reason: reason.into(), ..unhealthy(Some(10)) };
+        let mut health = Health::healthy(at(0));
+        for ms in 0..100 {
+            health = health.after_triage(&answer("asks for a reset"), at(ms));
+            health = health.after_triage(&answer("past repair"), at(ms));
+        }
+        let reasons: Vec<_> = health.history.iter().map(|turn| turn.reason.as_str()).collect();
+        assert_eq!((reasons, health.reason.as_str()), (vec!["", "asks for a reset"], "past repair"));
     }
 
     #[test]

@@ -8,8 +8,9 @@ use super::command::Rules;
 use super::histories::Held;
 use super::history::HistoryLimit;
 use super::ledger::Ledger;
-use super::listing::listing;
+use super::listing::{Listed, listing};
 use super::names::PartId;
+use super::offer::Consumes;
 use super::part_state::Standing;
 use super::record::{Record, RecordKey, records};
 use super::restore::{carry_over, restore};
@@ -29,16 +30,23 @@ pub(super) fn i1_no_two_pods_hold_one_device(ledger: &Ledger) {
 
 pub(super) fn i2_grants_never_take_more_than_there_is(ledger: &Ledger) {
     for part in ledger.parts.values() {
-        assert_eq!(part.taken().excess(part.part.memory_mib), None, "I2: {:?}", part.taken());
+        let taken = ledger.taken(part);
+        assert_eq!(taken.excess(part.part.memory_mib), None, "I2: {} {taken:?}", part.part.id);
     }
 }
 
 pub(super) fn i3_healthy_is_held_or_to_be_had(ledger: &Ledger) {
     for resource in ledger.resources() {
         let half_open = ledger.breakers.contains_key(&resource);
+        let all = listing(ledger, &resource, 100);
+        let free = |l: &&Listed| l.healthy && !ledger.device(&resource, &l.id).unwrap().held();
         for part in ledger.parts.values() {
-            let listed = listing(ledger, &resource, 100).into_iter().filter(|l| l.id.part == part.part.id);
-            let (mut taken, mut refused) = (part.taken(), None);
+            let listed = all.iter().filter(|l| l.id.part == part.part.id);
+            // An instance is beside what is free of its GPU; the GPU comes first.
+            let parent_free = all.iter().filter(free).any(|l| Some(&l.id.part) == part.part.parent.as_ref());
+            let taken = ledger.taken(part);
+            let taken = if parent_free { taken.plus(Consumes::Whole) } else { taken };
+            let (mut taken, mut refused) = (taken, None);
             for l in listed {
                 let device = part.device(&resource, l.id.share).unwrap();
                 if device.held() {

@@ -7,14 +7,14 @@
 use super::allocation::{Allocation, End, EndReason, Holder};
 use super::breaker::Breaker;
 use super::change::{Change, Entry};
-use super::drain::Drain;
+use super::drain::{Drain, Empty};
 use super::evict::Asked;
 use super::gpu::{Links, Usage};
 use super::health::Health;
 use super::history::History;
 use super::names::{AllocationId, DeviceId, DeviceKey, Digest, PartId, Resource};
-use super::offer::claim_share;
-use super::part_state::{Device, PartState, Standing};
+use super::offer::{Consumes, claim_share};
+use super::part_state::{Device, PartState, Standing, Taken};
 use super::pods::{Fate, PodsView};
 use super::policy::PolicyVersion;
 use super::process::ProcessTable;
@@ -31,15 +31,15 @@ pub struct GpuState {
     pub drain: Drain,
     /// How it fares.
     pub health: Health,
-    /// While it drains: since when nobody is seen on it, monotonic milliseconds.
-    pub empty_since_mono_ms: Option<u64>,
+    /// While it drains: since when nobody is seen on it.
+    pub empty: Option<Empty>,
 }
 
 impl GpuState {
     /// An active GPU of this health.
     #[must_use]
     pub fn new(health: Health) -> Self {
-        Self { drain: Drain::Active, health, empty_since_mono_ms: None }
+        Self { drain: Drain::Active, health, empty: None }
     }
 }
 
@@ -122,6 +122,21 @@ impl Ledger {
         self.works(part) && self.gpu_of(part).is_some_and(|g| g.drain == Drain::Active)
     }
 
+    /// The parts that are made of the same hardware: of a GPU its instances, of an instance its GPU.
+    pub fn kin<'l>(&'l self, part: &'l PartState) -> impl Iterator<Item = &'l PartState> {
+        let gpu = part.part.parent.as_ref().and_then(|gpu| self.part(gpu));
+        let all = part.part.parent.is_none().then(|| self.parts.values());
+        let instances = all.into_iter().flatten().filter(|p| p.part.parent.as_ref() == Some(&part.part.id));
+        gpu.into_iter().chain(instances.map(Arc::as_ref))
+    }
+
+    /// What is taken of a part: by its own held devices, and everything while its kin is held (I2).
+    #[must_use]
+    pub fn taken(&self, part: &PartState) -> Taken {
+        let own = part.taken();
+        if self.kin(part).any(PartState::held) { own.plus(Consumes::Whole) } else { own }
+    }
+
     /// The newest live allocation that names a device of this part.
     #[must_use]
     pub fn newest_on(&self, part: &PartState) -> Option<&Allocation> {
@@ -163,9 +178,9 @@ impl Ledger {
                     Arc::make_mut(state).drain = drain.clone();
                 }
             }
-            Change::Emptied { gpu, since_mono_ms } => {
+            Change::Emptied { gpu, empty } => {
                 if let Some(state) = self.gpus.get_mut(gpu) {
-                    Arc::make_mut(state).empty_since_mono_ms = *since_mono_ms;
+                    Arc::make_mut(state).empty = *empty;
                 }
             }
             Change::Offered { part, by, lines, ranges, devices } => {

@@ -2,8 +2,10 @@
 
 use super::breaker::Phase;
 use super::ledger::Ledger;
-use super::names::{DeviceId, Resource};
-use super::part_state::PartState;
+use super::names::{DeviceId, PartId, Resource};
+use super::offer::Consumes;
+use super::part_state::{PartState, Taken};
+use std::collections::BTreeSet;
 
 /// One device as the kubelet's list shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +31,18 @@ pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) ->
         Some(Phase::HalfOpen) => 1,
         Some(Phase::Open { .. }) => 0,
     };
+    // Parts with a free device in this list. A GPU and its instances are one hardware, so only the
+    // first of them that has one is listed free under one resource.
+    let mut free_parts: BTreeSet<&PartId> = BTreeSet::new();
     for part in ledger.parts.values() {
-        list_part(ledger, part, resource, overcommit_percent, &mut free_left, &mut list);
+        let promised = ledger.kin(part).any(|kin| free_parts.contains(&kin.part.id));
+        let taken = ledger.taken(part);
+        let taken = if promised { taken.plus(Consumes::Whole) } else { taken };
+        let before = free_left;
+        list_part(ledger, part, resource, overcommit_percent, taken, &mut free_left, &mut list);
+        if free_left < before {
+            free_parts.insert(&part.part.id);
+        }
     }
     list
 }
@@ -40,6 +52,7 @@ fn list_part(
     part: &PartState,
     resource: &Resource,
     overcommit_percent: u32,
+    mut taken: Taken,
     free_left: &mut usize,
     list: &mut Vec<Listed>,
 ) {
@@ -48,7 +61,6 @@ fn list_part(
     let works = ledger.works(part) && !ledger.gpu_of(part).is_some_and(|g| g.drain.evicts());
     let may_grant = ledger.may_grant(part);
     let memory_mib = part.memory_to_grant_mib(overcommit_percent);
-    let mut taken = part.taken();
     let of_resource = (resource.clone(), None)..=(resource.clone(), Some(u32::MAX));
     for ((_, share), device) in part.devices.range(of_resource) {
         let healthy = if device.held() {

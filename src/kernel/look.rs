@@ -17,7 +17,7 @@ use std::sync::Arc;
 #[must_use]
 pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> Vec<Change> {
     let mut changes = Vec::new();
-    let processes = ProcessTable::after_look(ledger, inventory, now);
+    let processes = ProcessTable::after_look(ledger, inventory, rules.timing.bypass_ms, now);
     let parts = &inventory.parts[..inventory.parts.len().min(PARTS_MAX)];
     let seen: BTreeSet<_> = parts.iter().map(|p| &p.id).collect();
     for part in parts {
@@ -37,7 +37,7 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
         if new != old {
             changes.push(Change::HealthTurned { gpu: gpu.clone(), health: new });
         }
-        let found = found_on(ledger, inventory, &processes, gpu);
+        let found = || found_on(ledger, inventory, &processes, gpu, gpus_seen.contains(gpu));
         changes.extend(drain::looked(ledger, gpu, found, &rules.timing, now));
     }
     if *ledger.links != inventory.links || *ledger.usage != inventory.usage {
@@ -52,7 +52,14 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
     changes
 }
 
-fn found_on(ledger: &Ledger, inventory: &Inventory, processes: &ProcessTable, gpu: &PartId) -> Found {
+/// What is on a GPU that is to be emptied. It asks for every process there, so only where it matters.
+fn found_on(
+    ledger: &Ledger,
+    inventory: &Inventory,
+    processes: &ProcessTable,
+    gpu: &PartId,
+    present: bool,
+) -> Found {
     if processes.on.contains_key(gpu) {
         return match processes.count(ledger, gpu) {
             // A daemon that sees no processes of others hears of none from NVML either.
@@ -67,6 +74,10 @@ fn found_on(ledger: &Ledger, inventory: &Inventory, processes: &ProcessTable, gp
     if parts.chain([gpu]).any(busy) {
         Found::Busy
     } else if inventory.troubles.contains_key(gpu) {
+        Found::Unknown
+    } else if present && !inventory.usage.contains_key(gpu) {
+        // It answers, but neither lists nor counts its processes. That some of its instances count
+        // says nothing of the others.
         Found::Unknown
     } else {
         Found::Empty

@@ -29,6 +29,7 @@ pub mod history;
 pub mod ledger;
 pub mod listing;
 pub mod look;
+pub mod mig;
 pub mod names;
 pub mod offer;
 pub mod offering;

@@ -1,6 +1,6 @@
 //! What an allocation may use of each part, who sees to it, and what its processes do use.
 
-use super::allocation::{Allocation, Limits};
+use super::allocation::{ADOPTED, Allocation, Limits};
 use super::belongs::{Belongs, Owners};
 use super::gpu::Part;
 use super::ledger::Ledger;
@@ -79,6 +79,8 @@ pub fn part_uses(owners: &Owners<'_>, allocation: &Allocation) -> Vec<PartUse> {
 /// and the weakest keeper. `None` where it may use all of every part.
 #[must_use]
 pub fn limits(ledger: &Ledger, allocation: &Allocation, mps: bool) -> Option<(Limits, EnforcedBy)> {
+    // What was taken over was set up by another plugin, and nobody knows how.
+    let mps = mps && allocation.decision.by != [ADOPTED];
     let parts: BTreeSet<&PartId> = allocation.devices.iter().map(|d| &d.part).collect();
     let all = parts.into_iter().map(|part| limits_of(ledger, allocation, part));
     let strictest = all.reduce(Limits::min).unwrap_or_default();

@@ -71,7 +71,7 @@ pub fn narrowed(ledger: &Ledger, request: &PlaceRequest, overcommit_percent: u32
     // Slices by themselves; what several take of one part together is for whoever answers.
     let free = |id: &DeviceId| {
         of(id).is_some_and(|(part, device)| {
-            let with_it = part.taken().plus(device.consumes);
+            let with_it = ledger.taken(part).plus(device.consumes);
             !device.held() && with_it.excess(part.memory_to_grant_mib(overcommit_percent)).is_none()
         })
     };

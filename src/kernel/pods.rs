@@ -50,6 +50,8 @@ pub struct PodsView {
     pub pods: BTreeMap<String, Arc<Pod>>,
     /// UIDs of pods that were seen and deleted, the newest last; at most [`DELETED_MAX`].
     pub deleted: VecDeque<String>,
+    /// UIDs of pods that finished and are not among [`Self::pods`] any more, the same way.
+    pub finished: VecDeque<String>,
 }
 
 /// One pod.
@@ -146,8 +148,10 @@ impl PodBypass {
 pub enum Fate {
     /// It is there and not finished.
     Alive,
-    /// It finished, or is gone.
+    /// It finished, by the word of its kubelet: its containers have ended.
     Over,
+    /// The API server has it no longer. One that was deleted by force may still run.
+    Gone,
     /// Nothing certain.
     Unknown,
 }
@@ -170,10 +174,45 @@ impl PodsView {
             Some(pod) if pod.stage == Stage::Finished => Fate::Over,
             Some(_) if self.current => Fate::Alive,
             Some(_) => Fate::Unknown,
-            None if self.deleted.iter().any(|d| d == uid) => Fate::Over,
-            None if self.listed_mono_ms > since_mono_ms => Fate::Over,
+            None if self.finished.iter().any(|f| f == uid) => Fate::Over,
+            None if self.deleted.iter().any(|d| d == uid) => match self.source {
+                PodsSource::ApiServer => Fate::Gone,
+                PodsSource::Kubelet => Fate::Over,
+            },
+            // A static pod runs without its mirror, too, and the API server shows only that.
+            None if self.listed_mono_ms > since_mono_ms && !is_of_static_pod(uid) => Fate::Gone,
             None => Fate::Unknown,
         }
+    }
+
+    /// Takes down that the pod with this UID is not shown any more; `finished`: it had ended.
+    pub fn left(&mut self, uid: String, finished: bool) {
+        let left = if finished { &mut self.finished } else { &mut self.deleted };
+        left.retain(|known| *known != uid);
+        left.push_back(uid);
+        if left.len() > DELETED_MAX {
+            left.pop_front();
+        }
+    }
+
+    /// Makes room where more pods are shown than are taken: of finished ones only the UID is kept. An
+    /// admission storm leaves thousands.
+    pub fn shed(&mut self) {
+        if self.pods.len() <= PODS_MAX {
+            return;
+        }
+        let finished = |pod: &Pod| pod.stage == Stage::Finished;
+        let gone: Vec<String> =
+            self.pods.iter().filter(|(_, pod)| finished(pod)).map(|(uid, _)| uid.clone()).collect();
+        self.pods.retain(|_, pod| !finished(pod));
+        gone.into_iter().for_each(|uid| self.left(uid, true));
+    }
+
+    /// What is left to say where there are too many pods all the same: how pods ended, and of no other
+    /// pod anything.
+    #[must_use]
+    pub fn silenced(&self) -> Self {
+        Self { current: false, listed_mono_ms: 0, pods: BTreeMap::new(), ..self.clone() }
     }
 
     /// Whether this view takes the place of one that is known: the API server's goes before the
@@ -195,6 +234,13 @@ impl PodsView {
         let pod = found.next()?;
         (found.next().is_none() && pod.created_wall_ms <= by_wall_ms).then_some(pod)
     }
+}
+
+/// Whether this is the UID of a static pod: the kubelet makes it of a hash, in 32 hex digits (kubelet:
+/// `applyDefaults`), while the API server's have dashes (RFC 9562).
+#[must_use]
+pub fn is_of_static_pod(uid: &str) -> bool {
+    !uid.contains('-')
 }
 
 /// Containers that may be asking for `count` devices of `resource` now: Allocate names no pod, so
@@ -261,17 +307,20 @@ mod tests {
             listed_mono_ms: 10_000,
             pods: pods.iter().map(|p| (p.uid.clone(), Arc::clone(p))).collect(),
             deleted: VecDeque::from(["gone".to_owned()]),
+            finished: VecDeque::from(["ended".to_owned()]),
         }
     }
 
     #[test]
-    fn a_pod_is_over_if_it_finished_was_deleted_or_a_later_list_lacks_it() {
+    fn a_pod_is_over_if_it_finished_and_gone_if_it_was_deleted_or_a_later_list_lacks_it() {
         let mut view = view(&[pod("a", Stage::Admitted, 1), pod("done", Stage::Finished, 1)]);
         assert_eq!(view.fate("a", 0), Fate::Alive);
         assert_eq!(view.fate("done", 0), Fate::Over);
-        assert_eq!(view.fate("gone", 20_000), Fate::Over);
-        assert_eq!(view.fate("never", 9_999), Fate::Over, "the list is of later");
-        assert_eq!(view.fate("never", 10_000), Fate::Unknown, "it may have come after the list");
+        assert_eq!(view.fate("gone", 20_000), Fate::Gone);
+        assert_eq!(view.fate("ended", 20_000), Fate::Over);
+        assert_eq!(view.fate("nev-er", 9_999), Fate::Gone, "the list is of later");
+        assert_eq!(view.fate("static", 9_999), Fate::Unknown, "it runs without its mirror");
+        assert_eq!(view.fate("nev-er", 10_000), Fate::Unknown, "it may have come after the list");
         view.current = false;
         assert_eq!(view.fate("a", 0), Fate::Unknown, "a source that is silent vouches for nobody");
         assert_eq!(view.fate("done", 0), Fate::Over, "what is over stays over");

@@ -1,7 +1,7 @@
 //! Processes on GPUs: what NVML tells of them, who they are by the node's `/proc`, and since when
 //! they are seen. Whose allocation they use is [`super::belongs`].
 
-use super::belongs::{Belongs, belongs};
+use super::belongs::{Belongs, explained};
 use super::gpu::Inventory;
 use super::ledger::Ledger;
 use super::names::PartId;
@@ -177,6 +177,8 @@ pub struct Seen {
     pub first: Now,
     /// Since when no allocation explains it; `None` while one does, or its name is ignored.
     pub alone_since: Option<Now>,
+    /// Whether that has lasted so long that it is told as a bypass.
+    pub told: bool,
 }
 
 /// All processes of the newest look.
@@ -191,19 +193,22 @@ pub struct ProcessTable {
 }
 
 impl ProcessTable {
-    /// The table after a look: who was seen before keeps since when.
+    /// The table after a look: who was seen before keeps since when. What nothing explains for
+    /// `grace_ms` is told.
     #[must_use]
-    pub fn after_look(ledger: &Ledger, inventory: &Inventory, now: Now) -> Self {
+    pub fn after_look(ledger: &Ledger, inventory: &Inventory, grace_ms: u64, now: Now) -> Self {
         let on = inventory.processes.iter().map(|(gpu, processes)| {
             let known = ledger.processes.on.get(gpu).map_or(&[][..], Vec::as_slice);
             let known: BTreeMap<_, _> = known.iter().map(|seen| (key(&seen.process), seen)).collect();
             let seen = processes.iter().take(PROCESSES_PER_GPU_MAX).map(|process| {
                 let before = known.get(&key(process));
-                let alone = matches!(belongs(ledger, gpu, process), Belongs::Nobody(_));
+                let alone = explained(ledger, gpu, process).is_none();
+                let alone_since = alone.then(|| before.and_then(|b| b.alone_since).unwrap_or(now));
                 Seen {
                     process: process.clone(),
                     first: before.map_or(now, |b| b.first),
-                    alone_since: alone.then(|| before.and_then(|b| b.alone_since).unwrap_or(now)),
+                    alone_since,
+                    told: alone_since.is_some_and(|since| now.passed(since.mono_ms, grace_ms)),
                 }
             });
             (gpu.clone(), seen.collect())
@@ -220,7 +225,8 @@ impl ProcessTable {
         let here = |seen: &&Seen| part == gpu || seen.process.part == *part;
         let busy = seen.iter().filter(here).filter(|s| keeps_busy(ledger, gpu, &s.process));
         let pids: BTreeSet<u32> = busy.map(|s| s.process.pid).collect();
-        let hides = pids.is_empty() && !self.complete && matches!(self.sight, Sight::Hidden { .. });
+        // Where it is not told in which PID namespace the daemon is, NVML may leave processes out, too.
+        let hides = pids.is_empty() && !self.complete && self.sight != Sight::Visible;
         (!hides).then(|| u32::try_from(pids.len()).unwrap_or(u32::MAX))
     }
 }
@@ -234,10 +240,10 @@ fn key(process: &Process) -> (u32, &PartId, Option<u64>) {
 /// configuration's list do not, nor does a display server of the host, which would keep its GPU for
 /// ever. What an allocation explains always does, whatever it calls itself.
 fn keeps_busy(ledger: &Ledger, gpu: &PartId, process: &Process) -> bool {
-    match belongs(ledger, gpu, process) {
-        Belongs::To(_) | Belongs::Among(_) => true,
-        Belongs::Ignored => false,
-        Belongs::Perhaps(_) | Belongs::Nobody(_) => {
+    match explained(ledger, gpu, process) {
+        Some(Belongs::To(_) | Belongs::Among(_)) => true,
+        Some(Belongs::Ignored) => false,
+        Some(Belongs::Perhaps(_) | Belongs::Nobody(_)) | None => {
             !process.uses.only_draws() || process.who.owner.pod().is_some()
         }
     }

@@ -210,8 +210,10 @@ enum Sight {
 
 /// The rules of ends (I6). The kubelet's sources need settling times and two rounds, since they
 /// are empty or partial after a restart. Who knows all pods by UID is better in both ways: it
-/// vouches for a living pod, and a pod that it saw end needs no second look where the kubelet has
-/// let go of the devices, too. Without a checkpoint its word ends an allocation by the old waits.
+/// vouches for a living pod, and a pod that it saw finish needs no second look where the kubelet has
+/// let go of the devices, too. One that is gone without having finished was deleted by force, and the
+/// kubelet forgets it before its containers end: that takes two rounds, but no settling. Without a
+/// checkpoint either word ends an allocation by the old waits.
 fn verdict(
     ledger: &Ledger,
     allocation: &Allocation,
@@ -233,7 +235,8 @@ fn verdict(
     match ledger.fate_of(allocation) {
         Fate::Alive if !reissued => Sight::Alive,
         Fate::Over if view.fresh && readable && after_grant => Sight::Over,
-        Fate::Over if !readable && settled => Sight::Missed,
+        Fate::Gone if view.fresh && readable && after_grant => Sight::Missed,
+        Fate::Over | Fate::Gone if !readable && settled => Sight::Missed,
         _ if view.fresh && readable && settled => Sight::Missed,
         _ => Sight::Kept,
     }

@@ -414,6 +414,7 @@ fn pods(alive: &[&str], deleted: &[&str]) -> Option<Arc<PodsView>> {
         listed_mono_ms: START,
         pods: alive.iter().map(|uid| ((*uid).to_owned(), Arc::new(pod(uid)))).collect(),
         deleted: deleted.iter().map(|uid| (*uid).to_owned()).collect::<VecDeque<_>>(),
+        finished: VecDeque::new(),
     }))
 }
 
@@ -429,18 +430,28 @@ fn the_api_server_names_the_pod_of_a_uid() {
 }
 
 #[test]
-fn a_deleted_pod_ends_with_the_first_round_in_which_the_kubelet_agrees() {
-    let mut ledger = node();
-    ledger.pods = pods(&["u"], &[]);
-    grant(&mut ledger, 1, &[0], 0);
-    let held = |when| view(when, vec![entry("u", "c", &[0], Some(1))], vec![hold("pod-u", "c", &[0])]);
-    take(&mut ledger, &held(10), 10);
-    ledger.pods = pods(&[], &["u"]);
-    assert!(take(&mut ledger, &held(1_000), 1_000).ended.is_empty(), "deleted by force, and still running");
-    let stale = RoundView { fresh: false, ..view(1_500, vec![], vec![]) };
-    assert!(take(&mut ledger, &stale, 1_500).ended.is_empty(), "nor by a file of before");
-    let plan = take(&mut ledger, &view(2_000, vec![], vec![]), 2_000);
-    assert_eq!(plan.ended, [(id(1), EndReason::Released)]);
+fn a_pod_that_finished_ends_with_one_round_and_one_deleted_by_force_with_two() {
+    for finished in [true, false] {
+        let mut ledger = node();
+        ledger.pods = pods(&["u"], &[]);
+        grant(&mut ledger, 1, &[0], 0);
+        let held = |when| view(when, vec![entry("u", "c", &[0], Some(1))], vec![hold("pod-u", "c", &[0])]);
+        take(&mut ledger, &held(10), 10);
+        let mut over = PodsView::clone(&pods(&[], &[]).unwrap());
+        over.left("u".into(), finished);
+        ledger.pods = Some(Arc::new(over));
+        assert!(take(&mut ledger, &held(1_000), 1_000).ended.is_empty(), "the kubelet has not let go");
+        let stale = RoundView { fresh: false, ..view(1_500, vec![], vec![]) };
+        assert!(take(&mut ledger, &stale, 1_500).ended.is_empty(), "nor by a file of before");
+        let released = [(id(1), EndReason::Released)];
+        let plan = take(&mut ledger, &view(2_000, vec![], vec![]), 2_000);
+        assert_eq!(plan.ended, if finished { &released[..] } else { &[] });
+        if !finished {
+            // Its containers may run on for a while.
+            assert!(take(&mut ledger, &view(6_000, vec![], vec![]), 6_000).ended.is_empty());
+            assert_eq!(take(&mut ledger, &view(7_000, vec![], vec![]), 7_000).ended, released);
+        }
+    }
 }
 
 #[test]

@@ -149,7 +149,7 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
         if let Some(before) = old.gpus.get(id) {
             let gpu = Arc::make_mut(gpu);
             gpu.health = before.health.clone();
-            gpu.empty_since_mono_ms = before.empty_since_mono_ms;
+            gpu.empty = before.empty;
         }
     }
     let sightings = Arc::make_mut(&mut restored.sightings);

@@ -41,12 +41,12 @@ pub struct Timing {
     pub drained_ms: u64,
     /// The same for a GPU that cannot be asked for its processes: longer than a pod is given to die.
     pub drained_unseen_ms: u64,
-    /// How long after a pod was asked to leave it is asked again, if it still does not: as kubectl
-    /// drain waits.
-    pub evict_again_ms: u64,
     /// How long a process must be on a GPU without an allocation before it is told as a bypass: a holder
     /// is learned up to seconds after its container starts, and a process may outlive its pod a little.
     pub bypass_ms: u64,
+    /// How long after a pod was asked to leave it is asked again, if it still does not: as kubectl
+    /// drain waits.
+    pub evict_again_ms: u64,
     /// Denials of one resource in this window count together.
     pub breaker_window_ms: u64,
     /// The breaker's first pause; doubles up to `breaker_pause_max_ms`.
@@ -66,8 +66,8 @@ impl Default for Timing {
             quiet_ms: 300_000,
             drained_ms: 10_000,
             drained_unseen_ms: 60_000,
-            evict_again_ms: 5_000,
             bypass_ms: 10_000,
+            evict_again_ms: 5_000,
             breaker_window_ms: 60_000,
             breaker_pause_ms: 10_000,
             breaker_pause_max_ms: 300_000,

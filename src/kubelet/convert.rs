@@ -4,12 +4,13 @@ use super::nodes::device_nodes;
 use super::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, Device, DeviceSpec, Mount};
 use super::wire::v1beta1::{NumaNode, TopologyInfo};
 use super::wire::{HEALTHY, UNHEALTHY};
-use crate::config::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits};
-use crate::kernel::allocation::Allocation;
+use crate::config::{DeviceIdStrategy, DeviceListStrategy, Edits, MpsEdits, ResourceEdits};
+use crate::kernel::allocation::{Allocation, Limits};
 use crate::kernel::gpu::Part;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::listing::Listed;
 use crate::kernel::names::Resource;
+use crate::kernel::part_use;
 use std::collections::BTreeSet;
 
 /// Names the GPUs to NVIDIA's runtimes.
@@ -62,6 +63,12 @@ pub(super) fn response(allocation: &Allocation, ledger: &Ledger, edits: &Edits) 
     }
     if let Some(own) = edits.resources.get(&allocation.resource) {
         add_own(own, &mut response);
+        if let Some(mps) = &own.mps {
+            // The strictest of its parts counts: MPS knows GPUs by the order in which CUDA counts them,
+            // and that order is the container's own choice.
+            let limits = part_use::limits(ledger, allocation, true).map(|(limits, _)| limits);
+            add_mps(mps, limits.unwrap_or_default(), parts.len(), &mut response);
+        }
     }
     // Last, so that nothing a policy said can stand in its place.
     let key = allocation_key(&allocation.resource);
@@ -83,6 +90,32 @@ fn add_own(own: &ResourceEdits, response: &mut ContainerAllocateResponse) {
     }));
 }
 
+/// The way to the MPS control daemon, and the limits that it is to keep. Those of a process's own
+/// environment can only be tighter than what the daemon was told itself.
+fn add_mps(mps: &MpsEdits, limits: Limits, gpus: usize, response: &mut ContainerAllocateResponse) {
+    let mount = |host: &str, container: &str| Mount {
+        container_path: container.to_owned(),
+        host_path: host.to_owned(),
+        read_only: false,
+    };
+    response.mounts.push(mount(&mps.pipe_directory, mps.inner_pipe_directory()));
+    response.mounts.push(mount(&mps.shm, "/dev/shm"));
+    let mut tell = |key: &str, value: String| response.envs.insert(key.to_owned(), value);
+    tell("CUDA_MPS_PIPE_DIRECTORY", mps.inner_pipe_directory().to_owned());
+    if let Some(mib) = limits.memory_mib {
+        // By CUDA's own count, which begins at 0 in every container. By UUID it would be ignored.
+        let each: Vec<String> = (0..gpus).map(|gpu| format!("{gpu}={mib}M")).collect();
+        tell("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", each.join(","));
+    }
+    if let Some(percent) = limits.compute_percent.filter(|percent| *percent < 100) {
+        tell("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent.to_string());
+    }
+    if let Some(log) = &mps.log_directory {
+        tell("CUDA_MPS_LOG_DIRECTORY", log.clone());
+        response.mounts.push(mount(log, log));
+    }
+}
+
 /// The parts behind the devices, each once however many of its shares are granted.
 fn parts_of<'l>(allocation: &Allocation, ledger: &'l Ledger) -> Vec<&'l Part> {
     let ids: BTreeSet<_> = allocation.devices.iter().map(|d| &d.part).collect();
@@ -94,8 +127,12 @@ fn parts_of<'l>(allocation: &Allocation, ledger: &'l Ledger) -> Vec<&'l Part> {
 
 fn name_of(part: &Part, strategy: DeviceIdStrategy) -> String {
     match strategy {
-        DeviceIdStrategy::Index if part.parent.is_none() => part.gpu_index.to_string(),
-        DeviceIdStrategy::Index | DeviceIdStrategy::Uuid => part.id.to_string(),
+        DeviceIdStrategy::Index => match (&part.parent, part.mig_index()) {
+            (None, _) => part.gpu_index.to_string(),
+            (Some(_), Some(index)) => format!("{}:{index}", part.gpu_index),
+            (Some(_), None) => part.id.to_string(),
+        },
+        DeviceIdStrategy::Uuid => part.id.to_string(),
     }
 }
 
@@ -151,8 +188,9 @@ fn add_list(
 mod tests {
     use super::*;
     use crate::config::WantedDevice;
-    use crate::kernel::allocation::{Decision, Holder, Limits};
+    use crate::kernel::allocation::{Decision, Holder};
     use crate::kernel::change::{Change, Entry};
+    use crate::kernel::gpu::MIG_INDEX;
     use crate::kernel::names::{AllocationId, DeviceId, PartId};
     use crate::kernel::time::Now;
     use std::collections::BTreeMap;
@@ -210,6 +248,54 @@ mod tests {
         let got = response(&grant, &ledger(), &index);
         assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], "0,1");
         assert!(got.mounts.is_empty() && got.devices.is_empty() && got.annotations.is_empty());
+    }
+
+    #[test]
+    fn an_instance_is_named_by_its_uuid_or_by_two_indices() {
+        let mut ledger = ledger();
+        let whole = ledger.part(&PartId::parse("GPU-8").unwrap()).unwrap().part.clone();
+        let instance = |id: &str, index: Option<&str>| Part {
+            id: PartId::parse(id).unwrap(),
+            parent: Some(whole.id.clone()),
+            attributes: index.map(|i| (MIG_INDEX.to_owned(), i.to_owned())).into_iter().collect(),
+            ..whole.clone()
+        };
+        let parts = [instance("MIG-a", Some("2")), instance("MIG-b", None)].map(Change::PartFound);
+        ledger.apply(&Entry { at: Now::default(), changes: parts.to_vec() });
+        let grant = allocation("nvidia.com/gpu", &["MIG-a", "MIG-b"]);
+        let got = response(&grant, &ledger, &Edits::default());
+        assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], "MIG-a,MIG-b");
+        let index = Edits { id_strategy: DeviceIdStrategy::Index, ..Edits::default() };
+        assert_eq!(response(&grant, &ledger, &index).envs["NVIDIA_VISIBLE_DEVICES"], "1:2,MIG-b");
+    }
+
+    #[test]
+    fn mps_limits_go_to_every_gpu_of_the_container() {
+        let mps: MpsEdits = serde_json::from_str(
+            r#"{"pipeDirectory": "/run/mps/pipe", "containerPipeDirectory": "/mps", "logDirectory": "/run/mps/log"}"#,
+        )
+        .unwrap();
+        let own = ResourceEdits { mps: Some(mps), ..ResourceEdits::default() };
+        let shared = resource("nvidia.com/gpu.shared");
+        let edits = Edits { resources: BTreeMap::from([(shared, own)]), ..Edits::default() };
+        let mut grant = allocation("nvidia.com/gpu.shared", &["GPU-8::0", "GPU-9::1", "GPU-9::2"]);
+        let got = response(&grant, &ledger(), &edits);
+        assert_eq!(got.envs["CUDA_MPS_PIPE_DIRECTORY"], "/mps");
+        assert_eq!(got.envs["CUDA_MPS_LOG_DIRECTORY"], "/run/mps/log");
+        assert!(!got.envs.contains_key("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), "nothing is limited");
+        let mounts: Vec<_> = got
+            .mounts
+            .iter()
+            .map(|m| (m.host_path.as_str(), m.container_path.as_str(), m.read_only))
+            .collect();
+        let shm = ("/dev/shm", "/dev/shm", false);
+        assert_eq!(mounts, [("/run/mps/pipe", "/mps", false), shm, ("/run/mps/log", "/run/mps/log", false)]);
+        grant.decision.limits = Limits { memory_mib: Some(4096), compute_percent: Some(30) };
+        let envs = response(&grant, &ledger(), &edits).envs;
+        assert_eq!(envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], "0=4096M,1=4096M");
+        assert_eq!(envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], "30");
+        grant.resource = resource("nvidia.com/gpu");
+        assert!(response(&grant, &ledger(), &edits).mounts.is_empty());
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn found(ledger: &Ledger, list: &PodList) -> BTreeSet<String> {
             found.insert(allocation.id.to_string());
         }
         // However long its id was in dispute before: this is news, and a round settles it.
-        if ledger.fate_of(allocation) == Fate::Over {
+        if matches!(ledger.fate_of(allocation), Fate::Over | Fate::Gone) {
             found.insert(format!("{} is over", allocation.id));
         }
     }

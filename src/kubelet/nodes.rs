@@ -14,23 +14,33 @@ const CONTROL_NODES: [&str; 4] =
 
 /// Device nodes of the parts: the GPUs', the control nodes, and the capabilities of MIG instances.
 pub(super) fn device_nodes(parts: &[&Part], driver_root: &Path) -> Vec<DeviceSpec> {
+    let any_instance = parts.iter().any(|part| part.mig.is_some());
+    let caps = any_instance.then(|| fs::read_to_string(MIG_MINORS).unwrap_or_default());
+    nodes_of(parts, driver_root, &caps.unwrap_or_default())
+}
+
+/// The same with the table of MIG capabilities in hand.
+fn nodes_of(parts: &[&Part], driver_root: &Path, caps: &str) -> Vec<DeviceSpec> {
     let mut paths: BTreeSet<String> = BTreeSet::new();
     let there = |path: &str| driver_root.join(path).exists();
     let control = CONTROL_NODES.iter().filter(|path| there(path));
     paths.extend(control.map(|path| (*path).to_owned()));
-    let caps = parts
-        .iter()
-        .any(|part| part.mig.is_some())
-        .then(|| fs::read_to_string(MIG_MINORS).unwrap_or_default());
     for part in parts {
         let minor = part.minor.unwrap_or(part.gpu_index);
         paths.insert(format!("dev/nvidia{minor}"));
-        if let (Some(mig), Some(caps)) = (&part.mig, &caps) {
+        if let Some(mig) = &part.mig {
             let instance = format!("gpu{minor}/gi{}", mig.gpu_instance);
-            let wanted =
-                [format!("{instance}/access"), format!("{instance}/ci{}/access", mig.compute_instance)];
-            let nodes = wanted.iter().filter_map(|name| cap_minor(caps, name));
-            paths.extend(nodes.map(|n| format!("dev/nvidia-caps/nvidia-cap{n}")));
+            for name in
+                [format!("{instance}/access"), format!("{instance}/ci{}/access", mig.compute_instance)]
+            {
+                match cap_minor(caps, &name) {
+                    Some(n) => drop(paths.insert(format!("dev/nvidia-caps/nvidia-cap{n}"))),
+                    None => tracing::warn!(
+                        instance = %part.id, name,
+                        "the driver lists no such MIG capability in {MIG_MINORS}: the container cannot open its instance"
+                    ),
+                }
+            }
         }
     }
     let spec = |path: String| DeviceSpec {
@@ -50,7 +60,36 @@ fn cap_minor(table: &str, name: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::cap_minor;
+    use super::{cap_minor, nodes_of};
+    use crate::kernel::gpu::{Mig, Part};
+    use crate::kernel::names::PartId;
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    #[test]
+    fn an_instance_is_opened_by_its_two_capabilities_and_its_gpu() {
+        let table = "config 1\nmonitor 2\ngpu3/gi7/access 12\ngpu3/gi7/ci0/access 13\ngpu3/gi8/access 21\n";
+        let part = Part {
+            id: PartId::parse("MIG-1").unwrap(),
+            parent: PartId::parse("GPU-1").ok(),
+            vendor: "nvidia".into(),
+            model: "test".into(),
+            gpu_index: 0,
+            minor: Some(3),
+            memory_mib: 1000,
+            pci_bus: String::new(),
+            numa_node: None,
+            mig_enabled: false,
+            mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
+            attributes: BTreeMap::new(),
+        };
+        let nodes = nodes_of(&[&part], Path::new("/nowhere"), table);
+        let paths: Vec<_> =
+            nodes.iter().map(|n| (n.container_path.as_str(), n.permissions.as_str())).collect();
+        let caps = [("/dev/nvidia-caps/nvidia-cap12", "rw"), ("/dev/nvidia-caps/nvidia-cap13", "rw")];
+        assert_eq!(paths, [caps[0], caps[1], ("/dev/nvidia3", "rw")]);
+        assert_eq!(nodes[0].host_path, "/nowhere/dev/nvidia-caps/nvidia-cap12");
+    }
 
     #[test]
     fn a_capability_is_found_by_its_whole_name() {

@@ -13,7 +13,7 @@ use super::wire::v1alpha1::pods_client::PodsClient;
 use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
 use crate::admission::Door;
 use crate::keeper::{AskError, Snapshot};
-use crate::kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView};
+use crate::kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
@@ -26,6 +26,11 @@ struct Known {
     listing: Option<BTreeMap<String, Arc<Pod>>>,
     /// Whether a list was ever whole.
     complete: bool,
+    /// Whether something changed since the view was last handed in. A stream may end in between, and
+    /// the next one's list is no news to the view then.
+    dirty: bool,
+    /// Whether it was handed in that there are more pods than are taken.
+    too_many: bool,
 }
 
 impl Default for Known {
@@ -36,8 +41,9 @@ impl Default for Known {
             listed_mono_ms: 0,
             pods: BTreeMap::new(),
             deleted: VecDeque::new(),
+            finished: VecDeque::new(),
         };
-        Self { view, listing: None, complete: false }
+        Self { view, listing: None, complete: false, dirty: false, too_many: false }
     }
 }
 
@@ -47,7 +53,7 @@ impl Known {
         self.listing = Some(BTreeMap::new());
     }
 
-    /// Takes in one event. Answers whether the view is another now.
+    /// Takes in one event. Answers whether the view is to be handed in now.
     fn take(&mut self, event: &WatchPodsEvent) -> bool {
         match event.r#type() {
             EventType::Added | EventType::Modified => {
@@ -62,6 +68,7 @@ impl Known {
                     return false;
                 }
                 self.view.pods.insert(pod.uid.clone(), Arc::new(pod));
+                self.dirty = true;
                 true
             }
             EventType::Deleted => {
@@ -73,6 +80,7 @@ impl Known {
                 }
                 self.view.pods.remove(&uid);
                 self.deleted(uid);
+                self.dirty = true;
                 self.listing.is_none()
             }
             EventType::InitialSyncComplete => {
@@ -84,11 +92,34 @@ impl Known {
                 self.view.pods = listing;
                 self.view.current = true;
                 self.complete = true;
-                !same
+                self.dirty |= !same;
+                self.dirty
             }
             // Of a version to come.
             EventType::Unspecified => false,
         }
+    }
+
+    /// The view to hand in: without finished pods where there are too many.
+    ///
+    /// # Errors
+    /// How many pods there are, if those that are not finished are too many as well.
+    fn taken(&self) -> Result<PodsView, usize> {
+        let mut view = self.view.clone();
+        if view.pods.len() > PODS_MAX {
+            view.pods.retain(|_, pod| pod.stage != Stage::Finished);
+        }
+        if view.pods.len() > PODS_MAX { Err(view.pods.len()) } else { Ok(view) }
+    }
+
+    /// Takes the last view's place where there are too many pods: nobody is vouched for, and nobody is
+    /// said to be gone but those that were told to be.
+    fn silent(&self) -> PodsView {
+        let mut view = Self::default().view;
+        // A static pod comes back under its UID: what is there again is not deleted.
+        let gone = self.view.deleted.iter().filter(|uid| !self.view.pods.contains_key(*uid));
+        view.deleted = gone.cloned().collect();
+        view
     }
 
     fn deleted(&mut self, uid: String) {
@@ -217,20 +248,28 @@ impl Watch {
     fn is_missing(&self, ledger: &Snapshot) -> bool {
         let view = &self.known.view;
         let other = ledger.pods.as_deref().is_none_or(|known| known.source != PodsSource::Kubelet);
-        view.current && other && ledger.pods.as_deref().is_none_or(|known| view.replaces(known))
+        let heard = view.current && !self.known.too_many;
+        heard && other && ledger.pods.as_deref().is_none_or(|known| view.replaces(known))
     }
 
-    /// Hands the view in.
+    /// Hands the view in. That there are too many pods is handed in once.
     ///
     /// # Errors
     /// If there is nobody any more to hand it to.
     async fn hand_in(&mut self) -> Result<(), AskError> {
-        let pods = self.known.view.pods.len();
-        if pods > PODS_MAX {
-            self.trouble(&format!("it shows {pods} pods; at most {PODS_MAX} are taken"));
-            return Ok(());
-        }
-        while let Err(error) = self.door.pods(self.known.view.clone()).await {
+        let (view, too_many) = match self.known.taken() {
+            Ok(view) => (view, false),
+            Err(pods) => {
+                self.trouble(&format!(
+                    "it shows {pods} pods that are not finished; at most {PODS_MAX} are taken"
+                ));
+                if self.known.too_many {
+                    return Ok(());
+                }
+                (self.known.silent(), true)
+            }
+        };
+        while let Err(error) = self.door.pods(view.clone()).await {
             if error == AskError::Stopping {
                 return Err(error);
             }
@@ -238,8 +277,10 @@ impl Watch {
             tracing::debug!(%error, "the kubelet's pods could not be handed in yet");
             sleep(self.settings.waits.pods_again).await;
         }
-        if self.known.view.current && self.said.replace(None) != Some(None) {
-            tracing::info!(pods, "the kubelet's Pods API shows the pods of this node");
+        self.known.dirty = false;
+        self.known.too_many = too_many;
+        if view.current && self.said.replace(None) != Some(None) {
+            tracing::info!(pods = view.pods.len(), "the kubelet's Pods API shows the pods of this node");
         }
         Ok(())
     }
@@ -252,85 +293,4 @@ impl Watch {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::wire::core;
-    use super::*;
-    use prost::Message;
-
-    fn event(kind: EventType, uid: &str, phase: &str) -> WatchPodsEvent {
-        let text = |text: &str| Some(text.to_owned());
-        let metadata = core::ObjectMeta {
-            name: text(&format!("pod-{uid}")),
-            namespace: text("team"),
-            uid: text(uid),
-            ..core::ObjectMeta::default()
-        };
-        let status = core::PodStatus { phase: text(phase), start_time: None };
-        let pod = core::Pod { metadata: Some(metadata), spec: None, status: Some(status) };
-        WatchPodsEvent { r#type: kind.into(), pod: pod.encode_to_vec() }
-    }
-
-    fn synced() -> WatchPodsEvent {
-        WatchPodsEvent { r#type: EventType::InitialSyncComplete.into(), pod: Vec::new() }
-    }
-
-    fn uids(known: &Known) -> Vec<&str> {
-        known.view.pods.keys().map(String::as_str).collect()
-    }
-
-    #[test]
-    fn a_list_counts_once_it_is_whole_and_who_is_missing_is_not_over() {
-        let mut known = Known::default();
-        known.begin();
-        assert!(!known.take(&event(EventType::Added, "a", "Running")));
-        assert!(!known.take(&event(EventType::Added, "b", "Running")));
-        assert!(!known.complete && uids(&known).is_empty());
-        assert!(known.take(&synced()));
-        assert_eq!(uids(&known), ["a", "b"]);
-        assert!(known.view.current);
-        // Another kubelet, which knows but one of them yet.
-        known.begin();
-        known.take(&event(EventType::Added, "b", "Running"));
-        assert_eq!(uids(&known), ["a", "b"], "the old view until the new one is whole");
-        assert!(known.take(&synced()));
-        assert_eq!(uids(&known), ["b"]);
-        assert!(known.view.deleted.is_empty());
-        assert_eq!(known.view.listed_mono_ms, 0, "a pod that it lacks is not over");
-        known.begin();
-        known.take(&event(EventType::Added, "b", "Running"));
-        assert!(!known.take(&synced()), "no news");
-    }
-
-    #[test]
-    fn what_is_told_to_be_over_is_remembered() {
-        let mut known = Known::default();
-        known.begin();
-        known.take(&event(EventType::Added, "a", "Running"));
-        known.take(&synced());
-        assert!(known.take(&event(EventType::Modified, "a", "Succeeded")));
-        assert!(!known.take(&event(EventType::Modified, "a", "Succeeded")), "no news");
-        assert!(known.take(&event(EventType::Deleted, "a", "")));
-        assert_eq!((uids(&known).len(), known.view.deleted.len()), (0, 1));
-        // A static pod comes back under its UID.
-        assert!(known.take(&event(EventType::Added, "a", "Pending")));
-        assert_eq!(uids(&known), ["a"]);
-        for n in 0..DELETED_MAX + 3 {
-            known.take(&event(EventType::Deleted, &n.to_string(), ""));
-        }
-        assert_eq!(known.view.deleted.len(), DELETED_MAX);
-    }
-
-    #[test]
-    fn what_cannot_be_read_changes_nothing() {
-        let mut known = Known::default();
-        known.begin();
-        known.take(&synced());
-        let before = known.view.clone();
-        for kind in [EventType::Added, EventType::Deleted, EventType::Unspecified] {
-            assert!(!known.take(&WatchPodsEvent { r#type: kind.into(), pod: vec![0xff] }));
-        }
-        assert!(!known.take(&WatchPodsEvent { r#type: 99, pod: Vec::new() }));
-        assert!(!known.take(&synced()), "twice");
-        assert_eq!(known.view, before);
-    }
-}
+mod tests;

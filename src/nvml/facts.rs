@@ -4,7 +4,8 @@ use super::fence::Steps;
 use super::map;
 use super::raw;
 use super::running::{self, Running};
-use crate::kernel::gpu::Usage;
+use crate::kernel::gpu::{RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING, Usage};
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
@@ -35,6 +36,8 @@ pub(super) struct InstanceFacts {
     pub(super) compute_instance: u32,
     /// Of the GPU instance and of the compute instance.
     pub(super) slices: Option<(u32, u32)>,
+    /// `NVML_GPU_INSTANCE_PROFILE_*`, where the daemon may ask.
+    pub(super) gpu_instance_profile: Option<u32>,
 }
 
 /// What one visit to a GPU found.
@@ -44,12 +47,23 @@ pub(super) struct Visit {
     /// The GPU's handle as a number.
     pub(super) handle: usize,
     pub(super) mig_enabled: bool,
-    pub(super) instances: Vec<(InstanceFacts, Option<Usage>)>,
+    /// With the index that each has now.
+    pub(super) instances: Vec<(InstanceFacts, u32, Option<Usage>)>,
     pub(super) usage: Option<Usage>,
     /// The processes on it and on its instances; `None` where NVML does not tell.
     pub(super) running: Option<Vec<Running>>,
     /// What the hardware says is wrong, although it answers.
-    pub(super) trouble: Option<String>,
+    pub(super) signs: Vec<Sign>,
+    /// Uncorrectable ECC errors since the driver was loaded, where the model counts them.
+    pub(super) uncorrectable: Option<u64>,
+}
+
+/// Something wrong with a GPU, by its own word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sign {
+    pub(super) source: &'static str,
+    pub(super) code: u64,
+    pub(super) detail: String,
 }
 
 /// A call that answered with an error.
@@ -122,9 +136,9 @@ pub(super) fn visit(
     let seen = if mig_enabled { instances(&device, known, steps)? } else { Vec::new() };
     let whole = running::on(&device, steps)?;
     let (mut instances, mut inside) = (Vec::new(), Vec::new());
-    for (facts, running, usage) in seen {
+    for (facts, index, running, usage) in seen {
         inside.push(((facts.gpu_instance, facts.compute_instance), running));
-        instances.push((facts, usage));
+        instances.push((facts, index, usage));
     }
     Ok(Visit {
         handle: raw::handle(&device),
@@ -132,7 +146,10 @@ pub(super) fn visit(
         instances,
         usage: usage(&device, whole.as_deref(), steps)?,
         running: running::merged(whole, inside),
-        trouble: trouble(&device, steps)?,
+        signs: signs(&device, steps)?,
+        uncorrectable: ask_if_known(steps, "nvmlDeviceGetTotalEccErrors", || {
+            device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
+        })?,
         facts,
     })
 }
@@ -185,8 +202,8 @@ fn only_bit(words: &[std::ffi::c_ulong]) -> Option<u32> {
     }
 }
 
-/// A MIG instance: what it is, who runs on it, and what they use.
-type Instance = (InstanceFacts, Option<Vec<Running>>, Option<Usage>);
+/// A MIG instance: what it is, its index, who runs on it, and what they use.
+type Instance = (InstanceFacts, u32, Option<Vec<Running>>, Option<Usage>);
 
 fn instances(device: &Device, known: &Known, steps: &Steps) -> Result<Vec<Instance>, Failed> {
     let most = ask(steps, "nvmlDeviceGetMaxMigDeviceCount", || device.mig_device_count())?;
@@ -197,22 +214,33 @@ fn instances(device: &Device, known: &Known, steps: &Steps) -> Result<Vec<Instan
             continue;
         };
         let uuid = ask(steps, "nvmlDeviceGetUUID", || instance.uuid())?;
-        let facts = match known.instances.iter().find(|facts| facts.uuid == uuid) {
+        // Made anew in another size, an instance may be called as before.
+        let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || instance.memory_info())?.total;
+        let same = |facts: &&InstanceFacts| facts.uuid == uuid && facts.memory_bytes == memory;
+        let facts = match known.instances.iter().find(same) {
             Some(facts) => facts.clone(),
-            None => instance_facts(&instance, uuid, steps)?,
+            None => instance_facts(device, &instance, uuid, steps)?,
         };
         let running = running::on(&instance, steps)?;
         let usage = usage(&instance, running.as_deref(), steps)?;
-        found.push((facts, running, usage));
+        found.push((facts, index, running, usage));
     }
     Ok(found)
 }
 
-fn instance_facts(device: &Device, uuid: String, steps: &Steps) -> Result<InstanceFacts, Failed> {
+fn instance_facts(
+    gpu: &Device,
+    device: &Device,
+    uuid: String,
+    steps: &Steps,
+) -> Result<InstanceFacts, Failed> {
     let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
     let (gpu_instance, compute_instance) =
         ask(steps, "nvmlDeviceGetGpuInstanceId", || raw::instance_ids(device))?;
     let attributes = ask_if_known(steps, "nvmlDeviceGetAttributes_v2", || device.attributes())?;
+    let profile = ask_if_known(steps, "nvmlDeviceGetGpuInstanceProfileInfo", || {
+        raw::gpu_instance_profile(gpu, gpu_instance)
+    })?;
     Ok(InstanceFacts {
         uuid,
         name: ask(steps, "nvmlDeviceGetName", || device.name())?,
@@ -220,6 +248,7 @@ fn instance_facts(device: &Device, uuid: String, steps: &Steps) -> Result<Instan
         gpu_instance,
         compute_instance,
         slices: attributes.map(|a| (a.gpu_instance_slice_count, a.compute_instance_slice_count)),
+        gpu_instance_profile: profile.flatten(),
     })
 }
 
@@ -232,9 +261,8 @@ fn usage(device: &Device, running: Option<&[Running]>, steps: &Steps) -> Result<
     }))
 }
 
-/// What the hardware itself says is wrong: an action that it asks for, or memory past repair.
-/// Remapped rows that only wait for a reset do no harm until then.
-fn trouble(device: &Device, steps: &Steps) -> Result<Option<String>, Failed> {
+/// What the hardware itself says is wrong: an action that it asks for, and memory that needs repair.
+fn signs(device: &Device, steps: &Steps) -> Result<Vec<Sign>, Failed> {
     /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`.
     const RECOVERY_ACTION: FieldId = FieldId(230);
     let call = "nvmlDeviceGetFieldValues";
@@ -245,12 +273,22 @@ fn trouble(device: &Device, steps: &Steps) -> Result<Option<String>, Failed> {
         .filter_map(Result::ok)
         .find_map(|sample| sample.value.ok())
         .and_then(|value| map::number(&value));
-    if let Some(text) = action.and_then(map::recovery) {
-        return Ok(Some(text));
-    }
-    let failed = ask_if_known(steps, "nvmlDeviceGetRemappedRows", || raw::remapping_failed(device))?;
-    Ok((failed == Some(true))
-        .then(|| "its memory could not be repaired (row remapping failed): replace it".to_owned()))
+    let action = action.and_then(|action| Some((action, map::recovery(action)?)));
+    let rows = ask_if_known(steps, "nvmlDeviceGetRemappedRows", || raw::remapped_rows(device))?;
+    let rows = rows.and_then(|rows| match rows {
+        raw::Rows { failed: true, .. } => Some((
+            ROWS_FAILED,
+            "its memory could not be repaired (row remapping failed): replace it".to_owned(),
+        )),
+        raw::Rows { pending: true, .. } => Some((
+            ROWS_PENDING,
+            "a row of its memory is repaired at the next reset (row remapping pending)".to_owned(),
+        )),
+        raw::Rows { .. } => None,
+    });
+    let action = action.map(|(code, detail)| Sign { source: RECOVERY, code: code.into(), detail });
+    let rows = rows.map(|(code, detail)| Sign { source: ROWS, code, detail });
+    Ok(action.into_iter().chain(rows).collect())
 }
 
 #[cfg(test)]

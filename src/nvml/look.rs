@@ -1,14 +1,15 @@
 //! One look at all GPUs, and the memory of earlier ones.
 
 use super::events::Watched;
-use super::facts::{self, Failed, InstanceFacts, Known, Visit};
+use super::facts::{self, Failed, Known, Visit};
 use super::fence::{Fence, Lane, Pending, Stuck};
 use super::links::LinkCache;
 use super::{NvmlOptions, Session, map};
-use crate::kernel::gpu::{Inventory, PARTS_MAX, Part, Usage};
+use crate::kernel::gpu::{Inventory, PARTS_MAX, Part, Reading, Usage};
 use crate::kernel::names::BadName;
 use crate::kernel::process::PROCESSES_PER_GPU_MAX;
 use crate::ports::GpusError;
+use nvml_wrapper::error::NvmlError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tracing::warn;
@@ -22,6 +23,8 @@ struct Remembered {
     instances: Vec<Part>,
     known: Known,
     handle: usize,
+    /// Uncorrectable ECC errors so far. The counter begins anew with the driver.
+    uncorrectable: Option<u64>,
 }
 
 /// What earlier looks found. NVML's indices do not move while the driver is loaded, so a GPU that
@@ -55,13 +58,8 @@ impl Memory {
             ..Inventory::default()
         };
         match counted {
-            Ok(Ok(count)) => self.visit_all(session, fence, options, count, &mut inventory),
-            Ok(Err(error)) => {
-                return Err(GpusError {
-                    what: "NVML cannot count the GPUs: see that `nvidia-smi` works on the node; it is opened anew with the next look".to_owned(),
-                    source: Some(Box::new(error)),
-                });
-            }
+            Ok(Ok(count)) => self.visit_all(session, fence, options, count, &mut inventory)?,
+            Ok(Err(error)) => return Err(unusable("NVML cannot count the GPUs", error)),
             // The whole driver hangs. The GPUs are still there, and none of them can be trusted.
             Err(stuck) if !self.gpus.is_empty() => {
                 for old in self.gpus.values() {
@@ -90,7 +88,7 @@ impl Memory {
         options: &NvmlOptions,
         count: u32,
         inventory: &mut Inventory,
-    ) {
+    ) -> Result<(), GpusError> {
         let most = u32::try_from(GPUS_MAX).unwrap_or(u32::MAX);
         let indices: Vec<u32> = (0..count.min(most)).collect();
         self.gpus.retain(|index, _| *index < count);
@@ -103,6 +101,9 @@ impl Memory {
                     if self.note(index, visit, inventory) {
                         answered.insert(index);
                     }
+                }
+                Ok(Err(Failed { call, error })) if is_the_drivers(&error) => {
+                    return Err(unusable(call, error));
                 }
                 Ok(Err(Failed { call, error })) => {
                     failed.push((index, map::gpu_trouble(call, &error)));
@@ -117,6 +118,19 @@ impl Memory {
         self.links.read_missing(&session.nvml, fence, &parts);
         // In NVML's order, each GPU before its instances, whether it answered or not.
         inventory.parts.sort_by_key(|part| part.gpu_index);
+        Ok(())
+    }
+
+    /// All GPUs as they were, in trouble; `None` if none was ever seen. They are still there, and while
+    /// their driver cannot be asked, none of them can be trusted.
+    pub(super) fn all_in_trouble(&self, trouble: &str) -> Option<Inventory> {
+        let mut inventory = Inventory::default();
+        for old in self.gpus.values() {
+            old.remembered(trouble, &mut inventory);
+        }
+        let gpus = inventory.parts.iter().map(Part::gpu).collect();
+        inventory.links = self.links.among(&gpus);
+        (!inventory.parts.is_empty()).then_some(inventory)
     }
 
     /// Visits one GPU after the other; once one of them has hung, all others at the same time, so
@@ -166,19 +180,30 @@ impl Memory {
         self.nameless.remove(&index);
         inventory.parts.push(new.part.clone());
         inventory.parts.extend(new.instances.iter().cloned());
-        let usages = visit.instances.iter().map(|(_, usage)| usage);
+        let usages = visit.instances.iter().map(|(_, _, usage)| usage);
         let seen = std::iter::once(&visit.usage).chain(usages);
         for (part, usage) in std::iter::once(&new.part).chain(&new.instances).zip(seen) {
             if let Some(usage) = usage {
                 inventory.usage.insert(part.id.clone(), Usage::clone(usage));
             }
         }
+        let reading = |source: &str, code, detail| Reading {
+            part: new.part.id.clone(),
+            source: source.to_owned(),
+            code,
+            detail,
+        };
+        inventory.signs.extend(visit.signs.into_iter().map(|s| reading(s.source, s.code, s.detail)));
+        let before = self.gpus.values().find(|old| old.part.id == new.part.id);
+        let counted = before.and_then(|old| old.uncorrectable).zip(new.uncorrectable);
+        if let Some((old, now)) = counted.filter(|(old, now)| now > old) {
+            let errors = now - old;
+            let detail = format!("{errors} uncorrectable ECC errors since the last look");
+            inventory.signs.push(reading("ecc", errors, detail));
+        }
         if let Some(running) = &visit.running {
             let told = running.iter().map(|one| one.process(&new.part.id, &new.instances));
             inventory.processes.insert(new.part.id.clone(), told.take(PROCESSES_PER_GPU_MAX).collect());
-        }
-        if let Some(trouble) = visit.trouble {
-            inventory.troubles.insert(new.part.id.clone(), trouble);
         }
         self.gpus.insert(index, new);
         true
@@ -221,18 +246,37 @@ impl Memory {
     }
 }
 
+/// Whether an error on one GPU concerns the driver as a whole: it was unloaded, or replaced by one that
+/// this copy of the library does not fit.
+fn is_the_drivers(error: &NvmlError) -> bool {
+    matches!(error, NvmlError::Uninitialized | NvmlError::DriverNotLoaded | NvmlError::LibRmVersionMismatch)
+}
+
+fn unusable(what: &str, error: NvmlError) -> GpusError {
+    GpusError {
+        what: format!(
+            "{what} ({error}): see that `nvidia-smi` works on the node; NVML is opened anew with the next look"
+        ),
+        source: Some(Box::new(error)),
+    }
+}
+
 impl Remembered {
     fn new(index: u32, visit: &Visit) -> Result<Self, BadName> {
         let part = map::gpu_part(&visit.facts, index, visit.mig_enabled)?;
-        let instances: Vec<InstanceFacts> = visit.instances.iter().map(|(facts, _)| facts.clone()).collect();
+        let instances = visit.instances.iter();
         Ok(Self {
             instances: instances
-                .iter()
-                .map(|facts| map::instance_part(facts, &part))
+                .clone()
+                .map(|(facts, index, _)| map::instance_part(facts, *index, &part))
                 .collect::<Result<_, _>>()?,
             part,
             handle: visit.handle,
-            known: Known { gpu: Some(visit.facts.clone()), instances },
+            uncorrectable: visit.uncorrectable,
+            known: Known {
+                gpu: Some(visit.facts.clone()),
+                instances: instances.map(|(facts, ..)| facts.clone()).collect(),
+            },
         })
     }
 

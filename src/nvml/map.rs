@@ -1,7 +1,7 @@
 //! From what NVML says to what the kernel knows. Pure: values in, values out.
 
 use super::facts::{GpuFacts, InstanceFacts};
-use crate::kernel::gpu::{Mig, Part, Path};
+use crate::kernel::gpu::{MIG_INDEX, Mig, Part, Path};
 use crate::kernel::names::{BadName, PartId};
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::enums::device::SampleValue;
@@ -40,15 +40,18 @@ pub(super) fn gpu_part(facts: &GpuFacts, index: u32, mig_enabled: bool) -> Resul
 }
 
 /// The part that a MIG instance of `gpu` is.
-pub(super) fn instance_part(facts: &InstanceFacts, gpu: &Part) -> Result<Part, BadName> {
+pub(super) fn instance_part(facts: &InstanceFacts, index: u32, gpu: &Part) -> Result<Part, BadName> {
+    let mut attributes = gpu.attributes.clone();
+    attributes.insert(MIG_INDEX.to_owned(), index.to_string());
     Ok(Part {
+        attributes,
         id: PartId::parse(&facts.uuid)?,
         parent: Some(gpu.id.clone()),
         model: facts.name.clone(),
         memory_mib: mib(facts.memory_bytes),
         mig_enabled: false,
         mig: Some(Mig {
-            profile: profile(facts),
+            profile: profile(facts, gpu.memory_mib),
             gpu_instance: facts.gpu_instance,
             compute_instance: facts.compute_instance,
         }),
@@ -56,18 +59,42 @@ pub(super) fn instance_part(facts: &InstanceFacts, gpu: &Part) -> Result<Part, B
     })
 }
 
-/// `1g.10gb`: the end of NVML's name of the instance, which all drivers with MIG write, else made
-/// of slices and memory as NVIDIA makes it.
-fn profile(facts: &InstanceFacts) -> String {
+/// `1g.10gb+me`: the end of NVML's name of the instance, which all drivers with MIG write, else made
+/// of slices and memory as NVIDIA makes it; with what the profile has beyond those, which not every
+/// driver's name says.
+fn profile(facts: &InstanceFacts, gpu_mib: u64) -> String {
     if let Some((_, profile)) = facts.name.rsplit_once(" MIG ") {
-        return profile.trim().to_owned();
+        let profile = profile.trim();
+        let extras = if profile.contains(['+', '-']) { "" } else { extras(facts.gpu_instance_profile) };
+        return format!("{profile}{extras}");
     }
-    let gb = (facts.memory_bytes + (1 << 29)) >> 30;
+    let gb = profile_gb(mib(facts.memory_bytes), gpu_mib);
     match facts.slices {
-        Some((of_gpu, of_compute)) if of_gpu == of_compute => format!("{of_gpu}g.{gb}gb"),
-        Some((of_gpu, of_compute)) => format!("{of_compute}c.{of_gpu}g.{gb}gb"),
+        Some((of_gpu, of_compute)) => {
+            let compute = if of_gpu == of_compute { String::new() } else { format!("{of_compute}c.") };
+            format!("{compute}{of_gpu}g.{gb}gb{}", extras(facts.gpu_instance_profile))
+        }
         None => format!("{gb}gb"),
     }
+}
+
+/// What the names of these `NVML_GPU_INSTANCE_PROFILE_*` end in: media extensions, all of them or none,
+/// and graphics.
+fn extras(profile: Option<u32>) -> &'static str {
+    match profile {
+        Some(7 | 8) => "+me",
+        Some(10..=12) => "+gfx",
+        Some(13 | 14) => "-me",
+        Some(15 | 16) => "+me.all",
+        _ => "",
+    }
+}
+
+/// The memory in a profile's name: the eighths of the GPU's memory that the instance has, rounded up,
+/// of its GiB, rounded up. So `7g.80gb` of an 80 GB board, although 79 GiB of it can be used.
+fn profile_gb(instance_mib: u64, gpu_mib: u64) -> u64 {
+    let eighths = (8 * instance_mib).div_ceil(gpu_mib.max(1)).clamp(1, 8);
+    (eighths * gpu_mib.div_ceil(1024) + 4) / 8
 }
 
 /// NVML's common ancestor as a way.
@@ -202,6 +229,22 @@ mod tests {
     }
 
     #[test]
+    fn the_memory_in_a_profiles_name_is_that_of_nvidias_lists() {
+        // What an instance has, what its GPU has, and the number in its name.
+        for (instance, gpu, gb) in [
+            (4_864, 40_536, 5),
+            (9_856, 81_559, 10),
+            (20_096, 81_559, 20),
+            (40_448, 81_559, 40),
+            (80_912, 81_559, 80),
+            (16_384, 143_771, 18),
+            (143_167, 143_771, 141),
+        ] {
+            assert_eq!(profile_gb(instance, gpu), gb, "{instance} of {gpu}");
+        }
+    }
+
+    #[test]
     fn bus_ids_have_one_spelling() {
         assert_eq!(bus_key("0000:1B:00.0"), bus_key("00000000:1b:00.0"));
         assert_eq!(sysfs_name("00000000:1B:00.0"), "0000:1b:00.0");
@@ -210,19 +253,26 @@ mod tests {
 
     #[test]
     fn profiles_come_from_the_name_or_from_the_slices() {
-        let named = |name: &str, slices| {
-            profile(&InstanceFacts {
+        let with = |name: &str, slices, gpu_instance_profile| {
+            let facts = InstanceFacts {
                 uuid: "MIG-1".into(),
                 name: name.into(),
                 memory_bytes: 9856 << 20,
                 gpu_instance: 7,
                 compute_instance: 0,
                 slices,
-            })
+                gpu_instance_profile,
+            };
+            profile(&facts, 81_559)
         };
+        let named = |name, slices| with(name, slices, None);
         assert_eq!(named("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), "1g.10gb");
         assert_eq!(named("NVIDIA A100 MIG 1c.3g.20gb", None), "1c.3g.20gb");
         assert_eq!(named("NVIDIA X", Some((1, 1))), "1g.10gb");
         assert_eq!(named("NVIDIA X", Some((3, 1))), "1c.3g.10gb");
+        assert_eq!(with("NVIDIA X MIG 1g.10gb", None, Some(7)), "1g.10gb+me");
+        assert_eq!(with("NVIDIA X MIG 1g.10gb+me", None, Some(7)), "1g.10gb+me");
+        assert_eq!(with("NVIDIA X", Some((1, 1)), Some(13)), "1g.10gb-me");
+        assert_eq!(with("NVIDIA X", Some((2, 2)), Some(11)), "2g.10gb+gfx");
     }
 }

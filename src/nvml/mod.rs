@@ -20,10 +20,18 @@ use events::Events;
 use fence::Fence;
 use look::Memory;
 use nvml_wrapper::Nvml;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// How long the end of a session is waited for: one wait of its event thread, and as much again.
+const RETIRE_MAX: Duration = Duration::from_secs(2);
+/// How often its end is looked for.
+const RETIRE_POLL: Duration = Duration::from_millis(10);
 
 /// How NVML is found and used.
 #[derive(Clone, Debug)]
@@ -34,6 +42,8 @@ pub struct NvmlOptions {
     pub driver_root: PathBuf,
     /// Where sysfs is; it knows the NUMA nodes.
     pub sysfs: PathBuf,
+    /// Where the kernel driver lists its GPUs by bus id.
+    pub attached: PathBuf,
     /// How long the calls on one GPU may take in one look before it counts as hung.
     pub deadline: Duration,
 }
@@ -44,6 +54,7 @@ impl Default for NvmlOptions {
             library: None,
             driver_root: "/".into(),
             sysfs: "/sys".into(),
+            attached: "/proc/driver/nvidia/gpus".into(),
             // A look at a GPU takes some milliseconds. With two seconds, a GPU that hangs is seen
             // within one poll, and a driver that is busy waking one up is not taken for it.
             deadline: Duration::from_secs(2),
@@ -57,6 +68,8 @@ struct Session {
     library: PathBuf,
     driver_version: Option<String>,
     cuda_version: Option<String>,
+    /// What the driver listed just before: NVML counts its GPUs once, when it is opened.
+    attached: Option<BTreeSet<OsString>>,
     events: Events,
 }
 
@@ -65,6 +78,8 @@ pub struct NvmlGpus {
     options: NvmlOptions,
     fence: Fence,
     session: Mutex<Option<Arc<Session>>>,
+    /// The library of the last session, as long as anybody still uses it.
+    retired: Mutex<Weak<Nvml>>,
     memory: Mutex<Memory>,
 }
 
@@ -75,8 +90,13 @@ impl NvmlGpus {
     /// If the library is not found or does not work; says what to do. Worth trying again, since
     /// drivers are loaded late on some nodes.
     pub fn open(options: NvmlOptions) -> Result<Self, GpusError> {
-        let gpus =
-            Self { options, fence: Fence::default(), session: Mutex::default(), memory: Mutex::default() };
+        let gpus = Self {
+            options,
+            fence: Fence::default(),
+            session: Mutex::default(),
+            retired: Mutex::default(),
+            memory: Mutex::default(),
+        };
         gpus.session()?;
         Ok(gpus)
     }
@@ -87,6 +107,8 @@ impl NvmlGpus {
         if let Some(session) = &*slot {
             return Ok(Arc::clone(session));
         }
+        self.wait_for_the_last_one();
+        let attached = attached(&self.options.attached);
         let library = self.options.library.as_deref();
         let opened = library::open(&self.fence, library, &self.options.driver_root)?;
         let nvml = Arc::new(opened.nvml);
@@ -97,22 +119,55 @@ impl NvmlGpus {
             library: opened.path,
             driver_version: opened.driver_version,
             cuda_version: opened.cuda_version,
+            attached,
             events,
         });
         *slot = Some(Arc::clone(&session));
         Ok(session)
     }
+
+    /// Ends the session: the next look starts from the beginning.
+    fn retire(&self) {
+        if let Some(session) = lock(&self.session).take() {
+            *lock(&self.retired) = Arc::downgrade(&session.nvml);
+        }
+    }
+
+    /// NVML counts those who opened it, and looks for GPUs only for the first. So the last session must be
+    /// over before a new one; its event thread may still be in a wait. A call that hangs keeps it for
+    /// longer than anybody can wait: then the new one sees what the old one saw.
+    fn wait_for_the_last_one(&self) {
+        let until = Instant::now() + RETIRE_MAX;
+        while lock(&self.retired).strong_count() > 0 && Instant::now() < until {
+            thread::sleep(RETIRE_POLL);
+        }
+    }
+
+    fn look_once(&self) -> Result<Inventory, GpusError> {
+        let mut session = self.session()?;
+        let now = attached(&self.options.attached);
+        if now.is_some() && now != session.attached {
+            tracing::info!("GPUs were attached to the driver or detached from it: NVML is opened anew");
+            drop(session);
+            self.retire();
+            session = self.session()?;
+        }
+        lock(&self.memory).look(&session, &self.fence, &self.options)
+    }
+}
+
+/// The GPUs that the kernel driver lists; `None` where it does not say.
+fn attached(folder: &Path) -> Option<BTreeSet<OsString>> {
+    Some(fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.file_name())).collect())
 }
 
 impl Gpus for NvmlGpus {
     fn look(&self) -> Result<Inventory, GpusError> {
-        let session = self.session()?;
-        let looked = lock(&self.memory).look(&session, &self.fence, &self.options);
-        if looked.is_err() {
-            // The driver is gone or was replaced: the next look starts from the beginning.
-            *lock(&self.session) = None;
-        }
-        looked
+        self.look_once().or_else(|error| {
+            // The driver is gone or was replaced.
+            self.retire();
+            lock(&self.memory).all_in_trouble(&error.what).ok_or(error)
+        })
     }
 
     fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError> {

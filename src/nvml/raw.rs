@@ -68,16 +68,24 @@ pub(super) fn processes(device: &Device, list: ProcessList) -> Result<Vec<Proces
     }
 }
 
-/// Whether a row remapping of the GPU has failed, which means that it is to be replaced.
+/// How the remapping of a GPU's memory rows stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rows {
+    /// One waits for the next reset.
+    pub(super) pending: bool,
+    /// One could not be remapped.
+    pub(super) failed: bool,
+}
+
 /// nvml-wrapper does not wrap `nvmlDeviceGetRemappedRows`.
-pub(super) fn remapping_failed(device: &Device) -> Result<bool, NvmlError> {
+pub(super) fn remapped_rows(device: &Device) -> Result<Rows, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRemappedRows.as_ref())?;
     let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
     // SAFETY: the handle is valid while `device` lives, and the four numbers outlive the call.
     nvml_try(unsafe {
         call(device.handle(), &raw mut correctable, &raw mut uncorrectable, &raw mut pending, &raw mut failed)
     })?;
-    Ok(failed != 0)
+    Ok(Rows { pending: pending != 0, failed: failed != 0 })
 }
 
 /// What is at the other end of a link, as `nvmlIntNvLinkDeviceType_t`. nvml-wrapper's
@@ -103,6 +111,41 @@ pub(super) fn instance_ids(device: &Device) -> Result<(u32, u32), NvmlError> {
         nvml_try(of_compute(device.handle(), &raw mut compute_instance))?;
     }
     Ok((gpu_instance, compute_instance))
+}
+
+/// Which profile (`NVML_GPU_INSTANCE_PROFILE_*`) a GPU instance has; `None` for one that no header up to
+/// now knows. NVML names an instance's profile by an id, and tells the ids profile by profile.
+pub(super) fn gpu_instance_profile(gpu: &Device, gpu_instance: u32) -> Result<Option<u32>, NvmlError> {
+    /// Above `NVML_GPU_INSTANCE_PROFILE_COUNT` of every header so far (17).
+    const PROFILES_MAX: u32 = 32;
+    let symbols = gpu.nvml().lib();
+    let by_id = nvml_sym(symbols.nvmlDeviceGetGpuInstanceById.as_ref())?;
+    let info_of = nvml_sym(symbols.nvmlGpuInstanceGetInfo.as_ref())?;
+    let profile_at = nvml_sym(symbols.nvmlDeviceGetGpuInstanceProfileInfo.as_ref())?;
+    let mut instance = std::ptr::null_mut();
+    // SAFETY: the GPU's handle is valid while `gpu` lives, that of the instance comes from the first
+    // call, and what is written outlives the calls; both structures are plain numbers and a pointer.
+    let profile_id = unsafe {
+        nvml_try(by_id(gpu.handle(), gpu_instance, &raw mut instance))?;
+        let mut info = std::mem::zeroed();
+        nvml_try(info_of(instance, &raw mut info))?;
+        info.profileId
+    };
+    for index in 0..PROFILES_MAX {
+        // SAFETY: as above.
+        let (answer, profile) = unsafe {
+            let mut profile = std::mem::zeroed();
+            let answer = profile_at(gpu.handle(), index, &raw mut profile);
+            (nvml_try(answer), profile)
+        };
+        match answer {
+            Ok(()) if profile.id == profile_id => return Ok(Some(index)),
+            // The model has no such profile, or the library does not know it.
+            Ok(()) | Err(NvmlError::NotSupported | NvmlError::InvalidArg) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
 }
 
 /// The number behind a device handle: what an [`Event`] names its GPU by.

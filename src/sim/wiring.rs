@@ -2,7 +2,7 @@
 
 use super::machine::{Machine, SimGpu, SimKind, SimProcess};
 use super::model::Model;
-use crate::kernel::gpu::{Inventory, Link, Links, Mig, Part, Path, Usage};
+use crate::kernel::gpu::{Inventory, Link, Links, MIG_INDEX, Mig, Part, Path, RECOVERY, Reading, Usage};
 use crate::kernel::names::PartId;
 use crate::kernel::process::{Process, Uses, Who};
 use sha2::{Digest, Sha256};
@@ -28,9 +28,13 @@ pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
             inventory.troubles.insert(gpu.id.clone(), text);
         } else {
             tell_usage(&mut inventory, &gpu, &instances, state);
-            if let Some(text) = &state.trouble {
-                inventory.troubles.insert(gpu.id.clone(), text.clone());
-            }
+            inventory.signs.extend(state.trouble.iter().map(|text| Reading {
+                part: gpu.id.clone(),
+                source: RECOVERY.to_owned(),
+                // NVML's number for a reset.
+                code: 1,
+                detail: text.clone(),
+            }));
         }
         gpus.push(gpu.clone());
         inventory.parts.push(gpu);
@@ -108,11 +112,14 @@ fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Par
 fn instances(model: &Model, gpu: &Part, profiles: &[String]) -> Option<Vec<Part>> {
     let instance = |(number, profile): (u32, &String)| {
         let (_, memory_mib) = model.profile(profile)?;
+        let mut attributes = gpu.attributes.clone();
+        attributes.insert(MIG_INDEX.to_owned(), number.to_string());
         Some(Part {
             id: PartId::parse(&format!("MIG-{}", uuid(&format!("{}/{number}", gpu.id)))).ok()?,
             parent: Some(gpu.id.clone()),
             model: format!("{} MIG {profile}", model.name),
             memory_mib,
+            attributes,
             mig_enabled: false,
             mig: Some(Mig {
                 profile: profile.clone(),
@@ -176,6 +183,18 @@ mod tests {
         let t4 = look("2xt4");
         assert_eq!(between(&t4, 0, 1), (Path::HostBridge, 0));
         assert_eq!(look("16xh200").links.iter().count(), 120);
+    }
+
+    #[test]
+    fn gpus_that_nobody_uses_say_so() {
+        let mut machine = Machine::from_profile("2xh100").unwrap();
+        machine.gpus = vec![SimGpu { index: 1, mig: vec!["1g.10gb".into()], ..SimGpu::default() }];
+        let idle = inventory(&machine).unwrap();
+        assert!(idle.processes_complete);
+        for gpu in idle.parts.iter().filter(|part| part.parent.is_none()) {
+            assert_eq!(idle.processes.get(&gpu.id).map(Vec::len), Some(0), "{}", gpu.id);
+            assert_eq!(idle.usage.get(&gpu.id).map(|usage| usage.processes), Some(0), "{}", gpu.id);
+        }
     }
 
     #[test]

@@ -128,7 +128,7 @@ impl<'a> View<'a> {
     ) {
         let may_grant = ledger.may_grant(state);
         let memory_mib = state.memory_to_grant_mib(memory_overcommit_percent);
-        let taken = state.taken();
+        let taken = ledger.taken(state);
         // Devices come resource by resource, so each is looked up once.
         let mut last: Option<(&Resource, u32, bool)> = None;
         for ((name, share), device) in &state.devices {
@@ -326,6 +326,7 @@ mod tests {
             listed_mono_ms: 0,
             pods: [("u".to_owned(), Arc::new(pod))].into(),
             deleted: VecDeque::new(),
+            finished: VecDeque::new(),
         };
         let ledger = Ledger { pods: Some(Arc::new(view)), ..Ledger::default() };
         let call = Call {

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 from berth import Allocation, Berth
+from kubelet import granted
 from node import Node
-from pods import Container, Pod, container_ids
-from say import Trouble, until
+from pods import NAMESPACE, Container, Pod, container_ids
+from say import Hopeless, Trouble, until
 
 #: Berth polls the kubelet every 2 s for holders; the rest is for a slow machine.
 HOLDER_SECONDS = 20
 
 
+#: How long an allocation may live on after its pod: two rounds 5 s apart, both 30 s after the grant, and 10 s for the rest.
+RELEASE_SECONDS = 45
+#: The same where Berth asks the API server.
+RELEASE_SECONDS_WITH_API_SERVER = 10
+
+
 class Bench:
-    def __init__(self, node: Node, berth: Berth) -> None:
+    """`at_end` is called when the last case is over, whatever became of it."""
+
+    def __init__(self, node: Node, berth: Berth, logs: Path) -> None:
         self.node = node
         self.berth = berth
+        self.logs = logs
         self.resource = berth.setup.resource
         self.running: list[Pod] = []
+        self.at_end: list = []
+        #: What the cases of a setup hand on to each other.
+        self.shared = None
 
-    def pod(self, name: str, containers: dict[str, int], extra: str = "", resource: str = "") -> Pod:
+    def pod(self, name: str, containers: dict[str, int], extra: str = "", resource: str = "", **rest) -> Pod:
         """A pod whose containers ask for so many devices each; of the setup's resource, if no other is given."""
-        return Pod(name, [Container(c, {resource or self.resource: n}, extra) for c, n in containers.items()])
+        return Pod(name, [Container(c, {resource or self.resource: n}, extra) for c, n in containers.items()], **rest)
 
     def start(self, *pods: Pod) -> None:
         """Hands all pods to the kubelet at once and waits until they run."""
@@ -72,6 +88,82 @@ class Bench:
             if resource not in status.get("message", ""):
                 raise Trouble(f"the refusal does not name {resource}: {status.get('reason')}: {status.get('message')}")
         return status
+
+    def waits(self, pod: Pod) -> None:
+        """Hands over a pod that the scheduler must leave waiting, with words that name the resource."""
+        self.node.run(pod)
+        resource = next(iter(pod.containers[0].resources))
+
+        def unschedulable() -> bool:
+            shown = self.node.cluster.pod(pod.name)["status"]
+            if shown.get("phase") != "Pending":
+                raise Hopeless(f"{pod.name} was to wait, and is {shown.get('phase')}: {shown.get('message')}")
+            said = [c.get("message", "") for c in shown.get("conditions", []) if c.get("reason") == "Unschedulable"]
+            return any(f"Insufficient {resource}" in text for text in said)
+
+        until(f"the scheduler says that {pod.name} must wait", 30, unschedulable)
+
+    def allocatable(self, wanted: dict[str, int], seconds: float = 10) -> None:
+        """Waits until the scheduler sees exactly so many devices of each resource on the node."""
+
+        def seen() -> bool:
+            now = {resource: self.node.cluster.allocatable(resource) for resource in wanted}
+            if now != wanted:
+                raise Trouble(f"it sees {now}")
+            return True
+
+        until(f"the API server sees {wanted} as allocatable", seconds, seen)
+
+    def no_pod_failed(self) -> None:
+        """No pod was refused by the kubelet, which the scheduler thought it could run. One that ran and failed has no reason."""
+        for shown in self.node.cluster.pods():
+            status = shown["status"]
+            if status.get("phase") == "Failed" and status.get("reason"):
+                raise Trouble(f"{shown['metadata']['name']}: {status['reason']}: {status.get('message')}")
+
+    def ends(self, pod: Pod) -> str:
+        """After a pod's last container has ended: waits until the API's list is the truth; returns how long it took."""
+        if pod in self.running:
+            self.running.remove(pod)
+        allowed = RELEASE_SECONDS_WITH_API_SERVER if self.berth.setup.api_server else RELEASE_SECONDS
+        took = self.equals_truth(allowed)
+        return f"release_seen_within_s={took:.1f}"
+
+    def equals_truth(self, seconds: float) -> float:
+        """Waits until the live allocations are exactly what the running containers hold. Returns the seconds it took.
+
+        What a container holds is what it sees itself, and the ids that the kubelet has noted for it.
+        """
+        begin = time.monotonic()
+        truth = set()
+        for pod in self.running:
+            for container in pod.containers:
+                seen = pod.environment(container.name)["NVIDIA_VISIBLE_DEVICES"].split(",")
+                devices = granted(pod.uid, container.name)
+                truth.add((NAMESPACE, pod.name, container.name, pod.uid, frozenset(seen), devices))
+
+        def equal() -> bool:
+            shown = self.berth.allocations()
+            listed = {((a.holder or (None,) * 4) + (a.gpus, a.devices)) for a in shown}
+            if listed != truth or len(shown) != len(listed):
+                raise Trouble(
+                    f"not true: {sorted(map(str, listed - truth))}, missing: {sorted(map(str, truth - listed))}"
+                )
+            return True
+
+        until("the API's list equals the truth", seconds, equal, every=0.1)
+        return time.monotonic() - begin
+
+    def crash(self, pod: Pod, container: str) -> None:
+        """Lets a container of a running pod end with an error; returns when the kubelet has started it again."""
+        pod.end(container, 3)
+
+        def restarted() -> bool:
+            statuses = {s["name"]: s for s in self.node.status(pod)["status"]["containerStatuses"]}
+            return statuses[container]["restartCount"] == 1 and "running" in statuses[container]["state"]
+
+        until(f"container {container} of {pod.name} is started again", 60, restarted)
+        pod.beats(container)
 
     def picture(self) -> tuple[dict, dict]:
         """What a restart of anything must leave alone: containers as the kubelet knows them, and live allocations."""

@@ -1,4 +1,4 @@
-"""Everything that this test knows of Berth: its settings file, its fake GPUs, its API. Nothing else here reads those."""
+"""Everything that this test knows of Berth: its settings file, its command line, its API. Nothing else here reads those."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import gpus
 import process
+from gpus import FakeGpus
 from kubelet import NODE_NAME, healthy
 from places import CDI_SPECS, KUBELET, LIB, RUN
 from say import Trouble, until
@@ -17,9 +19,12 @@ WHOLE = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
 
 ADMIN = "127.0.0.1:9470"
+#: Where the README says that the settings are.
+CONFIG_FOR_READERS = "/etc/berth/config.yaml"
 _STATE = LIB / "berth"
 _TOKEN = _STATE / "token"
-_GPUS_FILE = RUN / "gpus.json"
+_CLIENT = {"BERTH_SERVER": f"http://{ADMIN}", "BERTH_TOKEN_FILE": str(_TOKEN)}
+_CONFIG = RUN / "berth.yaml"
 
 #: What the library case mounts into every container that holds a whole GPU.
 LIBRARY_ON_HOST = RUN / "library"
@@ -27,17 +32,41 @@ LIBRARY_IN_POD = "/opt/berth-e2e/library"
 
 
 class Setup:
-    """What one run of Berth is to manage: how many GPUs, and how they are shared."""
+    """What one run of Berth is to manage: how many GPUs, and how they are shared.
 
-    def __init__(self, gpus: int, shares: int = 0, library: bool = False, cdi: bool = False) -> None:
+    `shares`: so many of each GPU, under `shares_as`. `mixed`: `both` or `latched`, four shares a GPU beside the
+    whole. `quiet_seconds`: after which an unhealthy GPU may come back. `api_server`: it may ask the API server.
+    """
+
+    def __init__(
+        self,
+        gpus: int,
+        shares: int = 0,
+        shares_as: str = SHARED,
+        mixed: str = "",
+        quiet_seconds: int | None = None,
+        library: bool = False,
+        cdi: bool = False,
+        api_server: bool = False,
+    ) -> None:
         self.gpus = gpus
         self.shares = shares
+        self.shares_as = shares_as
+        self.mixed = mixed
+        self.quiet_seconds = quiet_seconds
         self.library = library
         self.cdi = cdi
+        self.api_server = api_server
 
     @property
     def resource(self) -> str:
-        return SHARED if self.shares else WHOLE
+        """The one that most pods of the setup ask for."""
+        return self.shares_as if self.shares else WHOLE
+
+    @property
+    def resources(self) -> list[str]:
+        """All that the kubelet is told of."""
+        return [WHOLE, SHARED] if self.mixed else [self.resource]
 
 
 class Allocation:
@@ -60,21 +89,21 @@ class Allocation:
 class Berth:
     """One `berth serve`, with a state folder of its own that outlives its restarts."""
 
-    def __init__(self, logs: Path, binary: Path, nvml_library: Path, setup: Setup) -> None:
+    def __init__(self, logs: Path, binary: Path, fake: FakeGpus, setup: Setup, kubeconfig: Path | None = None) -> None:
         self.setup = setup
-        config = RUN / "berth.yaml"
+        self.fake = fake
+        self._binary = binary
         shutil.rmtree(_STATE, ignore_errors=True)
         LIBRARY_ON_HOST.mkdir(exist_ok=True)
         # JSON is YAML, so no YAML writer is needed.
-        config.write_text(json.dumps(_settings(setup, nvml_library), indent=1), encoding="utf-8")
-        self._fake = _fake_gpus(setup.gpus)
-        self._write_gpus()
-        env = {"FAKE_NVML_CONFIG": str(_GPUS_FILE)}
-        args = [binary, "serve", "--config", config]
-        self._process = process.Process("berth", args, logs / "berth.log", env)
+        _CONFIG.write_text(json.dumps(_settings(setup, fake.library), indent=1), encoding="utf-8")
+        args = [binary, "serve", "--config", _CONFIG]
+        if setup.api_server and kubeconfig is not None:
+            args += ["--kubeconfig", kubeconfig]
+        self._process = process.Process("berth", args, logs / "berth.log", fake.environment)
 
     def start(self) -> None:
-        """Starts it and waits until it is ready and the kubelet knows its resource."""
+        """Starts it and waits until it is ready and the kubelet knows its resources."""
         self._process.start()
 
         def ready() -> bool:
@@ -82,7 +111,17 @@ class Berth:
             return _ask("GET", "/readyz") is not None
 
         until("berth is ready (/readyz)", 30, ready, every=0.02)
-        self.registered(self.setup.resource)
+        for resource in self.setup.resources:
+            self.registered(resource)
+
+    def cli(self, *args: str, seconds: float = 60) -> str:
+        """Runs `berth ARGS` against the running daemon, as an operator would; returns what it printed."""
+        args = tuple(str(_CONFIG) if a == CONFIG_FOR_READERS else a for a in args)
+        return process.run([self._binary, *args], f"berth {' '.join(args)}", _CLIENT, seconds)
+
+    def cli_process(self, log: Path, *args: str) -> process.Process:
+        """The same as a process that goes on beside the test."""
+        return process.Process(f"berth {args[0]} {args[1]}", [self._binary, *args], log, _CLIENT)
 
     def registered(self, resource: str) -> None:
         """Waits until the kubelet watches the device list of `resource`, by Berth's word and by the kubelet's own."""
@@ -110,12 +149,6 @@ class Berth:
         """Removes what a stopped Berth has stored, as if it were installed anew on a node with running pods."""
         shutil.rmtree(_STATE)
 
-    def xid(self, gpu: str, number: int) -> None:
-        """Lets the driver report an XID on a GPU."""
-        events = self._fake.setdefault("events", [])
-        events.append({"seq": len(events) + 1, "gpu": gpu, "kind": "xid", "data": number})
-        self._write_gpus()
-
     def gpus(self) -> set[str]:
         """The UUIDs of all GPUs that it manages."""
         return {gpu["uuid"] for gpu in self._get("/api/v1/gpus")["items"]}
@@ -131,15 +164,17 @@ class Berth:
     def uncordon(self, gpu: str) -> None:
         self._ask("DELETE", f"/api/v1/gpus/{gpu}/cordon")
 
+    def drain(self, gpu: str) -> str:
+        """The state of a GPU's drain."""
+        return self._get(f"/api/v1/gpus/{gpu}")["drain"]["state"]
+
+    def drains(self, state: str) -> list[str]:
+        """The GPUs whose drain is in that state."""
+        return [gpu["uuid"] for gpu in self._get("/api/v1/gpus")["items"] if gpu["drain"]["state"] == state]
+
     def share(self, shares: int) -> None:
         """Changes the policy of the running daemon: from now on every GPU is offered in so many shares."""
-        self._ask("PUT", "/api/v1/stack", {"entries": [_timeslice(shares)]})
-
-    def _write_gpus(self) -> None:
-        """The file is moved into place, so that no call of NVML reads half of it."""
-        draft = _GPUS_FILE.with_suffix(".new")
-        draft.write_text(json.dumps(self._fake, indent=1), encoding="utf-8")
-        draft.rename(_GPUS_FILE)
+        self._ask("PUT", "/api/v1/stack", {"entries": [_timeslice(shares, SHARED)]})
 
     def _get(self, path: str) -> dict:
         return json.loads(self._ask("GET", path))
@@ -148,8 +183,19 @@ class Berth:
         return _ask(method, path, _TOKEN.read_text(encoding="ascii").strip(), body)
 
 
-def _timeslice(shares: int) -> dict:
-    return {"policy": "timeslice", "parameters": {"replicas": shares}}
+def knows(binary: Path, command: str, flag: str) -> bool:
+    """Whether a command of this Berth has a flag."""
+    return flag in process.run([binary, *command.split(), "--help"], f"berth {command} --help")
+
+
+def _stack(setup: Setup) -> list[dict]:
+    if setup.mixed:
+        return [{"policy": "mixed", "parameters": {"advertise": setup.mixed, "replicas": 4, "settleSeconds": 5}}]
+    return [_timeslice(setup.shares, setup.shares_as) if setup.shares else {"policy": "exclusive"}]
+
+
+def _timeslice(shares: int, resource: str) -> dict:
+    return {"policy": "timeslice", "parameters": {"replicas": shares, "resource": resource}}
 
 
 def _settings(setup: Setup, nvml_library: Path) -> dict:
@@ -160,8 +206,10 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
         "gpus": "nvml",
         "nvmlLibrary": str(nvml_library),
         "adminListen": ADMIN,
-        "stack": [_timeslice(setup.shares) if setup.shares else {"policy": "exclusive"}],
+        "stack": _stack(setup),
     }
+    if setup.quiet_seconds is not None:
+        settings["health"] = {"quietSeconds": setup.quiet_seconds}
     edits = {}
     if setup.library:
         mount = {"hostPath": str(LIBRARY_ON_HOST), "containerPath": LIBRARY_IN_POD, "readOnly": True}
@@ -173,28 +221,9 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
     return settings
 
 
-def _fake_uuids(count: int) -> list[str]:
-    return [f"GPU-{n:08x}-e2e0-4e2e-8e2e-000000000e2e" for n in range(count)]
-
-
-def _fake_gpus(count: int) -> dict:
-    """The state file of tests/fake-nvml: plain GPUs without NVLink."""
-    gpus = []
-    for n, uuid in enumerate(_fake_uuids(count)):
-        gpus.append(
-            {
-                "uuid": uuid,
-                "name": "NVIDIA H100 80GB HBM3",
-                "memory_total_mib": 81559,
-                "pci_bus_id": f"00000000:{n + 1:02x}:00.0",
-            }
-        )
-    return {"gpus": gpus}
-
-
 def write_cdi_spec(count: int) -> None:
     """A CDI spec such as nvidia-ctk writes, whose only edit is a variable that names the device."""
-    devices = [{"name": u, "containerEdits": {"env": [f"{cdi_variable(u)}=injected"]}} for u in _fake_uuids(count)]
+    devices = [{"name": u, "containerEdits": {"env": [f"{cdi_variable(u)}=injected"]}} for u in gpus.uuids(count)]
     spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}
     (CDI_SPECS / "berth-e2e.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
 

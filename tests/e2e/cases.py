@@ -14,6 +14,7 @@ from berth import LIBRARY_IN_POD, LIBRARY_ON_HOST, SHARED, Setup, cdi_variable, 
 from kubelet import healthy
 from pods import Container, Pod
 from say import Trouble, until
+from scenario import Scenario
 
 #: Berth ends an allocation after two rounds 5 s apart, both 30 s after the kubelet's start and after the grant.
 RELEASE_SECONDS = 120
@@ -224,7 +225,7 @@ def dead_gpu(bench: Bench) -> str:
     bench.start(*pods)
     dead, alive = (bench.gpus_seen(pod, "main")[0] for pod in pods)
     begin = time.monotonic()
-    bench.berth.xid(dead, 79)
+    bench.berth.fake.xid(dead, 79)
 
     def only_alive() -> bool:
         listed = healthy(bench.resource)
@@ -275,16 +276,6 @@ def _newcomer(bench: Bench, name: str) -> None:
     doubly = held & set(bench.gpus_seen(pod, "main"))
     if doubly:
         raise Trouble(f"new pod {name} was given {doubly}, which another pod holds")
-
-
-class Scenario:
-    """One setup and its cases, by the names that are printed."""
-
-    def __init__(self, name: str, setup: Setup, cases: dict, before=None) -> None:
-        self.name = name
-        self.setup = setup
-        self.cases = cases
-        self.before = before or (lambda: None)
 
 
 #: Eight GPUs: the pods of the cases hold 1 + 4 + 1 + 1 + 1, and the last newcomer takes the one that was freed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,7 +13,11 @@ from places import CDI_SPECS, CONTAINERD_SOCKET, LIB, RUN
 from say import Trouble, until
 
 #: A containerd of version 2, for machines whose package is older.
-MODULE = GoModule("containerd", "github.com/containerd/containerd/v2", ["containerd", "containerd-shim-runc-v2", "ctr"])
+MODULE = GoModule(
+    "containerd",
+    "github.com/containerd/containerd/v2",
+    ["cmd/containerd", "cmd/containerd-shim-runc-v2", "cmd/ctr"],
+)
 
 #: First version whose CRI plugin puts CDI devices into containers.
 _FIRST_WITH_CDI = (1, 7)
@@ -38,6 +43,9 @@ class Containerd:
         self._config.write_text(self._settings(), encoding="utf-8")
         CDI_SPECS.mkdir(exist_ok=True)
         (RUN / "cni").mkdir(exist_ok=True)
+        # Never called, since all pods use the host's network; but a node without any network is never Ready.
+        network = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "none"}]}
+        (RUN / "cni" / "none.conflist").write_text(json.dumps(network), encoding="utf-8")
         self._process.start()
 
         def answers() -> bool:
@@ -73,7 +81,7 @@ class Containerd:
         """A file of version 2, which containerd 1.6 and 2.x both read.
 
         `restrict_oom_score_adj`: without CAP_SYS_RESOURCE runc may not lower a sandbox's score, and fails.
-        The pods use the host's network, so the CNI folders are empty on purpose.
+        The pods use the host's network, so no CNI plugin is there.
         """
         cdi = f'  enable_cdi = true\n  cdi_spec_dirs = ["{CDI_SPECS}"]' if self.has_cdi else ""
         cri = 'plugins."io.containerd.grpc.v1.cri"'

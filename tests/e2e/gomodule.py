@@ -18,12 +18,17 @@ _BUILD_SECONDS = 3600
 
 
 class GoModule:
-    """A folder with a go.mod that requires one program's module, at a fixed version."""
+    """A folder with a go.mod that requires one module, at a fixed version, and the programs to build from it.
 
-    def __init__(self, name: str, module: str, commands: list[str]) -> None:
+    `packages` are folders of that module; the last word of each is the program's name. `cgo`: with a C
+    compiler, for what loads a C library; such a program must not be linked so that symbols resolve at once.
+    """
+
+    def __init__(self, name: str, module: str, packages: list[str], cgo: bool = False) -> None:
         self.name = name
         self.module = module
-        self.commands = commands
+        self.packages = packages
+        self.cgo = cgo
         self._source = HERE / name
 
     @property
@@ -53,12 +58,14 @@ class GoModule:
         begin = time.monotonic()
         unfinished = Path(tempfile.mkdtemp(prefix=f"{self.name}-unfinished-", dir=cache()))
         try:
-            packages = [f"{self.module}/cmd/{command}" for command in self.commands]
-            command = [machine.go(), "build", "-C", self._source, "-mod=readonly", "-trimpath", "-ldflags=-s -w"]
+            packages = [f"{self.module}/{package}".rstrip("/") for package in self.packages]
+            # go-nvml names functions that only some libnvidia-ml have: they are looked up when first called.
+            link = "-s -w -extldflags=-Wl,-z,lazy" if self.cgo else "-s -w"
+            command = [machine.go(), "build", "-C", self._source, "-mod=readonly", "-trimpath", f"-ldflags={link}"]
             process.run(
                 [*command, "-o", f"{unfinished}/", *packages],
                 f"build {self.name} (its Go modules come from GOPROXY)",
-                {"CGO_ENABLED": "0"},
+                {"CGO_ENABLED": "1" if self.cgo else "0"},
                 seconds=_BUILD_SECONDS,
             )
             unfinished.rename(self.folder)

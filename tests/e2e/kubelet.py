@@ -1,12 +1,12 @@
-"""The real kubelet: built from Go modules once, run standalone, that is without an API server.
+"""The real kubelet: built from Go modules once, run standalone or as a node of an API server.
 
-Pods are files in a folder (static pods). Their status is read at `/pods` of the
-kubelet's read-only port, which listens on loopback here.
+The status of its pods is read at `/pods` of its read-only port, which listens on loopback here.
 """
 
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from datetime import datetime
@@ -18,26 +18,45 @@ from gomodule import GoModule
 from places import CONTAINERD_SOCKET, KUBELET, MANIFESTS, RUN
 from say import Trouble, until
 
-MODULE = GoModule("kubelet", "k8s.io/kubernetes", ["kubelet"])
+MODULE = GoModule("kubelet", "k8s.io/kubernetes", ["cmd/kubelet"])
 NODE_NAME = "berth-e2e"
 PLUGINS = KUBELET / "device-plugins"
 SOCKET = PLUGINS / "kubelet.sock"
+#: `CLOCK_REALTIME_COARSE` of Linux, which Python does not name.
+_CLOCK_REALTIME_COARSE = 5
+_CHECKPOINT = PLUGINS / "kubelet_internal_checkpoint"
 
 
-def healthy(resource: str) -> set[str]:
+def clock_ns() -> int:
+    """Now, by the clock that stamps files; it ticks in steps of up to 10 ms."""
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+
+
+def healthy(resource: str, since_ns: int = 0) -> set[str]:
     """The ids of `resource` that the kubelet holds for healthy.
 
-    It writes them into its checkpoint with each device list that it takes; what was written before its
-    newest start counts for nothing.
+    It writes them into its checkpoint with each device list that it takes, though not when a plugin leaves;
+    what was written before its newest start, or before `since_ns` by `clock_ns`, counts for nothing.
     """
-    path = PLUGINS / "kubelet_internal_checkpoint"
     try:
-        if path.stat().st_mtime < SOCKET.stat().st_ctime:
+        if _CHECKPOINT.stat().st_mtime_ns < max(since_ns, SOCKET.stat().st_ctime_ns):
             return set()
-        checkpoint = json.loads(path.read_text(encoding="utf-8"))
+        return set((_checkpoint().get("RegisteredDevices") or {}).get(resource) or [])
     except (OSError, ValueError):
         return set()
-    return set((checkpoint["Data"].get("RegisteredDevices") or {}).get(resource) or [])
+
+
+def granted(pod_uid: str, container: str) -> frozenset[str]:
+    """The device ids that the kubelet has noted for a container, of all resources."""
+    ids = set()
+    for entry in _checkpoint().get("PodDeviceEntries") or []:
+        if entry["PodUID"] == pod_uid and entry["ContainerName"] == container:
+            ids.update(id for of_node in entry["DeviceIDs"].values() for id in of_node)
+    return frozenset(ids)
+
+
+def _checkpoint() -> dict:
+    return json.loads(_CHECKPOINT.read_text(encoding="utf-8"))["Data"]
 
 
 class Kubelet:
@@ -47,6 +66,10 @@ class Kubelet:
         args = [MODULE.build() / "kubelet", "--config", config, "--hostname-override", NODE_NAME, "--v=2"]
         self._process = process.Process("kubelet", args, logs / "kubelet.log")
         self._config = config
+
+    def join(self, kubeconfig: Path) -> None:
+        """From its next start on it is a node of that API server."""
+        self._process.args += ["--kubeconfig", str(kubeconfig)]
 
     def start(self) -> None:
         """Starts it and waits for its device plugin socket."""
@@ -112,6 +135,8 @@ class Kubelet:
             "staticPodPath": str(MANIFESTS),
             "fileCheckFrequency": "1s",
             "syncFrequency": "2s",
+            # Ten seconds by default, in which the scheduler promises what is gone.
+            "nodeStatusUpdateFrequency": "1s",
             "podLogsDir": str(self._logs / "pods"),
             "volumePluginDir": str(RUN / "volume-plugins"),
             "failCgroupV1": False,

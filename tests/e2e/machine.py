@@ -18,12 +18,17 @@ PACKAGES = {
     "busybox-static": "/bin/busybox",
     "gcc": "/usr/bin/cc",
     "libc6-dev": "/usr/include/stdlib.h",
+    "openssl": "/usr/bin/openssl",
 }
 
 #: Ports of the kubelet on loopback; not the usual ones, so that they are likely to be free.
 KUBELET_PORT = 20250
 KUBELET_READ_ONLY_PORT = 20255
 KUBELET_HEALTH_PORT = 20248
+#: Those of the API server and of its etcd, on loopback, too.
+API_SERVER_PORT = 26443
+ETCD_PORT = 22379
+ETCD_PEER_PORT = 22380
 
 #: What every kubelet sets for the whole machine at its start; put back at the end.
 KERNEL_SETTINGS = (

@@ -1,4 +1,4 @@
-"""One small Kubernetes node: a containerd, a kubelet, and a folder of static pods."""
+"""One small Kubernetes node: a containerd, a kubelet, and its pods; standalone, or of an API server."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import leftovers
 from containerd import Containerd
-from kubelet import Kubelet
+from controlplane import ControlPlane
+from kubelet import NODE_NAME, Kubelet
 from places import MANIFESTS, PODS
 from pods import Pod, manifest_path
-from say import Trouble, until
+from say import Hopeless, Trouble, until
 
 
 class Node:
@@ -20,6 +21,31 @@ class Node:
     def __init__(self, logs: Path, containerd_folder: str = "") -> None:
         self.containerd = Containerd(logs, containerd_folder)
         self.kubelet = Kubelet(logs)
+        self._logs = logs
+        self._cluster: ControlPlane | None = None
+
+    @property
+    def is_standalone(self) -> bool:
+        return self._cluster is None
+
+    @property
+    def cluster(self) -> ControlPlane:
+        """The control plane that it has joined."""
+        if self._cluster is None:
+            raise Trouble("this node is standalone")
+        return self._cluster
+
+    def join(self) -> None:
+        """Starts a control plane; the kubelet's next start, by `renew`, is that of a node of it."""
+        if self._cluster is None:
+            starting = ControlPlane(self._logs)
+            try:
+                starting.start()
+            except BaseException:
+                starting.stop()
+                raise
+            self._cluster = starting
+            self.kubelet.join(starting.kubeconfig)
 
     def __enter__(self) -> Node:
         leftovers.clean()
@@ -44,11 +70,18 @@ class Node:
         # The kubelet first: it would start killed containers again.
         self.kubelet.stop()
         self.containerd.stop()
+        if self._cluster is not None:
+            self._cluster.stop()
         leftovers.clean()
 
-    def run(self, pod: Pod) -> Pod:
-        """Hands the pod to the kubelet. The file is moved into place, so that it is never read half written."""
+    def run(self, pod: Pod, static: bool = False) -> Pod:
+        """Hands the pod over: by kubectl where there is an API server and unless it is `static`, else as a file."""
         pod.folder.mkdir(parents=True, exist_ok=True)
+        if self._cluster is not None and not static:
+            pod.uid = self._cluster.create(pod.manifest())["metadata"]["uid"]
+            return pod
+        # The kubelet appends the node's name. The file is moved into place, so that it is never read half written.
+        pod.name = f"{pod.short_name}-{NODE_NAME}"
         draft = PODS / f"{pod.name}.json"
         draft.write_text(pod.manifest(), encoding="utf-8")
         draft.rename(manifest_path(pod))
@@ -56,8 +89,25 @@ class Node:
 
     def delete(self, pod: Pod) -> None:
         """Takes the pod from the kubelet, and returns when the kubelet no longer shows it."""
+        if self._cluster is not None and not manifest_path(pod).exists():
+            self._cluster.kubectl("delete", "pod", pod.name, "--wait=false")
         manifest_path(pod).unlink(missing_ok=True)
+        self.gone(pod)
+
+    def gone(self, pod: Pod) -> None:
+        """Waits until the kubelet no longer shows the pod."""
         until(f"pod {pod.name} is gone", 60, lambda: self._status(pod) is None)
+
+    def ended(self, pod: Pod, phase: str) -> None:
+        """Waits until all of the pod's containers have ended and it has that phase."""
+
+        def look() -> bool:
+            seen = self.status(pod)["status"].get("phase")
+            if seen != phase:
+                raise Trouble(f"phase {seen}")
+            return True
+
+        until(f"pod {pod.name} is {phase}", 60, look)
 
     def status(self, pod: Pod) -> dict:
         """The pod as the kubelet shows it."""
@@ -74,8 +124,7 @@ class Node:
             seen = self.status(pod)
             state = seen.get("status", {})
             if state.get("phase") == "Failed":
-                # Not a Trouble, which `until` would swallow: a refused pod never runs later.
-                raise Refused(f"pod {pod.name} was refused: {state.get('reason')}: {state.get('message')}")
+                raise Hopeless(f"pod {pod.name} was refused: {state.get('reason')}: {state.get('message')}")
             statuses = state.get("containerStatuses", [])
             if len(statuses) == len(pod.containers) and all("running" in s.get("state", {}) for s in statuses):
                 return seen
@@ -99,19 +148,19 @@ class Node:
         """Ends all pods and starts a kubelet that has never seen a device, as on a new node."""
         for path in MANIFESTS.iterdir():
             path.unlink()
+        if self._cluster is not None:
+            self._cluster.empty()
         until("all pods are gone", 60, lambda: not self.kubelet.pods() and not leftovers.container_pids())
         self.kubelet.stop()
         self.kubelet.forget()
         shutil.rmtree(PODS)
         PODS.mkdir()
         self.kubelet.start()
+        if self._cluster is not None:
+            self._cluster.ready()
 
     def _status(self, pod: Pod) -> dict | None:
         for item in self.kubelet.pods():
             if item["metadata"]["uid"] == pod.uid:
                 return item
         return None
-
-
-class Refused(Exception):
-    """The kubelet will not run a pod that the case expected to run."""

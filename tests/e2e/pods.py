@@ -1,4 +1,6 @@
-"""Static pods, and what their shells write for the test to read.
+"""Pods, and what their shells write for the test to read.
+
+A pod is a file in the kubelet's folder of static pods, or is made by kubectl where there is an API server.
 
 Every container writes its environment once and then a heartbeat, both into the
 pod's folder on the host; so a check sees what the container itself sees.
@@ -11,7 +13,6 @@ import uuid
 from pathlib import Path
 
 import images
-from kubelet import NODE_NAME
 from places import MANIFESTS, PODS
 from say import Trouble, until
 
@@ -24,15 +25,19 @@ env > /e2e/{name}.env.new && mv /e2e/{name}.env.new /e2e/{name}.env
 until [ -e /e2e/{name}.go ]; do sleep 0.2 & wait $!; done
 """
 
-# `wait` returns at once on a signal, `sleep` alone would not; the heartbeat is the host's uptime.
+# `wait` returns at once on a signal, `sleep` alone would not; the heartbeat is the host's uptime. It ends with the
+# code that the test writes, and only once, so that a container that is started again stays.
 _SHELL = """
 trap 'exit 0' TERM
 {extra}
 env > /e2e/{name}.env.new && mv /e2e/{name}.env.new /e2e/{name}.env
-while :; do
+until [ -e /e2e/{name}.end ]; do
   cat /proc/uptime > /e2e/{name}.beat.new && mv /e2e/{name}.beat.new /e2e/{name}.beat
   sleep 0.5 & wait $!
 done
+code=$(cat /e2e/{name}.end)
+rm /e2e/{name}.end
+exit $code
 """
 
 
@@ -46,24 +51,27 @@ class Container:
 
 
 class Pod:
-    """A static pod. The kubelet appends the node's name to its own; the UID is chosen here, so it is known.
+    """One pod. Its `name` and `uid` are final once it is handed over: an API server gives a UID of its own.
 
-    An init container waits until `release` is called with its name.
+    An init container waits until `release` is called with its name. `restart` is the pod's restartPolicy.
     """
 
-    def __init__(self, name: str, containers: list[Container], init: list[Container] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        containers: list[Container],
+        init: list[Container] | None = None,
+        restart: str = "Always",
+        labels: dict[str, str] | None = None,
+    ) -> None:
         self.short_name = name
+        self.name = name
         self.containers = containers
         self.init = init or []
+        self.restart = restart
+        self.labels = labels or {}
         self.uid = str(uuid.uuid4())
-
-    @property
-    def name(self) -> str:
-        return f"{self.short_name}-{NODE_NAME}"
-
-    @property
-    def folder(self) -> Path:
-        return PODS / self.uid
+        self.folder = PODS / self.uid
 
     def environment(self, container: str, seconds: float = 30) -> dict[str, str]:
         """The container's environment, as its own shell printed it."""
@@ -88,22 +96,39 @@ class Pod:
 
         until(f"container {container} of pod {self.name} is alive", seconds, newer)
 
+    def alive(self, container: str) -> bool:
+        """Whether its last heartbeat is younger than three of them."""
+        beat = _uptime((self.folder / f"{container}.beat").read_text(encoding="ascii"))
+        return _uptime(Path("/proc/uptime").read_text(encoding="ascii")) - beat < 1.5
+
     def release(self, init_container: str) -> None:
         """Lets an init container end."""
         (self.folder / f"{init_container}.go").touch()
+
+    def end(self, container: str, code: int) -> None:
+        """Lets a container end with an exit status."""
+        draft = self.folder / f"{container}.end.new"
+        draft.write_text(str(code), encoding="ascii")
+        draft.rename(self.folder / f"{container}.end")
 
     def manifest(self) -> str:
         return json.dumps(
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
-                "metadata": {"name": self.short_name, "namespace": NAMESPACE, "uid": self.uid},
+                "metadata": {
+                    "name": self.short_name,
+                    "namespace": NAMESPACE,
+                    "uid": self.uid,
+                    "labels": self.labels,
+                },
                 "spec": {
                     "hostNetwork": True,
                     "dnsPolicy": "Default",
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
                     "terminationGracePeriodSeconds": 2,
+                    "restartPolicy": self.restart,
                     "initContainers": [self._container(c, _INIT_SHELL) for c in self.init],
                     "containers": [self._container(c, _SHELL) for c in self.containers],
                     "volumes": [{"name": "e2e", "hostPath": {"path": str(self.folder), "type": "Directory"}}],

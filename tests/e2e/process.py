@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from say import Trouble
+from say import Hopeless, Trouble
 
 # Loaded before any fork: a child of a fork may only make system calls.
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -52,10 +52,10 @@ class Process:
         return self._child.pid
 
     def check(self) -> None:
-        """Trouble if it has ended, with its last words."""
+        """Hopeless if it has ended, with its last words."""
         code = self._child.poll() if self._child else None
         if code is not None:
-            raise Trouble(f"{self.name} ended with {code}: {self.last_words()}")
+            raise Hopeless(f"{self.name} ended with {code}: {self.last_words()}")
 
     def running(self) -> bool:
         return self._child is not None and self._child.poll() is None

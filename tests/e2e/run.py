@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Berth against a real kubelet: `just e2e`, or `sudo -E python3 tests/e2e/run.py`.
+"""Berth against a real kubelet, standalone and of a whole control plane: `just e2e`, or `sudo -E python3 tests/e2e/run.py`.
 
 It needs root, Go and a machine that is no Kubernetes node. See README.md beside this file.
 Exit status: 0 all passed, 1 a case failed, 2 the test could not be run.
@@ -17,16 +17,28 @@ from pathlib import Path
 # Run by root in somebody's checkout: leave no compiled files there that only root can remove.
 sys.dont_write_bytecode = True
 
+import cases  # noqa: E402
+import changeover  # noqa: E402
 import containerd  # noqa: E402
+import controlplane  # noqa: E402
+import drains  # noqa: E402
+import fullnode  # noqa: E402
 import kubelet  # noqa: E402
 import machine  # noqa: E402
+import nvidia  # noqa: E402
 import places  # noqa: E402
 from bench import Bench  # noqa: E402
-from berth import Berth  # noqa: E402
-from cases import SCENARIOS, Scenario  # noqa: E402
+from berth import Berth, knows  # noqa: E402
 from gomodule import GoModule  # noqa: E402
+from gpus import FakeGpus  # noqa: E402
 from node import Node  # noqa: E402
 from say import Score, Trouble, note, problem  # noqa: E402
+from scenario import Scenario  # noqa: E402
+
+#: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it.
+SCENARIOS = sorted(
+    cases.SCENARIOS + changeover.SCENARIOS + fullnode.SCENARIOS + drains.SCENARIOS, key=lambda s: s.cluster
+)
 
 
 _CONTAINERD_HELP = (
@@ -67,12 +79,11 @@ def _play(args: argparse.Namespace) -> Score:
         binaries = str(containerd.MODULE.folder) if args.containerd == "build" else args.containerd
         with Node(logs, binaries) as node:
             note(f"kubelet {kubelet.MODULE.version}, containerd {node.containerd.version}; logs in {logs}")
-            for scenario in SCENARIOS:
-                if args.only and scenario.name not in args.only:
-                    continue
-                if scenario.setup.cdi and not node.containerd.has_cdi:
+            for scenario in _chosen(args):
+                reason = _lacking(scenario, node, args)
+                if reason:
                     for name in scenario.cases:
-                        score.skip(name, f"containerd {node.containerd.version} has no CDI")
+                        score.skip(name, reason)
                     continue
                 _play_scenario(node, scenario, args, logs, score)
     finally:
@@ -81,17 +92,33 @@ def _play(args: argparse.Namespace) -> Score:
     return score
 
 
+def _lacking(scenario: Scenario, node: Node, args: argparse.Namespace) -> str:
+    """Why this setup cannot be played here; empty if it can."""
+    if scenario.setup.cdi and not node.containerd.has_cdi:
+        return f"containerd {node.containerd.version} has no CDI"
+    for command, flag in scenario.needs:
+        if not knows(args.berth, command, flag):
+            return f"this berth has no `{command} {flag}`"
+    return ""
+
+
 def _play_scenario(node: Node, scenario: Scenario, args: argparse.Namespace, logs: Path, score: Score) -> None:
     """One Berth with one setup on a node without pods. What goes wrong fails the cases that it touches, never the run."""
-    berth = None
+    berth = bench = None
     begin = time.monotonic()
     left = dict(scenario.cases)
     try:
+        kubeconfig = None
+        if scenario.cluster:
+            node.join()
+            kubeconfig = node.cluster.berth_kubeconfig
         node.renew()
         scenario.before()
-        berth = Berth(logs, args.berth, args.nvml_library, scenario.setup)
-        berth.start()
-        bench = Bench(node, berth)
+        fake = FakeGpus(scenario.setup.gpus, args.nvml_library)
+        berth = Berth(logs, args.berth, fake, scenario.setup, kubeconfig)
+        if scenario.berth_first:
+            berth.start()
+        bench = Bench(node, berth, logs)
         for name, case in scenario.cases.items():
             left.pop(name)
             try:
@@ -102,6 +129,8 @@ def _play_scenario(node: Node, scenario: Scenario, args: argparse.Namespace, log
         for name in left:
             score.fail(name, why if str(why) else repr(why))
     finally:
+        for undo in bench.at_end if bench else ():
+            undo()
         if berth is not None:
             berth.stop()
     note(f"setup '{scenario.name}' took {time.monotonic() - begin:.0f} s")
@@ -119,8 +148,20 @@ def _announce(args: argparse.Namespace) -> None:
     print(f"  - tests {args.berth} with {args.nvml_library}", flush=True)
 
 
+def _chosen(args: argparse.Namespace) -> list[Scenario]:
+    return [s for s in SCENARIOS if not args.only or s.name in args.only]
+
+
 def _modules(args: argparse.Namespace) -> list[GoModule]:
-    return [kubelet.MODULE] + ([containerd.MODULE] if args.containerd == "build" else [])
+    """What the chosen setups need, and no more."""
+    modules = [kubelet.MODULE]
+    if args.containerd == "build":
+        modules.append(containerd.MODULE)
+    if any(not s.berth_first for s in _chosen(args)):
+        modules.append(nvidia.MODULE)
+    if any(s.cluster for s in _chosen(args)):
+        modules += [controlplane.ETCD, controlplane.MODULE]
+    return modules
 
 
 def _new_logs() -> Path:

@@ -10,6 +10,10 @@ class Trouble(Exception):
     """Something is not as it must be. The text says what, and what to do where that is known."""
 
 
+class Hopeless(Trouble):
+    """It will not become as it must be by waiting any longer."""
+
+
 def note(text: str) -> None:
     """One line of progress."""
     print(f"      {text}", flush=True)
@@ -47,7 +51,7 @@ def until(what: str, seconds: float, look, every: float = 0.1):
     """Calls `look` until it returns something true, and returns that.
 
     `look` may raise `Trouble` to say why it is not true yet; the last such reason is
-    part of the error after `seconds`.
+    part of the error after `seconds`. `Hopeless` ends the waiting.
     """
     end = time.monotonic() + seconds
     last = ""
@@ -56,6 +60,8 @@ def until(what: str, seconds: float, look, every: float = 0.1):
             seen = look()
             if seen:
                 return seen
+        except Hopeless as reason:
+            raise Trouble(f"{what}: {reason}") from reason
         except Trouble as reason:
             last = f" ({reason})"
         if time.monotonic() > end:

@@ -8,6 +8,7 @@ use berth::keeper::Keeper;
 use berth::kernel::allocation::Allocation;
 use berth::kernel::command::Rules;
 use berth::kernel::gpu::{Inventory, Link, Part, Path, Usage};
+use berth::kernel::mig::MigStrategy;
 use berth::kernel::names::{DeviceId, PartId, Resource};
 use berth::kernel::policy::{AdmitRequest, Hook, PolicyVersion};
 use berth::kernel::time::Timing;
@@ -49,8 +50,13 @@ impl Bench {
         let rules = Rules { timing: Timing { retire_ms: 0, ..Timing::default() }, ..Rules::default() };
         let clock = Arc::new(RealClock(Instant::now()));
         let keeper = Keeper::open(Box::new(store), rules.clone(), clock.clone()).unwrap();
-        let baseline =
-            Baseline { resource: Resource::parse(GPU).unwrap(), ignored_xids: Vec::new(), quiet_ms: 1000 };
+        let baseline = Baseline {
+            resource: Resource::parse(GPU).unwrap(),
+            mig: MigStrategy::default(),
+            mps_sockets: BTreeMap::new(),
+            ignored_xids: Vec::new(),
+            quiet_ms: 1000,
+        };
         let policies = Arc::new(KeptPolicies::default());
         let Middle { door, .. } =
             berth::admission::start(keeper, policies.clone(), clock, rules, baseline).unwrap();

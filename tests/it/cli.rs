@@ -272,6 +272,7 @@ fn bad_values_of_flags_and_of_the_environment_are_2_with_what_to_give() {
         ("--log", "BERTH_LOG", "xml", "json"),
         ("--skip-adoption", "BERTH_SKIP_ADOPTION", "maybe", "boolean"),
         ("--disable-healthchecks", "DP_DISABLE_HEALTHCHECKS", "x", "XID numbers"),
+        ("--mig-strategy", "MIG_STRATEGY", "both", "none, single or mixed"),
         ("--device-list-strategy", "DEVICE_LIST_STRATEGY", "envvar,x", "cdi-cri"),
         ("--device-id-strategy", "DEVICE_ID_STRATEGY", "name", "uuid or index"),
         ("--pass-device-specs", "PASS_DEVICE_SPECS", "maybe", "boolean"),
@@ -362,8 +363,25 @@ fn a_node_is_checked_with_one_line_for_each_thing() {
     let there = ran(berth(&args));
     assert_eq!(there.code, 0, "{}", there.out);
     let lines: Value = serde_json::from_str(&there.out).unwrap();
-    assert_eq!(lines.as_array().unwrap().len(), 12);
+    assert_eq!(lines.as_array().unwrap().len(), 14);
     assert!(lines.as_array().unwrap().iter().all(|l| l["level"] == "ok" || l["fix"].is_string()));
+
+    // By the name that NVIDIA's users type.
+    let machine =
+        write(&dir.path().join("gpus.yaml"), "model: h100\ncount: 2\ngpus: [{index: 1, mig: [1g.10gb]}]");
+    let source = format!("sim:{machine}");
+    for (strategy, level, says) in [
+        ("none", "WARN", "strategy none: 2 nvidia.com/gpu"),
+        ("mixed", "ok", "strategy mixed: 1 nvidia.com/gpu, 1 nvidia.com/mig-1g.10gb"),
+        ("single", "FAIL", "no MIG mode on GPU 0"),
+    ] {
+        let mut command =
+            berth(&["node", "check", "--gpus", &source, flags[2], flags[3], flags[4], flags[5]]);
+        command.env("MIG_STRATEGY", strategy);
+        let said = ran(command).out;
+        let line = said.lines().find(|l| l.contains("  MIG ")).unwrap();
+        assert!(line.starts_with(level) && line.contains(says), "{line}");
+    }
 }
 
 #[test]

@@ -11,10 +11,17 @@ const SETTINGS: &str = "gpus: sim:4xh100\n";
 
 /// The kubelet settles long, so that whatever ends soon ends by the API server's word.
 const SLOW_KUBELET: &str = "gpus: sim:4xh100
-timing: { roundsApartMs: 60000, kubeletSettleMs: 60000, replySettleMs: 60000 }
+rounds: { listEveryMs: 100, roundEveryMs: 200 }
+timing: { roundsApartMs: 300, kubeletSettleMs: 60000, replySettleMs: 60000 }
 ";
 
-pub(crate) fn args(house: &House, server: &ApiServer) -> Vec<String> {
+/// Two rounds never lie far enough apart in a test.
+const ONE_ROUND: &str = "gpus: sim:4xh100
+rounds: { listEveryMs: 100, roundEveryMs: 200 }
+timing: { roundsApartMs: 600000, kubeletSettleMs: 60000, replySettleMs: 60000 }
+";
+
+fn args(house: &House, server: &ApiServer) -> Vec<String> {
     let file = server.kubeconfig(house.folder.path());
     vec!["--kubeconfig".into(), file.to_str().unwrap().into(), "--node-name".into(), NODE.into()]
 }
@@ -43,7 +50,34 @@ pub(crate) fn watching(serving: &Serving) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_pod_ends_without_the_waits_of_two_rounds() {
+async fn a_pod_that_finished_ends_with_one_round_and_one_deleted_by_force_does_not() {
+    let server = ApiServer::start();
+    let house = House::of(ONE_ROUND).await;
+    let serving = serve(&house, &server);
+    house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+    watching(&serving);
+    let mut uids = Vec::new();
+    for name in ["forced", "finished"] {
+        let uid = house.start(name, WHOLE, 1).await.unwrap();
+        server.world.apply(pod("ns", name, &uid, &[(WHOLE, 1)]));
+        server.world.change(&uid, |pod| pod["status"] = json!({"phase": "Running"}));
+        uids.push(uid);
+    }
+    let known = |live: &[Value]| live.len() == 2 && live.iter().all(|a| a["holder"]["podUid"].is_string());
+    until("both holders are known", || known(&serving.live()).then_some(()));
+    // The kubelet forgets it at once, and its containers run on.
+    house.kubelet.force_delete(&uids[0]);
+    server.world.delete(&uids[0]);
+    server.world.change(&uids[1], |pod| pod["status"] = json!({"phase": "Succeeded"}));
+    house.kubelet.delete(&uids[1]);
+    server.world.delete(&uids[1]);
+    until("the one that finished ends", || (serving.live().len() == 1).then_some(()));
+    // The round that ended it saw no more of the other.
+    assert_eq!(serving.live()[0]["holder"]["podUid"], json!(uids[0]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_deleted_by_force_ends_by_two_rounds_without_settling() {
     let server = ApiServer::start();
     let house = House::of(SLOW_KUBELET).await;
     let serving = serve(&house, &server);
@@ -51,17 +85,26 @@ async fn a_deleted_pod_ends_without_the_waits_of_two_rounds() {
     watching(&serving);
     let uid = house.start("train", WHOLE, 2).await.unwrap();
     server.world.apply(pod("ns", "train", &uid, &[(WHOLE, 2)]));
-    server.world.change(&uid, |pod| pod["status"] = json!({"phase": "Running"}));
-    until("its holder is known", || {
-        let live = serving.live();
-        (live[0]["holder"]["podUid"] == json!(uid)).then_some(())
-    });
+    until("its holder is known", || (serving.live()[0]["holder"]["podUid"] == json!(uid)).then_some(()));
+    house.kubelet.force_delete(&uid);
     server.world.delete(&uid);
-    // Deleted by force at the API server, the pod still runs: the kubelet has not let go.
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(serving.live().len(), 1);
-    house.kubelet.delete(&uid);
     until("its allocation ends", || serving.live().is_empty().then_some(()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kubeconfig_that_cannot_be_read_is_not_shown() {
+    let house = House::new(SETTINGS).await;
+    let file = house.folder.path().join("kubeconfig");
+    let text = "apiVersion: v1\nkind: Config\nusers:\n- name: u\n  user:\n    client-key-data: aGVsbG8=\n   token: eyJSECRET\n";
+    std::fs::write(&file, text).unwrap();
+    let serving = house.serve_with(&["--kubeconfig", file.to_str().unwrap(), "--node-name", NODE]);
+    let why = until("it says so", || {
+        let node = serving.call("GET", "/node", &Value::Null);
+        node["apiServer"]["waiting"].as_str().filter(|w| w.contains("no kubeconfig")).map(str::to_owned)
+    });
+    assert!(!why.contains("eyJSECRET") && !why.contains("aGVsbG8"), "{why}");
+    let log = serving.log();
+    assert!(log.contains("no kubeconfig") && !log.contains("eyJSECRET") && !log.contains("aGVsbG8"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -104,11 +104,22 @@ impl House {
     }
 
     pub(crate) async fn start(&self, name: &str, resource: &str, count: usize) -> Result<String, String> {
-        let pod = PodSpec::new("ns", name).container("main", &[(resource, count)]);
-        let uid = pod.uid.clone();
-        self.kubelet.admit(pod).await.map_err(|e| e.to_string())?;
-        self.kubelet.run(&uid).await.map_err(|e| e.to_string())?;
+        let uid = PodSpec::new("ns", name).uid;
+        self.start_as(&uid, name, resource, count).await?;
         Ok(uid)
+    }
+
+    /// The same with a UID of the caller's.
+    pub(crate) async fn start_as(
+        &self,
+        uid: &str,
+        name: &str,
+        resource: &str,
+        count: usize,
+    ) -> Result<(), String> {
+        let pod = PodSpec::new("ns", name).uid(uid).container("main", &[(resource, count)]);
+        self.kubelet.admit(pod).await.map_err(|e| e.to_string())?;
+        self.kubelet.run(uid).await.map_err(|e| e.to_string())
     }
 }
 

@@ -1,7 +1,7 @@
 //! What every backend behind the port `Gpus` must do: one set of checks, run on simulated GPUs and
 //! on NVML over the look-alike library.
 
-use berth::kernel::gpu::{Inventory, Part, Path, Reading};
+use berth::kernel::gpu::{Inventory, Part, Path, RECOVERY, Reading};
 use berth::kernel::names::PartId;
 use berth::kernel::process::Who;
 use berth::nvml::{NvmlGpus, NvmlOptions};
@@ -250,14 +250,18 @@ fn a_lost_gpu_is_in_trouble_and_its_facts_stay(rig: &dyn Rig) {
     assert_eq!(look(rig), before, "back as it was");
 }
 
-fn a_gpu_that_ails_is_in_trouble_and_answers(rig: &dyn Rig) {
+fn a_gpu_that_ails_says_so_at_every_look_and_answers(rig: &dyn Rig) {
     let before = look(rig);
     rig.ails(5, true);
-    let ailing = look(rig);
     let id = gpu_id(&before, 5);
-    assert!(ailing.troubles[&id].contains("reset"), "{:?}", ailing.troubles);
-    assert_eq!(ailing.troubles.len(), 1);
-    assert!(ailing.usage.contains_key(&id));
+    for _ in 0..2 {
+        let ailing = look(rig);
+        assert!(ailing.troubles.is_empty(), "{:?}", ailing.troubles);
+        let [sign] = ailing.signs.as_slice() else { panic!("{:?}", ailing.signs) };
+        assert_eq!((&sign.part, sign.source.as_str(), sign.code), (&id, RECOVERY, 1));
+        assert!(sign.is_sign() && sign.detail.contains("reset"), "{sign:?}");
+        assert!(ailing.usage.contains_key(&id));
+    }
     rig.ails(5, false);
     assert_eq!(look(rig), before);
 }
@@ -354,7 +358,8 @@ fn mig_instances_are_parts_with_a_parent(rig: &dyn Rig) {
     assert!(parent.mig_enabled);
     assert_eq!(parent.id, before.parts[4].id);
     let profiles = ["1g.10gb", "2g.20gb"];
-    for (instance, profile) in inventory.parts[5..7].iter().zip(profiles) {
+    for (index, (instance, profile)) in (0..).zip(inventory.parts[5..7].iter().zip(profiles)) {
+        assert_eq!((instance.mig_index(), parent.mig_index()), (Some(index), None));
         assert_eq!(instance.parent.as_ref(), Some(&parent.id));
         assert!(instance.id.as_str().starts_with("MIG-"));
         let mig = instance.mig.as_ref().expect("a MIG instance");
@@ -392,7 +397,7 @@ contract!(
     shows_every_gpu_and_always_the_same,
     knows_the_link_of_every_pair,
     a_lost_gpu_is_in_trouble_and_its_facts_stay,
-    a_gpu_that_ails_is_in_trouble_and_answers,
+    a_gpu_that_ails_says_so_at_every_look_and_answers,
     an_xid_is_read_once_and_in_order,
     a_wait_without_events_takes_its_time,
     processes_and_memory_in_use_are_seen,

@@ -7,7 +7,8 @@ use berth::config::{Edits, RoundTiming};
 use berth::keeper::Keeper;
 use berth::kernel::allocation::Allocation;
 use berth::kernel::command::{NewStack, Rules};
-use berth::kernel::gpu::{Inventory, Links, Part};
+use berth::kernel::gpu::{Inventory, Links, Part, Reading};
+use berth::kernel::mig::MigStrategy;
 use berth::kernel::names::{PartId, Resource};
 use berth::kernel::stack::{OnFault, Permissions, StackEntry};
 use berth::kernel::time::Timing;
@@ -97,7 +98,13 @@ impl Recipe {
         let clock: Arc<dyn Clock> = skip.clone();
         let store = Box::new(MapStore::default());
         let keeper = Keeper::open(store, rules.clone(), Arc::clone(&clock)).unwrap();
-        let baseline = Baseline { resource: resource(GPU), ignored_xids: Vec::new(), quiet_ms: 1000 };
+        let baseline = Baseline {
+            resource: resource(GPU),
+            mig: MigStrategy::default(),
+            mps_sockets: BTreeMap::new(),
+            ignored_xids: Vec::new(),
+            quiet_ms: 1000,
+        };
         let policies: Arc<dyn Policies> = Arc::new(ToldPolicies);
         let middle = admission::start(keeper, policies, clock, rules, baseline).unwrap();
         let gpus = (0..self.gpus).map(|n| part(n, self.numa)).collect();
@@ -181,6 +188,14 @@ impl Node {
             troubles: troubled.iter().map(|n| (gpu(*n), "fell off the bus".to_owned())).collect(),
             ..Inventory::default()
         };
+        let door = self.door.clone();
+        let looked = tokio::task::spawn_blocking(move || door.looked(inventory));
+        looked.await.unwrap().unwrap();
+    }
+
+    /// A look at the GPUs, all of them well, in which these are told.
+    pub(crate) async fn look_with(&self, signs: Vec<Reading>) {
+        let inventory = Inventory { parts: self.gpus.clone(), signs, ..Inventory::default() };
         let door = self.door.clone();
         let looked = tokio::task::spawn_blocking(move || door.looked(inventory));
         looked.await.unwrap().unwrap();

@@ -3,7 +3,7 @@
 use crate::kubelet_bench::{GPU, Node, Recipe, SOON};
 use berth::kernel::allocation::EndReason;
 use berth::kernel::ledger::Ledger;
-use berth::kernel::pods::{PodsSource, PodsView, Stage};
+use berth::kernel::pods::{PODS_MAX, PodsSource, PodsView, Stage};
 use berth::kernel::time::Timing;
 use berth::kubelet::Waits;
 use kubelet_standin::{Kubelet, PodSpec, Rpc, Sources, TinyPlugin};
@@ -164,6 +164,30 @@ async fn a_watch_that_is_dropped_or_that_loses_events_is_made_good() {
 }
 
 #[tokio::test]
+async fn of_more_pods_than_are_taken_nobody_is_vouched_for_and_nobody_is_over() {
+    let again = Duration::from_millis(300);
+    let node = Recipe { waits: Waits { pods_resync: again, ..waits() }, ..slow() }.node().await;
+    node.allocatable(GPU, 4).await;
+    let holds = run(&node, pod("holds").container("main", &[(GPU, 1)])).await;
+    let others: Vec<_> = (0..PODS_MAX).map(|n| pod(&format!("other-{n}"))).collect();
+    let last = others[0].uid.clone();
+    // Told one by one, each would be compared with all of them.
+    node.kubelet.set_faults(|f| f.pods_events_lost = true);
+    for other in others {
+        node.kubelet.admit(other).await.unwrap();
+    }
+    node.kubelet.set_faults(|f| f.pods_events_lost = false);
+    let silent = |v: &PodsView| !v.current && v.listed_mono_ms == 0 && v.pods.is_empty();
+    node.wait("that there are too many", |l| view(l).is_some_and(silent)).await;
+    node.round().await;
+    assert_eq!(node.live().len(), 1, "a pod that is not shown is not over");
+    node.kubelet.delete(&last);
+    node.wait("the pods again", |l| shown(l) && view(l).is_some_and(|v| v.pods.len() == PODS_MAX)).await;
+    assert!(view(&node.door.snapshot()).unwrap().pods.contains_key(&holds));
+    node.assert_harmless();
+}
+
+#[tokio::test]
 async fn where_it_is_not_served_nobody_speaks_of_it() {
     // Off, as kubelets are by default; and a kubelet that serves something else on that socket.
     for other in [false, true] {
@@ -207,6 +231,7 @@ async fn the_api_servers_word_goes_before_it_until_that_falls_silent() {
         listed_mono_ms: 1,
         pods: BTreeMap::new(),
         deleted: VecDeque::new(),
+        finished: std::collections::VecDeque::new(),
     };
     node.door.pods(of_api(true)).await.unwrap();
     let source = |l: &Ledger| view(l).map(|v| v.source);

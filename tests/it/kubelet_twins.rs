@@ -5,7 +5,7 @@ use berth::kernel::names::{DeviceId, Digest};
 use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth::kernel::policy::{
     Answer, Call, Fault, FaultKind, Hook, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question,
-    Terms,
+    Severity, Terms, TriageAnswer,
 };
 use berth::kernel::record::{Record, RecordKey, Write};
 use berth::kernel::time::Now;
@@ -77,7 +77,7 @@ pub(crate) fn told_version() -> PolicyVersion {
         name: "told".into(),
         version: "1.0.0".into(),
         summary: "Does what its parameters say.".into(),
-        hooks: vec![Hook::Offer, Hook::Admit, Hook::Place],
+        hooks: vec![Hook::Offer, Hook::Admit, Hook::Place, Hook::Triage],
         parameters_schema: "{}".into(),
         artifact: digest.clone(),
         digest,
@@ -132,7 +132,10 @@ impl Policies for ToldPolicies {
                 (None, None) => Ok(None),
             },
             Question::Place(request) => told_place(value("place="), request),
-            Question::Triage(_) => Ok(None),
+            Question::Triage(_) => Ok(value("triage=").map(|word| {
+                let severity = if word == "ignore" { Severity::Ignore } else { Severity::Degraded };
+                Answer::Triage(TriageAnswer { severity, reason: word.to_owned(), again_after_s: Some(60) })
+            })),
         }
     }
 }

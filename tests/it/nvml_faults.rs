@@ -1,10 +1,10 @@
 //! NVML that hangs, errs, or is not there: it costs GPUs their health, and never an answer.
 
-use berth::kernel::gpu::{Inventory, Reading};
+use berth::kernel::gpu::{Inventory, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
 use berth::kernel::process::PROCESSES_PER_GPU_MAX;
 use berth::nvml::{NvmlGpus, NvmlOptions};
 use berth::ports::Gpus;
-use fake_nvml::{Code, Event, EventKind, Fault, Installed, Process, State};
+use fake_nvml::{Code, Event, EventKind, Fault, Installed, Process, RecoveryAction, State};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -154,20 +154,144 @@ fn an_error_on_one_gpu_is_told_in_words() {
 }
 
 #[test]
-fn memory_past_repair_is_trouble_and_rows_that_wait_are_not() {
+fn rows_that_wait_and_memory_past_repair_are_signs() {
     let bench = Bench::new(&State::a100(1));
+    let rows = |pending, failed| {
+        bench.change(|state| {
+            let rows = state.gpus[0].remapped_rows.as_mut().expect("an A100 has rows");
+            (rows.pending, rows.failed) = (pending, failed);
+        });
+        let inventory = bench.look();
+        assert!(inventory.troubles.is_empty(), "{:?}", inventory.troubles);
+        inventory.signs
+    };
+    assert_eq!(rows(false, false), []);
+    let pending = rows(true, false);
+    assert_eq!((pending[0].source.as_str(), pending[0].code), (ROWS, ROWS_PENDING));
+    let failed = rows(true, true);
+    assert_eq!((failed.len(), failed[0].code), (1, ROWS_FAILED), "the worse one");
+    assert!(failed[0].detail.contains("replace it"), "{failed:?}");
+}
+
+#[test]
+fn ecc_errors_are_counted_where_no_event_tells_of_them() {
+    let bench = Bench::new(&State::a100(2));
+    let ecc = |gpu: usize, errors| {
+        bench.change(|state| {
+            state.gpus[gpu].ecc.as_mut().expect("an A100 counts").uncorrected_volatile = errors;
+        });
+        let signs = bench.look().signs;
+        signs.into_iter().map(|sign| (sign.source, sign.code)).collect::<Vec<_>>()
+    };
+    // Of what was there before the first look nobody knows when it was.
+    assert_eq!(ecc(1, 3), []);
+    assert_eq!(ecc(1, 5), [("ecc".to_owned(), 2)]);
+    assert_eq!(ecc(1, 5), [], "told once");
+    assert_eq!(ecc(1, 0), [], "the driver was loaded anew");
+    assert_eq!(ecc(1, 1), [("ecc".to_owned(), 1)]);
+}
+
+#[test]
+fn every_recovery_action_is_told_in_words() {
+    let bench = Bench::new(&State::h100(1));
+    for (action, code, says) in [
+        (RecoveryAction::GpuReset, 1, "a reset of the GPU"),
+        (RecoveryAction::NodeReboot, 2, "a reboot of the node"),
+        (RecoveryAction::DrainP2p, 3, "peer-to-peer"),
+        (RecoveryAction::DrainAndReset, 4, "draining and then a reset"),
+    ] {
+        bench.change(|state| state.gpus[0].recovery_action = action);
+        let signs = bench.look().signs;
+        assert_eq!((signs.len(), signs[0].code), (1, code));
+        assert!(signs[0].detail.contains(says), "{signs:?}");
+    }
     bench.change(|state| {
-        let rows = state.gpus[0].remapped_rows.as_mut().expect("an A100 has rows");
-        rows.pending = true;
+        state.gpus[0].recovery_action = RecoveryAction::None;
+        // Drivers before R550 do not know the field.
+        state.faults.push(Fault::fail("nvmlDeviceGetFieldValues", Code::NotSupported));
     });
-    assert!(bench.look().troubles.is_empty());
-    bench.change(|state| {
-        let rows = state.gpus[0].remapped_rows.as_mut().expect("an A100 has rows");
-        rows.failed = true;
-    });
-    let inventory = bench.look();
-    let text = inventory.troubles.values().next().expect("trouble");
-    assert!(text.contains("replace it"), "{text}");
+    assert_eq!(bench.look().signs, []);
+}
+
+#[test]
+fn a_profiles_extras_are_asked_of_nvml_where_the_name_has_none() {
+    let mut state = State::h100(1);
+    state.split(0, &[1, 1, 1, 2]);
+    let instances = &mut state.gpus[0].mig.as_mut().expect("it is split").instances;
+    for (instance, extras) in instances.iter_mut().zip(["+me", "-me", "", "+gfx"]) {
+        instance.profile += extras;
+    }
+    let profiles = |bench: &Bench| -> Vec<String> {
+        let parts = bench.look().parts;
+        parts.into_iter().filter_map(|part| Some(part.mig?.profile)).collect()
+    };
+    let bench = Bench::new(&state);
+    assert_eq!(profiles(&bench), ["1g.10gb+me", "1g.10gb-me", "1g.10gb", "2g.20gb+gfx"]);
+    // Without the right to ask it is the name that counts.
+    state.faults.push(Fault::fail("nvmlDeviceGetGpuInstanceById", Code::NoPermission));
+    let bench = Bench::new(&state);
+    assert_eq!(profiles(&bench), ["1g.10gb", "1g.10gb", "1g.10gb", "2g.20gb"]);
+}
+
+#[test]
+fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut state = State::h100(4);
+    state.counts_at_init = true;
+    let late = state.gpus.split_off(2);
+    let installed = Installed::new(folder.path(), &state).expect("the look-alike is built");
+    let attached = folder.path().join("attached");
+    let attach = |bus: &str| std::fs::create_dir_all(attached.join(bus)).expect("a folder");
+    attach("0000:07:00.0");
+    attach("0000:13:00.0");
+    let options = NvmlOptions { attached: attached.clone(), ..options(installed.library(), folder.path()) };
+    let gpus = NvmlGpus::open(options).expect("it opens");
+    let first = gpus.look().expect("a look");
+    assert_eq!(first.parts.len(), 2);
+    installed.change(|state| state.gpus.extend(late)).expect("a change");
+    assert_eq!(gpus.look().expect("a look"), first, "NVML counts when it is opened");
+    attach("0000:1f:00.0");
+    attach("0000:2b:00.0");
+    let both = gpus.look().expect("a look");
+    assert_eq!((both.parts.len(), both.troubles.len()), (4, 0));
+    assert_eq!(both.parts[..2], first.parts);
+    // Its events come, too.
+    let uuid = both.parts[3].id.to_string();
+    installed.change(|state| state.push_xid(&uuid, 48)).expect("a change");
+    let began = Instant::now();
+    loop {
+        match gpus.next_reading(Duration::from_millis(100)) {
+            Ok(Some(reading)) => {
+                break assert_eq!((reading.part, reading.code), (both.parts[3].id.clone(), 48));
+            }
+            _ => assert!(began.elapsed() < LOOK_MAX, "no event of the new GPU"),
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_is_replaced_costs_every_gpu_its_health_until_it_fits_again() {
+    let bench = Bench::new(&State::h100(2));
+    let before = bench.look();
+    for (call, code, says) in [
+        ("nvmlDeviceGetUUID", Code::DriverNotLoaded, "nvidia-smi"),
+        ("nvmlInit*", Code::LibRmVersionMismatch, "different versions"),
+        ("nvmlInit*", Code::DriverNotLoaded, "modprobe nvidia"),
+    ] {
+        bench.change(|state| {
+            // Only an open library is there to be opened anew.
+            state.faults =
+                vec![Fault::fail("nvmlDeviceGetCount_v2", Code::Uninitialized), Fault::fail(call, code)];
+        });
+        bench.look();
+        bench.change(|state| state.faults = vec![Fault::fail(call, code)]);
+        let during = bench.look_until("told", |inventory| {
+            inventory.troubles.len() == 2 && inventory.troubles.values().all(|text| text.contains(says))
+        });
+        assert_eq!((&during.parts, &during.links), (&before.parts, &before.links));
+        bench.change(|state| state.faults.clear());
+        bench.look_until("well again", |inventory| *inventory == before);
+    }
 }
 
 #[test]
@@ -338,8 +462,9 @@ fn a_driver_that_went_away_is_opened_anew() {
     bench.change(|state| {
         state.faults.push(Fault::fail("nvmlDeviceGetCount_v2", Code::Uninitialized));
     });
-    let error = bench.gpus.look().expect_err("nothing to look at");
-    assert!(error.what.contains("nvidia-smi"), "{error}");
+    let during = bench.look();
+    assert_eq!((&during.parts, during.troubles.len()), (&before.parts, 2));
+    assert!(during.troubles.values().all(|text| text.contains("nvidia-smi")), "{:?}", during.troubles);
     assert!(bench.gpus.next_reading(Duration::ZERO).is_err());
     bench.change(|state| state.faults.clear());
     assert_eq!(bench.look(), before);

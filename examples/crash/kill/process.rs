@@ -57,6 +57,7 @@ pub(crate) struct Holder {
 #[derive(serde::Deserialize)]
 struct List {
     items: Vec<Listed>,
+    next: Option<String>,
 }
 
 impl Serving {
@@ -164,8 +165,15 @@ impl Drop for Serving {
 
 fn call(base: &str, token: &str) -> anyhow::Result<Vec<Listed>> {
     let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(CALL_LIMIT)).build().into();
-    let url = format!("{base}/allocations?limit=5120");
-    let mut answer = agent.get(&url).header("Authorization", format!("Bearer {token}")).call()?;
-    let list: List = serde_json::from_str(&answer.body_mut().read_to_string()?)?;
-    Ok(list.items)
+    let (mut items, mut after) = (Vec::new(), String::new());
+    loop {
+        let url = format!("{base}/allocations?limit=1000{after}");
+        let mut answer = agent.get(&url).header("Authorization", format!("Bearer {token}")).call()?;
+        let list: List = serde_json::from_str(&answer.body_mut().read_to_string()?)?;
+        items.extend(list.items);
+        let Some(next) = list.next else {
+            return Ok(items);
+        };
+        after = format!("&after={next}");
+    }
 }

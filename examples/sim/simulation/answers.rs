@@ -44,7 +44,7 @@ pub(crate) fn offers(node: &Ledger, stack: &Stack, overcommit_percent: u32, offe
         }
         let Some(part) = node.part(&offer.part) else { continue };
         let entry = stack.entries.iter().find(|e| e.label() == *by);
-        if part.part.mig_enabled && !offer.lines.is_empty() {
+        if part.part.mig_enabled && by != "baseline" && !offer.lines.is_empty() {
             return i8(format!("{} is in MIG mode and offered", offer.part));
         }
         let mut names = BTreeSet::new();

@@ -7,7 +7,9 @@ use super::policies::KINDS;
 use super::violation::Violation;
 use super::world::World;
 use berth::kernel::command::{Command, NewStack};
+use berth::kernel::gpu::Part;
 use berth::kernel::listing::listing;
+use berth::kernel::mig::MigStrategy;
 use berth::kernel::names::PartId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -98,7 +100,14 @@ fn rest(world: &mut World) {
             .iter()
             .any(|r| listing(ledger, r, overcommit).iter().any(|l| l.id.part == *id && l.healthy))
     };
-    let lost = world.machine.parts().iter().find(|p| !p.mig_enabled && !free(&p.id));
+    // A machine always has a GPU outside of MIG mode, which `single` takes beside no instance.
+    let alike = !world.machine.parts().iter().any(|p| p.mig_enabled);
+    let wanted = |p: &&Part| match world.around.baseline.mig {
+        MigStrategy::None => p.parent.is_none(),
+        MigStrategy::Mixed => !p.mig_enabled,
+        MigStrategy::Single => alike,
+    };
+    let lost = world.machine.parts().iter().filter(wanted).find(|p| !free(&p.id));
     if let Some(part) = lost {
         let what = format!("{} is there, idle and healthy, and cannot be had", part.id);
         world.checks.violations.push(Violation::new("end", what));

@@ -6,7 +6,7 @@ use berth::kernel::command::{Attempt, Command, Rules, StackAnswer};
 use berth::kernel::decide::decide;
 use berth::kernel::ledger::Ledger;
 use berth::kernel::listing::{Listed, listing};
-use berth::kernel::names::{DeviceId, Resource};
+use berth::kernel::names::{AllocationId, DeviceId, Resource};
 use berth::kernel::offer::Consumes;
 use berth::kernel::part_state::PartState;
 use berth::kernel::policy::{AdmitRequest, Terms};
@@ -53,7 +53,7 @@ fn holders(ledger: &Ledger, part: &PartState) -> Result<(), Violation> {
 /// What was taken over was not granted: where another plugin granted more than there is, or an
 /// operator ended what a pod still had, the ledger says so rather than to lose track of it.
 fn counters(ledger: &Ledger, part: &PartState, rules: &Rules) -> Result<(), Violation> {
-    let taken_over = |id| ledger.live.get(id).is_some_and(|a| a.decision.by == [ADOPTED]);
+    let taken_over = |id: &AllocationId| ledger.live.get(id).is_some_and(|a| a.decision.by == [ADOPTED]);
     if part.devices.values().flat_map(|d| &d.holders).any(taken_over) {
         return Ok(());
     }
@@ -67,6 +67,15 @@ fn counters(ledger: &Ledger, part: &PartState, rules: &Rules) -> Result<(), Viol
                 compute += compute_percent;
             }
         }
+    }
+    let one_hardware = |other: &&PartState| {
+        other.part.parent.as_ref() == Some(&part.part.id) || part.part.parent.as_ref() == Some(&other.part.id)
+    };
+    let granted = |p: &&PartState| p.held() && !p.devices.values().flat_map(|d| &d.holders).any(taken_over);
+    if let Some(other) = ledger.parts.values().map(AsRef::as_ref).filter(one_hardware).find(granted)
+        && part.held()
+    {
+        return Err(Violation::new("I2", format!("{} and {} are both held", part.part.id, other.part.id)));
     }
     let has = part.part.memory_mib * u64::from(rules.overcommit_percent) / 100;
     if (wholes > 0 && wholes + slices > 1) || memory > has || compute > 100 {
@@ -105,7 +114,12 @@ fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Resu
         } else if device.offered() && ledger.may_grant(part) && !ledger.breakers.contains_key(resource) {
             let lower =
                 list.iter().filter(|o| o.id.part == l.id.part && o.healthy && !held(ledger, resource, &o.id));
-            let mut taken = part.taken();
+            let promised = |o: &&Listed| o.healthy && !held(ledger, resource, &o.id);
+            let mut kin = ledger.kin(part);
+            if kin.any(|k| list.iter().filter(promised).any(|o| o.id.part == k.part.id)) {
+                continue;
+            }
+            let mut taken = ledger.taken(part);
             for other in lower {
                 let Some(lower) = part.device(resource, other.id.share) else { continue };
                 if lower.consumes == device.consumes && other.id > l.id {

@@ -20,7 +20,9 @@ use berth::kernel::health::APPLICATION_XIDS;
 use berth::kernel::history::{HISTORY_ALLOCATIONS_MAX, HistoryLimit};
 use berth::kernel::ledger::Ledger;
 use berth::kernel::listing::listing;
+use berth::kernel::mig::MigStrategy;
 use berth::ports::Clock;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Looks and views that may wait to be handed in.
@@ -62,6 +64,8 @@ impl World {
         };
         let baseline = Baseline {
             resource: resource(0),
+            mig: rng.of(&[MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed, MigStrategy::Mixed]),
+            mps_sockets: BTreeMap::new(),
             ignored_xids: APPLICATION_XIDS.to_vec(),
             quiet_ms: rules.timing.quiet_ms,
         };

@@ -216,21 +216,14 @@ impl ProcessSight {
 }
 
 impl Process {
-    /// `settling`: it is not a bypass yet.
-    pub(in crate::admin) fn of(
-        ledger: &Ledger,
-        gpu: &str,
-        seen: &Seen,
-        whose: &Belongs,
-        settling: bool,
-    ) -> Self {
+    pub(in crate::admin) fn of(ledger: &Ledger, gpu: &str, seen: &Seen, whose: &Belongs) -> Self {
         let kernel::Process { pid, part, uses, memory_mib, who } = &seen.process;
         let (right, allocations, reason) = match whose {
             Belongs::To(id) => (Right::Allocation, vec![*id], None),
             Belongs::Among(ids) => (Right::Shared, ids.clone(), Some(AMONG.to_owned())),
             Belongs::Perhaps(ids) => (Right::Unclear, ids.clone(), Some(perhaps(&who.owner))),
             Belongs::Ignored => (Right::Ignored, vec![], Some(IGNORED.to_owned())),
-            Belongs::Nobody(reason) if settling => (Right::Settling, vec![], Some(reason.words())),
+            Belongs::Nobody(reason) if !seen.told => (Right::Settling, vec![], Some(reason.words())),
             Belongs::Nobody(reason) => (Right::Bypass, vec![], Some(reason.words())),
         };
         Self {

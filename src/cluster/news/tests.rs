@@ -10,6 +10,7 @@ use crate::kernel::names::{AllocationId, DeviceId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::pods::{Pod, PodsSource, PodsView, Stage};
 use crate::kernel::policy::{Severity, TriageAnswer};
+use crate::kernel::process::{Owner, Process, Uses, Who};
 use crate::kernel::time::Now;
 use std::collections::VecDeque;
 
@@ -28,12 +29,15 @@ fn mark(why: &str) -> Mark {
 struct Node {
     ledger: Ledger,
     now: Now,
+    /// Processes of the host on the GPU, where it tells.
+    hosts: Option<Vec<u32>>,
 }
 
 impl Node {
     /// One GPU that a pod holds.
     fn new() -> Self {
-        let mut node = Self { ledger: Ledger::default(), now: Now { wall_ms: 1_000_000, mono_ms: 1_000 } };
+        let mut node =
+            Self { ledger: Ledger::default(), now: Now { wall_ms: 1_000_000, mono_ms: 1_000 }, hosts: None };
         node.look(true);
         let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
         node.turn(&Command::Offer(vec![(PartOffer { part: gpu(), lines: vec![line] }, "test".into())]));
@@ -75,10 +79,24 @@ impl Node {
             mig: None,
             attributes: BTreeMap::new(),
         };
-        self.turn(&Command::Look(Inventory {
-            parts: present.then_some(part).into_iter().collect(),
-            ..Inventory::default()
-        }))
+        let mut inventory =
+            Inventory { parts: present.then_some(part).into_iter().collect(), ..Inventory::default() };
+        if let Some(pids) = &self.hosts {
+            let processes = pids.iter().map(|pid| Process {
+                pid: *pid,
+                part: gpu(),
+                uses: Uses { compute: true, ..Uses::default() },
+                memory_mib: None,
+                who: Who {
+                    name: Some("x\ny".into()),
+                    started_ticks: Some(1),
+                    owner: Owner::NoPod { container_id: None },
+                    ignored: false,
+                },
+            });
+            inventory.processes.insert(gpu(), processes.collect());
+        }
+        self.turn(&Command::Look(inventory))
     }
 
     fn pod(&mut self, is_static: bool) -> Vec<Notice> {
@@ -101,6 +119,7 @@ impl Node {
             listed_mono_ms: 1,
             pods: [("u".to_owned(), Arc::new(pod))].into(),
             deleted: VecDeque::new(),
+            finished: VecDeque::new(),
         }))
     }
 
@@ -231,4 +250,30 @@ fn a_note_is_no_longer_than_the_api_server_takes() {
     let mut node = Node::new();
     let told = node.cordon(&"\u{e4}".repeat(512));
     assert!(one(&told).2.len() <= NOTE_BYTES_MAX);
+}
+
+#[test]
+fn a_gpu_that_is_used_without_an_allocation_is_told_once_and_when_it_is_over() {
+    let mut node = Node::new();
+    let mut later = |hosts: Option<&[u32]>| {
+        node.now.mono_ms += 10_000;
+        node.hosts = hosts.map(<[u32]>::to_vec);
+        node.look(true)
+    };
+    assert_eq!(later(Some(&[7])), [], "not before it has lasted");
+    let told = later(Some(&[7]));
+    let (reason, warning, note) = one(&told);
+    assert_eq!((reason, warning), ("GPUBypassed", true));
+    assert!(note.contains(r"x\ny, process 7") && note.contains("in no pod"), "{note}");
+    assert_eq!(later(Some(&[7])), []);
+    // Two more: one event.
+    assert_eq!(later(Some(&[7, 8, 9])), []);
+    let told = later(Some(&[7, 8, 9]));
+    assert!(one(&told).2.contains("process 8") && one(&told).2.ends_with("(3 processes in all)"), "{told:?}");
+    assert_eq!(later(Some(&[8])), [], "it is still used");
+    assert_eq!(one(&later(Some(&[]))).0, "GPUBypassOver");
+    // A GPU that tells nothing is not known to be left alone.
+    later(Some(&[7]));
+    later(Some(&[7]));
+    assert_eq!(later(None), []);
 }

@@ -9,6 +9,7 @@ use crate::kernel::look::look;
 use crate::kernel::names::{DeviceId, Resource};
 use crate::kernel::pods::{PodsSource, PodsView};
 use crate::kernel::process::{Sight, Uses, Who};
+use crate::kernel::time::Now;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -168,6 +169,8 @@ fn a_process_uses_the_allocation_of_its_pod_on_its_part() {
     ] {
         let process = process(1, on, owner);
         assert_eq!(belongs(&node.ledger, &part(gpu), &process), whose, "{process:?}");
+        let nobody = matches!(whose, Belongs::Nobody(_));
+        assert_eq!(explained(&node.ledger, &part(gpu), &process), (!nobody).then_some(whose), "{process:?}");
     }
 }
 
@@ -226,12 +229,11 @@ fn a_daemons_name_helps_only_where_no_allocation_explains_it() {
 
 #[test]
 fn a_bypass_is_told_after_the_grace_and_only_while_it_lasts() {
-    const GRACE_MS: u64 = 10_000;
     let mut node = Node::new();
     let held = node.grant("GPU-0", None, "pod", "main");
     let all = [("GPU-0", process(1, "GPU-0", of_pod("pod", "main"))), ("GPU-0", process(2, "GPU-0", HOST))];
     let told = |node: &Node| -> Vec<(u32, Reason)> {
-        let all = Owners::of(&node.ledger).bypasses(GRACE_MS, node.now);
+        let all = Owners::of(&node.ledger).bypasses();
         all.into_iter().map(|b| (b.process.pid, b.reason)).collect()
     };
     node.look(&all);
@@ -240,8 +242,10 @@ fn a_bypass_is_told_after_the_grace_and_only_while_it_lasts() {
     node.look(&all);
     assert_eq!(told(&node), []);
     node.pass(1);
-    assert_eq!(told(&node), [(2, Reason::HostProcess)], "time alone makes it one");
-    let since = Owners::of(&node.ledger).bypasses(GRACE_MS, node.now)[0].since_wall_ms;
+    assert_eq!(told(&node), [], "a look makes it one, not time alone");
+    node.look(&all);
+    assert_eq!(told(&node), [(2, Reason::HostProcess)]);
+    let since = Owners::of(&node.ledger).bypasses()[0].since_wall_ms;
     assert_eq!(since, 1_000_000);
     // The pod ends, and its process stays a little: the grace begins with the end.
     node.end(held);
@@ -262,9 +266,10 @@ fn what_is_learned_after_a_look_counts_at_once() {
     let mut node = Node::new();
     node.look(&[("GPU-0", process(1, "GPU-0", of_pod("pod", "main")))]);
     node.pass(20);
-    assert_eq!(Owners::of(&node.ledger).bypasses(10_000, node.now).len(), 1);
+    node.look(&[("GPU-0", process(1, "GPU-0", of_pod("pod", "main")))]);
+    assert_eq!(Owners::of(&node.ledger).bypasses().len(), 1);
     node.grant("GPU-0", None, "pod", "main");
-    assert_eq!(Owners::of(&node.ledger).bypasses(10_000, node.now), []);
+    assert_eq!(Owners::of(&node.ledger).bypasses(), []);
 }
 
 #[test]
@@ -313,6 +318,7 @@ fn what_a_pods_spec_says_is_the_reason() {
             pod("done", Stage::Finished, Some(&by)),
         ]),
         deleted: VecDeque::new(),
+        finished: VecDeque::new(),
     };
     let seen = Change::PodsSeen(Arc::new(view));
     node.ledger.apply(&Entry { at: node.now, changes: vec![seen] });

@@ -27,6 +27,7 @@ struct Node {
     now: Now,
     processes: u32,
     hangs: bool,
+    tells: bool,
 }
 
 impl Node {
@@ -36,6 +37,7 @@ impl Node {
             now: Now { wall_ms: 1_000_000, mono_ms: 1_000 },
             processes: 0,
             hangs: false,
+            tells: true,
         };
         node.look();
         let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
@@ -70,7 +72,7 @@ impl Node {
         let mut inventory = Inventory { parts: vec![part], ..Inventory::default() };
         if self.hangs {
             inventory.troubles.insert(gpu(), "a call hangs".into());
-        } else {
+        } else if self.tells {
             inventory.usage.insert(gpu(), Usage { memory_used_mib: 0, processes: self.processes });
         }
         self.turn(&Command::Look(inventory)).unwrap();
@@ -160,6 +162,36 @@ fn a_gpu_that_cannot_be_asked_is_drained_after_a_longer_while_and_none_without_a
     assert_eq!(node.state(), "draining", "nobody looked");
     node.hangs = true;
     assert_eq!(node.wait(60), "draining");
+    assert_eq!(node.wait(10), "drained");
+}
+
+#[test]
+fn a_gpu_that_answers_but_tells_of_no_processes_takes_the_longer_wait() {
+    let mut node = Node::new();
+    node.tells = false;
+    node.drain(Order::default());
+    assert_eq!(node.wait(60), "draining");
+    assert_eq!(node.wait(10), "drained");
+}
+
+#[test]
+fn one_look_that_sees_nobody_after_others_that_could_not_tell_is_not_enough() {
+    let mut node = Node::new();
+    node.hangs = true;
+    node.drain(Order::default());
+    node.wait(30);
+    node.hangs = false;
+    assert_eq!(node.wait(10), "draining", "seen empty since 5 s");
+    assert_eq!(node.wait(5), "drained");
+    // Asked only now and then, it is drained when the longer wait is over.
+    let mut node = Node::new();
+    node.drain(Order::default());
+    for _ in 0..6 {
+        node.wait(5);
+        node.hangs = !node.hangs;
+        assert_eq!(node.wait(5), "draining");
+        node.hangs = !node.hangs;
+    }
     assert_eq!(node.wait(10), "drained");
 }
 

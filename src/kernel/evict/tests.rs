@@ -122,6 +122,7 @@ impl Node {
             listed_mono_ms: 1,
             pods,
             deleted: deleted.iter().map(|uid| (*uid).to_owned()).collect::<VecDeque<_>>(),
+            finished: VecDeque::new(),
         }));
     }
 

@@ -6,7 +6,7 @@ use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::Command;
 use crate::kernel::invariants::i6_nothing_that_lives_ends;
 use crate::kernel::ledger::Ledger;
-use crate::kernel::names::DeviceId;
+use crate::kernel::names::{DeviceId, PartId};
 use crate::kernel::reconcile::{Checkpointed, RoundView};
 use std::sync::Arc;
 
@@ -43,7 +43,9 @@ impl World {
     /// While we were away another plugin gave a whole GPU to a pod, if nobody has any of it.
     pub(super) fn foreign(&mut self, part: usize) {
         let device = DeviceId::whole(&gpu(part % 3));
-        let touches = |devices: &[DeviceId]| devices.iter().any(|d| d.part == device.part);
+        // An instance of a GPU is of the same hardware.
+        let of_gpu = |part: &PartId| self.ledger.part(part).map_or(part, |p| p.part.gpu()) == &device.part;
+        let touches = |devices: &[DeviceId]| devices.iter().any(|d| of_gpu(&d.part));
         let held = self.pods.iter().any(|p| touches(&p.devices));
         // Where the ledger does not know yet that a pod went, see `reconcile_tests`.
         let known = self.ledger.live.values().any(|a| touches(&a.devices));

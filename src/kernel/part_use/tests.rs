@@ -49,6 +49,10 @@ fn limits_are_what_was_said_and_what_is_taken_whichever_is_less() {
         assert_eq!(found.map(|(_, keeper)| keeper), by, "{on} {consumes:?} {told:?}");
         let with_mps = limits(&node.ledger, &node.ledger.live[&id], true).map(|(_, keeper)| keeper);
         assert_eq!(with_mps, by.map(|by| by.max(EnforcedBy::Mps)), "{on} {consumes:?} {told:?}");
+        // One that was taken over: another plugin set its container up.
+        let mut adopted = Allocation::clone(&node.ledger.live[&id]);
+        adopted.decision.by = vec![ADOPTED.into()];
+        assert_eq!(limits(&node.ledger, &adopted, true).map(|(_, keeper)| keeper), by);
     }
 }
 

@@ -56,6 +56,9 @@ fn a_gpus_processes_are_those_of_its_instances_each_once() {
 #[test]
 fn no_process_that_can_be_seen_is_not_no_process() {
     let mut node = Node::new();
+    node.sight = Sight::Unsupported { why: "no /proc".into() };
+    node.look(&[]);
+    assert_eq!(node.ledger.processes_on(&part("GPU-0")), None, "it may be in a PID namespace of its own");
     node.sight = Sight::Hidden { why: "own PID namespace".into(), fix: "hostPID".into() };
     node.look(&[]);
     assert_eq!(node.ledger.processes_on(&part("GPU-0")), None);
@@ -120,6 +123,8 @@ fn where_processes_are_hidden_a_drain_takes_the_longer_wait() {
 fn a_look_that_finds_the_same_changes_nothing() {
     let mut node = Node::new();
     let same = [("GPU-0", process(1, "GPU-0", HOST))];
+    node.look(&same);
+    node.pass(20);
     node.look(&same);
     let before = node.ledger.processes.clone();
     node.pass(5);

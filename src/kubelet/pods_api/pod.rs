@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(with(&|c| c.env.push(env("void", None))), None);
         assert_eq!(with(&|c| c.env.push(env("", Some(core::EnvVarSource {})))), names);
         let privileged = |c: &mut core::Container| {
-            c.security_context = Some(core::SecurityContext { privileged: Some(true) })
+            c.security_context = Some(core::SecurityContext { privileged: Some(true) });
         };
         assert_eq!(with(&privileged), Some(PodBypass::Privileged { container: "main".into() }));
         assert_eq!(with(&|_| {}), None);

@@ -41,7 +41,7 @@ pub struct Instance {
     /// Compute instance id within the GPU instance.
     #[serde(default)]
     pub compute_instance: u32,
-    /// Profile name such as `1g.10gb`.
+    /// Profile name such as `1g.10gb` or `1g.10gb+me`.
     pub profile: String,
     /// Memory in MiB.
     pub memory_mib: u64,
@@ -55,9 +55,31 @@ pub struct Instance {
     pub multiprocessors: u32,
 }
 
-/// `NVML_GPU_INSTANCE_PROFILE_*`: (index, compute slices, profile id on NVIDIA's boards).
+impl Instance {
+    /// The profile's name in two: slices and memory, and what comes beyond.
+    pub(crate) fn named(&self) -> (&str, &str) {
+        self.profile.split_at(self.profile.find(['+', '-']).unwrap_or(self.profile.len()))
+    }
+}
+
+/// `NVML_GPU_INSTANCE_PROFILE_*`: (index, compute slices, profile id on NVIDIA's boards, what its name ends in).
 /// The ids are those that `nvidia-smi mig -lgip` shows.
-const PROFILES: [(u32, u32, u32); 5] = [(0, 1, 19), (1, 2, 14), (2, 3, 9), (3, 4, 5), (4, 7, 0)];
+const PROFILES: [(u32, u32, u32, &str); 14] = [
+    (0, 1, 19, ""),
+    (1, 2, 14, ""),
+    (2, 3, 9, ""),
+    (3, 4, 5, ""),
+    (4, 7, 0, ""),
+    (7, 1, 20, "+me"),
+    (8, 2, 21, "+me"),
+    (10, 1, 47, "+gfx"),
+    (11, 2, 35, "+gfx"),
+    (12, 4, 32, "+gfx"),
+    (13, 1, 67, "-me"),
+    (14, 2, 66, "-me"),
+    (15, 1, 65, "+me.all"),
+    (16, 2, 64, "+me.all"),
+];
 
 /// `NVML_GPU_INSTANCE_PROFILE_COUNT` is above this in every header; a larger index is a mistake of the caller.
 pub(crate) const PROFILE_INDEX_LIMIT: u32 = 32;
@@ -71,6 +93,8 @@ pub(crate) struct Profile {
     pub(crate) slices: u32,
     /// GPU instance profile id.
     pub(crate) id: u32,
+    /// What its name has beyond slices and memory.
+    pub(crate) extras: &'static str,
 }
 
 impl Profile {
@@ -79,9 +103,15 @@ impl Profile {
         Self::find(|profile| profile.index == index)
     }
 
-    /// The profile with so many slices.
+    /// The plain profile with so many slices.
     pub(crate) fn of_slices(slices: u32) -> Option<Self> {
-        Self::find(|profile| profile.slices == slices)
+        Self::find(|profile| profile.slices == slices && profile.extras.is_empty())
+    }
+
+    /// The profile of an instance, by its slices and the end of its profile's name.
+    pub(crate) fn of(instance: &Instance) -> Option<Self> {
+        let (_, extras) = instance.named();
+        Self::find(|profile| profile.slices == instance.slices && profile.extras == extras)
     }
 
     /// Compute instance profile id: NVIDIA numbers them as the indices.
@@ -100,7 +130,7 @@ impl Profile {
     }
 
     fn find(wanted: impl Fn(&Self) -> bool) -> Option<Self> {
-        PROFILES.iter().map(|&(index, slices, id)| Self { index, slices, id }).find(wanted)
+        PROFILES.iter().map(|&(index, slices, id, extras)| Self { index, slices, id, extras }).find(wanted)
     }
 }
 

@@ -35,6 +35,7 @@
 //! {
 //!   "driver_version": "570.172.08",
 //!   "cuda_version": 12080,
+//!   "counts_at_init": true,
 //!   "gpus": [
 //!     {
 //!       "uuid": "GPU-4d8a5f1e-8a5c-4b0e-9f63-0d4c7a8e2b11",

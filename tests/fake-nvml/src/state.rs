@@ -33,6 +33,9 @@ pub struct State {
     pub cuda_version: u32,
     /// The GPUs; a GPU's index is its position.
     pub gpus: Vec<Gpu>,
+    /// GPUs that join the list after `nvmlInit` are shown only after the next one, as with a real driver. By default at once.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub counts_at_init: bool,
     /// Pairs of GPUs whose common ancestor is not what [`State::level`] derives.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub topology: Vec<Pair>,
@@ -42,6 +45,11 @@ pub struct State {
     /// Calls that are slow, hang or fail.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Fault>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 fn default_driver_version() -> String {
@@ -58,6 +66,7 @@ impl Default for State {
             driver_version: default_driver_version(),
             cuda_version: default_cuda_version(),
             gpus: Vec::new(),
+            counts_at_init: false,
             topology: Vec::new(),
             events: Vec::new(),
             faults: Vec::new(),
@@ -252,9 +261,9 @@ fn check_gpu(gpu: &Gpu) -> Result<(), String> {
     }
     let mut ids = HashSet::new();
     for instance in gpu.mig.iter().flat_map(|mig| &mig.instances) {
-        if Profile::of_slices(instance.slices).is_none() {
+        if Profile::of(instance).is_none() {
             return Err(format!(
-                "{}: slices must be 1, 2, 3, 4 or 7, not {}",
+                "{}: slices must be 1, 2, 3, 4 or 7, not {}, and its profile end in nothing, +me, +me.all, -me or +gfx",
                 instance.uuid, instance.slices
             ));
         }

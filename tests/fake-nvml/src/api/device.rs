@@ -17,11 +17,12 @@ extern "C" fn nvmlDeviceGetUUID(device: Handle, uuid: OutText, length: c_uint) -
     })
 }
 
+/// Of a MIG device without what its profile has beyond slices and memory: whoever needs that asks for the profile.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetName(device: Handle, name: OutText, length: c_uint) -> c_uint {
     call::device("nvmlDeviceGetName", device, |device| match device.mig {
         None => name.put(&device.gpu.name, length),
-        Some((_, instance)) => name.put(&format!("{} MIG {}", device.gpu.name, instance.profile), length),
+        Some((_, instance)) => name.put(&format!("{} MIG {}", device.gpu.name, instance.named().0), length),
     })
 }
 

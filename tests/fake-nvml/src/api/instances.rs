@@ -31,9 +31,8 @@ extern "C" fn nvmlDeviceGetGpuInstances(
     count: Out<c_uint>,
 ) -> c_uint {
     call::gpu("nvmlDeviceGetGpuInstances", device, |device| {
-        let same = |instance: &&Instance| {
-            Profile::of_slices(instance.slices).is_some_and(|profile| profile.id == profile_id)
-        };
+        let same =
+            |instance: &&Instance| Profile::of(instance).is_some_and(|profile| profile.id == profile_id);
         let found: Vec<_> = instances(device)?
             .iter()
             .filter(same)
@@ -65,6 +64,7 @@ pub(crate) fn instance(
     })
 }
 
+/// The profile of its one compute instance: the plain one.
 pub(crate) fn profile(instance: &Instance) -> Answer<Profile> {
     Profile::of_slices(instance.slices).ok_or(Code::Unknown)
 }
@@ -78,7 +78,7 @@ extern "C" fn nvmlGpuInstanceGetInfo(gpu_instance: Handle, out: Out<GpuInstanceI
         out.put(GpuInstanceInfo {
             device: Handle::of_device(&device.gpu.uuid),
             id: instance.gpu_instance,
-            profile_id: profile(instance)?.id,
+            profile_id: Profile::of(instance).ok_or(Code::Unknown)?.id,
             placement: Placement { start: before.map(|other| other.slices).sum(), size: instance.slices },
         })
     })

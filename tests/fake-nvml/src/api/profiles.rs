@@ -73,7 +73,11 @@ extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
             jpeg: first.jpeg,
             ofa: first.ofa,
             memory_mib: first.memory_mib,
-            name: field(&crate::preset::profile_name(first.slices, device.gpu.memory_total_mib)),
+            name: field(&format!(
+                "{}{}",
+                crate::preset::profile_name(first.slices, device.gpu.memory_total_mib),
+                profile_at(index)?.extras
+            )),
         })
     })
 }

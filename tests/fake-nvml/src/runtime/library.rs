@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::code::{Answer, Code};
+use crate::gpu::Gpu;
 use crate::runtime::source::Source;
 use crate::state::State;
 
@@ -10,10 +11,12 @@ struct Library {
     /// `nvmlInit` less `nvmlShutdown`.
     users: u32,
     source: Source,
+    /// The GPUs that the first `nvmlInit` found.
+    counted: Vec<String>,
 }
 
 /// Held for a `stat`, and for reading the file when it has changed; never while a call is slow or hangs.
-static LIBRARY: Mutex<Library> = Mutex::new(Library { users: 0, source: Source::new() });
+static LIBRARY: Mutex<Library> = Mutex::new(Library { users: 0, source: Source::new(), counted: Vec::new() });
 
 fn with<T>(work: impl FnOnce(&mut Library) -> T) -> T {
     // A panic while the lock was held leaves nothing half done that matters: the next call looks at the file again.
@@ -25,6 +28,8 @@ pub(crate) fn init() -> Answer {
     with(|library| {
         if library.users == 0 {
             library.source.open()?;
+            let state = library.source.state()?;
+            library.counted = state.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         }
         library.users += 1;
         Ok(())
@@ -45,7 +50,14 @@ pub(crate) fn state() -> Answer<Arc<State>> {
         if library.users == 0 {
             return Err(Code::Uninitialized);
         }
-        library.source.state()
+        let state = library.source.state()?;
+        let counted = |gpu: &Gpu| library.counted.contains(&gpu.uuid);
+        if !state.counts_at_init || state.gpus.iter().all(counted) {
+            return Ok(state);
+        }
+        let mut seen = State::clone(&state);
+        seen.gpus.retain(counted);
+        Ok(Arc::new(seen))
     })
 }
 

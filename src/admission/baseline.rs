@@ -1,0 +1,60 @@
+//! Who answers if all policies pass: whole GPUs, and MIG by its strategy.
+
+use crate::kernel::command::StackAnswer;
+use crate::kernel::ledger::Ledger;
+use crate::kernel::mig::{self, MigStrategy};
+use crate::kernel::names::{PartId, Resource};
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::PathBuf;
+
+/// Who made an offer that no policy made.
+pub(super) const BASELINE: &str = "baseline";
+
+/// Settings of the baseline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Baseline {
+    /// The resource of whole GPUs.
+    pub resource: Resource,
+    /// What becomes of MIG.
+    pub mig: MigStrategy,
+    /// By resource the socket of the MPS control daemon that its containers are sent to.
+    pub mps_sockets: BTreeMap<Resource, PathBuf>,
+    /// XIDs that say nothing of the GPU.
+    pub ignored_xids: Vec<u64>,
+    /// How long a bad reading keeps a GPU unhealthy, milliseconds.
+    pub quiet_ms: u64,
+}
+
+impl Baseline {
+    /// The denial of a resource whose MPS control daemon is not there. CUDA then runs without MPS and
+    /// without a word, so its containers would have none of the limits that they were promised.
+    pub(super) fn mps_denial(&self, resource: &Resource) -> Option<StackAnswer> {
+        let socket = self.mps_sockets.get(resource)?;
+        let there = std::fs::metadata(socket)
+            .is_ok_and(|file| file.file_type().is_socket() || file.file_type().is_fifo());
+        let folder = socket.parent().unwrap_or(socket).display();
+        (!there).then(|| StackAnswer::Deny {
+            policy: "mps".into(),
+            reason: format!(
+                "{resource} is limited by MPS, and there is no control daemon at {}: start it \
+                 (CUDA_MPS_PIPE_DIRECTORY={folder} nvidia-cuda-mps-control -d), and if berth runs in a pod, \
+                 mount {folder} into it",
+                socket.display()
+            ),
+        })
+    }
+
+    /// What it has to say of MIG, as the node is offered now.
+    #[must_use]
+    pub fn mig_words(&self, node: &Ledger) -> mig::Words {
+        let own =
+            |id: &PartId| node.part(id).is_some_and(|p| ["", BASELINE].contains(&p.offered_by.as_str()));
+        self.plan(node, own).words
+    }
+
+    pub(super) fn plan(&self, node: &Ledger, open: impl Fn(&PartId) -> bool) -> mig::Plan {
+        let parts = node.parts.values().filter(|p| p.present).map(|p| &p.part);
+        mig::plan(self.mig, &self.resource, parts, open)
+    }
+}

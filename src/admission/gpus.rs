@@ -1,0 +1,40 @@
+//! What is handed in of the GPUs, and what the baseline makes of them.
+
+use super::thread::OtherJob;
+use super::{Door, send};
+use crate::keeper::{Applied, AskError, Snapshot};
+use crate::kernel::command::Command;
+use crate::kernel::gpu::{Inventory, Reading};
+use crate::kernel::mig;
+
+impl Door {
+    /// Hands in a look at the GPUs, from a thread that may block.
+    ///
+    /// # Errors
+    /// If it could not be recorded; what needs no record is published all the same.
+    pub fn looked(&self, mut inventory: Inventory) -> Result<Applied, AskError> {
+        let signs = std::mem::take(&mut inventory.signs);
+        // First what is there: a sign of a GPU that nobody knows yet would mean nothing.
+        let applied = self.keeper.ask(Command::Look(inventory));
+        for sign in signs {
+            if let Err(error) = self.read(sign) {
+                tracing::warn!(%error, "what a GPU says of itself has to wait for the next look");
+            }
+        }
+        applied
+    }
+
+    /// Hands in a reading of a GPU; the policies say what it means.
+    ///
+    /// # Errors
+    /// If too many wait already.
+    pub fn read(&self, reading: Reading) -> Result<(), AskError> {
+        send(&self.other_jobs, OtherJob::Triage(reading))
+    }
+
+    /// What the baseline has to say of MIG on this node.
+    #[must_use]
+    pub fn mig_words(&self, snapshot: &Snapshot) -> mig::Words {
+        self.baseline.mig_words(snapshot)
+    }
+}

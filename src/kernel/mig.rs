@@ -1,0 +1,226 @@
+//! What becomes of MIG where no policy says otherwise: the three strategies of NVIDIA's device
+//! plugin, by its names. Pure: parts in, resources and words out.
+//!
+//! One thing differs from there on purpose. A node that cannot be offered as its strategy says keeps
+//! what pods hold, and says which GPUs stand in the way; a GPU in MIG mode that has no instance yet
+//! offers nothing and hinders nobody.
+
+use super::gpu::Part;
+use super::names::{PartId, Resource};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// `MIG_STRATEGY`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MigStrategy {
+    /// MIG is ignored: every GPU is one device, in MIG mode or not.
+    #[default]
+    None,
+    /// Every instance is a device of the resource of whole GPUs. All must be of one profile, and no
+    /// GPU may be outside of MIG mode, since a pod could not tell what it gets.
+    Single,
+    /// Every instance is a device of its profile's own resource; GPUs outside of MIG mode are whole.
+    Mixed,
+}
+
+impl MigStrategy {
+    /// As it is typed.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Single => "single",
+            Self::Mixed => "mixed",
+        }
+    }
+
+    /// From what is typed.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::None, Self::Single, Self::Mixed].into_iter().find(|s| s.as_str() == text)
+    }
+}
+
+impl fmt::Display for MigStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// The resource of a profile as NVIDIA's device plugin spells it: a resource name allows no `+`, so
+/// `1g.10gb+me` is `nvidia.com/mig-1g.10gb.me`, while `1g.10gb-me` stays. `None` for a profile that
+/// it has no name for: one whose compute instances take a part of their GPU instance (`1c.3g.40gb`).
+#[must_use]
+pub fn resource_of_profile(profile: &str) -> Option<Resource> {
+    let slices = profile.split('.').next().unwrap_or_default();
+    let whole = slices.strip_suffix('g').is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()));
+    let name = format!("nvidia.com/mig-{}", profile.replace('+', "."));
+    whole.then(|| Resource::parse(&name).ok()).flatten()
+}
+
+/// What an operator should hear of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Words {
+    /// Why nothing new is offered, and what to do.
+    pub refusal: Option<String>,
+    /// What else may surprise, one sentence each.
+    pub notes: Vec<String>,
+}
+
+/// What each part is offered as.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    resources: BTreeMap<PartId, Resource>,
+    /// What to say about it.
+    pub words: Words,
+}
+
+impl Plan {
+    /// The resource of which this part is one device; `None` if it is not offered.
+    #[must_use]
+    pub fn resource(&self, part: &PartId) -> Option<&Resource> {
+        self.resources.get(part)
+    }
+
+    /// How many devices there are of each resource.
+    #[must_use]
+    pub fn counts(&self) -> BTreeMap<&Resource, usize> {
+        let mut counts = BTreeMap::new();
+        for resource in self.resources.values() {
+            *counts.entry(resource).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// Plans for the parts that are there. Only those that are `open` are for the baseline to offer;
+/// `whole` is the resource of whole GPUs.
+#[must_use]
+pub fn plan<'a>(
+    strategy: MigStrategy,
+    whole: &Resource,
+    parts: impl IntoIterator<Item = &'a Part>,
+    open: impl Fn(&PartId) -> bool,
+) -> Plan {
+    let mut node = Node::default();
+    for part in parts {
+        match &part.parent {
+            None => node.gpus.push(part),
+            Some(gpu) => node.instances.entry(gpu).or_default().push(part),
+        }
+    }
+    node.gpus.sort_by_key(|gpu| gpu.gpu_index);
+    match strategy {
+        MigStrategy::None => node.none(whole, open),
+        MigStrategy::Single => node.single(whole, open),
+        MigStrategy::Mixed => node.mixed(whole, open),
+    }
+}
+
+#[derive(Default)]
+struct Node<'a> {
+    gpus: Vec<&'a Part>,
+    instances: BTreeMap<&'a PartId, Vec<&'a Part>>,
+}
+
+impl<'a> Node<'a> {
+    fn instances_of(&self, gpu: &PartId) -> &[&'a Part] {
+        self.instances.get(gpu).map_or(&[], Vec::as_slice)
+    }
+
+    fn open_instances(&self, open: impl Fn(&PartId) -> bool) -> impl Iterator<Item = &'a Part> {
+        self.instances.values().flatten().copied().filter(move |i| open(&i.id))
+    }
+
+    fn none(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
+        let mut plan = Plan::default();
+        for gpu in self.gpus.iter().filter(|gpu| open(&gpu.id)) {
+            // A policy that speaks for an instance speaks for its GPU.
+            if !self.instances_of(&gpu.id).iter().all(|i| open(&i.id)) {
+                continue;
+            }
+            plan.resources.insert(gpu.id.clone(), whole.clone());
+            if gpu.mig_enabled {
+                plan.words.notes.push(format!(
+                    "{} is in MIG mode and offered as one whole GPU; migStrategy single or mixed offers its instances",
+                    named(gpu)
+                ));
+            }
+        }
+        plan
+    }
+
+    fn single(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
+        let plain: Vec<_> = self.gpus.iter().filter(|g| !g.mig_enabled && open(&g.id)).collect();
+        let mut profiles: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+        for instance in self.open_instances(&open) {
+            profiles.entry(profile_of(instance)).or_default().insert(instance.gpu_index);
+        }
+        let mut words = Words { notes: self.empty_ones(&open), refusal: None };
+        if profiles.len() > 1 || (!profiles.is_empty() && !plain.is_empty()) {
+            let mut found: Vec<String> =
+                profiles.iter().map(|(profile, gpus)| format!("{profile} on {}", indices(gpus))).collect();
+            let outside: BTreeSet<u32> = plain.iter().map(|gpu| gpu.gpu_index).collect();
+            if !outside.is_empty() {
+                found.push(format!("no MIG mode on {}", indices(&outside)));
+            }
+            words.refusal = Some(format!(
+                "migStrategy single lists every MIG instance as {whole}, so all GPUs must be in MIG mode with \
+                 instances of one profile, and here is {}: make them alike, or set migStrategy to mixed; until \
+                 then nothing new is offered, and what pods hold stays",
+                found.join(", ")
+            ));
+            return Plan { resources: BTreeMap::new(), words };
+        }
+        let parts = plain.into_iter().copied().chain(self.open_instances(&open));
+        Plan { resources: parts.map(|part| (part.id.clone(), whole.clone())).collect(), words }
+    }
+
+    fn mixed(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
+        let plain = self.gpus.iter().filter(|g| !g.mig_enabled && open(&g.id));
+        let mut resources: BTreeMap<_, _> = plain.map(|g| (g.id.clone(), whole.clone())).collect();
+        let mut notes = self.empty_ones(&open);
+        for instance in self.open_instances(&open) {
+            match resource_of_profile(profile_of(instance)) {
+                Some(resource) => drop(resources.insert(instance.id.clone(), resource)),
+                None => notes.push(format!(
+                    "{} of GPU {} is not offered: there is no resource name for its profile {:?}",
+                    instance.id,
+                    instance.gpu_index,
+                    profile_of(instance)
+                )),
+            }
+        }
+        Plan { resources, words: Words { refusal: None, notes } }
+    }
+
+    /// GPUs in MIG mode that nobody has split yet.
+    fn empty_ones(&self, open: impl Fn(&PartId) -> bool) -> Vec<String> {
+        let empty =
+            self.gpus.iter().filter(|g| g.mig_enabled && open(&g.id) && self.instances_of(&g.id).is_empty());
+        let text = |gpu: &&Part| {
+            format!(
+                "{} is in MIG mode and has no instance, so it offers nothing: make some (nvidia-smi mig -cgi \
+                 PROFILE -C), or take it out of MIG mode",
+                named(gpu)
+            )
+        };
+        empty.map(text).collect()
+    }
+}
+
+fn profile_of(instance: &Part) -> &str {
+    instance.mig.as_ref().map_or("", |mig| mig.profile.as_str())
+}
+
+fn named(gpu: &Part) -> String {
+    format!("GPU {} ({})", gpu.gpu_index, gpu.id)
+}
+
+fn indices(gpus: &BTreeSet<u32>) -> String {
+    let all: Vec<String> = gpus.iter().map(u32::to_string).collect();
+    format!("GPU {}", all.join(", "))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+use super::*;
+use crate::kernel::gpu::Mig;
+
+fn id(text: &str) -> PartId {
+    PartId::parse(text).unwrap()
+}
+
+fn gpu(index: u32, mig_enabled: bool) -> Part {
+    Part {
+        id: id(&format!("GPU-{index}")),
+        parent: None,
+        vendor: "nvidia".into(),
+        model: "test".into(),
+        gpu_index: index,
+        minor: Some(index),
+        memory_mib: 80_000,
+        pci_bus: String::new(),
+        numa_node: None,
+        mig_enabled,
+        mig: None,
+        attributes: BTreeMap::new(),
+    }
+}
+
+/// A node from a line a GPU: `-` is one outside of MIG mode, else the profiles of its instances.
+fn node(gpus: &[&str]) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for (index, profiles) in (0..).zip(gpus) {
+        let whole = gpu(index, *profiles != "-");
+        for (n, profile) in (0..).zip(profiles.split_whitespace().filter(|p| *p != "-")) {
+            parts.push(Part {
+                id: id(&format!("MIG-{index}-{n}")),
+                parent: Some(whole.id.clone()),
+                mig_enabled: false,
+                mig: Some(Mig { profile: profile.into(), gpu_instance: n, compute_instance: 0 }),
+                ..whole.clone()
+            });
+        }
+        parts.push(whole);
+    }
+    parts
+}
+
+fn whole() -> Resource {
+    Resource::parse("nvidia.com/gpu").unwrap()
+}
+
+fn plan_of(strategy: MigStrategy, gpus: &[&str]) -> Plan {
+    plan(strategy, &whole(), &node(gpus), |_| true)
+}
+
+fn counts(plan: &Plan) -> Vec<(&str, usize)> {
+    plan.counts().into_iter().map(|(resource, n)| (resource.as_str(), n)).collect()
+}
+
+#[test]
+fn names_are_nvidias() {
+    let spelled = [
+        ("1g.5gb", Some("nvidia.com/mig-1g.5gb")),
+        ("1g.10gb+me", Some("nvidia.com/mig-1g.10gb.me")),
+        ("1g.24gb+me.all", Some("nvidia.com/mig-1g.24gb.me.all")),
+        ("2g.48gb+gfx", Some("nvidia.com/mig-2g.48gb.gfx")),
+        ("1g.24gb-me", Some("nvidia.com/mig-1g.24gb-me")),
+        ("7g.80gb", Some("nvidia.com/mig-7g.80gb")),
+        ("1c.3g.40gb", None),
+        ("", None),
+        ("1g.10 gb", None),
+    ];
+    for (profile, name) in spelled {
+        assert_eq!(resource_of_profile(profile).as_ref().map(Resource::as_str), name, "{profile}");
+    }
+}
+
+#[test]
+fn the_strategies_are_typed_as_with_nvidias_plugin() {
+    for strategy in [MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed] {
+        assert_eq!(MigStrategy::parse(strategy.as_str()), Some(strategy));
+    }
+    assert_eq!(MigStrategy::parse("Mixed"), None);
+    assert_eq!(MigStrategy::default(), MigStrategy::None);
+}
+
+#[test]
+fn none_offers_every_gpu_whole_and_no_instance() {
+    let plan = plan_of(MigStrategy::None, &["-", "1g.10gb 1g.10gb", ""]);
+    assert_eq!(counts(&plan), [("nvidia.com/gpu", 3)]);
+    assert_eq!(plan.resource(&id("MIG-1-0")), None);
+    assert_eq!(plan.words.refusal, None);
+    assert_eq!(plan.words.notes.len(), 2, "both in MIG mode: {:?}", plan.words);
+}
+
+#[test]
+fn single_offers_instances_of_one_profile_as_gpus() {
+    let plan = plan_of(MigStrategy::Single, &["1g.10gb 1g.10gb", "1g.10gb"]);
+    assert_eq!((counts(&plan), &plan.words), (vec![("nvidia.com/gpu", 3)], &Words::default()));
+    assert_eq!(plan.resource(&id("GPU-0")), None);
+    let without = plan_of(MigStrategy::Single, &["-", "-"]);
+    assert_eq!((counts(&without), &without.words), (vec![("nvidia.com/gpu", 2)], &Words::default()));
+}
+
+#[test]
+fn single_refuses_what_a_pod_could_not_tell_apart_and_says_which() {
+    let table: [(&[&str], &[&str]); 3] = [
+        (&["1g.10gb", "3g.40gb 1g.10gb"], &["1g.10gb on GPU 0, 1", "3g.40gb on GPU 1"]),
+        (&["1g.10gb", "-"], &["1g.10gb on GPU 0", "no MIG mode on GPU 1"]),
+        (&["1g.10gb 1g.10gb+me"], &["1g.10gb on GPU 0", "1g.10gb+me on GPU 0"]),
+    ];
+    for (gpus, says) in table {
+        let plan = plan_of(MigStrategy::Single, gpus);
+        assert_eq!(counts(&plan), [], "{gpus:?}");
+        let refusal = plan.words.refusal.unwrap();
+        assert!(refusal.contains("mixed") && says.iter().all(|s| refusal.contains(s)), "{refusal}");
+    }
+}
+
+#[test]
+fn mixed_offers_each_profile_by_its_name_beside_whole_gpus() {
+    let plan = plan_of(MigStrategy::Mixed, &["-", "1g.10gb 1g.10gb 3g.40gb", "1g.10gb+me"]);
+    let all = [
+        ("nvidia.com/gpu", 1),
+        ("nvidia.com/mig-1g.10gb", 2),
+        ("nvidia.com/mig-1g.10gb.me", 1),
+        ("nvidia.com/mig-3g.40gb", 1),
+    ];
+    assert_eq!((counts(&plan), &plan.words), (all.to_vec(), &Words::default()));
+}
+
+#[test]
+fn mixed_leaves_out_what_has_no_name_and_says_so() {
+    let plan = plan_of(MigStrategy::Mixed, &["1c.2g.20gb 1g.10gb"]);
+    assert_eq!(counts(&plan), [("nvidia.com/mig-1g.10gb", 1)]);
+    assert!(plan.words.notes[0].contains("1c.2g.20gb"), "{:?}", plan.words);
+}
+
+#[test]
+fn a_gpu_in_mig_mode_without_instances_hinders_nobody() {
+    for strategy in [MigStrategy::Single, MigStrategy::Mixed] {
+        let plan = plan_of(strategy, &["1g.10gb", ""]);
+        assert_eq!(plan.counts().values().sum::<usize>(), 1);
+        assert_eq!(plan.words.refusal, None);
+        assert!(plan.words.notes[0].contains("GPU 1 (GPU-1)"), "{:?}", plan.words);
+    }
+}
+
+#[test]
+fn what_a_policy_offers_is_not_the_strategys() {
+    let parts = node(&["-", "1g.10gb 1g.10gb"]);
+    let resource = whole();
+    // It shares GPU 0 by another name: then all that is left is alike.
+    let rest = plan(MigStrategy::Single, &resource, &parts, |part| *part != id("GPU-0"));
+    assert_eq!((counts(&rest), &rest.words.refusal), (vec![("nvidia.com/gpu", 2)], &None));
+    // It offers an instance: then its GPU is not offered whole beside it.
+    let rest = plan(MigStrategy::None, &resource, &parts, |part| *part != id("MIG-1-1"));
+    assert_eq!(counts(&rest), [("nvidia.com/gpu", 1)]);
+    assert_eq!(rest.resource(&id("GPU-1")), None);
+}

@@ -1,0 +1,229 @@
+"""The other half of a cluster: etcd, API server, scheduler, controller manager, and kubectl to talk to them.
+
+All of it is built from Go modules once, listens on loopback only, and starts with an empty etcd.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import machine
+import process
+from gomodule import GoModule
+from kubelet import NODE_NAME
+from places import LIB, REPO, RUN
+from pods import NAMESPACE
+from say import Trouble, until
+
+MODULE = GoModule(
+    "controlplane",
+    "k8s.io/kubernetes",
+    ["cmd/kube-apiserver", "cmd/kube-scheduler", "cmd/kube-controller-manager", "cmd/kubectl"],
+)
+ETCD = GoModule("etcd", "go.etcd.io/etcd/server/v3", [""])
+
+SERVER = f"https://127.0.0.1:{machine.API_SERVER_PORT}"
+_ETCD = f"http://127.0.0.1:{machine.ETCD_PORT}"
+_ETCD_PEER = f"http://127.0.0.1:{machine.ETCD_PEER_PORT}"
+
+_FOLDER = RUN / "controlplane"
+_CA = _FOLDER / "ca.crt"
+_CERTIFICATE, _KEY = _FOLDER / "server.crt", _FOLDER / "server.key"
+
+#: Tokens are of this test alone and worth nothing outside it: the API server listens on loopback while the test runs.
+_ADMIN, _BERTH = "e2e-admin", "e2e-berth"
+
+#: The rights that Berth's users are told to give it, so that the test shows that they are enough.
+_BERTH_ROLE = REPO / "deploy" / "cluster-role.yaml"
+
+#: What `ControlPlane.empty` takes away, in this order: what makes pods before the pods.
+_KINDS = "deployments,replicasets,jobs,poddisruptionbudgets,pods"
+
+
+class ControlPlane:
+    """`name` is that of its node."""
+
+    name = NODE_NAME
+
+    def __init__(self, logs: Path) -> None:
+        binaries = MODULE.build()
+        self._kubectl = binaries / "kubectl"
+        #: For whoever may do everything: the kubelet, the scheduler, the controller manager, kubectl.
+        self.kubeconfig = _FOLDER / "admin.kubeconfig"
+        #: For Berth.
+        self.berth_kubeconfig = _FOLDER / "berth.kubeconfig"
+
+        def program(path: Path, *args) -> process.Process:
+            return process.Process(path.name, [path, *args], logs / f"{path.name}.log")
+
+        self._etcd = process.Process(
+            "etcd",
+            [
+                ETCD.build() / "server",
+                f"--data-dir={LIB}/etcd",
+                f"--listen-client-urls={_ETCD}",
+                f"--advertise-client-urls={_ETCD}",
+                f"--listen-peer-urls={_ETCD_PEER}",
+                f"--initial-advertise-peer-urls={_ETCD_PEER}",
+                f"--initial-cluster=default={_ETCD_PEER}",
+                # Nothing of it is to survive a power cut.
+                "--unsafe-no-fsync",
+            ],
+            logs / "etcd.log",
+        )
+        self._api = program(
+            binaries / "kube-apiserver",
+            f"--etcd-servers={_ETCD}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={machine.API_SERVER_PORT}",
+            # What the `kubernetes` service would be told; nobody asks it. It may not be loopback.
+            "--advertise-address=192.0.2.1",
+            "--endpoint-reconciler-type=none",
+            f"--tls-cert-file={_CERTIFICATE}",
+            f"--tls-private-key-file={_KEY}",
+            f"--token-auth-file={_FOLDER}/tokens.csv",
+            "--authorization-mode=RBAC",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={_CERTIFICATE}",
+            f"--service-account-signing-key-file={_KEY}",
+            "--service-cluster-ip-range=10.96.0.0/24",
+            # Pods of this test need no service account.
+            "--disable-admission-plugins=ServiceAccount",
+        )
+        client = (f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", "--secure-port=0")
+        self._controllers = program(
+            binaries / "kube-controller-manager", *client, f"--service-account-private-key-file={_KEY}"
+        )
+        self._scheduler = program(binaries / "kube-scheduler", *client)
+        self._trust: ssl.SSLContext | None = None
+
+    def start(self) -> None:
+        """Starts all of it and waits until pods can be made."""
+        _FOLDER.mkdir(exist_ok=True)
+        _make_certificates()
+        (_FOLDER / "tokens.csv").write_text(f'{_ADMIN},admin,admin,"system:masters"\n{_BERTH},berth,berth\n')
+        for path, token in ((self.kubeconfig, _ADMIN), (self.berth_kubeconfig, _BERTH)):
+            path.write_text(json.dumps(_kubeconfig(token), indent=1), encoding="utf-8")
+            path.chmod(0o600)
+        self._trust = ssl.create_default_context(cafile=str(_CA))
+        self._etcd.start()
+        self._api.start()
+
+        def answers() -> bool:
+            self.check()
+            return self._ask("/readyz") == "ok"
+
+        until("the API server is ready", 60, answers)
+        self._controllers.start()
+        self._scheduler.start()
+        self.kubectl("create", "namespace", NAMESPACE)
+        self.kubectl("create", "-f", _BERTH_ROLE)
+        self.kubectl("create", "clusterrolebinding", "berth", "--clusterrole=berth", "--user=berth")
+
+    def stop(self) -> None:
+        for part in (self._scheduler, self._controllers, self._api, self._etcd):
+            part.stop()
+
+    def check(self) -> None:
+        for part in (self._etcd, self._api):
+            part.check()
+
+    def ready(self) -> None:
+        """Waits until the node is Ready and pods may be scheduled on it."""
+
+        def look() -> bool:
+            self._controllers.check()
+            self._scheduler.check()
+            node = self.node()
+            conditions = {c["type"]: c for c in node["status"].get("conditions", [])}
+            if conditions.get("Ready", {}).get("status") != "True":
+                raise Trouble(conditions.get("Ready", {}).get("message", "it has not said yet"))
+            if node["spec"].get("taints"):
+                raise Trouble(f"it has taints {node['spec']['taints']}")
+            return True
+
+        until("the node is ready for pods", 60, look)
+
+    def empty(self) -> None:
+        """Deletes all that cases have made, at once."""
+        self.kubectl("delete", _KINDS, "--all", "--force", "--grace-period=0", "--wait=false")
+
+        def nothing() -> bool:
+            return not self.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
+
+        until("all pods are deleted", 60, nothing)
+
+    def kubectl(self, *args, seconds: float = 120) -> str:
+        """kubectl as an operator would type it, in the namespace of the cases."""
+        command = [self._kubectl, "--kubeconfig", self.kubeconfig, "-n", NAMESPACE, *args]
+        return process.run(command, f"kubectl {' '.join(str(a) for a in args)}", seconds=seconds)
+
+    def create(self, manifest: str) -> dict:
+        """kubectl create. Returns the object as the API server has it."""
+        draft = _FOLDER / "create.json"
+        draft.write_text(manifest, encoding="utf-8")
+        return json.loads(self.kubectl("create", "-f", draft, "-o", "json"))
+
+    def node(self) -> dict:
+        return self.get(f"/api/v1/nodes/{self.name}")
+
+    def allocatable(self, resource: str) -> int:
+        """How many devices of a resource the scheduler sees on the node."""
+        return int(self.node()["status"].get("allocatable", {}).get(resource, "0"))
+
+    def pods(self) -> list[dict]:
+        """The pods of the cases, as the API server has them."""
+        return self.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
+
+    def pod(self, name: str) -> dict:
+        return self.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
+
+    def get(self, path: str) -> dict:
+        return json.loads(self._ask(path))
+
+    def _ask(self, path: str) -> str:
+        request = urllib.request.Request(f"{SERVER}{path}", headers={"Authorization": f"Bearer {_ADMIN}"})
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=self._trust) as reply:
+                return reply.read().decode()
+        except urllib.error.HTTPError as error:
+            raise Trouble(f"GET {path}: {error.code}: {error.read().decode(errors='replace')[:300]}") from error
+        except (urllib.error.URLError, OSError) as error:
+            raise Trouble(f"GET {path}: {error}") from error
+
+
+def _kubeconfig(token: str) -> dict:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "e2e", "cluster": {"server": SERVER, "certificate-authority": str(_CA)}}],
+        "users": [{"name": "e2e", "user": {"token": token}}],
+        "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": "e2e"}}],
+        "current-context": "e2e",
+    }
+
+
+def _make_certificates() -> None:
+    """An authority of two days, and a certificate of it for loopback."""
+    new = [
+        "openssl",
+        "req",
+        "-x509",
+        "-days",
+        "2",
+        "-nodes",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+    ]
+    authority = [*new, "-subj", "/CN=berth-e2e", "-keyout", _FOLDER / "ca.key", "-out", _CA]
+    process.run(authority, "make a certificate authority")
+    server = [*new, "-subj", "/CN=kube-apiserver", "-keyout", _KEY, "-out", _CERTIFICATE, "-CA", _CA]
+    server += ["-CAkey", _FOLDER / "ca.key", "-addext", "basicConstraints=critical,CA:FALSE"]
+    server += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    process.run(server, "make the API server's certificate (openssl 3)")

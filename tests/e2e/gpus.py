@@ -1,0 +1,61 @@
+"""The node's GPUs: tests/fake-nvml and the state file that it shows. Berth and NVIDIA's device plugin see the same ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from places import RUN
+
+_FILE = RUN / "gpus.json"
+#: A folder for LD_LIBRARY_PATH, in which the look-alike has the name that programs ask the loader for.
+_LIBRARY = RUN / "nvml"
+
+
+def uuids(count: int) -> list[str]:
+    return [f"GPU-{n:08x}-e2e0-4e2e-8e2e-000000000e2e" for n in range(count)]
+
+
+class FakeGpus:
+    """Plain GPUs without NVLink."""
+
+    def __init__(self, count: int, library: Path) -> None:
+        """`library` is libfake_nvml.so."""
+        self.library = library
+        gpus = []
+        for n, uuid in enumerate(uuids(count)):
+            gpus.append(
+                {
+                    "uuid": uuid,
+                    "name": "NVIDIA H100 80GB HBM3",
+                    "memory_total_mib": 81559,
+                    "pci_bus_id": f"00000000:{n + 1:02x}:00.0",
+                }
+            )
+        self._state: dict = {"gpus": gpus}
+        self._write()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a program needs in its environment to see these GPUs; one that loads libnvidia-ml.so.1 by name needs more."""
+        return {"FAKE_NVML_CONFIG": str(_FILE)}
+
+    def environment_by_name(self) -> dict[str, str]:
+        """The same for a program that asks the loader for libnvidia-ml.so.1."""
+        _LIBRARY.mkdir(exist_ok=True)
+        link = _LIBRARY / "libnvidia-ml.so.1"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.library)
+        return {**self.environment, "LD_LIBRARY_PATH": str(_LIBRARY)}
+
+    def xid(self, gpu: str, number: int) -> None:
+        """Lets the driver report an XID on a GPU."""
+        events = self._state.setdefault("events", [])
+        events.append({"seq": len(events) + 1, "gpu": gpu, "kind": "xid", "data": number})
+        self._write()
+
+    def _write(self) -> None:
+        """The file is moved into place, so that no call of NVML reads half of it."""
+        draft = _FILE.with_suffix(".new")
+        draft.write_text(json.dumps(self._state, indent=1), encoding="utf-8")
+        draft.rename(_FILE)

@@ -1,0 +1,31 @@
+"""A setup and the cases that are run on it."""
+
+from __future__ import annotations
+
+from berth import Setup
+
+
+class Scenario:
+    """One setup and its cases, by the names that are printed.
+
+    `cluster`: on a node of an API server, with pods made by kubectl. `berth_first`: Berth runs before the first
+    case; without it, the first case starts what it wants. `needs`: commands of Berth with a flag that each must know.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        setup: Setup,
+        cases: dict,
+        before=None,
+        cluster: bool = False,
+        berth_first: bool = True,
+        needs: list[tuple[str, str]] | None = None,
+    ) -> None:
+        self.name = name
+        self.setup = setup
+        self.cases = cases
+        self.before = before or (lambda: None)
+        self.cluster = cluster
+        self.berth_first = berth_first
+        self.needs = needs or []

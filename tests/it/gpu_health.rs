@@ -1,0 +1,179 @@
+//! A GPU's health from NVML's event to every open stream of the kubelet, and back: the real binary over
+//! the NVML look-alike.
+
+use crate::daemon::{SHARED, SOON, Serving, WHOLE};
+use crate::kubelet_bench::{GPU, Recipe, gpu};
+use crate::mig::Rig;
+use berth::kernel::gpu::{RECOVERY, Reading};
+use berth::kernel::health::HealthState;
+use fake_nvml::{Event, EventKind, Fault, RecoveryAction, State};
+use serde_json::Value;
+use std::time::Instant;
+
+const SMALL: &str = "nvidia.com/mig-1g.10gb";
+const LARGE: &str = "nvidia.com/mig-3g.40gb";
+
+fn health(serving: &Serving, uuid: &str) -> Value {
+    serving.call("GET", &format!("/gpus/{uuid}"), &Value::Null)["health"].clone()
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + SOON;
+    while !holds() {
+        assert!(Instant::now() < end, "waited in vain for {what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_xid_of_one_instance_takes_its_gpu_out_on_every_stream_and_it_comes_back() {
+    let mut state = State::h100(2);
+    state.split(1, &[1, 1, 3]);
+    let sick = state.gpus[1].uuid.clone();
+    let rig = Rig::new(&state, "migStrategy: mixed").await;
+    let serving = rig.house.serve();
+    rig.allocatable(&[(WHOLE, 1), (SMALL, 2), (LARGE, 1)]).await;
+    let pod = rig.house.start("holder", SMALL, 1).await.unwrap();
+    let of_instance = |gpu: String| {
+        move |state: &mut State| {
+            state.events.push(Event {
+                seq: 1,
+                gpu,
+                kind: EventKind::Xid,
+                data: 95,
+                gpu_instance: Some(9),
+                compute_instance: Some(0),
+            });
+        }
+    };
+    rig.nvml.change(of_instance(sick.clone())).unwrap();
+    // The large instance reported; the small ones, one of them held, share its GPU. GPU 0 does not.
+    let kubelet = &rig.house.kubelet;
+    let out = |k: &kubelet_standin::Kubelet| {
+        let sick = |r: &str, n: usize| k.listed(r).values().filter(|h| *h == "Unhealthy").count() == n;
+        sick(SMALL, 2) && sick(LARGE, 1) && sick(WHOLE, 0)
+    };
+    kubelet.wait_for("both streams of the GPU", SOON, out).await.unwrap();
+    // After its quiet time and a passed look it is as before, and says what was.
+    rig.allocatable(&[(SMALL, 2), (LARGE, 1), (WHOLE, 1)]).await;
+    until("the API", || health(&serving, &sick)["state"] == "healthy");
+    let history = health(&serving, &sick)["history"].clone();
+    let last = history.as_array().unwrap().last().unwrap();
+    assert_eq!(last["state"], "unhealthy");
+    assert!(last["reason"].as_str().unwrap().contains("XID 95"), "{history}");
+    serving.until("its holder, unharmed", |live| live.len() == 1 && live[0]["holder"]["podUid"] == pod);
+    assert_eq!(kubelet.anomalies(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_share_goes_out_with_its_gpu_and_an_applications_xid_is_none_of_it() {
+    let state = State::h100(2);
+    let stack = "stack: [{ policy: timeslice, parameters: { replicas: 3 } }]";
+    let rig = Rig::new(&state, stack).await;
+    let serving = rig.house.serve();
+    rig.allocatable(&[(SHARED, 6)]).await;
+    let xid = |xid| {
+        let uuid = state.gpus[0].uuid.clone();
+        rig.nvml.change(|state| state.push_xid(&uuid, xid)).unwrap();
+    };
+    xid(31);
+    xid(79);
+    // One event behind the other: once the second has been heard, so has the first.
+    rig.allocatable(&[(SHARED, 3), (SHARED, 6)]).await;
+    until("the API", || health(&serving, &state.gpus[0].uuid)["state"] == "healthy");
+    let said = health(&serving, &state.gpus[0].uuid).to_string();
+    assert!(said.contains("XID 79") && !said.contains("XID 31"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_gpu_says_of_itself_lasts_as_long_as_it_says_so_and_over_a_restart() {
+    let state = State::h100(2);
+    let uuid = state.gpus[0].uuid.clone();
+    let rig = Rig::new(&state, "").await;
+    let mut serving = rig.house.serve();
+    rig.allocatable(&[(WHOLE, 2)]).await;
+    // A row that waits for a reset does no harm: it is shown, and the GPU is granted.
+    rig.nvml.change(|s| s.gpus[0].remapped_rows.as_mut().unwrap().pending = true).unwrap();
+    until("degraded", || health(&serving, &uuid)["state"] == "degraded");
+    assert_eq!(rig.house.kubelet.allocatable(WHOLE), Some(2));
+    rig.nvml.change(|s| s.gpus[0].recovery_action = RecoveryAction::DrainAndReset).unwrap();
+    rig.allocatable(&[(WHOLE, 1)]).await;
+    until("its reason", || health(&serving, &uuid)["state"] == "unhealthy");
+    let before = health(&serving, &uuid);
+    assert!(before["reason"].as_str().unwrap().contains("recovery action 4"), "{before}");
+
+    serving.child.kill().unwrap();
+    serving.child.wait().unwrap();
+    let serving = rig.house.serve();
+    let after = health(&serving, &uuid);
+    assert_eq!(after["history"], before["history"], "kept over the restart");
+    assert_eq!(after["since"], before["since"]);
+    // Far longer than its quiet time it says the same at every look, and that is one story.
+    let end = Instant::now() + std::time::Duration::from_secs(3);
+    while Instant::now() < end {
+        assert_ne!(health(&serving, &uuid)["state"], "healthy");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert!(health(&serving, &uuid)["history"].as_array().unwrap().len() <= 3);
+    assert!(serving.log().matches("a GPU reports").count() <= 2, "told once: {}", serving.log());
+    rig.nvml
+        .change(|s| {
+            s.gpus[0].recovery_action = RecoveryAction::None;
+            s.gpus[0].remapped_rows.as_mut().unwrap().pending = false;
+        })
+        .unwrap();
+    rig.allocatable(&[(WHOLE, 2)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gpus_that_are_lost_hang_or_appear_are_seen_without_a_restart() {
+    let mut state = State::h100(3);
+    let late = state.gpus.pop().unwrap();
+    let rig = Rig::new(&state, "").await;
+    let serving = rig.house.serve();
+    rig.allocatable(&[(WHOLE, 2)]).await;
+    rig.nvml.change(|state| state.gpus.push(late.clone())).unwrap();
+    rig.allocatable(&[(WHOLE, 3)]).await;
+    // Lost, and no event tells of it.
+    rig.nvml
+        .change(|state| {
+            state.faults.push(Fault::fail("nvmlEventSetWait_v2", fake_nvml::Code::Timeout));
+            state.gpus[0].lost = true;
+        })
+        .unwrap();
+    rig.allocatable(&[(WHOLE, 2)]).await;
+    // A call that hangs costs one more GPU its health, and nobody an answer.
+    rig.nvml
+        .change(|state| state.faults.push(Fault::hang("nvmlDeviceGetMigMode").of_gpu(&late.uuid)))
+        .unwrap();
+    rig.allocatable(&[(WHOLE, 1)]).await;
+    assert!(health(&serving, &late.uuid)["reason"].as_str().unwrap().contains("does not answer"));
+    rig.house.start("a", WHOLE, 1).await.unwrap();
+    rig.nvml
+        .change(|state| {
+            state.faults.clear();
+            state.gpus[0].lost = false;
+        })
+        .unwrap();
+    rig.allocatable(&[(WHOLE, 3)]).await;
+    assert_eq!(rig.house.kubelet.anomalies(), []);
+}
+
+#[tokio::test]
+async fn a_policys_triage_overrules_what_a_gpu_says_of_itself() {
+    let sign =
+        || Reading { part: gpu(1), source: RECOVERY.into(), code: 3, detail: "asks for something".into() };
+    for (told, state, allocatable) in [
+        ("whole", HealthState::Unhealthy, 3),
+        ("whole triage=degraded", HealthState::Degraded, 4),
+        ("whole triage=ignore", HealthState::Healthy, 4),
+    ] {
+        let node = Recipe { policy: Some(told), ..Recipe::default() }.node().await;
+        node.allocatable(GPU, 4).await;
+        node.look_with(vec![sign(), sign()]).await;
+        // What is asked later is answered later.
+        node.door.reoffer().await.unwrap();
+        assert_eq!(node.door.snapshot().gpus[&gpu(1)].health.state, state, "{told}");
+        node.allocatable(GPU, allocatable).await;
+    }
+}

@@ -3,6 +3,7 @@
 
 mod adopt;
 mod clock;
+mod heap;
 mod gpus;
 mod progress;
 mod rehearsal;
@@ -205,6 +206,7 @@ impl Daemon {
         let running = front.start();
         self.progress.registering(running.registrations());
         self.kubelet = Some(running);
+        heap::trim();
         Ok(())
     }
 

@@ -82,14 +82,14 @@ impl Filter {
 #[derive(Clone, Copy)]
 enum Found<'l> {
     Live(&'l allocation::Allocation),
-    Ended(&'l Past),
+    Ended(Past<'l>),
 }
 
 impl<'l> Found<'l> {
     /// By id, live or ended.
     fn by_id(ledger: &'l Ledger, id: AllocationId) -> Option<Self> {
         let live = ledger.live.get(&id).map(|a| Self::Live(a));
-        live.or_else(|| ledger.ended.get(id).map(|past| Self::Ended(past)))
+        live.or_else(|| ledger.ended.get(id).map(Self::Ended))
     }
 
     fn devices(self) -> &'l [DeviceId] {
@@ -155,7 +155,7 @@ pub(super) async fn list(
     let after = filter.after.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.door.snapshot();
     let live = ledger.live.values().filter(|_| filter.state != StateFilter::Ended).map(|a| Found::Live(a));
-    let ended = ledger.ended.iter().filter(|_| filter.state != StateFilter::Live).map(|p| Found::Ended(p));
+    let ended = ledger.ended.iter().filter(|_| filter.state != StateFilter::Live).map(Found::Ended);
     let mut found: Vec<_> = live.chain(ended).filter(|a| filter.matches(&ledger, *a)).collect();
     let total = found.len();
     found.retain(|a| after.is_none_or(|after| a.key() < after));

@@ -273,7 +273,7 @@ fn within_pod(mine: &[&Allocation], pod: &PodProcess) -> Option<Belongs> {
 
 /// Why nothing explains a process of a pod.
 fn stranger(ledger: &Ledger, gpu: &PartId, uid: &str) -> Reason {
-    let on_gpu = |past: &Past| {
+    let on_gpu = |past: &Past<'_>| {
         past.devices().iter().any(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()) == gpu)
     };
     if let Some(ended) = ledger.ended.iter().rev().find(|past| past.pod_uid() == Some(uid) && on_gpu(past)) {

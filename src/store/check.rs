@@ -15,8 +15,9 @@ use std::collections::BTreeMap;
 /// The check record's key: sorts before every [`crate::kernel::record::RecordKey`].
 pub(super) const CHECK_KEY: &[u8] = &[0];
 
-/// A record's key and value.
-pub(super) type Pair = (Vec<u8>, Vec<u8>);
+/// Records that room is made for at once; what a damaged count asks for must not cost memory.
+const RECORDS_USUAL: usize = 16_384;
+
 /// What an append makes of each key it names: a value, or nothing.
 pub(super) type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
@@ -33,6 +34,15 @@ pub(super) struct Check {
 }
 
 impl Check {
+    /// Reads the check record's value.
+    ///
+    /// # Errors
+    /// If it is of a later release, or none.
+    pub(super) fn read(value: &[u8]) -> Result<Self, DecodeError> {
+        let body = versioned(CHECK_KEY, value)?;
+        codec::parse(body).map_err(|e| DecodeError::Malformed(format!("its check record: {e}")))
+    }
+
     /// The check record's value.
     pub(super) fn value(&self) -> Vec<u8> {
         codec::json(self)
@@ -42,7 +52,7 @@ impl Check {
 /// Everything the store holds, in digests: what the next check record is made from.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    digests: BTreeMap<Vec<u8>, u64>,
+    digests: BTreeMap<Box<[u8]>, u64>,
     check: Check,
 }
 
@@ -66,7 +76,7 @@ impl Contents {
         check.writes += 1;
         let mut digests = Vec::with_capacity(changes.len());
         for (key, value) in changes {
-            if let Some(old) = self.digests.get(key) {
+            if let Some(old) = self.digests.get(key.as_slice()) {
                 check.records -= 1;
                 check.sum = check.sum.wrapping_sub(*old);
             }
@@ -85,36 +95,43 @@ impl Contents {
         self.check = next.check;
         for (key, digest) in next.digests {
             match digest {
-                Some(digest) => self.digests.insert(key, digest),
-                None => self.digests.remove(&key),
+                Some(digest) => self.digests.insert(key.into(), digest),
+                None => self.digests.remove(key.as_slice()),
             };
         }
     }
 
-    /// What these pairs, read from a store, hold.
+    /// What these pairs, read from a store in the order of their keys, hold.
     ///
     /// # Errors
     /// If they are not what was written, each and all; the text says what is wrong.
-    pub(super) fn read(pairs: &[Pair]) -> Result<(Self, Vec<Record>), DecodeError> {
+    pub(super) fn read<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        pairs: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<(Self, Vec<Record>), DecodeError> {
         let malformed = |what: &str| Err(DecodeError::Malformed(what.to_owned()));
-        let Some(((key, value), pairs)) = pairs.split_first() else {
+        let mut pairs = pairs.into_iter();
+        let Some((key, value)) = pairs.next() else {
             return malformed("it is empty, although it was made with two records");
         };
-        if key != CHECK_KEY {
+        if key.as_ref() != CHECK_KEY {
             return malformed("its check record is gone");
         }
-        let body = versioned(key, value)?;
-        let wanted: Check =
-            codec::parse(body).map_err(|e| DecodeError::Malformed(format!("its check record: {e}")))?;
+        let wanted = Check::read(value.as_ref())?;
         let mut contents = Self::default();
-        let mut records = Vec::with_capacity(pairs.len());
+        let room = usize::try_from(wanted.records).unwrap_or(0).min(RECORDS_USUAL);
+        let (mut records, mut digests) = (Vec::with_capacity(room), Vec::with_capacity(room));
         for (key, value) in pairs {
+            let (key, value) = (key.as_ref(), value.as_ref());
             records.push(codec::decode(key, value)?);
             let digest = digest(key, value);
-            contents.digests.insert(key.clone(), digest);
+            digests.push(digest);
             contents.check.sum = contents.check.sum.wrapping_add(digest);
+            contents.check.records += 1;
         }
-        contents.check.records = pairs.len() as u64;
+        // Only now: what is kept for good would lie between pieces of records that are not, and keep
+        // a page of the heap each.
+        let keys = records.iter().map(|record| codec::key_bytes(&record.key()).into());
+        contents.digests = keys.zip(digests).collect();
         contents.check.writes = wanted.writes;
         if contents.check == wanted {
             return Ok((contents, records));
@@ -145,6 +162,8 @@ fn digest(key: &[u8], value: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use crate::kernel::record::{Meta, Record, StackHead};
+
+    type Pair = (Vec<u8>, Vec<u8>);
 
     fn meta(next_number: u64) -> Pair {
         let record = Record::Meta(Meta { store: 7, next_number, kubelet_seen_wall_ms: None });
@@ -185,7 +204,7 @@ mod tests {
         take(&mut contents, &Changes::from([put(&meta(1)), put(&stack())]));
         take(&mut contents, &Changes::from([put(&meta(2))]));
         take(&mut contents, &Changes::from([(stack().0, None)]));
-        let (read, records) = Contents::read(&stored(contents.check(), &[meta(2)])).unwrap();
+        let (read, records) = Contents::read(stored(contents.check(), &[meta(2)])).unwrap();
         assert_eq!(read.check(), contents.check());
         assert_eq!((read.check().writes, read.check().records), (3, 1));
         assert_eq!(records.len(), 1);
@@ -210,8 +229,8 @@ mod tests {
             vec![meta(2), stack()],
             Vec::new(),
         ] {
-            assert!(matches!(Contents::read(&wrong), Err(DecodeError::Malformed(_))), "{wrong:?}");
+            assert!(matches!(Contents::read(wrong.clone()), Err(DecodeError::Malformed(_))), "{wrong:?}");
         }
-        assert!(Contents::read(&stored(check, &[meta(2), stack()])).is_ok());
+        assert!(Contents::read(stored(check, &[meta(2), stack()])).is_ok());
     }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 /// own housekeeping some hundred; the kubelet has no timeout of its own and admits no pod meanwhile.
 pub const APPEND_WAIT: Duration = Duration::from_secs(2);
 /// How long opening and the first reading may take; a later reading has [`APPEND_WAIT`], as the
-/// keeper waits for it. At the largest (a copy and two reads of some 20 MiB)
+/// keeper waits for it. At the largest (a copy and a read of some 60 MiB)
 /// under a second on a slow disk.
 pub const LOAD_WAIT: Duration = Duration::from_secs(15);
 

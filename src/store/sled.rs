@@ -4,7 +4,9 @@
 //! - `flush()` is `sync_file_range`: neither the drive's cache nor a grown file's length is safe
 //!   after it. So each append ends with `fdatasync` on the log, through a descriptor of our own.
 //! - Opening repairs, which may mean cutting off. So a copy is opened first, and read whole
-//!   ([`Folder::try_on_copy`], [`Contents`]).
+//!   ([`Folder::try_on_copy`], [`Contents`]). What it holds is what the store holds if their check
+//!   records are the same; the store itself is read no further, since sled keeps in memory what it
+//!   has read, whatever its cache may hold (its bookkeeping is by 256 shards and for every 64th access).
 //! - After an I/O error it refuses everything until it is opened anew, and it may panic. So any
 //!   error closes it, under `catch_unwind`, and [`Store::load`] opens it again.
 //! - A write that fails in one of its own threads may leave `flush()` waiting for ever: there
@@ -16,7 +18,7 @@
 //! What stays undetected: a whole folder put back to an older state, the counter with it; and see
 //! [`super::counter`].
 
-use super::check::{CHECK_KEY, Changes, Contents, Pair};
+use super::check::{CHECK_KEY, Changes, Check, Contents};
 use super::codec;
 use super::counter::Counter;
 use super::folder::Folder;
@@ -34,8 +36,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A log segment, bytes. A page holds up to 17 records before it splits and 3 more where it takes
 /// in a neighbour: 20 x (16 KiB + 65 of key and some) = 330 KiB, under a quarter of this.
 const SEGMENT_BYTES: usize = 2 * 1024 * 1024;
-/// sled's page cache, bytes: a node's records are at most a few MiB, usually 0.5.
-const CACHE_BYTES: u64 = 8 * 1024 * 1024;
+/// sled's page cache, bytes: the pages that a grant and an end touch. One of 8 MiB makes neither faster.
+const CACHE_BYTES: u64 = 1024 * 1024;
 
 /// A store in a folder.
 #[derive(Debug)]
@@ -78,6 +80,8 @@ struct Open {
     log: File,
     counter: Counter,
     contents: Contents,
+    /// What it held when it was opened, until somebody asks.
+    records: Option<Vec<Record>>,
 }
 
 impl SledStore {
@@ -110,9 +114,8 @@ impl SledStore {
         // It must be there, before sled makes one.
         folder.open_log()?;
         folder.try_on_copy(|copy| {
-            let db = open_sled(copy, &folder.trouble)?;
-            let whole = whole(&db, count, &folder.trouble)?;
-            Ok((whole.check().writes, contents(&db, &folder.trouble)?.1))
+            let (contents, records) = whole(&open_sled(copy, &folder.trouble)?, count, &folder.trouble)?;
+            Ok((contents.check().writes, records))
         })
     }
 
@@ -137,11 +140,15 @@ impl SledStore {
 
 impl Store for SledStore {
     fn load(&mut self) -> Result<Vec<Record>, StoreError> {
-        let open = match self.open.take() {
+        let mut open = match self.open.take() {
             Some(open) => open,
             None => self.reopen()?,
         };
         // An error drops `open`, and so closes it.
+        if let Some(records) = open.records.take() {
+            self.open = Some(open);
+            return Ok(records);
+        }
         let (contents, records) = contents(&open.db, self.trouble())?;
         if contents.check() != open.contents.check() {
             return Err(self.trouble().damaged("it does not hold what was written last"));
@@ -179,11 +186,16 @@ impl Open {
         let trouble = &folder.trouble;
         let log = folder.open_log()?;
         let (counter, count) = open_counter(folder)?;
-        let contents = folder.try_on_copy(|copy| whole(&open_sled(copy, trouble)?, count, trouble))?;
+        let (contents, records) =
+            folder.try_on_copy(|copy| whole(&open_sled(copy, trouble)?, count, trouble))?;
         pass(Point::StoreChecked);
         folder.sweep()?;
-        // The same bytes give the same contents; `load` compares.
-        let open = Self { db: open_sled(&folder.data(), trouble)?, log, counter, contents };
+        let db = open_sled(&folder.data(), trouble)?;
+        // The same bytes give the same contents, unless the disk says otherwise the second time.
+        if check(&db, trouble)? != contents.check() {
+            return Err(trouble.damaged("it reads otherwise than its copy"));
+        }
+        let open = Self { db, log, counter, contents, records: Some(records) };
         pass(Point::StoreOpened);
         open.counter
             .set(open.contents.check().writes)
@@ -196,6 +208,7 @@ impl Open {
 
     fn append(&mut self, changes: &Changes, folder: &Folder) -> Result<(), StoreError> {
         let trouble = &folder.trouble;
+        self.records = None;
         let next = self.contents.next(changes);
         let mut batch = ::sled::Batch::default();
         for (key, value) in changes {
@@ -295,28 +308,37 @@ fn open_sled(data: &Path, trouble: &Trouble) -> Result<Handle, StoreError> {
 /// Everything in it, found to be what was written.
 fn contents(db: &Handle, trouble: &Trouble) -> Result<(Contents, Vec<Record>), StoreError> {
     let read = catch_unwind(AssertUnwindSafe(|| {
-        db.iter()
-            .map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec())))
-            .collect::<::sled::Result<Vec<Pair>>>()
+        let mut failed = None;
+        let pairs = db.iter().map_while(|pair| pair.map_err(|e| failed = Some(e)).ok());
+        let contents = Contents::read(pairs);
+        failed.map_or(Ok(contents), Err)
     }));
-    let pairs = match read {
-        Ok(Ok(pairs)) => pairs,
-        Ok(Err(e)) => return Err(trouble.reading(e)),
-        Err(panic) => return Err(trouble.damaged(panicked(&*panic))),
-    };
-    Contents::read(&pairs).map_err(|e| trouble.decoding(e))
+    match read {
+        Ok(Ok(contents)) => contents.map_err(|e| trouble.decoding(e)),
+        Ok(Err(e)) => Err(trouble.reading(e)),
+        Err(panic) => Err(trouble.damaged(panicked(&*panic))),
+    }
+}
+
+/// What its check record says.
+fn check(db: &Handle, trouble: &Trouble) -> Result<Check, StoreError> {
+    match catch_unwind(AssertUnwindSafe(|| db.get(CHECK_KEY))) {
+        Ok(Ok(value)) => Check::read(&value.unwrap_or_default()).map_err(|e| trouble.decoding(e)),
+        Ok(Err(e)) => Err(trouble.reading(e)),
+        Err(panic) => Err(trouble.damaged(panicked(&*panic))),
+    }
 }
 
 /// The contents, found to reach as far as the counter.
-fn whole(db: &Handle, count: u64, trouble: &Trouble) -> Result<Contents, StoreError> {
-    let (contents, _) = contents(db, trouble)?;
+fn whole(db: &Handle, count: u64, trouble: &Trouble) -> Result<(Contents, Vec<Record>), StoreError> {
+    let (contents, records) = contents(db, trouble)?;
     let writes = contents.check().writes;
     if writes < count {
         return Err(
             trouble.damaged(format!("its log ends after write {writes}, and {count} were acknowledged"))
         );
     }
-    Ok(contents)
+    Ok((contents, records))
 }
 
 /// The counter and what it says.

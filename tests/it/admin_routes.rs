@@ -192,6 +192,47 @@ fn allocations_are_found_by_what_they_hold_and_end_by_an_operators_word() {
 }
 
 #[test]
+fn a_long_list_comes_page_by_page_and_every_allocation_once() {
+    let bench = Bench::new(1);
+    let mut all = Vec::new();
+    for _ in 0..7 {
+        all.insert(0, bench.allocate(0).id.to_string());
+        let id = all[0].clone();
+        bench.delete(&format!("/api/v1/allocations/{id}")).expect(200);
+    }
+    let live = bench.allocate(0).id.to_string();
+    let page = |query: &str| {
+        let answer = bench.get(&format!("/api/v1/allocations?{query}")).expect(200);
+        let items = answer["items"].as_array().unwrap().iter();
+        let ids: Vec<String> = items.map(|a| a["id"].as_str().unwrap().to_owned()).collect();
+        (ids, answer["total"].as_u64().unwrap(), answer["next"].as_str().map(str::to_owned))
+    };
+    let (first, total, next) = page("state=all&limit=3");
+    assert_eq!((first.len(), total), (3, 8));
+    assert_eq!(first[0], live, "newest first");
+    // One ends between two pages, and another is granted: nobody is shown twice or left out.
+    bench.delete(&format!("/api/v1/allocations/{live}")).expect(200);
+    bench.allocate(0);
+    let (mut seen, mut next) = (first, next);
+    while let Some(after) = next {
+        let (ids, total, follows) = page(&format!("state=all&limit=3&after={after}"));
+        assert_eq!(total, 9);
+        seen.extend(ids);
+        next = follows;
+    }
+    all.insert(0, live);
+    assert_eq!(seen, all);
+    let (ids, _, next) = page("state=ended&limit=8");
+    assert_eq!((ids.len(), next), (8, None), "a page that is just full is the last");
+    for query in ["after=", "after=x", "after=1.x", "after=01.00000001-1", "limit=1001"] {
+        bench.get(&format!("/api/v1/allocations?{query}")).problem(400, "malformed-query");
+    }
+    // A cursor is a place, not an allocation: it need not be there any more.
+    assert!(page("state=all&after=1.00000001-1").0.is_empty());
+    assert_eq!(page("state=all&after=99999999999999.00000001-1").0.len(), 9);
+}
+
+#[test]
 fn readiness_names_what_is_missing_and_health_needs_no_token() {
     let bench = Bench::new(1);
     let health = bench.api.as_ref().unwrap().health_address.unwrap();

@@ -136,6 +136,30 @@ fn allocations_are_found_and_ended() {
 }
 
 #[test]
+fn a_long_list_says_how_to_see_the_rest_of_it() {
+    let bench = Bench::new(1);
+    let grant_and_end = || drop(bench.runtime.block_on(bench.door.end(bench.allocate(0).id)).unwrap());
+    (0..4).for_each(|_| grant_and_end());
+    let list = |args: &[&str]| bench.done(&[&["allocation", "list", "--state", "ended"], args].concat());
+    let rows = |text: &str| text.lines().filter(|line| line.contains("operator")).count();
+    let first = list(&["--limit", "3"]);
+    assert_eq!(rows(&first), 3);
+    let last = first.lines().last().unwrap();
+    assert!(last.starts_with("4 match in all"), "{last}");
+    let after = last.split("--after ").nth(1).unwrap().split(' ').next().unwrap();
+    let rest = list(&["--after", after]);
+    assert_eq!(rows(&rest), 1);
+    assert!(!rest.contains("--after"), "{rest}");
+    assert_eq!(rows(&list(&["--limit", "5000"])), 4);
+    // More than one answer holds is asked for in several.
+    (4..1003).for_each(|_| grant_and_end());
+    assert_eq!(rows(&list(&["--limit", "1002"])), 1002);
+    let all: Value = serde_json::from_str(&list(&["--limit", "5000", "-o", "json"])).unwrap();
+    assert_eq!((all["items"].as_array().unwrap().len(), all.get("next")), (1003, None));
+    assert!(bench.refused(&["allocation", "list", "--after", "x"]).contains("as it was given"));
+}
+
+#[test]
 fn a_policy_is_pushed_activated_and_taken_back() {
     let bench = Bench::new(1);
     let file = write(&bench.dir.path().join("share.wasm"), module("share", "1"));

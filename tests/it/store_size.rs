@@ -6,7 +6,7 @@ use berth::keeper::Keeper;
 use berth::kernel::change::Change;
 use berth::kernel::command::{Attempt, Command, Rules, StackAnswer};
 use berth::kernel::gpu::{Inventory, Part};
-use berth::kernel::history::{HISTORY_ALLOCATIONS_MAX, HistoryLimit, PRUNED_AT_ONCE};
+use berth::kernel::history::{HISTORY_ALLOCATIONS_MAX, HISTORY_BYTES_MAX, HistoryLimit, PRUNED_AT_ONCE};
 use berth::kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth::kernel::policy::{AdmitRequest, Terms};
@@ -25,6 +25,8 @@ const SHARES: u32 = 10;
 const LASTING: u32 = 16;
 /// Grants and ends: the whole history twice over, and more.
 const CYCLES: u32 = 24_000;
+/// The same for large ones: some 3,300 are as many bytes as are kept.
+const LARGE_CYCLES: u32 = 7_000;
 
 fn resource() -> Resource {
     Resource::parse("nvidia.com/gpu.shared").unwrap()
@@ -87,9 +89,13 @@ impl House {
     }
 
     fn allocate(&mut self, device: DeviceId) -> AllocationId {
+        self.allocate_with(device, "/var/cache/models")
+    }
+
+    fn allocate_with(&mut self, device: DeviceId, environment: &str) -> AllocationId {
         let terms = Terms {
             reason: "the emptiest GPU".into(),
-            environment: vec![("MODEL_CACHE".into(), "/var/cache/models".into())],
+            environment: vec![("MODEL_CACHE".into(), environment.into())],
             ..Terms::default()
         };
         let changes = self.turn(&Command::Allocate {
@@ -170,4 +176,32 @@ fn the_store_stays_within_its_stated_size_and_prunes_nothing_that_lives() {
     drop(house);
     assert_eq!(House::open(&path, FEW).live(), lasting);
     assert!(size(&path) <= STORE_BYTES_MAX);
+}
+
+/// A policy may add up to 16 KiB of environment to each grant: then bytes are what bounds it.
+#[test]
+fn a_history_of_large_records_is_bounded_in_bytes() {
+    let folder = folder();
+    let path = folder.path().join("store");
+    let mut house = House::open(&path, HISTORY_ALLOCATIONS_MAX);
+    house.offer();
+    let lasting = house.allocate(share(0));
+    let (mut largest, mut most) = (0, 0);
+    for n in 0..LARGE_CYCLES {
+        // From 1 to 9 KiB, so that one that ends makes room for several, or for none.
+        let environment = "x".repeat(1024 * (1 + n as usize % 9));
+        let id = house.allocate_with(share(1 + n % (GPUS * SHARES - 1)), &environment);
+        house.turn(&Command::End { id });
+        let ended = house.keeper.snapshot().ended.clone();
+        assert!(ended.bytes() <= HISTORY_BYTES_MAX, "{} bytes", ended.bytes());
+        most = most.max(ended.bytes());
+        if n % 500 == 0 {
+            largest = largest.max(size(&house.folder));
+        }
+    }
+    assert!(most > HISTORY_BYTES_MAX / 10 * 9, "it was never full");
+    assert!(largest <= STORE_BYTES_MAX, "{largest} bytes");
+    assert_eq!(house.live(), BTreeSet::from([lasting]));
+    drop(house);
+    assert_eq!(House::open(&path, HISTORY_ALLOCATIONS_MAX).live(), BTreeSet::from([lasting]));
 }

@@ -74,7 +74,7 @@ impl Ends {
     ) -> Result<(), Violation> {
         let Turn { before, after, cause, taken_in, true_ms } = *turn;
         for (id, allocation) in before.live.iter().filter(|(id, _)| !after.live.contains_key(id)) {
-            let Some(end) = after.ended.get(*id).map(|past| &past.ended) else {
+            let Some(end) = after.ended.get(*id).map(|past| past.end()) else {
                 return Err(Violation::new("I5", format!("{id} is neither live nor ended")));
             };
             let causes = || self.open.iter().chain([cause]);

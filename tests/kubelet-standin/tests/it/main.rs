@@ -6,6 +6,7 @@
 mod admission;
 mod checkpoint;
 mod pod_resources;
+mod pods_api;
 mod registration;
 
 use kubelet_standin::{Kubelet, Options, TinyPlugin};

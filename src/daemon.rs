@@ -3,8 +3,8 @@
 
 mod adopt;
 mod clock;
-mod heap;
 mod gpus;
+mod heap;
 mod progress;
 mod rehearsal;
 mod serve;

@@ -34,9 +34,9 @@ pub const HISTORY_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// in steps of some 20 ms of disk, not in one that an Allocate would wait for.
 pub const PRUNED_AT_ONCE: usize = 256;
 
-/// Allocations in a chunk: what one end copies (19 KiB at most, a few microseconds), against the number
-/// of chunks that it copies pointers to (10,000 / 128 = 79).
-const CHUNK: usize = 128;
+/// Allocations in a chunk. An end copies two of them, the newest and the oldest (2 x 64 x 2 shared
+/// pointers and 10 KiB), and a pointer to each of the others (10,000 / 64 = 157): the least together.
+const CHUNK: usize = 64;
 
 /// What bounds the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Default for HistoryLimit {
     }
 }
 
-/// Ended allocations, oldest end first. A clone costs a pointer for every 128 of them.
+/// Ended allocations, oldest end first. A clone costs a pointer for every 64 of them.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     chunks: VecDeque<Arc<Chunk>>,

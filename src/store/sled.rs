@@ -36,8 +36,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A log segment, bytes. A page holds up to 17 records before it splits and 3 more where it takes
 /// in a neighbour: 20 x (16 KiB + 65 of key and some) = 330 KiB, under a quarter of this.
 const SEGMENT_BYTES: usize = 2 * 1024 * 1024;
-/// sled's page cache, bytes: the pages that a grant and an end touch. One of 8 MiB makes neither faster.
-const CACHE_BYTES: u64 = 1024 * 1024;
+/// sled's page cache, bytes: the pages that grants and ends touch, those of the oldest history among them.
+const CACHE_BYTES: u64 = 8 * 1024 * 1024;
 
 /// A store in a folder.
 #[derive(Debug)]

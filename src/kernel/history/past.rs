@@ -212,7 +212,7 @@ impl Chunk {
 
     fn put(&mut self, text: Option<String>) -> Option<Piece> {
         let text = text?;
-        // Names of pods: 128 of them are nowhere near 4 GiB; one that were is kept without its name.
+        // Names of pods: 64 of them are nowhere near 4 GiB; one that were is kept without its name.
         let piece = Piece { at: self.text.len().try_into().ok()?, len: text.len().try_into().ok()? };
         self.text.push_str(&text);
         Some(piece)

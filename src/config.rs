@@ -15,6 +15,7 @@ pub use mps::MpsEdits;
 pub use processes::{IGNORED_PROCESSES, ProcessSettings};
 
 use crate::kernel::command::Rules;
+use crate::kernel::decision::JournalLimit;
 use crate::kernel::health::APPLICATION_XIDS;
 use crate::kernel::mig::MigStrategy;
 use crate::kernel::names::Resource;
@@ -55,6 +56,8 @@ pub struct Config {
     pub mig_strategy: MigStrategy,
     /// The rules of the kernel.
     pub rules: Rules,
+    /// How much is kept of what policies decided; `None`: nothing.
+    pub decisions: Option<JournalLimit>,
     /// XIDs that say nothing of a GPU's health.
     pub ignored_xids: Vec<u64>,
     /// Which processes on GPUs are nobody's concern.
@@ -244,6 +247,7 @@ impl Config {
                 overcommit_percent: percent(overcommit),
                 history: file.history.unwrap_or_default().limit()?,
             },
+            decisions: file.decisions.unwrap_or_default().limit()?,
             ignored_xids: ignored_xids(args, health.ignored_xids)?,
             processes: file.processes.unwrap_or_default().over(ProcessSettings::default())?,
             poll: Duration::from_secs_f64(poll_seconds),

@@ -20,12 +20,13 @@ use crate::admin::{self, FileStack};
 use crate::admission::{self, Baseline, Door, GpuWatch, Looker, Middle};
 use crate::cluster;
 use crate::config::Config;
+use crate::journal::FileJournal;
 use crate::keeper::{AskError, Keeper};
 use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
 use crate::kernel::policy::PolicyVersion;
 use crate::kubelet;
-use crate::ports::{Gpus, GpusError, Policies};
+use crate::ports::{Gpus, GpusError, Journal, Policies};
 use crate::store::{Deadline, SledStore};
 use crate::wasm::{self, WasmPolicies};
 use anyhow::Context;
@@ -105,8 +106,10 @@ impl Daemon {
         };
         let policies: Arc<dyn Policies> = Arc::new(WasmPolicies::new(settings)?);
         let baseline = baseline(&config);
-        let middle = admission::start(keeper, Arc::clone(&policies), clock, config.rules.clone(), baseline)
-            .context("cannot start the keeper")?;
+        let rules = config.rules.clone();
+        let middle =
+            admission::start(keeper, Arc::clone(&policies), clock, rules, baseline, open_journal(&config))
+                .context("cannot start the keeper")?;
         let admin = admin.run(middle.door.clone())?;
         tracing::info!(
             token_file = %config.token_file.display(),
@@ -350,6 +353,19 @@ impl Daemon {
         if tokio::time::timeout_at(end, join).await.is_err() {
             // Every Ok was durable when it was given, so nothing is lost.
             tracing::warn!("the keeper did not stop in time");
+        }
+    }
+}
+
+/// A journal that cannot be used is no reason to leave a node without GPUs.
+fn open_journal(config: &Config) -> Option<Arc<dyn Journal>> {
+    let limits = config.decisions?;
+    match FileJournal::open(&config.state_dir.join("decisions"), limits) {
+        Ok(journal) => Some(Arc::new(journal)),
+        Err(error) => {
+            let why = error.source.as_ref().map_or_else(String::new, |source| format!(": {source}"));
+            tracing::error!("decisions are not put down: {error}{why}");
+            None
         }
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!    main -> daemon -> everything
 //!    kubelet ─┐                                  ┌─ nvml, sim   implement Gpus
-//!             ├─> admission ─> keeper ─> ports <─┼─ store       implements Store
+//!             ├─> admission ─> keeper ─> ports <─┼─ store       implements Store, journal Journal
 //!    admin  ──┤                  │               ├─ wasm        implements Policies
 //!    cluster ─┘                  v               └─ procfs      implements Processes
 //!                             kernel   (std only; names nobody)
@@ -25,6 +25,7 @@ pub mod admin;
 
 pub mod cluster;
 
+pub mod journal;
 pub mod nvml;
 pub mod procfs;
 pub mod sim;

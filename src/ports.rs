@@ -1,8 +1,10 @@
 //! What the middle needs from outside, on one page. Sync and object-safe; async ends before here.
 
+use crate::kernel::decision::{Asked, Cost, Decision, Filter};
 use crate::kernel::gpu::{Inventory, Reading};
+use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Digest;
-use crate::kernel::policy::{Answer, Call, Fault, PolicyVersion};
+use crate::kernel::policy::{Answer, Call, Fault, FaultKind, PolicyVersion, Question};
 use crate::kernel::process::{Sight, Who};
 use crate::kernel::record::{Record, Write};
 use crate::kernel::time::Now;
@@ -170,6 +172,120 @@ pub trait Policies: Send + Sync {
     /// # Errors
     /// If the policy trapped, used too much, or answered something malformed.
     fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault>;
+
+    /// As [`Policies::ask`], and what it cost, where that can be told.
+    fn ask_at_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
+        (self.ask(call), Cost::default())
+    }
+
+    /// What policies are shown but for their parameters, to be asked again some day.
+    ///
+    /// # Errors
+    /// If the question names what the node has not.
+    fn input(&self, node: &Ledger, now: Now, question: Question<'_>) -> Result<Input, Fault> {
+        let _ = (node, now, question);
+        Err(Fault { kind: FaultKind::Missing, detail: "these policies put nothing down".into() })
+    }
+
+    /// Asks a policy a question of the past.
+    ///
+    /// # Errors
+    /// In words, if the input is not one that this release understands.
+    fn ask_again(&self, digest: &Digest, parameters: &str, input: &Input) -> Result<AskedAgain, String> {
+        let _ = (digest, parameters, input);
+        Err("these policies cannot be asked about the past".into())
+    }
+}
+
+/// What a policy was shown, as JSON of the contract's own words.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Input {
+    /// The node. Several questions at one moment share it.
+    pub node: Vec<u8>,
+    /// What was asked of it.
+    pub question: Vec<u8>,
+}
+
+/// An answer about the past.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AskedAgain {
+    /// What was asked.
+    pub asked: Asked,
+    /// What the policy says to it now.
+    pub told: Result<Option<Answer>, Fault>,
+    /// What that took.
+    pub cost: Cost,
+}
+
+/// Decisions on the record. Implemented by `store`; written by the recorder's thread alone, read by
+/// any. Bounded: what is older goes. Its tail may be lost with the machine.
+pub trait Journal: Send + Sync {
+    /// Puts a decision down under the next number, which is answered; `seq` and `input` of it are
+    /// set here. It may lie in memory until [`Journal::flush`].
+    ///
+    /// # Errors
+    /// If the disk does not take it; it is lost then, and counted.
+    fn append(&self, decision: &Decision, input: Option<&Input>) -> Result<u64, JournalError>;
+
+    /// Writes what lies in memory.
+    ///
+    /// # Errors
+    /// If the disk does not take it.
+    fn flush(&self) -> Result<(), JournalError>;
+
+    /// Those that are wanted, newest first, at most `limit`. Looks at no more than a part of the
+    /// journal at once: `Found::next` says where to go on.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn find(&self, filter: &Filter, limit: usize) -> Result<Found, JournalError>;
+
+    /// One decision, and what the policies were shown for it.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn open(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, JournalError>;
+
+    /// How much there is.
+    fn standing(&self) -> Standing;
+}
+
+/// Some decisions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Newest first.
+    pub decisions: Vec<Decision>,
+    /// If there may be more: [`Filter::before`] of the next question.
+    pub next: Option<u64>,
+}
+
+/// How much the journal holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Decisions that are kept.
+    pub kept: u64,
+    /// Bytes on disk, and those not yet written.
+    pub bytes: u64,
+    /// When the oldest was made, milliseconds since 1970.
+    pub oldest_wall_ms: Option<u64>,
+    /// Decisions that went since the daemon started, for want of room or by their age.
+    pub dropped: u64,
+    /// Decisions that were never put down since the daemon started: the recorder was behind, or the
+    /// disk failed.
+    pub lost: u64,
+}
+
+/// A journal that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("the journal of decisions at {path}: {what}")]
+pub struct JournalError {
+    /// Its folder.
+    pub path: String,
+    /// What is wrong.
+    pub what: String,
+    /// The system's own words.
+    #[source]
+    pub source: Option<std::io::Error>,
 }
 
 /// A policy that could not be installed.

@@ -151,7 +151,7 @@ impl<'h> Node<'h> {
             quiet_ms: 0,
         };
         let policies: Arc<dyn Policies> = Arc::clone(&house.policies) as _;
-        let door = admission::start(keeper, policies, Arc::clone(&house.clock), rules, baseline)?.door;
+        let door = admission::start(keeper, policies, Arc::clone(&house.clock), rules, baseline, None)?.door;
         let inventory = SimGpus::open(recipe.gpus)?.look()?;
         door.looked(inventory.clone())?;
         match recipe.policy {

@@ -8,32 +8,41 @@ mod faults;
 mod gpu_watch;
 mod gpus;
 mod looker;
+mod past;
+mod recorder;
+mod replay;
+mod shadow;
 mod stack;
 #[cfg(test)]
 mod stack_tests;
 mod thread;
+mod uploads;
 
 pub use crate::kernel::command::Attempt;
 pub use baseline::Baseline;
-pub use faults::{FAULTS_TO_SUSPEND, Faults, Record};
+pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, TIMES_US, Times};
 pub use gpu_watch::GpuWatch;
 pub use looker::Looker;
+pub use past::PastError;
+pub use replay::{Candidate, Report};
+pub use shadow::{Counts, Difference, SHADOWS_MAX, Shadow};
 pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
 pub use thread::{ActivateError, Granted};
+pub use uploads::UploadError;
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
 use crate::kernel::drain::{Mark, Order};
 use crate::kernel::evict::{Ask, Outcome};
 use crate::kernel::listing::{Listed, listing};
-use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
+use crate::kernel::names::{AllocationId, PartId, Resource};
 use crate::kernel::placement;
 use crate::kernel::pods::PodsView;
 use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
 use crate::kernel::reconcile::RoundView;
 use crate::kernel::stack::StackEntry;
 use crate::kernel::time::Now;
-use crate::ports::{Clock, InstallError, Policies};
+use crate::ports::{Clock, Journal, Policies};
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use std::cell::RefCell;
 use std::future::Future;
@@ -52,20 +61,6 @@ const ANSWER_S_MAX: u64 = 8;
 /// Longest wait for a placement. The kubelet has no timeout and admits no other pod meanwhile.
 const PLACE_MS_MAX: u64 = 1_500;
 
-/// Longest wait of a deletion for uploads that are under way.
-const DELETE_WAIT: Duration = Duration::from_secs(2);
-
-/// Why a policy was not taken.
-#[derive(Debug, thiserror::Error)]
-pub enum UploadError {
-    /// It is not one, or cannot be compiled here.
-    #[error("{0}")]
-    Install(InstallError),
-    /// It could not be recorded.
-    #[error("{0}")]
-    Ask(AskError),
-}
-
 /// What front ends hold. Cheap to clone.
 #[derive(Clone)]
 pub struct Door {
@@ -80,6 +75,7 @@ pub struct Door {
     /// Uploads read it, and whoever deletes a policy's files has it alone: bytes that are uploaded
     /// again while they are deleted would be recorded without files.
     files: Arc<tokio::sync::RwLock<()>>,
+    past: past::Past,
 }
 
 /// The running middle: keeper and policy thread. Both end when the last [`Door`] is gone.
@@ -90,7 +86,7 @@ pub struct Middle {
     pub threads: Vec<JoinHandle<()>>,
 }
 
-/// Starts keeper and policy thread.
+/// Starts keeper, policy thread and recorder. Without a journal no decision is put down.
 ///
 /// # Errors
 /// If the system gives no thread.
@@ -100,13 +96,17 @@ pub fn start(
     clock: Arc<dyn Clock>,
     rules: Rules,
     baseline: Baseline,
+    journal: Option<Arc<dyn Journal>>,
 ) -> std::io::Result<Middle> {
     let (nudge, nudged) = bounded(1);
     let running = keeper::spawn(keeper, nudge)?;
     let (kubelet_jobs, kubelet) = bounded(KUBELET_JOBS);
     let (other_jobs, other) = bounded(OTHER_JOBS);
     let faults = Arc::new(Mutex::new(Faults::default()));
+    let shadows = Arc::default();
+    let recording = recorder::start(Arc::clone(&policies), journal.clone(), Arc::clone(&shadows))?;
     let worker = Worker {
+        recorder: recording.recorder,
         keeper: running.handle.clone(),
         policies: Arc::clone(&policies),
         clock: Arc::clone(&clock),
@@ -120,6 +120,7 @@ pub fn start(
     let thread = std::thread::Builder::new().name("policy".into()).spawn(move || worker.run(&inboxes))?;
     let (rules, baseline) = (Arc::new(rules), Arc::new(baseline));
     let files = Arc::default();
+    let past = past::Past::new(journal, recording.lost, shadows, Arc::clone(&policies));
     let door = Door {
         keeper: running.handle,
         kubelet_jobs,
@@ -130,8 +131,9 @@ pub fn start(
         baseline,
         faults,
         files,
+        past,
     };
-    Ok(Middle { door, threads: vec![thread, running.thread] })
+    Ok(Middle { door, threads: vec![thread, recording.thread, running.thread] })
 }
 
 impl Door {
@@ -289,62 +291,6 @@ impl Door {
     /// If there is no such live allocation or it could not be recorded.
     pub async fn end(&self, id: AllocationId) -> Result<Applied, AskError> {
         self.command(Command::End { id }).await
-    }
-
-    /// Takes a policy module: checked, compiled, described, kept, recorded.
-    ///
-    /// # Errors
-    /// If it is none, costs too much, or could not be recorded; nothing is kept then.
-    pub async fn upload(&self, module: Vec<u8>) -> Result<PolicyVersion, UploadError> {
-        let files = self.files.read().await;
-        let (policies, now) = (Arc::clone(&self.policies), self.clock.now());
-        let installed = tokio::task::spawn_blocking(move || policies.install(&module, now)).await;
-        let version = match installed {
-            Ok(result) => result.map_err(UploadError::Install)?,
-            Err(_) => return Err(UploadError::Ask(AskError::Stopping)),
-        };
-        // Known bytes keep their first record.
-        if let Some(known) = self.snapshot().policies.get(&version.digest)
-            && known.artifact == version.artifact
-        {
-            return Ok(PolicyVersion::clone(known));
-        }
-        match self.command(Command::KeepPolicy(version.clone())).await {
-            Ok(_) => Ok(version),
-            Err(error) => {
-                // After `Late` it may still be recorded, and then needs its files.
-                let certain = !matches!(error, AskError::Late(_));
-                drop(files);
-                let _alone = self.files.write().await;
-                if certain && !self.snapshot().policies.contains_key(&version.digest) {
-                    self.policies.remove(&version.digest);
-                }
-                Err(UploadError::Ask(error))
-            }
-        }
-    }
-
-    /// The bytes of a policy.
-    ///
-    /// # Errors
-    /// If they are gone or changed.
-    pub async fn module(&self, digest: Digest) -> Result<Vec<u8>, InstallError> {
-        let policies = Arc::clone(&self.policies);
-        let read = tokio::task::spawn_blocking(move || policies.module(&digest)).await;
-        read.unwrap_or_else(|_| Err(InstallError::Trouble { what: "the daemon is stopping".into() }))
-    }
-
-    /// Deletes a policy version.
-    ///
-    /// # Errors
-    /// If it is in use, shipped, or unknown.
-    pub async fn delete_policy(&self, digest: Digest) -> Result<Applied, AskError> {
-        // An upload holds it while it compiles.
-        let alone = tokio::time::timeout(DELETE_WAIT, self.files.write()).await;
-        let _alone = alone.map_err(|_| AskError::Busy)?;
-        let applied = self.command(Command::DeletePolicy { digest: digest.clone() }).await?;
-        self.policies.remove(&digest);
-        Ok(applied)
     }
 
     /// Activates a stack: asked on the live node, checked, then swapped in as a whole.

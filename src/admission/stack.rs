@@ -4,11 +4,13 @@
 use super::baseline::{BASELINE, Baseline};
 use super::faults::Faults;
 use crate::kernel::command::StackAnswer;
+use crate::kernel::compare::check_placement;
+use crate::kernel::decision::{CallNote, Cost, Said};
 use crate::kernel::gpu::Reading;
 use crate::kernel::health::baseline_triage;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::mig;
-use crate::kernel::names::{DeviceId, PartId, Resource};
+use crate::kernel::names::{PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::offering::check_offer;
 use crate::kernel::placement;
@@ -46,6 +48,8 @@ pub struct Walk<'a> {
     pub baseline: &'a Baseline,
     /// Memory that may be granted, percent.
     pub overcommit_percent: u32,
+    /// What each policy said, in order.
+    pub calls: &'a mut Vec<CallNote>,
 }
 
 /// What a walk over the offers gives.
@@ -168,7 +172,7 @@ impl Walk<'_> {
     }
 
     /// What does this reading mean? The first answer counts.
-    pub fn triage(mut self, reading: &Reading) -> TriageAnswer {
+    pub fn triage(mut self, reading: &Reading) -> (TriageAnswer, String) {
         let deadline = Instant::now() + STACK_TIME_MAX;
         for (place, entry) in self.stack.entries.iter().enumerate() {
             if let Asked::Answer(Answer::Triage(answer)) =
@@ -177,10 +181,11 @@ impl Walk<'_> {
                     _ => Err("not a word on health".into()),
                 })
             {
-                return answer;
+                return (answer, entry.label());
             }
         }
-        baseline_triage(reading, &self.baseline.ignored_xids, self.baseline.quiet_ms)
+        let answer = baseline_triage(reading, &self.baseline.ignored_xids, self.baseline.quiet_ms);
+        (answer, BASELINE.into())
     }
 
     fn ask(
@@ -197,6 +202,7 @@ impl Walk<'_> {
             return Asked::Pass;
         }
         if self.faults.suspended(place, entry) {
+            self.note(entry, Said::Suspended, Cost::default());
             return Asked::Suspended;
         }
         let left =
@@ -209,13 +215,11 @@ impl Walk<'_> {
             question,
             wall_ms_max: left.min(CALL_MS_MAX),
         };
-        let answered = if left == 0 {
-            Err(Fault {
-                kind: FaultKind::Time,
-                detail: format!("the stack used up its {} s", STACK_TIME_MAX.as_secs()),
-            })
+        let (answered, cost) = if left == 0 {
+            let detail = format!("the stack used up its {} s", STACK_TIME_MAX.as_secs());
+            (Err(Fault { kind: FaultKind::Time, detail }), Cost::default())
         } else {
-            self.policies.ask(call)
+            self.policies.ask_at_cost(call)
         };
         let checked = answered.and_then(|answer| match answer {
             None => Ok(None),
@@ -224,14 +228,20 @@ impl Walk<'_> {
                 Err(detail) => Err(Fault { kind: FaultKind::Answer, detail }),
             },
         });
+        let said = match &checked {
+            Ok(None) => Said::Pass,
+            Ok(Some(answer)) => Said::Answer(answer.clone()),
+            Err(fault) => Said::Fault(fault.clone()),
+        };
+        self.note(entry, said, cost);
         match checked {
             Ok(answer) => {
-                self.faults.well(place, entry, hook);
+                self.faults.well(place, entry, hook, cost);
                 answer.map_or(Asked::Pass, Asked::Answer)
             }
             Err(fault) => {
                 tracing::warn!(policy = entry.label(), %hook, %fault, "a policy failed");
-                if self.faults.fault(place, entry, hook, &fault) {
+                if self.faults.fault(place, entry, hook, &fault, cost) {
                     tracing::error!(
                         policy = entry.label(),
                         "suspended after several faults in a row; activate a stack to try it again"
@@ -240,6 +250,16 @@ impl Walk<'_> {
                 Asked::Fault(fault)
             }
         }
+    }
+
+    fn note(&mut self, entry: &StackEntry, said: Said, cost: Cost) {
+        self.calls.push(CallNote {
+            policy: entry.label(),
+            digest: entry.digest.clone(),
+            parameters: entry.parameters.clone(),
+            said,
+            cost,
+        });
     }
 
     fn check_offers(&self, entry: &StackEntry, answer: &Answer) -> Result<(), String> {
@@ -336,25 +356,8 @@ fn merge(terms: &mut Terms, more: Terms) {
 }
 
 fn check_place(request: &PlaceRequest, answer: &Answer) -> Result<(), String> {
-    let Answer::Place(Placement { devices, reason }) = answer else {
-        return Err("not a placement".into());
-    };
-    let available: BTreeSet<&DeviceId> = request.available.iter().collect();
-    let chosen: BTreeSet<&DeviceId> = devices.iter().collect();
-    if chosen.len() != devices.len() {
-        return Err("a device twice".into());
+    match answer {
+        Answer::Place(placement) => check_placement(request, placement),
+        _ => Err("not a placement".into()),
     }
-    if devices.len() != request.size {
-        return Err(format!("{} devices instead of {}", devices.len(), request.size));
-    }
-    if let Some(strange) = chosen.iter().find(|id| !available.contains(*id)) {
-        return Err(format!("device {strange} is not available"));
-    }
-    if let Some(missing) = request.required.iter().find(|id| !chosen.contains(id)) {
-        return Err(format!("the required device {missing} is missing"));
-    }
-    if reason.len() > REASON_BYTES_MAX {
-        return Err(format!("a reason of {} bytes; at most {REASON_BYTES_MAX}", reason.len()));
-    }
-    Ok(())
 }

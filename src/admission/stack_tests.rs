@@ -1,12 +1,13 @@
 //! I8 and I9: whatever a policy answers, only what was offered, free and permitted comes of it; a
 //! faulty policy costs its turn, and the next one or the baseline answers instead.
 
-use super::baseline::Baseline;
+use super::baseline::{BASELINE, Baseline};
 use super::faults::{FAULTS_TO_SUSPEND, Faults};
 use super::stack::{CALL_MS_MAX, Offers, Walk};
 use crate::kernel::allocation::Limits;
 use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::StackAnswer;
+use crate::kernel::decision::CallNote;
 use crate::kernel::gpu::{Mig, Part, Reading};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::mig::MigStrategy;
@@ -103,6 +104,7 @@ struct Case {
     policies: Scripted,
     faults: Faults,
     baseline: Baseline,
+    calls: Vec<CallNote>,
 }
 
 impl Case {
@@ -114,6 +116,7 @@ impl Case {
             stack: Stack { entries, ..Stack::default() },
             policies: Scripted { answers, ..Scripted::default() },
             faults: Faults::default(),
+            calls: Vec::new(),
             baseline: Baseline {
                 resource: resource("nvidia.com/gpu"),
                 mig: MigStrategy::None,
@@ -147,6 +150,7 @@ impl Case {
             faults: &mut self.faults,
             baseline: &self.baseline,
             overcommit_percent: 100,
+            calls: &mut self.calls,
         }
     }
 
@@ -373,8 +377,9 @@ fn i9_several_faults_in_a_row_suspend_and_a_slow_machine_does_not() {
 fn a_reading_is_judged_by_the_first_that_answers_or_by_nvidias_list() {
     let reading = |code| Reading { part: gpu(0), source: "xid".into(), code, detail: "x".into() };
     let mut case = Case::new([('a', Ok(None))]);
-    assert_eq!(case.walk().triage(&reading(13)).severity, Severity::Ignore);
-    let judged = case.walk().triage(&reading(79));
+    assert_eq!(case.walk().triage(&reading(13)).0.severity, Severity::Ignore);
+    let (judged, by) = case.walk().triage(&reading(79));
+    assert_eq!(by, BASELINE);
     assert_eq!((judged.severity, judged.again_after_s), (Severity::Unhealthy, Some(60)));
     assert!(judged.reason.contains("79"));
 }

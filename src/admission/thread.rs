@@ -5,11 +5,13 @@
 
 use super::baseline::Baseline;
 use super::faults::Faults;
+use super::recorder::Recorder;
 use super::stack::{Offers, Walk};
-use crate::keeper::{Answered, AskError, Handle, Snapshot};
+use crate::keeper::{Answered, Applied, AskError, Handle, Snapshot};
 use crate::kernel::allocation::Allocation;
 use crate::kernel::change::Change;
-use crate::kernel::command::{Attempt, Command, NewStack};
+use crate::kernel::command::{Attempt, Command, NewStack, StackAnswer};
+use crate::kernel::decision::{Asked, CallNote, Grant, Note, Outcome};
 use crate::kernel::gpu::Reading;
 use crate::kernel::mig;
 use crate::kernel::names::PartId;
@@ -87,6 +89,7 @@ impl ActivateError {
 
 /// What the thread works with.
 pub(super) struct Worker {
+    pub recorder: Recorder,
     pub keeper: Handle,
     pub policies: Arc<dyn Policies>,
     pub clock: Arc<dyn Clock>,
@@ -147,7 +150,9 @@ impl Worker {
             }
             KubeletJob::Place { request, reply } => {
                 let node = self.keeper.snapshot();
-                let _ = reply.send(self.walk(&node, |walk| walk.place(&request)));
+                let ((placement, by), calls) = self.walk(&node, |walk| walk.place(&request));
+                let _ = reply.send((placement.clone(), by.clone()));
+                self.note(&node, Asked::Place(request), calls, Outcome::Placed(placement, by));
             }
         }
     }
@@ -165,9 +170,10 @@ impl Worker {
     }
 
     /// Only this thread writes the faults; readers must not wait for a policy call.
-    fn walk<T>(&self, node: &Snapshot, ask: impl FnOnce(Walk<'_>) -> T) -> T {
+    fn walk<T>(&self, node: &Snapshot, ask: impl FnOnce(Walk<'_>) -> T) -> (T, Vec<CallNote>) {
         let lock = || self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         let mut faults = lock().clone();
+        let mut calls = Vec::new();
         let answer = ask(Walk {
             stack: &node.stack,
             policies: &*self.policies,
@@ -176,9 +182,15 @@ impl Worker {
             faults: &mut faults,
             baseline: &self.baseline,
             overcommit_percent: self.overcommit_percent,
+            calls: &mut calls,
         });
         *lock() = faults;
-        answer
+        (answer, calls)
+    }
+
+    fn note(&self, node: &Snapshot, asked: Asked, calls: Vec<CallNote>, outcome: Outcome) {
+        let (node, now) = (Arc::clone(node), self.clock.now());
+        self.recorder.note(Note { node, now, asked, calls, outcome });
     }
 
     /// Asks the stack and the keeper; once more if the node moved between the two.
@@ -186,37 +198,36 @@ impl Worker {
         let mut again = false;
         loop {
             let node = self.keeper.snapshot();
-            let answer = match self.baseline.mps_denial(&request.resource) {
-                Some(denial) => denial,
+            let (answer, calls) = match self.baseline.mps_denial(&request.resource) {
+                Some(denial) => (denial, Vec::new()),
                 None => self.walk(&node, |walk| walk.admit(request)),
             };
+            let said = answer.clone();
             let command =
                 Command::Allocate { request: request.clone(), answer, seen: node.generation, again, attempt };
-            match self.keeper.ask(command) {
-                Err(AskError::Refused(Refusal::Moved)) if !again => again = true,
-                Err(error) => return Err(error),
-                Ok(applied) => {
-                    let granted = applied.entry.changes.iter().find_map(|c| match c {
-                        Change::Granted(allocation) => Some(allocation.clone()),
-                        _ => None,
-                    });
-                    // An Allocate that is not refused always grants; if it ever did not, the
-                    // kubelet must not hear yes.
-                    let allocation = granted.ok_or(AskError::Stopping)?;
-                    return Ok(Granted { allocation, snapshot: applied.snapshot });
+            let granted = match self.keeper.ask(command) {
+                Err(AskError::Refused(Refusal::Moved)) if !again => {
+                    again = true;
+                    continue;
                 }
-            }
+                // An Allocate that is not refused always grants; if it ever did not, the kubelet must
+                // not hear yes.
+                answered => answered.and_then(|applied| granted(applied).ok_or(AskError::Stopping)),
+            };
+            self.note(&node, Asked::Admit(request.clone()), calls, verdict(said, &granted));
+            return granted;
         }
     }
 
     fn triage(&self, reading: Reading) {
         let node = self.keeper.snapshot();
-        let answer = self.walk(&node, |walk| walk.triage(&reading));
+        let ((answer, by), calls) = self.walk(&node, |walk| walk.triage(&reading));
         if self.is_news(&node, &reading, &answer) {
             tracing::warn!(
                 part = reading.part.as_str(), source = reading.source, code = reading.code,
                 detail = reading.detail, severity = ?answer.severity, reason = answer.reason, "a GPU reports"
             );
+            self.note(&node, Asked::Triage(reading.clone()), calls, Outcome::Triaged(answer.clone(), by));
         }
         if let Err(error) = self.keeper.ask(Command::Triaged { reading, answer }) {
             tracing::error!(%error, "a reading was lost");
@@ -236,10 +247,14 @@ impl Worker {
         !same || health.is_some_and(|old| old.after_triage(answer, self.clock.now()).state != old.state)
     }
 
-    fn reoffer(&self) -> Result<(crate::keeper::Applied, Option<u32>), AskError> {
+    fn reoffer(&self) -> Result<(Applied, Option<u32>), AskError> {
         let node = self.keeper.snapshot();
-        let Offers { parts, again_after_s, mig, .. } = self.walk(&node, |walk| walk.offers());
+        let (Offers { parts, again_after_s, mig, .. }, calls) = self.walk(&node, |walk| walk.offers());
         self.say(mig);
+        // What nobody was asked is the baseline's, and always the same.
+        if !calls.is_empty() {
+            self.note(&node, Asked::Offer, calls, Outcome::Offered(parts.clone()));
+        }
         let applied = self.keeper.ask(Command::Offer(parts)).inspect_err(|error| {
             tracing::warn!(%error, "offers stay as they were");
         })?;
@@ -274,6 +289,7 @@ impl Worker {
             faults: &mut trial,
             baseline: &self.baseline,
             overcommit_percent: self.overcommit_percent,
+            calls: &mut Vec::new(),
         }
         .offers();
         if let Some((policy, fault)) = offers.faults.into_iter().next() {
@@ -287,5 +303,33 @@ impl Worker {
         let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).reset();
         Ok(applied.snapshot)
+    }
+}
+
+fn granted(applied: Applied) -> Option<Granted> {
+    let allocation = applied.entry.changes.iter().find_map(|change| match change {
+        Change::Granted(allocation) => Some(allocation.clone()),
+        _ => None,
+    })?;
+    Some(Granted { allocation, snapshot: applied.snapshot })
+}
+
+/// What came of an Allocate, by the stack's word and the kernel's.
+fn verdict(said: StackAnswer, granted: &Result<Granted, AskError>) -> Outcome {
+    match said {
+        StackAnswer::Deny { policy: by, reason } => Outcome::Denied { by, reason },
+        StackAnswer::Faulted { policy: by, kind, detail } => {
+            Outcome::Denied { by, reason: format!("it failed ({}): {detail}", kind.as_str()) }
+        }
+        StackAnswer::Allow { by, terms } => match granted {
+            Err(error) => Outcome::Refused { reason: error.to_string() },
+            Ok(granted) => Outcome::Granted(Grant {
+                allocation: Some(granted.allocation.id),
+                by,
+                reason: terms.reason,
+                limits: terms.limits,
+                environment: terms.environment,
+            }),
+        },
     }
 }

@@ -3,6 +3,7 @@
 use super::edits::EditsFile;
 use super::processes::ProcessesFile;
 use super::{ApiServerMode, ConfigError, LogFormat, RoundTiming, bad};
+use crate::kernel::decision::JournalLimit;
 use crate::kernel::history::{
     HISTORY_ALLOCATIONS_DEFAULT, HISTORY_ALLOCATIONS_MAX, HISTORY_ALLOCATIONS_MIN, HistoryLimit,
 };
@@ -35,6 +36,7 @@ pub struct FileConfig {
     pub skip_adoption: Option<bool>,
     pub health: Option<HealthFile>,
     pub history: Option<HistoryFile>,
+    pub decisions: Option<DecisionsFile>,
     pub processes: Option<ProcessesFile>,
     pub container_edits: Option<EditsFile>,
     pub rounds: Option<RoundsFile>,
@@ -104,6 +106,48 @@ impl HistoryFile {
             return Err(bad("history.allocations", &allocations.to_string(), rule));
         }
         Ok(HistoryLimit { allocations, ..HistoryLimit::default() })
+    }
+}
+
+/// Most that the journal of decisions may take, MiB: what a look through all of it still bears.
+const DECISIONS_MIB_MAX: u64 = 4096;
+/// Least: two files of it.
+const DECISIONS_MIB_MIN: u64 = 8;
+/// Longest that decisions are kept, days.
+const DECISIONS_DAYS_MAX: u64 = 365;
+
+/// `decisions`: how much is kept of what policies were asked and said. 0 MiB: nothing.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct DecisionsFile {
+    #[serde(rename = "maxMiB")]
+    pub max_mib: Option<u64>,
+    pub max_age_days: Option<u64>,
+}
+
+impl DecisionsFile {
+    /// `None` where no journal is wanted.
+    pub(super) fn limit(self) -> Result<Option<JournalLimit>, ConfigError> {
+        let mut limit = JournalLimit::default();
+        if let Some(mib) = self.max_mib {
+            if mib == 0 {
+                return Ok(None);
+            }
+            if !(DECISIONS_MIB_MIN..=DECISIONS_MIB_MAX).contains(&mib) {
+                let rule = format!("0 (no journal), or {DECISIONS_MIB_MIN} to {DECISIONS_MIB_MAX}");
+                return Err(bad("decisions.maxMiB", &mib.to_string(), rule));
+            }
+            limit.bytes = mib * 1024 * 1024;
+        }
+        if let Some(days) = self.max_age_days {
+            if !(1..=DECISIONS_DAYS_MAX).contains(&days) {
+                let rule = format!("1 to {DECISIONS_DAYS_MAX}");
+                return Err(bad("decisions.maxAgeDays", &days.to_string(), rule));
+            }
+            limit.age_ms = days * 24 * 3_600_000;
+        }
+        Ok(Some(limit))
     }
 }
 

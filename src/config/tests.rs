@@ -41,6 +41,8 @@ fn wrong_settings_say_which_and_what_to_do() {
         ("memoryOvercommit: 0.5", "1.0 to 16.0"),
         ("history: {allocations: 10001}", "64 to 10000"),
         ("history: {allocations: 0}", "64 to 10000"),
+        ("decisions: {maxMiB: 7}", "0 (no journal), or 8 to 4096"),
+        ("decisions: {maxAgeDays: 0}", "1 to 365"),
         ("processes: {ignore: [/usr/bin/dcgmi]}", "without a path"),
         ("resource: gpu", "a domain"),
         ("migStrategy: both", "none, single or mixed"),

@@ -119,6 +119,7 @@ fn ask(
         faults: &mut Faults::default(),
         baseline: &super::baseline(config),
         overcommit_percent: config.rules.overcommit_percent,
+        calls: &mut Vec::new(),
     };
     let fault = walk.offers().faults.into_iter().next();
     fault.map(|(policy, fault)| format!("policy {policy} fails: {fault}"))

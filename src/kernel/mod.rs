@@ -9,6 +9,7 @@
 //!   moves, is written down and read back
 //! - [`command`], [`decide`], [`refusal`]: what can be asked, and how it is answered; the long
 //!   answers are [`allocate`], [`offering`], [`look`] and [`round`]
+//! - [`decision`], [`compare`]: what was asked and answered, and what another policy would have said
 //! - [`evict`]: who is asked to leave a GPU that is emptied
 //! - [`listing`], [`placement`], [`pods`], [`reconcile`]: what the kubelet is told, which devices are
 //!   near, whose pods are here, and what the sources of truth prove
@@ -19,7 +20,9 @@ pub mod belongs;
 pub mod breaker;
 pub mod change;
 pub mod command;
+pub mod compare;
 pub mod decide;
+pub mod decision;
 pub mod drain;
 pub mod evict;
 mod evidence;

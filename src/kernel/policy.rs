@@ -45,6 +45,13 @@ pub enum Hook {
 }
 
 impl Hook {
+    /// The hook of this name.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let all = [Self::Describe, Self::Offer, Self::Place, Self::Admit, Self::Triage];
+        all.into_iter().find(|hook| hook.as_str() == text)
+    }
+
     /// As the contract writes it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -228,6 +235,24 @@ pub enum Severity {
     Unhealthy,
 }
 
+impl Severity {
+    /// The severity of this name.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Ignore, Self::Degraded, Self::Unhealthy].into_iter().find(|severity| severity.as_str() == text)
+    }
+
+    /// As the API and the contract write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ignore => "ignore",
+            Self::Degraded => "degraded",
+            Self::Unhealthy => "unhealthy",
+        }
+    }
+}
+
 /// What went wrong in a policy call. Faults never reach a pod as anything but the entry's
 /// `onFault` rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -263,6 +288,13 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
+    /// The kind of this name.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let all = [Self::Fuel, Self::Time, Self::Memory, Self::Trap, Self::Answer, Self::Missing];
+        all.into_iter().find(|kind| kind.as_str() == text)
+    }
+
     /// As the API and metrics write it.
     #[must_use]
     pub fn as_str(self) -> &'static str {

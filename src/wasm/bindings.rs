@@ -4,5 +4,5 @@
 wasmtime::component::bindgen!({
     path: "policies-wasm/wit",
     world: "policy",
-    additional_derives: [PartialEq],
+    additional_derives: [PartialEq, serde::Serialize, serde::Deserialize],
 });

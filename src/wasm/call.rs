@@ -12,16 +12,8 @@ use super::fault::{self, Stage};
 use super::guest::{self, Guest};
 use super::limits::{ANSWER_BYTES_MAX, CALLS_AT_ONCE_MAX, FUEL_PER_CALL};
 use super::ticker::Ticker;
+use crate::kernel::decision::Cost;
 use crate::kernel::policy::{Fault, FaultKind};
-
-/// What one call took.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cost {
-    /// Units of fuel, the same on every machine.
-    pub fuel: u64,
-    /// Wall time from the instance's making to the answer.
-    pub wall: Duration,
-}
 
 /// All that calls need and that outlives them.
 pub(super) struct Runner {
@@ -90,7 +82,7 @@ impl Runner {
         });
         let cost = Cost {
             fuel: FUEL_PER_CALL.saturating_sub(store.get_fuel().unwrap_or(0)),
-            wall: started.elapsed(),
+            wall_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
         };
         let guest = store.data();
         for line in &guest.said {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
 use wasmtime::Store;
 
 use super::bindings::berth::policy::types as wit;
@@ -19,7 +20,21 @@ use crate::kernel::policy::{
     TriageAnswer,
 };
 
+/// What the indices of a node stand for.
+pub(super) trait Indices {
+    /// The part of an index.
+    fn part(&self, index: u32) -> Option<PartId>;
+    /// How many parts there are.
+    fn parts(&self) -> usize;
+    /// The device of an index, and the index of its resource.
+    fn device(&self, index: u32) -> Option<(DeviceId, u32)>;
+    /// How many devices there are.
+    fn devices(&self) -> usize;
+}
+
 /// A question in the words of the contract.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Asked {
     Offer,
     Place(wit::PlaceRequest),
@@ -65,17 +80,6 @@ impl View<'_> {
             Question::Admit(request) => Asked::Admit(self.admit_request(request)?),
             Question::Triage(reading) => Asked::Triage(self.reading(reading)?),
         })
-    }
-
-    /// # Errors
-    /// If what was told makes no sense.
-    pub(super) fn answer(&self, told: Told, asked: Question<'_>) -> Result<Option<Answer>, Fault> {
-        match told {
-            Told::Offer(told) => told.map(|told| self.offer_answer(told)).transpose(),
-            Told::Place(told) => told.map(|told| self.placement(asked, told)).transpose(),
-            Told::Admit(told) => Ok(told.map(verdict)),
-            Told::Triage(told) => Ok(told.map(triage)),
-        }
     }
 
     fn place_request(&self, request: &PlaceRequest) -> Result<wit::PlaceRequest, Fault> {
@@ -130,49 +134,60 @@ impl View<'_> {
         }
         Ok(indices)
     }
+}
 
-    /// A part or a resource name may make no sense, or a part be named twice.
-    fn offer_answer(&self, answer: wit::OfferAnswer) -> Result<Answer, Fault> {
-        let mut named = BTreeSet::new();
-        let mut parts = Vec::with_capacity(answer.parts.len());
-        for offer in answer.parts {
-            let part = usize::try_from(offer.part).ok().and_then(|n| self.parts.get(n));
-            let Some(&part) = part else {
-                return Err(out_of_range("part", offer.part, self.parts.len()));
-            };
-            if !named.insert(offer.part) {
-                return Err(fault::answer(format!("named part {} twice", offer.part)));
-            }
-            let lines = offer.lines.iter().map(line).collect::<Result<_, _>>()?;
-            let part = part.clone();
-            parts.push(PartOffer { part, lines });
-        }
-        Ok(Answer::Offer(OfferAnswer { parts, again_after_s: answer.again_after_seconds }))
+/// What was told, in the kernel's words.
+///
+/// # Errors
+/// If it makes no sense.
+pub(super) fn answer(of: &impl Indices, told: Told, asked: &Asked) -> Result<Option<Answer>, Fault> {
+    match told {
+        Told::Offer(told) => told.map(|told| offer_answer(of, told)).transpose(),
+        Told::Place(told) => told.map(|told| placement(of, asked, told)).transpose(),
+        Told::Admit(told) => Ok(told.map(verdict)),
+        Told::Triage(told) => Ok(told.map(triage)),
     }
+}
 
-    /// A device may make no sense, be named twice, or be of another resource than was asked for.
-    fn placement(&self, asked: Question<'_>, placement: wit::Placement) -> Result<Answer, Fault> {
-        let resource_asked = match asked {
-            Question::Place(request) => self.resource_index(&request.resource),
-            Question::Offer | Question::Admit(_) | Question::Triage(_) => None,
+/// A part or a resource name may make no sense, or a part be named twice.
+fn offer_answer(of: &impl Indices, answer: wit::OfferAnswer) -> Result<Answer, Fault> {
+    let mut named = BTreeSet::new();
+    let mut parts = Vec::with_capacity(answer.parts.len());
+    for offer in answer.parts {
+        let Some(part) = of.part(offer.part) else {
+            return Err(out_of_range("part", offer.part, of.parts()));
         };
-        let mut named = BTreeSet::new();
-        let mut devices = Vec::with_capacity(placement.devices.len());
-        for index in placement.devices {
-            let Some((id, resource)) = self.device(index) else {
-                return Err(out_of_range("device", index, self.devices.len()));
-            };
-            if !named.insert(index) {
-                return Err(fault::answer(format!("chose device {index} twice")));
-            }
-            if resource_asked != Some(resource) {
-                let words = format!("chose device {index}, which is of another resource");
-                return Err(fault::answer(words));
-            }
-            devices.push(id);
+        if !named.insert(offer.part) {
+            return Err(fault::answer(format!("named part {} twice", offer.part)));
         }
-        Ok(Answer::Place(Placement { devices, reason: placement.reason }))
+        let lines = offer.lines.iter().map(line).collect::<Result<_, _>>()?;
+        parts.push(PartOffer { part, lines });
     }
+    Ok(Answer::Offer(OfferAnswer { parts, again_after_s: answer.again_after_seconds }))
+}
+
+/// A device may make no sense, be named twice, or be of another resource than was asked for.
+fn placement(of: &impl Indices, asked: &Asked, placement: wit::Placement) -> Result<Answer, Fault> {
+    let resource_asked = match asked {
+        Asked::Place(asked) => Some(asked.request.resource),
+        Asked::Offer | Asked::Admit(_) | Asked::Triage(_) => None,
+    };
+    let mut named = BTreeSet::new();
+    let mut devices = Vec::with_capacity(placement.devices.len());
+    for index in placement.devices {
+        let Some((id, resource)) = of.device(index) else {
+            return Err(out_of_range("device", index, of.devices()));
+        };
+        if !named.insert(index) {
+            return Err(fault::answer(format!("chose device {index} twice")));
+        }
+        if resource_asked != Some(resource) {
+            let words = format!("chose device {index}, which is of another resource");
+            return Err(fault::answer(words));
+        }
+        devices.push(id);
+    }
+    Ok(Answer::Place(Placement { devices, reason: placement.reason }))
 }
 
 /// Takes a verdict as it is.

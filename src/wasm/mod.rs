@@ -6,7 +6,8 @@
 //! - `artifacts`, `shipped`: the files of uploaded versions, and what comes with the daemon
 //! - `module`, `exports`, `call`, `guest`, `fault`: an installed version, one call of it, and what
 //!   goes wrong
-//! - `view`, `convert`, `bindings`: the kernel's words and those of the contract
+//! - `view`, `convert`, `bindings`: the kernel's words and those of the contract; `recorded`: the latter
+//!   as JSON, to be asked again
 //!
 //! Absent on purpose: WASI, threads, anything that outlives a call. A policy that is wrong costs its
 //! budget and nothing else.
@@ -25,6 +26,7 @@ mod guest;
 pub mod limits;
 mod memory;
 mod module;
+mod recorded;
 mod shipped;
 mod ticker;
 mod view;
@@ -33,7 +35,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-pub use call::Cost;
 pub use compile::CompileLimits;
 pub use compile_child::compiler_process;
 
@@ -42,12 +43,18 @@ use call::Runner;
 use compile::{Compiled, Compiler, trouble};
 use limits::MODULE_BYTES_MAX;
 use module::Module;
+use recorded::Recorded;
 use view::View;
 
+use crate::kernel::decision::Cost;
+use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Digest;
-use crate::kernel::policy::{Answer, Call, Fault, PolicyVersion};
+use crate::kernel::policy::{Answer, Call, Fault, PolicyVersion, Question};
 use crate::kernel::time::Now;
-use crate::ports::{InstallError, Policies};
+use crate::ports::{AskedAgain, Input, InstallError, Policies};
+
+/// Wall time of a call about the past, milliseconds: nobody waits for it but an operator.
+const CALL_AGAIN_MS: u64 = 2_000;
 
 /// What this room is told by the configuration.
 #[derive(Clone, Debug)]
@@ -115,24 +122,6 @@ impl WasmPolicies {
         })
     }
 
-    /// As [`Policies::ask`], and what it cost.
-    pub fn ask_at_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
-        let Some(installed) = self.installed(call.digest) else {
-            let words = format!("the version {} is not installed", call.digest.short());
-            return (Err(fault::missing(words)), Cost::default());
-        };
-        let view = View::new(&call, self.memory_overcommit_percent);
-        let question = match view.question(call.question) {
-            Ok(question) => question,
-            Err(fault) => return (Err(fault), Cost::default()),
-        };
-        let (told, cost) =
-            installed.module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
-                question.put(hooks, store, &view.context)
-            });
-        (told.and_then(|told| view.answer(told, call.question)), cost)
-    }
-
     fn installed(&self, digest: &Digest) -> Option<Arc<Installed>> {
         let installed = self.installed.read().unwrap_or_else(PoisonError::into_inner);
         installed.get(digest).map(Arc::clone)
@@ -174,6 +163,10 @@ impl WasmPolicies {
         };
         Ok(self.enter(version, module))
     }
+}
+
+fn not_installed(digest: &Digest) -> Fault {
+    fault::missing(format!("the version {} is not installed", digest.short()))
 }
 
 impl Policies for WasmPolicies {
@@ -237,5 +230,44 @@ impl Policies for WasmPolicies {
 
     fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
         self.ask_at_cost(call).0
+    }
+
+    fn ask_at_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
+        let Some(installed) = self.installed(call.digest) else {
+            return (Err(not_installed(call.digest)), Cost::default());
+        };
+        let view = View::new(call.node, call.now, call.parameters, self.memory_overcommit_percent);
+        let question = match view.question(call.question) {
+            Ok(question) => question,
+            Err(fault) => return (Err(fault), Cost::default()),
+        };
+        let (told, cost) =
+            installed.module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
+                question.put(hooks, store, &view.context)
+            });
+        (told.and_then(|told| convert::answer(&view, told, &question)), cost)
+    }
+
+    fn input(&self, node: &Ledger, now: Now, question: Question<'_>) -> Result<Input, Fault> {
+        let view = View::new(node, now, "", self.memory_overcommit_percent);
+        let question = view.question(question)?;
+        recorded::write(&view, &question)
+    }
+
+    fn ask_again(&self, digest: &Digest, parameters: &str, input: &Input) -> Result<AskedAgain, String> {
+        let recorded = Recorded::read(input, parameters)?;
+        let asked = recorded.asked()?;
+        let Some(installed) = self.installed(digest) else {
+            return Ok(AskedAgain { asked, told: Err(not_installed(digest)), cost: Cost::default() });
+        };
+        if !installed.version.hooks.contains(&asked.hook()) {
+            return Ok(AskedAgain { asked, told: Ok(None), cost: Cost::default() });
+        }
+        let (told, cost) =
+            installed.module.ask(&self.runner, &installed.label, CALL_AGAIN_MS, |hooks, store| {
+                recorded.question.put(hooks, store, &recorded.context)
+            });
+        let told = told.and_then(|told| convert::answer(&recorded, told, &recorded.question));
+        Ok(AskedAgain { asked, told, cost })
     }
 }

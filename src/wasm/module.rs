@@ -6,11 +6,12 @@ use wasmtime::{Result as Wasm, Store};
 
 use super::bindings::PolicyPre;
 use super::bindings::berth::policy::types as wit;
-use super::call::{Cost, Runner};
+use super::call::Runner;
 use super::exports::{Exports, Hooks};
 use super::fault;
 use super::guest::Guest;
 use super::limits::{DESCRIBE_WALL_MS_MAX, SUMMARY_BYTES_MAX, VERSION_BYTES_MAX};
+use crate::kernel::decision::Cost;
 use crate::kernel::policy::{Fault, Hook, SCHEMA_BYTES_MAX};
 use crate::ports::InstallError;
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::bindings::berth::policy::types as wit;
+use super::convert::Indices;
 use crate::kernel::allocation::{Allocation, Holder};
 use crate::kernel::breaker::{Breaker, Phase};
 use crate::kernel::drain::Drain;
@@ -13,7 +14,6 @@ use crate::kernel::names::{DeviceId, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine};
 use crate::kernel::part_state::{Device, PartState, Taken};
 use crate::kernel::pods::{self, Candidate};
-use crate::kernel::policy::Call;
 use crate::kernel::time::Now;
 
 /// A snapshot in the words of the contract, and what its indices stand for.
@@ -28,8 +28,7 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn new(call: &Call<'a>, memory_overcommit_percent: u32) -> Self {
-        let (ledger, now) = (call.node, call.now);
+    pub(super) fn new(ledger: &'a Ledger, now: Now, parameters: &str, memory_overcommit_percent: u32) -> Self {
         let mut states: Vec<&PartState> = ledger.parts.values().map(AsRef::as_ref).collect();
         states.sort_by_key(|s| (s.part.gpu_index, s.part.gpu(), s.part.parent.is_some()));
         let keys = states.iter().flat_map(|state| state.devices.keys());
@@ -49,7 +48,7 @@ impl<'a> View<'a> {
                     devices: Vec::with_capacity(count),
                     allocations: Vec::new(),
                 },
-                parameters: call.parameters.to_owned(),
+                parameters: parameters.to_owned(),
             },
             parts: states.iter().map(|state| &state.part.id).collect(),
             resources,
@@ -57,7 +56,7 @@ impl<'a> View<'a> {
             by_part: (0..).zip(&states).map(|(n, state)| (&state.part.id, n)).collect(),
         };
         for (index, state) in (0..).zip(states) {
-            let part = view.part(ledger, state, now);
+            let part = view.shown(ledger, state, now);
             view.context.node.parts.push(part);
             view.add_devices(ledger, index, state, memory_overcommit_percent);
         }
@@ -87,14 +86,7 @@ impl<'a> View<'a> {
         index(self.devices.binary_search(&(part, resource, share)).ok()?)
     }
 
-    /// The device of an index, and the index of its resource; `None` if it is out of range.
-    pub(super) fn device(&self, index: u32) -> Option<(DeviceId, u32)> {
-        let (part, resource, share) = *self.devices.get(usize::try_from(index).ok()?)?;
-        let part = (*self.parts.get(usize::try_from(part).ok()?)?).clone();
-        Some((DeviceId { part, share }, resource))
-    }
-
-    fn part(&self, ledger: &Ledger, state: &PartState, now: Now) -> wit::Part {
+    fn shown(&self, ledger: &Ledger, state: &PartState, now: Now) -> wit::Part {
         let part = &state.part;
         let gpu = ledger.gpu_of(state);
         let usage = ledger.usage.get(&part.id).cloned().unwrap_or_default();
@@ -185,6 +177,26 @@ impl<'a> View<'a> {
             age_seconds: seconds(age_ms),
             overlapped: allocation.overlapped,
         }
+    }
+}
+
+impl Indices for View<'_> {
+    fn part(&self, index: u32) -> Option<PartId> {
+        self.parts.get(usize::try_from(index).ok()?).map(|part| (*part).clone())
+    }
+
+    fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
+    fn device(&self, index: u32) -> Option<(DeviceId, u32)> {
+        let (part, resource, share) = *self.devices.get(usize::try_from(index).ok()?)?;
+        let part = (*self.parts.get(usize::try_from(part).ok()?)?).clone();
+        Some((DeviceId { part, share }, resource))
+    }
+
+    fn devices(&self) -> usize {
+        self.devices.len()
     }
 }
 
@@ -298,9 +310,7 @@ fn holder_to_wit(holder: &Holder) -> Option<wit::Holder> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::names::Digest;
     use crate::kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
-    use crate::kernel::policy::Question;
     use std::collections::VecDeque;
     use std::sync::Arc;
 
@@ -329,20 +339,12 @@ mod tests {
             finished: VecDeque::new(),
         };
         let ledger = Ledger { pods: Some(Arc::new(view)), ..Ledger::default() };
-        let call = Call {
-            digest: &Digest::parse(&"0".repeat(64)).unwrap(),
-            parameters: "{}",
-            node: &ledger,
-            now: Now::default(),
-            question: Question::Offer,
-            wall_ms_max: 1,
-        };
-        let shown = View::new(&call, 100).candidates(&resource, 2);
+        let shown = View::new(&ledger, Now::default(), "{}", 100).candidates(&resource, 2);
         let [candidate] = shown.as_slice() else { panic!("{} candidates", shown.len()) };
         let who = (candidate.namespace.as_str(), candidate.pod.as_str(), candidate.container.as_str());
         assert_eq!(who, ("team", "p", "main"));
         assert_eq!(candidate.pod_uid, "u");
         assert_eq!(candidate.labels[0].key, "app");
-        assert!(View::new(&call, 100).candidates(&resource, 1).is_empty());
+        assert!(View::new(&ledger, Now::default(), "{}", 100).candidates(&resource, 1).is_empty());
     }
 }

@@ -59,7 +59,7 @@ impl Bench {
         };
         let policies = Arc::new(KeptPolicies::default());
         let Middle { door, .. } =
-            berth::admission::start(keeper, policies.clone(), clock, rules, baseline).unwrap();
+            berth::admission::start(keeper, policies.clone(), clock, rules, baseline, None).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let facts = Arc::new(Mutex::new(NodeFacts {
             name: "node-1".into(),

@@ -106,7 +106,7 @@ impl Recipe {
             quiet_ms: 1000,
         };
         let policies: Arc<dyn Policies> = Arc::new(ToldPolicies);
-        let middle = admission::start(keeper, policies, clock, rules, baseline).unwrap();
+        let middle = admission::start(keeper, policies, clock, rules, baseline, None).unwrap();
         let gpus = (0..self.gpus).map(|n| part(n, self.numa)).collect();
         let settings = Settings {
             kubelet_dir: folder.path().to_owned(),

@@ -68,7 +68,7 @@ fn fuel_is_far_below_what_a_call_may_use() {
                 let call = node.call(&version, "{}", question);
                 let (answer, cost) = policies().ask_at_cost(call);
                 answer.unwrap();
-                println!("{gpus:2} x {shares:3} {name:10} {hook:6} fuel {:9} {:?}", cost.fuel, cost.wall);
+                println!("{gpus:2} x {shares:3} {name:10} {hook:6} fuel {:9} {} us", cost.fuel, cost.wall_us);
                 assert!(cost.fuel < fuel_max, "{name} {hook}: {}", cost.fuel);
                 let (_, again) = policies().ask_at_cost(call);
                 assert_eq!(again.fuel, cost.fuel, "fuel is the same every time");

@@ -116,7 +116,8 @@ impl Daemon {
         reading: &Reading,
     ) -> Result<TriageAnswer, Violation> {
         let node = self.snapshot();
-        self.walk(around, &node, &node.stack, |walk| walk.triage(reading))
+        let (answer, _by) = self.walk(around, &node, &node.stack, |walk| walk.triage(reading))?;
+        Ok(answer)
     }
 
     fn walk<T>(
@@ -135,6 +136,7 @@ impl Daemon {
             faults: &mut self.faults,
             baseline: &around.baseline,
             overcommit_percent: around.rules.overcommit_percent,
+            calls: &mut Vec::new(),
         });
         answers::asked(stack, &before, &around.policies.take_asked())?;
         Ok(answer)

@@ -1,0 +1,135 @@
+//! The part of the door that leads to decisions of the past, and to policies on trial.
+
+use super::Door;
+use super::replay::{self, Candidate, Report};
+use super::shadow::{SHADOWS_MAX, Shadow, Shadows};
+use crate::kernel::decision::{Decision, Filter};
+use crate::ports::{Found, Input, Journal, JournalError, Policies, Standing};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Semaphore;
+
+/// Replays at a time: each takes a whole processor.
+const REPLAYS: usize = 1;
+
+/// What the door holds of it.
+#[derive(Clone)]
+pub(super) struct Past {
+    journal: Option<Arc<dyn Journal>>,
+    lost: Arc<AtomicU64>,
+    shadows: Arc<Shadows>,
+    policies: Arc<dyn Policies>,
+    replays: Arc<Semaphore>,
+}
+
+/// The past cannot be told.
+#[derive(Debug, thiserror::Error)]
+pub enum PastError {
+    /// This daemon puts nothing down.
+    #[error("this daemon keeps no journal of decisions (decisions.maxMiB is 0)")]
+    None,
+    /// The journal failed.
+    #[error("{error}{}", because(.error))]
+    Journal {
+        /// How.
+        error: JournalError,
+    },
+    /// Another replay is at work.
+    #[error("another replay is at work; try again when it is done")]
+    Busy,
+    /// There are as many shadows as there may be.
+    #[error("{SHADOWS_MAX} policies are asked as shadows already; end one of them first")]
+    ShadowsFull,
+    /// The daemon is on its way down.
+    #[error("the daemon is stopping")]
+    Stopping,
+}
+
+fn because(error: &JournalError) -> String {
+    error.source.as_ref().map_or_else(String::new, |source| format!(": {source}"))
+}
+
+impl From<JournalError> for PastError {
+    fn from(error: JournalError) -> Self {
+        Self::Journal { error }
+    }
+}
+
+impl Past {
+    pub(super) fn new(
+        journal: Option<Arc<dyn Journal>>,
+        lost: Arc<AtomicU64>,
+        shadows: Arc<Shadows>,
+        policies: Arc<dyn Policies>,
+    ) -> Self {
+        Self { journal, lost, shadows, policies, replays: Arc::new(Semaphore::new(REPLAYS)) }
+    }
+
+    /// Reads in a thread that may wait for the disk.
+    async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&dyn Journal, &dyn Policies) -> Result<T, JournalError> + Send + 'static,
+    ) -> Result<T, PastError> {
+        let journal = self.journal.clone().ok_or(PastError::None)?;
+        let policies = Arc::clone(&self.policies);
+        let work = tokio::task::spawn_blocking(move || read(&*journal, &*policies));
+        Ok(work.await.map_err(|_| PastError::Stopping)??)
+    }
+}
+
+impl Door {
+    /// Decisions, newest first, at most `limit`. Where `next` is set there may be more, also with an
+    /// empty answer: only a part of the journal is looked at in one call.
+    ///
+    /// # Errors
+    /// If there is no journal, or it cannot be read.
+    pub async fn decisions(&self, filter: Filter, limit: usize) -> Result<Found, PastError> {
+        self.past.read(move |journal, _| journal.find(&filter, limit)).await
+    }
+
+    /// One decision, and what the policies were shown.
+    ///
+    /// # Errors
+    /// As [`Door::decisions`].
+    pub async fn decision(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, PastError> {
+        self.past.read(move |journal, _| journal.open(seq)).await
+    }
+
+    /// How much of the past there is; `None` without a journal.
+    #[must_use]
+    pub fn journal_standing(&self) -> Option<Standing> {
+        let standing = self.past.journal.as_ref()?.standing();
+        Some(Standing { lost: self.past.lost.load(Ordering::Relaxed), ..standing })
+    }
+
+    /// Asks a policy the questions on the record again, newest first, at most `limit` of them.
+    ///
+    /// # Errors
+    /// If another replay is at work, there is no journal, or it cannot be read.
+    pub async fn replay(&self, candidate: Candidate, filter: Filter, limit: u64) -> Result<Report, PastError> {
+        let _alone = self.past.replays.try_acquire().map_err(|_| PastError::Busy)?;
+        self.past
+            .read(move |journal, policies| replay::replay(&candidate, &filter, limit, journal, policies))
+            .await
+    }
+
+    /// Policies that are asked beside the stack.
+    #[must_use]
+    pub fn shadows(&self) -> Vec<Shadow> {
+        self.past.shadows.all()
+    }
+
+    /// Asks a policy beside the stack from now on.
+    ///
+    /// # Errors
+    /// If there are as many as there may be.
+    pub fn add_shadow(&self, candidate: Candidate) -> Result<Shadow, PastError> {
+        self.past.shadows.add(candidate, self.now()).ok_or(PastError::ShadowsFull)
+    }
+
+    /// Asks it no more; answers what it was, if there was one.
+    #[must_use]
+    pub fn remove_shadow(&self, id: u64) -> Option<Shadow> {
+        self.past.shadows.remove(id)
+    }
+}

@@ -1,0 +1,116 @@
+//! The recorder: puts decisions down and asks shadows, in a thread of its own, off everybody's path.
+
+use super::shadow::Shadows;
+use crate::kernel::decision::Note;
+use crate::ports::{Input, Journal, JournalError, Policies};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Decisions that may wait: half a second of the busiest node measured. Each holds a snapshot, which
+/// shares nearly all of the next one's memory.
+const NOTES: usize = 256;
+/// With so many waiting, shadows are not asked: the record goes first.
+const NOTES_WITHOUT_SHADOWS: usize = NOTES / 2;
+/// What lies in memory is written at least so often.
+const FLUSH: Duration = Duration::from_secs(1);
+
+/// The way to the recorder. Never waits.
+#[derive(Clone)]
+pub(super) struct Recorder {
+    notes: Sender<Note>,
+    lost: Arc<AtomicU64>,
+}
+
+/// The recorder's thread; ends when every [`Recorder`] is gone.
+pub(super) struct Recording {
+    pub(super) recorder: Recorder,
+    /// How many decisions were lost.
+    pub(super) lost: Arc<AtomicU64>,
+    pub(super) thread: JoinHandle<()>,
+}
+
+impl Recorder {
+    /// Hands a decision over. One that finds no room is counted and lost.
+    pub(super) fn note(&self, note: Note) {
+        if let Err(TrySendError::Full(_)) = self.notes.try_send(note) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Starts it.
+///
+/// # Errors
+/// If the system gives no thread.
+pub(super) fn start(
+    policies: Arc<dyn Policies>,
+    journal: Option<Arc<dyn Journal>>,
+    shadows: Arc<Shadows>,
+) -> std::io::Result<Recording> {
+    let (send, notes) = bounded(NOTES);
+    let lost = Arc::new(AtomicU64::new(0));
+    let work = Work { policies, journal, shadows, lost: Arc::clone(&lost), said: false };
+    let thread = std::thread::Builder::new().name("recorder".into()).spawn(move || work.run(&notes))?;
+    Ok(Recording { recorder: Recorder { notes: send, lost: Arc::clone(&lost) }, lost, thread })
+}
+
+struct Work {
+    policies: Arc<dyn Policies>,
+    journal: Option<Arc<dyn Journal>>,
+    shadows: Arc<Shadows>,
+    lost: Arc<AtomicU64>,
+    /// Whether the log has been told that the journal fails.
+    said: bool,
+}
+
+impl Work {
+    fn run(mut self, notes: &Receiver<Note>) {
+        loop {
+            match notes.recv_timeout(FLUSH) {
+                Ok(note) => {
+                    self.put_down(&note);
+                    self.shadows.consider(&note, &*self.policies, notes.len() > NOTES_WITHOUT_SHADOWS);
+                }
+                Err(RecvTimeoutError::Timeout) => self.flush(),
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.flush();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn put_down(&mut self, note: &Note) {
+        let Some(journal) = self.journal.clone() else { return };
+        let input = self.input(note);
+        let put = journal.append(&note.decision(), input.as_ref());
+        if put.is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        self.tell(put.err());
+    }
+
+    /// A question about something that has just gone cannot be put in indices; it is kept without.
+    fn input(&self, note: &Note) -> Option<Input> {
+        self.policies.input(&note.node, note.now, note.asked.question()).ok()
+    }
+
+    fn flush(&mut self) {
+        let Some(journal) = self.journal.clone() else { return };
+        let flushed = journal.flush();
+        self.tell(flushed.err());
+    }
+
+    fn tell(&mut self, error: Option<JournalError>) {
+        match error {
+            Some(error) if !std::mem::replace(&mut self.said, true) => {
+                tracing::error!("decisions are not put down: {error}");
+            }
+            Some(_) => {}
+            None => self.said = false,
+        }
+    }
+}

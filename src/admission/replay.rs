@@ -1,0 +1,90 @@
+//! What a policy would have answered to the questions on the record.
+
+use super::shadow::{Counts, Difference};
+use crate::kernel::compare::compare;
+use crate::kernel::decision::Filter;
+use crate::kernel::names::Digest;
+use crate::kernel::policy::Hook;
+use crate::ports::{Journal, JournalError, Policies};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Longest replay in one request; the report says where to go on.
+const REPLAY_MAX: Duration = Duration::from_secs(20);
+/// Decisions that are read at once.
+const PAGE: usize = 100;
+/// Differences that a report names; the others are counted.
+const DIFFERENCES_MAX: usize = 200;
+
+/// A policy that might be activated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// By label, for people.
+    pub policy: String,
+    /// Which version.
+    pub digest: Digest,
+    /// Its parameters, JSON.
+    pub parameters: String,
+}
+
+/// What would have differed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Decisions that were looked at.
+    pub looked: u64,
+    /// Of these, such as cannot be asked again: without input, or of another world.
+    pub unreadable: u64,
+    /// By hook.
+    pub counts: BTreeMap<Hook, Counts>,
+    /// The newest of what was different or failed, newest first.
+    pub differences: Vec<Difference>,
+    /// If there is more: [`Filter::before`] of the next replay.
+    pub next: Option<u64>,
+}
+
+/// Asks the candidate whatever the filter finds, newest first, at most `limit` questions.
+///
+/// # Errors
+/// If the journal cannot be read.
+pub(super) fn replay(
+    candidate: &Candidate,
+    filter: &Filter,
+    limit: u64,
+    journal: &dyn Journal,
+    policies: &dyn Policies,
+) -> Result<Report, JournalError> {
+    let end = Instant::now() + REPLAY_MAX;
+    let mut report = Report::default();
+    let mut filter = filter.clone();
+    loop {
+        let found = journal.find(&filter, PAGE)?;
+        for decision in &found.decisions {
+            if report.looked >= limit || Instant::now() > end {
+                report.next = Some(decision.seq + 1);
+                return Ok(report);
+            }
+            report.looked += 1;
+            let again = match journal.open(decision.seq)? {
+                Some((_, Some(input))) => policies.ask_again(&candidate.digest, &candidate.parameters, &input),
+                _ => Err("no input".into()),
+            };
+            let Ok(again) = again else {
+                report.unreadable += 1;
+                continue;
+            };
+            let compared = compare(&again.asked, &decision.outcome, &again.told);
+            let (seq, at_wall_ms, hook) = (Some(decision.seq), decision.at_wall_ms, decision.hook);
+            let differs = report.counts.entry(hook).or_default().add(compared);
+            if let Some((failed, words)) = differs.filter(|_| report.differences.len() < DIFFERENCES_MAX) {
+                report.differences.push(Difference { seq, at_wall_ms, hook, failed, words });
+            }
+        }
+        match found.next {
+            Some(next) if Instant::now() <= end => filter.before = Some(next),
+            next => {
+                report.next = next;
+                return Ok(report);
+            }
+        }
+    }
+}

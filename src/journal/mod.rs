@@ -1,0 +1,326 @@
+//! `Journal` in files: decisions with what the policies were shown, bounded in bytes and in age.
+//!
+//! Not in sled, where the ledger is: sled keeps in memory what it has read, so one look through 64 MiB
+//! of the past would cost the daemon three times what it may have; and the ledger's store is copied and
+//! read whole at every start. Here a look reads one file of 4 MiB at a time, and the past can be damaged
+//! or deleted without any harm to the ledger.
+//!
+//! Nothing is synced: the tail may be lost with the machine. A file whose tail was torn is read up to
+//! there, and a new one begun.
+
+mod entry;
+mod frame;
+mod segments;
+
+use crate::kernel::decision::{Decision, Filter, JournalLimit};
+use crate::kernel::names::Digest;
+use crate::ports::{Found, Input, Journal, JournalError, Standing};
+use entry::Entry;
+use frame::{Frame, Head, frames};
+use segments::{SEGMENT_BYTES, Segment, Segments};
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+/// What lies in memory at most before it is written, bytes.
+const PENDING_BYTES: usize = 64 * 1024;
+/// Files that one [`Journal::find`] looks through: 16 MiB, some tens of milliseconds.
+const LOOK: usize = 4;
+
+/// A journal in a folder.
+#[derive(Debug)]
+pub struct FileJournal {
+    folder: PathBuf,
+    limit: JournalLimit,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    segments: Segments,
+    /// The newest file, once something was written to it.
+    file: Option<File>,
+    /// Nodes that are in it already.
+    nodes: HashSet<[u8; 32]>,
+    /// What is not written yet, and the first number and the count of decisions in it.
+    pending: Vec<u8>,
+    pending_first: u64,
+    pending_count: u64,
+    next: u64,
+    dropped: u64,
+    lost: u64,
+}
+
+impl FileJournal {
+    /// Opens the journal in this folder, or makes one.
+    ///
+    /// # Errors
+    /// If the folder cannot be used.
+    pub fn open(folder: &Path, limit: JournalLimit) -> Result<Self, JournalError> {
+        let wrong = |what: &str, source| trouble(folder, what, source);
+        let segments = Segments::open(folder).map_err(|e| wrong("cannot use its folder", e))?;
+        let mut next = 1;
+        // The newest may hold no whole frame.
+        for segment in segments.all.iter().rev() {
+            let bytes = fs::read(&segment.path).map_err(|e| wrong("cannot read its newest file", e))?;
+            // Its name is taken, whatever is in it.
+            next = next.max(segment.first + 1);
+            if let Some(last) = frames(&bytes).filter_map(|frame| seq(&frame)).last() {
+                next = next.max(last + 1);
+                break;
+            }
+        }
+        let state = State {
+            segments,
+            file: None,
+            nodes: HashSet::new(),
+            pending: Vec::new(),
+            pending_first: next,
+            pending_count: 0,
+            next,
+            dropped: 0,
+            lost: 0,
+        };
+        let journal = Self { folder: folder.to_owned(), limit, state: Mutex::new(state) };
+        journal.prune(&mut journal.lock())?;
+        Ok(journal)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn trouble(&self, what: &str, source: io::Error) -> JournalError {
+        trouble(&self.folder, what, source)
+    }
+
+    /// Writes what is pending; what cannot be written is lost, and a new file is begun with the next.
+    fn write(&self, state: &mut State) -> Result<(), JournalError> {
+        if state.pending.is_empty() {
+            return Ok(());
+        }
+        let written = state.write();
+        if written.is_err() {
+            state.lost += state.pending_count;
+            state.file = None;
+            state.nodes.clear();
+        }
+        state.pending.clear();
+        state.pending_count = 0;
+        written.map_err(|e| self.trouble("cannot be written", e))?;
+        if state.segments.all.back().is_some_and(|newest| newest.bytes >= SEGMENT_BYTES) {
+            state.file = None;
+            state.nodes.clear();
+        }
+        self.prune(state)
+    }
+
+    fn prune(&self, state: &mut State) -> Result<(), JournalError> {
+        // Room for the file that is being written.
+        let bytes = self.limit.bytes.saturating_sub(SEGMENT_BYTES).max(SEGMENT_BYTES);
+        let age = Duration::from_millis(self.limit.age_ms);
+        let before = state.oldest();
+        let pruned = state.segments.prune(bytes, age, SystemTime::now());
+        state.dropped += state.oldest() - before;
+        pruned.map(|_| ()).map_err(|e| self.trouble("cannot delete its oldest file", e))
+    }
+
+    /// The newest files in which a number below `before` may be, and the number before which to go on.
+    fn look(&self, before: Option<u64>, most: usize) -> Result<(Vec<Segment>, Option<u64>), JournalError> {
+        let mut state = self.lock();
+        self.write(&mut state)?;
+        let older = |segment: &&Segment| before.is_none_or(|before| segment.first < before);
+        let mut found: Vec<Segment> = state.segments.all.iter().rev().filter(older).cloned().collect();
+        let more = found.len() > most;
+        found.truncate(most);
+        let next = found.last().filter(|_| more).map(|last| last.first);
+        Ok((found, next))
+    }
+
+    /// A file that was pruned meanwhile is empty.
+    fn read(&self, segment: &Segment) -> Result<Vec<u8>, JournalError> {
+        match fs::read(&segment.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            read => read.map_err(|e| self.trouble("cannot be read", e)),
+        }
+    }
+
+    fn damaged(&self, seq: u64, error: impl std::fmt::Display) -> JournalError {
+        let what = format!("decision {seq} is damaged ({error}); the folder may be deleted while berth is stopped");
+        JournalError { path: self.folder.display().to_string(), what, source: None }
+    }
+
+    fn entry(&self, frame: &Frame<'_>, seq: u64) -> Result<Entry, JournalError> {
+        let body = frame.body().map_err(|e| self.damaged(seq, e))?;
+        serde_json::from_slice(&body).map_err(|e| self.damaged(seq, e))
+    }
+}
+
+impl State {
+    fn write(&mut self) -> io::Result<()> {
+        if self.file.is_none() {
+            self.file = Some(self.segments.begin(self.pending_first)?);
+        }
+        if let (Some(file), Some(newest)) = (&mut self.file, self.segments.all.back_mut()) {
+            file.write_all(&self.pending)?;
+            newest.bytes += self.pending.len() as u64;
+            newest.written = SystemTime::now();
+        }
+        Ok(())
+    }
+
+    fn oldest(&self) -> u64 {
+        self.segments.all.front().map_or(self.pending_first, |segment| segment.first)
+    }
+
+    /// Adds a node that is not in this file yet, and answers its name.
+    fn node(&mut self, node: &[u8]) -> io::Result<[u8; 32]> {
+        let digest: [u8; 32] = Sha256::digest(node).into();
+        if !self.nodes.contains(&digest) {
+            frame::write(&mut self.pending, Head::Node { digest }, node)?;
+            self.nodes.insert(digest);
+        }
+        Ok(digest)
+    }
+}
+
+impl Journal for FileJournal {
+    fn append(&self, decision: &Decision, input: Option<&Input>) -> Result<u64, JournalError> {
+        let mut state = self.lock();
+        let seq = state.next;
+        state.next += 1;
+        if state.pending_count == 0 {
+            state.pending_first = seq;
+        }
+        state.pending_count += 1;
+        let question = input.and_then(|input| {
+            let text = String::from_utf8(input.question.clone()).ok()?;
+            RawValue::from_string(text).ok()
+        });
+        let put = (|| -> io::Result<()> {
+            let node = input.map(|input| state.node(&input.node)).transpose()?;
+            let input = node.and_then(|digest| Digest::parse(&hex(&digest)).ok());
+            let numbered = Decision { seq, input, ..decision.clone() };
+            let body = serde_json::to_vec(&Entry::new(&numbered, question))?;
+            let head = Head::Decision { seq, at_wall_ms: decision.at_wall_ms };
+            frame::write(&mut state.pending, head, &body)
+        })();
+        put.map_err(|e| self.trouble("a decision cannot be put into words", e))?;
+        if state.pending.len() >= PENDING_BYTES {
+            self.write(&mut state)?;
+        }
+        Ok(seq)
+    }
+
+    fn flush(&self) -> Result<(), JournalError> {
+        self.write(&mut self.lock())
+    }
+
+    fn find(&self, filter: &Filter, limit: usize) -> Result<Found, JournalError> {
+        let (segments, next) = self.look(filter.before, LOOK)?;
+        let mut found = Found { decisions: Vec::new(), next };
+        for segment in segments {
+            let bytes = self.read(&segment)?;
+            let all: Vec<_> = frames(&bytes).filter_map(|frame| Some((seq(&frame)?, frame))).collect();
+            for (seq, frame) in all.into_iter().rev() {
+                if filter.before.is_some_and(|before| seq >= before) {
+                    continue;
+                }
+                let decision = self.entry(&frame, seq)?.decision().map_err(|e| self.damaged(seq, e))?;
+                if filter.since_wall_ms.is_some_and(|since| decision.at_wall_ms < since) {
+                    // Clocks may be set back, but not so that it is worth looking at everything.
+                    found.next = None;
+                    return Ok(found);
+                }
+                if !filter.wants(&decision) {
+                    continue;
+                }
+                if found.decisions.len() >= limit {
+                    found.next = Some(seq + 1);
+                    return Ok(found);
+                }
+                found.decisions.push(decision);
+            }
+        }
+        Ok(found)
+    }
+
+    fn open(&self, wanted: u64) -> Result<Option<(Decision, Option<Input>)>, JournalError> {
+        let (segments, _) = self.look(wanted.checked_add(1), 1)?;
+        let Some(segment) = segments.first() else { return Ok(None) };
+        let bytes = self.read(segment)?;
+        let Some(frame) = frames(&bytes).find(|frame| seq(frame) == Some(wanted)) else {
+            return Ok(None);
+        };
+        let mut entry = self.entry(&frame, wanted)?;
+        let question = entry.question.take();
+        let decision = entry.decision().map_err(|e| self.damaged(wanted, e))?;
+        let node = decision.input.as_ref().and_then(|digest| {
+            frames(&bytes).find(|frame| match frame.head {
+                Head::Node { digest: of } => hex(&of) == digest.as_str(),
+                Head::Decision { .. } => false,
+            })
+        });
+        let input = match (node, question) {
+            (Some(node), Some(question)) => Some(Input {
+                node: node.body().map_err(|e| self.damaged(wanted, e))?,
+                question: question.get().as_bytes().to_vec(),
+            }),
+            _ => None,
+        };
+        Ok(Some((decision, input)))
+    }
+
+    fn standing(&self) -> Standing {
+        let (oldest, mut standing) = {
+            let state = self.lock();
+            let oldest = state.segments.all.front().cloned();
+            let standing = Standing {
+                kept: state.next - state.oldest(),
+                bytes: state.segments.bytes() + state.pending.len() as u64,
+                oldest_wall_ms: None,
+                dropped: state.dropped,
+                lost: state.lost,
+            };
+            (oldest, standing)
+        };
+        standing.oldest_wall_ms = oldest.and_then(|segment| {
+            let bytes = self.read(&segment).ok()?;
+            frames(&bytes).find_map(|frame| match frame.head {
+                Head::Decision { at_wall_ms, .. } => Some(at_wall_ms),
+                Head::Node { .. } => None,
+            })
+        });
+        standing
+    }
+}
+
+impl Drop for FileJournal {
+    fn drop(&mut self) {
+        // Best effort: the tail may be lost.
+        let _ = self.flush();
+    }
+}
+
+fn seq(frame: &Frame<'_>) -> Option<u64> {
+    match frame.head {
+        Head::Decision { seq, .. } => Some(seq),
+        Head::Node { .. } => None,
+    }
+}
+
+fn hex(digest: &[u8; 32]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn trouble(folder: &Path, what: &str, source: io::Error) -> JournalError {
+    JournalError { path: folder.display().to_string(), what: what.to_owned(), source: Some(source) }
+}
+
+#[cfg(test)]
+mod tests;

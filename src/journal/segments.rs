@@ -1,0 +1,80 @@
+//! The files of the journal: each is called by the first number in it, and the oldest go first.
+
+use std::collections::VecDeque;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// How large a file grows: a sixteenth of the default for all of them, so that dropping the oldest
+/// loses a sixteenth of the past.
+pub(super) const SEGMENT_BYTES: u64 = 4 * 1024 * 1024;
+
+/// One file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    pub(super) path: PathBuf,
+    /// The smallest number that may be in it.
+    pub(super) first: u64,
+    pub(super) bytes: u64,
+    /// When it was written last.
+    pub(super) written: SystemTime,
+}
+
+/// All of them, oldest first.
+#[derive(Debug)]
+pub(super) struct Segments {
+    folder: PathBuf,
+    pub(super) all: VecDeque<Segment>,
+}
+
+impl Segments {
+    /// Makes the folder if need be and looks what is in it. Other files are left alone.
+    pub(super) fn open(folder: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let mut all = Vec::new();
+        for found in fs::read_dir(folder)? {
+            let found = found?;
+            let first = found.file_name().to_str().and_then(|name| name.strip_suffix(".log")?.parse().ok());
+            let (Some(first), about) = (first, found.metadata()?) else { continue };
+            if about.is_file() {
+                let written = about.modified()?;
+                all.push(Segment { path: found.path(), first, bytes: about.len(), written });
+            }
+        }
+        all.sort_by_key(|segment| segment.first);
+        Ok(Self { folder: folder.to_owned(), all: all.into() })
+    }
+
+    /// Begins a file with this number.
+    pub(super) fn begin(&mut self, first: u64) -> io::Result<File> {
+        let path = self.folder.join(format!("{first:020}.log"));
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
+        self.all.push_back(Segment { path, first, bytes: 0, written: SystemTime::now() });
+        Ok(file)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.all.iter().map(|segment| segment.bytes).sum()
+    }
+
+    /// Deletes the oldest as long as all together have more bytes than they may, and those that
+    /// were written longer ago than they are kept; never the newest. Answers whether any went.
+    pub(super) fn prune(&mut self, bytes_max: u64, age_max: Duration, now: SystemTime) -> io::Result<bool> {
+        let mut pruned = false;
+        while self.all.len() > 1 {
+            let Some(oldest) = self.all.front() else { break };
+            let age = now.duration_since(oldest.written).unwrap_or_default();
+            if self.bytes() <= bytes_max && age <= age_max {
+                break;
+            }
+            match fs::remove_file(&oldest.path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => self.all.pop_front(),
+            };
+            pruned = true;
+        }
+        Ok(pruned)
+    }
+}

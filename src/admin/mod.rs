@@ -7,10 +7,12 @@
 mod allocations;
 mod auth;
 mod body;
+mod decisions;
 mod drain;
 mod draining;
 pub mod dto;
 mod entries;
+mod explain;
 mod facts;
 mod gpus;
 mod host;
@@ -26,6 +28,7 @@ mod stack;
 mod state;
 mod swagger;
 mod token;
+mod trials;
 mod unread;
 mod view;
 

@@ -2,7 +2,7 @@
 //! them. A copy is committed as openapi/berth.json, and a test holds the two equal.
 
 use super::problem::{Kind, PROBLEM_JSON, Problem};
-use super::{allocations, drain, gpus, node, policies, processes, stack};
+use super::{allocations, decisions, drain, gpus, node, policies, processes, stack, trials};
 use actix_web::http::StatusCode;
 use std::sync::LazyLock;
 use utoipa::openapi::path::Operation;
@@ -22,6 +22,8 @@ use utoipa::{Modify, OpenApi};
         node::show, gpus::list, gpus::show, gpus::forget, gpus::cordon, gpus::uncordon, drain::start, drain::show, drain::stop, drain::mark_healthy,
         processes::list, processes::bypass,
         allocations::list, allocations::show, allocations::end,
+        decisions::list, decisions::show, decisions::input, decisions::explain,
+        trials::replay, trials::list, trials::add, trials::show, trials::end,
         policies::list, policies::upload, policies::show, policies::module, policies::delete,
         stack::show, stack::activate, stack::reset, node::livez, node::readyz,
     ),
@@ -31,6 +33,7 @@ use utoipa::{Modify, OpenApi};
         (name = "gpus", description = "GPUs: health, devices, cordon and drain"),
         (name = "processes", description = "Who is on the GPUs, and by which right"),
         (name = "allocations", description = "Who holds which devices"),
+        (name = "decisions", description = "What policies were asked and said, and what others would say"),
         (name = "policies", description = "Versions of policies"),
         (name = "stack", description = "Which policies are asked, in which order"),
         (name = "health", description = "For probes; no token"),
@@ -106,6 +109,10 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
     let kind = match (status.as_u16(), noun) {
         (404, Some("gpus")) => Some(Kind::UnknownGpu),
         (404, Some("allocations")) => Some(Kind::UnknownAllocation),
+        (404, Some("decisions")) => Some(Kind::UnknownDecision),
+        (404, Some("shadows")) => Some(Kind::UnknownShadow),
+        (409, Some("decisions" | "replays")) => Some(Kind::NoJournal),
+        (409, Some("shadows")) => Some(Kind::Limit),
         (404, Some("policies")) => Some(Kind::UnknownPolicy),
         (409, Some("policies")) => Some(Kind::InUse),
         (409, Some(_)) if path.ends_with("/drain") => Some(Kind::NoApiServer),

@@ -103,6 +103,10 @@ kinds! {
     UnknownAllocation = "unknown-allocation", NOT_FOUND, "No such allocation";
     /// No such policy.
     UnknownPolicy = "unknown-policy", NOT_FOUND, "No such policy";
+    /// No such decision.
+    UnknownDecision = "unknown-decision", NOT_FOUND, "No such decision";
+    /// No such shadow.
+    UnknownShadow = "unknown-shadow", NOT_FOUND, "No such shadow";
     /// No such device.
     UnknownDevice = "unknown-device", NOT_FOUND, "No such device";
     /// Another allocation holds it.
@@ -111,6 +115,8 @@ kinds! {
     State = "wrong-state", CONFLICT, "Not in this state";
     /// Something needs an API server.
     NoApiServer = "no-api-server", CONFLICT, "No API server is configured";
+    /// Something needs a journal of decisions.
+    NoJournal = "no-journal", CONFLICT, "No journal is kept";
     /// Policies deny or fail.
     Denied = "denied", CONFLICT, "Denied by a policy";
     /// Somebody else changed it first.

@@ -2,7 +2,7 @@
 //! not compile until somebody decides what the API says.
 
 use super::problem::{Kind, Problem};
-use crate::admission::{ActivateError, UploadError};
+use crate::admission::{ActivateError, PastError, UploadError};
 use crate::keeper::AskError;
 use crate::kernel::refusal::Refusal;
 use crate::ports::InstallError;
@@ -11,6 +11,8 @@ use crate::ports::InstallError;
 const BUSY_RETRY_S: u64 = 1;
 /// When to retry while another policy is being compiled: seconds, as a rule.
 const COMPILE_RETRY_S: u64 = 5;
+/// When to retry while another replay is at work: it takes 20 s at most.
+const REPLAY_RETRY_S: u64 = 20;
 /// When to retry after the store failed: it is read back every half second.
 const STORE_RETRY_S: u64 = 2;
 
@@ -94,6 +96,20 @@ impl From<ActivateError> for Problem {
             ActivateError::Fails { .. } => Self::new(Kind::StackFails, &error)
                 .hint("the active stack stays as it was; mend the policy, its parameters or its permissions"),
             ActivateError::Ask(error) => error.into(),
+        }
+    }
+}
+
+impl From<PastError> for Problem {
+    fn from(error: PastError) -> Self {
+        match error {
+            PastError::None => {
+                Self::new(Kind::NoJournal, &error).hint("set decisions.maxMiB in the configuration")
+            }
+            PastError::Journal { .. } => Self::new(Kind::Internal, &error),
+            PastError::Busy => Self::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
+            PastError::ShadowsFull => Self::new(Kind::Limit, &error),
+            PastError::Stopping => Self::new(Kind::Stopping, &error),
         }
     }
 }

@@ -3,7 +3,9 @@
 use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
 use super::unread::Unread;
-use super::{allocations, drain, gpus, host, node, openapi, policies, processes, stack, swagger};
+use super::{
+    allocations, decisions, drain, gpus, host, node, openapi, policies, processes, stack, swagger, trials,
+};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{
@@ -43,6 +45,21 @@ pub(super) fn admin(config: &mut ServiceConfig) {
             resource("/allocations/{id}", "GET, DELETE")
                 .route(read().to(allocations::show))
                 .route(web::delete().to(allocations::end)),
+        )
+        .service(resource("/allocations/{id}/explanation", "GET").route(read().to(decisions::explain)))
+        .service(resource("/decisions", "GET").route(read().to(decisions::list)))
+        .service(resource("/decisions/{seq}", "GET").route(read().to(decisions::show)))
+        .service(resource("/decisions/{seq}/input", "GET").route(read().to(decisions::input)))
+        .service(resource("/replays", "POST").route(web::post().to(trials::replay)))
+        .service(
+            resource("/shadows", "GET, POST")
+                .route(read().to(trials::list))
+                .route(web::post().to(trials::add)),
+        )
+        .service(
+            resource("/shadows/{id}", "GET, DELETE")
+                .route(read().to(trials::show))
+                .route(web::delete().to(trials::end)),
         )
         .service(
             resource("/policies", "GET, POST")

@@ -226,7 +226,7 @@ fn health(state: &GpuState, present: bool) -> Health {
     }
 }
 
-fn offer_line(line: &offer::OfferLine) -> OfferLine {
+pub(super) fn offer_line(line: &offer::OfferLine) -> OfferLine {
     OfferLine { resource: line.resource.to_string(), count: line.count, consumes: consumes(line.consumes) }
 }
 

@@ -82,14 +82,7 @@ impl Faults {
     }
 
     /// Notes a fault. Answers whether it suspended the entry just now.
-    pub fn fault(
-        &mut self,
-        place: usize,
-        entry: &StackEntry,
-        hook: Hook,
-        fault: &Fault,
-        cost: Cost,
-    ) -> bool {
+    pub fn fault(&mut self, place: usize, entry: &StackEntry, hook: Hook, fault: &Fault, cost: Cost) -> bool {
         let record = self.records.entry((place, entry.digest.clone())).or_default();
         record.called(hook, cost);
         *record.faults.entry(fault.kind).or_default() += 1;

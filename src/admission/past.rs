@@ -106,7 +106,12 @@ impl Door {
     ///
     /// # Errors
     /// If another replay is at work, there is no journal, or it cannot be read.
-    pub async fn replay(&self, candidate: Candidate, filter: Filter, limit: u64) -> Result<Report, PastError> {
+    pub async fn replay(
+        &self,
+        candidate: Candidate,
+        filter: Filter,
+        limit: u64,
+    ) -> Result<Report, PastError> {
         let _alone = self.past.replays.try_acquire().map_err(|_| PastError::Busy)?;
         self.past
             .read(move |journal, policies| replay::replay(&candidate, &filter, limit, journal, policies))

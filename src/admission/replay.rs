@@ -65,7 +65,9 @@ pub(super) fn replay(
             }
             report.looked += 1;
             let again = match journal.open(decision.seq)? {
-                Some((_, Some(input))) => policies.ask_again(&candidate.digest, &candidate.parameters, &input),
+                Some((_, Some(input))) => {
+                    policies.ask_again(&candidate.digest, &candidate.parameters, &input)
+                }
                 _ => Err("no input".into()),
             };
             let Ok(again) = again else {

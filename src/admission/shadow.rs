@@ -100,13 +100,8 @@ impl Shadows {
             return None;
         }
         all.0 += 1;
-        let shadow = Shadow {
-            id: all.0,
-            candidate,
-            since,
-            counts: BTreeMap::new(),
-            differences: VecDeque::new(),
-        };
+        let shadow =
+            Shadow { id: all.0, candidate, since, counts: BTreeMap::new(), differences: VecDeque::new() };
         all.1.push(shadow.clone());
         Some(shadow)
     }

@@ -2,8 +2,8 @@
 
 use super::args::{AllocationCommand, AllocationFilter};
 use super::client::{Client, escaped};
-use super::gpu;
 use super::output::{Out, facts, table};
+use super::{decision, gpu};
 use crate::admin::dto::{Allocation, AllocationList, AllocationState, Holder, PartUse};
 
 pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
@@ -12,6 +12,7 @@ pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
         AllocationCommand::Show { id } => {
             out.answer(&client.get::<Allocation>(&format!("/allocations/{}", escaped(id)))?, show)
         }
+        AllocationCommand::Explain { id } => decision::explain(id, client, out),
         AllocationCommand::End { id } => {
             let ended: Allocation = client.delete(&format!("/allocations/{}", escaped(id)))?;
             out.answer(&ended, |a| format!("{} has ended; its devices are free\n", a.id))

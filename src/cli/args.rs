@@ -1,8 +1,10 @@
 //! What can be typed. Help texts teach: each says what the command does and shows how it is used.
 
+use super::decision::DecisionCommand;
 use super::drain::DrainArgs;
 use super::process::ProcessCommand;
 use super::state::StateCommand;
+use super::trial::TrialCommand;
 use crate::config::ServeArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -128,6 +130,18 @@ Examples:
         #[command(subcommand)]
         command: ProcessCommand,
     },
+    /// See what policies were asked, what they said, and what came of it
+    #[command(after_help = "\
+What was asked, newest first, and what each policy said:
+  berth decision list --outcome denied
+  berth decision list --pod trainer-0 -n default
+  berth decision show 4711
+  berth allocation explain ID")]
+    Decision {
+        /// What to do.
+        #[command(subcommand)]
+        command: DecisionCommand,
+    },
     /// Upload policies and choose which are asked
     #[command(after_help = "\
 A policy version is named by its name where that is plain, by its digest, the beginning of it, or
@@ -243,6 +257,11 @@ pub enum AllocationCommand {
         /// Its id
         id: String,
     },
+    /// Why it is where it is, in plain words
+    Explain {
+        /// Its id
+        id: String,
+    },
     /// End an allocation that no source can judge; its devices are free at once
     End {
         /// Its id
@@ -291,6 +310,9 @@ pub enum PolicyCommand {
         /// A WebAssembly component of the world berth:policy, or a core module
         file: PathBuf,
     },
+    /// Try one without effect.
+    #[command(flatten)]
+    Trial(TrialCommand),
     /// Delete a version that is not active
     Delete {
         /// Name, digest, the beginning of a digest, or name@ and that

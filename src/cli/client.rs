@@ -75,6 +75,17 @@ impl Client {
         self.send(Method::DELETE, path, &[], None, ANSWER_MAX).map(drop)
     }
 
+    /// For what takes as long as a replay.
+    pub(super) fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl serde::Serialize,
+    ) -> anyhow::Result<T> {
+        let body = serde_json::to_vec(body)?;
+        let headers = [("content-type", "application/json")];
+        self.send(Method::POST, path, &headers, Some(&body), UPLOAD_MAX).and_then(read)
+    }
+
     pub(super) fn put<T: DeserializeOwned>(
         &self,
         path: &str,

@@ -5,6 +5,7 @@ mod allocation;
 mod args;
 mod client;
 mod config_check;
+mod decision;
 mod drain;
 mod gpu;
 mod hints;
@@ -14,6 +15,7 @@ mod policy;
 mod process;
 mod stack_file;
 mod state;
+mod trial;
 mod usage;
 
 pub use args::{Cli, Command, Output};
@@ -68,6 +70,9 @@ pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
         }
         Command::Process { command } => {
             Client::new(&cli.client).and_then(|c| process::run(&command, &c, &mut out))
+        }
+        Command::Decision { command } => {
+            Client::new(&cli.client).and_then(|c| decision::run(&command, &c, &mut out))
         }
         Command::Policy { command } => {
             Client::new(&cli.client).and_then(|c| policy::run(&command, &c, &mut out))

@@ -3,7 +3,7 @@
 use super::args::PolicyCommand;
 use super::client::{Client, escaped};
 use super::output::{Out, facts, or_dash, table};
-use super::stack_file;
+use super::{stack_file, trial};
 use crate::admin::MODULE_BYTES_MAX;
 use crate::admin::dto::{NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Stack, StackEntry};
 use anyhow::{Context, bail};
@@ -21,6 +21,7 @@ pub(super) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
             out.answer(&client.get::<PolicyDetail>(&path)?, show)
         }
         PolicyCommand::Push { file } => push(file, client, out),
+        PolicyCommand::Trial(command) => trial::run(command, client, out),
         PolicyCommand::Delete { policy } => {
             let digest = resolve(client, policy)?;
             client.remove(&format!("/policies/{digest}"))?;

@@ -233,9 +233,7 @@ impl Word {
                 parts: parts.into_iter().map(Offer::offer).collect::<Result<_, _>>()?,
                 again_after_s: again_s,
             }),
-            Self::Place { devices, reason } => {
-                Answer::Place(Placement { devices: ids(&devices)?, reason })
-            }
+            Self::Place { devices, reason } => Answer::Place(Placement { devices: ids(&devices)?, reason }),
             Self::Allow(terms) => Answer::Allow(terms.terms()),
             Self::Deny(why) => Answer::Deny(why),
             Self::Triage(answer) => Answer::Triage(answer.answer()?),
@@ -264,9 +262,7 @@ impl End {
             },
             Outcome::Denied { by, reason } => Self::Denied { by: by.clone(), reason: reason.clone() },
             Outcome::Refused { reason } => Self::Refused { reason: reason.clone() },
-            Outcome::Triaged(answer, by) => {
-                Self::Triaged { answer: Judged::new(answer), by: by.clone() }
-            }
+            Outcome::Triaged(answer, by) => Self::Triaged { answer: Judged::new(answer), by: by.clone() },
         }
     }
 

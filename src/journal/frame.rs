@@ -44,9 +44,7 @@ pub(super) fn write(to: &mut Vec<u8>, head: Head, body: &[u8]) -> Result<()> {
     let body = deflated.finish()?;
     let (kind, head) = match head {
         Head::Node { digest } => (b'N', digest.to_vec()),
-        Head::Decision { seq, at_wall_ms } => {
-            (b'D', [seq.to_le_bytes(), at_wall_ms.to_le_bytes()].concat())
-        }
+        Head::Decision { seq, at_wall_ms } => (b'D', [seq.to_le_bytes(), at_wall_ms.to_le_bytes()].concat()),
     };
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).map_err(|_| Error::from(ErrorKind::FileTooLarge));
     let (head_len, body_len) = (length(&head)?, length(&body)?);

@@ -151,7 +151,8 @@ impl FileJournal {
     }
 
     fn damaged(&self, seq: u64, error: impl std::fmt::Display) -> JournalError {
-        let what = format!("decision {seq} is damaged ({error}); the folder may be deleted while berth is stopped");
+        let what =
+            format!("decision {seq} is damaged ({error}); the folder may be deleted while berth is stopped");
         JournalError { path: self.folder.display().to_string(), what, source: None }
     }
 

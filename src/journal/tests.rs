@@ -46,12 +46,12 @@ fn seqs(journal: &FileJournal, filter: &Filter) -> Vec<u64> {
 /// One of each kind.
 fn kinds() -> Vec<Decision> {
     let device = DeviceId { part: gpu(1), share: Some(3) };
-    let line = |consumes| OfferLine { resource: Resource::parse("nvidia.com/gpu").unwrap(), count: 2, consumes };
+    let line =
+        |consumes| OfferLine { resource: Resource::parse("nvidia.com/gpu").unwrap(), count: 2, consumes };
     let slice = Consumes::Slice { memory_mib: 512, compute_percent: 10 };
     let offer = PartOffer { part: gpu(1), lines: vec![line(Consumes::Whole), line(slice)] };
     let placement = Placement { devices: vec![device], reason: "near".into() };
-    let triage =
-        TriageAnswer { severity: Severity::Degraded, reason: "hot".into(), again_after_s: Some(60) };
+    let triage = TriageAnswer { severity: Severity::Degraded, reason: "hot".into(), again_after_s: Some(60) };
     let call = |said| CallNote {
         policy: "p@1".into(),
         digest: Digest::parse(&"a".repeat(64)).unwrap(),

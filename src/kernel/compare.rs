@@ -92,7 +92,9 @@ fn placed(before: &Placement, now: &Placement) -> Option<String> {
 }
 
 fn counted(parts: &BTreeMap<PartId, u32>) -> String {
-    let one = |(part, count): (&PartId, &u32)| if *count == 1 { part.to_string() } else { format!("{part} x{count}") };
+    let one = |(part, count): (&PartId, &u32)| {
+        if *count == 1 { part.to_string() } else { format!("{part} x{count}") }
+    };
     parts.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
@@ -112,7 +114,9 @@ fn granted(before: &Grant, now: &Terms) -> Option<String> {
     let (old, new) = (environment(&before.environment), environment(&now.environment));
     let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     for key in keys.into_iter().filter(|key| old.get(*key) != new.get(*key)) {
-        let value = |all: &BTreeMap<String, String>| all.get(key).map_or_else(|| "nothing".into(), |v| format!("{v:?}"));
+        let value = |all: &BTreeMap<String, String>| {
+            all.get(key).map_or_else(|| "nothing".into(), |v| format!("{v:?}"))
+        };
         differences.push(format!("{key} is {} instead of {}", value(&new), value(&old)));
     }
     (!differences.is_empty()).then(|| differences.join("; "))
@@ -162,7 +166,13 @@ fn triaged(before: &TriageAnswer, now: &TriageAnswer) -> Option<String> {
     };
     let same = (before.severity, before.again_after_s) == (now.severity, now.again_after_s);
     (!same).then(|| {
-        format!("{} {} instead of {} {}", now.severity.as_str(), again(now), before.severity.as_str(), again(before))
+        format!(
+            "{} {} instead of {} {}",
+            now.severity.as_str(),
+            again(now),
+            before.severity.as_str(),
+            again(before)
+        )
     })
 }
 
@@ -254,7 +264,8 @@ mod tests {
 
     #[test]
     fn severity_and_time_are_compared() {
-        let answer = |severity, again_after_s| TriageAnswer { severity, reason: String::new(), again_after_s };
+        let answer =
+            |severity, again_after_s| TriageAnswer { severity, reason: String::new(), again_after_s };
         let before = Outcome::Triaged(answer(Severity::Unhealthy, None), "baseline".into());
         let told = Ok(Some(Answer::Triage(answer(Severity::Degraded, Some(60)))));
         assert_eq!(

@@ -339,7 +339,8 @@ impl Filter {
         let gpu = |gpu: &PartId| decision.gpus.contains(gpu);
         let policy = |label: &String| {
             let begins = |by: &str| by.starts_with(label.as_str());
-            decision.calls.iter().any(|call| begins(&call.policy)) || decision.outcome.by().into_iter().any(begins)
+            decision.calls.iter().any(|call| begins(&call.policy))
+                || decision.outcome.by().into_iter().any(begins)
         };
         let outcome = |word: &String| match word.as_str() {
             "fault" => decision.calls.iter().any(|call| matches!(call.said, Said::Fault(_))),

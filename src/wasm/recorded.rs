@@ -36,7 +36,8 @@ impl<'de> Deserialize<'de> for wit::Hooks {
         let mut hooks = Self::empty();
         for word in Vec::<String>::deserialize(from)? {
             let known = HOOKS.iter().find(|(known, _)| *known == word);
-            let (_, hook) = known.ok_or_else(|| serde::de::Error::custom(format!("no hook is called {word:?}")))?;
+            let (_, hook) =
+                known.ok_or_else(|| serde::de::Error::custom(format!("no hook is called {word:?}")))?;
             hooks |= *hook;
         }
         Ok(hooks)

@@ -28,7 +28,12 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn new(ledger: &'a Ledger, now: Now, parameters: &str, memory_overcommit_percent: u32) -> Self {
+    pub(super) fn new(
+        ledger: &'a Ledger,
+        now: Now,
+        parameters: &str,
+        memory_overcommit_percent: u32,
+    ) -> Self {
         let mut states: Vec<&PartState> = ledger.parts.values().map(AsRef::as_ref).collect();
         states.sort_by_key(|s| (s.part.gpu_index, s.part.gpu(), s.part.parent.is_some()));
         let keys = states.iter().flat_map(|state| state.devices.keys());

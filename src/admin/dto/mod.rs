@@ -2,6 +2,7 @@
 //! serializable.
 
 mod allocation;
+mod decision;
 mod drain;
 mod gpu;
 mod node;
@@ -9,10 +10,14 @@ mod policy;
 mod process;
 mod stack;
 mod time;
+mod trial;
 
 pub use allocation::{
     Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, Holder, Limits, PartUse,
     SharedUse,
+};
+pub use decision::{
+    DecisionCall, DecisionReading, DecisionRecord, DecisionRecordList, DecisionRequest, JournalState,
 };
 pub use drain::{
     AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainProgress, MarkHealthy,
@@ -30,3 +35,4 @@ pub use stack::{
     Faults, FileStack, NewStack, NewStackEntry, OnFault, Permissions, Record, Stack, StackEntry,
 };
 pub(super) use time::rfc3339;
+pub use trial::{Candidate, Comparison, Difference, Explanation, Replay, Shadow, ShadowList};

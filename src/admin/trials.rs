@@ -1,0 +1,159 @@
+//! `/replays` and `/shadows`: what another policy would have answered, or would answer now.
+
+use super::body;
+use super::dto::{Candidate, Replay, Shadow, ShadowList};
+use super::entries::resolve_version;
+use super::problem::{Kind, Problem};
+use super::state::State;
+use super::{auth::OPERATOR, decisions};
+use crate::admission;
+use crate::kernel::ledger::Ledger;
+use crate::kernel::policy::PARAMETERS_BYTES_MAX;
+use actix_web::http::header::LOCATION;
+use actix_web::{HttpRequest, HttpResponse, web};
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::IntoParams;
+
+/// Decisions that a replay looks at if the caller does not say.
+const REPLAY_DEFAULT: u64 = 1_000;
+/// Most decisions of one replay: at 1 ms each half of the time that it may take.
+const REPLAY_MAX: u64 = 10_000;
+
+/// How many decisions.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Limit {
+    /// Most decisions; 1000 if not given, at most 10000.
+    #[param(minimum = 1, maximum = 10000, example = 1000)]
+    limit: Option<u64>,
+    /// Only those that are older: `next` of the replay before.
+    #[param(example = 4711)]
+    before: Option<u64>,
+    /// Only of this hook: `offer`, `place`, `admit` or `triage`.
+    #[param(example = "place")]
+    hook: Option<String>,
+    /// Not before this time.
+    #[param(example = "2026-02-03T04:05:06Z")]
+    since: Option<String>,
+}
+
+/// Ask a policy about the past
+///
+/// Asks it the questions on the record again, newest first, and compares its answers with what came
+/// of them then. Nothing else happens. A policy that passes leaves the answer to others, which is
+/// counted by itself. It takes up to 20 seconds; `next` says where to go on.
+#[utoipa::path(post, path = "/api/v1/replays", tag = "decisions", operation_id = "replayDecisions", params(Limit),
+    request_body(content = Candidate),
+    responses(
+        (status = 200, description = "What would have differed", body = Replay),
+        (status = 400, description = "No JSON, or a malformed query"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 409, description = "This daemon keeps no journal"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "The policy or its parameters cannot be used"),
+    ))]
+pub(super) async fn replay(
+    state: web::Data<State>,
+    request: HttpRequest,
+    query: web::Query<Limit>,
+    payload: web::Payload,
+) -> Result<HttpResponse, Problem> {
+    let limit = query.limit.unwrap_or(REPLAY_DEFAULT);
+    if !(1..=REPLAY_MAX).contains(&limit) {
+        return Err(Problem::new(Kind::Query, format!("limit: 1 to {REPLAY_MAX}, not {limit}")));
+    }
+    let ledger = state.door.snapshot();
+    let query = decisions::Query::of(query.hook.clone(), query.since.clone(), query.before);
+    let filter = decisions::filter(&ledger, &query)?;
+    let candidate = candidate(&ledger, body::json(&request, payload).await?)?;
+    let label = candidate.policy.clone();
+    let report = state.door.replay(candidate, filter, limit).await?;
+    Ok(HttpResponse::Ok().json(Replay::of(&label, &report)))
+}
+
+/// Policies that are asked beside the stack
+#[utoipa::path(get, path = "/api/v1/shadows", tag = "decisions", operation_id = "listShadows",
+    responses((status = 200, description = "All of them", body = ShadowList)))]
+pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
+    let items = state.door.shadows().iter().map(Shadow::of).collect();
+    HttpResponse::Ok().json(ShadowList { items })
+}
+
+/// Ask a policy beside the stack
+///
+/// From now on it is asked whatever the stack is asked, on the same node, off the path of whoever
+/// waits, and without effect; how often it would have answered otherwise is counted. It lasts until it
+/// is deleted or the daemon ends.
+#[utoipa::path(post, path = "/api/v1/shadows", tag = "decisions", operation_id = "addShadow",
+    request_body(content = Candidate),
+    responses(
+        (status = 201, description = "It is asked from now on", body = Shadow, headers(("Location" = String, description = "Where it is"))),
+        (status = 400, description = "No JSON"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 409, description = "There are four already"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "The policy or its parameters cannot be used"),
+    ))]
+pub(super) async fn add(
+    state: web::Data<State>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, Problem> {
+    let wanted = body::json(&request, payload).await?;
+    let candidate = candidate(&state.door.snapshot(), wanted)?;
+    let shadow = state.door.add_shadow(candidate)?;
+    tracing::info!(policy = shadow.candidate.policy, by = OPERATOR, "a policy is asked as a shadow");
+    let location = format!("/api/v1/shadows/{}", shadow.id);
+    Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(Shadow::of(&shadow)))
+}
+
+/// One policy that is asked beside the stack
+#[utoipa::path(get, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "getShadow",
+    params(("id" = u64, Path, description = "Its number", example = 1)),
+    responses(
+        (status = 200, description = "How it fares", body = Shadow),
+        (status = 400, description = "No number"),
+        (status = 404, description = "No such shadow"),
+    ))]
+pub(super) async fn show(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Problem> {
+    let shadows = state.door.shadows();
+    let shadow = shadows.iter().find(|s| s.id == *path).ok_or_else(|| unknown(*path))?;
+    Ok(HttpResponse::Ok().json(Shadow::of(shadow)))
+}
+
+/// Ask a shadow no more
+#[utoipa::path(delete, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "endShadow",
+    params(("id" = u64, Path, description = "Its number", example = 1)),
+    responses(
+        (status = 200, description = "How it fared", body = Shadow),
+        (status = 400, description = "No number"),
+        (status = 404, description = "No such shadow"),
+    ))]
+pub(super) async fn end(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Problem> {
+    let shadow = state.door.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
+    tracing::info!(policy = shadow.candidate.policy, by = OPERATOR, "a shadow is asked no more");
+    Ok(HttpResponse::Ok().json(Shadow::of(&shadow)))
+}
+
+fn unknown(id: u64) -> Problem {
+    Problem::new(Kind::UnknownShadow, format!("there is no shadow {id}"))
+        .hint("GET /api/v1/shadows lists them")
+}
+
+/// Which version is meant, with its parameters.
+fn candidate(ledger: &Ledger, wanted: Candidate) -> Result<admission::Candidate, Problem> {
+    let digest = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
+        Problem::new(Kind::Invalid, rule).hint("GET /api/v1/policies lists what this node knows")
+    })?;
+    let parameters = Value::Object(wanted.parameters).to_string();
+    if parameters.len() > PARAMETERS_BYTES_MAX {
+        let rule = format!("parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}", parameters.len());
+        return Err(Problem::new(Kind::Invalid, rule));
+    }
+    let policy = format!("{}@{}", wanted.policy, digest.short());
+    Ok(admission::Candidate { policy, digest, parameters })
+}

@@ -1,0 +1,209 @@
+//! `berth decision`, and `berth allocation explain`.
+
+use super::client::{Client, escaped};
+use super::gpu;
+use super::output::{Out, facts, table};
+use crate::admin::dto::{DecisionCall, DecisionRecord, DecisionRecordList, Explanation};
+use clap::{Args, Subcommand};
+
+/// Most that one answer holds.
+const PAGE: usize = 500;
+/// Pages that are asked for without finding anything: the whole of the largest journal.
+const EMPTY_PAGES: usize = 256;
+
+/// `berth decision`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum DecisionCommand {
+    /// What the stack was asked and what came of it, newest first
+    List(DecisionFilter),
+    /// One decision with what each policy said
+    Show {
+        /// Its number
+        seq: u64,
+        /// Show what the policies were shown, too (JSON)
+        #[arg(long)]
+        input: bool,
+    },
+}
+
+/// Which decisions.
+#[derive(Args, Clone, Debug, Default)]
+pub struct DecisionFilter {
+    /// That name this GPU: UUID, the beginning of it, or index
+    #[arg(long)]
+    pub gpu: Option<String>,
+    /// For pods of this namespace
+    #[arg(short, long)]
+    pub namespace: Option<String>,
+    /// For pods of this name
+    #[arg(long)]
+    pub pod: Option<String>,
+    /// Behind this allocation
+    #[arg(long)]
+    pub allocation: Option<String>,
+    /// In which a policy had a part whose name@digest begins so
+    #[arg(long)]
+    pub policy: Option<String>,
+    /// What came of it, or `fault`: a policy failed
+    #[arg(long, value_parser = ["offered", "placed", "granted", "denied", "refused", "triaged", "fault"])]
+    pub outcome: Option<String>,
+    /// Which hook was asked
+    #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
+    pub hook: Option<String>,
+    /// Not before this time, such as 2026-02-03T04:05:06Z
+    #[arg(long)]
+    pub since: Option<String>,
+    /// Before this time
+    #[arg(long)]
+    pub until: Option<String>,
+    /// Only those with a smaller number
+    #[arg(long)]
+    pub before: Option<u64>,
+    /// At most so many
+    #[arg(long, default_value_t = 50)]
+    pub limit: usize,
+}
+
+pub(super) fn run(command: &DecisionCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    match command {
+        DecisionCommand::List(filter) => out.answer(&fetch(filter, client)?, list),
+        DecisionCommand::Show { seq, input: false } => {
+            out.answer(&client.get::<DecisionRecord>(&format!("/decisions/{seq}"))?, show)
+        }
+        DecisionCommand::Show { seq, input: true } => {
+            let shown: serde_json::Value = client.get(&format!("/decisions/{seq}/input"))?;
+            out.answer(&shown, |shown| format!("{shown:#}\n"))
+        }
+    }
+}
+
+/// `berth allocation explain`.
+pub(super) fn explain(id: &str, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    let explained: Explanation = client.get(&format!("/allocations/{}/explanation", escaped(id)))?;
+    out.answer(&explained, |explained| {
+        let mut text = explained.sentences.join("\n") + "\n";
+        for decision in &explained.decisions {
+            text += &format!("(decision {}: berth decision show {})\n", decision.seq, decision.seq);
+        }
+        text
+    })
+}
+
+/// Page after page, until as many are there as were asked for or there are no more.
+fn fetch(filter: &DecisionFilter, client: &Client) -> anyhow::Result<DecisionRecordList> {
+    let query = query(filter, client)?;
+    let page = |left: usize, before: Option<u64>| {
+        let before = before.map(|b| format!("&before={b}")).unwrap_or_default();
+        client.get::<DecisionRecordList>(&format!("/decisions?limit={}{query}{before}", left.clamp(1, PAGE)))
+    };
+    let mut all = page(filter.limit, filter.before)?;
+    for _ in 0..EMPTY_PAGES {
+        let (left, Some(next)) = (filter.limit.saturating_sub(all.items.len()), all.next) else { break };
+        if left == 0 {
+            break;
+        }
+        let more = page(left, Some(next))?;
+        all.items.extend(more.items);
+        (all.next, all.journal) = (more.next, more.journal);
+    }
+    Ok(all)
+}
+
+fn query(filter: &DecisionFilter, client: &Client) -> anyhow::Result<String> {
+    let gpu = filter.gpu.as_deref().map(|g| gpu::resolve(client, g)).transpose()?;
+    let pairs = [
+        ("gpu", gpu.as_ref()),
+        ("namespace", filter.namespace.as_ref()),
+        ("pod", filter.pod.as_ref()),
+        ("allocation", filter.allocation.as_ref()),
+        ("policy", filter.policy.as_ref()),
+        ("outcome", filter.outcome.as_ref()),
+        ("hook", filter.hook.as_ref()),
+        ("since", filter.since.as_ref()),
+        ("until", filter.until.as_ref()),
+    ];
+    let given = pairs.iter().filter_map(|(name, value)| value.map(|v| format!("&{name}={}", escaped(v))));
+    Ok(given.collect())
+}
+
+fn list(list: &DecisionRecordList) -> String {
+    if list.items.is_empty() {
+        return format!("no such decisions among the {} on the record\n", list.journal.kept);
+    }
+    let rows: Vec<_> = list
+        .items
+        .iter()
+        .map(|d| {
+            let what = match (&d.request, &d.reading) {
+                (Some(request), _) => format!("{} x {}", request.count, request.resource),
+                (None, Some(reading)) => format!("{} {}", reading.source, reading.code),
+                (None, None) => format!("{} GPUs", d.gpus.len()),
+            };
+            let took: u64 = d.calls.iter().map(|call| call.microseconds).sum();
+            vec![
+                d.seq.to_string(),
+                d.at.clone(),
+                d.hook.clone(),
+                what,
+                d.outcome.clone(),
+                d.by.join(" "),
+                took.to_string(),
+                d.reason.clone(),
+            ]
+        })
+        .collect();
+    let mut text = table(&["SEQ", "AT", "HOOK", "ASKED", "OUTCOME", "BY", "US", "REASON"], &rows);
+    if let Some(next) = list.next {
+        text += &format!("--before {next} shows what came before\n");
+    }
+    if list.journal.lost > 0 {
+        text += &format!(
+            "{} decisions were never put down: too many at once, or the disk failed\n",
+            list.journal.lost
+        );
+    }
+    text
+}
+
+fn show(decision: &DecisionRecord) -> String {
+    let request = decision.request.as_ref();
+    let asked = request.map_or_else(String::new, |r| format!("{} x {}", r.count, r.resource));
+    let reading = decision.reading.as_ref();
+    let reported =
+        reading.map_or_else(String::new, |r| format!("{} {} on {}: {}", r.source, r.code, r.part, r.detail));
+    let mut text = facts(&[
+        ("decision", decision.seq.to_string()),
+        ("at", decision.at.clone()),
+        ("hook", decision.hook.clone()),
+        ("asked", asked),
+        ("devices", request.map_or_else(String::new, |r| r.devices.join(" "))),
+        ("reported", reported),
+        ("GPUs", decision.gpus.join(" ")),
+        ("may have asked", decision.candidates.join(" ")),
+        ("outcome", decision.outcome.clone()),
+        ("by", decision.by.join(" ")),
+        ("reason", decision.reason.clone()),
+        ("allocation", decision.allocation.clone().unwrap_or_default()),
+        ("answer", decision.answer.to_string()),
+        ("input", decision.input.clone().unwrap_or_else(|| "not on the record".into())),
+    ]);
+    if !decision.calls.is_empty() {
+        text += &table(
+            &["POLICY", "SAID", "US", "FUEL", "PARAMETERS", "ANSWER"],
+            &decision.calls.iter().map(call).collect::<Vec<_>>(),
+        );
+    }
+    text
+}
+
+fn call(call: &DecisionCall) -> Vec<String> {
+    let answer = call.answer.as_ref().map(ToString::to_string).or_else(|| call.fault.clone());
+    vec![
+        call.policy.clone(),
+        call.said.clone(),
+        call.microseconds.to_string(),
+        call.fuel.to_string(),
+        call.parameters.to_string(),
+        answer.unwrap_or_default(),
+    ]
+}

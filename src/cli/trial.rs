@@ -1,0 +1,195 @@
+//! `berth policy replay` and `berth policy shadow`.
+
+use super::client::Client;
+use super::output::{Out, facts, table};
+use crate::admin::dto::{Candidate, Comparison, Difference, Replay, Shadow, ShadowList};
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// Commands of `berth policy` that try one.
+#[derive(Clone, Debug, Subcommand)]
+pub enum TrialCommand {
+    /// Ask a policy the questions on the record again, and show what would have differed
+    Replay {
+        /// Whom.
+        #[command(flatten)]
+        candidate: CandidateArgs,
+        /// At most so many decisions, newest first
+        #[arg(long, default_value_t = 1000)]
+        limit: u64,
+        /// Only of this hook
+        #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
+        hook: Option<String>,
+        /// Not before this time, such as 2026-02-03T04:05:06Z
+        #[arg(long)]
+        since: Option<String>,
+        /// Only decisions with a smaller number
+        #[arg(long)]
+        before: Option<u64>,
+    },
+    /// Ask a policy beside the active stack, without effect
+    Shadow {
+        /// What to do.
+        #[command(subcommand)]
+        command: ShadowCommand,
+    },
+}
+
+/// `berth policy shadow`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum ShadowCommand {
+    /// Ask it from now on
+    Start(CandidateArgs),
+    /// All of them, and how they fare
+    List,
+    /// One of them, with its newest differences
+    Show {
+        /// Its number
+        id: u64,
+    },
+    /// Ask it no more
+    Stop {
+        /// Its number
+        id: u64,
+    },
+}
+
+/// A policy and its parameters.
+#[derive(Args, Clone, Debug)]
+pub struct CandidateArgs {
+    /// Name, or name@ and the beginning of its digest
+    pub policy: String,
+    /// Its parameters, as JSON
+    #[arg(long, default_value = "{}")]
+    pub parameters: String,
+}
+
+impl CandidateArgs {
+    fn candidate(&self) -> anyhow::Result<Candidate> {
+        let (policy, digest) = match self.policy.split_once('@') {
+            Some((name, digest)) => (name.to_owned(), Some(digest.to_owned())),
+            None => (self.policy.clone(), None),
+        };
+        let parameters: Map<String, Value> =
+            serde_json::from_str(&self.parameters).context("--parameters: not a JSON object")?;
+        Ok(Candidate { policy, digest, parameters })
+    }
+}
+
+pub(super) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    match command {
+        TrialCommand::Replay { candidate, limit, hook, since, before } => {
+            let mut path = format!("/replays?limit={limit}");
+            for (name, value) in [("hook", hook), ("since", since)] {
+                if let Some(value) = value {
+                    path += &format!("&{name}={}", super::client::escaped(value));
+                }
+            }
+            if let Some(before) = before {
+                path += &format!("&before={before}");
+            }
+            out.answer(&client.post::<Replay>(&path, &candidate.candidate()?)?, replay)
+        }
+        TrialCommand::Shadow { command: ShadowCommand::Start(candidate) } => {
+            let shadow: Shadow = client.post("/shadows", &candidate.candidate()?)?;
+            out.answer(&shadow, |s| {
+                format!(
+                    "{} is asked as shadow {}; `berth policy shadow show {}` tells how it fares\n",
+                    s.policy, s.id, s.id
+                )
+            })
+        }
+        TrialCommand::Shadow { command: ShadowCommand::List } => {
+            out.answer(&client.get::<ShadowList>("/shadows")?, list)
+        }
+        TrialCommand::Shadow { command: ShadowCommand::Show { id } } => {
+            out.answer(&client.get::<Shadow>(&format!("/shadows/{id}"))?, show)
+        }
+        TrialCommand::Shadow { command: ShadowCommand::Stop { id } } => {
+            out.answer(&client.delete::<Shadow>(&format!("/shadows/{id}"))?, show)
+        }
+    }
+}
+
+fn replay(replay: &Replay) -> String {
+    let mut text = facts(&[
+        ("policy", replay.policy.clone()),
+        ("decisions", replay.looked.to_string()),
+        ("unreadable", if replay.unreadable == 0 { String::new() } else { replay.unreadable.to_string() }),
+    ]);
+    text += &comparisons(&replay.counts);
+    text += &differences(&replay.differences);
+    if let Some(next) = replay.next {
+        text += &format!("--before {next} goes on with older ones\n");
+    }
+    text
+}
+
+fn list(list: &ShadowList) -> String {
+    if list.items.is_empty() {
+        return "no policy is asked as a shadow\n".into();
+    }
+    let sum =
+        |shadow: &Shadow, of: fn(&Comparison) -> u64| shadow.counts.values().map(of).sum::<u64>().to_string();
+    let rows: Vec<_> = list
+        .items
+        .iter()
+        .map(|s| {
+            vec![
+                s.id.to_string(),
+                s.policy.clone(),
+                s.since.clone(),
+                sum(s, |c| c.same),
+                sum(s, |c| c.differs),
+                sum(s, |c| c.passes),
+                sum(s, |c| c.fails),
+                sum(s, |c| c.skipped),
+            ]
+        })
+        .collect();
+    table(&["ID", "POLICY", "SINCE", "SAME", "DIFFERS", "PASSES", "FAILS", "SKIPPED"], &rows)
+}
+
+fn show(shadow: &Shadow) -> String {
+    let mut text = facts(&[
+        ("shadow", shadow.id.to_string()),
+        ("policy", shadow.policy.clone()),
+        ("parameters", shadow.parameters.to_string()),
+        ("since", shadow.since.clone()),
+    ]);
+    text += &comparisons(&shadow.counts);
+    text + &differences(&shadow.differences)
+}
+
+fn comparisons(counts: &BTreeMap<String, Comparison>) -> String {
+    if counts.is_empty() {
+        return "nothing was asked yet\n".into();
+    }
+    let row = |(hook, c): (&String, &Comparison)| {
+        vec![
+            hook.clone(),
+            c.same.to_string(),
+            c.differs.to_string(),
+            c.passes.to_string(),
+            c.fails.to_string(),
+            c.skipped.to_string(),
+        ]
+    };
+    let rows: Vec<_> = counts.iter().map(row).collect();
+    table(&["HOOK", "SAME", "DIFFERS", "PASSES", "FAILS", "SKIPPED"], &rows)
+}
+
+fn differences(differences: &[Difference]) -> String {
+    if differences.is_empty() {
+        return String::new();
+    }
+    let row = |d: &Difference| {
+        let seq = d.seq.map_or_else(|| "-".into(), |seq| seq.to_string());
+        let how = if d.failed { format!("fails: {}", d.words) } else { d.words.clone() };
+        vec![seq, d.at.clone(), d.hook.clone(), how]
+    };
+    let rows: Vec<_> = differences.iter().map(row).collect();
+    table(&["DECISION", "AT", "HOOK", "DIFFERENCE"], &rows)
+}

@@ -140,6 +140,11 @@ impl Serving {
                 .header("Authorization", authorization)
                 .header("Content-Type", "application/json")
                 .send(body.to_string()),
+            "POST" => agent
+                .post(&url)
+                .header("Authorization", authorization)
+                .header("Content-Type", "application/json")
+                .send(body.to_string()),
             "DELETE" => agent.delete(&url).header("Authorization", authorization).call(),
             other => panic!("{other}"),
         };

@@ -15,6 +15,7 @@ mod cluster;
 mod crash;
 mod daemon;
 mod daemon_start;
+mod decisions;
 mod demo;
 mod disk_full;
 mod evict;

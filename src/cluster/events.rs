@@ -128,7 +128,7 @@ impl Teller {
                     // A repetition of what the API server has forgotten is told as new next time.
                     self.known.retain(|(known, _)| known != notice);
                     let hint = if status.code == 403 {
-                        " (the daemon's role needs: create and patch events of events.k8s.io; see README.md)"
+                        " (the daemon needs: create and patch events of events.k8s.io; ClusterRole berth-tell, see deploy/cluster-role.yaml)"
                     } else {
                         ""
                     };

@@ -26,8 +26,13 @@ pub struct Settings {
     pub api_server: ApiServer,
     /// The name of this node's object.
     pub node: String,
-    /// How long news of pods are gathered before they are handed in.
+    /// How long news of pods are gathered before they are handed in. A pod that may ask next waits for
+    /// nobody; see [`crate::kernel::asking`].
     pub gather: Duration,
+    /// How long the API server is asked to keep a call of a watch open, whole seconds.
+    pub watch: Duration,
+    /// The longest silence on a connection before it counts as dead; longer than [`Self::watch`].
+    pub silence: Duration,
     /// How long a GPU's held devices were listed Unhealthy before the first of its pods is asked to
     /// leave.
     pub listed: Duration,
@@ -47,6 +52,10 @@ impl Settings {
             api_server,
             node,
             gather: Duration::from_millis(100),
+            watch: Duration::from_secs(60),
+            // The server ends a watch after its 60 s; 4 s are for one that is late. The library would
+            // begin a silent watch anew after 65 s without a word, and that call may hang as long again.
+            silence: Duration::from_secs(64),
             // A list reaches the kubelet within milliseconds; a container takes longer to end.
             listed: Duration::from_millis(250),
             again: Duration::from_secs(1),

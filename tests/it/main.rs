@@ -12,6 +12,7 @@ mod api_server;
 mod api_writes;
 mod cli;
 mod cluster;
+mod cluster_faults;
 mod crash;
 mod daemon;
 mod daemon_start;

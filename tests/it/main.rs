@@ -17,6 +17,7 @@ mod crash;
 mod daemon;
 mod daemon_start;
 mod demo;
+mod deploy;
 mod disk_full;
 mod evict;
 mod evict_faults;

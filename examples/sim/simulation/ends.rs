@@ -132,17 +132,14 @@ impl Ends {
     /// Which view of all pods counts: that of the API server as long as it is heard.
     pub(crate) fn pods(&mut self, turn: &Turn<'_>, command: &Command, now: Now) -> Result<(), Violation> {
         if let (Command::Pods(view), true) = (command, turn.taken_in) {
-            let heard =
-                |source| self.pods.as_ref().is_some_and(|(known, _)| known.source == source && known.current);
-            let counts = match (view.source, view.current) {
-                (PodsSource::ApiServer, true) => true,
-                (PodsSource::ApiServer, false) => !heard(PodsSource::Kubelet),
-                (PodsSource::Kubelet, true) => !heard(PodsSource::ApiServer),
-                (PodsSource::Kubelet, false) => {
-                    self.pods.as_ref().is_none_or(|(known, _)| known.source == PodsSource::Kubelet)
-                }
+            let last = self.pods.as_ref().map(|(known, _)| (known.source, known.current));
+            // One that falls silent keeps its own words only; the API server's go before the kubelet's.
+            let counts = match (view.source, view.current, last) {
+                (_, _, None) | (PodsSource::ApiServer, true, _) => true,
+                (source, false, Some((known, _))) => source == known,
+                (PodsSource::Kubelet, true, Some(known)) => known != (PodsSource::ApiServer, true),
             };
-            if counts || self.pods.is_none() {
+            if counts {
                 let listed_ms = (turn.true_ms + view.listed_mono_ms).saturating_sub(now.mono_ms);
                 self.pods = Some((Arc::new(view.clone()), listed_ms));
             }

@@ -66,13 +66,16 @@ impl World {
         let Some((ask, outcome)) = self.evictions.under_way.take() else { return };
         let (uid, way) = (ask.pod.uid.clone(), ask.way);
         let wanted = is_wanted(self.ledger(), &uid);
+        let before = self.ledger().evictions.get(&uid).cloned();
         if keep {
             self.evictions.under_way = Some((ask.clone(), outcome.clone()));
         }
         if let Some(Ok(applied)) = self.turn(&Command::Asked { ask, outcome }, Cause::Nothing) {
-            let known = applied.snapshot.evictions.contains_key(&uid);
-            if known != wanted {
-                let what = format!("pod {uid} is wanted away: {wanted}, what came of it is kept: {known}");
+            let now = applied.snapshot.evictions.get(&uid);
+            let right =
+                if wanted { now.is_some_and(|now| now.ask.way == way) } else { now == before.as_ref() };
+            if !right {
+                let what = format!("pod {uid} is wanted away: {wanted}, and {now:?} is kept of it");
                 self.checks.note(Err(Violation::new("evict", what)));
             }
             if wanted {
@@ -81,11 +84,11 @@ impl World {
         }
     }
 
-    /// After a tick only those are remembered whom somebody wants away.
-    pub(crate) fn evictions_ticked(&mut self) {
+    /// After a tick only those are remembered whom somebody wanted away before it.
+    pub(crate) fn evictions_ticked(&mut self, before: &Ledger) {
         let ledger = self.newest();
-        let left = ledger.evictions.keys().find(|uid| !is_wanted(&ledger, uid));
-        if let (Some(uid), true) = (left, self.daemon.is_some()) {
+        let left = ledger.evictions.keys().find(|uid| !is_wanted(before, uid));
+        if let Some(uid) = left {
             let what = format!("pod {uid} is remembered as asked, and nobody wants it away");
             self.checks.note(Err(Violation::new("evict", what)));
         }

@@ -250,8 +250,10 @@ impl World {
             self.start();
         }
         self.older = Arc::clone(&self.last);
-        self.turn(&Command::Tick, Cause::Nothing);
-        self.evictions_ticked();
+        let before = self.newest();
+        if let Some(Ok(_)) = self.turn(&Command::Tick, Cause::Nothing) {
+            self.evictions_ticked(&before);
+        }
     }
 
     /// The process is killed.

@@ -20,7 +20,7 @@ use crate::admin::{self, FileStack};
 use crate::admission::{self, Baseline, Door, GpuWatch, Looker, Middle};
 use crate::cluster;
 use crate::config::Config;
-use crate::keeper::{AskError, Keeper};
+use crate::keeper::{AskError, Keeper, Snapshot};
 use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
 use crate::kernel::policy::PolicyVersion;
@@ -70,6 +70,8 @@ pub struct Daemon {
     admin: admin::Running,
     gpus: Option<GpuWatch>,
     cluster: Option<cluster::Running>,
+    /// How the last process left the ledger, until somebody told what turned since.
+    left: Option<Snapshot>,
     kubelet: Option<kubelet::Running>,
 }
 
@@ -98,6 +100,7 @@ impl Daemon {
         };
         let disk = tokio::task::spawn_blocking(open).await.context("opening the store")??;
         let keeper = Keeper::open(Box::new(disk), config.rules.clone(), clock.clone())?;
+        let left = Some(keeper.snapshot());
         let settings = wasm::Settings {
             compiler: options.compiler.clone(),
             memory_overcommit_percent: config.rules.overcommit_percent,
@@ -113,7 +116,7 @@ impl Daemon {
             "admin API: Swagger UI at http://{}/swagger-ui/", admin.address
         );
         let daemon =
-            Self { config, options, middle, progress, admin, gpus: None, cluster: None, kubelet: None };
+            Self { config, options, middle, progress, admin, gpus: None, cluster: None, left, kubelet: None };
         daemon.load_policies(policies).await?;
         daemon.resolve_file_stack()?;
         Ok(daemon)
@@ -214,7 +217,8 @@ impl Daemon {
     fn start_cluster(&mut self) {
         if self.cluster.is_none() {
             let (api_server, node) = (self.config.api_server.clone(), self.config.node_name.clone());
-            let cluster = cluster::start(cluster::Settings::new(api_server, node), self.door().clone());
+            let left = self.left.take().unwrap_or_else(|| self.door().snapshot());
+            let cluster = cluster::start(cluster::Settings::new(api_server, node), self.door().clone(), left);
             self.progress.cluster(cluster.link());
             self.cluster = Some(cluster);
         }

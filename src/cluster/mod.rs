@@ -2,6 +2,7 @@
 //! to ask pods to leave; and where the node's GPUs are told of. All of it is optional: what the
 //! kubelet knows is enough to serve it.
 
+mod bypass;
 mod client;
 mod condition;
 mod events;
@@ -15,6 +16,8 @@ pub use pod::understand;
 
 use crate::admission::Door;
 use crate::config::ApiServer;
+use crate::kernel::ledger::Ledger;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -98,19 +101,20 @@ impl Running {
     }
 }
 
-/// Starts it; waits for nothing.
+/// Starts it; waits for nothing. `before` is the ledger as the last process left it: what turned since
+/// is told.
 #[must_use]
-pub fn start(settings: Settings, door: Door) -> Running {
+pub fn start(settings: Settings, door: Door, before: Arc<Ledger>) -> Running {
     if settings.api_server == ApiServer::Off {
         return Running { link: watch::channel(Link::Off).1, task: None };
     }
     let (told, link) = watch::channel(Link::Connecting { trouble: None });
-    let task = tokio::spawn(async move { run(&settings, &door, &told).await });
+    let task = tokio::spawn(async move { run(&settings, &door, &told, before).await });
     Running { link, task: Some(task) }
 }
 
 /// Connects, for ever, and works as long as a connection lasts.
-async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>) {
+async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>, before: Arc<Ledger>) {
     let (tell, mut notices) = mpsc::channel(events::EVENTS_WAITING_MAX);
     let work = async {
         let client = client::connect_at_last(settings, told).await;
@@ -121,5 +125,5 @@ async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>) {
             condition::keep(settings, client, door),
         );
     };
-    tokio::join!(events::collect(settings, door, tell), work);
+    tokio::join!(events::collect(settings, door, before, tell), work);
 }

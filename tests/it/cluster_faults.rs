@@ -40,7 +40,7 @@ async fn a_watch_and_a_list_that_hang_silence_the_source_until_they_answer() {
     let (watch, silence) = (Duration::from_secs(1), Duration::from_millis(1500));
     let settings = Settings { watch, silence, ..settings(&server, folder.path()) };
     server.world.apply(pod("ns", "first", "a-1", &[]));
-    let running = cluster::start(settings, node.door.clone());
+    let running = cluster::start(settings, node.door.clone(), node.door.snapshot());
     let link = running.link();
     soon("it watches", || (*link.borrow() == Link::Watching).then_some(())).await;
     // The watch that is under way says nothing more and does not end, either.
@@ -69,7 +69,7 @@ async fn a_pod_that_may_ask_next_is_shown_at_once_and_others_are_gathered() {
     // Longer than this test waits for anything.
     let settings = Settings { gather: 10 * SOON, ..settings(&server, folder.path()) };
     server.world.apply(pod("ns", "first", "a-1", &[(WHOLE, 1)]));
-    let running = cluster::start(settings, node.door.clone());
+    let running = cluster::start(settings, node.door.clone(), node.door.snapshot());
     let has = |uid: &str| view(&node).is_some_and(|view| view.pods.contains_key(uid));
     soon("the first list", || has("a-1").then_some(())).await;
     // Neither of them can be asked for at this node's plugin.
@@ -96,7 +96,7 @@ async fn the_condition_is_not_written_before_it_is_known_since_when_it_stands() 
             "lastTransitionTime": then, "lastHeartbeatTime": then}),
     );
     server.world.read_fault(Read::Node, Some(Unread::Refuse(500)));
-    let running = cluster::start(settings(&server, folder.path()), node.door.clone());
+    let running = cluster::start(settings(&server, folder.path()), node.door.clone(), node.door.snapshot());
     soon("the node is asked for again", || (server.world.unread() >= 3).then_some(())).await;
     assert_eq!(server.world.state.lock().unwrap().writes.patches, 0, "a moment is not guessed");
     server.world.read_fault(Read::Node, None);

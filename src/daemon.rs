@@ -21,7 +21,7 @@ use crate::admission::{self, Baseline, Door, GpuWatch, Looker, Middle};
 use crate::cluster;
 use crate::config::Config;
 use crate::journal::FileJournal;
-use crate::keeper::{AskError, Keeper};
+use crate::keeper::{AskError, Keeper, Snapshot};
 use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
 use crate::kernel::policy::PolicyVersion;
@@ -71,6 +71,8 @@ pub struct Daemon {
     admin: admin::Running,
     gpus: Option<GpuWatch>,
     cluster: Option<cluster::Running>,
+    /// How the last process left the ledger, until somebody told what turned since.
+    left: Option<Snapshot>,
     kubelet: Option<kubelet::Running>,
 }
 
@@ -99,6 +101,7 @@ impl Daemon {
         };
         let disk = tokio::task::spawn_blocking(open).await.context("opening the store")??;
         let keeper = Keeper::open(Box::new(disk), config.rules.clone(), clock.clone())?;
+        let left = Some(keeper.snapshot());
         let settings = wasm::Settings {
             compiler: options.compiler.clone(),
             memory_overcommit_percent: config.rules.overcommit_percent,
@@ -116,7 +119,7 @@ impl Daemon {
             "admin API: Swagger UI at http://{}/swagger-ui/", admin.address
         );
         let daemon =
-            Self { config, options, middle, progress, admin, gpus: None, cluster: None, kubelet: None };
+            Self { config, options, middle, progress, admin, gpus: None, cluster: None, left, kubelet: None };
         daemon.load_policies(policies).await?;
         daemon.resolve_file_stack()?;
         Ok(daemon)
@@ -217,7 +220,8 @@ impl Daemon {
     fn start_cluster(&mut self) {
         if self.cluster.is_none() {
             let (api_server, node) = (self.config.api_server.clone(), self.config.node_name.clone());
-            let cluster = cluster::start(cluster::Settings::new(api_server, node), self.door().clone());
+            let left = self.left.take().unwrap_or_else(|| self.door().snapshot());
+            let cluster = cluster::start(cluster::Settings::new(api_server, node), self.door().clone(), left);
             self.progress.cluster(cluster.link());
             self.cluster = Some(cluster);
         }

@@ -32,7 +32,8 @@ fn serve(config: Config) -> anyhow::Result<()> {
 /// What `berth node check` asks the API server.
 fn reach(config: &Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let connected = runtime.block_on(berth::cluster::connect(&config.api_server, &config.node_name));
+    let settings = berth::cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
+    let connected = runtime.block_on(berth::cluster::connect(&settings));
     connected.map(drop).map_err(|error| anyhow::anyhow!(berth::cluster::words(&error)))
 }
 

@@ -5,8 +5,9 @@ use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 /// What is logged if nobody says.
-/// actix tells every start of a worker.
-const DEFAULT_FILTER: &str = "info,actix_server=warn";
+/// actix tells every start of a worker. `kube_runtime` warns of each request that is refused with 403
+/// by itself, and hands the error on to us, who say it once; likewise `kube_client` of each 5xx.
+const DEFAULT_FILTER: &str = "info,actix_server=warn,kube_runtime=error,kube_client::client::builder=off";
 
 /// Logs that cannot be started.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +31,7 @@ pub enum TelemetryError {
 }
 
 /// Starts logs. What is logged is said by `BERTH_LOG_FILTER`, else `RUST_LOG`, else it is `info`
-/// for all but actix.
+/// for all but libraries that tell what we tell.
 ///
 /// # Errors
 /// If the filter is malformed, or logs were started already.

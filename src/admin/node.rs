@@ -6,6 +6,7 @@ use super::problem::{Kind, Problem};
 use super::state::State;
 use super::view::View;
 use crate::admission::Door;
+use crate::kernel::belongs::reaching;
 use crate::kernel::breaker::{Breaker, Phase};
 use crate::kernel::drain::Drain;
 use crate::kernel::names::Resource;
@@ -170,6 +171,7 @@ fn counts(view: &View) -> Counts {
         allocations: ledger.live.len(),
         ended_allocations: ledger.ended.len(),
         bypasses: view.bypasses(),
+        bypassing_pods: ledger.pods.is_some().then(|| reaching(ledger).count()),
         policies: ledger.policies.len(),
     }
 }

@@ -1,9 +1,11 @@
-//! Says once when a GPU begins to be used without an allocation, and once when that is over.
+//! Says once when a GPU begins to be used without an allocation, and once when that is over; and of
+//! each pod whose spec lets it reach GPUs past every grant, once.
 
-use crate::kernel::belongs::{Bypass, Owners};
+use crate::kernel::belongs::{Bypass, Owners, reaching};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::PartId;
-use std::collections::BTreeMap;
+use crate::kernel::pods::{Pod, PodBypass};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Most lines about single processes after one look, each way: a job of eight ranks on each of two
 /// GPUs, and some room. What is beyond is one number; the API lists them all.
@@ -26,6 +28,8 @@ type Many = Vec<(Key, Told)>;
 #[derive(Default)]
 pub(super) struct BypassLog {
     open: BTreeMap<Key, Told>,
+    /// UIDs of pods that may.
+    pods: BTreeSet<String>,
 }
 
 impl BypassLog {
@@ -46,6 +50,21 @@ impl BypassLog {
                 "more processes without an allocation came or went (`berth process bypass` lists them)"
             );
         }
+        for (pod, by) in self.may(ledger) {
+            let (namespace, name, why) = (&pod.namespace, &pod.name, by.words());
+            tracing::info!(namespace, name, why, "a pod can use GPUs without an allocation");
+        }
+    }
+
+    /// Pods that were not said yet, so many at a time.
+    fn may<'l>(&mut self, ledger: &'l Ledger) -> Vec<(&'l Pod, &'l PodBypass)> {
+        if let Some(view) = ledger.pods.as_ref().filter(|view| view.current) {
+            self.pods.retain(|uid| view.pods.contains_key(uid));
+        }
+        let new = reaching(ledger).filter(|(pod, _)| !self.pods.contains(&pod.uid));
+        let new: Vec<_> = new.take(LINES_MAX).collect();
+        self.pods.extend(new.iter().map(|(pod, _)| pod.uid.clone()));
+        new
     }
 
     /// What is new and what is over.

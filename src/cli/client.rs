@@ -20,6 +20,12 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Largest answer: 5120 allocations of at most 16 KiB, rarely a tenth of it.
 const ANSWER_BYTES_MAX: u64 = 96 * 1024 * 1024;
 
+/// A request that was not answered as it should be, and may be when it is sent again: no connection, no
+/// answer in time, or a status of 500 and above. A daemon that restarts is all of these by turns.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Passing(pub(super) String);
+
 /// A daemon to talk to.
 pub(super) struct Client {
     server: String,
@@ -133,7 +139,12 @@ impl Client {
         let status = response.status();
         match response.body_mut().read_json_text().ok().and_then(|t| serde_json::from_str::<Problem>(&t).ok())
         {
+            Some(problem) if status.is_server_error() => Err(Passing(hints::told(&problem)).into()),
             Some(problem) => Err(self.refused(&problem)),
+            // A proxy on the way, where there is one, says so of a daemon that is not there.
+            None if status.is_server_error() => {
+                Err(Passing(format!("{} answered {status}", self.server)).into())
+            }
             None => Err(anyhow!("{} answered {status} and is no berth daemon", self.server)),
         }
     }
@@ -153,12 +164,15 @@ impl Client {
     fn unreachable(&self, error: ureq::Error) -> anyhow::Error {
         let server = &self.server;
         match error {
-            ureq::Error::Timeout(_) => anyhow!("the daemon at {server} did not answer in time: {error}"),
-            ureq::Error::Io(_) | ureq::Error::ConnectionFailed | ureq::Error::HostNotFound => anyhow!(
+            ureq::Error::Timeout(_) => {
+                Passing(format!("the daemon at {server} did not answer in time: {error}")).into()
+            }
+            ureq::Error::Io(_) | ureq::Error::ConnectionFailed | ureq::Error::HostNotFound => Passing(format!(
                 "cannot reach the daemon at {server} ({error}): is `berth serve` running there? Its admin API \
                  listens on loopback only, so run this on the node, or forward the port and give the address \
                  with --server or BERTH_SERVER"
-            ),
+            ))
+            .into(),
             other => anyhow!("no usable answer from {server}: {other}"),
         }
     }
@@ -199,7 +213,47 @@ pub(super) fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::escaped;
+    use super::{Client, Passing, escaped};
+    use std::io::{Read, Write};
+
+    /// The error of a client whose daemon answers once with this status and body.
+    fn error_of(status: &'static str, body: &'static str) -> anyhow::Error {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4096]).unwrap();
+            let length = body.len();
+            let head = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
+            stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        });
+        let client = Client { server, token: "t".into(), token_file: "token".into() };
+        let error = client.get::<serde_json::Value>("/gpus").unwrap_err();
+        serving.join().unwrap();
+        error
+    }
+
+    #[test]
+    fn what_may_pass_is_told_from_what_stays() {
+        let problem = r#"{"type": "about:blank", "title": "t", "status": 503, "detail": "starting"}"#;
+        for (status, body, passes) in [
+            ("503 Service Unavailable", problem, true),
+            ("502 Bad Gateway", "<html>", true),
+            (
+                "404 Not Found",
+                r#"{"type": "about:blank", "title": "t", "status": 404, "detail": "none"}"#,
+                false,
+            ),
+            ("404 Not Found", "<html>", false),
+        ] {
+            let error = error_of(status, body);
+            assert_eq!(error.is::<Passing>(), passes, "{status}: {error:#}");
+        }
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let server = format!("http://{nobody}");
+        let client = Client { server, token: "t".into(), token_file: "token".into() };
+        assert!(client.get::<serde_json::Value>("/gpus").unwrap_err().is::<Passing>());
+    }
 
     #[test]
     fn nothing_typed_leaves_its_segment() {

@@ -1,6 +1,6 @@
 //! `berth gpu drain`: orders a drain, and watches it where asked to.
 
-use super::client::{Client, escaped};
+use super::client::{Client, Passing, escaped};
 use super::gpu::{drain, resolve};
 use super::output::{Out, printable};
 use crate::admin::dto;
@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often a drain in which nothing changes is told all the same, with the time that is left.
 const SAY_EVERY: Duration = Duration::from_secs(30);
+/// How long a daemon that cannot be asked is waited for: a restart takes a second or two, a new image a
+/// good part of a minute.
+const UNANSWERED_MAX: Duration = Duration::from_secs(60);
 
 /// `berth gpu drain`.
 #[derive(clap::Args, Debug)]
@@ -82,6 +85,7 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
 fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
     let path = format!("/gpus/{}", escaped(&gpu.summary.uuid));
     let (mut said, mut said_at) = (String::new(), Instant::now());
+    let mut patience = Patience::default();
     while gpu.summary.drain.state == "draining" {
         // How much time is left changes always, and is no news.
         let now = told(&gpu, Told::WithoutTime);
@@ -90,9 +94,45 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
             (said, said_at) = (now, Instant::now());
         }
         std::thread::sleep(LOOK_EVERY);
-        gpu = client.get(&path).context("the drain goes on, but cannot be watched any more")?;
+        match client.get(&path) {
+            Ok(answer) => {
+                gpu = answer;
+                if patience.since.take().is_some() {
+                    said.clear();
+                }
+            }
+            Err(error) => {
+                if patience.first(&error, Instant::now())? {
+                    eprintln!(
+                        "the drain goes on, but cannot be watched at present: {error}; asked again for {} s",
+                        UNANSWERED_MAX.as_secs()
+                    );
+                }
+            }
+        }
     }
     Ok(gpu)
+}
+
+/// How long answers were missing.
+#[derive(Default)]
+struct Patience {
+    since: Option<Instant>,
+}
+
+impl Patience {
+    /// Takes down that an answer is missing. Answers whether it is the first one.
+    ///
+    /// # Errors
+    /// If asking again cannot help, or was tried for [`UNANSWERED_MAX`].
+    fn first(&mut self, error: &anyhow::Error, now: Instant) -> anyhow::Result<bool> {
+        let first = self.since.is_none();
+        let since = *self.since.get_or_insert(now);
+        if error.is::<Passing>() && now.duration_since(since) < UNANSWERED_MAX {
+            return Ok(first);
+        }
+        bail!("the drain goes on, but cannot be watched any more: {error:#}")
+    }
 }
 
 /// Whether the time that is left is told.
@@ -212,5 +252,18 @@ mod tests {
             ..holder(State::NotKnown)
         };
         assert_eq!(holder_line(&nobody), "allocation a-1: holder not known yet");
+    }
+
+    #[test]
+    fn a_missing_answer_is_borne_for_a_minute_and_a_refusal_is_not() {
+        let (gone, refused) = (Passing("gone".into()).into(), anyhow::anyhow!("no such GPU"));
+        let (begin, after) = (Instant::now(), |at: Instant, s| at + Duration::from_secs(s));
+        let mut patience = Patience::default();
+        assert!(patience.first(&gone, begin).unwrap(), "it is said");
+        assert!(!patience.first(&gone, after(begin, 59)).unwrap(), "once");
+        let ended = patience.first(&gone, after(begin, 60)).unwrap_err().to_string();
+        assert!(ended.contains("cannot be watched any more: gone"), "{ended}");
+        let ended = Patience::default().first(&refused, begin).unwrap_err().to_string();
+        assert!(ended.contains("no such GPU"), "{ended}");
     }
 }

@@ -3,7 +3,7 @@
 use super::{AGAIN_MAX, Link, Settings};
 use crate::config::ApiServer;
 use k8s_openapi::api::core::v1::Node;
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,9 +11,6 @@ use tokio::sync::watch;
 
 /// Longest wait for an answer to one request. Watches have a timeout of their own.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(15);
-
-/// Longest silence on a connection: a watch's 60 s, and some.
-const SILENCE_MAX: Duration = Duration::from_secs(75);
 
 /// The API server cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +31,19 @@ pub enum ConnectError {
     Malformed {
         /// Which file.
         path: PathBuf,
+    },
+    /// The kubeconfig has its credentials from a program. A refresh would run it with every request
+    /// waiting for it, and the library gives it no deadline (kube-client 5.0, `RefreshableToken`): one
+    /// that hangs would leave the daemon with pods of long ago, and nothing would say so.
+    #[error(
+        "the kubeconfig {path} gets its credentials from a program ({program}), and Berth runs none: use one with a \
+         client certificate, a token or a tokenFile that something else renews, such as a service account's"
+    )]
+    Program {
+        /// Which file.
+        path: PathBuf,
+        /// What it would run, without arguments: they may be secrets.
+        program: String,
     },
     /// The service account of the pod is incomplete.
     #[error("the pod's service account cannot be used (set automountServiceAccountToken: true)")]
@@ -85,8 +95,8 @@ pub enum ConnectError {
 ///
 /// # Errors
 /// If it cannot be used; says what to do.
-pub async fn connect(api_server: &ApiServer, node: &str) -> Result<Client, ConnectError> {
-    let mut config = match api_server {
+pub async fn connect(settings: &Settings) -> Result<Client, ConnectError> {
+    let mut config = match &settings.api_server {
         ApiServer::Kubeconfig(path) => from_file(path).await?,
         ApiServer::InCluster | ApiServer::Off => {
             Config::incluster().map_err(|e| ConnectError::InCluster { source: Box::new(e) })?
@@ -96,11 +106,11 @@ pub async fn connect(api_server: &ApiServer, node: &str) -> Result<Client, Conne
     // waits of this room are its own.
     config.default_retry = false;
     // A watch is ended by the server sooner than this; whatever is silent for longer is dead.
-    config.read_timeout = Some(SILENCE_MAX);
+    config.read_timeout = Some(settings.silence);
     config.reset_reader_on_write = true;
     let url = config.cluster_url.to_string();
     let client = Client::try_from(config).map_err(|e| ConnectError::Client { source: Box::new(e) })?;
-    check_node(&client, &url, node).await?;
+    check_node(&client, &url, &settings.node).await?;
     Ok(client)
 }
 
@@ -110,7 +120,23 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
         other => ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(other) },
     };
     let file = Kubeconfig::read_from(path).map_err(wrong)?;
-    Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(wrong)
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(wrong)?;
+    match program(&config.auth_info) {
+        Some(program) => Err(ConnectError::Program { path: path.to_owned(), program }),
+        None => Ok(config),
+    }
+}
+
+/// The program that the library would run for credentials, in the order in which it looks at them.
+fn program(user: &AuthInfo) -> Option<String> {
+    if let Some(provider) = &user.auth_provider {
+        return provider.config.get("cmd-path").cloned();
+    }
+    let given = user.username.is_some() && user.password.is_some()
+        || user.token.is_some()
+        || user.token_file.is_some();
+    let exec = user.exec.as_ref().filter(|_| !given)?;
+    Some(exec.command.clone().unwrap_or_else(|| "unnamed".to_owned()))
 }
 
 /// Asks for this node's object.
@@ -135,7 +161,7 @@ async fn check_node(client: &Client, url: &str, node: &str) -> Result<(), Connec
 fn hint(error: &kube::Error) -> &'static str {
     match error {
         kube::Error::Api(status) if status.code == 403 => {
-            " (its role needs: get nodes, list and watch pods; see deploy/)"
+            " (it needs: get nodes, list and watch pods; ClusterRole berth, see deploy/cluster-role.yaml)"
         }
         kube::Error::Api(status) if status.code == 401 => " (the token or certificate is not accepted)",
         _ => "",
@@ -146,7 +172,7 @@ fn hint(error: &kube::Error) -> &'static str {
 pub(super) async fn connect_at_last(settings: &Settings, told: &watch::Sender<Link>) -> Client {
     let mut wait = settings.again;
     loop {
-        match connect(&settings.api_server, &settings.node).await {
+        match connect(settings).await {
             Ok(client) => return client,
             Err(error) => trouble(told, &error),
         }

@@ -113,6 +113,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
         nodes: Api::all(client),
         node: &settings.node,
         turned: None,
+        read: false,
         written: None,
         not_before: Instant::now(),
         again: settings.again,
@@ -140,6 +141,8 @@ struct Told<'s> {
     node: &'s str,
     /// The status that the condition should have, and since when, milliseconds since 1970.
     turned: Option<(bool, u64)>,
+    /// Whether it is known what the node object said before: a restart of the daemon is no turn.
+    read: bool,
     /// What the node object says, and since when it does.
     written: Option<(Condition, Instant)>,
     /// The node object is not written before this: after a failure, or so soon after a change.
@@ -153,7 +156,7 @@ struct Told<'s> {
 impl Told<'_> {
     /// Writes the condition if it is due. Answers when to look again, if nothing changes.
     async fn step(&mut self, wanted: Condition, now_wall_ms: u64) -> Instant {
-        let since_wall_ms = self.since(wanted.unavailable, now_wall_ms).await;
+        self.turn(wanted.unavailable, now_wall_ms);
         let now = Instant::now();
         if let Some((condition, at)) = &self.written
             && *condition == wanted
@@ -164,7 +167,7 @@ impl Told<'_> {
         if now < self.not_before {
             return self.not_before;
         }
-        match write(&self.nodes, self.node, &wanted, since_wall_ms, now_wall_ms).await {
+        match self.tell(&wanted, now_wall_ms).await {
             Ok(()) => {
                 self.written = Some((wanted, now));
                 (self.said, self.wait) = (false, self.again);
@@ -173,7 +176,7 @@ impl Told<'_> {
             }
             Err(Refused { why, forbidden }) => {
                 if !std::mem::replace(&mut self.said, true) {
-                    tracing::warn!(why, "the node's condition {CONDITION} cannot be written");
+                    tracing::warn!(why, "the node's condition {CONDITION} cannot be kept up to date");
                 }
                 self.written = None;
                 // Rights are not given every second.
@@ -185,33 +188,40 @@ impl Told<'_> {
         }
     }
 
-    /// Since when the condition has this status. At the very first look the node may know: before a
-    /// restart of the daemon it was the same.
-    async fn since(&mut self, unavailable: bool, now_wall_ms: u64) -> u64 {
-        match self.turned {
-            Some((status, since)) if status == unavailable => since,
-            Some(_) => self.turned.insert((unavailable, now_wall_ms)).1,
-            None => {
-                let known = known_since(&self.nodes, self.node, unavailable).await;
-                self.turned.insert((unavailable, known.unwrap_or(now_wall_ms))).1
-            }
+    /// Takes down since when the condition should have this status, as far as we saw it.
+    fn turn(&mut self, unavailable: bool, now_wall_ms: u64) {
+        if self.turned.is_none_or(|(status, _)| status != unavailable) {
+            self.turned = Some((unavailable, now_wall_ms));
         }
+    }
+
+    /// Writes the condition, once it is known since when it stands: a moment that is written is what
+    /// everybody goes by, so none is guessed.
+    async fn tell(&mut self, wanted: &Condition, now_wall_ms: u64) -> Result<(), Refused> {
+        if !self.read {
+            let known = known_since(&self.nodes, self.node, wanted.unavailable).await?;
+            self.turned = known.map(|since| (wanted.unavailable, since)).or(self.turned);
+            self.read = true;
+        }
+        let since_wall_ms = self.turned.map_or(now_wall_ms, |(_, since)| since);
+        write(&self.nodes, self.node, wanted, since_wall_ms, now_wall_ms).await
     }
 }
 
 /// Since when the node object has this status of the condition, if it has.
-async fn known_since(nodes: &Api<Node>, node: &str, unavailable: bool) -> Option<u64> {
-    let node = timeout(ANSWER_MAX, nodes.get(node)).await.ok()?.ok()?;
-    let conditions = node.status?.conditions?;
-    let known = conditions.into_iter().find(|c| c.type_ == CONDITION && c.status == status(unavailable))?;
-    u64::try_from(known.last_transition_time?.0.as_millisecond()).ok()
+async fn known_since(nodes: &Api<Node>, node: &str, unavailable: bool) -> Result<Option<u64>, Refused> {
+    let node = answered(nodes.get(node), "get nodes (ClusterRole berth)").await?;
+    let known = node.status.and_then(|status| status.conditions).into_iter().flatten();
+    let mut known = known.filter(|c| c.type_ == CONDITION && c.status == status(unavailable));
+    let since = known.next().and_then(|c| c.last_transition_time);
+    Ok(since.and_then(|since| u64::try_from(since.0.as_millisecond()).ok()))
 }
 
 fn status(unavailable: bool) -> &'static str {
     if unavailable { "True" } else { "False" }
 }
 
-/// A condition that was not written.
+/// A node that was not read, or a condition that was not written.
 struct Refused {
     why: String,
     forbidden: bool,
@@ -235,11 +245,15 @@ async fn write(
     }]}});
     let (how, patch) = (PatchParams::default(), Patch::Strategic(&patch));
     let sent = nodes.patch_status(node, &how, &patch);
+    answered(sent, "patch nodes/status (ClusterRole berth-tell)").await.map(drop)
+}
+
+/// An answer in time, or why there is none. `right`: what is needed for it.
+async fn answered<T>(sent: impl Future<Output = kube::Result<T>>, right: &str) -> Result<T, Refused> {
     match timeout(ANSWER_MAX, sent).await {
-        Ok(Ok(_)) => Ok(()),
+        Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-            let why =
-                format!("{} (the daemon's role needs: patch nodes/status; see README.md)", status.message);
+            let why = format!("{} (the daemon needs: {right}; see deploy/cluster-role.yaml)", status.message);
             Err(Refused { why, forbidden: true })
         }
         Ok(Err(error)) => Err(Refused { why: words(&error), forbidden: false }),

@@ -1,23 +1,32 @@
 //! Tells what happens to GPUs as events of the node and of pods, so that `kubectl describe` shows it.
 //! Nobody waits for it: what cannot be told in time is dropped and counted.
 
+use super::bypass::Bypasses;
 use super::client::{ANSWER_MAX, words};
 use super::news::{About, Notice, news};
 use super::{AGAIN_MAX, Settings};
 use crate::admission::Door;
+use crate::kernel::ledger::Ledger;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::time::{Instant, sleep, timeout};
 
 /// Most events of a minute: a drain of a GPU with 48 shares tells of each pod, and some more.
 const EVENTS_PER_MINUTE_MAX: u32 = 60;
+/// Most events of a minute about GPUs that are used past every grant. They have an allowance of their
+/// own: whoever starts processes for it must not keep a drain or a sick GPU from being told. What is
+/// beyond waits.
+const BYPASSES_PER_MINUTE_MAX: u32 = 20;
 /// Events that may wait for an API server that is away: what two minutes may bring. At a note of
 /// 1 KiB that is 128 KiB.
 pub(super) const EVENTS_WAITING_MAX: usize = 128;
+/// How many of these those about bypasses may not take.
+const KEPT_FREE: usize = EVENTS_WAITING_MAX / 2;
 /// How often one event is tried. With waits that double from a second that is half a minute.
 const TRIES_MAX: u32 = 6;
 /// Kinds of event that are remembered, to count what repeats instead of telling it anew.
@@ -27,24 +36,54 @@ const CONTROLLER: &str = "berth";
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Compares snapshots for ever. From the very start, so that what happens while the API server is not
-/// reached yet is told later.
-pub(super) async fn collect(settings: &Settings, door: &Door, out: Sender<Notice>) {
+/// reached yet is told later, and what turned while no daemon ran, too: `told` is how the store had it.
+pub(super) async fn collect(settings: &Settings, door: &Door, told: Arc<Ledger>, out: Sender<Notice>) {
     let mut snapshots = door.watch();
-    let mut told = snapshots.borrow_and_update().clone();
-    let mut allowance = Allowance::new(Instant::now());
+    snapshots.mark_changed();
+    let mut collector = Collector::new(told, Instant::now());
     loop {
         if snapshots.changed().await.is_err() {
             return std::future::pending().await;
         }
         sleep(settings.gather).await;
         let now = snapshots.borrow_and_update().clone();
-        for notice in news(&told, &now) {
-            if !allowance.take(Instant::now()) || out.try_send(notice).is_err() {
-                allowance.dropped += 1;
+        collector.step(now, &out, Instant::now());
+    }
+}
+
+/// What was told, and how much more may be.
+struct Collector {
+    told: Arc<Ledger>,
+    allowance: Allowance,
+    bypasses: Bypasses,
+    of_bypasses: Allowance,
+}
+
+impl Collector {
+    fn new(told: Arc<Ledger>, now: Instant) -> Self {
+        Self {
+            told,
+            allowance: Allowance::new(EVENTS_PER_MINUTE_MAX, now),
+            bypasses: Bypasses::default(),
+            of_bypasses: Allowance::new(BYPASSES_PER_MINUTE_MAX, now),
+        }
+    }
+
+    fn step(&mut self, ledger: Arc<Ledger>, out: &Sender<Notice>, now: Instant) {
+        for notice in news(&self.told, &ledger) {
+            if !self.allowance.take(now) || out.try_send(notice).is_err() {
+                self.allowance.dropped += 1;
             }
         }
-        told = now;
-        if let Some(dropped) = allowance.dropped_to_say(Instant::now()) {
+        // Nobody else sends, so this room stays.
+        let room = out.capacity().saturating_sub(KEPT_FREE).min(self.of_bypasses.left(now));
+        for notice in self.bypasses.news(&ledger, room) {
+            if !self.of_bypasses.take(now) || out.try_send(notice).is_err() {
+                self.allowance.dropped += 1;
+            }
+        }
+        self.told = ledger;
+        if let Some(dropped) = self.allowance.dropped_to_say(now) {
             tracing::warn!(dropped, "events were too many to be told to the API server");
         }
     }
@@ -52,6 +91,7 @@ pub(super) async fn collect(settings: &Settings, door: &Door, out: Sender<Notice
 
 /// How many events may still be told.
 struct Allowance {
+    per_minute: u32,
     left: u32,
     since: Instant,
     dropped: u64,
@@ -59,16 +99,21 @@ struct Allowance {
 }
 
 impl Allowance {
-    fn new(now: Instant) -> Self {
-        Self { left: EVENTS_PER_MINUTE_MAX, since: now, dropped: 0, said: None }
+    fn new(per_minute: u32, now: Instant) -> Self {
+        Self { per_minute, left: per_minute, since: now, dropped: 0, said: None }
+    }
+
+    /// How many there are.
+    fn left(&mut self, now: Instant) -> usize {
+        if now.duration_since(self.since) >= MINUTE {
+            *self = Self { left: self.per_minute, since: now, ..*self };
+        }
+        self.left as usize
     }
 
     /// Takes one, if there is one. They come back all at once, a minute after the first was taken.
     fn take(&mut self, now: Instant) -> bool {
-        if now.duration_since(self.since) >= MINUTE {
-            *self = Self { left: EVENTS_PER_MINUTE_MAX, since: now, ..*self };
-        }
-        let taken = self.left > 0;
+        let taken = self.left(now) > 0;
         self.left = self.left.saturating_sub(1);
         taken
     }
@@ -128,7 +173,7 @@ impl Teller {
                     // A repetition of what the API server has forgotten is told as new next time.
                     self.known.retain(|(known, _)| known != notice);
                     let hint = if status.code == 403 {
-                        " (the daemon's role needs: create and patch events of events.k8s.io; see README.md)"
+                        " (the daemon needs: create and patch events of events.k8s.io; ClusterRole berth-tell, see deploy/cluster-role.yaml)"
                     } else {
                         ""
                     };
@@ -188,12 +233,14 @@ fn is_final(code: u16) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::news::tests::Node;
     use super::*;
+    use tokio::sync::mpsc;
 
     #[test]
     fn so_many_events_a_minute_and_no_more() {
         let start = Instant::now();
-        let mut allowance = Allowance::new(start);
+        let mut allowance = Allowance::new(EVENTS_PER_MINUTE_MAX, start);
         let mut take = |seconds, n: u32| {
             let now = start + Duration::from_secs(seconds);
             (0..n).filter(|_| allowance.take(now)).count()
@@ -203,10 +250,47 @@ mod tests {
         assert_eq!(take(60, EVENTS_PER_MINUTE_MAX + 5), 60);
     }
 
+    #[tokio::test]
+    async fn bypasses_never_keep_a_drain_from_being_told() {
+        let mut node = Node::new();
+        let (out, mut told) = mpsc::channel(EVENTS_WAITING_MAX);
+        let start = Instant::now();
+        let mut collector = Collector::new(Arc::new(node.ledger.clone()), start);
+        // Two hundred processes, each with a name of its own, for ten minutes; nobody takes an event.
+        let many: Vec<u32> = (1000..1200).collect();
+        node.later(Some(&many));
+        for minute in 0..10 {
+            node.later(Some(&many));
+            collector.step(Arc::new(node.ledger.clone()), &out, start + minute * MINUTE);
+            let waiting = EVENTS_WAITING_MAX - out.capacity();
+            let most = (minute as usize + 1) * BYPASSES_PER_MINUTE_MAX as usize;
+            assert_eq!(waiting, most.min(EVENTS_WAITING_MAX - KEPT_FREE));
+        }
+        node.cordon("fan");
+        collector.step(Arc::new(node.ledger.clone()), &out, start + 10 * MINUTE);
+        let reasons = std::iter::from_fn(|| told.try_recv().ok()).map(|n| n.reason);
+        let reasons: Vec<_> = reasons.collect();
+        assert_eq!(reasons.last(), Some(&"GPUCordoned"));
+        // What found no room is told when there is some.
+        collector.step(Arc::new(node.ledger.clone()), &out, start + 10 * MINUTE);
+        assert_eq!(told.try_recv().unwrap().reason, "GPUBypassed");
+    }
+
+    #[tokio::test]
+    async fn what_turned_while_no_daemon_ran_is_told() {
+        let mut node = Node::new();
+        let before = Arc::new(node.ledger.clone());
+        node.look(false);
+        let (out, mut told) = mpsc::channel(EVENTS_WAITING_MAX);
+        Collector::new(before, Instant::now()).step(Arc::new(node.ledger.clone()), &out, Instant::now());
+        assert_eq!(told.try_recv().unwrap().reason, "GPUVanished");
+        assert!(told.try_recv().is_err());
+    }
+
     #[test]
     fn what_was_dropped_is_said_once_a_minute() {
         let start = Instant::now();
-        let mut allowance = Allowance::new(start);
+        let mut allowance = Allowance::new(1, start);
         assert_eq!(allowance.dropped_to_say(start), None, "nothing was");
         allowance.dropped = 3;
         assert_eq!(allowance.dropped_to_say(start), Some(3));

@@ -124,10 +124,13 @@ fn outcome(way: Way, answered: Result<(), kube::Error>) -> Outcome {
         429 => budget(&status),
         403 => {
             let right = match way {
-                Way::Evict => "create pods/eviction",
-                Way::Delete => "delete pods",
+                Way::Evict => "create pods/eviction; ClusterRole berth-evict",
+                Way::Delete => "delete pods; ClusterRole berth-delete",
             };
-            Outcome::Failed(format!("{} (the daemon's role needs: {right}; see README.md)", status.message))
+            Outcome::Failed(format!(
+                "{} (the daemon needs: {right}, see deploy/cluster-role.yaml)",
+                status.message
+            ))
         }
         _ => Outcome::Failed(status.message.clone()),
     }

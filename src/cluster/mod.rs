@@ -2,6 +2,7 @@
 //! to ask pods to leave; and where the node's GPUs are told of. All of it is optional: what the
 //! kubelet knows is enough to serve it.
 
+mod bypass;
 mod client;
 mod condition;
 mod events;
@@ -15,6 +16,8 @@ pub use pod::understand;
 
 use crate::admission::Door;
 use crate::config::ApiServer;
+use crate::kernel::ledger::Ledger;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -26,8 +29,13 @@ pub struct Settings {
     pub api_server: ApiServer,
     /// The name of this node's object.
     pub node: String,
-    /// How long news of pods are gathered before they are handed in.
+    /// How long news of pods are gathered before they are handed in. A pod that may ask next waits for
+    /// nobody; see [`crate::kernel::asking`].
     pub gather: Duration,
+    /// How long the API server is asked to keep a call of a watch open, whole seconds.
+    pub watch: Duration,
+    /// The longest silence on a connection before it counts as dead; longer than [`Self::watch`].
+    pub silence: Duration,
     /// How long a GPU's held devices were listed Unhealthy before the first of its pods is asked to
     /// leave.
     pub listed: Duration,
@@ -47,6 +55,10 @@ impl Settings {
             api_server,
             node,
             gather: Duration::from_millis(100),
+            watch: Duration::from_secs(60),
+            // The server ends a watch after its 60 s; 4 s are for one that is late. The library would
+            // begin a silent watch anew after 65 s without a word, and that call may hang as long again.
+            silence: Duration::from_secs(64),
             // A list reaches the kubelet within milliseconds; a container takes longer to end.
             listed: Duration::from_millis(250),
             again: Duration::from_secs(1),
@@ -89,19 +101,20 @@ impl Running {
     }
 }
 
-/// Starts it; waits for nothing.
+/// Starts it; waits for nothing. `before` is the ledger as the last process left it: what turned since
+/// is told.
 #[must_use]
-pub fn start(settings: Settings, door: Door) -> Running {
+pub fn start(settings: Settings, door: Door, before: Arc<Ledger>) -> Running {
     if settings.api_server == ApiServer::Off {
         return Running { link: watch::channel(Link::Off).1, task: None };
     }
     let (told, link) = watch::channel(Link::Connecting { trouble: None });
-    let task = tokio::spawn(async move { run(&settings, &door, &told).await });
+    let task = tokio::spawn(async move { run(&settings, &door, &told, before).await });
     Running { link, task: Some(task) }
 }
 
 /// Connects, for ever, and works as long as a connection lasts.
-async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>) {
+async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>, before: Arc<Ledger>) {
     let (tell, mut notices) = mpsc::channel(events::EVENTS_WAITING_MAX);
     let work = async {
         let client = client::connect_at_last(settings, told).await;
@@ -112,5 +125,5 @@ async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>) {
             condition::keep(settings, client, door),
         );
     };
-    tokio::join!(events::collect(settings, door, tell), work);
+    tokio::join!(events::collect(settings, door, before, tell), work);
 }

@@ -1,6 +1,5 @@
 //! What is told as events: the difference between two snapshots. Pure.
 
-use crate::kernel::belongs::{Bypass, Owners};
 use crate::kernel::drain::{AtDeadline, Drain, Order};
 use crate::kernel::evict::{HolderOn, Leaving, Outcome, Way, holders};
 use crate::kernel::health::{Health, HealthState};
@@ -51,7 +50,6 @@ pub(super) fn news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
         notices.push(calm("GPUForgotten", "Forget", format!("{} was let go", name_of(old, gpu))));
     }
     notices.extend(blocked_news(old, new));
-    notices.extend(bypass_news(old, new));
     notices.extend(pod_news(old, new));
     match (old.hold.as_deref(), new.hold.as_deref()) {
         (before, Some(why)) if before != Some(why) => {
@@ -153,51 +151,6 @@ fn blocked_news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
     notices
 }
 
-/// GPUs that came to be used without an allocation, and those that no longer are: one event each,
-/// however many processes it is.
-fn bypass_news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
-    if Arc::ptr_eq(&old.processes, &new.processes) {
-        return Vec::new();
-    }
-    let (before, now) = (strangers(old), strangers(new));
-    let mut notices = Vec::new();
-    for (gpu, all) in &now {
-        let unknown = |one: &&Bypass| {
-            let same = |b: &Bypass| {
-                b.process.pid == one.process.pid
-                    && b.process.who.started_ticks == one.process.who.started_ticks
-            };
-            !before.get(gpu).is_some_and(|known| known.iter().any(same))
-        };
-        let Some(one) = all.iter().find(unknown) else { continue };
-        let name = one.process.who.name.as_deref().unwrap_or("a process").escape_debug();
-        let more = if all.len() > 1 { format!(" ({} processes in all)", all.len()) } else { String::new() };
-        let why = one.reason.words();
-        let note = format!(
-            "{} is used without an allocation by {name}, process {}: {why}{more}",
-            name_of(new, gpu),
-            one.process.pid
-        );
-        notices.push(warning("GPUBypassed", "Look", note));
-    }
-    // A GPU that does not answer any more says nothing of who is on it.
-    let over = |gpu: &&PartId| !now.contains_key(*gpu) && new.processes.on.contains_key(*gpu);
-    for gpu in before.keys().filter(over) {
-        let note = format!("{} is no longer used without an allocation", name_of(new, gpu));
-        notices.push(calm("GPUBypassOver", "Look", note));
-    }
-    notices
-}
-
-/// Who uses GPUs without an allocation.
-fn strangers(ledger: &Ledger) -> BTreeMap<PartId, Vec<Bypass>> {
-    let mut all: BTreeMap<PartId, Vec<Bypass>> = BTreeMap::new();
-    for bypass in Owners::of(ledger).bypasses() {
-        all.entry(bypass.gpu.clone()).or_default().push(bypass);
-    }
-    all
-}
-
 /// Who stands in the way of a drain that evicts, and why.
 fn blockers(ledger: &Ledger, gpu: &PartId) -> BTreeMap<String, String> {
     if !ledger.gpus.get(gpu).is_some_and(|g| g.drain.evicts()) {
@@ -276,7 +229,7 @@ pub(super) fn moment(wall_ms: u64) -> String {
 }
 
 /// Text of at most [`NOTE_BYTES_MAX`].
-fn bounded(note: String) -> String {
+pub(super) fn bounded(note: String) -> String {
     if note.len() <= NOTE_BYTES_MAX {
         note
     } else {
@@ -284,13 +237,13 @@ fn bounded(note: String) -> String {
     }
 }
 
-fn calm(reason: &'static str, action: &'static str, note: String) -> Notice {
+pub(super) fn calm(reason: &'static str, action: &'static str, note: String) -> Notice {
     Notice { about: About::Node, warning: false, reason, action, note: bounded(note) }
 }
 
-fn warning(reason: &'static str, action: &'static str, note: String) -> Notice {
+pub(super) fn warning(reason: &'static str, action: &'static str, note: String) -> Notice {
     Notice { warning: true, ..calm(reason, action, note) }
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -4,21 +4,20 @@ use super::client::trouble;
 use super::{AGAIN_MAX, Link, Settings, understand};
 use crate::admission::Door;
 use crate::keeper::AskError;
+use crate::kernel::asking::{Haste, asks_for_ours, waits_anew};
+use crate::kernel::ledger::Ledger;
 use crate::kernel::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
-use futures_util::{Stream, StreamExt};
+use futures_util::{FutureExt, Stream, StreamExt};
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// Pods of one page of the first list.
 const PAGE: u32 = 250;
-/// How long a call of a watch may last, seconds. A connection that died unseen is noticed after it.
-const WATCH_S: u32 = 60;
 
 /// What is known of the pods so far.
 struct Known {
@@ -27,6 +26,8 @@ struct Known {
     listing: Option<(BTreeMap<String, Arc<Pod>>, u64)>,
     /// Whether a first list is complete.
     complete: bool,
+    /// Pods that wait for devices since [`Self::asker`] was asked last.
+    waiting: Vec<Arc<Pod>>,
 }
 
 impl Known {
@@ -39,7 +40,7 @@ impl Known {
             deleted: VecDeque::new(),
             finished: VecDeque::new(),
         };
-        Self { view, listing: None, complete: false }
+        Self { view, listing: None, complete: false, waiting: Vec::new() }
     }
 
     /// Nothing is heard any more.
@@ -68,11 +69,14 @@ impl Known {
                     return false;
                 };
                 let before = std::mem::replace(&mut self.view.pods, pods);
-                for (uid, pod) in before {
-                    if !self.view.pods.contains_key(&uid) {
-                        self.left(&pod);
+                for (uid, pod) in &before {
+                    if !self.view.pods.contains_key(uid) {
+                        self.left(pod);
                     }
                 }
+                let now: Vec<Arc<Pod>> = self.view.pods.values().cloned().collect();
+                self.waiting
+                    .extend(now.into_iter().filter(|p| waits_anew(p, before.get(&p.uid).map(Arc::as_ref))));
                 self.view.listed_mono_ms = asked_mono_ms;
                 self.view.current = true;
                 self.complete = true;
@@ -88,7 +92,12 @@ impl Known {
                 if known.is_some_and(|known| **known == pod) {
                     return false;
                 }
-                self.view.pods.insert(pod.uid.clone(), Arc::new(pod));
+                let asks = waits_anew(&pod, known.map(Arc::as_ref));
+                let pod = Arc::new(pod);
+                if asks {
+                    self.waiting.push(Arc::clone(&pod));
+                }
+                self.view.pods.insert(pod.uid.clone(), pod);
                 self.view.shed();
                 true
             }
@@ -111,6 +120,11 @@ impl Known {
         }
     }
 
+    /// Whether somebody came since the last time who may be the next to be asked for.
+    fn asker(&mut self, ledger: &Ledger) -> bool {
+        std::mem::take(&mut self.waiting).iter().any(|pod| asks_for_ours(pod, ledger))
+    }
+
     /// The view to hand in, once there was a whole list: half a list would say that pods are gone.
     fn whole(&self) -> Option<PodsView> {
         match self.too_many() {
@@ -127,13 +141,13 @@ impl Known {
 
 /// Watches for ever.
 pub(super) async fn keep(settings: &Settings, client: Client, door: &Door, told: &watch::Sender<Link>) {
-    let mut known = Known::new();
+    let (mut known, mut haste) = (Known::new(), Haste::default());
     let mut wait = settings.again;
     loop {
         // A new watch begins with a list: what was missed meanwhile is known, and that it is heard, too.
         let mut stream = Box::pin(shown(settings, client.clone()));
         let error = loop {
-            match gather(&mut stream, &mut known, door, settings.gather).await {
+            match gather(&mut stream, &mut known, &mut haste, door, settings).await {
                 Ok(changed) => {
                     if known.view.current {
                         wait = settings.again;
@@ -163,25 +177,36 @@ fn shown(
 ) -> impl Stream<Item = Result<Event<ApiPod>, watcher::Error>> + Send + use<> {
     let config = watcher::Config::default()
         .fields(&format!("spec.nodeName={}", settings.node))
-        .timeout(WATCH_S)
+        .timeout(u32::try_from(settings.watch.as_secs()).unwrap_or(u32::MAX))
         .page_size(PAGE);
     watcher(Api::<ApiPod>::all(client), config)
 }
 
-/// The events of the next while, from the first one on. Answers whether anything changed.
+/// The events of the next while, from the first one on; no more of them when a pod comes that may be
+/// the next to be asked for. Answers whether anything changed.
 async fn gather(
     stream: &mut (impl Stream<Item = Result<Event<ApiPod>, watcher::Error>> + Unpin),
     known: &mut Known,
+    haste: &mut Haste,
     door: &Door,
-    gather: Duration,
+    settings: &Settings,
 ) -> Result<bool, watcher::Error> {
     let Some(first) = stream.next().await else {
         // It never ends; if it did, waiting is all that is left.
         return std::future::pending().await;
     };
     let mut changed = known.take(first?, door.now().mono_ms);
-    let end = Instant::now() + gather;
+    let end = Instant::now() + settings.gather;
     loop {
+        // What is here already comes along: pods that are made together are one view.
+        while Instant::now() < end
+            && let Some(Some(event)) = stream.next().now_or_never()
+        {
+            changed |= known.take(event?, door.now().mono_ms);
+        }
+        if known.asker(&door.snapshot()) && haste.take(door.now().mono_ms) {
+            return Ok(changed);
+        }
         tokio::select! {
             () = sleep_until(end) => return Ok(changed),
             Some(event) = stream.next() => changed |= known.take(event?, door.now().mono_ms),

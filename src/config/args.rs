@@ -34,7 +34,7 @@ pub struct ServeArgs {
     /// Whether the API server is a source of truth, too [default: auto, if there is a kubeconfig or a service account]
     #[arg(long, env = "BERTH_API_SERVER", value_enum)]
     pub api_server: Option<ApiServerMode>,
-    /// How to reach the API server from outside of a pod
+    /// How to reach the API server from outside of a pod; one that runs a program (exec) is refused
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Where the admin API listens; loopback only, as long as there is no TLS [default: 127.0.0.1:9470]

@@ -132,6 +132,9 @@ pub enum EndReason {
     Released,
     /// Two rounds agreed that no pod ever took it: the kubelet dropped our answer.
     NeverStarted,
+    /// Two rounds agreed that its pod is gone, by the word of who knows all pods: the kubelet's
+    /// checkpoint could not be read, and may show it once more when it can.
+    PodGone,
     /// A later allocation of the same devices lives, and this one is nowhere.
     Superseded,
     /// An operator said so.
@@ -145,6 +148,7 @@ impl EndReason {
         match self {
             Self::Released => "released",
             Self::NeverStarted => "neverStarted",
+            Self::PodGone => "podGone",
             Self::Superseded => "superseded",
             Self::Operator => "operator",
         }

@@ -4,6 +4,7 @@
 //! sources show is drawn from the model, at times stale, partial or missing, never invented.
 
 mod ends;
+mod sources;
 mod world;
 
 pub(super) use world::Held;
@@ -70,6 +71,40 @@ enum Op {
     End {
         which: usize,
     },
+    /// Whoever knows all pods by UID shows them.
+    Pods(Showing),
+    /// The kubelet writes its pods' status to the API server.
+    Status,
+    /// A pod's object goes: of one that ended, or by force of any.
+    Delete {
+        which: usize,
+        force: bool,
+    },
+    /// The kubelet forgets what a pod holds that lives on.
+    Forgets {
+        which: usize,
+    },
+    /// A pod is asked to leave a GPU that is emptied.
+    Evict {
+        which: usize,
+        outcome: usize,
+    },
+    /// A look at who is on the GPUs.
+    Processes {
+        host: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Showing {
+    List,
+    Watch,
+    Silent,
+    TooMany,
+    /// The kubelet's Pods API.
+    Kubelets,
+    /// A view of before, once more.
+    Again,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -92,6 +127,15 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (0usize..6).prop_map(|shape| Op::Offer { shape }),
         2 => prop::option::of(any::<usize>()).prop_map(|foreign| Op::Crash { foreign }),
         1 => any::<usize>().prop_map(|which| Op::End { which }),
+        6 => prop_oneof![
+            4 => Just(Showing::List), 3 => Just(Showing::Watch), 1 => Just(Showing::Silent),
+            1 => Just(Showing::TooMany), 1 => Just(Showing::Kubelets), 1 => Just(Showing::Again),
+        ].prop_map(Op::Pods),
+        2 => Just(Op::Status),
+        2 => (any::<usize>(), prop::bool::weighted(0.25)).prop_map(|(which, force)| Op::Delete { which, force }),
+        1 => any::<usize>().prop_map(|which| Op::Forgets { which }),
+        2 => (any::<usize>(), 0usize..4).prop_map(|(which, outcome)| Op::Evict { which, outcome }),
+        2 => prop::bool::weighted(0.3).prop_map(|host| Op::Processes { host }),
     ]
 }
 
@@ -109,6 +153,9 @@ proptest! {
         // In the end every pod goes, and two rounds see it.
         world.pods.clear();
         world.stale.clear();
+        world.sources.forgotten.clear();
+        world.step(&Op::Status);
+        world.step(&Op::Pods(Showing::List));
         for _ in 0..3 {
             world.step(&Op::Wait { ms: 31_000 });
             world.step(&Op::Round { list: true, checkpoint: true, fresh: true });
@@ -139,6 +186,40 @@ fn a_mig_instance_that_was_destroyed_leaves_once_nobody_holds_it() {
     world.step(&Op::Look { mask: 0b0011 });
     world.step(&Op::Wait { ms: 61_000 });
     assert!(world.ledger.parts.contains_key(&gpu(2)));
+}
+
+/// While the checkpoint cannot be read the API server's word ends what was taken over, and the file
+/// shows it still when it can be read again.
+#[test]
+fn what_ended_while_the_checkpoint_could_not_be_read_is_not_taken_over_again() {
+    const KEPT: usize = 64;
+    let mut world = World::new(KEPT);
+    world.step(&Op::Offer { shape: 0 });
+    let held = Held {
+        uid: "be-fore".into(),
+        resource: resource(0),
+        devices: vec![DeviceId::whole(&gpu(0))],
+        allocation: None,
+    };
+    world.pods.push(held);
+    world.file.clone_from(&world.pods);
+    world.step(&Op::Crash { foreign: None });
+    assert_eq!(world.ledger.live.len(), 1, "taken over");
+    // It goes, and the API server lists no such pod.
+    world.pods.clear();
+    for _ in 0..3 {
+        world.step(&Op::Wait { ms: 31_000 });
+        world.step(&Op::Pods(Showing::List));
+        world.step(&Op::Round { list: true, checkpoint: false, fresh: false });
+    }
+    assert!(world.ledger.live.is_empty(), "{:?}", world.ledger.live);
+    for _ in 0..2 * KEPT {
+        world.allocate(&resource(0), vec![DeviceId::whole(&gpu(2))]).unwrap();
+        world.step(&Op::End { which: 0 });
+    }
+    assert_eq!(world.ledger.ended.len(), KEPT);
+    world.step(&Op::Crash { foreign: None });
+    assert!(world.ledger.live.is_empty(), "{:?}", world.ledger.live);
 }
 
 /// The kubelet's checkpoint goes on showing what an operator ended while its pod runs.

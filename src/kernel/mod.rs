@@ -11,11 +11,12 @@
 //!   answers are [`allocate`], [`offering`], [`look`] and [`round`]
 //! - [`decision`], [`compare`]: what was asked and answered, and what another policy would have said
 //! - [`evict`]: who is asked to leave a GPU that is emptied
-//! - [`listing`], [`placement`], [`pods`], [`reconcile`]: what the kubelet is told, which devices are
-//!   near, whose pods are here, and what the sources of truth prove
+//! - [`listing`], [`placement`], [`pods`], [`asking`], [`reconcile`]: what the kubelet is told, which
+//!   devices are near, whose pods are here, who asks next, and what the sources of truth prove
 
 pub mod allocate;
 pub mod allocation;
+pub mod asking;
 pub mod belongs;
 pub mod breaker;
 pub mod change;

@@ -244,7 +244,8 @@ pub fn is_of_static_pod(uid: &str) -> bool {
 }
 
 /// Containers that may be asking for `count` devices of `resource` now: Allocate names no pod, so
-/// these are all whom it can be for. Empty where no source shows pods at present.
+/// these are all whom we know that it can be for. The asker itself may be missing: the kubelet may hear
+/// of it first. Empty where no source shows pods at present.
 #[must_use]
 pub fn candidates(ledger: &Ledger, resource: &Resource, count: usize) -> Vec<Candidate> {
     let Some(view) = ledger.pods.as_ref().filter(|view| view.current) else {

@@ -169,11 +169,11 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
             match verdict(ledger, allocation, &evidence, view, &sighting, timing, at) {
                 Sight::Kept => {}
                 Sight::Alive => sighting.missed_mono_ms = None,
-                Sight::Over => plan.ended.push((*id, end_reason(allocation, &evidence))),
+                Sight::Over => plan.ended.push((*id, end_reason(allocation, &evidence, view))),
                 Sight::Missed => {
                     let first = *sighting.missed_mono_ms.get_or_insert(at.mono_ms);
                     if at.passed(first, timing.rounds_apart_ms) {
-                        missed.push((*id, end_reason(allocation, &evidence)));
+                        missed.push((*id, end_reason(allocation, &evidence, view)));
                     }
                 }
             }
@@ -242,8 +242,10 @@ fn verdict(
     }
 }
 
-fn end_reason(allocation: &Allocation, evidence: &Evidence) -> EndReason {
-    if allocation.overlapped && evidence.under_another_id {
+fn end_reason(allocation: &Allocation, evidence: &Evidence, view: &RoundView) -> EndReason {
+    if view.checkpoint.is_none() {
+        EndReason::PodGone
+    } else if allocation.overlapped && evidence.under_another_id {
         EndReason::Superseded
     } else if allocation.holder.is_unknown() {
         EndReason::NeverStarted

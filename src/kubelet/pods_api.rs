@@ -13,6 +13,7 @@ use super::wire::v1alpha1::pods_client::PodsClient;
 use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
 use crate::admission::Door;
 use crate::keeper::{AskError, Snapshot};
+use crate::kernel::asking::{Haste, asks_for_ours, waits_anew};
 use crate::kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -31,6 +32,8 @@ struct Known {
     dirty: bool,
     /// Whether it was handed in that there are more pods than are taken.
     too_many: bool,
+    /// The pod of the last event, if it waits for devices and did not before.
+    waits: Option<Arc<Pod>>,
 }
 
 impl Default for Known {
@@ -43,7 +46,7 @@ impl Default for Known {
             deleted: VecDeque::new(),
             finished: VecDeque::new(),
         };
-        Self { view, listing: None, complete: false, dirty: false, too_many: false }
+        Self { view, listing: None, complete: false, dirty: false, too_many: false, waits: None }
     }
 }
 
@@ -55,6 +58,7 @@ impl Known {
 
     /// Takes in one event. Answers whether the view is to be handed in now.
     fn take(&mut self, event: &WatchPodsEvent) -> bool {
+        self.waits = None;
         match event.r#type() {
             EventType::Added | EventType::Modified => {
                 let Some(pod) = pod::understand(&event.pod) else {
@@ -64,10 +68,14 @@ impl Known {
                     listing.insert(pod.uid.clone(), Arc::new(pod));
                     return false;
                 }
-                if self.view.pods.get(&pod.uid).is_some_and(|known| **known == pod) {
+                let known = self.view.pods.get(&pod.uid).map(Arc::as_ref);
+                if known == Some(&pod) {
                     return false;
                 }
-                self.view.pods.insert(pod.uid.clone(), Arc::new(pod));
+                let waits = waits_anew(&pod, known);
+                let pod = Arc::new(pod);
+                self.waits = waits.then(|| Arc::clone(&pod));
+                self.view.pods.insert(pod.uid.clone(), pod);
                 self.dirty = true;
                 true
             }
@@ -156,7 +164,7 @@ impl From<Status> for End {
 
 /// Watches for ever.
 pub(super) async fn keep(settings: Arc<Settings>, door: Door) {
-    let mut watch = Watch { settings, door, known: Known::default(), said: None };
+    let mut watch = Watch { settings, door, known: Known::default(), haste: Haste::default(), said: None };
     let mut wait = watch.settings.waits.pods_again;
     loop {
         let began = Instant::now();
@@ -182,6 +190,7 @@ struct Watch {
     settings: Arc<Settings>,
     door: Door,
     known: Known,
+    haste: Haste,
     /// The last trouble, or that all is well; so that each is said once.
     said: Option<Option<String>>,
 }
@@ -217,7 +226,10 @@ impl Watch {
                 event = events.message() => match event {
                     Ok(Some(event)) => {
                         if self.known.take(&event) {
-                            due.get_or_insert_with(|| Instant::now() + waits.gather);
+                            let due = due.get_or_insert_with(|| Instant::now() + waits.gather);
+                            if self.hurries() {
+                                *due = Instant::now();
+                            }
                         }
                     }
                     Ok(None) => return End::Lost("it ended the watch".into()),
@@ -242,6 +254,12 @@ impl Watch {
                 }
             }
         }
+    }
+
+    /// Whether the last event brought a pod that may be the next to be asked for.
+    fn hurries(&mut self) -> bool {
+        let Some(pod) = &self.known.waits else { return false };
+        asks_for_ours(pod, &self.door.snapshot()) && self.haste.take(self.door.now().mono_ms)
     }
 
     /// Whether our view would be taken and is not there.

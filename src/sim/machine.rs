@@ -22,12 +22,12 @@ const COUNT_MAX: u32 = 16;
 ///     absent: true       # is not there at all
 ///   - index: 6
 ///     processes: 2       # so many, and nothing more is told of them
-///     memoryUsedMib: 4096
+///     memoryUsedMiB: 4096
 ///   - index: 7
 ///     mig: [1g.10gb, 2g.20gb]
 ///     running:           # one by one; instance is the place in mig, from 0
-///       - { pid: 4711, memoryMib: 512, instance: 1 }
-///       - { pid: 4712, memoryMib: 64, kind: graphics }
+///       - { pid: 4711, memoryMiB: 512, instance: 1 }
+///       - { pid: 4712, memoryMiB: 64, kind: graphics }
 /// events:                # each is told once; seq only grows
 ///   - { seq: 1, gpu: 3, xid: 79 }
 /// ```
@@ -69,7 +69,7 @@ pub struct SimGpu {
     #[serde(default)]
     pub running: Vec<SimProcess>,
     /// Memory in use beside that of `running`, MiB.
-    #[serde(default)]
+    #[serde(rename = "memoryUsedMiB", default)]
     pub memory_used_mib: u64,
     /// Profiles of its MIG instances; none: it is not in MIG mode.
     #[serde(default)]
@@ -83,7 +83,7 @@ pub struct SimProcess {
     /// Its id on this machine.
     pub pid: u32,
     /// Memory that it uses, MiB.
-    #[serde(default)]
+    #[serde(rename = "memoryMiB", default)]
     pub memory_mib: u64,
     /// What it does there.
     #[serde(default)]

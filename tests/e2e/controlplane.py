@@ -38,7 +38,8 @@ _CERTIFICATE, _KEY = _FOLDER / "server.crt", _FOLDER / "server.key"
 _ADMIN, _BERTH = "e2e-admin", "e2e-berth"
 
 #: The rights that Berth's users are told to give it, so that the test shows that they are enough.
-_BERTH_ROLE = REPO / "deploy" / "cluster-role.yaml"
+_BERTH_ROLES_FILE = REPO / "deploy" / "cluster-role.yaml"
+_BERTH_ROLES = ("berth", "berth-tell", "berth-evict", "berth-delete")
 
 #: What `ControlPlane.empty` takes away, in this order: what makes pods before the pods.
 _KINDS = "deployments,replicasets,jobs,poddisruptionbudgets,pods"
@@ -121,8 +122,9 @@ class ControlPlane:
         self._controllers.start()
         self._scheduler.start()
         self.kubectl("create", "namespace", NAMESPACE)
-        self.kubectl("create", "-f", _BERTH_ROLE)
-        self.kubectl("create", "clusterrolebinding", "berth", "--clusterrole=berth", "--user=berth")
+        self.kubectl("create", "-f", _BERTH_ROLES_FILE)
+        for role in _BERTH_ROLES:
+            self.kubectl("create", "clusterrolebinding", role, f"--clusterrole={role}", "--user=berth")
 
     def stop(self) -> None:
         for part in (self._scheduler, self._controllers, self._api, self._etcd):

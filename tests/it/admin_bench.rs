@@ -98,7 +98,16 @@ impl Bench {
     }
 
     pub(crate) fn start(&mut self) {
-        let server = Server::bind(self.settings()).unwrap();
+        self.start_with(self.settings());
+    }
+
+    /// The same where it was before it was stopped.
+    pub(crate) fn start_at(&mut self, address: SocketAddr) {
+        self.start_with(Settings { listen: address, ..self.settings() });
+    }
+
+    fn start_with(&mut self, settings: Settings) {
+        let server = Server::bind(settings).unwrap();
         self.api = Some(server.run(self.door.clone()).unwrap());
         let text = std::fs::read_to_string(self.dir.path().join("token")).unwrap();
         self.token = text.trim().to_owned();

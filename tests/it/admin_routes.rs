@@ -43,7 +43,7 @@ fn gpus_show_health_devices_holders_and_links() {
     let uuids: Vec<_> = list["items"].as_array().unwrap().iter().map(|g| g["uuid"].clone()).collect();
     assert_eq!(uuids, ["GPU-0", "GPU-1"]);
     assert_eq!(list["items"][1]["resources"][0]["held"], 1);
-    assert_eq!(list["items"][0]["memoryUsedMib"], 7);
+    assert_eq!(list["items"][0]["memoryUsedMiB"], 7);
 
     let gpu = bench.get("/api/v1/gpus/GPU-1").expect(200);
     assert_eq!(gpu["health"]["state"], "healthy");

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 /// The name of its one node.
 pub(crate) const NODE: &str = "node-1";
@@ -49,8 +49,26 @@ pub(crate) struct State {
     cut_before: u64,
     /// Lists asked for.
     lists: usize,
+    /// What is done to reads of a kind.
+    reads: BTreeMap<Read, Unread>,
+    /// Reads that were refused so, and watches and lists that began to hang.
+    unread: usize,
     /// What clients wrote, and what is done to their writes.
     pub(crate) writes: Writes,
+}
+
+/// A kind of read: the whole node object, or lists and watches of pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Read {
+    Node,
+    Pods,
+}
+
+/// What is done to a kind of read: a refusal, or no answer, by watches that are under way neither.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unread {
+    Refuse(u16),
+    Hang,
 }
 
 /// A pod as the API server has it.
@@ -167,6 +185,30 @@ impl World {
         self.news.send_replace(state.version);
     }
 
+    /// Does this to every read of a kind from now on; `None`: answers as it should.
+    pub(crate) fn read_fault(&self, read: Read, fault: Option<Unread>) {
+        let mut state = self.state.lock().unwrap();
+        match fault {
+            Some(fault) => state.reads.insert(read, fault),
+            None => state.reads.remove(&read),
+        };
+        // A refusal ends watches; what hangs is left hanging.
+        if matches!(fault, Some(Unread::Refuse(_))) {
+            state.version += 1;
+            state.cut_before = state.version;
+            self.news.send_replace(state.version);
+        }
+    }
+
+    /// How many reads were done something to.
+    pub(crate) fn unread(&self) -> usize {
+        self.state.lock().unwrap().unread
+    }
+
+    fn hangs(&self, read: Read) -> bool {
+        self.state.lock().unwrap().reads.get(&read) == Some(&Unread::Hang)
+    }
+
     /// How often pods were listed.
     pub(crate) fn lists(&self) -> usize {
         self.state.lock().unwrap().lists
@@ -184,6 +226,26 @@ pub(crate) fn status(code: u16, message: &str) -> HttpResponse {
     HttpResponse::build(actix_web::http::StatusCode::from_u16(code).unwrap()).json(body)
 }
 
+/// What is done to this kind of read, if anything; a client that hangs up ends the waiting.
+async fn faulty(world: &World, read: Read) -> Option<HttpResponse> {
+    if let Some(refused) = refused(world) {
+        return Some(refused);
+    }
+    let fault = {
+        let mut state = world.state.lock().unwrap();
+        let fault = state.reads.get(&read).copied()?;
+        state.unread += 1;
+        fault
+    };
+    if let Unread::Refuse(code) = fault {
+        return Some(status(code, "refused by the test"));
+    }
+    while world.hangs(read) {
+        sleep(Duration::from_millis(20)).await;
+    }
+    None
+}
+
 async fn node(world: web::Data<World>, name: web::Path<String>, request: HttpRequest) -> HttpResponse {
     if let Some(refused) = refused(&world) {
         return refused;
@@ -193,6 +255,9 @@ async fn node(world: web::Data<World>, name: web::Path<String>, request: HttpReq
     }
     let accept = request.headers().get("accept").and_then(|a| a.to_str().ok()).unwrap_or_default();
     if !accept.contains("as=PartialObjectMetadata") {
+        if let Some(faulty) = faulty(&world, Read::Node).await {
+            return faulty;
+        }
         return HttpResponse::Ok().json(api_writes::node_object(&world));
     }
     HttpResponse::Ok().json(json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
@@ -200,8 +265,8 @@ async fn node(world: web::Data<World>, name: web::Path<String>, request: HttpReq
 }
 
 async fn pods(world: web::Data<World>, request: HttpRequest) -> HttpResponse {
-    if let Some(refused) = refused(&world) {
-        return refused;
+    if let Some(faulty) = faulty(&world, Read::Pods).await {
+        return faulty;
     }
     let query = web::Query::<BTreeMap<String, String>>::from_query(request.query_string()).unwrap();
     // Whoever asks for the pods of other nodes asks for too much.
@@ -230,6 +295,10 @@ fn watched(world: Arc<World>, since: u64, lasts: Duration) -> HttpResponse {
     let lines = stream::unfold((world, news, since), move |(world, mut news, since)| async move {
         loop {
             news.mark_unchanged();
+            if world.hangs(Read::Pods) {
+                sleep(Duration::from_millis(20)).await;
+                continue;
+            }
             {
                 let state = world.state.lock().unwrap();
                 if state.cut_before > since {
@@ -246,6 +315,7 @@ fn watched(world: Arc<World>, since: u64, lasts: Duration) -> HttpResponse {
             }
             match timeout_at(end, news.changed()).await {
                 Ok(Ok(())) => {}
+                _ if world.hangs(Read::Pods) => {}
                 _ => return None,
             }
         }

@@ -3,8 +3,10 @@
 use crate::admin_bench::Bench;
 use crate::admin_twins::module;
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
 
 struct Ran {
     code: i32,
@@ -434,4 +436,69 @@ fn what_serve_cannot_use_is_one_line_and_1() {
     let bad = write(&dir.path().join("bad.yaml"), "gpuss: nvml\n");
     let ran = serve(&["--config", &bad]);
     assert_eq!((ran.code, ran.err.lines().count()), (1, 1), "{}", ran.err);
+}
+
+/// A command that runs, and what it has said on standard error so far.
+struct Watching {
+    child: Child,
+    said: Arc<Mutex<String>>,
+}
+
+impl Bench {
+    fn watch(&self, args: &[&str]) -> Watching {
+        let mut command = berth(args);
+        command.env("BERTH_SERVER", format!("http://{}", self.address()));
+        command.env("BERTH_TOKEN_FILE", self.dir.path().join("token"));
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let (said, pipe) = (Arc::<Mutex<String>>::default(), child.stderr.take().unwrap());
+        let into = Arc::clone(&said);
+        std::thread::spawn(move || {
+            for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                let mut said = into.lock().unwrap();
+                *said += &line;
+                *said += "\n";
+            }
+        });
+        Watching { child, said }
+    }
+}
+
+impl Watching {
+    fn until_says(&self, words: &str, times: usize) {
+        crate::cluster::until(words, || {
+            (self.said.lock().unwrap().matches(words).count() >= times).then_some(())
+        });
+    }
+
+    /// Its exit code and all that it said.
+    fn ended(mut self, last: &str) -> (i32, String) {
+        let code = self.child.wait().unwrap().code().unwrap();
+        self.until_says(last, 1);
+        let said = self.said.lock().unwrap().clone();
+        (code, said)
+    }
+}
+
+#[test]
+fn a_drain_is_watched_on_over_a_restart_of_the_daemon_but_not_past_a_refusal() {
+    let mut bench = Bench::new(2);
+    bench.allocate(0);
+    let left = "1 allocation left";
+    let watching = bench.watch(&["gpu", "drain", "0", "--wait"]);
+    watching.until_says(left, 1);
+    let address = bench.address();
+    let api = bench.api.take().unwrap();
+    api.stop();
+    watching.until_says("cannot be watched at present", 1);
+    bench.start_at(address);
+    watching.until_says(left, 2);
+    bench.done(&["gpu", "drain", "0", "--stop"]);
+    let (code, said) = watching.ended("called off");
+    assert_eq!((code, said.matches("at present").count()), (1, 1), "{said}");
+
+    let watching = bench.watch(&["gpu", "drain", "0", "--wait"]);
+    watching.until_says(left, 1);
+    bench.done(&["token", "rotate", "--token-file", bench.dir.path().join("token").to_str().unwrap()]);
+    let (code, said) = watching.ended("cannot be watched any more");
+    assert!(code == 1 && said.contains("does not take the token") && !said.contains("at present"), "{said}");
 }

@@ -124,7 +124,7 @@ async fn lacking_rights_are_named_once_and_everything_else_goes_on() {
             message.contains(right).then_some(())
         });
     };
-    message("the daemon's role needs: delete pods");
+    message("the daemon needs: delete pods; ClusterRole berth-delete");
     let said = |what: &str| scene.serving.log().matches(what).count();
     for right in ["create and patch events of events.k8s.io", "patch nodes/status"] {
         until(right, || (said(right) == 1).then_some(()));

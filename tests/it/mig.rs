@@ -201,7 +201,7 @@ async fn a_resource_under_mps_needs_its_daemon_and_tells_containers_the_way() {
     // The API says the same, and who sees to it.
     let limits = &serving.live()[0]["limits"];
     assert_eq!(
-        (&limits["memoryMib"], &limits["enforcedBy"]),
+        (&limits["memoryMiB"], &limits["enforcedBy"]),
         (&(81_559 / 4).into(), &"mps".into()),
         "{limits}"
     );

@@ -84,3 +84,14 @@ fn every_property_is_explained() {
         }
     }
 }
+
+/// A megabyte of 1024 times 1024 bytes is written MiB.
+#[test]
+fn units_are_written_as_people_write_them() {
+    let document = document();
+    let schemas = document["components"]["schemas"].as_object().unwrap().values();
+    let parts = schemas.flat_map(|s| std::iter::once(s).chain(s["allOf"].as_array().into_iter().flatten()));
+    let properties = parts.filter_map(|s| s["properties"].as_object()).flat_map(|p| p.keys());
+    let of_memory: Vec<_> = properties.filter(|name| name.to_lowercase().ends_with("mib")).collect();
+    assert!(of_memory.len() > 8 && of_memory.iter().all(|name| name.ends_with("MiB")), "{of_memory:?}");
+}

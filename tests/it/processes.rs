@@ -149,7 +149,7 @@ async fn processes_are_told_by_their_pods_and_those_without_an_allocation_are_li
     let uid = house.start("trainer", SHARED, 1).await.unwrap();
     serving.until("its holder", |live| live.len() == 1 && live[0]["holder"]["podUid"].is_string());
     let allocation = serving.live().remove(0);
-    assert_eq!(allocation["uses"][0]["memoryUsedMib"], 0);
+    assert_eq!(allocation["uses"][0]["memoryUsedMiB"], 0);
     let (id, gpu) = (allocation["id"].as_str().unwrap(), allocation["gpus"][0].as_str().unwrap());
     let index = serving.get(&format!("/gpus/{gpu}"))["index"].as_u64().unwrap();
     assert_eq!(index, 0, "the machine's file puts the processes there");
@@ -161,7 +161,7 @@ async fn processes_are_told_by_their_pods_and_those_without_an_allocation_are_li
     let (m, s, d) = (mine.pid(), stray.pid(), daemon.pid());
     let runs = |memory: u64| {
         machine
-            .runs(&format!("{{pid: {m}, memoryMib: {memory}}}, {{pid: {s}, memoryMib: 99}}, {{pid: {d}}}"));
+            .runs(&format!("{{pid: {m}, memoryMiB: {memory}}}, {{pid: {s}, memoryMiB: 99}}, {{pid: {d}}}"));
     };
     runs(512);
 
@@ -171,7 +171,7 @@ async fn processes_are_told_by_their_pods_and_those_without_an_allocation_are_li
     let known = by_pid(&list, m);
     assert_eq!((&known["right"], &known["allocations"][0]), (&"allocation".into(), &id.into()));
     assert_eq!((&known["pod"]["uid"], &known["pod"]["name"]), (&uid.into(), &"trainer".into()));
-    assert_eq!((&known["name"], &known["memoryMib"]), (&"sleep".into(), &512.into()));
+    assert_eq!((&known["name"], &known["memoryMiB"]), (&"sleep".into(), &512.into()));
     assert_eq!(known["containerId"], "a".repeat(64));
     assert_eq!(by_pid(&list, d)["right"], "ignored");
 
@@ -186,8 +186,8 @@ async fn processes_are_told_by_their_pods_and_those_without_an_allocation_are_li
     assert_eq!((&shown["processes"], &shown["bypasses"]), (&2.into(), &1.into()), "the daemon is left out");
 
     let uses = serving.live().remove(0)["uses"][0].clone();
-    assert_eq!((&uses["memoryUsedMib"], &uses["pids"][0]), (&512.into(), &m.into()));
-    let limit = uses["memoryLimitMib"].as_u64().expect("a share of a T4 has a limit");
+    assert_eq!((&uses["memoryUsedMiB"], &uses["pids"][0]), (&512.into(), &m.into()));
+    let limit = uses["memoryLimitMiB"].as_u64().expect("a share of a T4 has a limit");
     assert_eq!(uses["overLimit"], false);
     assert_eq!(serving.live()[0]["limits"]["enforcedBy"], "none");
     runs(limit + 1);
@@ -211,7 +211,7 @@ async fn processes_are_told_by_their_pods_and_those_without_an_allocation_are_li
     let other =
         serving.await_that("/bypass", "another process", |list| by_pid(list, m)["name"] == "intruder");
     assert_eq!(by_pid(&other, m)["reason"], "hostProcess");
-    assert_eq!(serving.live()[0]["uses"][0]["memoryUsedMib"], 0);
+    assert_eq!(serving.live()[0]["uses"][0]["memoryUsedMiB"], 0);
 
     let (began, ended) = ("a GPU is used without an allocation", "no longer used without an allocation");
     serving.until_logged(began, 2);
@@ -253,7 +253,7 @@ async fn two_containers_on_one_gpu_are_told_apart_and_what_a_pod_leaves_behind_i
     fs::write(machine.process(known.pid()).join("mountinfo"), log).unwrap();
     machine.place(unknown.pid(), &systemd(&uid, "b"));
     let (k, u) = (known.pid(), unknown.pid());
-    machine.runs(&format!("{{pid: {k}, memoryMib: 100}}, {{pid: {u}, memoryMib: 50}}"));
+    machine.runs(&format!("{{pid: {k}, memoryMiB: 100}}, {{pid: {u}, memoryMiB: 50}}"));
 
     let on_gpu = format!("/gpus/{first}/processes");
     let list = serving.await_that(&on_gpu, "both", |list| list["items"].as_array().unwrap().len() == 2);
@@ -262,7 +262,7 @@ async fn two_containers_on_one_gpu_are_told_apart_and_what_a_pod_leaves_behind_i
     assert_eq!(by_pid(&list, k)["pod"]["container"], name(here[0]));
     assert_eq!(by_pid(&list, u)["right"], "shared");
     let used = serving.get(&format!("/allocations/{}", here[0]["id"].as_str().unwrap()))["uses"][0].clone();
-    assert_eq!((&used["memoryUsedMib"], &used["shared"]["memoryMib"]), (&100.into(), &50.into()));
+    assert_eq!((&used["memoryUsedMiB"], &used["shared"]["memoryMiB"]), (&100.into(), &50.into()));
     assert_eq!(used["shared"]["with"][0], here[1]["id"]);
     assert_eq!(serving.get("/bypass")["total"], 0);
 
@@ -283,10 +283,10 @@ async fn without_the_hosts_pids_it_says_what_it_cannot_see() {
     assert_eq!(node["processes"]["state"], "pidsHidden");
     assert!(node["processes"]["fix"].as_str().unwrap().contains("hostPID: true"));
     let gpu = serving.live()[0]["gpus"][0].as_str().unwrap().to_owned();
-    assert_eq!(serving.live()[0]["uses"][0]["memoryUsedMib"], Value::Null);
+    assert_eq!(serving.live()[0]["uses"][0]["memoryUsedMiB"], Value::Null);
 
     // This process's id is somebody else's on the host: nothing is made of it.
-    machine.runs(&format!("{{pid: {}, memoryMib: 7}}", std::process::id()));
+    machine.runs(&format!("{{pid: {}, memoryMiB: 7}}", std::process::id()));
     let on_gpu = format!("/gpus/{gpu}/processes");
     let list = serving.await_that(&on_gpu, "it", |list| list["items"].as_array().unwrap().len() == 1);
     assert_eq!((&list["items"][0]["right"], &list["items"][0]["name"]), (&"unclear".into(), &Value::Null));

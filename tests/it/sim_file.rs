@@ -42,7 +42,7 @@ fn the_file_is_followed() {
     assert_eq!(before.parts.len(), 4);
     replace(
         &path,
-        "model: h100\ncount: 6\ngpus: [{index: 1, lost: true}, {index: 2, processes: 3, memoryUsedMib: 99}]\n",
+        "model: h100\ncount: 6\ngpus: [{index: 1, lost: true}, {index: 2, processes: 3, memoryUsedMiB: 99}]\n",
     );
     let after = gpus.look().expect("a look");
     assert_eq!(after.parts.len(), 6);

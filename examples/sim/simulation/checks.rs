@@ -1,8 +1,7 @@
 //! All invariants after every turn, and what the world was promised.
 
 use super::disk::Disk;
-use super::ends::{Cause, Ends, Turn};
-use super::kubelet::Kubelet;
+use super::ends::{Cause, Ends, Truth, Turn};
 use super::marks::Marks;
 use super::state;
 use super::violation::Violation;
@@ -62,7 +61,7 @@ impl Checks {
         after: &Ledger,
         heard: &Heard<'_>,
         rules: &Rules,
-        kubelet: &Kubelet,
+        truth: Truth<'_>,
         disk: &Disk,
     ) {
         if let (Command::Allocate { request, .. }, true) = (heard.command, heard.taken_in) {
@@ -81,7 +80,9 @@ impl Checks {
         }
         let Heard { cause, taken_in, true_ms, .. } = heard;
         let turn = Turn { before, after, cause, taken_in: *taken_in, true_ms: *true_ms };
-        let ends = self.ends.turn(&turn, &rules.timing, kubelet);
+        let pods = self.ends.pods(&turn, heard.command, heard.now);
+        self.note(pods);
+        let ends = self.ends.turn(&turn, &rules.timing, truth);
         self.note(ends);
         self.generation(before, after, heard);
         self.state(after, heard, rules, disk);
@@ -98,16 +99,16 @@ impl Checks {
         after: &Ledger,
         heard: &Heard<'_>,
         rules: &Rules,
-        kubelet: &Kubelet,
+        truth: Truth<'_>,
         disk: &Disk,
     ) {
         let turn = Turn { before, after, cause: &Cause::Nothing, taken_in: false, true_ms: heard.true_ms };
-        let ends = self.ends.turn(&turn, &rules.timing, kubelet);
+        let ends = self.ends.turn(&turn, &rules.timing, truth);
         self.note(ends);
         self.ends.restarted();
         // What is live now, this process knows since now.
         let turn = Turn { before: after, ..turn };
-        let ends = self.ends.turn(&turn, &rules.timing, kubelet);
+        let ends = self.ends.turn(&turn, &rules.timing, truth);
         self.note(ends);
         self.ends.sure();
         self.state(after, heard, rules, disk);

@@ -1,13 +1,17 @@
 //! When an allocation may end (I6): the rules of rounds, written down a second time.
 
 use super::kubelet::Kubelet;
+use super::views::Views;
 use super::violation::Violation;
 use berth::kernel::allocation::{ADOPTED, Allocation, EndReason};
+use berth::kernel::command::Command;
 use berth::kernel::ledger::Ledger;
 use berth::kernel::names::AllocationId;
+use berth::kernel::pods::{PodsSource, PodsView, Stage};
 use berth::kernel::reconcile::{Checkpointed, RoundView};
-use berth::kernel::time::Timing;
+use berth::kernel::time::{Now, Timing};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What a round saw, and when in true time.
 #[derive(Clone, Debug)]
@@ -37,6 +41,22 @@ pub(crate) struct Turn<'a> {
     pub(crate) true_ms: u64,
 }
 
+/// Who really lives.
+#[derive(Clone, Copy)]
+pub(crate) struct Truth<'a> {
+    pub(crate) kubelet: &'a Kubelet,
+    pub(crate) views: &'a Views,
+}
+
+/// What whoever knows all pods says of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    Alive,
+    Over,
+    Gone,
+    Nothing,
+}
+
 /// What rounds showed of live allocations.
 #[derive(Debug, Default)]
 pub(crate) struct Ends {
@@ -46,6 +66,8 @@ pub(crate) struct Ends {
     missed_ms: BTreeMap<AllocationId, Vec<u64>>,
     /// Commands of which nobody knows whether they were recorded.
     open: Vec<Cause>,
+    /// The view of all pods that counts, and when its list was asked for in true time.
+    pods: Option<(Arc<PodsView>, u64)>,
 }
 
 impl Ends {
@@ -53,6 +75,7 @@ impl Ends {
     pub(crate) fn restarted(&mut self) {
         self.since_ms.clear();
         self.missed_ms.clear();
+        self.pods = None;
     }
 
     /// A command failed or died: it may show up later all the same.
@@ -70,7 +93,7 @@ impl Ends {
         &mut self,
         turn: &Turn<'_>,
         timing: &Timing,
-        kubelet: &Kubelet,
+        truth: Truth<'_>,
     ) -> Result<(), Violation> {
         let Turn { before, after, cause, taken_in, true_ms } = *turn;
         for (id, allocation) in before.live.iter().filter(|(id, _)| !after.live.contains_key(id)) {
@@ -89,7 +112,10 @@ impl Ends {
                 let what = format!("{id} ended as {} although no rule says so", end.reason.as_str());
                 return Err(Violation::new("I6", what));
             }
-            if end.reason != EndReason::Operator && lives(allocation, kubelet) {
+            // One that was deleted by force may run on while nobody can read what the kubelet holds.
+            let forced = end.reason == EndReason::PodGone
+                && allocation.holder.pod_uid.as_ref().is_some_and(|uid| truth.views.deleted_by_force(uid));
+            if end.reason != EndReason::Operator && !forced && lives(allocation, truth.kubelet) {
                 let what = format!("{id} ended as {} although its pod lives", end.reason.as_str());
                 return Err(Violation::new("I6", what));
             }
@@ -103,34 +129,85 @@ impl Ends {
         Ok(())
     }
 
+    /// Which view of all pods counts: that of the API server as long as it is heard.
+    pub(crate) fn pods(&mut self, turn: &Turn<'_>, command: &Command, now: Now) -> Result<(), Violation> {
+        if let (Command::Pods(view), true) = (command, turn.taken_in) {
+            let last = self.pods.as_ref().map(|(known, _)| (known.source, known.current));
+            // One that falls silent keeps its own words only; the API server's go before the kubelet's.
+            let counts = match (view.source, view.current, last) {
+                (_, _, None) | (PodsSource::ApiServer, true, _) => true,
+                (source, false, Some((known, _))) => source == known,
+                (PodsSource::Kubelet, true, Some(known)) => known != (PodsSource::ApiServer, true),
+            };
+            if counts {
+                let listed_ms = (turn.true_ms + view.listed_mono_ms).saturating_sub(now.mono_ms);
+                self.pods = Some((Arc::new(view.clone()), listed_ms));
+            }
+        }
+        let known = self.pods.as_ref().map(|(view, _)| view);
+        if turn.after.pods.as_ref() == known || !turn.taken_in {
+            return Ok(());
+        }
+        Err(Violation::new("I6", "the ledger believes another view of all pods than the one that counts"))
+    }
+
+    /// What the view says of an allocation's pod, if that is known.
+    fn word(&self, allocation: &Allocation, since_ms: u64) -> Word {
+        let (Some((view, listed_ms)), Some(uid)) = (&self.pods, &allocation.holder.pod_uid) else {
+            return Word::Nothing;
+        };
+        match view.pods.get(uid) {
+            Some(pod) if pod.stage == Stage::Finished => return Word::Over,
+            Some(_) => return if view.current { Word::Alive } else { Word::Nothing },
+            None => {}
+        }
+        if view.finished.contains(uid) || (view.deleted.contains(uid) && view.source == PodsSource::Kubelet) {
+            Word::Over
+        } else if view.deleted.contains(uid) || (*listed_ms > since_ms && uid.starts_with("uid-")) {
+            Word::Gone
+        } else {
+            Word::Nothing
+        }
+    }
+
     fn note(&mut self, before: &Ledger, sight: &Sight, timing: &Timing) {
         for (id, allocation) in before.live.iter() {
             if entries(sight).any(|c| c.allocation == Some(*id)) {
                 self.missed_ms.remove(id);
-            } else if self.speaks(*id, sight, timing) && nowhere(allocation, sight) {
+            } else if self.speaks(allocation, sight, timing) && nowhere(allocation, sight) {
                 self.missed_ms.entry(*id).or_default().push(sight.began_ms);
             }
         }
     }
 
     fn may_end(&self, allocation: &Allocation, sight: &Sight, timing: &Timing) -> bool {
+        if self.superseded(allocation, sight) {
+            return true;
+        }
         // One of before a kubelet restart counts for nothing after it.
         let counts =
             |first: &u64| *first >= sight.kubelet_ms && sight.began_ms >= first + timing.rounds_apart_ms;
         let twice = self.missed_ms.get(&allocation.id).is_some_and(|firsts| firsts.iter().any(counts));
-        (self.speaks(allocation.id, sight, timing) && nowhere(allocation, sight) && twice)
-            || self.superseded(allocation, sight)
+        let since = self.since_ms.get(&allocation.id).copied().unwrap_or(u64::MAX / 2);
+        let word = self.word(allocation, since);
+        // The kubelet gave its devices away, whoever lives on.
+        let reissued = allocation.overlapped && entries(sight).any(|c| overlaps(c, allocation));
+        let once = word == Word::Over && good(&sight.view) && sight.began_ms > since;
+        (word != Word::Alive || reissued)
+            && nowhere(allocation, sight)
+            && self.speaks(allocation, sight, timing)
+            && (once || twice)
     }
 
     /// Whether this round may speak against an allocation at all.
-    fn speaks(&self, id: AllocationId, sight: &Sight, timing: &Timing) -> bool {
-        let since = self.since_ms.get(&id).copied().unwrap_or(u64::MAX / 2);
+    fn speaks(&self, allocation: &Allocation, sight: &Sight, timing: &Timing) -> bool {
+        let since = self.since_ms.get(&allocation.id).copied().unwrap_or(u64::MAX / 2);
         let view = &sight.view;
-        view.fresh
-            && view.list.is_some()
-            && view.checkpoint.is_some()
-            && sight.began_ms >= since + timing.reply_settle_ms
-            && sight.began_ms >= sight.kubelet_ms + timing.kubelet_settle_ms
+        let settled = sight.began_ms >= since + timing.reply_settle_ms
+            && sight.began_ms >= sight.kubelet_ms + timing.kubelet_settle_ms;
+        let ended = matches!(self.word(allocation, since), Word::Over | Word::Gone);
+        let blind = view.list.is_some() && view.checkpoint.is_none();
+        (good(view) && (settled || (ended && sight.began_ms > since))) || (blind && ended && settled)
     }
 
     /// One round suffices where it shows the devices under another pod.
@@ -146,6 +223,11 @@ impl Ends {
                 .iter()
                 .all(|c| c.allocation != Some(allocation.id) && uid.is_some_and(|uid| *uid != c.pod_uid))
     }
+}
+
+/// Whether both of the kubelet's accounts answered, the checkpoint as it is now.
+fn good(view: &RoundView) -> bool {
+    view.fresh && view.list.is_some() && view.checkpoint.is_some()
 }
 
 fn entries(sight: &Sight) -> impl Iterator<Item = &Checkpointed> {

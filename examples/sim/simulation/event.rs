@@ -77,6 +77,51 @@ pub(crate) enum Event {
         list: bool,
         read: bool,
     },
+    /// The kubelet's checkpoint is lost with what one living pod holds by its books.
+    KubeletForgets {
+        which: u32,
+    },
+    /// The kubelet writes the status of its pods to the API server.
+    Status,
+    /// The object of a pod that ended goes, or by force that of any.
+    DeletePod {
+        which: u32,
+        force: bool,
+    },
+    /// Whoever knows all pods by UID shows them; the view is handed in now, or waits.
+    Pods {
+        how: Showing,
+        later: bool,
+    },
+    /// One of the waiting views is handed in, and once more later if `keep`.
+    PodsArrive {
+        which: u32,
+        keep: bool,
+    },
+    /// A pod is asked to leave a GPU that is emptied.
+    Evict {
+        which: u32,
+        refusal: u32,
+        stale: bool,
+    },
+    /// What came of it is handed in, and once more later if `keep`.
+    EvictAnswered {
+        keep: bool,
+    },
+    /// A process of the host comes to a GPU, or goes.
+    HostProcess {
+        part: u32,
+        on: bool,
+    },
+    /// A GPU tells its processes, or no longer.
+    Tells {
+        part: u32,
+        on: bool,
+    },
+    /// A pod ends and its processes do not, or what was left behind goes.
+    LeaveBehind {
+        which: u32,
+    },
     /// A GPU or MIG instance is no longer there.
     Vanish {
         part: u32,
@@ -172,6 +217,24 @@ pub(crate) enum Fate {
     Dropped,
     /// Writes it down, and fails the pod for another reason.
     Failed,
+}
+
+/// How a source shows the pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Showing {
+    /// The API server answers a list.
+    List,
+    /// Its watch goes on.
+    Watch,
+    /// It is not heard any more.
+    Silent,
+    /// It has more pods than are taken.
+    TooMany,
+    /// The kubelet's Pods API shows its own.
+    KubeletPods,
+    /// That is not heard any more.
+    KubeletSilent,
 }
 
 /// How much of a round works.

@@ -1,8 +1,9 @@
 //! From a seed to a run: what happens, and how often.
 
-use super::event::{CrashAt, DiskFault, Event, Fate, Look, Mood, StackLine};
+use super::event::{CrashAt, DiskFault, Event, Fate, Look, Mood, Showing, StackLine};
 use super::policies::KINDS;
 use super::rng::Rng;
+use super::views::has_sources;
 
 /// Events of one run.
 const EVENTS: u32 = 240;
@@ -13,7 +14,39 @@ pub(crate) fn events(seed: u64) -> Vec<Event> {
     // Runs differ in what goes wrong how much: a run in which everything fails never gets far.
     let storm = Storm { disk: rng.of(&[0, 2, 6]), crash: rng.of(&[0, 1, 3]), gpus: rng.of(&[1, 4, 8]) };
     let length = EVENTS / 2 + rng.below(EVENTS);
-    (0..length).map(|_| one(&mut rng, &storm)).collect()
+    let mut events: Vec<Event> = (0..length).map(|_| one(&mut rng, &storm)).collect();
+    if has_sources(seed) {
+        // With draws of their own, between the others.
+        let mut rng = Rng::new(seed.rotate_left(32) ^ 0x5eed);
+        let between = |event| std::iter::once(event).chain(rng.chance(40).then(|| sources(&mut rng)));
+        events = events.into_iter().flat_map(between).collect();
+    }
+    events
+}
+
+/// What whoever knows all pods does, and what only such runs have.
+fn sources(rng: &mut Rng) -> Event {
+    let which = rng.below(64);
+    match rng.below(32) {
+        0..=3 => Event::Status,
+        4..=6 => Event::DeletePod { which, force: rng.chance(25) },
+        7..=10 => Event::Pods { how: Showing::List, later: rng.chance(30) },
+        11..=15 => Event::Pods { how: Showing::Watch, later: rng.chance(30) },
+        16 => Event::Pods { how: rng.of(&[Showing::Silent, Showing::TooMany]), later: rng.chance(30) },
+        17..=18 => Event::Pods {
+            how: rng.of(&[Showing::KubeletPods, Showing::KubeletPods, Showing::KubeletSilent]),
+            later: rng.chance(30),
+        },
+        19..=21 => Event::PodsArrive { which, keep: rng.chance(40) },
+        22 => Event::KubeletForgets { which },
+        23..=24 => Event::Evict { which, refusal: rng.below(6), stale: rng.chance(20) },
+        25..=26 => Event::EvictAnswered { keep: rng.chance(30) },
+        27 => Event::HostProcess { part: rng.below(8), on: rng.chance(40) },
+        28 => Event::Tells { part: rng.below(8), on: rng.chance(70) },
+        29 => Event::LeaveBehind { which },
+        30 => Event::GpuLook,
+        _ => Event::Drain { gpu: rng.below(8), evict: true, deadline: rng.chance(20) },
+    }
 }
 
 /// Weights that differ from run to run.

@@ -22,10 +22,15 @@ pub(crate) struct Hold {
     pub(crate) allocation: Option<AllocationId>,
 }
 
+/// A pod's UID; every fifth is a static pod's, made of a hash.
+pub(crate) fn uid(pod: u32) -> String {
+    if pod % 5 == 4 { format!("{pod:032x}") } else { format!("uid-{pod}") }
+}
+
 impl Hold {
     fn checkpointed(&self) -> Checkpointed {
         Checkpointed {
-            pod_uid: format!("uid-{}", self.pod),
+            pod_uid: uid(self.pod),
             container: self.container.into(),
             resource: self.resource.clone(),
             devices: self.devices.clone(),
@@ -59,6 +64,23 @@ impl Kubelet {
         self.next_pod += 1;
         self.alive.insert(self.next_pod);
         self.next_pod
+    }
+
+    /// How many pods there ever were: they are numbered from 1 on.
+    pub(crate) fn made(&self) -> u32 {
+        self.next_pod
+    }
+
+    pub(crate) fn is_alive(&self, pod: u32) -> bool {
+        self.alive.contains(&pod)
+    }
+
+    /// It loses what a pod holds that lives on.
+    pub(crate) fn forgets(&mut self, which: u32) {
+        if let Some(lost) = self.some_hold(which, None).cloned() {
+            self.books.retain(|hold| *hold != lost);
+            self.write();
+        }
     }
 
     /// Pods that live and hold something, each hold; the truth.

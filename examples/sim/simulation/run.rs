@@ -60,6 +60,7 @@ fn rest(world: &mut World) {
     world.machine.mend();
     world.step(&Event::KubeletStarts { ready: true });
     world.kubelet.end_all();
+    world.all_leave();
     world.step(&Event::Crash { at: super::event::CrashAt::Now });
     world.step(&Event::DaemonStarts);
     world.activate(NewStack { from_api: true, by: "me".into(), entries: Vec::new() }, false);

@@ -4,13 +4,16 @@ use super::checks::{Checks, Heard};
 use super::clock::Hands;
 use super::daemon::{Daemon, Surroundings};
 use super::disk::Disk;
-use super::ends::{Cause, Sight};
+use super::ends::{Cause, Sight, Truth};
 use super::event::{CrashAt, Event};
+use super::evictions::Evictions;
 use super::kubelet::{Kubelet, RECORD_MS_MAX};
 use super::machine::Machine;
+use super::people::People;
 use super::pods::Wish;
 use super::policies::{Told, resource};
 use super::rng::Rng;
+use super::views::{Views, has_sources};
 use super::violation::Violation;
 use berth::admission::Baseline;
 use berth::keeper::{Applied, AskError, Snapshot};
@@ -35,6 +38,11 @@ pub(crate) struct World {
     pub(crate) kubelet: Kubelet,
     pub(crate) daemon: Option<Daemon>,
     pub(crate) checks: Checks,
+    /// Whether this run has sources of pods, and GPUs that tell their processes.
+    pub(crate) sources: bool,
+    pub(crate) shows: Views,
+    pub(crate) evictions: Evictions,
+    pub(crate) people: People,
     /// The last ledger that anybody saw.
     last: Snapshot,
     /// A snapshot of some time ago, as a policy thread that was slow would have.
@@ -85,6 +93,10 @@ impl World {
             kubelet,
             daemon: None,
             checks: Checks::default(),
+            sources: has_sources(seed),
+            shows: Views::default(),
+            evictions: Evictions::default(),
+            people: People::default(),
             last: Snapshot::default(),
             older: Snapshot::default(),
             round: None,
@@ -127,9 +139,19 @@ impl World {
             Event::Vanish { part } => self.machine.vanish(*part),
             Event::Return { part } => self.machine.come_back(*part),
             Event::Trouble { part, on } => self.machine.trouble(*part, *on),
-            Event::GpuLook => self.look(self.machine.inventory()),
+            Event::KubeletForgets { which } => self.kubelet.forgets(*which),
+            Event::Status => self.write_status(),
+            Event::DeletePod { which, force } => self.delete_pod(*which, *force),
+            Event::Pods { how, later } => self.show_pods(*how, *later),
+            Event::PodsArrive { which, keep } => self.pods_arrive(*which, *keep),
+            Event::Evict { which, refusal, stale } => self.evict(*which, *refusal, *stale),
+            Event::EvictAnswered { keep } => self.evict_answered(*keep),
+            Event::HostProcess { part, on } => self.host_process(*part, *on),
+            Event::Tells { part, on } => self.tells(*part, *on),
+            Event::LeaveBehind { which } => self.leave_behind(*which),
+            Event::GpuLook => self.look(self.inventory()),
             Event::GpuLookBegins if self.looks.len() < WAITING_MAX => {
-                self.looks.push(self.machine.inventory());
+                self.looks.push(self.inventory());
             }
             Event::GpuLookBegins => {}
             Event::GpuLookArrives { which, keep } => self.look_arrives(*which, *keep),
@@ -159,6 +181,11 @@ impl World {
     /// The newest ledger that anybody saw.
     pub(crate) fn ledger(&self) -> &Ledger {
         &self.last
+    }
+
+    /// The same, to keep.
+    pub(crate) fn newest(&self) -> Snapshot {
+        Arc::clone(&self.last)
     }
 
     /// What there is, in one line for people.
@@ -198,7 +225,12 @@ impl World {
             now: self.around.hands.now(),
             true_ms: self.around.hands.true_ms(),
         };
-        self.checks.turn(&before, &after, &heard, &self.around.rules, &self.kubelet, &self.around.disk);
+        let truth = Truth { kubelet: &self.kubelet, views: &self.shows };
+        self.checks.turn(&before, &after, &heard, &self.around.rules, truth, &self.around.disk);
+        if let (Command::Look(look), true) = (command, heard.taken_in) {
+            let (timing, true_ms) = (&self.around.rules.timing, heard.true_ms);
+            self.checks.note(self.people.looked(&before, &after, look, timing, true_ms));
+        }
         self.last = after;
         Some(answered)
     }
@@ -218,7 +250,10 @@ impl World {
             self.start();
         }
         self.older = Arc::clone(&self.last);
-        self.turn(&Command::Tick, Cause::Nothing);
+        let before = self.newest();
+        if let Some(Ok(_)) = self.turn(&Command::Tick, Cause::Nothing) {
+            self.evictions_ticked(&before);
+        }
     }
 
     /// The process is killed.
@@ -228,6 +263,8 @@ impl World {
         self.views.clear();
         self.looks.clear();
         self.round = None;
+        self.shows.forget();
+        self.evictions.forget();
         self.kubelet.lists.clear();
         self.around.disk.set_crash(None);
     }
@@ -251,7 +288,8 @@ impl World {
         };
         let before = Arc::clone(&self.last);
         let (rules, disk) = (&self.around.rules, &self.around.disk);
-        self.checks.restarted(&before, &after, &heard, rules, &self.kubelet, disk);
+        let truth = Truth { kubelet: &self.kubelet, views: &self.shows };
+        self.checks.restarted(&before, &after, &heard, rules, truth, disk);
         self.last = Arc::clone(&after);
         self.older = after;
         self.daemon = Some(daemon);
@@ -263,7 +301,7 @@ impl World {
     }
 
     fn bring_up(&mut self) -> bool {
-        let look = Command::Look(self.machine.inventory());
+        let look = Command::Look(self.inventory());
         if !matches!(self.turn(&look, Cause::Nothing), Some(Ok(_))) {
             return false;
         }

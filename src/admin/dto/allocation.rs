@@ -118,7 +118,7 @@ pub struct Decision {
 #[serde(rename_all = "camelCase")]
 pub struct Limits {
     /// MiB of memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 20389)]
     pub memory_mib: Option<u64>,
     /// Percent of compute.
@@ -132,7 +132,7 @@ pub struct Limits {
 #[serde(rename_all = "camelCase")]
 pub struct AllocationLimits {
     /// MiB of memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 20389)]
     pub memory_mib: Option<u64>,
     /// Percent of compute.
@@ -153,11 +153,11 @@ pub struct PartUse {
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub part: String,
     /// MiB of memory that it may use there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "memoryLimitMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 20389)]
     pub memory_limit_mib: Option<u64>,
     /// MiB of memory of the processes that are surely its own; absent where processes cannot be seen.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 18000)]
     pub memory_used_mib: Option<u64>,
     /// Whether that is more than it may; absent without a limit, and where it cannot be told.
@@ -184,6 +184,7 @@ pub struct SharedUse {
     pub pids: Vec<u32>,
     /// MiB of memory of those processes.
     #[schema(example = 512)]
+    #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
 }
 
@@ -191,7 +192,7 @@ pub struct SharedUse {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct End {
-    /// `released`, `neverStarted`, `superseded` or `operator`.
+    /// `released`, `neverStarted`, `podGone` (the checkpoint could not be read), `superseded` or `operator`.
     #[schema(example = "released")]
     pub reason: String,
     /// When.

@@ -28,9 +28,10 @@ pub struct GpuSummary {
     pub model: String,
     /// Memory in MiB.
     #[schema(example = 81559)]
+    #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
     /// Memory in use in MiB, where it could be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
     pub memory_used_mib: Option<u64>,
     /// Processes on it, where they could be seen; daemons that the configuration ignores left out.
@@ -148,9 +149,10 @@ pub struct Part {
     pub mig: Option<Mig>,
     /// Memory in MiB.
     #[schema(example = 81559)]
+    #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
     /// Memory in use in MiB, where it could be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
     pub memory_used_mib: Option<u64>,
     /// Processes on it, where they could be seen.
@@ -206,6 +208,7 @@ pub struct Consumes {
     pub whole: bool,
     /// MiB of memory; 0 sets nothing aside.
     #[schema(example = 20389)]
+    #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
     /// Percent of compute; 0 sets nothing aside.
     #[schema(example = 25)]

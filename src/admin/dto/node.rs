@@ -74,6 +74,11 @@ pub struct Counts {
     /// Uses of GPUs that no allocation explains.
     #[schema(example = 0)]
     pub bypasses: usize,
+    /// Pods whose spec lets them reach GPUs past every grant, whether or not they do; absent where no
+    /// source shows pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 0)]
+    pub bypassing_pods: Option<usize>,
     /// Versions of policies.
     #[schema(example = 3)]
     pub policies: usize,

@@ -69,7 +69,7 @@ pub struct Process {
     #[schema(example = json!(["compute"]))]
     pub uses: Vec<String>,
     /// Memory that it has there in MiB, where NVML says.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
     pub memory_mib: Option<u64>,
     /// The pod that it is in, where there is one.
@@ -180,7 +180,7 @@ pub struct Bypass {
     #[schema(example = "python3")]
     pub name: Option<String>,
     /// Memory that it has there in MiB, where NVML says.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
     pub memory_mib: Option<u64>,
 }

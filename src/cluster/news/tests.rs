@@ -1,4 +1,5 @@
 use super::*;
+use crate::cluster::bypass::Bypasses;
 use crate::kernel::allocation::{Allocation, Decision, Holder};
 use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::{Command, Rules};
@@ -8,7 +9,7 @@ use crate::kernel::evict::{Ask, Outcome};
 use crate::kernel::gpu::{Inventory, Part};
 use crate::kernel::names::{AllocationId, DeviceId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
-use crate::kernel::pods::{Pod, PodsSource, PodsView, Stage};
+use crate::kernel::pods::{Pod, PodBypass, PodsSource, PodsView, Stage};
 use crate::kernel::policy::{Severity, TriageAnswer};
 use crate::kernel::process::{Owner, Process, Uses, Who};
 use crate::kernel::time::Now;
@@ -26,18 +27,26 @@ fn mark(why: &str) -> Mark {
     Mark { by: "ada".into(), why: why.into(), since_wall_ms: 0 }
 }
 
-struct Node {
-    ledger: Ledger,
+pub(in crate::cluster) struct Node {
+    pub(in crate::cluster) ledger: Ledger,
     now: Now,
-    /// Processes of the host on the GPU, where it tells.
+    /// Processes of the host on the GPU, where it tells. From 1000 on each has a name of its own.
     hosts: Option<Vec<u32>>,
+    bypasses: Bypasses,
+    /// How many events of bypasses there is room for.
+    room: usize,
 }
 
 impl Node {
     /// One GPU that a pod holds.
-    fn new() -> Self {
-        let mut node =
-            Self { ledger: Ledger::default(), now: Now { wall_ms: 1_000_000, mono_ms: 1_000 }, hosts: None };
+    pub(in crate::cluster) fn new() -> Self {
+        let mut node = Self {
+            ledger: Ledger::default(),
+            now: Now { wall_ms: 1_000_000, mono_ms: 1_000 },
+            hosts: None,
+            bypasses: Bypasses::default(),
+            room: 100,
+        };
         node.look(true);
         let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
         node.turn(&Command::Offer(vec![(PartOffer { part: gpu(), lines: vec![line] }, "test".into())]));
@@ -61,10 +70,19 @@ impl Node {
         let before = self.ledger.clone();
         let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
         self.ledger.apply(&verdict.entry);
-        news(&before, &self.ledger)
+        let mut told = news(&before, &self.ledger);
+        told.extend(self.bypasses.news(&self.ledger, self.room));
+        told
     }
 
-    fn look(&mut self, present: bool) -> Vec<Notice> {
+    /// Ten seconds later these are on the GPU.
+    pub(in crate::cluster) fn later(&mut self, hosts: Option<&[u32]>) -> Vec<Notice> {
+        self.now.mono_ms += 10_000;
+        self.hosts = hosts.map(<[u32]>::to_vec);
+        self.look(true)
+    }
+
+    pub(in crate::cluster) fn look(&mut self, present: bool) -> Vec<Notice> {
         let part = Part {
             id: gpu(),
             parent: None,
@@ -88,7 +106,7 @@ impl Node {
                 uses: Uses { compute: true, ..Uses::default() },
                 memory_mib: None,
                 who: Who {
-                    name: Some("x\ny".into()),
+                    name: Some(if *pid < 1000 { "x\ny".into() } else { format!("p{pid}") }),
                     started_ticks: Some(1),
                     owner: Owner::NoPod { container_id: None },
                     ignored: false,
@@ -100,6 +118,10 @@ impl Node {
     }
 
     fn pod(&mut self, is_static: bool) -> Vec<Notice> {
+        self.pod_with(is_static, None)
+    }
+
+    fn pod_with(&mut self, is_static: bool, bypass: Option<PodBypass>) -> Vec<Notice> {
         let pod = Pod {
             uid: "u".into(),
             namespace: "team".into(),
@@ -111,7 +133,7 @@ impl Node {
             leaving_since_wall_ms: None,
             created_wall_ms: 1,
             containers: Vec::new(),
-            bypass: None,
+            bypass,
         };
         self.turn(&Command::Pods(PodsView {
             source: PodsSource::ApiServer,
@@ -123,7 +145,7 @@ impl Node {
         }))
     }
 
-    fn cordon(&mut self, why: &str) -> Vec<Notice> {
+    pub(in crate::cluster) fn cordon(&mut self, why: &str) -> Vec<Notice> {
         self.turn(&Command::Cordon { gpu: gpu(), mark: mark(why) })
     }
 
@@ -255,25 +277,57 @@ fn a_note_is_no_longer_than_the_api_server_takes() {
 #[test]
 fn a_gpu_that_is_used_without_an_allocation_is_told_once_and_when_it_is_over() {
     let mut node = Node::new();
-    let mut later = |hosts: Option<&[u32]>| {
-        node.now.mono_ms += 10_000;
-        node.hosts = hosts.map(<[u32]>::to_vec);
-        node.look(true)
-    };
-    assert_eq!(later(Some(&[7])), [], "not before it has lasted");
-    let told = later(Some(&[7]));
+    assert_eq!(node.later(Some(&[7])), [], "not before it has lasted");
+    let told = node.later(Some(&[7]));
     let (reason, warning, note) = one(&told);
     assert_eq!((reason, warning), ("GPUBypassed", true));
-    assert!(note.contains(r"x\ny, process 7") && note.contains("in no pod"), "{note}");
-    assert_eq!(later(Some(&[7])), []);
-    // Two more: one event.
-    assert_eq!(later(Some(&[7, 8, 9])), []);
-    let told = later(Some(&[7, 8, 9]));
-    assert!(one(&told).2.contains("process 8") && one(&told).2.ends_with("(3 processes in all)"), "{told:?}");
-    assert_eq!(later(Some(&[8])), [], "it is still used");
-    assert_eq!(one(&later(Some(&[]))).0, "GPUBypassOver");
-    // A GPU that tells nothing is not known to be left alone.
-    later(Some(&[7]));
-    later(Some(&[7]));
-    assert_eq!(later(None), []);
+    assert!(note.contains(r"by process x\ny: ") && note.contains("in no pod"), "{note}");
+    assert_eq!(node.later(Some(&[7])), []);
+    // More of that name are the same job, whatever their ids; another one is told.
+    for pids in [&[7, 8, 9][..], &[7, 8, 9], &[8], &[10], &[10]] {
+        assert_eq!(node.later(Some(pids)), [], "{pids:?}");
+    }
+    node.later(Some(&[10, 1001]));
+    let other = node.later(Some(&[10, 1001]));
+    assert!(one(&other).2.contains("by process p1001: "), "{other:?}");
+    // A GPU that tells nothing is not known to be left alone, nor used anew when it tells again.
+    assert_eq!(node.later(None), []);
+    node.later(Some(&[10, 1001]));
+    assert_eq!(node.later(Some(&[10, 1001])), []);
+    assert_eq!(one(&node.later(Some(&[]))).0, "GPUBypassOver");
+    // In the same words: the API server is told of a repetition.
+    node.later(Some(&[11]));
+    assert_eq!(node.later(Some(&[11])), told);
+}
+
+#[test]
+fn what_finds_no_room_is_told_later() {
+    let mut node = Node::new();
+    node.later(Some(&[1001, 1002, 1003]));
+    node.room = 2;
+    assert_eq!(node.later(Some(&[1001, 1002, 1003])).len(), 2);
+    assert_eq!(node.later(Some(&[1001, 1002, 1003])).len(), 1);
+    node.room = 0;
+    assert_eq!(node.later(Some(&[])), []);
+    node.room = 1;
+    assert_eq!(one(&node.later(Some(&[]))).0, "GPUBypassOver");
+}
+
+#[test]
+fn a_pod_whose_spec_reaches_gpus_is_told_of_once() {
+    let mut node = Node::new();
+    let by = |container: &str| PodBypass::NamesGpus { container: container.into() };
+    let told = node.pod_with(false, Some(by("main")));
+    let [notice] = told.as_slice() else { panic!("{told:?}") };
+    let about = About::Pod { namespace: "team".into(), name: "web".into(), uid: "u".into() };
+    assert_eq!((&notice.about, notice.reason, notice.warning), (&about, "GPUBypassPossible", true));
+    assert!(notice.note.contains("main sets NVIDIA_VISIBLE_DEVICES"), "{}", notice.note);
+    assert_eq!(node.pod_with(false, Some(by("main"))), []);
+    // Nor again where the API server was away, or the pods were too many to be shown.
+    let view = PodsView::clone(node.ledger.pods.as_ref().unwrap());
+    node.turn(&Command::Pods(view.silenced()));
+    assert_eq!(node.turn(&Command::Pods(view)), []);
+    let mut node = Node::new();
+    let told = node.pod_with(false, Some(PodBypass::Privileged { container: "main".into() }));
+    assert!(!told[0].warning, "it need not mean it");
 }

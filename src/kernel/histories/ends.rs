@@ -25,6 +25,13 @@ impl World {
                         self.let_go.insert((uid.clone(), ended.devices.clone()));
                     }
                 }
+                // What was pruned for want of room is not known any more, whatever a checkpoint may show.
+                Change::Pruned(id) => {
+                    let past = before.ended.get(*id).filter(|past| past.may_be_shown_again());
+                    if let Some((past, uid)) = past.and_then(|past| Some((past, past.pod_uid()?))) {
+                        self.let_go.remove(&(uid.to_owned(), past.devices().to_vec()));
+                    }
+                }
                 Change::Granted(Allocation {
                     id,
                     holder: Holder { pod_uid: Some(uid), .. },
@@ -52,6 +59,7 @@ impl World {
         if !held && !known {
             let uid = format!("uid-{}", self.next_pod);
             self.next_pod += 1;
+            self.sources.made(&uid);
             self.pods.push(Held { uid, resource: resource(0), devices: vec![device], allocation: None });
             self.file.clone_from(&self.pods);
         }

@@ -2,6 +2,7 @@
 
 use super::Op;
 use super::ends::checkpointed;
+use super::sources::Sources;
 use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::{Command, Rules, StackAnswer};
 use crate::kernel::decide::{Verdict, decide};
@@ -48,6 +49,7 @@ pub(super) struct World {
     pub(super) let_go: BTreeSet<(String, Vec<DeviceId>)>,
     pub(super) kubelet: KubeletAge,
     pub(super) next_pod: usize,
+    pub(super) sources: Sources,
 }
 
 /// The parts of the node: three GPUs, and a MIG instance of the last.
@@ -122,6 +124,7 @@ impl World {
             let_go: BTreeSet::new(),
             kubelet,
             next_pod: 0,
+            sources: Sources::default(),
         };
         world.step(&Op::Look { mask: (1 << PARTS) - 1 });
         world.step(&Op::Offer { shape: 2 });
@@ -270,6 +273,7 @@ impl World {
             }
             Op::Crash { foreign } => {
                 self.now.mono_ms += 1;
+                self.sources.crashed();
                 if let Some(part) = foreign {
                     self.foreign(*part);
                 }
@@ -278,6 +282,12 @@ impl World {
                 self.adopt();
             }
             Op::End { which } => self.end(*which),
+            Op::Pods(how) => self.show(*how),
+            Op::Status => self.write_status(),
+            Op::Delete { which, force } => self.delete_object(*which, *force),
+            Op::Forgets { which } => self.forgets(*which),
+            Op::Evict { which, outcome } => self.evict(*which, *outcome),
+            Op::Processes { host } => self.look_at_processes(*host),
             Op::Stop { .. } => {}
         }
     }
@@ -301,6 +311,7 @@ impl World {
             free.sort();
             let uid = format!("uid-{}", self.next_pod);
             self.next_pod += 1;
+            self.sources.made(&uid);
             self.stale = self.pods.clone();
             self.pods.push(Held {
                 uid,
@@ -359,11 +370,17 @@ impl World {
             adopt: false,
         };
         let complete = view.list.is_some() && view.checkpoint.is_some() && view.fresh;
+        // Without a checkpoint only the word of whoever knows all pods ends anything, and of one that
+        // was deleted by force nobody can tell whether it runs on.
+        let blind = view.list.is_some() && view.checkpoint.is_none();
         if checkpoint && fresh {
             self.file.clone_from(&self.pods);
         }
         let before = self.ledger.clone();
         let entry = self.turn(&Command::Observe(view)).unwrap();
-        i6_nothing_that_lives_ends(&before, &entry, &self.pods, complete);
+        let mut living = self.pods.clone();
+        living.retain(|held| !blind || !self.sources.forced.contains(&held.uid));
+        i6_nothing_that_lives_ends(&before, &entry, &living, complete || blind);
+        self.i6_whoever_knows_all_pods_has_a_say(&before, &entry, checkpoint);
     }
 }

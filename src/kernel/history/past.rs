@@ -124,12 +124,14 @@ impl<'h> Past<'h> {
     }
 
     /// Whether the kubelet's checkpoint may show it after its end, and this record is the only thing
-    /// that says so. A round ends an allocation only by a fresh checkpoint without it, and a later
-    /// one cannot have it; an operator's word ends it whatever the checkpoint says. What this store
+    /// that says so. A round that could read the checkpoint ends an allocation only by a fresh one without
+    /// it, and a later one cannot have it. An operator's word ends it whatever the checkpoint says, and
+    /// so does the API server's, in two rounds, while the checkpoint cannot be read. What this store
     /// granted is known by its number; what it took over is not.
     #[must_use]
     pub fn may_be_shown_again(self) -> bool {
-        self.entry.ended.reason == EndReason::Operator && self.entry.common.decision.by == [ADOPTED]
+        let by_word = matches!(self.entry.ended.reason, EndReason::Operator | EndReason::PodGone);
+        by_word && self.entry.common.decision.by == [ADOPTED]
     }
 
     fn piece(self, piece: Piece) -> &'h str {

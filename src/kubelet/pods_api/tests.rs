@@ -135,3 +135,26 @@ fn of_too_many_pods_the_finished_ones_are_left_out_and_then_nobody_is_vouched_fo
     known.take(&event(EventType::Deleted, "runs-0", ""));
     assert!(known.taken().unwrap().current);
 }
+
+#[test]
+fn a_pod_that_comes_to_ask_is_told_from_other_news() {
+    let asks = |phase: &str, gpus: &str| {
+        let quantity = core::Quantity { string: Some(gpus.to_owned()) };
+        let limits = [("nvidia.com/gpu".to_owned(), quantity)].into_iter().collect();
+        let resources = Some(core::ResourceRequirements { limits });
+        let main = core::Container { name: Some("main".to_owned()), resources, ..core::Container::default() };
+        let plain = event(EventType::Modified, "a", phase);
+        let mut pod = core::Pod::decode(plain.pod.as_slice()).unwrap();
+        pod.spec = Some(core::PodSpec { containers: vec![main], ..core::PodSpec::default() });
+        WatchPodsEvent { pod: pod.encode_to_vec(), ..plain }
+    };
+    let mut known = Known::default();
+    known.begin();
+    known.take(&synced());
+    known.take(&event(EventType::Added, "b", "Pending"));
+    assert!(known.waits.is_none(), "it asks for nothing");
+    known.take(&asks("Pending", "1"));
+    assert_eq!(known.waits.as_ref().map(|pod| pod.uid.as_str()), Some("a"));
+    known.take(&asks("Running", "1"));
+    assert!(known.waits.is_none(), "it was served");
+}

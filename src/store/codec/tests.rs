@@ -64,6 +64,7 @@ prop_compose! {
         let reasons = [
             EndReason::Released,
             EndReason::NeverStarted,
+            EndReason::PodGone,
             EndReason::Superseded,
             EndReason::Operator,
         ];

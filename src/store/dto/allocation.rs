@@ -79,6 +79,7 @@ struct Ended {
 enum Reason {
     Released,
     NeverStarted,
+    PodGone,
     Superseded,
     Operator,
 }
@@ -105,6 +106,7 @@ impl Allocation {
                 reason: match end.reason {
                     EndReason::Released => Reason::Released,
                     EndReason::NeverStarted => Reason::NeverStarted,
+                    EndReason::PodGone => Reason::PodGone,
                     EndReason::Superseded => Reason::Superseded,
                     EndReason::Operator => Reason::Operator,
                 },
@@ -136,6 +138,7 @@ impl Allocation {
                 reason: match ended.reason {
                     Reason::Released => EndReason::Released,
                     Reason::NeverStarted => EndReason::NeverStarted,
+                    Reason::PodGone => EndReason::PodGone,
                     Reason::Superseded => EndReason::Superseded,
                     Reason::Operator => EndReason::Operator,
                 },

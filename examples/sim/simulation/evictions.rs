@@ -1,0 +1,119 @@
+//! Pods that are asked to leave GPUs that are emptied, and what comes of it.
+
+use super::ends::Cause;
+use super::violation::Violation;
+use super::world::World;
+use berth::kernel::command::Command;
+use berth::kernel::evict::{Ask, Outcome, Way, asks, is_wanted};
+use berth::kernel::ledger::Ledger;
+use berth::kernel::pods::PodsSource;
+use berth::ports::Clock;
+use std::collections::BTreeMap;
+
+/// What was asked.
+#[derive(Debug, Default)]
+pub(crate) struct Evictions {
+    /// Asked, and the answer has not been handed in.
+    under_way: Option<(Ask, Outcome)>,
+    /// What was handed in last of each pod: how it was asked, and when (true time).
+    answered: BTreeMap<String, (Way, u64)>,
+}
+
+impl Evictions {
+    /// The daemon died.
+    pub(crate) fn forget(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl World {
+    /// Asks the API server what is due next, on a snapshot that may be old.
+    pub(crate) fn evict(&mut self, which: u32, refusal: u32, stale: bool) {
+        if self.daemon.is_none() || self.evictions.under_way.is_some() {
+            return;
+        }
+        let ledger = if stale { self.older.clone() } else { self.newest() };
+        let now = self.around.hands.now();
+        let due = asks(&ledger, now);
+        let Some(ask) = due.get(which as usize % due.len().max(1)).cloned() else { return };
+        self.checks.note(may_be_asked(&ledger, &ask));
+        if !stale && let Some((way, at_ms)) = self.evictions.answered.get(&ask.pod.uid) {
+            let again = at_ms + self.around.rules.timing.evict_again_ms;
+            if *way >= ask.way && self.around.hands.true_ms() < again {
+                let what = format!("pod {} is asked again before it is time", ask.pod.uid);
+                self.checks.note(Err(Violation::new("evict", what)));
+            }
+        }
+        // The UID is the precondition: another pod is never hit, one that is gone is said to be.
+        let outcome = match refusal {
+            _ if !self.shows.has(&ask.pod.uid) => Outcome::Gone,
+            0 => Outcome::Budget("needs one more".into()),
+            1 => Outcome::Failed("no answer".into()),
+            _ => Outcome::Taken,
+        };
+        if outcome == Outcome::Taken {
+            let told = self.shows.leave(&ask.pod.uid, now.wall_ms);
+            // Some end at once, some take their time.
+            if let Some(pod) = told.filter(|_| refusal.is_multiple_of(2)) {
+                self.kubelet.end_pod(pod);
+            }
+        }
+        self.evictions.under_way = Some((ask, outcome));
+    }
+
+    /// The answer is handed in, at times once more later.
+    pub(crate) fn evict_answered(&mut self, keep: bool) {
+        let Some((ask, outcome)) = self.evictions.under_way.take() else { return };
+        let (uid, way) = (ask.pod.uid.clone(), ask.way);
+        let wanted = is_wanted(self.ledger(), &uid);
+        let before = self.ledger().evictions.get(&uid).cloned();
+        if keep {
+            self.evictions.under_way = Some((ask.clone(), outcome.clone()));
+        }
+        if let Some(Ok(applied)) = self.turn(&Command::Asked { ask, outcome }, Cause::Nothing) {
+            let now = applied.snapshot.evictions.get(&uid);
+            let right =
+                if wanted { now.is_some_and(|now| now.ask.way == way) } else { now == before.as_ref() };
+            if !right {
+                let what = format!("pod {uid} is wanted away: {wanted}, and {now:?} is kept of it");
+                self.checks.note(Err(Violation::new("evict", what)));
+            }
+            if wanted {
+                self.evictions.answered.insert(uid, (way, self.around.hands.true_ms()));
+            }
+        }
+    }
+
+    /// After a tick only those are remembered whom somebody wanted away before it.
+    pub(crate) fn evictions_ticked(&mut self, before: &Ledger) {
+        let ledger = self.newest();
+        let left = ledger.evictions.keys().find(|uid| !is_wanted(before, uid));
+        if let Some(uid) = left {
+            let what = format!("pod {uid} is remembered as asked, and nobody wants it away");
+            self.checks.note(Err(Violation::new("evict", what)));
+        }
+        self.evictions.answered.retain(|uid, _| ledger.evictions.contains_key(uid));
+    }
+}
+
+/// Only a pod that the API server shows now, that holds something of a GPU that is emptied by force,
+/// and that can go; by the UID that the kubelet knows.
+fn may_be_asked(ledger: &Ledger, ask: &Ask) -> Result<(), Violation> {
+    let shown = ledger.pods.as_ref().is_some_and(|view| {
+        view.current && view.source == PodsSource::ApiServer && view.pods.contains_key(&ask.pod.uid)
+    });
+    let evicts = ledger.gpus.get(&ask.gpu).is_some_and(|gpu| gpu.drain.evicts());
+    let holds = ledger.live.values().any(|a| {
+        let on = |part| ledger.part(part).is_some_and(|p| p.part.gpu() == &ask.gpu);
+        a.holder.pod_uid.as_ref() == Some(&ask.pod.uid) && a.devices.iter().any(|d| on(&d.part))
+    });
+    let leaves = ask.pod.leaving_since_wall_ms.is_some();
+    if shown && evicts && holds && !ask.pod.is_static && !leaves {
+        return Ok(());
+    }
+    let what = format!(
+        "pod {} is asked to leave {}: shown {shown}, evicts {evicts}, holds {holds}, leaves {leaves}",
+        ask.pod.uid, ask.gpu
+    );
+    Err(Violation::new("evict", what))
+}

@@ -1,0 +1,151 @@
+//! The processes on the GPUs, as looks show them: of pods that hold something, left behind by pods
+//! that ended, and of the host.
+
+use super::kubelet::{Hold, uid};
+use super::violation::Violation;
+use super::world::World;
+use berth::kernel::drain::Drain;
+use berth::kernel::gpu::Inventory;
+use berth::kernel::ledger::Ledger;
+use berth::kernel::names::PartId;
+use berth::kernel::process::{Owner, PodProcess, Process, Sight, Uses, Who};
+use berth::kernel::time::Timing;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Who is on the GPUs beside the pods that hold them.
+#[derive(Debug, Default)]
+pub(crate) struct People {
+    /// GPUs on which a process of the host runs.
+    hosts: BTreeSet<PartId>,
+    /// What pods that ended have left behind.
+    leftovers: Vec<Hold>,
+    /// GPUs that do not tell.
+    silent: BTreeSet<PartId>,
+    /// When a look last found somebody on a GPU (true time).
+    busy_ms: BTreeMap<PartId, u64>,
+}
+
+impl World {
+    /// What a look shows of the hardware, and of who is on it.
+    pub(crate) fn inventory(&self) -> Inventory {
+        let mut inventory = self.machine.inventory();
+        if !self.sources {
+            return inventory;
+        }
+        inventory.sight = Sight::Visible;
+        let parents: BTreeMap<&PartId, &PartId> =
+            self.machine.parts().iter().map(|p| (&p.id, p.gpu())).collect();
+        let there: BTreeSet<PartId> = inventory.parts.iter().map(|p| p.gpu().clone()).collect();
+        let tells =
+            |gpu: &&PartId| !self.people.silent.contains(*gpu) && !inventory.troubles.contains_key(*gpu);
+        for gpu in there.iter().filter(tells) {
+            let mut all = Vec::new();
+            for hold in self.kubelet.held().chain(&self.people.leftovers) {
+                let parts: BTreeSet<&PartId> = hold.devices.iter().map(|d| &d.part).collect();
+                for part in parts.into_iter().filter(|part| parents.get(part) == Some(&gpu)) {
+                    let pod = PodProcess {
+                        uid: uid(hold.pod),
+                        container_id: None,
+                        container: Some(hold.container.into()),
+                    };
+                    let pid = 1000 + hold.pod * 2 + u32::from(hold.container == "init");
+                    all.push(process(pid, part, Owner::Pod(pod)));
+                }
+            }
+            if self.people.hosts.contains(gpu) {
+                all.push(process(1, gpu, Owner::NoPod { container_id: None }));
+            }
+            inventory.processes.insert(gpu.clone(), all);
+        }
+        inventory
+    }
+
+    pub(crate) fn host_process(&mut self, part: u32, on: bool) {
+        let gpu = self.machine.part(part).gpu().clone();
+        if on {
+            self.people.hosts.insert(gpu)
+        } else {
+            self.people.hosts.remove(&gpu)
+        };
+    }
+
+    pub(crate) fn tells(&mut self, part: u32, on: bool) {
+        let gpu = self.machine.part(part).gpu().clone();
+        if on {
+            self.people.silent.remove(&gpu)
+        } else {
+            self.people.silent.insert(gpu)
+        };
+    }
+
+    /// A pod ends and its processes do not, or what was left behind goes at last.
+    pub(crate) fn leave_behind(&mut self, which: u32) {
+        match self.kubelet.some_hold(which, None).cloned() {
+            Some(hold) if self.people.leftovers.is_empty() => {
+                self.kubelet.end_pod(hold.pod);
+                self.people.leftovers.push(hold);
+            }
+            _ => self.people.leftovers.clear(),
+        }
+    }
+
+    /// Everybody is gone.
+    pub(crate) fn all_leave(&mut self) {
+        self.people.hosts.clear();
+        self.people.leftovers.clear();
+        self.people.silent.clear();
+    }
+}
+
+impl People {
+    /// After a look was taken in: nothing is drained with somebody on it, and nobody is told as a
+    /// stranger on what its pod holds.
+    pub(crate) fn looked(
+        &mut self,
+        before: &Ledger,
+        after: &Ledger,
+        look: &Inventory,
+        timing: &Timing,
+        true_ms: u64,
+    ) -> Result<(), Violation> {
+        for gpu in look.processes.iter().filter(|(_, all)| !all.is_empty()).map(|(gpu, _)| gpu) {
+            self.busy_ms.insert(gpu.clone(), true_ms);
+        }
+        for (gpu, state) in &after.gpus {
+            let drained = |ledger: &Ledger| {
+                ledger.gpus.get(gpu).is_some_and(|gpu| matches!(gpu.drain, Drain::Drained(_)))
+            };
+            let lately = self.busy_ms.get(gpu).is_some_and(|at| true_ms < at + timing.drained_ms);
+            if lately && drained(after) && !drained(before) {
+                let what = format!("{gpu} is {:?}, and a look saw somebody on it just now", state.drain);
+                return Err(Violation::new("drain", what));
+            }
+        }
+        for (gpu, all) in &after.processes.on {
+            for seen in all.iter().filter(|seen| seen.told) {
+                let Some(pod) = seen.process.who.owner.pod() else { continue };
+                let holds = after.live.values().any(|a| {
+                    a.holder.pod_uid.as_ref() == Some(&pod.uid)
+                        && a.holder.container == pod.container
+                        && a.devices.iter().any(|d| d.part == seen.process.part)
+                });
+                if holds {
+                    let what =
+                        format!("pod {} holds what it uses of {gpu}, and is told as a bypass", pod.uid);
+                    return Err(Violation::new("bypass", what));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn process(pid: u32, part: &PartId, owner: Owner) -> Process {
+    Process {
+        pid,
+        part: part.clone(),
+        uses: Uses { compute: true, ..Uses::default() },
+        memory_mib: Some(1),
+        who: Who { name: Some("job".into()), started_ticks: Some(1), owner, ignored: false },
+    }
+}

@@ -104,9 +104,6 @@ fn what_cannot_be_met_is_passed_on() {
 
 #[test]
 fn wrong_parameters_are_refused_and_the_schema_names_the_right_ones() {
-    assert!(
-        "{:?}",
-    );
     assert!(spread(r#"{"distinct": "always"}"#).unwrap_err().contains("`preferred` or `required`"));
     assert!(spread(r#"{"resources": ["x"]}"#).unwrap_err().contains("resources[0]: `x`"));
     let example = r#"{"distinct": "required", "resources": ["a.b/c"]}"#;

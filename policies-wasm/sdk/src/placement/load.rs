@@ -33,7 +33,7 @@ impl Load {
     /// number.
     #[must_use]
     pub fn fullness(&self) -> u64 {
-        let share = |held: u64, of: u64| if of == 0 { 0 } else { held.saturating_mul(FULL) / of };
+        let share = |held: u64, of: u64| held.saturating_mul(FULL).checked_div(of).unwrap_or(0);
         share(self.held_mib, self.memory_mib).max(share(self.held, self.devices))
     }
 

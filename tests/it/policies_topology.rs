@@ -1,0 +1,51 @@
+//! `topology` on the largest board: every size of 16 GPUs, for several wirings, within its budget.
+// Clippy does not see that helpers of tests are tests, too.
+#![allow(clippy::unwrap_used)]
+
+use berth::kernel::gpu::{Link, Path};
+use berth::kernel::offer::Consumes;
+use berth::kernel::policy::{Answer, Question};
+use berth::ports::Policies;
+use berth_policy_sdk::testing::Random;
+
+use crate::policies_guests::{NOW, policies};
+use crate::policies_node::{Node, WHOLE};
+
+const GPUS: u32 = 16;
+/// A millisecond at the least that a unit takes (2.2 a nanosecond, see `src/wasm/limits.rs`).
+const FUEL_MAX: u64 = 2_200_000;
+
+fn node(link: impl Fn(u32, u32) -> Link) -> Node {
+    let node = Node::new().gpus(GPUS).links(GPUS, link);
+    (0..GPUS).fold(node, |node, gpu| node.offer(gpu, &[(WHOLE, 1, Consumes::Whole)]))
+}
+
+#[test]
+fn any_size_of_sixteen_gpus_is_found_within_the_budget() {
+    let mut random = Random(1);
+    let noise: Vec<u32> = (0..GPUS * GPUS).map(|_| random.below(19)).collect();
+    let noise = |a: u32, b: u32| noise[(a * GPUS + b) as usize];
+    let link = |path, nvlinks| Link { path, nvlinks };
+    let wirings = [
+        ("nvswitch", node(|_, _| link(Path::SameNuma, 18))),
+        ("boards of 4", node(|a, b| link(Path::SameNuma, if a / 4 == b / 4 { 4 } else { 0 }))),
+        ("bridges", node(|a, b| link(Path::CrossNuma, if a / 2 == b / 2 { 4 } else { 0 }))),
+        ("any", node(|a, b| link(Path::HostBridge, noise(a, b)))),
+        (
+            "three in all good sets",
+            node(|a, b| link(Path::SameNuma, if b < 3 { 40 + noise(a, b) % 2 } else { noise(a, b) % 3 })),
+        ),
+    ];
+    let versions = policies().install_shipped(NOW).unwrap();
+    let version = versions.iter().find(|version| version.name == "topology").unwrap();
+    for (name, node) in &wirings {
+        for size in 1..16 {
+            let place = node.place(WHOLE, size);
+            let (answer, cost) = policies().ask_at_cost(node.call(version, "{}", Question::Place(&place)));
+            let Ok(Some(Answer::Place(placement))) = answer else { panic!("{answer:?}") };
+            assert_eq!(placement.devices.len(), size);
+            println!("{name:22} {size:2} of 16: fuel {:8} {:?}", cost.fuel, cost.wall);
+            assert!(cost.fuel < FUEL_MAX, "{name} {size}: {}", cost.fuel);
+        }
+    }
+}

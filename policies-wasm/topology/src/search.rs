@@ -129,6 +129,9 @@ impl Aim<'_> {
             // What must be reached to be better: more, unless the tie would be won.
             let wins_ties = best.is_none_or(|best| (cost, mask) < (best.cost, best.mask));
             let reach = best.map_or(0, |best| best.score + i64::from(!wins_ties));
+            if self.score(set, top) < reach {
+                continue;
+            }
             let start = first_without.all_of(mask);
             let rest = sets[start..].iter().take_while(|left| self.score(set, left.sum()) >= reach);
             if let Some(left) = rest.into_iter().find(|left| left.mask() & mask == 0) {

@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-policies=(exclusive timeslice mixed)
+policies=(exclusive timeslice mixed binpack spread topology)
 target=wasm32-unknown-unknown
 folder=${CARGO_TARGET_DIR:-$PWD/target}
 sysroot=$(rustc --print sysroot)

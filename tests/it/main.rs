@@ -44,6 +44,7 @@ mod policies_install;
 mod policies_node;
 mod policies_prebuilt;
 mod policies_shipped;
+mod policies_topology;
 mod processes;
 mod sim_file;
 mod simulation;

@@ -71,6 +71,19 @@ impl Node {
         self
     }
 
+    /// Other links between all GPUs, by a function of two indices, the greater one first.
+    pub(crate) fn links(mut self, count: u32, link: impl Fn(u32, u32) -> Link) -> Self {
+        let mut links = Links::default();
+        for a in 0..count {
+            for b in 0..a {
+                links.set(&gpu_id(a), &gpu_id(b), link(a, b));
+            }
+        }
+        let usage = self.0.usage.clone();
+        self.apply(Change::Looked { links: Arc::new(links), usage });
+        self
+    }
+
     /// Puts a GPU into MIG mode, with one instance.
     pub(crate) fn mig(mut self, index: u32) -> Self {
         let whole = gpu(index);

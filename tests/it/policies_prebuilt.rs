@@ -47,7 +47,7 @@ fn the_committed_policies_are_those_of_the_committed_sources() {
     let manifest: Value = serde_json::from_slice(&read("prebuilt/manifest.json")).unwrap();
     let policies = manifest["policies"].as_object().unwrap();
     let names: Vec<_> = policies.keys().collect();
-    assert_eq!(names, ["exclusive", "mixed", "timeslice"]);
+    assert_eq!(names, ["binpack", "exclusive", "mixed", "spread", "timeslice", "topology"]);
     for (name, entry) in policies {
         let sources = sources_digest(name);
         assert_eq!(entry["sources"], sources, "{name} has other sources now; {WHAT_TO_DO}");

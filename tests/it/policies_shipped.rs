@@ -6,17 +6,21 @@ use std::collections::BTreeMap;
 
 use berth::kernel::change::Change;
 use berth::kernel::drain::{Drain, Mark};
+use berth::kernel::gpu::Path;
 use berth::kernel::ledger::Ledger;
-use berth::kernel::names::DeviceId;
+use berth::kernel::names::{DeviceId, PartId};
 use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth::kernel::policy::{
-    Answer, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question,
+    Answer, FaultKind, Hook, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question,
 };
 use berth::ports::Policies;
+use berth_policy_binpack::Binpack;
 use berth_policy_exclusive::Exclusive;
 use berth_policy_mixed::Mixed;
 use berth_policy_sdk::{self as sdk, Policy, entry};
+use berth_policy_spread::Spread;
 use berth_policy_timeslice::Timeslice;
+use berth_policy_topology::Topology;
 use proptest::prelude::*;
 
 use crate::policies_guests::{NOW, policies};
@@ -28,10 +32,10 @@ fn shipped(name: &str) -> PolicyVersion {
 }
 
 #[test]
-fn three_policies_come_with_the_daemon() {
+fn the_policies_come_with_the_daemon() {
     let versions = policies().install_shipped(NOW).unwrap();
     let names: Vec<_> = versions.iter().map(|version| version.name.as_str()).collect();
-    assert_eq!(names, ["exclusive", "timeslice", "mixed"]);
+    assert_eq!(names, ["exclusive", "timeslice", "mixed", "binpack", "spread", "topology"]);
     for version in &versions {
         assert!(version.shipped && version.summary.ends_with('.'), "{version:?}");
         assert!(policies().module(&version.digest).is_ok());
@@ -62,7 +66,7 @@ fn fuel_is_far_below_what_a_call_may_use() {
     for (gpus, shares, fuel_max) in [(8, 10, 3_000_000), (16, 128, 100_000_000)] {
         let node = shared_node(gpus, shares);
         let place = node.place(SHARED, 4);
-        for name in ["exclusive", "timeslice", "mixed"] {
+        for name in ["exclusive", "timeslice", "mixed", "binpack", "spread", "topology"] {
             let version = shipped(name);
             for (hook, question) in [("offer", Question::Offer), ("place", Question::Place(&place))] {
                 let call = node.call(&version, "{}", question);
@@ -156,7 +160,7 @@ fn shown(ledger: &Ledger, parameters: &str) -> Shown {
     });
     let node = sdk::Node {
         parts: parts.collect(),
-        links: Vec::new(),
+        links: links(ledger, &|id| index(id.clone())),
         resources: names,
         devices: shown,
         allocations: Vec::new(),
@@ -166,6 +170,26 @@ fn shown(ledger: &Ledger, parameters: &str) -> Shown {
         parts: states.iter().map(|state| state.part.id.clone()).collect(),
         devices,
     }
+}
+
+fn links(ledger: &Ledger, index: &dyn Fn(&PartId) -> u32) -> Vec<sdk::Link> {
+    let path = |path| match path {
+        Path::SameBoard => sdk::Path::SameBoard,
+        Path::SingleSwitch => sdk::Path::SingleSwitch,
+        Path::MultiSwitch => sdk::Path::MultiSwitch,
+        Path::HostBridge => sdk::Path::HostBridge,
+        Path::SameNuma => sdk::Path::SameNuma,
+        Path::CrossNuma => sdk::Path::CrossNuma,
+    };
+    let links = ledger.links.iter();
+    links
+        .map(|(a, b, link)| sdk::Link {
+            a: index(a),
+            b: index(b),
+            path: path(link.path),
+            nvlinks: link.nvlinks,
+        })
+        .collect()
 }
 
 impl Shown {
@@ -225,13 +249,15 @@ impl Shown {
     }
 }
 
-/// Asks a policy both ways.
+/// Asks a policy both ways, whatever it answers.
 fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, size: usize) {
     let version = shipped(name);
     let shown = shown(&node.0, parameters);
-    let native = entry::offer::<P>(&shown.context).map(|answer| shown.offer(&answer));
-    let wasm = policies().ask(node.call(&version, parameters, Question::Offer));
-    assert_eq!(wasm, Ok(native), "{name} {parameters}");
+    if version.hooks.contains(&Hook::Offer) {
+        let native = entry::offer::<P>(&shown.context).map(|answer| shown.offer(&answer));
+        let wasm = policies().ask(node.call(&version, parameters, Question::Offer));
+        assert_eq!(wasm, Ok(native), "{name} {parameters}");
+    }
     for resource in [SHARED, WHOLE] {
         if node.devices(resource).is_empty() {
             continue;
@@ -318,6 +344,9 @@ proptest! {
             r#"{{"advertise": "latched", "reserveShared": {reserve}, "settleSeconds": 3700}}"#
         );
         both_ways::<Mixed>("mixed", &node, &latched, size);
+        both_ways::<Binpack>("binpack", &node, "{}", size);
+        both_ways::<Spread>("spread", &node, r#"{"distinct": "required"}"#, size);
+        both_ways::<Topology>("topology", &node, &format!(r#"{{"leaveWeight": {replicas}}}"#), size);
     }
 }
 

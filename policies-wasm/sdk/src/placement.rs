@@ -1,35 +1,13 @@
-//! Ways of choosing devices. Whole GPUs need none: a policy passes, and the daemon's baseline finds
-//! the best set by links and NUMA nodes exactly.
+//! Ways of choosing devices, and what policies that place have in common. A policy that has no wish
+//! passes: the daemon's baseline finds the best whole GPUs by links and NUMA nodes exactly.
 
-use std::cmp::Ordering;
-use std::collections::BTreeMap;
+mod load;
+mod resources;
 
-use crate::{DeviceState, DrainState, Health, Node, PlaceRequest, Placement};
+pub use load::{Load, avoid, gpu_of, loads};
+pub use resources::{Kind, Resources};
 
-/// How full one part is, in devices.
-#[derive(Clone, Debug, Default)]
-struct Load {
-    held: u64,
-    devices: u64,
-    /// On a GPU that is on its way out: freed there a moment ago and not yet withdrawn.
-    avoid: bool,
-    gpu_index: u32,
-    /// Device indices to take from, the lowest last.
-    available: Vec<u32>,
-}
-
-impl Load {
-    /// The emptier part first, as a share of what it has: one of two is fuller than one of ten.
-    fn emptier(&self, other: &Self) -> Ordering {
-        self.avoid
-            .cmp(&other.avoid)
-            .then_with(|| {
-                let (mine, theirs) = (self.held * other.devices, other.held * self.devices);
-                mine.cmp(&theirs)
-            })
-            .then_with(|| self.gpu_index.cmp(&other.gpu_index))
-    }
-}
+use crate::{Node, PlaceRequest, Placement};
 
 /// Shares from the least-held GPU first, one after the other, so that several shares of one
 /// container land on several GPUs. GPUs that are cordoned, draining or unhealthy come last.
@@ -40,55 +18,28 @@ pub fn spread(node: &Node, request: &PlaceRequest) -> Option<Placement> {
     let size = usize::try_from(request.size).ok()?;
     let mut loads = loads(node, request)?;
     let mut devices = request.required.clone();
-    for &device in &request.required {
-        let part = node.devices.get(usize::try_from(device).ok()?)?.part;
-        let load = loads.get_mut(&part)?;
-        load.held += 1;
-        load.available.retain(|&other| other != device);
-    }
     while devices.len() < size {
-        let load =
-            loads.values_mut().filter(|load| !load.available.is_empty()).min_by(|a, b| a.emptier(b))?;
-        devices.push(load.available.pop()?);
-        load.held += 1;
+        let open = loads.iter_mut().filter(|load| load.left() > 0);
+        let emptiest = open.min_by_key(|load| (load.avoid, load.fullness(), load.gpu_index))?;
+        devices.push(emptiest.take()?);
     }
-    (devices.len() == size).then(|| Placement { devices, reason: "the least-held GPUs first".to_owned() })
-}
-
-/// The load of every part that has a device of the request's resource.
-fn loads(node: &Node, request: &PlaceRequest) -> Option<BTreeMap<u32, Load>> {
-    let mut loads = BTreeMap::<u32, Load>::new();
-    for device in &node.devices {
-        let load = loads.entry(device.part).or_default();
-        let ours = device.resource == request.request.resource;
-        let held = device.state == DeviceState::Held;
-        load.held += u64::from(held);
-        load.devices += u64::from(ours || held);
-    }
-    for (&part, load) in &mut loads {
-        let part = node.parts.get(usize::try_from(part).ok()?)?;
-        load.gpu_index = part.gpu_index;
-        load.avoid =
-            part.drain != DrainState::Active || matches!(part.health, Health::Unhealthy | Health::Vanished);
-    }
-    for &device in request.available.iter().rev() {
-        let part = node.devices.get(usize::try_from(device).ok()?)?.part;
-        loads.get_mut(&part)?.available.push(device);
-    }
-    Some(loads)
+    Some(Placement { devices, reason: "the least-held GPUs first".to_owned() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::NodeBuilder;
-    use crate::{Consumes, Slice};
+    use crate::testing::{NodeBuilder, share};
+    use crate::{Consumes, DrainState};
 
     const SHARED: &str = "example.com/shared";
-    const SHARE: Consumes = Consumes::Slice(Slice { memory_mib: 1024, compute_percent: 25 });
 
     fn two_gpus() -> NodeBuilder {
-        NodeBuilder::new().gpus(2, "Test GPU", 4096).devices(0, SHARED, 4, SHARE).devices(1, SHARED, 4, SHARE)
+        let quarter = share(4, 4096);
+        NodeBuilder::new()
+            .gpus(2, "Test GPU", 4096)
+            .devices(0, SHARED, 4, quarter)
+            .devices(1, SHARED, 4, quarter)
     }
 
     #[test]
@@ -111,12 +62,37 @@ mod tests {
     fn fuller_is_meant_as_a_share_of_the_gpu() {
         let node = NodeBuilder::new()
             .gpus(2, "Test GPU", 4096)
-            .devices(0, SHARED, 2, SHARE)
-            .devices(1, SHARED, 10, SHARE)
+            .devices(0, SHARED, 2, share(2, 4096))
+            .devices(1, SHARED, 10, share(10, 4096))
             .hold(&[0, 2, 3])
             .build();
         let request = node.place_request(SHARED, 1);
         assert_eq!(spread(&node.node, &request).unwrap().devices, [4]);
+    }
+
+    #[test]
+    fn slices_of_several_sizes_count_by_size() {
+        // One half of the first GPU is fuller than two eighths of the second.
+        let node = NodeBuilder::new()
+            .gpus(2, "Test GPU", 4096)
+            .devices(0, "example.com/half", 1, share(2, 4096))
+            .devices(0, SHARED, 4, share(8, 4096))
+            .devices(1, SHARED, 8, share(8, 4096))
+            .hold(&[0, 5, 6])
+            .build();
+        assert_eq!(spread(&node.node, &node.place_request(SHARED, 1)).unwrap().devices, [7]);
+    }
+
+    #[test]
+    fn slices_that_set_nothing_aside_count_by_number() {
+        let nothing = Consumes::Slice(crate::Slice { memory_mib: 0, compute_percent: 0 });
+        let node = NodeBuilder::new()
+            .gpus(2, "Test GPU", 4096)
+            .devices(0, SHARED, 4, nothing)
+            .devices(1, SHARED, 4, nothing)
+            .hold(&[0])
+            .build();
+        assert_eq!(spread(&node.node, &node.place_request(SHARED, 1)).unwrap().devices, [4]);
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! Nodes for a policy's native unit tests.
 
+mod random;
+
+pub use random::{Random, random_node};
+
 use crate::{
     Allocation, Attribute, Consumes, Device, DeviceState, DrainState, FrontEnd, Health, Holder, Link, Node,
-    OfferLine, Part, Path, PlaceRequest, Request,
+    OfferLine, Part, Path, PlaceRequest, Placement, Request, Slice,
 };
 
 /// Builds a [`Node`] piece by piece. Panics on indices that do not exist: it is for tests.
@@ -160,6 +164,12 @@ impl NodeBuilder {
     }
 }
 
+/// What one of `count` equal shares of a part of so much memory consumes.
+#[must_use]
+pub fn share(count: u32, memory_mib: u64) -> Consumes {
+    Consumes::Slice(Slice { memory_mib: memory_mib / u64::from(count), compute_percent: 100 / count })
+}
+
 /// Checks that a schema names exactly the keys of `example`, in which every parameter is set, and
 /// refuses others: a schema that tells less than the policy takes, or more, misleads.
 ///
@@ -172,6 +182,21 @@ pub fn assert_schema_matches(schema: &str, example: &str) {
     assert_eq!(schema["additionalProperties"], false, "unknown keys are refused");
     let told: Vec<_> = schema["properties"].as_object().expect("an object").keys().collect();
     assert_eq!(told, example.keys().collect::<Vec<_>>());
+}
+
+/// Checks what holds for every placement: so many devices as asked, each once, all of them
+/// available, the required ones among them.
+///
+/// # Panics
+/// If it does not.
+pub fn assert_sound(request: &PlaceRequest, placement: &Placement) {
+    let mut devices = placement.devices.clone();
+    devices.sort_unstable();
+    devices.dedup();
+    let size = usize::try_from(request.size).expect("a size");
+    assert!(devices.len() == size && placement.devices.len() == size, "{placement:?} for {request:?}");
+    assert!(devices.iter().all(|device| request.available.contains(device)), "{placement:?} for {request:?}");
+    assert!(request.required.iter().all(|device| devices.contains(device)), "{placement:?} for {request:?}");
 }
 
 impl Built {

@@ -1,0 +1,57 @@
+//! `binpack`: shares on the fullest GPU that still fits, so that whole GPUs stay empty.
+//!
+//! MIG instances are packed as shares of their GPU. Whole GPUs are passed on: which of them sit
+//! well together is for `topology` or the daemon's baseline.
+
+mod pack;
+
+use berth_policy_sdk::placement::{Kind, Resources};
+use berth_policy_sdk::{Description, Hooks, Node, PlaceRequest, Placement, Policy};
+use serde::Deserialize;
+
+/// What an operator may set.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Parameters {
+    /// The resources to place; all shares and MIG instances if it is missing.
+    pub resources: Resources,
+}
+
+/// The policy with its parameters.
+#[derive(Clone, Debug)]
+pub struct Binpack {
+    resources: Resources,
+}
+
+impl Policy for Binpack {
+    type Parameters = Parameters;
+
+    fn describe() -> Description {
+        Description {
+            name: "binpack".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            summary: "Shares on the fullest GPU that still fits.".into(),
+            hooks: Hooks::PLACE,
+            parameters_schema: include_str!("../schema.json").into(),
+        }
+    }
+
+    fn new(parameters: Parameters) -> Result<Self, String> {
+        parameters.resources.check()?;
+        Ok(Self { resources: parameters.resources })
+    }
+
+    fn place(&self, node: &Node, request: &PlaceRequest) -> Option<Placement> {
+        if !self.resources.include(node, request.request.resource, |kind| kind != Kind::Whole) {
+            return None;
+        }
+        pack::pack(node, request)
+    }
+}
+
+berth_policy_sdk::export!(Binpack);
+
+#[cfg(test)]
+mod brute;
+#[cfg(test)]
+mod tests;

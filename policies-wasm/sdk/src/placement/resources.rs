@@ -1,0 +1,105 @@
+//! Which resources a policy places: the parameter `resources` of every placement policy.
+
+use serde::Deserialize;
+
+use crate::{Consumes, Node, check_resource};
+
+/// Names of resources, or none for the policy's own default.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(transparent)]
+pub struct Resources(Option<Vec<String>>);
+
+/// What the devices of a resource are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Whole GPUs.
+    Whole,
+    /// MIG instances.
+    Instance,
+    /// Shares of GPUs or instances.
+    Share,
+}
+
+impl Resources {
+    /// Checks the names.
+    ///
+    /// # Errors
+    /// A sentence for the operator.
+    pub fn check(&self) -> Result<(), String> {
+        match &self.0 {
+            Some(names) if names.is_empty() => {
+                Err("resources: names none, so the policy would do nothing; leave it out for all".to_owned())
+            }
+            Some(names) => (0..)
+                .zip(names)
+                .try_for_each(|(n, name): (u32, _)| check_resource(&format!("resources[{n}]"), name)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a resource is to be placed: it is named, or there are no names and its devices are of
+    /// a kind that `otherwise` takes. A resource without devices never is.
+    pub fn include(&self, node: &Node, resource: u32, otherwise: impl Fn(Kind) -> bool) -> bool {
+        let Some(kind) = Kind::of(node, resource) else {
+            return false;
+        };
+        match &self.0 {
+            Some(names) => {
+                let asked = usize::try_from(resource).ok().and_then(|index| node.resources.get(index));
+                asked.is_some_and(|asked| names.contains(asked))
+            }
+            None => otherwise(kind),
+        }
+    }
+}
+
+impl Kind {
+    /// Of a resource's first device: a resource has one kind. `None` where it has no device.
+    #[must_use]
+    pub fn of(node: &Node, resource: u32) -> Option<Self> {
+        let device = node.devices.iter().find(|device| device.resource == resource)?;
+        let part = node.parts.get(usize::try_from(device.part).ok()?)?;
+        Some(match (device.consumes, part.parent) {
+            (Consumes::Slice(_), _) => Self::Share,
+            (Consumes::Whole, Some(_)) => Self::Instance,
+            (Consumes::Whole, None) => Self::Whole,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{NodeBuilder, share};
+
+    fn read(json: &str) -> Resources {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn names_count_alone_and_without_them_the_kind() {
+        let node = NodeBuilder::new()
+            .gpus(2, "Test GPU", 4096)
+            .mig(1, "1g.1gb", 1, 1024)
+            .devices(0, "a.b/whole", 1, Consumes::Whole)
+            .devices(0, "a.b/share", 2, share(2, 4096))
+            .devices(2, "a.b/mig", 1, Consumes::Whole)
+            .build()
+            .node;
+        let taken = |json: &str| {
+            let resources = read(json);
+            (0..4).map(|n| resources.include(&node, n, |kind| kind == Kind::Share)).collect::<Vec<_>>()
+        };
+        assert_eq!(taken("null"), [false, true, false, false]);
+        assert_eq!(taken(r#"["a.b/mig", "a.b/whole"]"#), [true, false, true, false]);
+        assert_eq!(Kind::of(&node, 2), Some(Kind::Instance));
+        assert_eq!(Kind::of(&node, 9), None);
+    }
+
+    #[test]
+    fn wrong_names_are_refused_by_their_place() {
+        assert_eq!(read(r#"["a.b/c"]"#).check(), Ok(()));
+        assert!(read(r#"["a.b/c", "d"]"#).check().unwrap_err().starts_with("resources[1]: `d`"));
+        assert!(read("[]").check().unwrap_err().starts_with("resources: names none"));
+    }
+}

@@ -1,0 +1,183 @@
+//! The score by its definition, every set and every set left looked at.
+
+use berth_policy_sdk::Policy;
+use berth_policy_sdk::placement::{Kind, avoid, gpu_of, loads};
+use berth_policy_sdk::testing::{Random, assert_sound, random_node};
+
+use crate::grow::grow;
+use crate::pairs::Pairs;
+use crate::search::{Aim, bits};
+use crate::{Parameters, Topology};
+
+/// A table of pair scores, as nodes have them or worse.
+pub(crate) fn random_pairs(random: &mut Random, n: usize) -> Pairs {
+    let style = random.below(6);
+    let group = 1 + random.below(8) as usize;
+    let noise: Vec<u32> = (0..n * n).map(|_| random.below(6_461)).collect();
+    Pairs::new(n, |a, b| match style {
+        // All alike, as behind NVSwitch.
+        0 => 1_820,
+        // Boards, and boards on NUMA nodes.
+        1 => {
+            if a / group == b / group {
+                450
+            } else {
+                10
+            }
+        }
+        2 => 10 + 10 * u32::from(a / 8 == b / 8) + 400 * u32::from(a / group == b / group),
+        // A few values; any values.
+        3 => noise[a * n + b] % 6 * 10,
+        4 => noise[a * n + b],
+        // A few parts that all good sets have in common.
+        _ => {
+            if b < group {
+                6_000 + noise[a * n + b] % 7
+            } else {
+                noise[a * n + b] % 50
+            }
+        }
+    })
+}
+
+/// Every set of `size` parts, as a plain list.
+fn sets(n: usize, size: usize) -> Vec<u32> {
+    (0..1 << n).filter(|mask: &u32| mask.count_ones() as usize == size).collect()
+}
+
+/// Score, then less cost, then the lower bits: greater is better.
+type Measure = (i64, i64, std::cmp::Reverse<u32>);
+
+/// The naive way: for each set, every set left.
+fn exact(pairs: &Pairs, must: u32, size: usize, weight: i64) -> Measure {
+    let n = pairs.len();
+    let sum = |mask: u32| i64::from(pairs.sum(&bits(mask).collect::<Vec<_>>()));
+    let mut all: Vec<(u32, i64)> = sets(n, size).into_iter().map(|mask| (mask, sum(mask))).collect();
+    all.sort_by_key(|(_, sum)| std::cmp::Reverse(*sum));
+    let top = all[0].1;
+    let measure = |&(mask, sum_of_set): &(u32, i64)| {
+        let left = all.iter().find(|(other, _)| other & mask == 0);
+        let loss = left.map_or(0, |(_, left)| top - left);
+        // What those who are left have with each other.
+        let rest = sum(!mask & ((1 << n) - 1));
+        (100 * sum_of_set - weight * loss, rest, std::cmp::Reverse(mask))
+    };
+    all.iter().filter(|(mask, _)| mask & must == must).map(measure).max().unwrap()
+}
+
+fn found(pairs: &Pairs, must: u32, size: usize, weight: u32) -> u32 {
+    let costs: Vec<u32> = (0..pairs.len()).map(|part| pairs.sum_of(part)).collect();
+    Aim { pairs, must, size, leave_weight: weight, costs: &costs, own_pairs_cost_nothing: true }.best()
+}
+
+fn check(random: &mut Random, n: usize, size: usize) {
+    let pairs = random_pairs(random, n);
+    let must = if random.once_in(3) { 1 << random.below(u32::try_from(n).unwrap()) } else { 0 };
+    let weight = [0, 50, 50, 100, 1_000][random.below(5) as usize];
+    let (_, _, std::cmp::Reverse(best)) = exact(&pairs, must, size, i64::from(weight));
+    let found = found(&pairs, must, size, weight);
+    assert_eq!(
+        found, best,
+        "{size} of {n}, must {must:b}, weight {weight}: {found:b}, not {best:b}; {pairs:?}"
+    );
+}
+
+#[test]
+fn any_size_of_up_to_eight_parts_is_the_exact_best() {
+    let mut random = Random(1);
+    for n in 2..=8 {
+        for size in 1..n {
+            for _ in 0..60 {
+                check(&mut random, n, size);
+            }
+        }
+    }
+}
+
+#[test]
+fn any_size_of_sixteen_parts_is_the_exact_best() {
+    let mut random = Random(2);
+    for size in 1..16 {
+        // Thousands of sets beside thousands of sets take their time.
+        for _ in 0..(if (5..9).contains(&size) { 1 } else { 6 }) {
+            check(&mut random, 16, size);
+        }
+    }
+}
+
+#[test]
+fn more_than_sixteen_parts_are_grown_about_as_well_on_boards() {
+    let pairs = Pairs::new(24, |a, b| if a / 4 == b / 4 { 100 } else { 1 });
+    assert_eq!(grow(&pairs, &[9], 4), [8, 9, 10, 11]);
+    assert_eq!(grow(&pairs, &[], 4), [0, 1, 2, 3]);
+    let odd = Pairs::new(24, |a, b| if a > 20 && b > 20 { 100 } else { u32::from(a < 3 && b < 3) * 101 });
+    // The best pair is not in the best set of four: starts elsewhere are tried, too.
+    assert_eq!(odd.sum(&grow(&odd, &[], 3)), 303);
+}
+
+/// Several shares where each may come from a GPU of its own: the pair sum counts, then how full the
+/// GPUs were.
+#[test]
+fn several_shares_are_on_the_exact_best_gpus() {
+    let policy = Topology::new(Parameters::default()).unwrap();
+    let (mut random, mut looked) = (Random(4), 0);
+    while looked < 1_000 {
+        let node = random_node(&mut random, 8);
+        let Some(mut request) = node.random_request(&mut random) else { continue };
+        request.required.clear();
+        let gpu = |device: &u32| gpu_of(&node.node, node.node.devices[*device as usize].part).unwrap();
+        let mut open: Vec<usize> = request.available.iter().map(gpu).collect();
+        open.retain(|gpu| !avoid(&node.node.parts[*gpu]));
+        open.dedup();
+        let size = request.size as usize;
+        let share = Kind::of(&node.node, request.request.resource) == Some(Kind::Share);
+        if !share || size < 2 || size > open.len() {
+            continue;
+        }
+        looked += 1;
+        let loads = loads(&node.node, &request).unwrap();
+        let parts: Vec<u32> = open.iter().map(|gpu| u32::try_from(*gpu).unwrap()).collect();
+        let pairs = Pairs::of(&node.node, &parts).unwrap();
+        let measure = |set: &[usize]| {
+            let index = |k: &usize| node.node.parts[open[*k]].gpu_index;
+            let full = |k: &usize| loads.iter().find(|load| load.gpu_index == index(k)).unwrap().fullness();
+            (pairs.sum(set), std::cmp::Reverse(set.iter().map(full).sum::<u64>()))
+        };
+        let all = sets(open.len(), size).into_iter().map(|mask| bits(mask).collect::<Vec<_>>());
+        let best = all.map(|set| measure(&set)).max().unwrap();
+        let placed = policy.place(&node.node, &request).unwrap();
+        assert_sound(&request, &placed);
+        let place = |device: &u32| open.iter().position(|open| *open == gpu(device)).unwrap();
+        let chosen: Vec<usize> = placed.devices.iter().map(place).collect();
+        assert_eq!(measure(&chosen), best, "{placed:?} of {request:?} on {node:#?}");
+    }
+}
+
+/// 10,000 questions about nodes with everything on them.
+#[test]
+fn the_same_question_has_one_answer_within_what_is_available() {
+    let policy = Topology::new(Parameters::default()).unwrap();
+    let mut random = Random(3);
+    for _ in 0..10_000 {
+        let node = random_node(&mut random, 9);
+        let Some(request) = node.random_request(&mut random) else { continue };
+        let placed = policy.place(&node.node, &request);
+        let mut turned = request.clone();
+        turned.available.reverse();
+        assert_eq!(policy.place(&node.node, &turned), placed);
+        if Kind::of(&node.node, request.request.resource) == Some(Kind::Share) && request.size == 1 {
+            assert_eq!(placed, None);
+            continue;
+        }
+        let placed = placed.unwrap();
+        assert_sound(&request, &placed);
+        let gpu = |device: &u32| gpu_of(&node.node, node.node.devices[*device as usize].part).unwrap();
+        let working = |device: &&u32| !avoid(&node.node.parts[gpu(device)]);
+        if Kind::of(&node.node, request.request.resource) != Some(Kind::Share) {
+            let left_over = request.available.iter().filter(|device| !placed.devices.contains(device));
+            let failing_taken =
+                placed.devices.iter().any(|device| !request.required.contains(device) && !working(&device));
+            assert!(!failing_taken || left_over.filter(working).count() == 0, "{placed:?} of {request:?}");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The best set of up to 16 parts, exactly.
+//!
+//! What is wanted is a pair of sets: the chosen one and the best one of the same size among the
+//! parts left over. All sets of the size are listed, best sum first, and the list is walked for the
+//! chosen set; for each, the first set further on that has no part in common with it is the best one
+//! left. Both walks end as soon as nothing better can follow, which is soon: what is not near the
+//! head of the list cannot be the better of the two.
+
+use crate::pairs::Pairs;
+
+/// Parts up to which the best set is found exactly: at most 12,870 sets (8 of 16).
+pub(crate) const EXACT_PARTS_MAX: usize = 16;
+/// Bits of a set, and bits of a sum, which is below 2^20 (see `pairs`).
+const SET_BITS: u32 = 16;
+const SUM_BITS: u32 = 20;
+
+/// What decides between sets.
+pub(crate) struct Aim<'a> {
+    pub(crate) pairs: &'a Pairs,
+    /// Parts that the set must hold, by bit.
+    pub(crate) must: u32,
+    pub(crate) size: usize,
+    /// What a point lost in the best set left counts, percent.
+    pub(crate) leave_weight: u32,
+    /// Of sets of equal score the one with the least sum of these counts, a number a part.
+    pub(crate) costs: &'a [u32],
+    /// Whether the sum of the set's own pairs is taken off its costs.
+    pub(crate) own_pairs_cost_nothing: bool,
+}
+
+/// A set, by bit, with its sum above it: sets sort by sum and then by parts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Set(u64);
+
+impl Set {
+    fn mask(self) -> u32 {
+        u32::try_from(self.0 & ((1 << SET_BITS) - 1)).unwrap_or(0)
+    }
+
+    fn sum(self) -> i64 {
+        i64::try_from(self.0 >> SET_BITS).unwrap_or(0)
+    }
+}
+
+/// The best so far.
+#[derive(Clone, Copy)]
+struct Best {
+    score: i64,
+    cost: i64,
+    mask: u32,
+}
+
+impl Aim<'_> {
+    /// The best set, by bit; 1 <= size < parts <= 16. The lowest parts win a tie. The score is the
+    /// set's sum less the weighted loss; the loss counts from the same best set for all, so that
+    /// instead of it what is left is added.
+    pub(crate) fn best(&self) -> u32 {
+        let parts = self.pairs.len();
+        let mut sets = self.sets();
+        let found = if 2 * self.size > parts || self.leave_weight == 0 {
+            // No set of the size is left, or nobody minds.
+            self.best_of(&sets, |_| 0)
+        } else if 2 * self.size == parts {
+            // What is left is the one set of all other parts. Sets are in the order of their bits,
+            // so it is as far from the end as this one is from the start.
+            self.best_of(&sets, |index| sets[sets.len() - 1 - index].sum())
+        } else {
+            sort_best_first(&mut sets);
+            self.best_of_two(&sets)
+        };
+        found.map_or(self.must, |best| best.mask)
+    }
+
+    /// All sets of the size, in the order of their bits.
+    fn sets(&self) -> Vec<Set> {
+        let mut sets = Vec::with_capacity(choose(self.pairs.len(), self.size));
+        self.extend(&mut sets, self.pairs.len(), self.size, Set(0), &[0; EXACT_PARTS_MAX]);
+        sets
+    }
+
+    /// Adds `set` with `more` parts below `end`, highest part first, so that they come in the order
+    /// of their bits. `gains` is what each part would add to the sum of `set`.
+    fn extend(&self, sets: &mut Vec<Set>, end: usize, more: usize, set: Set, gains: &[u32; EXACT_PARTS_MAX]) {
+        let with = |part: usize| Set(set.0 + (u64::from(gains[part]) << SET_BITS) + (1 << part));
+        if more == 1 {
+            sets.extend((0..end).map(with));
+            return;
+        }
+        for part in more - 1..end {
+            let mut gains = *gains;
+            for (below, gain) in gains.iter_mut().enumerate().take(part) {
+                *gain += self.pairs.get(part, below);
+            }
+            self.extend(sets, part, more - 1, with(part), &gains);
+        }
+    }
+
+    fn best_of(&self, sets: &[Set], left: impl Fn(usize) -> i64) -> Option<Best> {
+        let costs = Costs::new(self.costs);
+        let mut best = None;
+        for (index, set) in sets.iter().enumerate() {
+            if set.mask() & self.must == self.must {
+                self.keep_better(
+                    &mut best,
+                    self.score(*set, left(index)),
+                    self.cost(&costs, *set),
+                    set.mask(),
+                );
+            }
+        }
+        best
+    }
+
+    /// `sets` best first.
+    fn best_of_two(&self, sets: &[Set]) -> Option<Best> {
+        let costs = Costs::new(self.costs);
+        let first_without = FirstWithout::new(sets, self.pairs.len());
+        let top = sets.first()?.sum();
+        let mut best: Option<Best> = None;
+        for &set in sets {
+            if best.is_some_and(|best| self.score(set, top) < best.score) {
+                break;
+            }
+            let mask = set.mask();
+            if mask & self.must != self.must {
+                continue;
+            }
+            let cost = self.cost(&costs, set);
+            // What must be reached to be better: more, unless the tie would be won.
+            let wins_ties = best.is_none_or(|best| (cost, mask) < (best.cost, best.mask));
+            let reach = best.map_or(0, |best| best.score + i64::from(!wins_ties));
+            if self.score(set, top) < reach {
+                continue;
+            }
+            let start = first_without.all_of(mask);
+            let rest = sets[start..].iter().take_while(|left| self.score(set, left.sum()) >= reach);
+            if let Some(left) = rest.into_iter().find(|left| left.mask() & mask == 0) {
+                best = Some(Best { score: self.score(set, left.sum()), cost, mask });
+            }
+        }
+        best
+    }
+
+    fn keep_better(&self, best: &mut Option<Best>, score: i64, cost: i64, mask: u32) {
+        // Sets come in the order of their bits: the earlier one wins a tie.
+        if best.is_none_or(|best| score > best.score || (score == best.score && cost < best.cost)) {
+            *best = Some(Best { score, cost, mask });
+        }
+    }
+
+    fn score(&self, set: Set, left: i64) -> i64 {
+        100 * set.sum() + i64::from(self.leave_weight) * left
+    }
+
+    fn cost(&self, costs: &Costs, set: Set) -> i64 {
+        costs.of(set.mask()) - if self.own_pairs_cost_nothing { set.sum() } else { 0 }
+    }
+}
+
+/// How many sets of `size` of `n` there are.
+fn choose(n: usize, size: usize) -> usize {
+    (0..size).fold(1, |sets, k| sets * (n - k) / (k + 1))
+}
+
+/// Sorts by sum, greatest first, sets of equal sum as they are: ten bits of the sum a turn, which
+/// for thousands of sets is several times faster than by comparison.
+fn sort_best_first(sets: &mut Vec<Set>) {
+    const DIGIT_BITS: u32 = SUM_BITS / 2;
+    const DIGITS: usize = 1 << DIGIT_BITS;
+    let mut sorted = vec![Set(0); sets.len()];
+    for turn in 0..2 {
+        let digit = |set: &Set| {
+            let shifted = set.0 >> (SET_BITS + turn * DIGIT_BITS);
+            DIGITS - 1 - usize::try_from(shifted).unwrap_or(0) % DIGITS
+        };
+        let mut starts = [0_u32; DIGITS + 1];
+        sets.iter().for_each(|set| starts[digit(set) + 1] += 1);
+        (1..DIGITS).for_each(|d| starts[d] += starts[d - 1]);
+        for set in &*sets {
+            let start = &mut starts[digit(set)];
+            sorted[usize::try_from(*start).unwrap_or(0)] = *set;
+            *start += 1;
+        }
+        std::mem::swap(sets, &mut sorted);
+    }
+}
+
+/// Where in a list the first set is that has neither of two parts: nothing before it can be disjoint
+/// from a set with both. Without it, one part that all good sets have in common would make every
+/// walk long.
+struct FirstWithout([[u32; EXACT_PARTS_MAX]; EXACT_PARTS_MAX]);
+
+impl FirstWithout {
+    fn new(sets: &[Set], parts: usize) -> Self {
+        let all = (1_u32 << parts) - 1;
+        let mut first = [[0; EXACT_PARTS_MAX]; EXACT_PARTS_MAX];
+        // For each part, the others that no set without both was seen of yet, and itself.
+        let mut missing = [all; EXACT_PARTS_MAX];
+        let mut open = all;
+        for (index, set) in (0..).zip(sets) {
+            let without = all & !set.mask();
+            for a in bits(without & open) {
+                for b in bits(missing[a] & without) {
+                    first[a][b] = index;
+                }
+                missing[a] &= !without;
+                if missing[a] == 0 {
+                    open &= !(1 << a);
+                }
+            }
+            if open == 0 {
+                break;
+            }
+        }
+        Self(first)
+    }
+
+    fn all_of(&self, mask: u32) -> usize {
+        let pairs = bits(mask).flat_map(|a| bits(mask & (u32::MAX << a)).map(move |b| self.0[a][b]));
+        usize::try_from(pairs.max().unwrap_or(0)).unwrap_or(0)
+    }
+}
+
+/// Sums of the parts' costs, half of the parts at once.
+struct Costs {
+    low: [u32; 256],
+    high: [u32; 256],
+}
+
+impl Costs {
+    fn new(costs: &[u32]) -> Self {
+        let half = |from: usize| {
+            let mut sums = [0; 256];
+            for mask in 1..256_usize {
+                let part = from + mask.trailing_zeros() as usize;
+                sums[mask] = sums[mask & (mask - 1)] + costs.get(part).copied().unwrap_or(0);
+            }
+            sums
+        };
+        Self { low: half(0), high: half(8) }
+    }
+
+    fn of(&self, mask: u32) -> i64 {
+        let [low, high, ..] = mask.to_le_bytes();
+        i64::from(self.low[usize::from(low)]) + i64::from(self.high[usize::from(high)])
+    }
+}
+
+/// The places of the bits that are set.
+pub(crate) fn bits(mask: u32) -> impl Iterator<Item = usize> {
+    let next = |mask: &u32| Some(mask & (mask - 1)).filter(|rest| *rest != 0);
+    std::iter::successors(Some(mask).filter(|mask| *mask != 0), next)
+        .map(|mask| mask.trailing_zeros() as usize)
+}

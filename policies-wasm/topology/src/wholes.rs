@@ -1,0 +1,67 @@
+//! Whole GPUs and MIG instances.
+
+use berth_policy_sdk::placement::{avoid, gpu_of};
+use berth_policy_sdk::{Node, PlaceRequest, Placement};
+
+use crate::grow::grow;
+use crate::pairs::Pairs;
+use crate::search::{Aim, EXACT_PARTS_MAX, bits};
+
+/// `None` if the request cannot be met from what is available.
+pub(crate) fn place(node: &Node, request: &PlaceRequest, leave_weight: u32) -> Option<Placement> {
+    let size = usize::try_from(request.size).ok()?;
+    let mut devices: Vec<u32> = request.available.iter().chain(&request.required).copied().collect();
+    devices.sort_unstable();
+    devices.dedup();
+    if devices.len() < size || request.required.len() > size {
+        return None;
+    }
+    let required = |device: &u32| request.required.contains(device);
+    // What is on its way out serves only where the rest does not suffice, which is then taken whole.
+    let (working, failing): (Vec<u32>, Vec<u32>) =
+        devices.iter().partition(|device| required(device) || !is_failing(node, **device));
+    let enough = working.len() >= size;
+    let mut open = working.clone();
+    if !enough {
+        open.extend(failing);
+        open.sort_unstable();
+    }
+    let is_must = |device: &u32| if enough { required(device) } else { working.contains(device) };
+    let must: Vec<usize> = (0..open.len()).filter(|n| is_must(&open[*n])).collect();
+    let chosen = best(node, &open, &must, size, leave_weight)?;
+    let reason = match (enough, chosen.exact) {
+        (false, _) => "too few healthy GPUs: those that are cordoned or unhealthy as well",
+        (true, true) => "the GPUs nearest to each other that leave the best ones for later",
+        (true, false) => "GPUs near to each other, grown one by one: too many to look at all sets",
+    };
+    let devices = chosen.set.into_iter().map(|n| open[n]).collect();
+    Some(Placement { devices, reason: reason.to_owned() })
+}
+
+struct Chosen {
+    set: Vec<usize>,
+    exact: bool,
+}
+
+fn best(node: &Node, open: &[u32], must: &[usize], size: usize, leave_weight: u32) -> Option<Chosen> {
+    let part_of = |device: &u32| Some(node.devices.get(usize::try_from(*device).ok()?)?.part);
+    if size == 0 || size == open.len() {
+        return Some(Chosen { set: (0..size).collect(), exact: true });
+    }
+    let parts: Vec<u32> = open.iter().map(part_of).collect::<Option<_>>()?;
+    let pairs = Pairs::of(node, &parts)?;
+    if open.len() > EXACT_PARTS_MAX {
+        return Some(Chosen { set: grow(&pairs, must, size), exact: false });
+    }
+    // What a set takes from those who come later beyond their best set: each pair with a part left.
+    let costs: Vec<u32> = (0..open.len()).map(|part| pairs.sum_of(part)).collect();
+    let must = must.iter().fold(0, |mask, part| mask | 1 << part);
+    let aim = Aim { pairs: &pairs, must, size, leave_weight, costs: &costs, own_pairs_cost_nothing: true };
+    Some(Chosen { set: bits(aim.best()).collect(), exact: true })
+}
+
+fn is_failing(node: &Node, device: u32) -> bool {
+    let device = usize::try_from(device).ok().and_then(|index| node.devices.get(index));
+    let gpu = device.and_then(|device| gpu_of(node, device.part));
+    gpu.is_some_and(|gpu| avoid(&node.parts[gpu]))
+}

@@ -1,0 +1,61 @@
+//! `topology` on the largest board: every size of 16 GPUs, for several wirings, within its budget.
+// Clippy does not see that helpers of tests are tests, too.
+#![allow(clippy::unwrap_used)]
+
+use berth::kernel::gpu::{Link, Path};
+use berth::kernel::offer::Consumes;
+use berth::kernel::policy::{Answer, Question};
+use berth::ports::Policies;
+use berth_policy_sdk::testing::Random;
+
+use crate::policies_guests::{NOW, policies};
+use crate::policies_node::{Node, WHOLE};
+
+const GPUS: u32 = 16;
+/// A millisecond: the search takes some 9 units a nanosecond (4.2 million in 0.46 ms, on a busy
+/// machine).
+const FUEL_MAX: u64 = 9_000_000;
+/// Beyond the budget: three GPUs that are in all good sets make every walk of the search long. No
+/// board is wired so; it took 116 million units (20 ms) for 7 of 16, and must stay far from a fault.
+const FUEL_MAX_WORST: u64 = 200_000_000;
+/// The wiring that this is for.
+const WORST: &str = "three in all good sets";
+
+fn node(link: impl Fn(u32, u32) -> Link) -> Node {
+    let node = Node::new().gpus(GPUS).links(GPUS, link);
+    (0..GPUS).fold(node, |node, gpu| node.offer(gpu, &[(WHOLE, 1, Consumes::Whole)]))
+}
+
+#[test]
+fn any_size_of_sixteen_gpus_is_found_within_the_budget() {
+    let mut random = Random(1);
+    let noise: Vec<u32> = (0..GPUS * GPUS).map(|_| random.below(19)).collect();
+    let noise = |a: u32, b: u32| noise[(a * GPUS + b) as usize];
+    let link = |path, nvlinks| Link { path, nvlinks };
+    let wirings = [
+        ("nvswitch", node(|_, _| link(Path::SameNuma, 18))),
+        ("boards of 4", node(|a, b| link(Path::SameNuma, if a / 4 == b / 4 { 4 } else { 0 }))),
+        ("bridges", node(|a, b| link(Path::CrossNuma, if a / 2 == b / 2 { 4 } else { 0 }))),
+        ("any", node(|a, b| link(Path::HostBridge, noise(a, b)))),
+        (
+            WORST,
+            node(|a, b| link(Path::SameNuma, if b < 3 { 40 + noise(a, b) % 2 } else { noise(a, b) % 3 })),
+        ),
+    ];
+    let versions = policies().install_shipped(NOW).unwrap();
+    let version = versions.iter().find(|version| version.name == "topology").unwrap();
+    for (name, node) in &wirings {
+        for size in 1..16 {
+            let place = node.place(WHOLE, size);
+            let (answer, cost) = policies().ask_at_cost(node.call(version, "{}", Question::Place(&place)));
+            let Ok(Some(Answer::Place(placement))) = answer else { panic!("{answer:?}") };
+            assert_eq!(placement.devices.len(), size);
+            println!("{name:22} {size:2} of 16: fuel {:8} {:?}", cost.fuel, cost.wall);
+            assert!(
+                cost.fuel < if *name == WORST { FUEL_MAX_WORST } else { FUEL_MAX },
+                "{name} {size}: {}",
+                cost.fuel
+            );
+        }
+    }
+}

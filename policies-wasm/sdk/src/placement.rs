@@ -4,7 +4,8 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use crate::{DeviceState, DrainState, Health, Node, PlaceRequest, Placement};
+use crate::room::is_leaving;
+use crate::{DeviceState, Node, PlaceRequest, Placement};
 
 /// How full one part is, in devices.
 #[derive(Clone, Debug, Default)]
@@ -68,8 +69,7 @@ fn loads(node: &Node, request: &PlaceRequest) -> Option<BTreeMap<u32, Load>> {
     for (&part, load) in &mut loads {
         let part = node.parts.get(usize::try_from(part).ok()?)?;
         load.gpu_index = part.gpu_index;
-        load.avoid =
-            part.drain != DrainState::Active || matches!(part.health, Health::Unhealthy | Health::Vanished);
+        load.avoid = is_leaving(part);
     }
     for &device in request.available.iter().rev() {
         let part = node.devices.get(usize::try_from(device).ok()?)?.part;
@@ -82,7 +82,7 @@ fn loads(node: &Node, request: &PlaceRequest) -> Option<BTreeMap<u32, Load>> {
 mod tests {
     use super::*;
     use crate::testing::NodeBuilder;
-    use crate::{Consumes, Slice};
+    use crate::{Consumes, DrainState, Slice};
 
     const SHARED: &str = "example.com/shared";
     const SHARE: Consumes = Consumes::Slice(Slice { memory_mib: 1024, compute_percent: 25 });

@@ -8,7 +8,10 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-policies=(exclusive timeslice mixed)
+policies=(
+    exclusive timeslice mixed
+    memory quota triage-xid
+)
 target=wasm32-unknown-unknown
 folder=${CARGO_TARGET_DIR:-$PWD/target}
 sysroot=$(rustc --print sysroot)

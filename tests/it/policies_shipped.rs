@@ -22,16 +22,16 @@ use proptest::prelude::*;
 use crate::policies_guests::{NOW, policies};
 use crate::policies_node::{Node, SHARED, WHOLE, gpu_id, resource, share, shared_node};
 
-fn shipped(name: &str) -> PolicyVersion {
+pub(crate) fn shipped(name: &str) -> PolicyVersion {
     let versions = policies().install_shipped(NOW).unwrap();
     versions.into_iter().find(|version| version.name == name).unwrap()
 }
 
 #[test]
-fn three_policies_come_with_the_daemon() {
+fn these_policies_come_with_the_daemon() {
     let versions = policies().install_shipped(NOW).unwrap();
     let names: Vec<_> = versions.iter().map(|version| version.name.as_str()).collect();
-    assert_eq!(names, ["exclusive", "timeslice", "mixed"]);
+    assert_eq!(names, ["exclusive", "timeslice", "mixed", "memory", "quota", "triage-xid"]);
     for version in &versions {
         assert!(version.shipped && version.summary.ends_with('.'), "{version:?}");
         assert!(policies().module(&version.digest).is_ok());
@@ -79,8 +79,8 @@ fn fuel_is_far_below_what_a_call_may_use() {
 
 /// What a native policy is shown of a ledger: written down here once more, so that the room's own
 /// conversion is tested by it.
-struct Shown {
-    context: sdk::Context,
+pub(crate) struct Shown {
+    pub(crate) context: sdk::Context,
     parts: Vec<berth::kernel::names::PartId>,
     devices: Vec<(String, DeviceId)>,
 }
@@ -94,7 +94,7 @@ fn consumes(consumes: Consumes) -> sdk::Consumes {
     }
 }
 
-fn shown(ledger: &Ledger, parameters: &str) -> Shown {
+pub(crate) fn shown(ledger: &Ledger, parameters: &str) -> Shown {
     let mut states: Vec<_> = ledger.parts.values().collect();
     states.sort_by_key(|state| (state.part.gpu_index, state.part.parent.is_some()));
     let names: Vec<String> = ledger.resources().iter().map(ToString::to_string).collect();
@@ -193,7 +193,7 @@ impl Shown {
         })
     }
 
-    fn index(&self, name: &str, id: &DeviceId) -> u32 {
+    pub(crate) fn index(&self, name: &str, id: &DeviceId) -> u32 {
         let position = self.devices.iter().position(|(n, device)| n == name && device == id);
         u32::try_from(position.unwrap()).unwrap()
     }
@@ -226,7 +226,7 @@ impl Shown {
 }
 
 /// Asks a policy both ways.
-fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, size: usize) {
+pub(crate) fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, size: usize) {
     let version = shipped(name);
     let shown = shown(&node.0, parameters);
     let native = entry::offer::<P>(&shown.context).map(|answer| shown.offer(&answer));
@@ -246,7 +246,7 @@ fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, size: usize) 
 
 /// What one GPU is in a random node.
 #[derive(Clone, Copy, Debug)]
-enum Gpu {
+pub(crate) enum Gpu {
     New,
     Mig,
     Whole { held: bool },
@@ -255,7 +255,7 @@ enum Gpu {
     Cordoned,
 }
 
-fn random_gpu() -> impl Strategy<Value = Gpu> {
+pub(crate) fn random_gpu() -> impl Strategy<Value = Gpu> {
     prop_oneof![
         Just(Gpu::New),
         Just(Gpu::Mig),
@@ -266,7 +266,7 @@ fn random_gpu() -> impl Strategy<Value = Gpu> {
     ]
 }
 
-fn random_node(gpus: &[Gpu]) -> Node {
+pub(crate) fn random_node(gpus: &[Gpu]) -> Node {
     let mut node = Node::new().gpus(u32::try_from(gpus.len()).unwrap());
     let shares = (SHARED, 4, share(4));
     let whole = (WHOLE, 1, Consumes::Whole);

@@ -35,9 +35,8 @@ impl Scene {
     fn new(waiting: &[&'static str], held: &[(u32, u32, Option<&'static str>)]) -> Self {
         let mut node = shared_node(2, 4);
         let mut holders = Vec::new();
-        for &(gpu, share, namespace) in held {
+        for (number, &(gpu, share, namespace)) in (1..).zip(held) {
             let device = DeviceId::share(&gpu_id(gpu), share);
-            let number = node.0.next_number;
             node.apply(Change::Granted(Allocation {
                 id: AllocationId { store: 1, number },
                 resource: resource(SHARED),

@@ -8,7 +8,11 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-policies=(exclusive timeslice mixed binpack spread topology)
+policies=(
+    exclusive timeslice mixed
+    binpack spread topology
+    memory quota triage-xid
+)
 target=wasm32-unknown-unknown
 folder=${CARGO_TARGET_DIR:-$PWD/target}
 sysroot=$(rustc --print sysroot)

@@ -14,6 +14,9 @@ const SHIPPED: &[&[u8]] = &[
     include_bytes!("../../policies-wasm/prebuilt/binpack.wasm"),
     include_bytes!("../../policies-wasm/prebuilt/spread.wasm"),
     include_bytes!("../../policies-wasm/prebuilt/topology.wasm"),
+    include_bytes!("../../policies-wasm/prebuilt/memory.wasm"),
+    include_bytes!("../../policies-wasm/prebuilt/quota.wasm"),
+    include_bytes!("../../policies-wasm/prebuilt/triage-xid.wasm"),
 ];
 
 /// Each with its digest.

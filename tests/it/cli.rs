@@ -316,6 +316,10 @@ fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
         ("stack: [{policy: mixed, parameters: {replica: 2}}]\n", "unknown field `replica`"),
         ("stack: [{policy: mixed, digest: short}]\n", "is no digest"),
         (
+            "gpus: sim:1xt4\nstack: [{policy: memory}]\n",
+            "may not name nvidia.com/gpu.mem-4g (permissions.resources)",
+        ),
+        (
             "gpus: sim:1xt4\nstack: [{policy: timeslice, parameters: {replicas: 9}, permissions: {shareMax: 4}}]\n",
             "permissions.shareMax",
         ),

@@ -26,16 +26,19 @@ use proptest::prelude::*;
 use crate::policies_guests::{NOW, policies};
 use crate::policies_node::{Node, SHARED, WHOLE, gpu_id, resource, share, shared_node};
 
-fn shipped(name: &str) -> PolicyVersion {
+pub(crate) fn shipped(name: &str) -> PolicyVersion {
     let versions = policies().install_shipped(NOW).unwrap();
     versions.into_iter().find(|version| version.name == name).unwrap()
 }
 
 #[test]
-fn the_policies_come_with_the_daemon() {
+fn these_policies_come_with_the_daemon() {
     let versions = policies().install_shipped(NOW).unwrap();
     let names: Vec<_> = versions.iter().map(|version| version.name.as_str()).collect();
-    assert_eq!(names, ["exclusive", "timeslice", "mixed", "binpack", "spread", "topology"]);
+    let expected = [
+        "exclusive", "timeslice", "mixed", "binpack", "spread", "topology", "memory", "quota", "triage-xid",
+    ];
+    assert_eq!(names, expected);
     for version in &versions {
         assert!(version.shipped && version.summary.ends_with('.'), "{version:?}");
         assert!(policies().module(&version.digest).is_ok());
@@ -83,8 +86,8 @@ fn fuel_is_far_below_what_a_call_may_use() {
 
 /// What a native policy is shown of a ledger: written down here once more, so that the room's own
 /// conversion is tested by it.
-struct Shown {
-    context: sdk::Context,
+pub(crate) struct Shown {
+    pub(crate) context: sdk::Context,
     parts: Vec<berth::kernel::names::PartId>,
     devices: Vec<(String, DeviceId)>,
 }
@@ -98,7 +101,7 @@ fn consumes(consumes: Consumes) -> sdk::Consumes {
     }
 }
 
-fn shown(ledger: &Ledger, parameters: &str) -> Shown {
+pub(crate) fn shown(ledger: &Ledger, parameters: &str) -> Shown {
     let mut states: Vec<_> = ledger.parts.values().collect();
     states.sort_by_key(|state| (state.part.gpu_index, state.part.parent.is_some()));
     let names: Vec<String> = ledger.resources().iter().map(ToString::to_string).collect();
@@ -217,7 +220,7 @@ impl Shown {
         })
     }
 
-    fn index(&self, name: &str, id: &DeviceId) -> u32 {
+    pub(crate) fn index(&self, name: &str, id: &DeviceId) -> u32 {
         let position = self.devices.iter().position(|(n, device)| n == name && device == id);
         u32::try_from(position.unwrap()).unwrap()
     }
@@ -250,7 +253,7 @@ impl Shown {
 }
 
 /// Asks a policy both ways, whatever it answers.
-fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, size: usize) {
+pub(crate) fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, size: usize) {
     let version = shipped(name);
     let shown = shown(&node.0, parameters);
     if version.hooks.contains(&Hook::Offer) {
@@ -272,7 +275,7 @@ fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, size: usize) 
 
 /// What one GPU is in a random node.
 #[derive(Clone, Copy, Debug)]
-enum Gpu {
+pub(crate) enum Gpu {
     New,
     Mig,
     Whole { held: bool },
@@ -281,7 +284,7 @@ enum Gpu {
     Cordoned,
 }
 
-fn random_gpu() -> impl Strategy<Value = Gpu> {
+pub(crate) fn random_gpu() -> impl Strategy<Value = Gpu> {
     prop_oneof![
         Just(Gpu::New),
         Just(Gpu::Mig),
@@ -292,7 +295,7 @@ fn random_gpu() -> impl Strategy<Value = Gpu> {
     ]
 }
 
-fn random_node(gpus: &[Gpu]) -> Node {
+pub(crate) fn random_node(gpus: &[Gpu]) -> Node {
     let mut node = Node::new().gpus(u32::try_from(gpus.len()).unwrap());
     let shares = (SHARED, 4, share(4));
     let whole = (WHOLE, 1, Consumes::Whole);

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use berth_policy_sdk::placement::{avoid, gpu_of, loads};
+use berth_policy_sdk::placement::{gpu_of, loads};
+use berth_policy_sdk::room::is_leaving;
 use berth_policy_sdk::testing::{Random, random_node};
 use berth_policy_sdk::{DeviceState, Node, PlaceRequest};
 
@@ -18,7 +19,7 @@ fn measure(node: &Node, request: &PlaceRequest, chosen: &[u32]) -> (usize, usize
     let is_held = |device: &u32| node.devices[*device as usize].state == DeviceState::Held;
     let begun = begun_by(&mut (0..).take(node.devices.len()).filter(is_held).chain(request.required.clone()));
     let added = || chosen.iter().copied().filter(|device| !request.required.contains(device));
-    let avoided = added().filter(|device| avoid(&node.parts[gpu(*device)])).count();
+    let avoided = added().filter(|device| is_leaving(&node.parts[gpu(*device)])).count();
     let idle = begun_by(&mut added()).difference(&begun).count();
     let several = begun_by(&mut chosen.iter().copied()).len() > 1;
     let fullness: BTreeMap<u32, u64> =

@@ -22,7 +22,7 @@ fn main() -> Result<()> {
     let workspace = Path::new(workspace);
     let mut entries = Map::new();
     for policy in policies {
-        let core = Path::new(target).join(format!("berth_policy_{policy}.wasm"));
+        let core = Path::new(target).join(format!("berth_policy_{}.wasm", policy.replace('-', "_")));
         let core = fs::read(&core).with_context(|| format!("read {}", core.display()))?;
         let component = ComponentEncoder::default()
             .module(&core)
@@ -44,7 +44,7 @@ fn main() -> Result<()> {
 }
 
 /// One digest over all that a policy is built of: for each file, sorted by path, the path, a NUL,
-/// the length as eight bytes, least first, and the content.
+/// the length as eight bytes, least first, and the content. Its page and its scenarios are not built.
 fn sources_digest(workspace: &Path, policy: &str) -> Result<String> {
     let mut files: Vec<PathBuf> = ["Cargo.lock", "Cargo.toml"].map(PathBuf::from).into();
     for folder in ["wit", "sdk", policy] {
@@ -68,6 +68,9 @@ fn collect(workspace: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<
     for entry in entries.with_context(|| format!("list {}", folder.display()))? {
         let entry = entry?;
         let path = folder.join(entry.file_name());
+        if path.ends_with("README.md") || path.ends_with("scenarios") {
+            continue;
+        }
         if entry.file_type()?.is_dir() {
             collect(workspace, &path, files)?;
         } else {

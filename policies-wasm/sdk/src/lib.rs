@@ -44,6 +44,8 @@
 mod memory;
 mod parameters;
 pub mod placement;
+pub mod room;
+mod selector;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod testing;
 
@@ -53,7 +55,8 @@ pub mod bindings;
 pub mod entry;
 
 pub use bindings::berth::policy::types::*;
-pub use parameters::{NO_PARAMETERS_SCHEMA, NoParameters, check_resource, parse};
+pub use parameters::{NO_PARAMETERS_SCHEMA, NoParameters, check_resource, matches, parse};
+pub use selector::{Selector, check_selectors, is_chosen};
 
 /// A policy: parameters in, one value out, and a hook for each question that it wants to answer.
 ///

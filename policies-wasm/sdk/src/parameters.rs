@@ -38,6 +38,15 @@ pub fn check_resource(key: &str, name: &str) -> Result<(), String> {
     if lower && is_label(domain, 253, "-.") && is_label(rest, 63, "-_.") { Ok(()) } else { Err(wrong()) }
 }
 
+/// Whether a text is what a parameter names: exactly, or by its start where the pattern ends in `*`.
+#[must_use]
+pub fn matches(pattern: &str, text: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(start) => text.starts_with(start),
+        None => pattern == text,
+    }
+}
+
 fn is_label(text: &str, length_max: usize, inner: &str) -> bool {
     let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     text.len() <= length_max

@@ -4,7 +4,7 @@
 mod load;
 mod resources;
 
-pub use load::{Load, avoid, gpu_of, loads};
+pub use load::{Load, gpu_of, loads};
 pub use resources::{Kind, Resources};
 
 use crate::{Node, PlaceRequest, Placement};

@@ -5,8 +5,8 @@ mod random;
 pub use random::{Random, random_node};
 
 use crate::{
-    Allocation, Attribute, Consumes, Device, DeviceState, DrainState, FrontEnd, Health, Holder, Link, Node,
-    OfferLine, Part, Path, PlaceRequest, Placement, Request, Slice,
+    AdmitRequest, Allocation, Attribute, Candidate, Consumes, Device, DeviceState, DrainState, FrontEnd,
+    Health, Holder, Link, Node, OfferLine, Part, Path, PlaceRequest, Placement, Request, Slice,
 };
 
 /// Builds a [`Node`] piece by piece. Panics on indices that do not exist: it is for tests.
@@ -114,7 +114,15 @@ impl NodeBuilder {
     /// Grants devices, all of one resource, to one container; other devices of a part that is held
     /// whole are withdrawn, as is a whole device beside a held share.
     #[must_use]
-    pub fn hold(mut self, devices: &[u32]) -> Self {
+    pub fn hold(self, devices: &[u32]) -> Self {
+        let number = self.node.allocations.len();
+        self.hold_as(devices, Some(("default", &format!("pod-{number}"))))
+    }
+
+    /// The same for a pod of a namespace; `None`: it is not yet known who holds them. Devices that are
+    /// held may be granted again, as the kubelet does for the container after an init container.
+    #[must_use]
+    pub fn hold_as(mut self, devices: &[u32], holder: Option<(&str, &str)>) -> Self {
         let device = |index: u32| usize::try_from(index).expect("a device index");
         for &index in devices {
             let held = &mut self.node.devices[device(index)];
@@ -128,14 +136,17 @@ impl NodeBuilder {
                 }
             }
         }
+        for older in &mut self.node.allocations {
+            older.overlapped |= older.devices.iter().any(|index| devices.contains(index));
+        }
         let number = self.node.allocations.len();
         self.node.allocations.push(Allocation {
             id: format!("allocation-{number}"),
             resource: self.node.devices[device(devices[0])].resource,
             devices: devices.to_vec(),
-            holder: Some(Holder {
-                namespace: "default".into(),
-                pod: format!("pod-{number}"),
+            holder: holder.map(|(namespace, pod)| Holder {
+                namespace: namespace.into(),
+                pod: pod.into(),
                 container: "main".into(),
                 pod_uid: None,
             }),
@@ -225,5 +236,26 @@ impl Built {
             size,
             request,
         }
+    }
+
+    /// An Allocate for these devices, all of one resource, that any of these pods, by namespace and
+    /// name, may be asking for.
+    #[must_use]
+    pub fn admit_request(&self, devices: &[u32], candidates: &[(&str, &str)]) -> AdmitRequest {
+        let first = usize::try_from(devices[0]).expect("a device index");
+        let resource = usize::try_from(self.node.devices[first].resource).expect("few");
+        let mut request = self.request(&self.node.resources[resource]);
+        request.candidates = candidates.iter().map(|(namespace, pod)| candidate(namespace, pod)).collect();
+        AdmitRequest { request, devices: devices.to_vec() }
+    }
+}
+
+fn candidate(namespace: &str, pod: &str) -> Candidate {
+    Candidate {
+        namespace: namespace.into(),
+        pod: pod.into(),
+        pod_uid: format!("uid-of-{pod}"),
+        container: "main".into(),
+        labels: Vec::new(),
     }
 }

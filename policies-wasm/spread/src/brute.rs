@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use berth_policy_sdk::placement::{avoid, gpu_of, loads};
+use berth_policy_sdk::placement::{gpu_of, loads};
+use berth_policy_sdk::room::is_leaving;
 use berth_policy_sdk::testing::{Built, Random, assert_sound, random_node};
 use berth_policy_sdk::{AdmitRequest, Node, PlaceRequest, Policy, Verdict};
 
@@ -16,7 +17,7 @@ const BRUTE_DEVICES_MAX: usize = 12;
 fn measure(node: &Node, request: &PlaceRequest, chosen: &[u32]) -> (usize, i32, u64) {
     let gpu = |device: u32| gpu_of(node, node.devices[device as usize].part).unwrap();
     let added = || chosen.iter().copied().filter(|device| !request.required.contains(device));
-    let avoided = added().filter(|device| avoid(&node.parts[gpu(*device)])).count();
+    let avoided = added().filter(|device| is_leaving(&node.parts[gpu(*device)])).count();
     let gpus = chosen.iter().map(|device| gpu(*device)).collect::<BTreeSet<_>>().len();
     let mut full = 0;
     let all = loads(node, request).unwrap();

@@ -4,15 +4,15 @@
 //! the GPU's memory and compute. Shares are handed out from the least-held GPU first. GPUs in MIG
 //! mode and their instances are passed on, as are GPUs that `only` does not name.
 
-mod selector;
+mod overrides;
 
 use berth_policy_sdk::{
     Consumes, Description, Hooks, Node, OfferAnswer, OfferLine, Part, PartOffer, PlaceRequest, Placement,
-    Policy, Slice, check_resource, placement,
+    Policy, Selector, Slice, check_resource, check_selectors, is_chosen, placement,
 };
 use serde::Deserialize;
 
-pub use selector::{Override, Selector};
+pub use overrides::Override;
 
 /// Shares of one GPU at most. 16 GPUs x 128 shares are 2048 devices, some 200 kB of device list
 /// for the kubelet at each change.
@@ -64,9 +64,7 @@ impl Policy for Timeslice {
             check_replicas(&format!("overrides[{n}].replicas"), entry.replicas)?;
             entry.selector().check(&format!("overrides[{n}]"))?;
         }
-        for (n, selector) in parameters.only.iter().flatten().enumerate() {
-            selector.check(&format!("only[{n}]"))?;
-        }
+        check_selectors("only", parameters.only.as_deref())?;
         Ok(Self { parameters })
     }
 
@@ -94,11 +92,7 @@ impl Timeslice {
     /// `None` for what is not shared.
     fn shares_of(&self, part: &Part) -> Option<OfferLine> {
         let parameters = &self.parameters;
-        let chosen = match &parameters.only {
-            Some(only) => only.iter().any(|selector| selector.fits(part)),
-            None => true,
-        };
-        if !chosen || part.parent.is_some() || part.mig_enabled {
+        if !is_chosen(parameters.only.as_deref(), part) {
             return None;
         }
         let named = parameters.overrides.iter().find(|entry| entry.selector().fits(part));

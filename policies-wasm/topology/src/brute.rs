@@ -1,7 +1,8 @@
 //! The score by its definition, every set and every set left looked at.
 
 use berth_policy_sdk::Policy;
-use berth_policy_sdk::placement::{Kind, avoid, gpu_of, loads};
+use berth_policy_sdk::placement::{Kind, gpu_of, loads};
+use berth_policy_sdk::room::is_leaving;
 use berth_policy_sdk::testing::{Random, assert_sound, random_node};
 
 use crate::grow::grow;
@@ -127,7 +128,7 @@ fn several_shares_are_on_the_exact_best_gpus() {
         request.required.clear();
         let gpu = |device: &u32| gpu_of(&node.node, node.node.devices[*device as usize].part).unwrap();
         let mut open: Vec<usize> = request.available.iter().map(gpu).collect();
-        open.retain(|gpu| !avoid(&node.node.parts[*gpu]));
+        open.retain(|gpu| !is_leaving(&node.node.parts[*gpu]));
         open.dedup();
         let size = request.size as usize;
         let share = Kind::of(&node.node, request.request.resource) == Some(Kind::Share);
@@ -172,7 +173,7 @@ fn the_same_question_has_one_answer_within_what_is_available() {
         let placed = placed.unwrap();
         assert_sound(&request, &placed);
         let gpu = |device: &u32| gpu_of(&node.node, node.node.devices[*device as usize].part).unwrap();
-        let working = |device: &&u32| !avoid(&node.node.parts[gpu(device)]);
+        let working = |device: &&u32| !is_leaving(&node.node.parts[gpu(device)]);
         if Kind::of(&node.node, request.request.resource) != Some(Kind::Share) {
             let left_over = request.available.iter().filter(|device| !placed.devices.contains(device));
             let failing_taken =

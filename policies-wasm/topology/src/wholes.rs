@@ -1,6 +1,7 @@
 //! Whole GPUs and MIG instances.
 
-use berth_policy_sdk::placement::{avoid, gpu_of};
+use berth_policy_sdk::placement::gpu_of;
+use berth_policy_sdk::room::is_leaving;
 use berth_policy_sdk::{Node, PlaceRequest, Placement};
 
 use crate::grow::grow;
@@ -63,5 +64,5 @@ fn best(node: &Node, open: &[u32], must: &[usize], size: usize, leave_weight: u3
 fn is_failing(node: &Node, device: u32) -> bool {
     let device = usize::try_from(device).ok().and_then(|index| node.devices.get(index));
     let gpu = device.and_then(|device| gpu_of(node, device.part));
-    gpu.is_some_and(|gpu| avoid(&node.parts[gpu]))
+    gpu.is_some_and(|gpu| is_leaving(&node.parts[gpu]))
 }

@@ -2,7 +2,8 @@
 
 use std::cmp::Reverse;
 
-use crate::{Consumes, DeviceState, DrainState, Health, Node, Part, PlaceRequest};
+use crate::room::{device, is_leaving, takes_mib};
+use crate::{DeviceState, Node, Part, PlaceRequest};
 
 /// Fullness of a GPU that has nothing left.
 const FULL: u64 = 1_000_000;
@@ -78,7 +79,7 @@ pub fn loads(node: &Node, request: &PlaceRequest) -> Option<Vec<Load>> {
         load.devices += u64::from(ours || held);
         load.held += u64::from(held);
         load.begun |= held;
-        load.held_mib += if held { consumed_mib(node, device.part, device.consumes)? } else { 0 };
+        load.held_mib += if held { takes_mib(node, device) } else { 0 };
     }
     for &index in &request.available {
         let (gpu, mib) = look(node, index)?;
@@ -101,7 +102,7 @@ pub fn loads(node: &Node, request: &PlaceRequest) -> Option<Vec<Load>> {
 fn unused(part: &Part) -> Load {
     Load {
         gpu_index: part.gpu_index,
-        avoid: avoid(part),
+        avoid: is_leaving(part),
         begun: false,
         taken: 0,
         memory_mib: part.memory_mib,
@@ -112,12 +113,6 @@ fn unused(part: &Part) -> Load {
     }
 }
 
-/// The part is on its way out, or broken.
-#[must_use]
-pub fn avoid(part: &Part) -> bool {
-    part.drain != DrainState::Active || matches!(part.health, Health::Unhealthy | Health::Vanished)
-}
-
 /// The part that is the GPU of this one: its parent, or itself. `None` for an index out of range.
 #[must_use]
 pub fn gpu_of(node: &Node, part: u32) -> Option<usize> {
@@ -126,13 +121,6 @@ pub fn gpu_of(node: &Node, part: u32) -> Option<usize> {
 }
 
 fn look(node: &Node, index: u32) -> Option<(usize, u64)> {
-    let device = node.devices.get(usize::try_from(index).ok()?)?;
-    Some((gpu_of(node, device.part)?, consumed_mib(node, device.part, device.consumes)?))
-}
-
-fn consumed_mib(node: &Node, part: u32, consumes: Consumes) -> Option<u64> {
-    match consumes {
-        Consumes::Slice(slice) => Some(slice.memory_mib),
-        Consumes::Whole => Some(node.parts.get(usize::try_from(part).ok()?)?.memory_mib),
-    }
+    let device = device(node, index)?;
+    Some((gpu_of(node, device.part)?, takes_mib(node, device)))
 }

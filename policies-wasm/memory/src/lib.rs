@@ -1,0 +1,149 @@
+//! `memory`: slices of GPUs by MiB, under resource names of their own, several sizes on one GPU.
+//!
+//! Each GPU offers as many slices of each size as would fit if it were cut into that size alone. The
+//! sizes share the GPU's memory: what no longer fits beside the slices that are held, the daemon's
+//! counters withdraw (invariants I2 and I3), and it comes back with their end. So nothing has to be
+//! set aside for one size beforehand.
+
+mod fit;
+mod parameters;
+
+use berth_policy_sdk::{
+    AdmitRequest, Consumes, Description, GrantTerms, Hooks, Limits, Node, OfferAnswer, OfferLine, Part,
+    PartOffer, PlaceRequest, Placement, Policy, Slice, Verdict, check_resource, check_selectors, is_chosen,
+    room,
+};
+use std::collections::BTreeMap;
+
+pub use parameters::{Compute, Parameters, Size};
+
+/// Slices of one GPU at most, over all sizes: 16 GPUs x 128 are 2048 devices, the largest node that
+/// a call is sure to get through. The sizes with the most slices are cut back until all fit: of one
+/// size alone 128 are left (640 MiB each on 80 GiB), of two with many slices 64 each.
+const DEVICES_PER_GPU_MAX: u64 = 128;
+/// Sizes at most: so many resources the daemon takes of one GPU.
+const SIZES_MAX: usize = 16;
+
+/// The policy with its parameters.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    parameters: Parameters,
+}
+
+impl Policy for Memory {
+    type Parameters = Parameters;
+
+    fn describe() -> Description {
+        Description {
+            name: "memory".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            summary: "Slices of GPUs by MiB, several sizes on one GPU.".into(),
+            hooks: Hooks::OFFER | Hooks::PLACE | Hooks::ADMIT,
+            parameters_schema: include_str!("../schema.json").into(),
+        }
+    }
+
+    fn new(parameters: Parameters) -> Result<Self, String> {
+        let sizes = &parameters.sizes;
+        if sizes.len() > SIZES_MAX {
+            return Err(format!("sizes: {} of them; at most {SIZES_MAX} are taken", sizes.len()));
+        }
+        for (n, size) in sizes.iter().enumerate() {
+            check_resource(&format!("sizes[{n}].resource"), &size.resource)?;
+            if size.memory_mib == 0 {
+                return Err(format!("sizes[{n}].memoryMiB: 0 is no size; write 1 or more"));
+            }
+            if size.max_per_gpu == Some(0) {
+                return Err(format!("sizes[{n}].maxPerGpu: 0 offers none; leave the size out instead"));
+            }
+            if sizes[..n].iter().any(|other| other.resource == size.resource) {
+                return Err(format!("sizes[{n}].resource: `{}` is there twice", size.resource));
+            }
+        }
+        check_selectors("only", parameters.only.as_deref())?;
+        Ok(Self { parameters })
+    }
+
+    fn offer(&self, node: &Node) -> Option<OfferAnswer> {
+        let only = self.parameters.only.as_deref();
+        let chosen = (0..).zip(&node.parts).filter(|(_, part)| is_chosen(only, part));
+        let offers = chosen.map(|(index, part)| PartOffer { part: index, lines: self.lines(part) });
+        // A GPU that is too small for every size is left to the next policy.
+        let parts = offers.filter(|offer| !offer.lines.is_empty()).collect();
+        Some(OfferAnswer { parts, again_after_seconds: None })
+    }
+
+    fn place(&self, node: &Node, request: &PlaceRequest) -> Option<Placement> {
+        self.size_of(node, request.request.resource)?;
+        fit::best(node, request)
+    }
+
+    fn admit(&self, node: &Node, request: &AdmitRequest) -> Option<Verdict> {
+        let size = self.size_of(node, request.request.resource)?;
+        let limits = limits(node, &request.devices, self.parameters.compute)?;
+        let count = request.devices.len();
+        let reason = format!("{count} x {} MiB", size.memory_mib);
+        Some(Verdict::Allow(GrantTerms { environment: Vec::new(), limits, reason }))
+    }
+}
+
+impl Memory {
+    fn size_of(&self, node: &Node, resource: u32) -> Option<&Size> {
+        let name = node.resources.get(usize::try_from(resource).ok()?)?;
+        self.parameters.sizes.iter().find(|size| size.resource == *name)
+    }
+
+    /// As many of each size as would fit alone, and no more in all than a GPU may have.
+    fn lines(&self, part: &Part) -> Vec<OfferLine> {
+        let counts = self.parameters.sizes.iter().map(|size| {
+            let fit = part.memory_mib / size.memory_mib;
+            size.max_per_gpu.map_or(fit, |most| fit.min(u64::from(most)))
+        });
+        let counts: Vec<u64> = counts.collect();
+        let all_with = |most: u64| counts.iter().map(|count| (*count).min(most)).sum::<u64>();
+        // 16 sizes with 8 slices each are allowed, so there is always an answer above 0.
+        let most = (1..=DEVICES_PER_GPU_MAX).rev().find(|most| all_with(*most) <= DEVICES_PER_GPU_MAX);
+        let sizes = self.parameters.sizes.iter().zip(&counts).filter(|(_, count)| **count > 0);
+        let line = |(size, count): (&Size, &u64)| OfferLine {
+            resource: size.resource.clone(),
+            count: u32::try_from((*count).min(most.unwrap_or(1))).unwrap_or(1),
+            consumes: self.slice(size, part),
+        };
+        sizes.map(line).collect()
+    }
+
+    fn slice(&self, size: &Size, part: &Part) -> Consumes {
+        let compute_percent = match self.parameters.compute {
+            Compute::None => 0,
+            // At most 100, since the size fits. Rounded down, so that a full GPU has compute for all; a
+            // slice below a hundredth sets none aside, as 0 says.
+            Compute::Proportional => {
+                u32::try_from(size.memory_mib * 100 / part.memory_mib.max(1)).unwrap_or(100)
+            }
+        };
+        Consumes::Slice(Slice { memory_mib: size.memory_mib, compute_percent })
+    }
+}
+
+/// What the container is told: of each GPU the sum of its slices there, and of several GPUs the least,
+/// since it is told one number for all of them. `None` if a device is none of a slice.
+fn limits(node: &Node, devices: &[u32], compute: Compute) -> Option<Limits> {
+    let mut by_part = BTreeMap::<u32, (u64, u32)>::new();
+    for index in devices {
+        let device = room::device(node, *index)?;
+        let Consumes::Slice(slice) = device.consumes else { return None };
+        let sum = by_part.entry(device.part).or_default();
+        sum.0 = sum.0.saturating_add(slice.memory_mib);
+        sum.1 = sum.1.saturating_add(slice.compute_percent);
+    }
+    let percent = by_part.values().map(|(_, percent)| (*percent).min(100)).min();
+    Some(Limits {
+        memory_mib: by_part.values().map(|(mib, _)| *mib).min(),
+        compute_percent: percent.filter(|percent| compute == Compute::Proportional && *percent > 0),
+    })
+}
+
+berth_policy_sdk::export!(Memory);
+
+#[cfg(test)]
+mod tests;

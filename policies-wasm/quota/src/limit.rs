@@ -1,0 +1,120 @@
+//! What a namespace may hold, and the words for it.
+
+use berth_policy_sdk::matches;
+use serde::Deserialize;
+
+use crate::usage::Count;
+
+/// What one namespace may hold, or each of those that fit.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Limit {
+    /// The namespace; a `*` at the end stands for any rest, and each that fits has the limit for
+    /// itself.
+    pub namespace: String,
+    /// Devices at most.
+    pub devices: Option<u32>,
+    /// Memory at most, MiB. A share counts what it consumes, a whole GPU all that it has.
+    #[serde(rename = "memoryMiB")]
+    pub memory_mib: Option<u64>,
+    /// The resources that count, exact or ending in `*`; all if it is missing.
+    pub resources: Option<Vec<String>>,
+}
+
+/// What each namespace without an entry of its own may hold.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Others {
+    /// As [`Limit::devices`].
+    pub devices: Option<u32>,
+    /// As [`Limit::memory_mib`].
+    #[serde(rename = "memoryMiB")]
+    pub memory_mib: Option<u64>,
+    /// As [`Limit::resources`].
+    pub resources: Option<Vec<String>>,
+}
+
+impl Others {
+    pub(crate) fn limit(&self) -> Limit {
+        let Self { devices, memory_mib, resources } = self.clone();
+        Limit { namespace: "*".into(), devices, memory_mib, resources }
+    }
+
+    pub(crate) fn check(&self, key: &str) -> Result<(), String> {
+        self.limit().check(key)
+    }
+}
+
+impl Limit {
+    pub(crate) fn check(&self, key: &str) -> Result<(), String> {
+        if self.namespace.is_empty() {
+            return Err(format!("{key}.namespace: is empty; name a namespace, or write `*` for every one"));
+        }
+        if self.devices.is_none() && self.memory_mib.is_none() {
+            return Err(format!("{key}: limits nothing; give `devices` or `memoryMiB`"));
+        }
+        if self.resources.as_ref().is_some_and(Vec::is_empty) {
+            return Err(format!("{key}.resources: names none; leave it out to count all"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fits(&self, namespace: &str) -> bool {
+        matches(&self.namespace, namespace)
+    }
+
+    /// Whether devices of this resource count.
+    pub(crate) fn counts(&self, resource: &str) -> bool {
+        self.resources.as_deref().is_none_or(|all| all.iter().any(|pattern| matches(pattern, resource)))
+    }
+
+    /// The denial for the pod's owner, if what is asked for beside what is held is too much. What is
+    /// held already and asked for again, as by the container after an init container, is never denied:
+    /// the limit may have been lowered since.
+    pub(crate) fn denial(&self, namespace: &str, before: Count, after: Count) -> Option<String> {
+        let of = self.of_resources();
+        let (more, more_mib) = (after.devices - before.devices, after.memory_mib - before.memory_mib);
+        let most = self.devices.map(u64::from).filter(|most| more > 0 && after.devices > *most);
+        if let Some(most) = most {
+            return Some(format!(
+                "namespace {namespace} holds {} of the {most} devices{of} that it may have on this node, and \
+                 {more} more are asked for: {}",
+                before.devices,
+                way_out(most.saturating_sub(before.devices), ""),
+            ));
+        }
+        let most = self.memory_mib.filter(|most| more_mib > 0 && after.memory_mib > *most)?;
+        Some(format!(
+            "namespace {namespace} holds {} of the {most} MiB{of} that it may have on this node, and {more_mib} \
+             MiB more are asked for: {}",
+            before.memory_mib,
+            way_out(most.saturating_sub(before.memory_mib), " MiB"),
+        ))
+    }
+
+    /// What the namespace then holds.
+    pub(crate) fn state(&self, namespace: &str, after: Count) -> String {
+        let devices = self.devices.map(|most| format!("{} of {most} devices", after.devices));
+        let memory = self.memory_mib.map(|most| format!("{} of {most} MiB", after.memory_mib));
+        let both: Vec<String> = devices.into_iter().chain(memory).collect();
+        format!("namespace {namespace} holds {}", both.join(" and "))
+    }
+
+    /// Two names at most: a denial must fit into a pod's status.
+    fn of_resources(&self) -> String {
+        match self.resources.as_deref() {
+            None => String::new(),
+            Some(all @ ([_] | [_, _])) => format!(" of {}", all.join(" and ")),
+            Some(all) => format!(" of {} and {} other resources", all[0], all.len() - 1),
+        }
+    }
+}
+
+fn way_out(left: u64, unit: &str) -> String {
+    match left {
+        0 => "wait until pods of the namespace end, or use another node".into(),
+        left => {
+            format!("ask for {left}{unit} at most, wait until pods of the namespace end, or use another node")
+        }
+    }
+}

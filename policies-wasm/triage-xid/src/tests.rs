@@ -1,0 +1,172 @@
+use super::*;
+use berth_policy_sdk::parse;
+use berth_policy_sdk::testing::{NodeBuilder, assert_schema_matches};
+
+fn triage_xid(json: &str) -> Result<TriageXid, String> {
+    parse(json).and_then(TriageXid::new)
+}
+
+fn judged(json: &str, source: &str, code: u64) -> Option<TriageAnswer> {
+    let node = NodeBuilder::new().gpus(1, "NVIDIA H100 80GB HBM3", 81_559).build().node;
+    let reading = Reading { part: 0, source: source.into(), code, detail: "in the daemon's words".into() };
+    triage_xid(json).unwrap().triage(&node, &reading)
+}
+
+fn xid(code: u64) -> Option<(Severity, Option<u32>)> {
+    judged("{}", "xid", code).map(|answer| (answer.severity, answer.again_after_seconds))
+}
+
+fn reason(json: &str, source: &str, code: u64) -> String {
+    judged(json, source, code).expect("an answer").reason
+}
+
+#[test]
+fn what_an_application_did_says_nothing_of_the_gpu() {
+    for code in [8, 11, 13, 31, 39, 43, 45, 60, 68, 69, 77, 86, 104, 135, 137, 139] {
+        assert_eq!(xid(code), Some((Severity::Ignore, None)), "{code}");
+    }
+    assert_eq!(reason("{}", "xid", 31), "XID 31: GPU memory page fault, by an application");
+}
+
+#[test]
+fn all_that_nvidias_device_plugin_skips_is_granted_on() {
+    for code in [13, 31, 43, 45, 68, 109] {
+        assert_ne!(xid(code).unwrap().0, Severity::Unhealthy, "{code}");
+    }
+}
+
+#[test]
+fn what_goes_on_is_degraded_for_an_hour() {
+    for code in [32, 63, 92, 94, 109, 144, 150, 157] {
+        assert_eq!(xid(code), Some((Severity::Degraded, Some(3600))), "{code}");
+    }
+    let brief = judged(r#"{"degradedSeconds": 60}"#, "xid", 63).unwrap();
+    assert_eq!(brief.again_after_seconds, Some(60));
+}
+
+#[test]
+fn what_needs_a_reset_waits_for_an_operators_word() {
+    for code in [46, 48, 62, 64, 74, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158, 171, 172] {
+        assert_eq!(xid(code), Some((Severity::Unhealthy, None)), "{code}");
+    }
+    let words = "XID 48: double bit ECC error: reset the GPU, then `berth gpu mark-healthy`";
+    assert_eq!(reason("{}", "xid", 48), words);
+}
+
+#[test]
+fn an_operator_may_trust_a_quiet_time_after_a_reset() {
+    let answer = judged(r#"{"resetSeconds": 900}"#, "xid", 119).unwrap();
+    assert_eq!((answer.severity, answer.again_after_seconds), (Severity::Unhealthy, Some(900)));
+    assert!(!answer.reason.contains("mark-healthy"), "{}", answer.reason);
+    // What needs hands does not heal so.
+    assert_eq!(judged(r#"{"resetSeconds": 900}"#, "xid", 54).unwrap().again_after_seconds, None);
+}
+
+#[test]
+fn a_gpu_off_the_bus_is_back_once_it_answers_for_a_while() {
+    assert_eq!(xid(79), Some((Severity::Unhealthy, Some(300))));
+    assert_eq!(reason("{}", "xid", 79), "XID 79: the GPU fell off the bus: reboot the node");
+    let lost = judged("{}", "lost", 0).unwrap();
+    assert_eq!((lost.severity, lost.again_after_seconds), (Severity::Unhealthy, Some(300)));
+}
+
+#[test]
+fn what_is_not_in_the_catalogue_is_passed_on() {
+    for code in [0, 1, 78, 166, 167, 169, 173, 500, u64::MAX] {
+        assert_eq!(xid(code), None, "{code}");
+    }
+    assert_eq!(judged("{}", "thermal", 1), None);
+}
+
+#[test]
+fn a_recovery_action_is_judged_by_its_number() {
+    for code in 1..=7 {
+        let answer = judged("{}", "recovery", code).unwrap();
+        assert_eq!((answer.severity, answer.again_after_seconds), (Severity::Unhealthy, Some(60)), "{code}");
+        assert!(answer.reason.ends_with(&format!("(recovery action {code})")), "{}", answer.reason);
+        assert_eq!(judged("{}", "recovery-action", code), Some(answer));
+    }
+    assert_eq!(judged("{}", "recovery", 0).unwrap().severity, Severity::Ignore);
+    assert_eq!(judged("{}", "recovery", 8), None);
+}
+
+#[test]
+fn rows_that_wait_degrade_and_one_past_repair_does_not_work() {
+    assert_eq!(judged("{}", "rows", 1).unwrap().severity, Severity::Degraded);
+    assert_eq!(judged("{}", "rows", 2).unwrap().severity, Severity::Unhealthy);
+    assert_eq!(judged("{}", "rows", 3), None);
+}
+
+#[test]
+fn an_ecc_error_gives_the_driver_time_to_say_what_is_to_be_done() {
+    let answer = judged("{}", "ecc", 2).unwrap();
+    assert_eq!((answer.severity, answer.again_after_seconds), (Severity::Unhealthy, Some(300)));
+}
+
+#[test]
+fn parameters_win_over_the_table() {
+    let json = r#"{"ignore": [74, 400], "xids": [
+        {"code": 79, "severity": "unhealthy"},
+        {"code": 94, "severity": "unhealthy", "againAfterSeconds": 120},
+        {"code": 300, "severity": "degraded", "againAfterSeconds": 10},
+        {"code": 48, "severity": "ignore", "againAfterSeconds": null}]}"#;
+    let of = |code| {
+        let answer = judged(json, "xid", code).unwrap();
+        (answer.severity, answer.again_after_seconds)
+    };
+    assert_eq!(of(74), (Severity::Ignore, None));
+    assert_eq!(of(400), (Severity::Ignore, None));
+    assert_eq!(of(79), (Severity::Unhealthy, None));
+    assert_eq!(of(94), (Severity::Unhealthy, Some(120)));
+    assert_eq!(of(300), (Severity::Degraded, Some(10)));
+    assert_eq!(of(48), (Severity::Ignore, None));
+    let words = "XID 300: not in the table (judged by the parameters of triage-xid)";
+    assert_eq!(reason(json, "xid", 300), words);
+    assert_eq!(judged(json, "recovery", 1).unwrap().severity, Severity::Unhealthy, "XIDs alone");
+}
+
+/// A health reason is kept up to 256 bytes.
+#[test]
+fn every_reason_is_whole_and_printable() {
+    for code in 0..1000 {
+        if let Some(answer) = judged("{}", "xid", code) {
+            let text = &answer.reason;
+            assert!(text.len() <= 256 && text.chars().all(|c| c.is_ascii() && !c.is_control()), "{text}");
+            assert!(text.starts_with(&format!("XID {code}: ")), "{text}");
+        }
+    }
+}
+
+#[test]
+fn wrong_parameters_are_refused_by_name() {
+    let cases = [
+        (r#"{"xids": [{"code": 1}]}"#, "missing field `severity`"),
+        (
+            r#"{"xids": [{"code": 1, "severity": "bad"}]}"#,
+            "expected one of `ignore`, `degraded`, `unhealthy`",
+        ),
+        (r#"{"xids": [{"code": -1, "severity": "ignore"}]}"#, "expected u64"),
+        (
+            r#"{"ignore": [79], "xids": [{"code": 79, "severity": "ignore"}]}"#,
+            "xids[0].code: 79 is judged twice",
+        ),
+        (
+            r#"{"xids": [{"code": 1, "severity": "ignore", "againAfterSeconds": 5}]}"#,
+            "xids[0].againAfterSeconds: what is ignored needs no time",
+        ),
+        (r#"{"degradedSeconds": 0}"#, "degradedSeconds: 0 is out of range; write 1 to 604800"),
+        (r#"{"resetSeconds": 604801}"#, "resetSeconds: 604801 is out of range"),
+        (r#"{"severity": 1}"#, "unknown field `severity`"),
+    ];
+    for (json, expected) in cases {
+        let error = triage_xid(json).unwrap_err();
+        assert!(error.contains(expected), "{json}: {error}");
+    }
+}
+
+#[test]
+fn the_schema_names_exactly_the_parameters() {
+    let example = r#"{"xids": [], "ignore": [], "degradedSeconds": 60, "resetSeconds": null}"#;
+    triage_xid(example).unwrap();
+    assert_schema_matches(&TriageXid::describe().parameters_schema, example);
+}

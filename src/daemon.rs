@@ -148,7 +148,12 @@ impl Daemon {
         let door = self.door().clone();
         let work = move || -> anyhow::Result<()> {
             let known = door.snapshot();
+            let active =
+                |version: &PolicyVersion| known.stack.entries.iter().any(|e| e.digest == version.digest);
             for version in known.policies.values() {
+                if !active(version) && policies.know(version) {
+                    continue;
+                }
                 match policies.restore(version) {
                     Ok(restored) if restored != **version => drop(door.keep(restored)?),
                     Ok(_) => {}

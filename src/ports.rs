@@ -157,6 +157,14 @@ pub trait Policies: Send + Sync {
     /// If its files are gone or differ from what the store knows.
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError>;
 
+    /// Remembers a version that the store knows, without making it callable yet: that costs memory,
+    /// and is done with its first call or by [`Policies::restore`]. Answers whether its files are
+    /// there; if not it must be restored.
+    fn know(&self, version: &PolicyVersion) -> bool {
+        let _ = version;
+        false
+    }
+
     /// The component's bytes.
     ///
     /// # Errors

@@ -299,6 +299,7 @@ impl Door {
     /// If a policy of it fails here, or `expected` is no longer the active revision; nothing
     /// changed then.
     pub async fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+        self.prepare(&stack.entries).await;
         let (reply, answer) = oneshot::channel();
         send(&self.other_jobs, OtherJob::Activate { stack, expected, reply }).map_err(ActivateError::Ask)?;
         within(answer).await.map_err(ActivateError::Ask)?

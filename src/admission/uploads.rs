@@ -5,6 +5,7 @@ use crate::keeper::{Applied, AskError};
 use crate::kernel::command::Command;
 use crate::kernel::names::Digest;
 use crate::kernel::policy::PolicyVersion;
+use crate::kernel::stack::StackEntry;
 use crate::ports::InstallError;
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,5 +79,25 @@ impl Door {
         let applied = self.command(Command::DeletePolicy { digest: digest.clone() }).await?;
         self.policies.remove(&digest);
         Ok(applied)
+    }
+
+    /// Makes the policies of a stack callable, in a thread that may read and compile: the policy thread
+    /// must not. What cannot be made so shows when it is asked.
+    pub(super) async fn prepare(&self, entries: &[StackEntry]) {
+        let ledger = self.snapshot();
+        let versions: Vec<_> =
+            entries.iter().filter_map(|entry| ledger.policies.get(&entry.digest).map(Arc::clone)).collect();
+        let (policies, door) = (Arc::clone(&self.policies), self.clone());
+        let work = move || {
+            for version in versions {
+                match policies.restore(&version) {
+                    Ok(restored) if restored != *version => drop(door.keep(restored)),
+                    Ok(_) => {}
+                    Err(error) => tracing::warn!(policy = version.label(), "{error}"),
+                }
+            }
+        };
+        // It ends early only with the daemon.
+        let _ = tokio::task::spawn_blocking(work).await;
     }
 }

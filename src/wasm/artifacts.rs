@@ -66,6 +66,12 @@ impl Artifacts {
         self.read(&self.artifact_name(of), ARTIFACT_BYTES_MAX, wanted)
     }
 
+    /// Whether there is an artifact of a version for this release and processor. It is judged when it
+    /// is read.
+    pub(super) fn has_artifact(&self, of: &Digest) -> bool {
+        self.folder.join(self.artifact_name(of)).is_file()
+    }
+
     /// Deletes the files of a version.
     pub(super) fn remove(&self, digest: &Digest) {
         self.remove_artifacts(digest);

@@ -33,7 +33,7 @@ mod view;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 pub use compile::CompileLimits;
 pub use compile_child::compiler_process;
@@ -95,7 +95,27 @@ pub struct WasmPolicies {
 struct Installed {
     version: PolicyVersion,
     label: String,
-    module: Module,
+    /// Empty until somebody asks: a version that no stack names costs its files and a few texts.
+    module: OnceLock<Module>,
+}
+
+impl Installed {
+    fn new(version: PolicyVersion) -> Self {
+        Self { label: version.label(), version, module: OnceLock::new() }
+    }
+
+    /// Its code, read and made callable by the first who asks.
+    fn module(&self, policies: &WasmPolicies) -> Result<&Module, Fault> {
+        if let Some(module) = self.module.get() {
+            return Ok(module);
+        }
+        let gone = || fault::missing(format!("the compiled form of {} is gone: restart berth", self.label));
+        let artifact = policies.artifacts.artifact(&self.version.digest, &self.version.artifact);
+        let module = Module::load(&policies.runner, &artifact.ok_or_else(gone)?);
+        let module = module.map_err(|error| fault::missing(error.to_string()))?;
+        // Of two who come at once one's is kept.
+        Ok(self.module.get_or_init(|| module))
+    }
 }
 
 impl WasmPolicies {
@@ -127,10 +147,13 @@ impl WasmPolicies {
         installed.get(digest).map(Arc::clone)
     }
 
-    /// Makes an artifact callable and remembers it under its version.
-    fn enter(&self, version: PolicyVersion, module: Module) -> PolicyVersion {
+    /// Remembers a version, with its code where that must not be read from its file again.
+    fn enter(&self, version: PolicyVersion, module: Option<Module>) -> PolicyVersion {
+        let entry = Installed::new(version.clone());
+        if let Some(module) = module {
+            let _ = entry.module.set(module);
+        }
         let mut installed = self.installed.write().unwrap_or_else(PoisonError::into_inner);
-        let entry = Installed { label: version.label(), version: version.clone(), module };
         installed.insert(version.digest.clone(), Arc::new(entry));
         version
     }
@@ -141,14 +164,15 @@ impl WasmPolicies {
         let told = module.describe(&self.runner)?;
         let id = digest(&compiled.component);
         let kept = self.artifacts.keep(&id, &compiled.component, &compiled.artifact);
-        match kept {
-            Ok(()) => {}
+        let module = match kept {
+            Ok(()) => None,
             // It can be made again from what is embedded here.
             Err(error) if shipped => {
                 tracing::warn!("cannot keep the compiled policy {}: {error}", told.name);
+                Some(module)
             }
             Err(error) => return Err(trouble(format!("cannot keep the policy: {error}"))),
-        }
+        };
         let version = PolicyVersion {
             name: told.name,
             version: told.version,
@@ -195,12 +219,14 @@ impl Policies for WasmPolicies {
     }
 
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
-        if let Some(installed) = self.installed(&version.digest) {
+        if let Some(installed) = self.installed(&version.digest)
+            && installed.module(self).is_ok()
+        {
             return Ok(installed.version.clone());
         }
         if let Some(artifact) = self.artifacts.artifact(&version.digest, &version.artifact) {
             let module = Module::load(&self.runner, &artifact)?;
-            return Ok(self.enter(version.clone(), module));
+            return Ok(self.enter(version.clone(), Some(module)));
         }
         let component = self.module(&version.digest)?;
         let compiled = self.compiler.compile(&component)?;
@@ -212,7 +238,17 @@ impl Policies for WasmPolicies {
         }
         let artifact = digest(&compiled.artifact);
         let version = PolicyVersion { artifact, ..version.clone() };
-        Ok(self.enter(version, module))
+        Ok(self.enter(version, Some(module)))
+    }
+
+    fn know(&self, version: &PolicyVersion) -> bool {
+        if self.installed(&version.digest).is_none() {
+            if !self.artifacts.has_artifact(&version.digest) {
+                return false;
+            }
+            self.enter(version.clone(), None);
+        }
+        true
     }
 
     fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
@@ -241,10 +277,13 @@ impl Policies for WasmPolicies {
             Ok(question) => question,
             Err(fault) => return (Err(fault), Cost::default()),
         };
-        let (told, cost) =
-            installed.module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
-                question.put(hooks, store, &view.context)
-            });
+        let module = match installed.module(self) {
+            Ok(module) => module,
+            Err(fault) => return (Err(fault), Cost::default()),
+        };
+        let (told, cost) = module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
+            question.put(hooks, store, &view.context)
+        });
         (told.and_then(|told| convert::answer(&view, told, &question)), cost)
     }
 
@@ -263,10 +302,13 @@ impl Policies for WasmPolicies {
         if !installed.version.hooks.contains(&asked.hook()) {
             return Ok(AskedAgain { asked, told: Ok(None), cost: Cost::default() });
         }
-        let (told, cost) =
-            installed.module.ask(&self.runner, &installed.label, CALL_AGAIN_MS, |hooks, store| {
-                recorded.question.put(hooks, store, &recorded.context)
-            });
+        let module = match installed.module(self) {
+            Ok(module) => module,
+            Err(fault) => return Ok(AskedAgain { asked, told: Err(fault), cost: Cost::default() }),
+        };
+        let (told, cost) = module.ask(&self.runner, &installed.label, CALL_AGAIN_MS, |hooks, store| {
+            recorded.question.put(hooks, store, &recorded.context)
+        });
         let told = told.and_then(|told| convert::answer(&recorded, told, &recorded.question));
         Ok(AskedAgain { asked, told, cost })
     }

@@ -51,9 +51,8 @@ fn the_committed_policies_are_those_of_the_committed_sources() {
     let manifest: Value = serde_json::from_slice(&read("prebuilt/manifest.json")).unwrap();
     let policies = manifest["policies"].as_object().unwrap();
     let names: Vec<_> = policies.keys().collect();
-    let expected = [
-        "binpack", "exclusive", "memory", "mixed", "quota", "spread", "timeslice", "topology", "triage-xid",
-    ];
+    let expected =
+        ["binpack", "exclusive", "memory", "mixed", "quota", "spread", "timeslice", "topology", "triage-xid"];
     assert_eq!(names, expected);
     for (name, entry) in policies {
         let sources = sources_digest(name);

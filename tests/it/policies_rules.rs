@@ -219,7 +219,7 @@ fn fuel_is_far_below_what_a_call_may_use() {
             let version = shipped(name);
             let (answer, cost) = policies().ask_at_cost(node.call(&version, parameters, question));
             assert!(answer.unwrap().is_some(), "{name} {hook}");
-            println!("{gpus:2} x {shares:3} {name:10} {hook:6} fuel {:9} {:?}", cost.fuel, cost.wall);
+            println!("{gpus:2} x {shares:3} {name:10} {hook:6} fuel {:9} {} us", cost.fuel, cost.wall_us);
             assert!(cost.fuel < fuel_max, "{name} {hook}: {}", cost.fuel);
         }
     }

@@ -35,9 +35,8 @@ pub(crate) fn shipped(name: &str) -> PolicyVersion {
 fn these_policies_come_with_the_daemon() {
     let versions = policies().install_shipped(NOW).unwrap();
     let names: Vec<_> = versions.iter().map(|version| version.name.as_str()).collect();
-    let expected = [
-        "exclusive", "timeslice", "mixed", "binpack", "spread", "topology", "memory", "quota", "triage-xid",
-    ];
+    let expected =
+        ["exclusive", "timeslice", "mixed", "binpack", "spread", "topology", "memory", "quota", "triage-xid"];
     assert_eq!(names, expected);
     for version in &versions {
         assert!(version.shipped && version.summary.ends_with('.'), "{version:?}");

@@ -50,7 +50,7 @@ fn any_size_of_sixteen_gpus_is_found_within_the_budget() {
             let (answer, cost) = policies().ask_at_cost(node.call(version, "{}", Question::Place(&place)));
             let Ok(Some(Answer::Place(placement))) = answer else { panic!("{answer:?}") };
             assert_eq!(placement.devices.len(), size);
-            println!("{name:22} {size:2} of 16: fuel {:8} {:?}", cost.fuel, cost.wall);
+            println!("{name:22} {size:2} of 16: fuel {:8} {} us", cost.fuel, cost.wall_us);
             assert!(
                 cost.fuel < if *name == WORST { FUEL_MAX_WORST } else { FUEL_MAX },
                 "{name} {size}: {}",

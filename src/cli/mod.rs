@@ -3,6 +3,7 @@
 
 mod allocation;
 mod args;
+mod author;
 mod client;
 mod config_check;
 mod drain;
@@ -11,6 +12,7 @@ mod hints;
 mod node_check;
 mod output;
 mod policy;
+mod policy_new;
 mod process;
 mod stack_file;
 mod state;
@@ -68,6 +70,9 @@ pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
         }
         Command::Process { command } => {
             Client::new(&cli.client).and_then(|c| process::run(&command, &c, &mut out))
+        }
+        Command::Policy { command } if author::is_offline(&command) => {
+            return author::run(&command, &mut out);
         }
         Command::Policy { command } => {
             Client::new(&cli.client).and_then(|c| policy::run(&command, &c, &mut out))

@@ -1,6 +1,6 @@
 //! One call: a fresh instance, its limits, the question, and what it cost.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use wasmtime::component::{Component, InstancePre, Linker};
@@ -23,9 +23,13 @@ pub struct Cost {
     pub wall: Duration,
 }
 
+/// Who is handed the lines that each call logged.
+pub(super) type Ear = Box<dyn Fn(&[String]) + Send + Sync>;
+
 /// All that calls need and that outlives them.
 pub(super) struct Runner {
     pub(super) engine: Engine,
+    pub(super) ear: OnceLock<Ear>,
     linker: Linker<Guest>,
     ticker: Ticker,
     free: Mutex<u32>,
@@ -45,6 +49,7 @@ impl Runner {
         Ok(Self {
             ticker: Ticker::start(&engine)?,
             engine,
+            ear: OnceLock::new(),
             linker,
             free: Mutex::new(CALLS_AT_ONCE_MAX),
             freed: Condvar::new(),
@@ -93,6 +98,9 @@ impl Runner {
             wall: started.elapsed(),
         };
         let guest = store.data();
+        if let Some(ear) = self.ear.get() {
+            ear(&guest.said);
+        }
         for line in &guest.said {
             tracing::debug!(target: "policy", who, "{line}");
         }

@@ -378,7 +378,7 @@ mod tests {
             ("- release: a\n", &["allocates `as: a`"]),
             ("- health: {gpu: 0, state: ill}\n", &["unknown variant `ill`", "line 4"]),
             ("- seconds: 86401\n", &["at most 86400"]),
-            ("[]\n", &["1 to 1000"]),
+            ("  []\n", &["1 to 1000"]),
         ] {
             let error = Scenario::parse(&format!("{HEAD}{steps}")).unwrap_err();
             for word in says {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 mod policy;
 
-pub use policy::{Lang, NewPolicy, PolicyCommand};
+pub(super) use policy::{Lang, NewPolicy, PolicyCommand};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -135,3 +135,35 @@ fn show(node: &mut Node<'_>, pods: BTreeMap<String, Arc<Pod>>) -> Result<(), Str
     };
     node.turn(&Command::Pods(view)).map(drop).map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::{Group, Scenario};
+    use super::super::{Bench, run};
+    use super::*;
+
+    #[test]
+    fn the_first_candidate_holds_what_was_granted_until_it_is_released() {
+        let bench = Bench::new().unwrap();
+        let policies = bench.listened();
+        let group = Group { model: "l4".into(), count: 2, mig: Vec::new() };
+        let mut node = Node::new(&[group], &[], &policies).unwrap();
+        node.settle().unwrap();
+        let text = "about: x\nnode: [{model: l4, count: 2}]\nsteps:\n  - allocate: {resource: nvidia.com/gpu, on: [1], \
+                    as: a, candidates: [{namespace: n, pod: p, labels: {tier: gold}}, {namespace: n, pod: q}]}\n";
+        let granted = Scenario::parse(text).unwrap();
+        assert_eq!(run::run(&granted, &mut node, &[]), Ok(Vec::new()));
+        let shown = node.snapshot();
+        let holder = &shown.live.values().next().unwrap().holder;
+        let told = [&holder.namespace, &holder.pod, &holder.container, &holder.pod_uid];
+        assert_eq!(told.map(|text| text.as_deref().unwrap_or_default()), ["n", "p", "main", "n-p"]);
+        let pods: Vec<_> = shown.pods.as_ref().unwrap().pods.values().map(|pod| pod.name.as_str()).collect();
+        assert_eq!(pods, ["p"], "the other one asks no more");
+
+        let released = Scenario::parse(&format!("{text}  - release: a\n")).unwrap();
+        let mut node = Node::new(&released.node, &[], &policies).unwrap();
+        node.settle().unwrap();
+        assert_eq!(run::run(&released, &mut node, &[]), Ok(Vec::new()));
+        assert!(node.snapshot().live.is_empty() && node.snapshot().pods.as_ref().unwrap().pods.is_empty());
+    }
+}

@@ -45,7 +45,7 @@ build_rust() {
 }
 build_c() {
     command -v zig >/dev/null || export ZIG="python3 -m ziglang"
-    ./build.sh
+    sh build.sh
 }
 build_js() {
     npm install --silent --no-fund --no-audit

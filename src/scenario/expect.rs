@@ -202,7 +202,7 @@ pub(super) fn contains(text: &str, part: &str) -> bool {
     text.to_lowercase().contains(&part.to_lowercase())
 }
 
-fn number<T: PartialEq + ToString>(
+fn number<T: PartialEq + ToString + Copy>(
     what: &str,
     expected: Option<Option<T>>,
     got: Option<T>,

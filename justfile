@@ -28,6 +28,11 @@ policies-test:
 policies:
     policies-wasm/build.sh
 
+# What `berth policy new` writes, built, checked and tested in each language whose tools are here
+policy-templates *LANGS:
+    cargo build --locked
+    policies-wasm/try-templates.sh {{LANGS}}
+
 # Licences, bans and sources of dependencies (cargo install cargo-deny); advisories need the open internet
 deny:
     cargo deny --all-features check licenses bans sources

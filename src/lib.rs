@@ -32,6 +32,8 @@ pub mod sim;
 pub mod store;
 pub mod wasm;
 
+pub mod scenario;
+
 pub mod cli;
 pub mod config;
 pub mod daemon;

@@ -36,6 +36,10 @@ pub(super) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
         PolicyCommand::Reset => out
             .answer(&client.delete::<Stack>("/stack/override")?, |s| format!("active:\n{}", stack_table(s))),
         PolicyCommand::Stack => out.answer(&client.get::<Stack>("/stack")?, stack_table),
+        // What needs no daemon was done before there was a client.
+        PolicyCommand::New(_) | PolicyCommand::Check { .. } | PolicyCommand::Test { .. } => {
+            bail!("this command does not talk to a daemon")
+        }
     }
 }
 
@@ -75,7 +79,7 @@ fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
     }
 }
 
-fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
+pub(super) fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let reading = || format!("cannot read {}", file.display());
     if file == Path::new("-") {

@@ -27,6 +27,7 @@ pub mod limits;
 mod memory;
 mod module;
 mod recorded;
+mod scratch;
 mod shipped;
 mod ticker;
 mod view;
@@ -37,6 +38,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 pub use compile::CompileLimits;
 pub use compile_child::compiler_process;
+pub use scratch::Scratch;
 
 use artifacts::{Artifacts, digest};
 use call::Runner;
@@ -140,6 +142,12 @@ impl WasmPolicies {
             memory_overcommit_percent: settings.memory_overcommit_percent,
             installed: RwLock::default(),
         })
+    }
+
+    /// Hands the lines that each call logged, escaped and cut, to `ear`: for whoever writes a policy.
+    /// Only the first one is heard.
+    pub fn listen(&self, ear: impl Fn(&[String]) + Send + Sync + 'static) {
+        let _ = self.runner.ear.set(Box::new(ear));
     }
 
     fn installed(&self, digest: &Digest) -> Option<Arc<Installed>> {

@@ -22,7 +22,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("wasm", &["kernel", "ports"]),
     ("config", &["kernel"]),
     ("telemetry", &["config"]),
-    ("cli", &["config", "admin", "kernel", "telemetry"]),
+    ("scenario", &["kernel", "keeper", "ports", "admission", "sim", "wasm", "store"]),
+    ("cli", &["config", "admin", "kernel", "telemetry", "scenario"]),
     (
         "daemon",
         &[

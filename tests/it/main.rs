@@ -10,6 +10,7 @@ mod admin_routes;
 mod admin_twins;
 mod api_server;
 mod api_writes;
+mod author;
 mod cli;
 mod cluster;
 mod cluster_faults;

@@ -53,6 +53,10 @@ crash-power ROUNDS="10000" *ARGS:
 crash-grow APPENDS="200000":
     cargo run --release --locked --features kill-points --example crash -- grow {{APPENDS}}
 
+# Stacks activated and rolled back on a busy node: how many, at how many Allocates a second
+soak-activation ACTIVATIONS="200" RATE="500":
+    cargo run --release --locked --example soak -- {{ACTIVATIONS}} {{RATE}}
+
 # Budgets measured in one run, with a table at its end
 bench:
     cargo bench --locked --bench budgets

@@ -2,7 +2,7 @@
 //! them. A copy is committed as openapi/berth.json, and a test holds the two equal.
 
 use super::problem::{Kind, PROBLEM_JSON, Problem};
-use super::{allocations, drain, gpus, node, policies, processes, stack};
+use super::{allocations, drain, gpus, node, policies, processes, stack, stack_history};
 use actix_web::http::StatusCode;
 use std::sync::LazyLock;
 use utoipa::openapi::path::Operation;
@@ -24,6 +24,7 @@ use utoipa::{Modify, OpenApi};
         allocations::list, allocations::show, allocations::end,
         policies::list, policies::upload, policies::show, policies::module, policies::delete,
         stack::show, stack::activate, stack::reset, node::livez, node::readyz,
+        stack_history::list, stack_history::roll_back, stack_history::end_suspension,
     ),
     components(schemas(Problem)),
     tags(
@@ -106,7 +107,10 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
     let kind = match (status.as_u16(), noun) {
         (404, Some("gpus")) => Some(Kind::UnknownGpu),
         (404, Some("allocations")) => Some(Kind::UnknownAllocation),
+        (403, _) => Some(Kind::Untrusted),
         (404, Some("policies")) => Some(Kind::UnknownPolicy),
+        (404, Some("stack")) if path.ends_with("/suspension") => Some(Kind::UnknownEntry),
+        (404, Some("stack")) => Some(Kind::UnknownRevision),
         (409, Some("policies")) => Some(Kind::InUse),
         (409, Some(_)) if path.ends_with("/drain") => Some(Kind::NoApiServer),
         (409, Some(_)) => Some(Kind::State),

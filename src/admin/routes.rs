@@ -3,7 +3,9 @@
 use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
 use super::unread::Unread;
-use super::{allocations, drain, gpus, host, node, openapi, policies, processes, stack, swagger};
+use super::{
+    allocations, drain, gpus, host, node, openapi, policies, processes, stack, stack_history, swagger,
+};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{
@@ -59,6 +61,12 @@ pub(super) fn admin(config: &mut ServiceConfig) {
             resource("/stack", "GET, PUT")
                 .route(read().to(stack::show))
                 .route(web::put().to(stack::activate)),
+        )
+        .service(resource("/stack/history", "GET").route(read().to(stack_history::list)))
+        .service(resource("/stack/rollback", "POST").route(web::post().to(stack_history::roll_back)))
+        .service(
+            resource("/stack/entries/{place}/suspension", "DELETE")
+                .route(web::delete().to(stack_history::end_suspension)),
         )
         .service(resource("/stack/override", "DELETE").route(web::delete().to(stack::reset)))
         .default_service(web::to(no_route));

@@ -11,7 +11,9 @@ mod looker;
 mod stack;
 #[cfg(test)]
 mod stack_tests;
+mod suspension;
 mod thread;
+mod uploads;
 
 pub use crate::kernel::command::Attempt;
 pub use baseline::Baseline;
@@ -20,20 +22,22 @@ pub use gpu_watch::GpuWatch;
 pub use looker::Looker;
 pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
 pub use thread::{ActivateError, Granted};
+pub use uploads::{Upload, UploadError};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
 use crate::kernel::drain::{Mark, Order};
 use crate::kernel::evict::{Ask, Outcome};
 use crate::kernel::listing::{Listed, listing};
-use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
+use crate::kernel::names::{AllocationId, PartId, Resource};
 use crate::kernel::placement;
 use crate::kernel::pods::PodsView;
 use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
 use crate::kernel::reconcile::RoundView;
 use crate::kernel::stack::StackEntry;
 use crate::kernel::time::Now;
-use crate::ports::{Clock, InstallError, Policies};
+use crate::kernel::trust::check_trust;
+use crate::ports::{Clock, Policies};
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use std::cell::RefCell;
 use std::future::Future;
@@ -51,20 +55,6 @@ const OTHER_JOBS: usize = 64;
 const ANSWER_S_MAX: u64 = 8;
 /// Longest wait for a placement. The kubelet has no timeout and admits no other pod meanwhile.
 const PLACE_MS_MAX: u64 = 1_500;
-
-/// Longest wait of a deletion for uploads that are under way.
-const DELETE_WAIT: Duration = Duration::from_secs(2);
-
-/// Why a policy was not taken.
-#[derive(Debug, thiserror::Error)]
-pub enum UploadError {
-    /// It is not one, or cannot be compiled here.
-    #[error("{0}")]
-    Install(InstallError),
-    /// It could not be recorded.
-    #[error("{0}")]
-    Ask(AskError),
-}
 
 /// What front ends hold. Cheap to clone.
 #[derive(Clone)]
@@ -291,68 +281,15 @@ impl Door {
         self.command(Command::End { id }).await
     }
 
-    /// Takes a policy module: checked, compiled, described, kept, recorded.
-    ///
-    /// # Errors
-    /// If it is none, costs too much, or could not be recorded; nothing is kept then.
-    pub async fn upload(&self, module: Vec<u8>) -> Result<PolicyVersion, UploadError> {
-        let files = self.files.read().await;
-        let (policies, now) = (Arc::clone(&self.policies), self.clock.now());
-        let installed = tokio::task::spawn_blocking(move || policies.install(&module, now)).await;
-        let version = match installed {
-            Ok(result) => result.map_err(UploadError::Install)?,
-            Err(_) => return Err(UploadError::Ask(AskError::Stopping)),
-        };
-        // Known bytes keep their first record.
-        if let Some(known) = self.snapshot().policies.get(&version.digest)
-            && known.artifact == version.artifact
-        {
-            return Ok(PolicyVersion::clone(known));
-        }
-        match self.command(Command::KeepPolicy(version.clone())).await {
-            Ok(_) => Ok(version),
-            Err(error) => {
-                // After `Late` it may still be recorded, and then needs its files.
-                let certain = !matches!(error, AskError::Late(_));
-                drop(files);
-                let _alone = self.files.write().await;
-                if certain && !self.snapshot().policies.contains_key(&version.digest) {
-                    self.policies.remove(&version.digest);
-                }
-                Err(UploadError::Ask(error))
-            }
-        }
-    }
-
-    /// The bytes of a policy.
-    ///
-    /// # Errors
-    /// If they are gone or changed.
-    pub async fn module(&self, digest: Digest) -> Result<Vec<u8>, InstallError> {
-        let policies = Arc::clone(&self.policies);
-        let read = tokio::task::spawn_blocking(move || policies.module(&digest)).await;
-        read.unwrap_or_else(|_| Err(InstallError::Trouble { what: "the daemon is stopping".into() }))
-    }
-
-    /// Deletes a policy version.
-    ///
-    /// # Errors
-    /// If it is in use, shipped, or unknown.
-    pub async fn delete_policy(&self, digest: Digest) -> Result<Applied, AskError> {
-        // An upload holds it while it compiles.
-        let alone = tokio::time::timeout(DELETE_WAIT, self.files.write()).await;
-        let _alone = alone.map_err(|_| AskError::Busy)?;
-        let applied = self.command(Command::DeletePolicy { digest: digest.clone() }).await?;
-        self.policies.remove(&digest);
-        Ok(applied)
-    }
-
     /// Activates a stack: asked on the live node, checked, then swapped in as a whole.
     ///
     /// # Errors
     /// If a policy of it fails here, or `expected` is no longer the active revision; nothing
     /// changed then.
     pub async fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+        // Before a policy that nobody trusts is asked.
+        let trusted = check_trust(&self.snapshot(), &stack.entries, &self.rules.trusted_keys);
+        trusted.map_err(|refusal| ActivateError::Ask(AskError::Refused(refusal)))?;
         let (reply, answer) = oneshot::channel();
         send(&self.other_jobs, OtherJob::Activate { stack, expected, reply }).map_err(ActivateError::Ask)?;
         within(answer).await.map_err(ActivateError::Ask)?

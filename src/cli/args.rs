@@ -3,6 +3,8 @@
 use super::drain::DrainArgs;
 use super::process::ProcessCommand;
 use super::state::StateCommand;
+use super::upload::PushArgs;
+use super::versions::{VersionCommand, WordArgs};
 use crate::config::ServeArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -287,10 +289,7 @@ pub enum PolicyCommand {
         policy: String,
     },
     /// Upload a policy: checked, compiled, kept; asked nothing until a stack names it
-    Push {
-        /// A WebAssembly component of the world berth:policy, or a core module
-        file: PathBuf,
-    },
+    Push(PushArgs),
     /// Delete a version that is not active
     Delete {
         /// Name, digest, the beginning of a digest, or name@ and that
@@ -304,9 +303,15 @@ pub enum PolicyCommand {
         /// Only if the active stack is still at this revision
         #[arg(long, value_name = "REVISION")]
         if_revision: Option<u64>,
+        /// Who and why.
+        #[command(flatten)]
+        word: WordArgs,
     },
     /// Go back to the stack of the configuration file
-    Reset,
+    Reset(WordArgs),
+    /// Versions over time: fetch one, see what was active, go back to it.
+    #[command(flatten)]
+    Versions(VersionCommand),
     /// The active stack, and how its policies fare
     Stack,
 }

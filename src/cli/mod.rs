@@ -14,7 +14,9 @@ mod policy;
 mod process;
 mod stack_file;
 mod state;
+mod upload;
 mod usage;
+mod versions;
 
 pub use args::{Cli, Command, Output};
 pub use process::ProcessCommand;

@@ -2,6 +2,7 @@
 
 use super::edits::EditsFile;
 use super::processes::ProcessesFile;
+use super::trusted::TrustedKeyFile;
 use super::{ApiServerMode, ConfigError, LogFormat, RoundTiming, bad};
 use crate::kernel::history::{
     HISTORY_ALLOCATIONS_DEFAULT, HISTORY_ALLOCATIONS_MAX, HISTORY_ALLOCATIONS_MIN, HistoryLimit,
@@ -39,6 +40,7 @@ pub struct FileConfig {
     pub container_edits: Option<EditsFile>,
     pub rounds: Option<RoundsFile>,
     pub timing: Option<TimingFile>,
+    pub trusted_keys: Option<Vec<TrustedKeyFile>>,
     pub stack: Option<Vec<StackEntryConfig>>,
 }
 

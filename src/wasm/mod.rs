@@ -171,6 +171,7 @@ impl WasmPolicies {
             bytes: compiled.component.len() as u64,
             shipped,
             since_wall_ms: now.wall_ms,
+            origin: crate::kernel::trust::Origin::default(),
         };
         Ok(self.enter(version, module))
     }

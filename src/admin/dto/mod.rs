@@ -1,6 +1,7 @@
 //! What goes over the wire: one file a noun. Wire types end here; the kernel's types are not
 //! serializable.
 
+mod activation;
 mod allocation;
 mod drain;
 mod gpu;
@@ -10,6 +11,8 @@ mod process;
 mod stack;
 mod time;
 
+pub(super) use activation::gone;
+pub use activation::{Activation, ActivationList, Rollback, Word};
 pub use allocation::{
     Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, Holder, Limits, PartUse,
     SharedUse,
@@ -30,3 +33,8 @@ pub use stack::{
     Faults, FileStack, NewStack, NewStackEntry, OnFault, Permissions, Record, Stack, StackEntry,
 };
 pub(super) use time::rfc3339;
+
+/// A text that may have been left out.
+fn said(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}

@@ -147,7 +147,7 @@ impl WasmPolicies {
     }
 
     /// Everything after compiling: load, describe, keep, enter.
-    fn admit(&self, compiled: &Compiled, now: Now, shipped: bool) -> Result<PolicyVersion, InstallError> {
+    fn admit(&self, compiled: &Compiled<'_>, now: Now, shipped: bool) -> Result<PolicyVersion, InstallError> {
         let module = Module::load(&self.runner, &compiled.artifact)?;
         let told = module.describe(&self.runner)?;
         let id = digest(&compiled.component);

@@ -16,6 +16,7 @@ pub mod ports;
 
 pub mod keeper;
 pub mod kill_points;
+pub mod trust;
 
 pub mod admission;
 

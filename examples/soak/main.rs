@@ -121,7 +121,10 @@ async fn soak(args: &Args) -> anyhow::Result<bool> {
     let mut stacks = Stacks::new(api, Arc::clone(&wrong)).await?;
     let load = Load::start(&kubelet, daemon.door(), &wrong, &stacks.label_sets(), args.rate);
     let began = Instant::now();
-    println!("{} activations at {} Allocates a second, {ACTIVATIONS_PER_S} a second", args.activations, args.rate);
+    println!(
+        "{} activations at {} Allocates a second, {ACTIVATIONS_PER_S} a second",
+        args.activations, args.rate
+    );
     let mut tick = tokio::time::interval(Duration::from_millis(1000 / ACTIVATIONS_PER_S));
     for n in 1..=args.activations {
         tick.tick().await;

@@ -35,7 +35,8 @@ impl Stacks {
         let known = api.get("/policies").await?;
         let label = |name: &str| -> anyhow::Result<String> {
             let all = known["items"].as_array().context("no policies")?;
-            let found = all.iter().find(|p| p["name"] == name).with_context(|| format!("no policy {name}"))?;
+            let found =
+                all.iter().find(|p| p["name"] == name).with_context(|| format!("no policy {name}"))?;
             let digest = found["digest"].as_str().and_then(|d| d.get(..12)).context("no digest")?;
             Ok(format!("{name}@{digest}"))
         };

@@ -18,7 +18,9 @@ mod process;
 mod stack_file;
 mod state;
 mod trial;
+mod upload;
 mod usage;
+mod versions;
 
 pub use args::{Cli, Command, Output};
 pub use process::ProcessCommand;

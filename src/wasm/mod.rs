@@ -167,7 +167,7 @@ impl WasmPolicies {
     }
 
     /// Everything after compiling: load, describe, keep, enter.
-    fn admit(&self, compiled: &Compiled, now: Now, shipped: bool) -> Result<PolicyVersion, InstallError> {
+    fn admit(&self, compiled: &Compiled<'_>, now: Now, shipped: bool) -> Result<PolicyVersion, InstallError> {
         let module = Module::load(&self.runner, &compiled.artifact)?;
         let told = module.describe(&self.runner)?;
         let id = digest(&compiled.component);
@@ -192,6 +192,7 @@ impl WasmPolicies {
             bytes: compiled.component.len() as u64,
             shipped,
             since_wall_ms: now.wall_ms,
+            origin: crate::kernel::trust::Origin::default(),
         };
         Ok(self.enter(version, module))
     }

@@ -1,6 +1,8 @@
 //! `berth policy`: what an operator does with policies, and what an author does.
 
 use crate::cli::trial::TrialCommand;
+use crate::cli::upload::PushArgs;
+use crate::cli::versions::{VersionCommand, WordArgs};
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -24,10 +26,7 @@ pub enum PolicyCommand {
         policy: String,
     },
     /// Upload a policy: checked, compiled, kept; asked nothing until a stack names it
-    Push {
-        /// A WebAssembly component of the world berth:policy, or a core module
-        file: PathBuf,
-    },
+    Push(PushArgs),
     /// Try one without effect.
     #[command(flatten)]
     Trial(TrialCommand),
@@ -44,9 +43,15 @@ pub enum PolicyCommand {
         /// Only if the active stack is still at this revision
         #[arg(long, value_name = "REVISION")]
         if_revision: Option<u64>,
+        /// Who and why.
+        #[command(flatten)]
+        word: WordArgs,
     },
     /// Go back to the stack of the configuration file
-    Reset,
+    Reset(WordArgs),
+    /// Versions over time: fetch one, see what was active, go back to it.
+    #[command(flatten)]
+    Versions(VersionCommand),
     /// The active stack, and how its policies fare
     Stack,
     /// Begin a policy of your own: a folder that builds and passes its test

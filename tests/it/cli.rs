@@ -428,6 +428,9 @@ fn a_node_is_checked_with_one_line_for_each_thing() {
         kubelet.to_str().unwrap(),
         "--state-dir",
         state.to_str().unwrap(),
+        // Another daemon of this machine may have the usual one.
+        "--admin-listen",
+        "127.0.0.1:0",
     ];
     let args: Vec<&str> = ["node", "check"].into_iter().chain(flags).collect();
     let bare = ran(berth(&args));

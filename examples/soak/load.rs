@@ -97,7 +97,7 @@ impl Shared {
         let mut tick = tokio::time::interval(period);
         // A burst that makes up for what was late keeps the rate what it is said to be.
         tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
-        let mut running = VecDeque::new();
+        let mut running = VecDeque::<String>::new();
         let mut n = 0_u64;
         while !self.stop.load(Ordering::Relaxed) {
             tick.tick().await;
@@ -151,7 +151,7 @@ impl Shared {
             self.wrong.violated(&format!("{name} holds {held:?}, and {id} is {on_record:?}"));
         }
         let by: BTreeSet<String> = allocation.decision.by.iter().cloned().collect();
-        if !self.label_sets.iter().any(|labels| *labels == by) {
+        if !self.label_sets.contains(&by) {
             self.wrong.violated(&format!("{id} of {name} was allowed by {by:?}, which is no stack's word"));
         }
         self.checked.fetch_add(1, Ordering::Relaxed);

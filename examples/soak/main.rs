@@ -11,7 +11,8 @@
 // It prints for people: that is its purpose.
 #![allow(clippy::print_stdout)]
 
-#[path = "../demo/api.rs"]
+// Not everything in it is used here.
+#[path = "../common/api.rs"]
 #[allow(dead_code)]
 mod api;
 mod load;

@@ -55,7 +55,7 @@ impl Stacks {
     /// Activates the next stack, or goes back to the one before.
     pub(crate) async fn swap(&mut self, n: u64) {
         let began = Instant::now();
-        let swapped = if n % 3 == 0 { self.roll_back().await } else { self.activate(n).await };
+        let swapped = if n.is_multiple_of(3) { self.roll_back().await } else { self.activate(n).await };
         self.slowest = self.slowest.max(began.elapsed());
         match swapped {
             Ok(()) => self.done += 1,

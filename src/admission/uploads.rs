@@ -122,7 +122,10 @@ impl Door {
         let work = move || {
             for version in versions {
                 match policies.restore(&version) {
-                    Ok(restored) if restored != *version => drop(door.keep(restored)),
+                    // Nothing else of it may have changed: who signed it is the ledger's to say.
+                    Ok(PolicyVersion { artifact, .. }) if artifact != version.artifact => {
+                        drop(door.keep(PolicyVersion { artifact, ..PolicyVersion::clone(&version) }));
+                    }
                     Ok(_) => {}
                     Err(error) => tracing::warn!(policy = version.label(), "{error}"),
                 }

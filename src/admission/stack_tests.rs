@@ -334,6 +334,32 @@ fn i8_terms_outside_the_permissions_are_a_fault() {
 }
 
 #[test]
+fn i8_limits_beyond_what_the_gpu_has_are_a_fault() {
+    let told = |limits| Ok(Some(Answer::Allow(Terms { limits, ..Terms::default() })));
+    // The GPUs here have 1000 MiB.
+    for (memory_mib, compute_percent, taken) in [
+        (Some(1000), Some(100), true),
+        (Some(1001), None, false),
+        (Some(u64::MAX), None, false),
+        (None, Some(101), false),
+    ] {
+        let limits = Limits { memory_mib, compute_percent };
+        let mut case = Case::new([('a', told(limits))]);
+        let StackAnswer::Allow { by, terms } = case.admit() else { panic!() };
+        let expected = if taken { limits } else { Limits::default() };
+        assert_eq!((terms.limits, by == [BASELINE]), (expected, !taken), "{limits:?}");
+    }
+}
+
+#[test]
+fn i8_a_reason_that_speaks_to_a_terminal_is_a_fault() {
+    let reason = "fine\u{1b}[2J".to_owned();
+    let answer = Placement { devices: vec![DeviceId::whole(&gpu(1))], reason };
+    let mut case = Case::new([('a', Ok(Some(Answer::Place(answer))))]);
+    assert_eq!(case.place(&[], 1).1, BASELINE);
+}
+
+#[test]
 fn two_that_set_a_key_differently_are_a_fault_of_the_later() {
     let mut case = Case::new([('a', allow(&[("MY_A", "1")], None)), ('b', allow(&[("MY_A", "2")], None))]);
     case.stack.entries.iter_mut().for_each(|e| e.permissions.environment = vec!["MY_*".into()]);

@@ -122,7 +122,8 @@ fn no_files_and_network() -> bool {
     status.is_ok_and(|status| status.ruleset != RulesetStatus::NotEnforced)
 }
 
-fn compile(module: Vec<u8>) -> Reply {
+/// What this process is for. The daemon never calls it in its own, but for [`rehearse`](super::WasmPolicies::rehearse).
+pub(super) fn compile(module: Vec<u8>) -> Reply {
     if module.len() > MODULE_BYTES_MAX {
         return Reply::Refused(format!("more than {MODULE_BYTES_MAX} bytes"));
     }

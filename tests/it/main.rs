@@ -24,6 +24,7 @@ mod evict;
 mod evict_faults;
 mod gpu_health;
 mod gpus_contract;
+mod hostile;
 mod house;
 mod kubelet_allocation;
 mod kubelet_bench;

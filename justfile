@@ -65,7 +65,7 @@ openapi:
 sim *ARGS:
     cargo run --release --quiet --locked --example sim -- {{ARGS}}
 
-# Hostile guests against the real daemon: `just hostile --quick --uploads 100`
+# Hostile guests against the real daemon: `just hostile --uploads 100`
 hostile *ARGS:
     cargo build --release --locked -p berth
     cargo run --release --locked --quiet --example hostile -- {{ARGS}}

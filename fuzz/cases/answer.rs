@@ -70,7 +70,8 @@ impl Turn<'_> {
         let answers = self.stack.entries.iter().map(|entry| {
             let told = if bytes.byte() % 8 == 0 { None } else { Some(answer(bytes, self.ledger)) };
             let fails = bytes.byte() % 16 == 0;
-            let fault = Fault { kind: bytes.pick(&[FaultKind::Trap, FaultKind::Time]), detail: String::new() };
+            let fault =
+                Fault { kind: bytes.pick(&[FaultKind::Trap, FaultKind::Time]), detail: String::new() };
             (entry.digest.clone(), if fails { Err(fault) } else { Ok(told) })
         });
         let told = Told { answers: answers.collect(), asked: Mutex::default() };
@@ -96,7 +97,7 @@ impl Turn<'_> {
     }
 
     fn offers(&mut self, bytes: &mut Bytes<'_>) {
-        let offers = self.walk(bytes, Walk::offers);
+        let offers = self.walk(bytes, |walk| walk.offers());
         hold(answers::offers(self.ledger, self.stack, self.rules.overcommit_percent, &offers));
         self.turn(&Command::Offer(offers.parts));
     }
@@ -174,7 +175,8 @@ impl Turn<'_> {
         if request.size <= shown.available.len() {
             hold(answers::place(&shown, &placement.devices));
         }
-        let words = placement.reason.len() <= REASON_BYTES_MAX && !placement.reason.chars().any(char::is_control);
+        let words =
+            placement.reason.len() <= REASON_BYTES_MAX && !placement.reason.chars().any(char::is_control);
         assert!(words, "I8: {by} gives the reason {:?}", placement.reason);
     }
 

@@ -33,7 +33,7 @@ pub(crate) fn run(policies: &dyn Policies, parrot: &PolicyVersion, data: &[u8]) 
         name: parrot.name.clone(),
         digest: parrot.digest.clone(),
         parameters: letters(memory),
-        ..entry(&mut Bytes::new(&[1, 0, 1, 1, 0]), 'p')
+        ..entry(&mut Bytes::new(&[1, 0, 1, 1, 0]), 'f')
     };
     let stack = Stack { entries: vec![entry], ..Stack::default() };
     let baseline = baseline();
@@ -60,8 +60,12 @@ pub(crate) fn run(policies: &dyn Policies, parrot: &PolicyVersion, data: &[u8]) 
             hold(state::check(&ledger, &rules, now));
         }
         1 => {
-            let request =
-                PlaceRequest { resource, available: devices.clone(), required: devices[..1].to_vec(), size: 2 };
+            let request = PlaceRequest {
+                resource,
+                available: devices.clone(),
+                required: devices[..1].to_vec(),
+                size: 2,
+            };
             hold(answers::place(&request, &walk.place(&request).0.devices));
         }
         2 => {
@@ -77,7 +81,7 @@ pub(crate) fn run(policies: &dyn Policies, parrot: &PolicyVersion, data: &[u8]) 
     }
     for note in &calls {
         if let berth::kernel::decision::Said::Fault(fault) = &note.said {
-            let line = !fault.detail.contains('\n') && fault.detail.len() <= 4 * REASON_BYTES_MAX;
+            let line = !fault.detail.contains('\n') && fault.detail.len() <= REASON_BYTES_MAX;
             assert!(line, "a fault is one line: {fault:?}");
         }
     }

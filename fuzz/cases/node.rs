@@ -12,8 +12,13 @@ use berth::kernel::time::Now;
 use std::collections::BTreeMap;
 
 /// Names that are offered and asked for; the last is another vendor's.
-const RESOURCES: [&str; 5] =
-    ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.large", "amd.com/gpu"];
+const RESOURCES: [&str; 5] = [
+    "nvidia.com/gpu",
+    "nvidia.com/gpu.shared",
+    "nvidia.com/mig-1g.10gb",
+    "nvidia.com/gpu.large",
+    "amd.com/gpu",
+];
 
 pub(super) fn resources() -> Vec<Resource> {
     RESOURCES.iter().map(|name| Resource::parse(name).unwrap()).collect()

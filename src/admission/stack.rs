@@ -227,7 +227,11 @@ impl Walk<'_> {
             None => Ok(None),
             Some(answer) => match check(self, &answer) {
                 Ok(()) => Ok(Some(answer)),
-                Err(detail) => Err(Fault { kind: FaultKind::Answer, detail }),
+                Err(mut detail) => {
+                    // It may quote the guest, who has a megabyte for an environment key.
+                    detail.truncate(detail.floor_char_boundary(REASON_BYTES_MAX));
+                    Err(Fault { kind: FaultKind::Answer, detail })
+                }
             },
         });
         let said = match &checked {
@@ -276,13 +280,13 @@ impl Walk<'_> {
             }
         }
         let has = |part: &PartState| part.memory_to_grant_mib(self.overcommit_percent);
-        let memory = asked.iter().map(|(id, sum)| self.node.part(id).map_or(0, has).max(sum.memory_mib)).max();
+        let memory =
+            asked.iter().map(|(id, sum)| self.node.part(id).map_or(0, has).max(sum.memory_mib)).max();
         let compute = asked.values().map(|sum| sum.compute_percent.max(100)).max();
-        match (limits.memory_mib, memory) {
-            (Some(said), Some(most)) if said > most => {
-                return Err(format!("a limit of {said} MiB where there are {most} MiB"));
-            }
-            _ => {}
+        if let (Some(said), Some(most)) = (limits.memory_mib, memory)
+            && said > most
+        {
+            return Err(format!("a limit of {said} MiB where there are {most} MiB"));
         }
         match (limits.compute_percent, compute) {
             (Some(said), Some(most)) if said > most => {

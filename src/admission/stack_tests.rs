@@ -15,7 +15,7 @@ use crate::kernel::names::{DeviceId, Digest, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::policy::{
     AdmitRequest, Answer, Call, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion,
-    Severity, Terms,
+    REASON_BYTES_MAX, Severity, Terms,
 };
 use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
@@ -349,6 +349,18 @@ fn i8_limits_beyond_what_the_gpu_has_are_a_fault() {
         let expected = if taken { limits } else { Limits::default() };
         assert_eq!((terms.limits, by == [BASELINE]), (expected, !taken), "{limits:?}");
     }
+}
+
+#[test]
+fn a_fault_quotes_no_more_of_the_guest_than_a_reason_may_have() {
+    let key = "\u{e9}".repeat(100_000);
+    let mut case = Case::new([('a', allow(&[(&key, "x")], None))]);
+    case.stack.entries[0].on_fault = OnFault::Deny;
+    let StackAnswer::Faulted { detail, .. } = case.admit() else { panic!() };
+    assert!(
+        detail.len() <= REASON_BYTES_MAX && detail.starts_with("its stack entry may not set"),
+        "{detail}"
+    );
 }
 
 #[test]

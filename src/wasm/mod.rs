@@ -168,7 +168,7 @@ impl WasmPolicies {
     #[doc(hidden)]
     pub fn rehearse(&self, module: &[u8]) -> Result<(String, Vec<u8>), InstallError> {
         // By way of the frame, as from the process.
-        let frame = compile_child::compile(module.to_vec()).encode();
+        let frame = compile_child::compile_or_refuse(module.to_vec()).encode();
         match Reply::decode(&frame) {
             Some(Reply::Compiled { component, artifact }) => {
                 let told = Module::load(&self.runner, &artifact)?.describe(&self.runner)?;

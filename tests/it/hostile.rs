@@ -1,5 +1,4 @@
-//! The table of `just hostile`, with fewer uploads and without the guests that take a minute: those
-//! are bombs, which `policies_install` meets with less patience.
+//! The table of `just hostile`, with fewer uploads.
 
 // The table is shared with `examples/hostile`, which uses all of it.
 #[path = "../../examples/hostile/table/mod.rs"]
@@ -11,7 +10,7 @@ use table::Attack;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_guest_harms_the_daemon_or_the_next_pod() {
     // Other tests run beside this one.
-    let attack = Attack { berth: env!("CARGO_BIN_EXE_berth").into(), uploads: 12, slow: false, patience: 20 };
+    let attack = Attack { berth: env!("CARGO_BIN_EXE_berth").into(), uploads: 12, patience: 20 };
     let mut wrong = Vec::new();
     let tally = table::run(&attack, |line| {
         if !line.is_right() {

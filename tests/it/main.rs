@@ -22,6 +22,7 @@ mod deploy;
 mod disk_full;
 mod evict;
 mod evict_faults;
+mod fuzz_corpus;
 mod gpu_health;
 mod gpus_contract;
 mod hostile;

@@ -18,8 +18,10 @@ const DEFAULTS: [(&str, &str); 7] = [
     ("(export \"triage\")", "triage"),
 ];
 
+/// The repository: the package's folder, or the one above for the fuzz targets.
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    folders.find(|folder| folder.join("tests/guests").is_dir()).unwrap()
 }
 
 fn text(name: &str) -> String {
@@ -111,6 +113,11 @@ pub(crate) fn nested(depth: usize) -> Vec<u8> {
 /// A module that passes on everything, and differs from all others of other numbers.
 pub(crate) fn numbered(number: u32) -> Vec<u8> {
     module(&format!("(data (i32.const 0x600) \"{number}\")"))
+}
+
+/// As a fuzzer found it, under `tests/guests/bytes`.
+pub(crate) fn found(name: &str) -> Vec<u8> {
+    std::fs::read(root().join("tests/guests/bytes").join(name).with_extension("wasm")).unwrap()
 }
 
 /// From text.

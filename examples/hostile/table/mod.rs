@@ -16,16 +16,17 @@ use std::time::{Duration, Instant};
 /// How much larger the daemon may be after a guest than before the first, KiB. Four calls at once keep
 /// 8 memories of 256 KiB each, a compiled guest some 200 KiB; a guest that was let in with its 128 MiB,
 /// or an answer of a megabyte kept a few times over, is far beyond.
-pub(crate) const GROWTH_KIB_MAX: u64 = 16 * 1024;
+pub(crate) const GROWTH_KIB_MAX: u64 = 10 * 1024;
 /// The same after many uploads: of each version its description stays, some KiB, up to 256 of them.
-pub(crate) const UPLOADS_GROWTH_KIB_MAX: u64 = 24 * 1024;
+pub(crate) const UPLOADS_GROWTH_KIB_MAX: u64 = 16 * 1024;
 /// Longest time until a hook that fails has failed and its pod is served: a call has 500 ms, a walk over
 /// the stack 1 s, and one pod is two walks.
 const HOOK: Duration = Duration::from_secs(3);
 /// Longest time until an upload is refused: compiling a small module, and 180 ms of fuel.
 const UPLOAD: Duration = Duration::from_secs(5);
-/// The same for a bomb: 60 s of processor time, and never longer than 90 s by the clock.
-const BOMB: Duration = Duration::from_secs(95);
+/// The same for a bomb, which meets the compiler's 768 MiB after some seconds. (60 s of processor time and
+/// 90 s by the clock would end it, too.)
+const BOMB: Duration = Duration::from_secs(20);
 /// Files of policies at most: two of each of 256 versions, and two of each shipped one.
 const FILES_MAX: usize = 2 * (256 + 16);
 
@@ -35,8 +36,6 @@ pub(crate) struct Attack {
     pub(crate) berth: PathBuf,
     /// Uploads in a row.
     pub(crate) uploads: u32,
-    /// Whether guests that take a minute are among them.
-    pub(crate) slow: bool,
     /// How many times slower than an idle machine this one may be.
     pub(crate) patience: u32,
 }
@@ -84,6 +83,8 @@ impl fmt::Display for Tally {
 
 impl Line {
     /// Whether all is as the table says.
+    // The tests tell no more than what is wrong.
+    #[allow(dead_code)]
     pub(crate) fn is_right(&self) -> bool {
         self.stopped && self.survived
     }
@@ -107,7 +108,7 @@ pub(crate) async fn run(attack: &Attack, mut each: impl FnMut(&Line)) -> anyhow:
     siege.warm().await?;
     siege.before_kib = siege.node.memory_kib()?;
     let mut tally = Tally::default();
-    for case in CASES.iter().filter(|case| attack.slow || !case.slow) {
+    for case in CASES {
         let line = siege.meet(case).await.with_context(|| case.name.to_owned())?;
         tally.add(&line);
         each(&line);
@@ -148,7 +149,7 @@ impl Siege<'_> {
             _ => self.active(case, &bytes).await?,
         };
         let most = match case.meets {
-            Meets::Upload if case.slow => BOMB,
+            Meets::Upload if case.bomb => BOMB,
             Meets::Upload => UPLOAD,
             _ => HOOK,
         };
@@ -251,7 +252,6 @@ impl Siege<'_> {
         let entry = &stack["entries"][0];
         ensure!(entry["record"]["faults"]["last"].is_null(), "`exclusive` fails: {entry}");
         ensure!(entry["version"] != "99.0.0", "the guest's `exclusive` took the place of the shipped one");
-        ensure!(entry["record"]["calls"]["offer"].as_u64() > Some(0), "`exclusive` was not asked: {entry}");
         Ok(())
     }
 
@@ -286,7 +286,10 @@ impl Siege<'_> {
         let mut wrong = Vec::new();
         let shipped = shipped(&self.node.get("/policies")?.body);
         let kept = taken as usize + shipped;
-        if refused > 0 && (kept != 256 || last != "the node keeps 256 policy versions, as many as it may: delete one first") {
+        if refused > 0
+            && (kept != 256
+                || last != "the node keeps 256 policy versions, as many as it may: delete one first")
+        {
             wrong.push(format!("{kept} versions are kept, and then: {last}"));
         }
         let files = self.node.files()?;

@@ -77,11 +77,16 @@ impl Node {
         Ok(node)
     }
 
-    /// Memory that is the daemon's alone or its part of what is shared (PSS), KiB.
+    /// Memory that is the daemon's own (PSS without pages of files), KiB: how much of the program file
+    /// counts depends on who else runs it, the compiler for one.
     pub(crate) fn memory_kib(&self) -> anyhow::Result<u64> {
         let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id()))?;
-        let pss = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).context("no Pss")?;
-        Ok(pss.trim().trim_end_matches(" kB").parse()?)
+        let field = |name: &str| -> anyhow::Result<u64> {
+            let line =
+                rollup.lines().find_map(|line| line.strip_prefix(name)).with_context(|| name.to_owned())?;
+            Ok(line.trim().trim_end_matches(" kB").parse()?)
+        };
+        Ok(field("Pss:")?.saturating_sub(field("Pss_File:")?))
     }
 
     /// Files of policies.

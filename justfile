@@ -28,6 +28,11 @@ policies-test:
 policies:
     policies-wasm/build.sh
 
+# What `berth policy new` writes, built, checked and tested in each language whose tools are here
+policy-templates *LANGS:
+    cargo build --locked
+    policies-wasm/try-templates.sh {{LANGS}}
+
 # Licences, bans and sources of dependencies (cargo install cargo-deny); advisories need the open internet
 deny:
     cargo deny --all-features check licenses bans sources
@@ -47,6 +52,10 @@ crash-power ROUNDS="10000" *ARGS:
 # The store's size and speed under allocations that come and go
 crash-grow APPENDS="200000":
     cargo run --release --locked --features kill-points --example crash -- grow {{APPENDS}}
+
+# Stacks activated and rolled back on a busy node: how many, at how many Allocates a second
+soak-activation ACTIVATIONS="200" RATE="500":
+    cargo run --release --locked --example soak -- {{ACTIVATIONS}} {{RATE}}
 
 # Budgets measured in one run, with a table at its end
 bench:

@@ -7,12 +7,14 @@ mod file;
 mod mps;
 mod parsers;
 mod processes;
+mod trusted;
 
 pub use args::ServeArgs;
 pub use edits::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount};
 pub use file::{FileConfig, StackEntryConfig};
 pub use mps::MpsEdits;
 pub use processes::{IGNORED_PROCESSES, ProcessSettings};
+pub use trusted::TrustedKeyFile;
 
 use crate::kernel::command::Rules;
 use crate::kernel::decision::JournalLimit;
@@ -246,6 +248,7 @@ impl Config {
                 timing,
                 overcommit_percent: percent(overcommit),
                 history: file.history.unwrap_or_default().limit()?,
+                trusted_keys: trusted::keys(file.trusted_keys)?,
             },
             decisions: file.decisions.unwrap_or_default().limit()?,
             ignored_xids: ignored_xids(args, health.ignored_xids)?,

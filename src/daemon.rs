@@ -5,6 +5,7 @@ mod adopt;
 mod clock;
 mod gpus;
 mod heap;
+mod policies;
 mod progress;
 mod rehearsal;
 mod serve;
@@ -24,7 +25,6 @@ use crate::journal::FileJournal;
 use crate::keeper::{AskError, Keeper, Snapshot};
 use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
-use crate::kernel::policy::PolicyVersion;
 use crate::kubelet;
 use crate::ports::{Gpus, GpusError, Journal, Policies};
 use crate::store::{Deadline, SledStore};
@@ -120,7 +120,9 @@ impl Daemon {
         );
         let daemon =
             Self { config, options, middle, progress, admin, gpus: None, cluster: None, left, kubelet: None };
-        daemon.load_policies(policies).await?;
+        let (door, keys) = (daemon.door().clone(), daemon.config.rules.trusted_keys.clone());
+        let load = move || policies::load(&door, &*policies, &keys);
+        tokio::task::spawn_blocking(load).await.context("loading the policies")??;
         daemon.resolve_file_stack()?;
         Ok(daemon)
     }
@@ -141,44 +143,6 @@ impl Daemon {
     #[must_use]
     pub fn admin_address(&self) -> SocketAddr {
         self.admin.address
-    }
-
-    /// Makes the policies that the store knows and those that came with the daemon callable.
-    async fn load_policies(&self, policies: Arc<dyn Policies>) -> anyhow::Result<()> {
-        let door = self.door().clone();
-        let work = move || -> anyhow::Result<()> {
-            let known = door.snapshot();
-            let active =
-                |version: &PolicyVersion| known.stack.entries.iter().any(|e| e.digest == version.digest);
-            for version in known.policies.values() {
-                if !active(version) && policies.know(version) {
-                    continue;
-                }
-                match policies.restore(version) {
-                    Ok(restored) if restored != **version => drop(door.keep(restored)?),
-                    Ok(_) => {}
-                    Err(error) => {
-                        tracing::error!(policy = version.label(), %error, "a known policy cannot be called");
-                    }
-                }
-            }
-            let shipped = policies.install_shipped(door.now())?;
-            // What another release shipped is an uploaded version now: a name means this release's.
-            for old in
-                known.policies.values().filter(|k| k.shipped && shipped.iter().all(|v| v.digest != k.digest))
-            {
-                door.keep(PolicyVersion { shipped: false, ..PolicyVersion::clone(old) })?;
-            }
-            for version in shipped {
-                let known = known.policies.get(&version.digest);
-                if known.is_none_or(|k| k.artifact != version.artifact || !k.shipped) {
-                    door.keep(version)?;
-                }
-            }
-            Ok(())
-        };
-        tokio::task::spawn_blocking(work).await.context("loading the policies")??;
-        Ok(())
     }
 
     /// Finds the GPUs, activates the stack, adopts what pods hold, registers. Waits where waiting
@@ -289,7 +253,9 @@ impl Daemon {
     /// one that was activated through the API is in force: then it is only shown.
     fn resolve_file_stack(&self) -> anyhow::Result<()> {
         let snapshot = self.door().snapshot();
-        match stack::resolve(&self.config.stack, &snapshot) {
+        match stack::resolve(&self.config.stack, &snapshot)
+            .and_then(|entries| stack::trusted(entries, &snapshot, &self.config.rules.trusted_keys))
+        {
             Ok(entries) => self.progress.file_stack(FileStack { entries, trouble: None }),
             Err(trouble) if snapshot.stack.from_api => {
                 tracing::error!("the stack of the configuration cannot be used: {trouble}");
@@ -315,7 +281,12 @@ impl Daemon {
         }
         let mut said = false;
         while self.door().snapshot().stack.entries != entries {
-            let stack = NewStack { from_api: false, by: "config".into(), entries: entries.clone() };
+            let stack = NewStack {
+                from_api: false,
+                by: "config".into(),
+                why: String::new(),
+                entries: entries.clone(),
+            };
             match self.door().activate(stack, None).await {
                 Ok(_) => break,
                 // A node that starts is busy, and its disks are slow: that is no word on the stack.

@@ -16,6 +16,7 @@ pub mod ports;
 
 pub mod keeper;
 pub mod kill_points;
+pub mod trust;
 
 pub mod admission;
 
@@ -31,6 +32,8 @@ pub mod procfs;
 pub mod sim;
 pub mod store;
 pub mod wasm;
+
+pub mod scenario;
 
 pub mod cli;
 pub mod config;

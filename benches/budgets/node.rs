@@ -221,7 +221,7 @@ fn activate(house: &House, door: &Door, name: &str, parameters: &str) -> Result<
         on_fault: OnFault::Deny,
     };
     door.keep(version)?;
-    let stack = NewStack { from_api: true, by: "bench".into(), entries: vec![entry] };
+    let stack = NewStack { from_api: true, by: "bench".into(), why: String::new(), entries: vec![entry] };
     house.daemon.block_on(door.activate(stack, None))?;
     Ok(())
 }

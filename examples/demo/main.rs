@@ -12,6 +12,9 @@
 // It prints for people: that is its purpose.
 #![allow(clippy::print_stdout)]
 
+// Not everything in it is used here.
+#[path = "../common/api.rs"]
+#[allow(dead_code)]
 mod api;
 mod story;
 mod table;

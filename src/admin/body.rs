@@ -75,14 +75,17 @@ async fn read(
     if declared.is_some_and(|l| l > u64::try_from(limit).unwrap_or(u64::MAX)) {
         return Err(too_large(limit));
     }
-    match tokio::time::timeout(wait, collect(payload, limit)).await {
+    let declared = declared.and_then(|l| usize::try_from(l).ok()).unwrap_or(0);
+    match tokio::time::timeout(wait, collect(payload, declared, limit)).await {
         Ok(bytes) => bytes,
         Err(_) => Err(Problem::new(Kind::Slow, format!("the body did not come within {} s", wait.as_secs()))),
     }
 }
 
-async fn collect(mut payload: Payload, limit: usize) -> Result<Vec<u8>, Problem> {
-    let mut bytes = Vec::new();
+/// One copy of the body, and no more room than it declares. Without a length the room doubles, but not
+/// beyond the limit. What is declared and does not come is address space that is never touched.
+async fn collect(mut payload: Payload, declared: usize, limit: usize) -> Result<Vec<u8>, Problem> {
+    let mut bytes: Vec<u8> = Vec::with_capacity(declared.min(limit));
     while let Some(chunk) = payload.next().await {
         let chunk = chunk.map_err(|error| match error {
             PayloadError::Overflow => too_large(limit),
@@ -90,6 +93,10 @@ async fn collect(mut payload: Payload, limit: usize) -> Result<Vec<u8>, Problem>
         })?;
         if bytes.len() + chunk.len() > limit {
             return Err(too_large(limit));
+        }
+        if bytes.capacity() - bytes.len() < chunk.len() {
+            let room = bytes.len().min(limit - bytes.len()).max(chunk.len());
+            bytes.reserve_exact(room);
         }
         bytes.extend_from_slice(&chunk);
     }
@@ -109,4 +116,33 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
             Problem::new(Kind::Json, format!("the body is not JSON: {error}"))
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use actix_web::FromRequest;
+    use actix_web::test::TestRequest;
+
+    async fn collected(body: Vec<u8>, declared: usize, limit: usize) -> Result<Vec<u8>, Problem> {
+        let (request, mut payload) = TestRequest::default().set_payload(body).to_http_parts();
+        collect(Payload::from_request(&request, &mut payload).await.unwrap(), declared, limit).await
+    }
+
+    #[tokio::test]
+    async fn a_body_takes_the_room_that_it_declares_and_never_more_than_the_limit() {
+        let limit = 1_000_000;
+        for size in [0, 1, 700_000, limit] {
+            let body = vec![7; size];
+            let declared = collected(body.clone(), size, limit).await.unwrap();
+            assert_eq!((declared.capacity(), &declared), (size, &body));
+            let undeclared = collected(body.clone(), 0, limit).await.unwrap();
+            assert!(undeclared.capacity() <= limit && undeclared == body, "{}", undeclared.capacity());
+            // One that comes with more than it declares is read on, one that declares too much is not believed.
+            assert_eq!(collected(body.clone(), size / 2, limit).await.unwrap(), body);
+            assert!(collected(body, usize::MAX, limit).await.unwrap().capacity() <= limit);
+        }
+        let refused = collected(vec![7; limit + 1], 0, limit).await.unwrap_err();
+        assert_eq!(refused.status, 413);
+    }
 }

@@ -175,6 +175,7 @@ mod tests {
                 bytes: 1,
                 shipped: *shipped,
                 since_wall_ms: *since,
+                origin: crate::kernel::trust::Origin::default(),
             };
             (digest, Arc::new(version))
         };

@@ -128,10 +128,10 @@ fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<S
         match &call.said {
             Said::Pass => sentences.push(format!("{} left the choice to others.", call.policy)),
             Said::Fault(fault) => {
-                sentences.push(format!("{} was asked first and failed: {fault}.", call.policy))
+                sentences.push(format!("{} was asked first and failed: {fault}.", call.policy));
             }
             Said::Suspended => {
-                sentences.push(format!("{} was not asked: it had failed too often.", call.policy))
+                sentences.push(format!("{} was not asked: it had failed too often.", call.policy));
             }
             Said::Answer(_) => {}
         }
@@ -156,10 +156,10 @@ fn why_allowed(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<Stri
         match &call.said {
             Said::Pass => sentences.push(format!("{} had no objection.", call.policy)),
             Said::Fault(fault) => {
-                sentences.push(format!("{} failed and was passed over: {fault}.", call.policy))
+                sentences.push(format!("{} failed and was passed over: {fault}.", call.policy));
             }
             Said::Suspended => {
-                sentences.push(format!("{} was not asked: it had failed too often.", call.policy))
+                sentences.push(format!("{} was not asked: it had failed too often.", call.policy));
             }
             Said::Answer(_) => {}
         }

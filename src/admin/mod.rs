@@ -25,12 +25,14 @@ mod refusals;
 mod routes;
 mod server;
 mod stack;
+mod stack_history;
 mod state;
 mod swagger;
 mod token;
 mod trials;
 mod unread;
 mod view;
+mod word;
 
 pub use auth::check_token_file;
 pub use body::{JSON_BYTES_MAX, MODULE_BYTES_MAX};

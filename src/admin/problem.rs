@@ -131,6 +131,12 @@ kinds! {
     TooCostly = "too-costly", UNPROCESSABLE_ENTITY, "Too costly to compile";
     /// A policy of the stack fails on this node.
     StackFails = "stack-fails", UNPROCESSABLE_ENTITY, "The stack fails on this node";
+    /// No trusted key signed it.
+    Untrusted = "untrusted", FORBIDDEN, "Not signed by a trusted key";
+    /// No such activation.
+    UnknownRevision = "unknown-revision", NOT_FOUND, "No such revision";
+    /// No such entry of the stack.
+    UnknownEntry = "unknown-entry", NOT_FOUND, "No such entry";
     /// Its files are gone.
     Lost = "lost", GONE, "Files are gone";
     /// Too much is waiting.

@@ -6,6 +6,7 @@ use crate::admission::{ActivateError, PastError, UploadError};
 use crate::keeper::AskError;
 use crate::kernel::refusal::Refusal;
 use crate::ports::InstallError;
+use crate::trust::SignatureError;
 
 /// When to retry what was refused for lack of room: a turn takes about a millisecond.
 const BUSY_RETRY_S: u64 = 1;
@@ -15,6 +16,10 @@ const COMPILE_RETRY_S: u64 = 5;
 const REPLAY_RETRY_S: u64 = 20;
 /// When to retry after the store failed: it is read back every half second.
 const STORE_RETRY_S: u64 = 2;
+
+/// What to do about a policy that is not signed, or by somebody else.
+const UNSIGNED_HINT: &str = "sign the file with the private half of such a key (openssl pkeyutl -sign -rawin) and upload both; \
+     trustedKeys in the configuration file names the keys";
 
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
@@ -38,6 +43,7 @@ impl From<Refusal> for Problem {
             Refusal::Moved => problem(Kind::Changed).retry_after(BUSY_RETRY_S),
             Refusal::StackMoved { .. } => problem(Kind::Changed)
                 .hint("read the stack again and send its ETag as If-Match"),
+            Refusal::Untrusted { .. } => problem(Kind::Untrusted).hint(UNSIGNED_HINT),
             Refusal::LedgerFull { .. } | Refusal::TooManyVersions { .. } => problem(Kind::Limit),
             Refusal::UnknownGpu { .. } => {
                 problem(Kind::UnknownGpu).hint("GET /api/v1/gpus lists them")
@@ -84,6 +90,10 @@ impl From<InstallError> for Problem {
 impl From<UploadError> for Problem {
     fn from(error: UploadError) -> Self {
         match error {
+            UploadError::Signature(error) => Self::new(Kind::Untrusted, &error).hint(match error {
+                SignatureError::Missing { .. } | SignatureError::Wrong { .. } => UNSIGNED_HINT,
+                SignatureError::CoreModule => "make a component of it first, and sign that",
+            }),
             UploadError::Install(error) => error.into(),
             UploadError::Ask(error) => error.into(),
         }

@@ -4,7 +4,8 @@ use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
 use super::unread::Unread;
 use super::{
-    allocations, decisions, drain, gpus, host, node, openapi, policies, processes, stack, swagger, trials,
+    allocations, decisions, drain, gpus, host, node, openapi, policies, processes, stack, stack_history,
+    swagger, trials,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -76,6 +77,12 @@ pub(super) fn admin(config: &mut ServiceConfig) {
             resource("/stack", "GET, PUT")
                 .route(read().to(stack::show))
                 .route(web::put().to(stack::activate)),
+        )
+        .service(resource("/stack/history", "GET").route(read().to(stack_history::list)))
+        .service(resource("/stack/rollback", "POST").route(web::post().to(stack_history::roll_back)))
+        .service(
+            resource("/stack/entries/{place}/suspension", "DELETE")
+                .route(web::delete().to(stack_history::end_suspension)),
         )
         .service(resource("/stack/override", "DELETE").route(web::delete().to(stack::reset)))
         .default_service(web::to(no_route));

@@ -1,11 +1,11 @@
 //! `/stack`: which policies are asked; activate another one, or go back to the file's.
 
-use super::auth::OPERATOR;
 use super::body;
-use super::dto::{FileStack, NewStack, Stack, StackEntry, rfc3339};
+use super::dto::{FileStack, NewStack, Stack, StackEntry, Word, rfc3339};
 use super::entries;
 use super::problem::{Kind, Problem};
 use super::state::State;
+use super::word;
 use crate::kernel::command;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::stack as kernel;
@@ -31,6 +31,7 @@ pub(super) async fn show(state: web::Data<State>) -> HttpResponse {
     responses(
         (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
         (status = 400, description = "No JSON, or a malformed If-Match"),
+        (status = 403, description = "No trusted key signed a version of it"),
         (status = 408, description = "The body came too slowly"),
         (status = 412, description = "Somebody activated another stack meanwhile"),
         (status = 413, description = "The body is too large"),
@@ -43,10 +44,11 @@ pub(super) async fn activate(
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
     let expected = if_match(&request)?;
-    let NewStack { entries } = body::json(&request, payload).await?;
+    let NewStack { entries, by, reason } = body::json(&request, payload).await?;
     let stack = command::NewStack {
         from_api: true,
-        by: OPERATOR.into(),
+        by: word::checked(by, &reason)?,
+        why: reason,
         entries: entries::resolve(&state.door.snapshot(), entries)?,
     };
     swap(&state, stack, expected).await
@@ -56,16 +58,23 @@ pub(super) async fn activate(
 ///
 /// Where no stack was activated through this API, nothing changes.
 #[utoipa::path(delete, path = "/api/v1/stack/override", tag = "stack", operation_id = "resetStack",
-    params(("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+    params(Word, ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
     responses(
         (status = 200, description = "The file's stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
-        (status = 400, description = "A malformed If-Match"),
+        (status = 400, description = "A malformed If-Match, or an unknown key in the query"),
+        (status = 403, description = "No trusted key signed a version of it"),
         (status = 409, description = "The file's stack cannot be used; says why"),
         (status = 412, description = "Somebody activated another stack meanwhile"),
-        (status = 422, description = "A policy of the file's stack fails on this node"),
+        (status = 422, description = "A policy of the file's stack fails on this node, or a value cannot be taken"),
     ))]
-pub(super) async fn reset(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
+pub(super) async fn reset(
+    state: web::Data<State>,
+    request: HttpRequest,
+    said: web::Query<Word>,
+) -> Result<HttpResponse, Problem> {
     let expected = if_match(&request)?;
+    let Word { by, reason } = said.into_inner();
+    let by = word::checked(by, &reason)?;
     let ledger = state.door.snapshot();
     if !ledger.stack.from_api {
         return Ok(answer(&state, &ledger));
@@ -78,11 +87,11 @@ pub(super) async fn reset(state: web::Data<State>, request: HttpRequest) -> Resu
         )
         .hint("mend the file's stack; the active one stays as it is"));
     }
-    let stack = command::NewStack { from_api: false, by: OPERATOR.into(), entries: file.entries };
+    let stack = command::NewStack { from_api: false, by, why: reason, entries: file.entries };
     swap(&state, stack, expected).await
 }
 
-async fn swap(
+pub(super) async fn swap(
     state: &State,
     stack: command::NewStack,
     expected: Option<u64>,
@@ -92,14 +101,15 @@ async fn swap(
     tracing::info!(
         revision = ledger.stack.revision,
         stack = labels.join(" "),
-        by = OPERATOR,
+        by = ledger.stack.by,
+        why = ledger.stack.why,
         "a stack was activated"
     );
     Ok(answer(state, &ledger))
 }
 
 /// The revision of `If-Match`; `None` where any will do.
-fn if_match(request: &HttpRequest) -> Result<Option<u64>, Problem> {
+pub(super) fn if_match(request: &HttpRequest) -> Result<Option<u64>, Problem> {
     let Some(value) = request.headers().get(IF_MATCH) else {
         return Ok(None);
     };
@@ -114,7 +124,7 @@ fn if_match(request: &HttpRequest) -> Result<Option<u64>, Problem> {
     })
 }
 
-fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
+pub(super) fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
     let stack = &ledger.stack;
     let version = |e: &kernel::StackEntry| ledger.policies.get(&e.digest).map(|v| v.version.clone());
     let entries = stack.entries.iter().enumerate();
@@ -123,6 +133,7 @@ fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
         revision: stack.revision,
         source: if stack.from_api { "api" } else { "file" }.into(),
         by: stack.by.clone(),
+        why: (!stack.why.is_empty()).then(|| stack.why.clone()),
         since: (stack.since_wall_ms > 0).then(|| rfc3339(stack.since_wall_ms)),
         entries: entries
             .map(|(place, e)| StackEntry::of(e, version(e), Some(state.door.record(place, e))))

@@ -96,6 +96,15 @@ impl Faults {
         suspends
     }
 
+    /// Lets a suspended entry be asked again; its counts stay. Answers whether it was suspended.
+    pub fn forgive(&mut self, place: usize, entry: &StackEntry) -> bool {
+        let Some(record) = self.records.get_mut(&(place, entry.digest.clone())) else {
+            return false;
+        };
+        record.in_a_row = 0;
+        std::mem::take(&mut record.suspended)
+    }
+
     /// Forgets all: another stack is active.
     pub fn reset(&mut self) {
         self.records.clear();

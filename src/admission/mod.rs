@@ -15,6 +15,7 @@ mod shadow;
 mod stack;
 #[cfg(test)]
 mod stack_tests;
+mod suspension;
 mod thread;
 mod uploads;
 
@@ -28,7 +29,7 @@ pub use replay::{Candidate, Report};
 pub use shadow::{Counts, Difference, SHADOWS_MAX, Shadow};
 pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
 pub use thread::{ActivateError, Granted};
-pub use uploads::UploadError;
+pub use uploads::{Upload, UploadError};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
@@ -42,6 +43,7 @@ use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion
 use crate::kernel::reconcile::RoundView;
 use crate::kernel::stack::StackEntry;
 use crate::kernel::time::Now;
+use crate::kernel::trust::check_trust;
 use crate::ports::{Clock, Journal, Policies};
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use std::cell::RefCell;
@@ -299,6 +301,9 @@ impl Door {
     /// If a policy of it fails here, or `expected` is no longer the active revision; nothing
     /// changed then.
     pub async fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+        // Before a policy that nobody trusts is asked.
+        let trusted = check_trust(&self.snapshot(), &stack.entries, &self.rules.trusted_keys);
+        trusted.map_err(|refusal| ActivateError::Ask(AskError::Refused(refusal)))?;
         self.prepare(&stack.entries).await;
         let (reply, answer) = oneshot::channel();
         send(&self.other_jobs, OtherJob::Activate { stack, expected, reply }).map_err(ActivateError::Ask)?;

@@ -46,6 +46,11 @@ pub(super) enum OtherJob {
         expected: Option<u64>,
         reply: oneshot::Sender<Result<Snapshot, ActivateError>>,
     },
+    Unsuspend {
+        place: usize,
+        revision: u64,
+        reply: oneshot::Sender<Result<bool, AskError>>,
+    },
 }
 
 /// A grant, and the ledger that it is in.
@@ -166,6 +171,9 @@ impl Worker {
             OtherJob::Activate { stack, expected, reply } => {
                 let _ = reply.send(self.activate(stack, expected));
             }
+            OtherJob::Unsuspend { place, revision, reply } => {
+                let _ = reply.send(self.unsuspend(place, revision));
+            }
         }
     }
 
@@ -247,7 +255,7 @@ impl Worker {
         !same || health.is_some_and(|old| old.after_triage(answer, self.clock.now()).state != old.state)
     }
 
-    fn reoffer(&self) -> Result<(Applied, Option<u32>), AskError> {
+    pub(super) fn reoffer(&self) -> Result<(Applied, Option<u32>), AskError> {
         let node = self.keeper.snapshot();
         let (Offers { parts, again_after_s, mig, .. }, calls) = self.walk(&node, |walk| walk.offers());
         self.say(mig);

@@ -6,7 +6,9 @@ use crate::kernel::command::Command;
 use crate::kernel::names::Digest;
 use crate::kernel::policy::PolicyVersion;
 use crate::kernel::stack::StackEntry;
+use crate::kernel::trust::{Origin, Signature};
 use crate::ports::InstallError;
+use crate::trust::{self, SignatureError};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +18,9 @@ const DELETE_WAIT: Duration = Duration::from_secs(2);
 /// Why a policy was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum UploadError {
+    /// It is not signed as this node wants it.
+    #[error("{0}")]
+    Signature(SignatureError),
     /// It is not one, or cannot be compiled here.
     #[error("{0}")]
     Install(InstallError),
@@ -24,25 +29,51 @@ pub enum UploadError {
     Ask(AskError),
 }
 
+/// A policy on its way in.
+#[derive(Clone, Debug, Default)]
+pub struct Upload {
+    /// Its bytes.
+    pub module: Vec<u8>,
+    /// Whose signature came with it.
+    pub signature: Option<Signature>,
+    /// Who uploads it.
+    pub by: String,
+    /// Why, in their words.
+    pub why: String,
+}
+
 impl Door {
-    /// Takes a policy module: checked, compiled, described, kept, recorded.
+    /// Takes a policy module: its signature checked where keys are trusted, then the module itself,
+    /// compiled, described, kept, recorded.
     ///
     /// # Errors
-    /// If it is none, costs too much, or could not be recorded; nothing is kept then.
-    pub async fn upload(&self, module: Vec<u8>) -> Result<PolicyVersion, UploadError> {
+    /// If it is none, is not signed as it must be, costs too much, or could not be recorded; nothing
+    /// is kept then.
+    pub async fn upload(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
         let files = self.files.read().await;
         let (policies, now) = (Arc::clone(&self.policies), self.clock.now());
-        let installed = tokio::task::spawn_blocking(move || policies.install(&module, now)).await;
-        let version = match installed {
-            Ok(result) => result.map_err(UploadError::Install)?,
-            Err(_) => return Err(UploadError::Ask(AskError::Stopping)),
+        let rules = Arc::clone(&self.rules);
+        let Upload { module, signature, by, why } = upload;
+        let install = move || {
+            // Before a byte of it is compiled.
+            let signed_by = trust::check(&rules.trusted_keys, &module, signature.as_ref());
+            let signed_by = signed_by.map_err(UploadError::Signature)?;
+            Ok((policies.install(&module, now).map_err(UploadError::Install)?, signed_by))
         };
-        // Known bytes keep their first record.
-        if let Some(known) = self.snapshot().policies.get(&version.digest)
-            && known.artifact == version.artifact
-        {
-            return Ok(PolicyVersion::clone(known));
-        }
+        let installed = tokio::task::spawn_blocking(install).await;
+        let (version, signed_by) = installed.unwrap_or(Err(UploadError::Ask(AskError::Stopping)))?;
+        let origin = Origin { by, why, signature, signed_by, once_shipped: false };
+        let known = self.snapshot().policies.get(&version.digest).cloned();
+        let version = match known {
+            None => PolicyVersion { origin, ..version },
+            Some(known) => {
+                let newest = again(&known, version, origin);
+                if newest == *known {
+                    return Ok(newest);
+                }
+                newest
+            }
+        };
         match self.command(Command::KeepPolicy(version.clone())).await {
             Ok(_) => Ok(version),
             Err(error) => {
@@ -91,7 +122,10 @@ impl Door {
         let work = move || {
             for version in versions {
                 match policies.restore(&version) {
-                    Ok(restored) if restored != *version => drop(door.keep(restored)),
+                    // Nothing else of it may have changed: who signed it is the ledger's to say.
+                    Ok(PolicyVersion { artifact, .. }) if artifact != version.artifact => {
+                        drop(door.keep(PolicyVersion { artifact, ..PolicyVersion::clone(&version) }));
+                    }
                     Ok(_) => {}
                     Err(error) => tracing::warn!(policy = version.label(), "{error}"),
                 }
@@ -100,4 +134,16 @@ impl Door {
         // It ends early only with the daemon.
         let _ = tokio::task::spawn_blocking(work).await;
     }
+}
+
+/// Known bytes that come again keep their first record, but for an artifact that had to be made
+/// anew, and a signature that counts for more than theirs.
+fn again(known: &PolicyVersion, version: PolicyVersion, origin: Origin) -> PolicyVersion {
+    let mut newest = PolicyVersion { artifact: version.artifact, ..known.clone() };
+    let better = origin.signed_by.is_some() || newest.origin.signature.is_none();
+    if better && origin.signature.is_some() {
+        newest.origin.signature = origin.signature;
+        newest.origin.signed_by = origin.signed_by;
+    }
+    newest
 }

@@ -4,10 +4,13 @@ use super::decision::DecisionCommand;
 use super::drain::DrainArgs;
 use super::process::ProcessCommand;
 use super::state::StateCommand;
-use super::trial::TrialCommand;
 use crate::config::ServeArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+
+mod policy;
+
+pub(super) use policy::{Lang, NewPolicy, PolicyCommand};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,15 +27,6 @@ Examples:
 Exit codes: 0 done, 1 refused or failed, 2 bad usage.
 A setting of `berth serve` is a flag, an environment variable (`berth serve --help` names it) or a
 key of the configuration file, in that order of precedence.";
-
-const STACK_FILE: &str = "\
-The file is a list of entries, first asked first, or a configuration file with such a list under
-`stack`. Only `policy` must be given:
-  - policy: timeslice
-    digest: 9f86d081884c              # which version of it
-    parameters: {replicas: 4}         # `berth policy show timeslice` tells what it takes
-    permissions: {deny: false, shareMax: 4, resources: [nvidia.com/gpu.shared]}
-    onFault: skip                     # or deny";
 
 /// Shares and guards this node's GPUs: the daemon, and its operator's commands
 #[derive(Parser, Debug)]
@@ -142,9 +136,9 @@ What was asked, newest first, and what each policy said:
         #[command(subcommand)]
         command: DecisionCommand,
     },
-    /// Upload policies and choose which are asked
+    /// Write policies, try them, upload them and choose which are asked
     #[command(after_help = "\
-A policy version is named by its name where that is plain, by its digest, the beginning of it, or
+Without a daemon: new, check, test. A policy version is named by its name where that is plain, by its digest, the beginning of it, or
 `name@` and that:
   berth policy list
   berth policy show timeslice     Which parameters does it take?
@@ -293,44 +287,6 @@ pub struct AllocationFilter {
     /// Only what follows: `next` of an earlier answer
     #[arg(long, value_name = "NEXT")]
     pub after: Option<String>,
-}
-
-/// `berth policy`.
-#[derive(Subcommand, Debug)]
-pub enum PolicyCommand {
-    /// All versions that the node knows
-    List,
-    /// One version with the schema of its parameters
-    Show {
-        /// Name, digest, the beginning of a digest, or name@ and that
-        policy: String,
-    },
-    /// Upload a policy: checked, compiled, kept; asked nothing until a stack names it
-    Push {
-        /// A WebAssembly component of the world berth:policy, or a core module
-        file: PathBuf,
-    },
-    /// Try one without effect.
-    #[command(flatten)]
-    Trial(TrialCommand),
-    /// Delete a version that is not active
-    Delete {
-        /// Name, digest, the beginning of a digest, or name@ and that
-        policy: String,
-    },
-    /// Swap the active stack as a whole: asked on the live node first, and unchanged if one fails
-    #[command(after_help = STACK_FILE)]
-    Activate {
-        /// The stack as YAML or JSON; `-` reads standard input
-        file: PathBuf,
-        /// Only if the active stack is still at this revision
-        #[arg(long, value_name = "REVISION")]
-        if_revision: Option<u64>,
-    },
-    /// Go back to the stack of the configuration file
-    Reset,
-    /// The active stack, and how its policies fare
-    Stack,
 }
 
 /// `berth token`.

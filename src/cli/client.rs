@@ -6,10 +6,12 @@ use super::usage::BadUsage;
 use crate::admin::problem::Problem;
 use anyhow::{Context, anyhow, bail};
 use serde::de::DeserializeOwned;
+use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
+use ureq::http::request::Builder;
 use ureq::http::{Method, Request, Response, Uri};
-use ureq::{Agent, Body};
+use ureq::{Agent, Body, SendBody};
 
 /// Longest wait for an answer. The daemon answers within 8 s; compiling may take 90 s.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
@@ -76,13 +78,19 @@ impl Client {
         self.send(Method::DELETE, path, &[], None, ANSWER_MAX).and_then(read)
     }
 
+    /// The same, only if what it is part of is still at this revision.
+    pub(super) fn delete_at<T: DeserializeOwned>(&self, path: &str, revision: u64) -> anyhow::Result<T> {
+        let etag = format!("\"{revision}\"");
+        self.send(Method::DELETE, path, &[("if-match", &etag)], None, ANSWER_MAX).and_then(read)
+    }
+
     /// DELETE of what is gone then.
     pub(super) fn remove(&self, path: &str) -> anyhow::Result<()> {
         self.send(Method::DELETE, path, &[], None, ANSWER_MAX).map(drop)
     }
 
     /// For what takes as long as a replay.
-    pub(super) fn post<T: DeserializeOwned>(
+    pub(super) fn try_out<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl serde::Serialize,
@@ -98,18 +106,50 @@ impl Client {
         body: &impl serde::Serialize,
         if_match: Option<u64>,
     ) -> anyhow::Result<T> {
+        self.change(Method::PUT, path, body, if_match)
+    }
+
+    fn change<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl serde::Serialize,
+        if_match: Option<u64>,
+    ) -> anyhow::Result<T> {
         let body = serde_json::to_vec(body)?;
         let etag = if_match.map(|revision| format!("\"{revision}\""));
         let mut headers = vec![("content-type", "application/json")];
         headers.extend(etag.as_deref().map(|etag| ("if-match", etag)));
-        self.send(Method::PUT, path, &headers, Some(&body), ANSWER_MAX).and_then(read)
+        self.send(method, path, &headers, Some(&body), ANSWER_MAX).and_then(read)
+    }
+
+    /// POST of what answers with the new state.
+    pub(super) fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl serde::Serialize,
+        if_match: Option<u64>,
+    ) -> anyhow::Result<T> {
+        self.change(Method::POST, path, body, if_match)
     }
 
     /// Uploads a policy. Answers whether it is new to the node, too.
-    pub(super) fn upload<T: DeserializeOwned>(&self, path: &str, module: &[u8]) -> anyhow::Result<(bool, T)> {
-        let headers = [("content-type", "application/wasm")];
-        let response = self.send(Method::POST, path, &headers, Some(module), UPLOAD_MAX)?;
+    pub(super) fn upload<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        module: &mut dyn Read,
+    ) -> anyhow::Result<(bool, T)> {
+        let run = |agent: Agent, request: Builder| agent.run(request.body(SendBody::from_reader(module))?);
+        let response = self.exchange(Method::POST, path, headers, UPLOAD_MAX, run)?;
         Ok((response.status() == 201, read(response)?))
+    }
+
+    /// Bytes as they are, at most so many.
+    pub(super) fn bytes(&self, path: &str, limit: u64) -> anyhow::Result<Vec<u8>> {
+        let mut response = self.send(Method::GET, path, &[], None, UPLOAD_MAX)?;
+        // Beyond its limit the reader fails, so one more than is taken may come.
+        Ok(response.body_mut().with_config().limit(limit + 1).read_to_vec()?)
     }
 
     fn send(
@@ -120,6 +160,21 @@ impl Client {
         body: Option<&[u8]>,
         wait: Duration,
     ) -> anyhow::Result<Response<Body>> {
+        let run = |agent: Agent, request: Builder| match body {
+            Some(body) => agent.run(request.body(body)?),
+            None => agent.run(request.body(())?),
+        };
+        self.exchange(method, path, headers, wait, run)
+    }
+
+    fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        wait: Duration,
+        run: impl FnOnce(Agent, Builder) -> Result<Response<Body>, ureq::Error>,
+    ) -> anyhow::Result<Response<Body>> {
         let mut request = Request::builder()
             .method(method)
             .uri(format!("{}/api/v1{path}", self.server))
@@ -127,12 +182,7 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let agent = agent(wait);
-        let sent = match body {
-            Some(body) => agent.run(request.body(body)?),
-            None => agent.run(request.body(())?),
-        };
-        let mut response = sent.map_err(|error| self.unreachable(error))?;
+        let mut response = run(agent(wait), request).map_err(|error| self.unreachable(error))?;
         if response.status().is_success() {
             return Ok(response);
         }

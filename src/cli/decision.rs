@@ -15,7 +15,7 @@ const EMPTY_PAGES: usize = 256;
 #[derive(Clone, Debug, Subcommand)]
 pub enum DecisionCommand {
     /// What the stack was asked and what came of it, newest first
-    List(DecisionFilter),
+    List(Box<DecisionFilter>),
     /// One decision with what each policy said
     Show {
         /// Its number

@@ -3,6 +3,7 @@
 
 mod allocation;
 mod args;
+mod author;
 mod client;
 mod config_check;
 mod decision;
@@ -12,11 +13,14 @@ mod hints;
 mod node_check;
 mod output;
 mod policy;
+mod policy_new;
 mod process;
 mod stack_file;
 mod state;
 mod trial;
+mod upload;
 mod usage;
+mod versions;
 
 pub use args::{Cli, Command, Output};
 pub use process::ProcessCommand;
@@ -73,6 +77,9 @@ pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
         }
         Command::Decision { command } => {
             Client::new(&cli.client).and_then(|c| decision::run(&command, &c, &mut out))
+        }
+        Command::Policy { command } if author::is_offline(&command) => {
+            return author::run(&command, &mut out);
         }
         Command::Policy { command } => {
             Client::new(&cli.client).and_then(|c| policy::run(&command, &c, &mut out))

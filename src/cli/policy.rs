@@ -2,9 +2,8 @@
 
 use super::args::PolicyCommand;
 use super::client::{Client, escaped};
-use super::output::{Out, facts, or_dash, table};
-use super::{stack_file, trial};
-use crate::admin::MODULE_BYTES_MAX;
+use super::output::{Out, facts, or_dash, printable, table};
+use super::{stack_file, trial, upload, versions};
 use crate::admin::dto::{NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Stack, StackEntry};
 use anyhow::{Context, bail};
 use std::io::Read;
@@ -20,38 +19,35 @@ pub(super) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
             let path = format!("/policies/{}", resolve(client, policy)?);
             out.answer(&client.get::<PolicyDetail>(&path)?, show)
         }
-        PolicyCommand::Push { file } => push(file, client, out),
+        PolicyCommand::Push(args) => upload::run(args, client, out),
         PolicyCommand::Trial(command) => trial::run(command, client, out),
         PolicyCommand::Delete { policy } => {
             let digest = resolve(client, policy)?;
             client.remove(&format!("/policies/{digest}"))?;
             out.say(&format!("policy {} is deleted", short(&digest)))
         }
-        PolicyCommand::Activate { file, if_revision } => {
-            let stack = NewStack { entries: read_stack(file)? };
+        PolicyCommand::Activate { file, if_revision, word } => {
+            let stack =
+                NewStack { entries: read_stack(file)?, by: word.by.clone(), reason: word.reason.clone() };
             out.answer(&client.put::<Stack>("/stack", &stack, *if_revision)?, |s| {
                 format!("active:\n{}", stack_table(s))
             })
         }
-        PolicyCommand::Reset => out
-            .answer(&client.delete::<Stack>("/stack/override")?, |s| format!("active:\n{}", stack_table(s))),
+        PolicyCommand::Reset(word) => {
+            let path = format!("/stack/override{}", word.query());
+            out.answer(&client.delete::<Stack>(&path)?, |s| format!("active:\n{}", stack_table(s)))
+        }
+        PolicyCommand::Versions(command) => versions::run(command, client, out),
         PolicyCommand::Stack => out.answer(&client.get::<Stack>("/stack")?, stack_table),
+        // What needs no daemon was done before there was a client.
+        PolicyCommand::New(_) | PolicyCommand::Check { .. } | PolicyCommand::Test { .. } => {
+            bail!("this command does not talk to a daemon")
+        }
     }
 }
 
-fn push(file: &Path, client: &Client, out: &mut Out) -> anyhow::Result<()> {
-    let limit = u64::try_from(MODULE_BYTES_MAX)?;
-    let module = read_file(file, limit)?;
-    let (new, policy): (bool, PolicyDetail) = client.upload("/policies", &module)?;
-    out.answer(&policy, |p| {
-        let p = &p.policy;
-        let how = if new { "is taken; name it in a stack to have it asked" } else { "was known already" };
-        format!("{}@{} {} {how}\n", p.name, short(&p.digest), p.version)
-    })
-}
-
 /// The digest that is meant by one, the beginning of one, or `name@` and that.
-fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
+pub(super) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
     let PolicyList { items } = client.get("/policies")?;
     let (name, digest) = match given.split_once('@') {
         Some((name, digest)) => (Some(name), digest),
@@ -75,7 +71,7 @@ fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
     }
 }
 
-fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
+pub(super) fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let reading = || format!("cannot read {}", file.display());
     if file == Path::new("-") {
@@ -108,12 +104,17 @@ fn list(list: &PolicyList) -> String {
                 short(&p.digest).into(),
                 origin.into(),
                 active.into(),
+                p.since.clone(),
+                p.by.clone().unwrap_or_default(),
+                p.signed_by.clone().unwrap_or_default(),
                 p.hooks.join(","),
                 p.summary.clone(),
             ]
         })
         .collect();
-    table(&["NAME", "VERSION", "DIGEST", "ORIGIN", "ACTIVE", "HOOKS", "SUMMARY"], &rows)
+    let head =
+        ["NAME", "VERSION", "DIGEST", "ORIGIN", "ACTIVE", "SINCE", "BY", "SIGNED BY", "HOOKS", "SUMMARY"];
+    table(&head, &rows)
 }
 
 fn show(detail: &PolicyDetail) -> String {
@@ -128,18 +129,24 @@ fn show(detail: &PolicyDetail) -> String {
         ("hooks", p.hooks.join(" ")),
         ("bytes", p.bytes.to_string()),
         ("since", p.since.clone()),
+        ("by", p.by.clone().unwrap_or_default()),
+        ("why", p.why.clone().unwrap_or_default()),
+        ("signed by", p.signed_by.clone().unwrap_or_default()),
         ("parameters", detail.parameters_schema.to_string()),
     ])
 }
 
-fn stack_table(stack: &Stack) -> String {
+pub(super) fn stack_table(stack: &Stack) -> String {
     let mut text = format!(
         "revision {}, from the {}",
         stack.revision,
         if stack.source == "api" { "API" } else { "file" }
     );
     if let Some(since) = &stack.since {
-        text += &format!(", activated by {} {since}", stack.by);
+        text += &format!(", activated by {} {since}", printable(&stack.by));
+    }
+    if let Some(why) = &stack.why {
+        text += &format!(" ({})", printable(why));
     }
     text += "\n";
     if stack.entries.is_empty() {
@@ -180,6 +187,6 @@ fn entry_row(place: usize, entry: &StackEntry) -> Vec<String> {
     ]
 }
 
-fn short(digest: &str) -> &str {
+pub(super) fn short(digest: &str) -> &str {
     digest.get(..12).unwrap_or(digest)
 }

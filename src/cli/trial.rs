@@ -90,10 +90,10 @@ pub(super) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
             if let Some(before) = before {
                 path += &format!("&before={before}");
             }
-            out.answer(&client.post::<Replay>(&path, &candidate.candidate()?)?, replay)
+            out.answer(&client.try_out::<Replay>(&path, &candidate.candidate()?)?, replay)
         }
         TrialCommand::Shadow { command: ShadowCommand::Start(candidate) } => {
-            let shadow: Shadow = client.post("/shadows", &candidate.candidate()?)?;
+            let shadow: Shadow = client.try_out("/shadows", &candidate.candidate()?)?;
             out.answer(&shadow, |s| {
                 format!(
                     "{} is asked as shadow {}; `berth policy shadow show {}` tells how it fares\n",

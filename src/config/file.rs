@@ -2,6 +2,7 @@
 
 use super::edits::EditsFile;
 use super::processes::ProcessesFile;
+use super::trusted::TrustedKeyFile;
 use super::{ApiServerMode, ConfigError, LogFormat, RoundTiming, bad};
 use crate::kernel::decision::JournalLimit;
 use crate::kernel::history::{
@@ -41,6 +42,7 @@ pub struct FileConfig {
     pub container_edits: Option<EditsFile>,
     pub rounds: Option<RoundsFile>,
     pub timing: Option<TimingFile>,
+    pub trusted_keys: Option<Vec<TrustedKeyFile>>,
     pub stack: Option<Vec<StackEntryConfig>>,
 }
 

@@ -12,10 +12,9 @@ use crate::kernel::look::look;
 use crate::kernel::stack::{Stack, StackEntry};
 use crate::ports::{Clock, Gpus, Policies};
 use crate::sim::SimGpus;
-use crate::wasm::{self, WasmPolicies};
+use crate::wasm::{self, Scratch, WasmPolicies};
 use anyhow::{Context, bail};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// What stands in for the GPUs of a node that is elsewhere.
 const SAMPLE: &str = "8xh100";
@@ -49,7 +48,7 @@ pub fn rehearse(config: &Config) -> anyhow::Result<Vec<String>> {
         .context("cannot make a folder to ask the stack's policies in (TMPDIR names another place)")?;
     let policies = WasmPolicies::new(wasm::Settings {
         memory_overcommit_percent: config.rules.overcommit_percent,
-        ..wasm::Settings::new(scratch.0.clone())
+        ..wasm::Settings::new(scratch.path().to_owned())
     })?;
     let clock = SystemClock::default();
     let shipped = policies.install_shipped(clock.now())?;
@@ -154,26 +153,5 @@ impl Uploads {
             component && path.file_stem().and_then(|s| s.to_str()).is_some_and(|digest| !shipped(digest))
         });
         if uploaded { Self::Perhaps } else { Self::None }
-    }
-}
-
-/// A folder that is deleted in the end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> std::io::Result<Self> {
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(std::io::Error::other)?;
-        let path = std::env::temp_dir().join(format!("berth-check-{:016x}", u64::from_ne_bytes(random)));
-        // Fails if it is there: nobody else chooses what is in it.
-        std::fs::DirBuilder::new().mode(0o700).create(&path)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // What is left over is a folder in the system's own place for such.
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -4,6 +4,7 @@ use crate::admin::{NoVersion, resolve_version};
 use crate::config::StackEntryConfig;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::stack::StackEntry;
+use crate::kernel::trust::{TrustedKey, check_trust};
 
 /// Why an entry of the file cannot be used, in words that name it.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +25,20 @@ pub(super) fn resolve(entries: &[StackEntryConfig], ledger: &Ledger) -> Result<V
     entries.iter().map(|entry| resolve_one(entry, ledger).map_err(|why| why.to_string())).collect()
 }
 
-/// The same for one entry.
+/// The entries, if every version of them may be activated with these keys.
+///
+/// # Errors
+/// In words that name those that may not.
+pub(super) fn trusted(
+    entries: Vec<StackEntry>,
+    ledger: &Ledger,
+    keys: &[TrustedKey],
+) -> Result<Vec<StackEntry>, String> {
+    check_trust(ledger, &entries, keys).map_err(|refusal| refusal.to_string())?;
+    Ok(entries)
+}
+
+/// As [`resolve`], for one entry.
 ///
 /// # Errors
 /// See [`Unresolved`].

@@ -130,6 +130,8 @@ pub struct NewStack {
     pub from_api: bool,
     /// Who activates it.
     pub by: String,
+    /// Why, in their words; may be empty.
+    pub why: String,
     /// Its policies, first asked first.
     pub entries: Vec<StackEntry>,
 }
@@ -138,7 +140,8 @@ impl NewStack {
     /// As the ledger keeps it.
     #[must_use]
     pub fn at(self, revision: u64, since_wall_ms: u64) -> Stack {
-        Stack { revision, from_api: self.from_api, by: self.by, since_wall_ms, entries: self.entries }
+        let Self { from_api, by, why, entries } = self;
+        Stack { revision, from_api, by, why, since_wall_ms, entries }
     }
 }
 
@@ -179,6 +182,8 @@ pub struct Rules {
     pub overcommit_percent: u32,
     /// How much is kept of what has ended.
     pub history: super::history::HistoryLimit,
+    /// Whose signatures are taken; none: a policy needs no signature.
+    pub trusted_keys: Vec<super::trust::TrustedKey>,
 }
 
 impl Default for Rules {
@@ -187,6 +192,7 @@ impl Default for Rules {
             timing: super::time::Timing::default(),
             overcommit_percent: 100,
             history: super::history::HistoryLimit::default(),
+            trusted_keys: Vec::new(),
         }
     }
 }

@@ -13,6 +13,7 @@ use super::pods::PodsView;
 use super::policy::VERSIONS_MAX;
 use super::refusal::Refusal;
 use super::time::{Now, Timing};
+use super::trust::check_trust;
 use super::{allocate, breaker, evict, look, round};
 use std::sync::Arc;
 
@@ -183,6 +184,7 @@ fn activate(
     if let Some(entry) = stack.entries.iter().find(|e| !ledger.policies.contains_key(&e.digest)) {
         return Err(Refusal::UnknownPolicy { digest: entry.digest.clone() });
     }
+    check_trust(ledger, &stack.entries, &rules.trusted_keys)?;
     let mut changes = vec![Change::StackActivated(stack.clone().at(revision + 1, now.wall_ms))];
     changes.extend(offer(ledger, offers, rules, now)?);
     Ok(changes)

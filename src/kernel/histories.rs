@@ -5,6 +5,7 @@
 
 mod ends;
 mod sources;
+mod stacks;
 mod world;
 
 pub(super) use world::Held;
@@ -71,6 +72,10 @@ enum Op {
     End {
         which: usize,
     },
+    /// An operator activates a stack of so many entries.
+    Activate {
+        entries: usize,
+    },
     /// Whoever knows all pods by UID shows them.
     Pods(Showing),
     /// The kubelet writes its pods' status to the API server.
@@ -127,6 +132,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (0usize..6).prop_map(|shape| Op::Offer { shape }),
         2 => prop::option::of(any::<usize>()).prop_map(|foreign| Op::Crash { foreign }),
         1 => any::<usize>().prop_map(|which| Op::End { which }),
+        2 => (0usize..5).prop_map(|entries| Op::Activate { entries }),
         6 => prop_oneof![
             4 => Just(Showing::List), 3 => Just(Showing::Watch), 1 => Just(Showing::Silent),
             1 => Just(Showing::TooMany), 1 => Just(Showing::Kubelets), 1 => Just(Showing::Again),
@@ -249,4 +255,21 @@ fn what_an_operator_ended_is_not_taken_over_again_however_much_was_pruned_since(
         world.step(&Op::Crash { foreign: None });
         assert!(world.ledger.live.is_empty(), "{:?}", world.ledger.live);
     }
+}
+
+#[test]
+fn of_many_activations_the_newest_are_kept_over_a_crash() {
+    let mut world = World::new(64);
+    for i in 0..40 {
+        world.step(&Op::Activate { entries: i % 4 });
+    }
+    world.step(&Op::Crash { foreign: None });
+    let past = &world.ledger.past_stacks;
+    assert_eq!(past.len(), super::stack::ACTIVATIONS_MAX - 1);
+    for (revision, stack) in past.iter() {
+        let entries = usize::try_from(revision - 1).unwrap() % 4;
+        assert_eq!((stack.revision, stack.entries.len()), (*revision, entries));
+        assert_eq!((stack.by.as_str(), stack.why.as_str()), ("me", "a step"));
+    }
+    assert_eq!(world.ledger.stack.revision, 40);
 }

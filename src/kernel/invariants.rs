@@ -103,6 +103,7 @@ pub(super) fn i5_the_store_gives_the_ledger(ledger: &Ledger, disk: &BTreeMap<Rec
     assert_eq!(kept, all, "I5: what is written is what is");
     let back = carry_over(restore(kept, now), ledger);
     assert_eq!(back.live, ledger.live, "I5");
+    assert_eq!((&back.stack, &back.past_stacks), (&ledger.stack, &ledger.past_stacks), "I5");
     assert_eq!(back.parts.len(), ledger.parts.len(), "I5");
     for (id, part) in &back.parts {
         let mut part = super::part_state::PartState::clone(part);

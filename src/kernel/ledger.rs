@@ -19,7 +19,7 @@ use super::pods::{Fate, PodsView};
 use super::policy::PolicyVersion;
 use super::process::ProcessTable;
 use super::reconcile::Sighting;
-use super::stack::Stack;
+use super::stack::{PastStacks, Stack, keep_past};
 use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -83,6 +83,8 @@ pub struct Ledger {
     pub policies: Arc<BTreeMap<Digest, Arc<PolicyVersion>>>,
     /// The active stack.
     pub stack: Arc<Stack>,
+    /// Those before it.
+    pub past_stacks: Arc<PastStacks>,
 }
 
 impl Ledger {
@@ -228,7 +230,10 @@ impl Ledger {
             Change::PolicyDeleted(digest) => {
                 Arc::make_mut(&mut self.policies).remove(digest);
             }
-            Change::StackActivated(stack) => self.stack = Arc::new(stack.clone()),
+            Change::StackActivated(stack) => {
+                let before = std::mem::replace(&mut self.stack, Arc::new(stack.clone()));
+                keep_past(Arc::make_mut(&mut self.past_stacks), before);
+            }
         }
     }
 

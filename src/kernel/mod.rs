@@ -3,7 +3,7 @@
 //! Pure: the standard library only, no I/O, no clock, no logging, no wire types. In reading order:
 //!
 //! - [`names`], [`time`], [`gpu`]: what things are called and made of
-//! - [`offer`], [`allocation`], [`policy`], [`stack`], [`drain`], [`health`], [`breaker`]: the nouns of the rules
+//! - [`offer`], [`allocation`], [`policy`], [`trust`], [`stack`], [`drain`], [`health`], [`breaker`]: the nouns of the rules
 //! - [`process`], [`belongs`], [`part_use`]: who uses the GPUs, by which right, and how much
 //! - [`part_state`], [`ledger`], [`history`]: the truth; [`change`], [`record`], [`restore`]: how it
 //!   moves, is written down and read back
@@ -50,6 +50,7 @@ pub mod restore;
 pub mod round;
 pub mod stack;
 pub mod time;
+pub mod trust;
 
 #[cfg(test)]
 mod histories;

@@ -94,6 +94,8 @@ pub struct PolicyVersion {
     pub shipped: bool,
     /// When it was first seen, milliseconds since 1970.
     pub since_wall_ms: u64,
+    /// How it came here.
+    pub origin: super::trust::Origin,
 }
 
 impl PolicyVersion {

@@ -36,6 +36,10 @@ pub enum Record {
     Stack(StackHead),
     /// One entry of the active stack.
     StackEntry(usize, StackEntry),
+    /// A stack that was active once, without its entries.
+    PastStack(StackHead),
+    /// One entry of the stack that was active at this revision.
+    PastStackEntry(u64, usize, StackEntry),
 }
 
 /// Names one record. Sorts as the store keeps them.
@@ -57,6 +61,10 @@ pub enum RecordKey {
     StackEntry(usize),
     /// See [`Record::Health`].
     Health(PartId),
+    /// See [`Record::PastStack`]; by revision.
+    PastStack(u64),
+    /// See [`Record::PastStackEntry`].
+    PastStackEntry(u64, usize),
 }
 
 /// How a GPU fares and fared, as written down.
@@ -118,7 +126,7 @@ pub struct DeviceRun {
     pub retiring: bool,
 }
 
-/// The active stack without its entries.
+/// A stack without its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackHead {
     /// Counts activations.
@@ -127,6 +135,8 @@ pub struct StackHead {
     pub from_api: bool,
     /// By whom.
     pub by: String,
+    /// Why.
+    pub why: String,
     /// When, milliseconds since 1970.
     pub since_wall_ms: u64,
     /// How many entries follow.
@@ -156,6 +166,8 @@ impl Record {
             Self::Policy(v) => RecordKey::Policy(v.digest.clone()),
             Self::Stack(_) => RecordKey::Stack,
             Self::StackEntry(i, _) => RecordKey::StackEntry(*i),
+            Self::PastStack(head) => RecordKey::PastStack(head.revision),
+            Self::PastStackEntry(revision, i, _) => RecordKey::PastStackEntry(*revision, *i),
         }
     }
 }
@@ -217,6 +229,11 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
             add(RecordKey::Stack);
             let most = before.stack.entries.len().max(next.stack.entries.len());
             (0..most).for_each(|i| add(RecordKey::StackEntry(i)));
+            // What became past, and what is no longer kept.
+            let (old, new) = (&*before.past_stacks, &*next.past_stacks);
+            let came = new.values().filter(|s| !old.contains_key(&s.revision));
+            let went = old.values().filter(|s| !new.contains_key(&s.revision));
+            came.chain(went).for_each(|stack| past_keys(stack).for_each(&mut add));
         }
         Change::PartGone(_)
         | Change::Looked { .. }
@@ -254,6 +271,13 @@ fn record_of(ledger: &Ledger, key: &RecordKey) -> Option<Record> {
         }
         RecordKey::Stack => Some(Record::Stack(stack_head(&ledger.stack))),
         RecordKey::StackEntry(i) => ledger.stack.entries.get(*i).map(|e| Record::StackEntry(*i, e.clone())),
+        RecordKey::PastStack(revision) => {
+            ledger.past_stacks.get(revision).map(|s| Record::PastStack(stack_head(s)))
+        }
+        RecordKey::PastStackEntry(revision, i) => {
+            let entry = ledger.past_stacks.get(revision)?.entries.get(*i)?;
+            Some(Record::PastStackEntry(*revision, *i, entry.clone()))
+        }
     }
 }
 
@@ -268,6 +292,7 @@ pub fn records(ledger: &Ledger) -> Vec<Record> {
     keys.extend(ledger.ended.iter().map(|a| RecordKey::Allocation(a.id)));
     keys.extend(ledger.policies.keys().cloned().map(RecordKey::Policy));
     keys.extend((0..ledger.stack.entries.len()).map(RecordKey::StackEntry));
+    keys.extend(ledger.past_stacks.values().flat_map(|stack| past_keys(stack)));
     keys.iter().filter_map(|key| record_of(ledger, key)).collect()
 }
 
@@ -307,11 +332,18 @@ fn health_record(gpu: &PartId, health: &Health) -> Option<HealthRecord> {
     })
 }
 
+fn past_keys(stack: &Stack) -> impl Iterator<Item = RecordKey> + use<> {
+    let revision = stack.revision;
+    let entries = (0..stack.entries.len()).map(move |i| RecordKey::PastStackEntry(revision, i));
+    std::iter::once(RecordKey::PastStack(revision)).chain(entries)
+}
+
 fn stack_head(stack: &Stack) -> StackHead {
     StackHead {
         revision: stack.revision,
         from_api: stack.from_api,
         by: stack.by.clone(),
+        why: stack.why.clone(),
         since_wall_ms: stack.since_wall_ms,
         entries: stack.entries.len(),
     }

@@ -49,6 +49,8 @@ pub enum Refusal {
     UnknownPolicy { digest: Digest },
     /// The version came with the daemon and cannot be deleted.
     PolicyShipped { digest: Digest },
+    /// Policies of the stack are signed by no trusted key; their labels.
+    Untrusted { policies: Vec<String> },
     /// The node keeps as many versions as it ever may.
     TooManyVersions { limit: usize },
     /// An offer broke a rule; names the rule.
@@ -121,6 +123,10 @@ impl fmt::Display for Refusal {
             }
             Self::PolicyShipped { digest } => {
                 write!(f, "policy {} came with the daemon and stays", digest.short())
+            }
+            Self::Untrusted { policies } => {
+                let policies = policies.join(", ");
+                write!(f, "not signed by a key that this node trusts: {policies}")
             }
             Self::TooManyVersions { limit } => {
                 write!(f, "the node keeps {limit} policy versions, as many as it may: delete one first")

@@ -7,7 +7,7 @@ use super::ledger::{GpuState, Ledger};
 use super::names::DeviceId;
 use super::part_state::{Device, PartState, Standing};
 use super::reconcile::Sighting;
-use super::record::{PartRecord, Record};
+use super::record::{PartRecord, Record, StackHead};
 use super::stack::Stack;
 use super::time::Now;
 use std::collections::BTreeMap;
@@ -20,6 +20,8 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
     let mut ledger = Ledger::default();
     let (mut live, mut ended, mut policies) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
     let (mut stack, mut entries) = (Stack::default(), BTreeMap::new());
+    let mut past = BTreeMap::new();
+    let mut past_entries = Vec::new();
     let (mut drains, mut healths) = (Vec::new(), Vec::new());
     for record in records {
         match record {
@@ -39,11 +41,10 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
                 policies.insert(v.digest.clone(), Arc::new(v));
             }
             Record::Stack(head) => {
-                stack.revision = head.revision;
-                stack.from_api = head.from_api;
-                stack.by = head.by;
-                stack.since_wall_ms = head.since_wall_ms;
+                stack = restore_stack(head);
             }
+            Record::PastStack(head) => drop(past.insert(head.revision, restore_stack(head))),
+            Record::PastStackEntry(revision, i, entry) => past_entries.push((revision, i, entry)),
             Record::StackEntry(i, entry) => {
                 entries.insert(i, entry);
             }
@@ -75,7 +76,20 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
     ledger.ended = Arc::new(History::restored(ended));
     ledger.policies = Arc::new(policies);
     ledger.stack = Arc::new(stack);
+    past_entries.sort_by_key(|(revision, i, _)| (*revision, *i));
+    for (revision, _, entry) in past_entries {
+        if let Some(stack) = past.get_mut(&revision) {
+            stack.entries.push(entry);
+        }
+    }
+    ledger.past_stacks = Arc::new(past.into_iter().map(|(r, stack)| (r, Arc::new(stack))).collect());
     ledger
+}
+
+/// Without its entries, which are records of their own.
+fn restore_stack(head: StackHead) -> Stack {
+    let StackHead { revision, from_api, by, why, since_wall_ms, entries: _ } = head;
+    Stack { revision, from_api, by, why, since_wall_ms, entries: Vec::new() }
 }
 
 fn restore_part(ledger: &mut Ledger, record: PartRecord, now: Now) {

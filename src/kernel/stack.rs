@@ -2,6 +2,8 @@
 
 use super::names::{Digest, Resource};
 use super::policy::ENVIRONMENT_KEY_BYTES_MAX;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What happens when a policy of the stack fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,15 +118,42 @@ pub struct Stack {
     pub from_api: bool,
     /// Who activated it.
     pub by: String,
+    /// Why, in their words; may be empty.
+    pub why: String,
     /// When, milliseconds since 1970.
     pub since_wall_ms: u64,
     /// The policies, first asked first.
     pub entries: Vec<StackEntry>,
 }
 
+/// How many activations are kept, the active one among them. Each is at most 17 records of 16 KiB, so
+/// all of them together stay under 4.5 MiB; as a rule they are a few KiB.
+pub const ACTIVATIONS_MAX: usize = 16;
+
+/// Stacks that were active once, by revision.
+pub type PastStacks = BTreeMap<u64, Arc<Stack>>;
+
+/// Keeps a stack that is no longer active, and lets the oldest go.
+pub fn keep_past(past: &mut PastStacks, stack: Arc<Stack>) {
+    past.insert(stack.revision, stack);
+    while past.len() >= ACTIVATIONS_MAX {
+        past.pop_first();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_oldest_activations_leave_first() {
+        let mut past = PastStacks::new();
+        for revision in 0..40 {
+            keep_past(&mut past, Arc::new(Stack { revision, ..Stack::default() }));
+            assert!(past.len() < ACTIVATIONS_MAX);
+        }
+        assert_eq!(past.keys().copied().collect::<Vec<_>>(), (25..40).collect::<Vec<_>>());
+    }
 
     #[test]
     fn keys_that_choose_code_or_gpus_are_closed_whatever_is_permitted() {

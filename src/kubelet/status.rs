@@ -78,6 +78,7 @@ fn advice(refusal: &Refusal) -> (Code, String) {
         | Refusal::StackMoved { .. }
         | Refusal::PolicyInUse { .. }
         | Refusal::UnknownPolicy { .. }
+        | Refusal::Untrusted { .. }
         | Refusal::PolicyShipped { .. }
         | Refusal::TooManyVersions { .. }
         | Refusal::BadOffer { .. } => (Code::Internal, "please report this as a bug".into()),

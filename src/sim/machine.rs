@@ -7,12 +7,16 @@ use std::collections::BTreeSet;
 
 /// Most GPUs of a simulated machine, as on the largest real ones.
 const COUNT_MAX: u32 = 16;
+/// Most groups: no two GPUs alike.
+const GROUPS_MAX: usize = 16;
 
 /// A simulated machine. As a file, YAML or JSON:
 ///
 /// ```yaml
 /// model: h100            # t4, a10, l4, l40s, a100-40gb, a100, h100, h200, b200
 /// count: 8
+/// more:                  # further models, whose GPUs follow in index
+///   - { model: l4, count: 2 }
 /// gpus:                  # only those that differ
 ///   - index: 3
 ///     lost: true         # fell off the bus
@@ -34,16 +38,29 @@ const COUNT_MAX: u32 = 16;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Machine {
-    /// Key of the model of all GPUs.
+    /// Key of the model of the first GPUs; usually of all.
     pub model: String,
-    /// Number of GPUs.
+    /// Number of GPUs of that model.
     pub count: u32,
+    /// GPUs of other models, that follow these in index.
+    #[serde(default)]
+    pub more: Vec<SimGroup>,
     /// GPUs that differ from one that works and is idle.
     #[serde(default)]
     pub gpus: Vec<SimGpu>,
     /// What happened.
     #[serde(default)]
     pub events: Vec<SimEvent>,
+}
+
+/// GPUs of one model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SimGroup {
+    /// Key of the model.
+    pub model: String,
+    /// Number of GPUs.
+    pub count: u32,
 }
 
 /// How one GPU differs.
@@ -119,19 +136,31 @@ pub struct SimEvent {
 }
 
 impl Machine {
-    /// `8xh100`.
+    /// `8xh100`, or several such with `+` between them.
     ///
     /// # Errors
     /// In words, if it is no such profile.
     pub fn from_profile(text: &str) -> Result<Self, String> {
-        let number = text.split_once('x').and_then(|(n, model)| {
-            let count: u32 = n.parse().ok()?;
-            Some((count, model))
-        });
-        let Some((count, model)) = number else {
-            return Err(format!("{text:?} is no profile such as 8xh100"));
+        let group = |text: &str| {
+            let (count, model) = text.split_once('x')?;
+            Some(SimGroup { model: model.to_owned(), count: count.parse().ok()? })
         };
-        let machine = Self { model: model.to_owned(), count, gpus: Vec::new(), events: Vec::new() };
+        let Some(groups) = text.split('+').map(group).collect::<Option<Vec<_>>>() else {
+            return Err(format!("{text:?} is no profile such as 8xh100 or 2xa100+2xl4"));
+        };
+        Self::of_groups(groups)
+    }
+
+    /// GPUs of these models, in this order.
+    ///
+    /// # Errors
+    /// In words, if there is no such machine.
+    pub fn of_groups(groups: Vec<SimGroup>) -> Result<Self, String> {
+        let mut groups = groups.into_iter();
+        let Some(SimGroup { model, count }) = groups.next() else {
+            return Err("a machine without a model".into());
+        };
+        let machine = Self { model, count, more: groups.collect(), gpus: Vec::new(), events: Vec::new() };
         machine.check().map(|()| machine)
     }
 
@@ -139,6 +168,28 @@ impl Machine {
     pub(super) fn is_profile(text: &str) -> bool {
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         digits > 0 && text[digits..].starts_with('x') && !text.contains(['/', '.'])
+    }
+
+    /// Number of all GPUs.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.more.iter().fold(self.count, |sum, group| sum.saturating_add(group.count))
+    }
+
+    /// Key and number of each group.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (&str, u32)> {
+        let more = self.more.iter().map(|group| (group.model.as_str(), group.count));
+        std::iter::once((self.model.as_str(), self.count)).chain(more)
+    }
+
+    /// The model of the GPU with this index.
+    pub(super) fn model_of(&self, index: u32) -> Option<&'static Model> {
+        let mut end = 0;
+        let (key, _) = self.groups().find(|(_, count)| {
+            end += count;
+            index < end
+        })?;
+        Model::find(key)
     }
 
     /// A machine from the text of a file.
@@ -150,19 +201,21 @@ impl Machine {
 
     /// What is wrong with it, in words.
     pub(super) fn check(&self) -> Result<(), String> {
-        let Some(model) = Model::find(&self.model) else {
+        if let Some((key, _)) = self.groups().find(|(key, _)| Model::find(key).is_none()) {
             let known = Model::keys();
-            return Err(format!("model {:?} is not known; known are {known}", self.model));
-        };
-        if self.count > COUNT_MAX {
-            return Err(format!("count is {}; at most {COUNT_MAX} GPUs", self.count));
+            return Err(format!("model {key:?} is not known; known are {known}"));
+        }
+        let count = self.total();
+        if count > COUNT_MAX || self.more.len() >= GROUPS_MAX {
+            return Err(format!("count is {count}; at most {COUNT_MAX} GPUs"));
         }
         let mut seen = BTreeSet::new();
         for gpu in &self.gpus {
             let index = gpu.index;
-            if index >= self.count || !seen.insert(index) {
+            let model = self.model_of(index).filter(|_| seen.insert(index));
+            let Some(model) = model else {
                 return Err(format!("gpus: index {index} occurs twice or is not below count"));
-            }
+            };
             let mut slices = 0;
             for profile in &gpu.mig {
                 let Some((of_this, _)) = model.profile(profile) else {
@@ -188,7 +241,7 @@ impl Machine {
             }
         }
         let mut seqs = BTreeSet::new();
-        match self.events.iter().find(|e| e.gpu >= self.count || !seqs.insert(e.seq)) {
+        match self.events.iter().find(|e| e.gpu >= count || !seqs.insert(e.seq)) {
             Some(event) => {
                 Err(format!("events: seq {} occurs twice, or its gpu is not below count", event.seq))
             }
@@ -227,11 +280,18 @@ mod tests {
     fn profiles() {
         let machine = Machine::from_profile("16xh200").unwrap();
         assert_eq!((machine.count, machine.model.as_str()), (16, "h200"));
+        let machine = Machine::from_profile("2xa100-40gb+1xl4+3xt4").unwrap();
+        let models: Vec<_> = (0..7).map(|index| machine.model_of(index).map(|model| model.key)).collect();
+        let t4 = Some("t4");
+        assert_eq!(models, [Some("a100-40gb"), Some("a100-40gb"), Some("l4"), t4, t4, t4, None]);
         for (text, says) in [
             ("h100", "no profile"),
             ("xh100", "no profile"),
             ("8xk80", "known are t4"),
             ("17xh100", "at most 16"),
+            ("8xh100+9xl4", "at most 16"),
+            ("8xh100+l4", "no profile"),
+            ("8xh100+1xk80", "known are t4"),
         ] {
             let error = Machine::from_profile(text).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");

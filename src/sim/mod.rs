@@ -1,13 +1,13 @@
 //! Simulated GPUs, behind the port [`Gpus`]: for laptops, tests and clusters without GPUs.
 //!
-//! `sim:8xh100` is a machine that never changes; `sim:FILE` is one that follows its file
+//! `sim:8xh100` (or `sim:2xa100+2xl4`) is a machine that never changes; `sim:FILE` is one that follows its file
 //! ([`Machine`] shows the form); and a [`SimGpus`] in hand can be changed from Rust.
 
 mod machine;
 mod model;
 mod wiring;
 
-pub use machine::{Machine, SimEvent, SimGpu, SimKind, SimProcess};
+pub use machine::{Machine, SimEvent, SimGpu, SimGroup, SimKind, SimProcess};
 
 use crate::kernel::gpu::{Inventory, Reading};
 use crate::ports::{Gpus, GpusError};
@@ -192,10 +192,11 @@ impl Gpus for SimGpus {
 
     fn describe(&self) -> String {
         let state = lock(&self.state);
-        let (count, model) = (state.machine.count, &state.machine.model);
+        let groups = state.machine.groups().map(|(model, count)| format!("{count} simulated {model}"));
+        let groups = groups.collect::<Vec<_>>().join(" and ");
         match &self.file {
-            Some(path) => format!("{count} simulated {model}, as {} says", path.display()),
-            None => format!("{count} simulated {model}"),
+            Some(path) => format!("{groups}, as {} says", path.display()),
+            None => groups,
         }
     }
 }

@@ -11,17 +11,17 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What a look at the machine finds. `None` only for a model that is not known, which
 /// [`Machine::check`] refuses first.
 pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
-    let model = Model::find(&machine.model)?;
     let mut inventory = Inventory { processes_complete: true, ..Inventory::default() };
     let mut gpus = Vec::new();
-    for index in 0..machine.count {
+    for index in 0..machine.total() {
+        let model = machine.model_of(index)?;
         let default = SimGpu::default();
         let differs = machine.gpus.iter().find(|gpu| gpu.index == index);
         let state = differs.unwrap_or(&default);
         if state.absent {
             continue;
         }
-        let gpu = whole(model, machine.count, index, !state.mig.is_empty())?;
+        let gpu = whole(model, machine.total(), index, !state.mig.is_empty())?;
         let instances = instances(model, &gpu, &state.mig)?;
         if state.lost {
             let text = "the GPU fell off the bus (simulated)".to_owned();
@@ -36,11 +36,11 @@ pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
                 detail: text.clone(),
             }));
         }
-        gpus.push(gpu.clone());
+        gpus.push((model, gpu.clone()));
         inventory.parts.push(gpu);
         inventory.parts.extend(instances);
     }
-    inventory.links = links(model, &gpus);
+    inventory.links = links(&gpus);
     Some(inventory)
 }
 
@@ -80,7 +80,7 @@ fn tell_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: 
 
 /// The name of the GPU with this index.
 pub(super) fn gpu_id(machine: &Machine, index: u32) -> Option<PartId> {
-    let model = Model::find(&machine.model)?;
+    let model = machine.model_of(index)?;
     PartId::parse(&format!("GPU-{}", uuid(&format!("{}/{index}", model.key)))).ok()
 }
 
@@ -133,17 +133,19 @@ fn instances(model: &Model, gpu: &Part, profiles: &[String]) -> Option<Vec<Part>
     (0..).zip(profiles).map(instance).collect()
 }
 
-fn links(model: &Model, gpus: &[Part]) -> Links {
+/// Boards of different models share a machine and no more: neither NVLinks nor PCIe switches.
+fn links(gpus: &[(&Model, Part)]) -> Links {
     let mut links = Links::default();
-    for (at, a) in gpus.iter().enumerate() {
-        for b in &gpus[at + 1..] {
-            let near = a.gpu_index / model.neighbours == b.gpu_index / model.neighbours;
+    for (at, (model, a)) in gpus.iter().enumerate() {
+        for (other, b) in &gpus[at + 1..] {
+            let alike = model.key == other.key;
+            let near = alike && a.gpu_index / model.neighbours == b.gpu_index / model.neighbours;
             let path = match a.numa_node == b.numa_node {
                 true if near => model.neighbour_path,
                 true => Path::SameNuma,
                 false => Path::CrossNuma,
             };
-            let nvlinks = model.nvlinks;
+            let nvlinks = if alike { model.nvlinks } else { 0 };
             links.set(&a.id, &b.id, Link { path, nvlinks });
         }
     }
@@ -183,6 +185,11 @@ mod tests {
         let t4 = look("2xt4");
         assert_eq!(between(&t4, 0, 1), (Path::HostBridge, 0));
         assert_eq!(look("16xh200").links.iter().count(), 120);
+        let both = look("2xa100+2xl4");
+        assert_eq!(between(&both, 0, 1), (Path::MultiSwitch, 12));
+        assert_eq!(between(&both, 1, 2), (Path::CrossNuma, 0));
+        assert_eq!(between(&both, 2, 3), (Path::SingleSwitch, 0));
+        assert_eq!((both.parts[1].memory_mib, both.parts[2].memory_mib), (81_920, 23_034));
     }
 
     #[test]

@@ -175,6 +175,7 @@ mod tests {
             revision: 1,
             from_api: false,
             by: "config".into(),
+            why: String::new(),
             since_wall_ms: 5,
             entries: 0,
         }))

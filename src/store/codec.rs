@@ -30,6 +30,8 @@ const POLICY: u8 = 5;
 const STACK: u8 = 6;
 const STACK_ENTRY: u8 = 7;
 const HEALTH: u8 = 8;
+const PAST_STACK: u8 = 9;
+const PAST_STACK_ENTRY: u8 = 10;
 
 /// Why bytes are no record of this release.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +62,10 @@ pub fn key_bytes(key: &RecordKey) -> Vec<u8> {
         // usize is at most 64 bits on every target that Rust has.
         RecordKey::StackEntry(i) => named(STACK_ENTRY, &(*i as u64).to_be_bytes()),
         RecordKey::Health(gpu) => named(HEALTH, gpu.as_str().as_bytes()),
+        RecordKey::PastStack(revision) => named(PAST_STACK, &revision.to_be_bytes()),
+        RecordKey::PastStackEntry(revision, i) => {
+            named(PAST_STACK_ENTRY, &[revision.to_be_bytes(), (*i as u64).to_be_bytes()].concat())
+        }
     }
 }
 
@@ -74,8 +80,10 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, StoreError> {
         Record::Drain(_, drain) => json(&dto::Drain::of(drain)),
         Record::Allocation(allocation) => json(&dto::Allocation::of(allocation)),
         Record::Policy(version) => json(&dto::Policy::of(version)),
-        Record::Stack(head) => json(&dto::Stack::of(head)),
-        Record::StackEntry(_, entry) => json(&dto::StackEntry::of(entry)),
+        Record::Stack(head) | Record::PastStack(head) => json(&dto::Stack::of(head)),
+        Record::StackEntry(_, entry) | Record::PastStackEntry(_, _, entry) => {
+            json(&dto::StackEntry::of(entry))
+        }
         Record::Health(health) => json(&dto::Health::of(health)),
     };
     if value.len() > RECORD_BYTES_MAX {
@@ -112,6 +120,17 @@ pub fn decode(key: &[u8], value: &[u8]) -> Result<Record, DecodeError> {
             Record::StackEntry(i, entry.map_err(named)?)
         }
         RecordKey::Health(gpu) => Record::Health(parse::<dto::Health>(body).map_err(named)?.read(gpu)),
+        RecordKey::PastStack(revision) => {
+            let head = parse::<dto::Stack>(body).map_err(named)?.read();
+            if head.revision != revision {
+                return Err(named(format!("it says that it is revision {}", head.revision)));
+            }
+            Record::PastStack(head)
+        }
+        RecordKey::PastStackEntry(revision, i) => {
+            let entry = parse::<dto::StackEntry>(body).and_then(dto::StackEntry::read);
+            Record::PastStackEntry(revision, i, entry.map_err(named)?)
+        }
     })
 }
 
@@ -171,6 +190,12 @@ fn parse_key(key: &[u8]) -> Result<RecordKey, String> {
             RecordKey::StackEntry(usize::try_from(number).map_err(|e| e.to_string())?)
         }
         (HEALTH, _) => RecordKey::Health(part()?),
+        (PAST_STACK, 8) => RecordKey::PastStack(u64::from_be_bytes(fixed(name)?)),
+        (PAST_STACK_ENTRY, 16) => {
+            let number = u64::from_be_bytes(fixed(&name[8..])?);
+            let i = usize::try_from(number).map_err(|e| e.to_string())?;
+            RecordKey::PastStackEntry(u64::from_be_bytes(fixed(&name[..8])?), i)
+        }
         _ => return Err("no kind of record has such a key".into()),
     })
 }
@@ -190,6 +215,8 @@ fn describe(key: &[u8]) -> String {
         Ok(RecordKey::Stack) => "record stack".into(),
         Ok(RecordKey::StackEntry(i)) => format!("record stack entry {i}"),
         Ok(RecordKey::Health(gpu)) => format!("record health {gpu}"),
+        Ok(RecordKey::PastStack(revision)) => format!("record past stack {revision}"),
+        Ok(RecordKey::PastStackEntry(revision, i)) => format!("record past stack {revision} entry {i}"),
         Err(_) => format!("record with the key {}", key.escape_ascii()),
     }
 }

@@ -253,6 +253,8 @@ fn name_of(key: &RecordKey) -> (&'static str, Option<String>) {
         RecordKey::Health(gpu) => ("health", Some(gpu.to_string())),
         RecordKey::Stack => ("stack", None),
         RecordKey::StackEntry(i) => ("stackEntry", Some(i.to_string())),
+        RecordKey::PastStack(revision) => ("pastStack", Some(revision.to_string())),
+        RecordKey::PastStackEntry(revision, i) => ("pastStackEntry", Some(format!("{revision}/{i}"))),
     }
 }
 
@@ -268,6 +270,13 @@ fn key_of(kind: &str, name: Option<&str>) -> Result<RecordKey, String> {
         "policy" => RecordKey::Policy(Digest::parse(named()?).map_err(|e| e.to_string())?),
         "stack" => RecordKey::Stack,
         "stackEntry" => RecordKey::StackEntry(named()?.parse().map_err(|e| format!("{e}"))?),
+        "pastStack" => RecordKey::PastStack(named()?.parse().map_err(|e| format!("{e}"))?),
+        "pastStackEntry" => {
+            let name = named()?;
+            let (revision, i) = name.split_once('/').ok_or("a pastStackEntry is named REVISION/PLACE")?;
+            let revision = revision.parse().map_err(|e| format!("{e}"))?;
+            RecordKey::PastStackEntry(revision, i.parse().map_err(|e| format!("{e}"))?)
+        }
         other => return Err(format!("no record is of kind {other}")),
     })
 }

@@ -1,6 +1,7 @@
 //! The daemon's side of compiling: one process at a time, bytes in, one frame out, and an end to
 //! it.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -50,8 +51,9 @@ const END_WAIT: Duration = Duration::from_secs(2);
 type Outcome = (Vec<u8>, String, std::io::Result<ExitStatus>);
 
 /// A component with its artifact.
-pub(super) struct Compiled {
-    pub(super) component: Vec<u8>,
+pub(super) struct Compiled<'m> {
+    /// The module itself, where it is one: 32 MiB need not be there twice.
+    pub(super) component: Cow<'m, [u8]>,
     pub(super) artifact: Vec<u8>,
 }
 
@@ -75,7 +77,7 @@ impl Compiler {
 
     /// # Errors
     /// If the module is none, needs too much, or no process can be had.
-    pub(super) fn compile(&self, module: &[u8]) -> Result<Compiled, InstallError> {
+    pub(super) fn compile<'m>(&self, module: &'m [u8]) -> Result<Compiled<'m>, InstallError> {
         let memory_bytes = match self.limits.memory_bytes {
             Some(bytes) => bytes,
             None => memory::compiler_memory_bytes().map_err(trouble)?,
@@ -87,7 +89,10 @@ impl Compiler {
         let status = status.map_err(|error| trouble(format!("the compiler: {error}")))?;
         self.log_notes(&messages);
         match Reply::decode(&frame) {
-            Some(Reply::Compiled { component, artifact }) => Ok(Compiled { component, artifact }),
+            Some(Reply::Compiled { component, artifact }) => {
+                let component = component.map_or(Cow::Borrowed(module), Cow::Owned);
+                Ok(Compiled { component, artifact })
+            }
             Some(Reply::Refused(words)) => Err(not_a_policy(words)),
             Some(Reply::TooCostly(what)) => Err(InstallError::TooCostly { what }),
             None => Err(self.died(status, &messages, memory_bytes)),

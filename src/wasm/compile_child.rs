@@ -138,6 +138,7 @@ fn compile(module: Vec<u8>) -> Reply {
     if module.len() > MODULE_BYTES_MAX {
         return Reply::Refused(format!("more than {MODULE_BYTES_MAX} bytes"));
     }
+    let sent = module.starts_with(COMPONENT);
     let component = match component(module) {
         Ok(component) => component,
         Err(words) => return Reply::Refused(words),
@@ -148,7 +149,8 @@ fn compile(module: Vec<u8>) -> Reply {
             let mib = ARTIFACT_BYTES_MAX >> 20;
             Reply::TooCostly(format!("it becomes more than {mib} MiB of machine code"))
         }
-        Ok(artifact) => Reply::Compiled { component, artifact },
+        // Whoever sent a component has it: it does not come back.
+        Ok(artifact) => Reply::Compiled { component: (!sent).then_some(component), artifact },
         Err(error) if words_of(&error).contains("os error 12") => {
             Reply::TooCostly("it needs more memory than the compiler may have".to_owned())
         }
@@ -156,12 +158,13 @@ fn compile(module: Vec<u8>) -> Reply {
     }
 }
 
+/// What a core module and a component begin with: the magic number, version and layer.
+const CORE: &[u8] = b"\0asm\x01\0\0\0";
+const COMPONENT: &[u8] = b"\0asm\x0d\0\x01\0";
+
 /// A component as it is; a core module that carries its world (as wit-bindgen leaves it there)
 /// becomes one.
 fn component(module: Vec<u8>) -> Result<Vec<u8>, String> {
-    /// What a core module and a component have after the magic number: version and layer.
-    const CORE: &[u8] = b"\0asm\x01\0\0\0";
-    const COMPONENT: &[u8] = b"\0asm\x0d\0\x01\0";
     if module.starts_with(COMPONENT) {
         return Ok(module);
     }

@@ -1,7 +1,7 @@
 //! What the compiler's process answers on its standard output: one frame.
 //!
 //! A kind byte, then for [`Reply::Refused`] and [`Reply::TooCostly`] one text, for [`Reply::Compiled`]
-//! the component and the artifact. Each is a length of eight bytes, least first, and that many bytes.
+//! the component that a core module became, or nothing where a component came, and the artifact. Each is a length of eight bytes, least first, and that many bytes.
 
 use super::limits::{ARTIFACT_BYTES_MAX, MODULE_BYTES_MAX};
 
@@ -17,8 +17,8 @@ const TOO_COSTLY: u8 = 3;
 pub(super) enum Reply {
     /// It compiles.
     Compiled {
-        /// The component: what came, or what a core module became.
-        component: Vec<u8>,
+        /// What a core module became; `None`: what came is a component.
+        component: Option<Vec<u8>>,
         /// What wasmtime loads.
         artifact: Vec<u8>,
     },
@@ -31,7 +31,9 @@ pub(super) enum Reply {
 impl Reply {
     pub(super) fn encode(&self) -> Vec<u8> {
         let (kind, parts): (u8, Vec<&[u8]>) = match self {
-            Self::Compiled { component, artifact } => (COMPILED, vec![component, artifact]),
+            Self::Compiled { component, artifact } => {
+                (COMPILED, vec![component.as_deref().unwrap_or_default(), artifact])
+            }
             Self::Refused(words) => (REFUSED, vec![words.as_bytes()]),
             Self::TooCostly(words) => (TOO_COSTLY, vec![words.as_bytes()]),
         };
@@ -56,7 +58,11 @@ impl Reply {
             Some(part.to_vec())
         };
         let reply = match kind {
-            COMPILED => Self::Compiled { component: part()?, artifact: part()? },
+            // No component is empty.
+            COMPILED => Self::Compiled {
+                component: Some(part()?).filter(|component| !component.is_empty()),
+                artifact: part()?,
+            },
             REFUSED => Self::Refused(String::from_utf8(part()?).ok()?),
             TOO_COSTLY => Self::TooCostly(String::from_utf8(part()?).ok()?),
             _ => return None,
@@ -71,8 +77,9 @@ mod tests {
 
     #[test]
     fn replies_read_back_as_written_and_only_whole() {
-        let compiled = Reply::Compiled { component: vec![1, 2, 3], artifact: vec![] };
-        for reply in [compiled, Reply::Refused("why".into()), Reply::TooCostly("\u{e9}".into())] {
+        let made = Reply::Compiled { component: Some(vec![1, 2, 3]), artifact: vec![] };
+        let sent = Reply::Compiled { component: None, artifact: vec![4] };
+        for reply in [made, sent, Reply::Refused("why".into()), Reply::TooCostly("\u{e9}".into())] {
             let frame = reply.encode();
             assert_eq!(Reply::decode(&frame), Some(reply));
             for end in 0..frame.len() {

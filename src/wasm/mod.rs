@@ -27,6 +27,7 @@ pub mod limits;
 mod memory;
 mod module;
 mod recorded;
+mod scratch;
 mod shipped;
 mod ticker;
 mod view;
@@ -37,6 +38,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 pub use compile::CompileLimits;
 pub use compile_child::compiler_process;
+pub use scratch::Scratch;
 
 use artifacts::{Artifacts, digest};
 use call::Runner;
@@ -143,6 +145,12 @@ impl WasmPolicies {
         })
     }
 
+    /// Hands the lines that each call logged, escaped and cut, to `ear`: for whoever writes a policy.
+    /// Only the first one is heard.
+    pub fn listen(&self, ear: impl Fn(&[String]) + Send + Sync + 'static) {
+        let _ = self.runner.ear.set(Box::new(ear));
+    }
+
     fn installed(&self, digest: &Digest) -> Option<Arc<Installed>> {
         let installed = self.installed.read().unwrap_or_else(PoisonError::into_inner);
         installed.get(digest).map(Arc::clone)
@@ -181,7 +189,7 @@ impl WasmPolicies {
     }
 
     /// Everything after compiling: load, describe, keep, enter.
-    fn admit(&self, compiled: &Compiled, now: Now, shipped: bool) -> Result<PolicyVersion, InstallError> {
+    fn admit(&self, compiled: &Compiled<'_>, now: Now, shipped: bool) -> Result<PolicyVersion, InstallError> {
         let module = Module::load(&self.runner, &compiled.artifact)?;
         let told = module.describe(&self.runner)?;
         let id = digest(&compiled.component);
@@ -206,6 +214,7 @@ impl WasmPolicies {
             bytes: compiled.component.len() as u64,
             shipped,
             since_wall_ms: now.wall_ms,
+            origin: crate::kernel::trust::Origin::default(),
         };
         Ok(self.enter(version, module))
     }

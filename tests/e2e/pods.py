@@ -70,7 +70,8 @@ class Pod:
         self.init = init or []
         self.restart = restart
         self.labels = labels or {}
-        self.uid = str(uuid.uuid4())
+        # As the kubelet makes one of a static pod: 32 hex digits, without dashes.
+        self.uid = uuid.uuid4().hex
         self.folder = PODS / self.uid
 
     def environment(self, container: str, seconds: float = 30) -> dict[str, str]:

@@ -12,6 +12,7 @@ use berth::kernel::mig::MigStrategy;
 use berth::kernel::names::{DeviceId, PartId, Resource};
 use berth::kernel::policy::{AdmitRequest, Hook, PolicyVersion};
 use berth::kernel::time::Timing;
+use berth::kernel::trust::TrustedKey;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -45,9 +46,15 @@ pub(crate) struct Answer {
 
 impl Bench {
     pub(crate) fn new(gpus: u32) -> Self {
+        Self::trusting(gpus, Vec::new())
+    }
+
+    /// One whose policies must be signed, where there are keys.
+    pub(crate) fn trusting(gpus: u32, trusted_keys: Vec<TrustedKey>) -> Self {
         let store = SwitchStore::default();
         let store_fails = Arc::clone(&store.fails);
-        let rules = Rules { timing: Timing { retire_ms: 0, ..Timing::default() }, ..Rules::default() };
+        let timing = Timing { retire_ms: 0, ..Timing::default() };
+        let rules = Rules { timing, trusted_keys, ..Rules::default() };
         let clock = Arc::new(RealClock(Instant::now()));
         let keeper = Keeper::open(Box::new(store), rules.clone(), clock.clone()).unwrap();
         let baseline = Baseline {
@@ -162,6 +169,7 @@ impl Bench {
             bytes: 1,
             shipped: true,
             since_wall_ms,
+            origin: berth::kernel::trust::Origin::default(),
         };
         self.door.keep(version.clone()).unwrap();
         version

@@ -61,6 +61,8 @@ pub(crate) struct KeptPolicies {
     hold: Mutex<bool>,
     changed: Condvar,
     held: AtomicUsize,
+    /// While true, every call traps.
+    pub(crate) broken: AtomicBool,
 }
 
 impl KeptPolicies {
@@ -96,6 +98,7 @@ impl Policies for KeptPolicies {
             bytes: module.len() as u64,
             shipped: false,
             since_wall_ms: now.wall_ms,
+            origin: berth::kernel::trust::Origin::default(),
         })
     }
 
@@ -118,7 +121,7 @@ impl Policies for KeptPolicies {
 
     fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
         let parameters: Value = serde_json::from_str(call.parameters).unwrap();
-        if parameters["fail"] == true {
+        if parameters["fail"] == true || self.broken.load(Ordering::SeqCst) {
             return Err(Fault { kind: FaultKind::Trap, detail: "unreachable".into() });
         }
         let (Question::Offer, Some(count)) = (call.question, parameters["shares"].as_u64()) else {

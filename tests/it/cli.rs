@@ -162,6 +162,78 @@ fn a_long_list_says_how_to_see_the_rest_of_it() {
 }
 
 #[test]
+fn a_policy_goes_back_and_forth_and_its_bytes_come_back() {
+    let bench = Bench::new(1);
+    let bytes = module("share", "1");
+    let file = write(&bench.dir.path().join("share.wasm"), &bytes);
+    bench.done(&["policy", "push", &file, "--by", "alice", "--why", "a try"]);
+    let list = bench.done(&["policy", "list"]);
+    assert!(list.contains("SINCE") && list.contains("alice"), "{list}");
+    assert!(bench.done(&["policy", "show", "share"]).contains("a try"));
+    let stack = |count: u32| {
+        let text = format!("- policy: share\n  parameters: {{shares: {count}}}\n");
+        write(&bench.dir.path().join("stack.yaml"), text)
+    };
+    bench.done(&["policy", "activate", &stack(2), "--by", "alice", "--reason", "two"]);
+    bench.done(&["policy", "activate", &stack(3), "--by", "bob"]);
+    let history = bench.done(&["policy", "history"]);
+    let lines: Vec<&str> = history.lines().collect();
+    assert!(lines[1].contains("yes") && lines[1].contains("bob"), "{history}");
+    assert!(lines[2].starts_with('1') && lines[2].contains("alice") && lines[2].contains("two"), "{history}");
+    let back = bench.done(&["policy", "rollback", "--why", "three were too many"]);
+    assert!(back.contains(r#"{"shares":2}"#) && back.contains("three were too many"), "{back}");
+    assert!(bench.done(&["policy", "rollback", "2", "--if-revision", "3"]).contains(r#"{"shares":3}"#));
+    assert!(bench.refused(&["policy", "rollback", "--if-revision", "3"]).contains("--if-revision"));
+    assert!(bench.refused(&["policy", "rollback", "77"]).contains("berth policy history"));
+    bench.done(&["policy", "reset", "--why", "done"]);
+    assert!(bench.done(&["policy", "stack"]).contains("(done)"));
+
+    let to = bench.dir.path().join("back.wasm");
+    bench.done(&["policy", "download", "share", "--to", to.to_str().unwrap()]);
+    assert_eq!(std::fs::read(&to).unwrap(), bytes);
+    assert_eq!(bench.done(&["policy", "download", "share", "--to", "-"]).as_bytes(), bytes);
+    let mut command = berth(&["policy", "download", "share"]);
+    command.env("BERTH_SERVER", format!("http://{}", bench.address()));
+    command.env("BERTH_TOKEN_FILE", bench.dir.path().join("token")).current_dir(bench.dir.path());
+    let name = ran(command).out.split(' ').next().unwrap().to_owned();
+    assert!(name.starts_with("share-") && name.ends_with(".wasm"), "{name}");
+    assert_eq!(std::fs::read(bench.dir.path().join(name)).unwrap(), bytes);
+
+    bench.done(&["policy", "delete", "share"]);
+    assert!(bench.done(&["policy", "history"]).contains("was deleted"));
+    assert!(bench.refused(&["policy", "rollback", "2"]).contains("berth policy push"));
+}
+
+#[test]
+fn a_signature_goes_with_a_push_and_a_suspension_ends_by_name_or_place() {
+    use std::sync::atomic::Ordering;
+    let (pair, trusted) = crate::admin_versions::key("release", 1);
+    let bench = Bench::trusting(1, vec![trusted]);
+    let bytes = module("share", "1");
+    let file = write(&bench.dir.path().join("share.wasm"), &bytes);
+    let says = bench.refused(&["policy", "push", &file]);
+    assert!(says.contains("signed policies only") && !says.contains("header"), "{says}");
+    let raw = write(&bench.dir.path().join("share.wasm.sig"), pair.sign(&bytes).as_ref());
+    let pushed = bench.done(&["policy", "push", &file, "--signature", &raw]);
+    assert!(pushed.contains("signed by release"), "{pushed}");
+    assert!(bench.done(&["policy", "list"]).contains("release"));
+    assert!(bench.refused(&["policy", "push", &file, "--signature", &file]).contains("no Ed25519 signature"));
+
+    let stack = write(&bench.dir.path().join("stack.yaml"), "- policy: share\n  parameters: {shares: 2}\n");
+    bench.done(&["policy", "activate", &stack]);
+    bench.policies.broken.store(true, Ordering::SeqCst);
+    for _ in 0..berth::admission::FAULTS_TO_SUSPEND {
+        bench.runtime.block_on(bench.door.reoffer()).unwrap();
+    }
+    assert!(bench.done(&["policy", "stack"]).contains("SUSPENDED"));
+    bench.policies.broken.store(false, Ordering::SeqCst);
+    let said = bench.done(&["policy", "unsuspend", "share"]);
+    assert!(said.contains("share is asked again") && !said.contains("SUSPENDED"), "{said}");
+    assert!(bench.done(&["policy", "unsuspend", "0"]).contains("was not suspended"));
+    assert!(bench.refused(&["policy", "unsuspend", "1"]).contains("berth policy stack"));
+}
+
+#[test]
 fn a_policy_is_pushed_activated_and_taken_back() {
     let bench = Bench::new(1);
     let file = write(&bench.dir.path().join("share.wasm"), module("share", "1"));
@@ -356,6 +428,9 @@ fn a_node_is_checked_with_one_line_for_each_thing() {
         kubelet.to_str().unwrap(),
         "--state-dir",
         state.to_str().unwrap(),
+        // Another daemon of this machine may have the usual one.
+        "--admin-listen",
+        "127.0.0.1:0",
     ];
     let args: Vec<&str> = ["node", "check"].into_iter().chain(flags).collect();
     let bare = ran(berth(&args));

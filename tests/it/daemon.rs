@@ -25,7 +25,7 @@ health: { pollSeconds: 0.2, quietSeconds: 1 }
 pub(crate) struct House {
     pub(crate) folder: TempDir,
     pub(crate) kubelet: Kubelet,
-    settings: String,
+    pub(crate) settings: String,
 }
 
 /// A daemon that runs; killed when dropped.

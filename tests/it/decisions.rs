@@ -77,7 +77,7 @@ async fn a_grant_is_explained_and_its_decisions_outlive_a_restart() {
     for (args, words) in [
         (
             vec!["decision", "list", "--outcome", "granted"],
-            vec!["granted", "timeslice@", "2 x nvidia.com/gpu.shared"],
+            vec!["granted", "baseline", "2 x nvidia.com/gpu.shared"],
         ),
         (vec!["decision", "show", &placed["seq"].to_string()], vec!["placed", "least-held", "replicas"]),
         (vec!["allocation", "explain", &id], vec!["GPU 0 and GPU 1", "berth decision show"]),

@@ -219,7 +219,7 @@ impl Node {
             permissions: Permissions { environment: vec!["TOLD_*".into()], ..Permissions::default() },
             on_fault: OnFault::Deny,
         };
-        let stack = NewStack { from_api: true, by: "test".into(), entries: vec![entry] };
+        let stack = NewStack { from_api: true, by: "test".into(), why: String::new(), entries: vec![entry] };
         self.door.activate(stack, None).await.map(drop)
     }
 

@@ -7,6 +7,7 @@ use berth::keeper::AskError;
 use berth::kernel::allocation::EndReason;
 use berth::kernel::refusal::Refusal;
 use berth::kernel::time::Timing;
+use berth::kernel::time::Timing;
 use kubelet_standin::{HEALTHY, Kubelet, Phase, PodSpec, Rpc, UNHEALTHY};
 use std::time::{Duration, Instant};
 
@@ -123,7 +124,9 @@ async fn a_pending_pod_is_admitted_again_after_a_kubelet_restart() {
 
 #[tokio::test]
 async fn a_pod_that_a_forgetful_kubelet_admits_again_is_granted_the_same_devices_anew() {
-    let node = Recipe { gpus: 1, ..Recipe::default() }.node().await;
+    // Longer than the kubelet takes to write its checkpoint, also beside other tests.
+    let timing = Timing { reply_settle_ms: 3_000, ..Recipe::default().timing };
+    let node = Recipe { gpus: 1, timing, ..Recipe::default() }.node().await;
     node.allocatable(GPU, 1).await;
     let spec = pod("p").container("main", &[(GPU, 1)]);
     let uid = spec.uid.clone();

@@ -84,6 +84,7 @@ pub(crate) fn told_version() -> PolicyVersion {
         bytes: 1,
         shipped: false,
         since_wall_ms: 0,
+        origin: berth::kernel::trust::Origin::default(),
     }
 }
 

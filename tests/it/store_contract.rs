@@ -410,6 +410,7 @@ fn policy() -> PolicyVersion {
         bytes: 3,
         shipped: true,
         since_wall_ms: 4,
+        origin: berth::kernel::trust::Origin::default(),
     }
 }
 
@@ -425,6 +426,7 @@ fn stack(revision: u64, entries: usize) -> Stack {
         revision,
         from_api: true,
         by: "admin".into(),
+        why: "a try".into(),
         since_wall_ms: 8,
         entries: (0..entries).map(entry).collect(),
     }

@@ -68,7 +68,10 @@ impl World {
             Event::Delete { policy } => (Command::DeletePolicy { digest: digest(*policy) }, Cause::Nothing),
             Event::Activate { policies, expected } => {
                 let entries = policies.iter().map(|line| entry(*line)).collect();
-                return self.activate(NewStack { from_api: true, by: "me".into(), entries }, *expected);
+                return self.activate(
+                    NewStack { from_api: true, by: "me".into(), why: String::new(), entries },
+                    *expected,
+                );
             }
             _ => return,
         };

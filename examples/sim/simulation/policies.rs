@@ -46,6 +46,7 @@ pub(crate) fn version(kind: u32) -> PolicyVersion {
         bytes: 1,
         shipped: false,
         since_wall_ms: 0,
+        origin: berth::kernel::trust::Origin::default(),
     }
 }
 

@@ -63,7 +63,10 @@ fn rest(world: &mut World) {
     world.all_leave();
     world.step(&Event::Crash { at: super::event::CrashAt::Now });
     world.step(&Event::DaemonStarts);
-    world.activate(NewStack { from_api: true, by: "me".into(), entries: Vec::new() }, false);
+    world.activate(
+        NewStack { from_api: true, by: "me".into(), why: String::new(), entries: Vec::new() },
+        false,
+    );
     let gpus: Vec<PartId> = world.ledger().gpus.keys().cloned().collect();
     for gpu in gpus {
         world.turn(&Command::Uncordon { gpu }, Cause::Nothing);

@@ -1,6 +1,7 @@
 //! What goes over the wire: one file a noun. Wire types end here; the kernel's types are not
 //! serializable.
 
+mod activation;
 mod allocation;
 mod decision;
 mod drain;
@@ -12,6 +13,8 @@ mod stack;
 mod time;
 mod trial;
 
+pub(super) use activation::gone;
+pub use activation::{Activation, ActivationList, Rollback, Word};
 pub use allocation::{
     Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, Holder, Limits, PartUse,
     SharedUse,
@@ -36,3 +39,8 @@ pub use stack::{
 };
 pub(super) use time::rfc3339;
 pub use trial::{Candidate, Comparison, Difference, Explanation, Replay, Shadow, ShadowList};
+
+/// A text that may have been left out.
+fn said(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}

@@ -1,6 +1,6 @@
 //! Policies: the versions that this node knows.
 
-use super::rfc3339;
+use super::{rfc3339, said};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::policy::PolicyVersion;
 use serde::{Deserialize, Serialize};
@@ -43,6 +43,18 @@ pub struct Policy {
     /// When it was first seen here.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: String,
+    /// Who uploaded it, by their own word; absent where it came with the daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "admin")]
+    pub by: Option<String>,
+    /// Why, in their words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "packs batch jobs")]
+    pub why: Option<String>,
+    /// The trusted key that signed it; absent where none did, or none is configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "release")]
+    pub signed_by: Option<String>,
 }
 
 /// One version of a policy with the schema of its parameters.
@@ -69,6 +81,9 @@ impl Policy {
             shipped: version.shipped,
             active: ledger.stack.entries.iter().any(|e| e.digest == version.digest),
             since: rfc3339(version.since_wall_ms),
+            by: said(&version.origin.by),
+            why: said(&version.origin.why),
+            signed_by: version.origin.signed_by.clone(),
         }
     }
 }

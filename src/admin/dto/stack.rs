@@ -20,6 +20,10 @@ pub struct Stack {
     /// Who activated it.
     #[schema(example = "admin")]
     pub by: String,
+    /// Why, in their words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "fewer replicas for the weekend")]
+    pub why: Option<String>,
     /// When; absent before the first activation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
@@ -93,7 +97,8 @@ pub struct Record {
     pub calls: BTreeMap<String, u64>,
     /// Faults.
     pub faults: Faults,
-    /// Whether it is no longer asked, after several faults in a row; activate a stack to try again.
+    /// Whether it is no longer asked, after several faults in a row; `DELETE
+    /// /stack/entries/{place}/suspension`, or another activation, has it asked again.
     pub suspended: bool,
 }
 
@@ -132,6 +137,14 @@ pub struct FileStack {
 pub struct NewStack {
     /// Its policies, first asked first; at most 16. None leaves the built-in baseline alone.
     pub entries: Vec<NewStackEntry>,
+    /// Who activates it, by their own word; at most 128 bytes. The token's holder if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "alice")]
+    pub by: Option<String>,
+    /// In their words; at most 1024 bytes, no control characters.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schema(example = "fewer replicas for the weekend")]
+    pub reason: String,
 }
 
 /// One policy of a stack to activate.

@@ -288,6 +288,7 @@ impl World {
             Op::Forgets { which } => self.forgets(*which),
             Op::Evict { which, outcome } => self.evict(*which, *outcome),
             Op::Processes { host } => self.look_at_processes(*host),
+            Op::Activate { entries } => self.activate(*entries),
             Op::Stop { .. } => {}
         }
     }

@@ -12,6 +12,7 @@ use crate::kernel::offer::{Consumes, OfferLine, ShareRange};
 use crate::kernel::policy::{Hook, PolicyVersion};
 use crate::kernel::record::{DeviceRun, HealthRecord, Meta, PartRecord, StackHead};
 use crate::kernel::stack::{OnFault, Permissions, StackEntry};
+use crate::kernel::trust::{Origin, Signature};
 
 /// What release 0.1 writes, byte for byte. A store of that form is on nodes: if this test fails,
 /// raise `FORMAT` and go on reading these.
@@ -135,6 +136,7 @@ fn golden() -> Vec<Golden> {
                 bytes: 40_000,
                 shipped: true,
                 since_wall_ms: 6,
+                origin: Origin::default(),
             }),
         ),
         (
@@ -144,6 +146,7 @@ fn golden() -> Vec<Golden> {
                 revision: 2,
                 from_api: true,
                 by: "admin".into(),
+                why: String::new(),
                 since_wall_ms: 7,
                 entries: 1,
             }),
@@ -189,6 +192,61 @@ fn golden() -> Vec<Golden> {
                 quiet_ms: Some(300_000),
                 history: vec![Turn { state: HealthState::Healthy, reason: String::new(), since_wall_ms: 5 }],
             }),
+        ),
+        (
+            named(5, DIGEST_B),
+            r#"{"name":"own","version":"1.0.0","summary":"","hooks":["admit"],"schema":"{}","artifact":"00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff","bytes":7,"shipped":false,"sinceMs":6,"by":"alice","why":"a try","signature":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQ==","signedBy":"release","onceShipped":true}"#,
+            Record::Policy(PolicyVersion {
+                name: "own".into(),
+                version: "1.0.0".into(),
+                summary: String::new(),
+                hooks: vec![Hook::Admit],
+                parameters_schema: "{}".into(),
+                digest: Digest::parse(DIGEST_B).unwrap(),
+                artifact: Digest::parse(DIGEST_A).unwrap(),
+                bytes: 7,
+                shipped: false,
+                since_wall_ms: 6,
+                origin: Origin {
+                    by: "alice".into(),
+                    why: "a try".into(),
+                    signature: Some(Signature([1; 64])),
+                    signed_by: Some("release".into()),
+                    once_shipped: true,
+                },
+            }),
+        ),
+        (
+            vec![9, 0, 0, 0, 0, 0, 0, 0, 1],
+            r#"{"revision":1,"fromApi":false,"by":"config","why":"as it was","sinceMs":4,"entries":1}"#,
+            Record::PastStack(StackHead {
+                revision: 1,
+                from_api: false,
+                by: "config".into(),
+                why: "as it was".into(),
+                since_wall_ms: 4,
+                entries: 1,
+            }),
+        ),
+        (
+            vec![10, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2],
+            r#"{"name":"quota","digest":"00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff","parameters":"{}","mayDeny":false,"shareMax":4,"resources":[],"environment":[],"onFault":"deny"}"#,
+            Record::PastStackEntry(
+                1,
+                2,
+                StackEntry {
+                    name: "quota".into(),
+                    digest: Digest::parse(DIGEST_A).unwrap(),
+                    parameters: "{}".into(),
+                    permissions: Permissions {
+                        deny: false,
+                        share_max: 4,
+                        resources: vec![],
+                        environment: vec![],
+                    },
+                    on_fault: OnFault::Deny,
+                },
+            ),
         ),
     ]
 }

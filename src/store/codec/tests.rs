@@ -10,6 +10,7 @@ use crate::kernel::offer::{Consumes, OfferLine, ShareRange};
 use crate::kernel::policy::{Hook, PolicyVersion};
 use crate::kernel::record::{DeviceRun, Meta, PartRecord, StackHead};
 use crate::kernel::stack::{OnFault, Permissions, StackEntry};
+use crate::kernel::trust::{Origin, Signature};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -130,12 +131,23 @@ prop_compose! {
         hooks in vec(0..5_usize, 0..6),
         (digest, artifact) in (digest(), digest()),
         (bytes, shipped, since_wall_ms) in any::<(u64, bool, u64)>(),
+        origin in origin(),
     ) -> Record {
         let all = [Hook::Describe, Hook::Offer, Hook::Place, Hook::Admit, Hook::Triage];
         Record::Policy(PolicyVersion {
             name, version, summary, parameters_schema, digest, artifact, bytes, shipped, since_wall_ms,
-            hooks: hooks.into_iter().map(|i| all[i]).collect(),
+            hooks: hooks.into_iter().map(|i| all[i]).collect(), origin,
         })
+    }
+}
+
+prop_compose! {
+    fn origin()(
+        (by, why, signed_by, once_shipped) in any::<(String, String, Option<String>, bool)>(),
+        signature in option::of(vec(any::<u8>(), 64)),
+    ) -> Origin {
+        let signature = signature.map(|bytes| Signature(bytes.try_into().unwrap()));
+        Origin { by, why, signature, signed_by, once_shipped }
     }
 }
 
@@ -143,15 +155,19 @@ prop_compose! {
     fn stack_entry()(
         (i, name, parameters, deny, share_max) in any::<(usize, String, String, bool, u32)>(),
         digest in digest(),
-        (resources, environment, on_deny) in any::<(Vec<String>, Vec<String>, bool)>(),
+        (resources, environment, on_deny, past) in any::<(Vec<String>, Vec<String>, bool, Option<u64>)>(),
     ) -> Record {
-        Record::StackEntry(i, StackEntry {
+        let entry = StackEntry {
             name,
             digest,
             parameters,
             permissions: Permissions { deny, share_max, resources, environment },
             on_fault: if on_deny { OnFault::Deny } else { OnFault::Skip },
-        })
+        };
+        match past {
+            Some(revision) => Record::PastStackEntry(revision, i, entry),
+            None => Record::StackEntry(i, entry),
+        }
     }
 }
 
@@ -173,9 +189,10 @@ fn small() -> impl Strategy<Value = Record> {
         };
         Record::Drain(gpu, drain)
     });
-    let stack = any::<(u64, bool, String, u64, usize)>().prop_map(
-        |(revision, from_api, by, since_wall_ms, entries)| {
-            Record::Stack(StackHead { revision, from_api, by, since_wall_ms, entries })
+    let stack = any::<(u64, bool, String, String, u64, usize, bool)>().prop_map(
+        |(revision, from_api, by, why, since_wall_ms, entries, past)| {
+            let head = StackHead { revision, from_api, by, why, since_wall_ms, entries };
+            if past { Record::PastStack(head) } else { Record::Stack(head) }
         },
     );
     prop_oneof![meta, drain, stack]

@@ -2,6 +2,9 @@
 
 use crate::kernel::names::Digest;
 use crate::kernel::policy as kernel;
+use crate::kernel::trust::{Origin, Signature};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Deserialize, Serialize};
 
 /// See [`kernel::PolicyVersion`].
@@ -17,6 +20,16 @@ pub(in super::super) struct Policy {
     bytes: u64,
     shipped: bool,
     since_ms: u64,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    by: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    why: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    signature: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    signed_by: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    once_shipped: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -63,6 +76,11 @@ impl Policy {
             bytes: version.bytes,
             shipped: version.shipped,
             since_ms: version.since_wall_ms,
+            by: version.origin.by.clone(),
+            why: version.origin.why.clone(),
+            signature: version.origin.signature.map(|s| BASE64.encode(s.0)),
+            signed_by: version.origin.signed_by.clone(),
+            once_shipped: version.origin.once_shipped,
         }
     }
 
@@ -78,6 +96,19 @@ impl Policy {
             bytes: self.bytes,
             shipped: self.shipped,
             since_wall_ms: self.since_ms,
+            origin: Origin {
+                by: self.by,
+                why: self.why,
+                signature: self.signature.as_deref().map(read_signature).transpose()?,
+                signed_by: self.signed_by,
+                once_shipped: self.once_shipped,
+            },
         })
     }
+}
+
+fn read_signature(text: &str) -> Result<Signature, String> {
+    let bytes = BASE64.decode(text).map_err(|e| format!("the signature: {e}"))?;
+    let bytes = bytes.try_into().map_err(|_| "the signature is not 64 bytes long".to_owned())?;
+    Ok(Signature(bytes))
 }

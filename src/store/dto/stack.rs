@@ -12,6 +12,8 @@ pub(in super::super) struct Stack {
     revision: u64,
     from_api: bool,
     by: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    why: String,
     since_ms: u64,
     entries: usize,
 }
@@ -22,6 +24,7 @@ impl Stack {
             revision: head.revision,
             from_api: head.from_api,
             by: head.by.clone(),
+            why: head.why.clone(),
             since_ms: head.since_wall_ms,
             entries: head.entries,
         }
@@ -32,6 +35,7 @@ impl Stack {
             revision: self.revision,
             from_api: self.from_api,
             by: self.by,
+            why: self.why,
             since_wall_ms: self.since_ms,
             entries: self.entries,
         }

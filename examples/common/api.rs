@@ -43,6 +43,16 @@ impl Api {
         .await
     }
 
+    pub(crate) async fn post(&self, path: &str, body: Value) -> anyhow::Result<Value> {
+        let (api, url) = (self.clone(), format!("{}{path}", self.base));
+        blocking(move || {
+            let request = api.agent.post(&url).header("Authorization", &api.authorization);
+            let request = request.header("Content-Type", "application/json");
+            answer(&url, request.send(body.to_string()))
+        })
+        .await
+    }
+
     pub(crate) async fn cordon(&self, gpu: &str, reason: &str) -> anyhow::Result<()> {
         self.put(&format!("/gpus/{gpu}/cordon"), json!({ "reason": reason })).await.map(drop)
     }

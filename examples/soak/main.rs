@@ -1,0 +1,152 @@
+//! Activations and rollbacks on a busy node: a stand-in kubelet allocates so many times a second while
+//! the stack is swapped again and again, and every grant is held against both.
+//!
+//! ```text
+//! just soak-activation 200 500    # 200 activations and rollbacks at 500 Allocates a second
+//! ```
+//!
+//! What is real: the daemon, its store, its policies, the gRPC over unix sockets, the admin API. What is
+//! made up: the GPUs and the pods. Last line: `activations=200 failed_calls=0 violations=0`.
+
+// It prints for people: that is its purpose.
+#![allow(clippy::print_stdout)]
+
+// Not everything in it is used here.
+#[path = "../common/api.rs"]
+#[allow(dead_code)]
+mod api;
+mod load;
+mod stacks;
+
+use anyhow::{Context, ensure};
+use berth::config::{Config, FileConfig, ServeArgs};
+use berth::daemon::{Daemon, Options};
+use clap::Parser;
+use kubelet_standin::Kubelet;
+use load::Load;
+use stacks::Stacks;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The node: ends are found within a second, so that the record does not grow with the load.
+const CONFIGURATION: &str = "
+stack: [{ policy: timeslice, parameters: { replicas: 64 } }]
+rounds: { listEveryMs: 500, listEveryCordonedMs: 500, roundEveryMs: 1000 }
+timing: { roundsApartMs: 500, kubeletSettleMs: 500, replySettleMs: 1000 }
+";
+/// Shares of the node: 8 GPUs of 64.
+const SHARES: usize = 512;
+/// What pods ask for.
+pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
+/// Activations a second: as many as can be told apart, and more than anybody does.
+const ACTIVATIONS_PER_S: u64 = 4;
+
+/// Swap the stack of a busy node again and again
+#[derive(Parser)]
+struct Args {
+    /// Activations and rollbacks
+    #[arg(default_value_t = 200)]
+    activations: u64,
+    /// Allocates a second
+    #[arg(default_value_t = 500)]
+    rate: u64,
+}
+
+/// What went wrong, counted; the first few are printed.
+#[derive(Default)]
+pub(crate) struct Wrong {
+    pub(crate) failed_calls: AtomicU64,
+    pub(crate) violations: AtomicU64,
+}
+
+/// Of each kind so many are printed.
+const SHOWN: u64 = 10;
+
+impl Wrong {
+    pub(crate) fn failed(&self, what: &str) {
+        if self.failed_calls.fetch_add(1, Ordering::Relaxed) < SHOWN {
+            println!("  failed call: {what}");
+        }
+    }
+
+    pub(crate) fn violated(&self, what: &str) {
+        if self.violations.fetch_add(1, Ordering::Relaxed) < SHOWN {
+            println!("  violation: {what}");
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    // Policies are compiled by a child process, which is this very program.
+    if let Some(code) = berth::wasm::compiler_process() {
+        return code;
+    }
+    match run(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("soak: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<bool> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(soak(args))
+}
+
+async fn soak(args: &Args) -> anyhow::Result<bool> {
+    let folder = tempfile::Builder::new().prefix("berth-soak-").tempdir().context("cannot make a folder")?;
+    let kubelet = Kubelet::started(folder.path().join("kubelet")).await.context("the stand-in kubelet")?;
+    let kubelet = Arc::new(kubelet);
+    let settings = ServeArgs {
+        node_name: Some("soak-node".into()),
+        kubelet_dir: Some(folder.path().join("kubelet")),
+        state_dir: Some(folder.path().join("state")),
+        gpus: Some("sim:8xh100".into()),
+        admin_listen: Some("127.0.0.1:0".into()),
+        ..ServeArgs::default()
+    };
+    let config = Config::merge(&settings, FileConfig::parse(CONFIGURATION).map_err(anyhow::Error::msg)?)?;
+    let token_file = config.token_file.clone();
+    let mut daemon = Daemon::build(config, Options::default()).await?;
+    daemon.bring_up().await?;
+    let token = std::fs::read_to_string(&token_file).context("the token file")?;
+    let api = api::Api::new(daemon.admin_address(), token.trim());
+    kubelet.wait_allocatable(SHARED, SHARES, Duration::from_secs(30)).await?;
+
+    let wrong = Arc::new(Wrong::default());
+    let mut stacks = Stacks::new(api, Arc::clone(&wrong)).await?;
+    let load = Load::start(&kubelet, daemon.door(), &wrong, &stacks.label_sets(), args.rate);
+    let began = Instant::now();
+    println!(
+        "{} activations at {} Allocates a second, {ACTIVATIONS_PER_S} a second",
+        args.activations, args.rate
+    );
+    let mut tick = tokio::time::interval(Duration::from_millis(1000 / ACTIVATIONS_PER_S));
+    for n in 1..=args.activations {
+        tick.tick().await;
+        stacks.swap(n).await;
+        if n % 50 == 0 || n == args.activations {
+            println!("  {n} activations, {} pods, {:.0} s", load.pods(), began.elapsed().as_secs_f64());
+        }
+    }
+    let took = began.elapsed().as_secs_f64();
+    let told = load.stop().await;
+    for anomaly in kubelet.anomalies() {
+        wrong.violated(&format!("the kubelet saw {anomaly:?}"));
+    }
+    daemon.stop().await;
+    kubelet.stop().await;
+    let activations = stacks.done();
+    println!("slowest activation {} ms; Allocate as the kubelet sees it: {told}", stacks.slowest_ms());
+    println!("rate={:.0} pods={} checked={}", told.pods as f64 / took, told.pods, told.checked);
+    let (failed, violations) =
+        (wrong.failed_calls.load(Ordering::Relaxed), wrong.violations.load(Ordering::Relaxed));
+    ensure!(told.checked > 0 || args.activations == 0, "no grant was checked");
+    println!("activations={activations} failed_calls={failed} violations={violations}");
+    Ok(activations == args.activations && failed == 0 && violations == 0)
+}

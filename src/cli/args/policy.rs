@@ -1,0 +1,123 @@
+//! `berth policy`: what an operator does with policies, and what an author does.
+
+use crate::cli::trial::TrialCommand;
+use crate::cli::upload::PushArgs;
+use crate::cli::versions::{VersionCommand, WordArgs};
+use clap::{Args, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+const STACK_FILE: &str = "\
+The file is a list of entries, first asked first, or a configuration file with such a list under
+`stack`. Only `policy` must be given:
+  - policy: timeslice
+    digest: 9f86d081884c              # which version of it
+    parameters: {replicas: 4}         # `berth policy show timeslice` tells what it takes
+    permissions: {deny: false, shareMax: 4, resources: [nvidia.com/gpu.shared]}
+    onFault: skip                     # or deny";
+
+/// `berth policy`.
+#[derive(Subcommand, Debug)]
+pub enum PolicyCommand {
+    /// All versions that the node knows
+    List,
+    /// One version with the schema of its parameters
+    Show {
+        /// Name, digest, the beginning of a digest, or name@ and that
+        policy: String,
+    },
+    /// Upload a policy: checked, compiled, kept; asked nothing until a stack names it
+    Push(PushArgs),
+    /// Try one without effect.
+    #[command(flatten)]
+    Trial(TrialCommand),
+    /// Delete a version that is not active
+    Delete {
+        /// Name, digest, the beginning of a digest, or name@ and that
+        policy: String,
+    },
+    /// Swap the active stack as a whole: asked on the live node first, and unchanged if one fails
+    #[command(after_help = STACK_FILE)]
+    Activate {
+        /// The stack as YAML or JSON; `-` reads standard input
+        file: PathBuf,
+        /// Only if the active stack is still at this revision
+        #[arg(long, value_name = "REVISION")]
+        if_revision: Option<u64>,
+        /// Who and why.
+        #[command(flatten)]
+        word: WordArgs,
+    },
+    /// Go back to the stack of the configuration file
+    Reset(WordArgs),
+    /// Versions over time: fetch one, see what was active, go back to it.
+    #[command(flatten)]
+    Versions(VersionCommand),
+    /// The active stack, and how its policies fare
+    Stack,
+    /// Begin a policy of your own: a folder that builds and passes its test
+    #[command(after_help = "\
+Its README.md has the commands to build, check and test it, and to bring it to a node:
+  berth policy new my-policy
+  berth policy new my-policy --lang python --dir /tmp/my-policy")]
+    New(NewPolicy),
+    /// Say offline what a daemon would say of a policy at upload
+    #[command(after_help = "\
+Nothing is sent anywhere: the policy is checked, compiled and asked on this machine, by the daemon's
+own rules. Exit code 1 if it is refused.
+  berth policy check my_policy.wasm
+  berth policy check my_policy.wasm --parameters '{\"shares\": 4}'
+  berth policy check my_policy.wasm --parameters @parameters.json -o json")]
+    Check {
+        /// A WebAssembly component of the world berth:policy, or a core module
+        file: PathBuf,
+        /// Ask it with these, too: JSON, or @ and a file of it
+        #[arg(long, value_name = "JSON|@FILE")]
+        parameters: Option<String>,
+    },
+    /// Run scenario files against a policy, on simulated nodes
+    #[command(after_help = "\
+A scenario is a YAML file: a node, what happens, and what is expected. A folder stands for the .yaml
+files in it. Exit code 1 if one fails.
+  berth policy test my_policy.wasm scenarios/
+  berth policy test --shipped timeslice scenarios/shares.yaml
+
+policies-wasm/README.md of the sources describes the form; `berth policy new` writes a first one.")]
+    Test {
+        /// The policy; not with --shipped
+        #[arg(value_name = "FILE", required_unless_present = "shipped")]
+        file: Option<PathBuf>,
+        /// Scenario files, or folders of them
+        #[arg(value_name = "SCENARIOS")]
+        scenarios: Vec<PathBuf>,
+        /// A policy that came with this program, in place of FILE
+        #[arg(long, value_name = "NAME")]
+        shipped: Option<String>,
+    },
+}
+
+/// `berth policy new`.
+#[derive(Args, Clone, Debug)]
+pub struct NewPolicy {
+    /// What it is called: a DNS label such as `fill-first`
+    pub name: String,
+    /// The language that it is written in
+    #[arg(long, value_enum, default_value_t)]
+    pub lang: Lang,
+    /// Where; must not be there yet [default: a folder of its name]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+/// Languages that `berth policy new` knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Lang {
+    /// The smallest and fastest, with a kit and native tests
+    #[default]
+    Rust,
+    /// By wit-bindgen and clang
+    C,
+    /// By componentize-qjs
+    Js,
+    /// By componentize-py
+    Python,
+}

@@ -1,0 +1,207 @@
+//! `berth policy push`: a policy and its signature go to the daemon, with progress on a terminal.
+
+use super::client::Client;
+use super::output::Out;
+use super::policy::{read_file, short};
+use super::versions::WordArgs;
+use crate::admin::MODULE_BYTES_MAX;
+use crate::admin::dto::PolicyDetail;
+use anyhow::bail;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use clap::Args;
+use std::io::{IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// How often the progress line is written.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+/// How much is handed to the socket at a time, so that what counts as sent nearly is.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// Largest signature file, bytes: 64 in base64, with room for line ends.
+const SIGNATURE_FILE_BYTES_MAX: u64 = 1024;
+
+/// `berth policy push`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Where the daemon's configuration has trustedKeys, a policy must be signed by one of them:
+  openssl genpkey -algorithm ed25519 -out release.pem            once; keep it off the nodes
+  openssl pkey -in release.pem -pubout                           goes into trustedKeys
+  openssl pkeyutl -sign -rawin -inkey release.pem -in my-policy.wasm -out my-policy.wasm.sig
+  berth policy push my-policy.wasm --signature my-policy.wasm.sig")]
+pub struct PushArgs {
+    /// A WebAssembly component of the world berth:policy, or a core module
+    pub file: PathBuf,
+    /// An Ed25519 signature over the file's bytes: 64 bytes as openssl writes them, or in base64
+    #[arg(long, value_name = "FILE")]
+    pub signature: Option<PathBuf>,
+    /// Who and why.
+    #[command(flatten)]
+    pub word: WordArgs,
+}
+
+pub(super) fn run(args: &PushArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    let module = read_file(&args.file, u64::try_from(MODULE_BYTES_MAX)?)?;
+    let signature = args.signature.as_deref().map(signature).transpose()?;
+    let length = module.len().to_string();
+    let mut headers = vec![("content-type", "application/wasm"), ("content-length", length.as_str())];
+    headers.extend(signature.as_deref().map(|text| ("berth-signature", text)));
+    let path = format!("/policies{}", args.word.query());
+    let sent = AtomicUsize::new(0);
+    let mut counted = Counted { rest: &module, sent: &sent };
+    let mut upload = || client.upload::<PolicyDetail>(&path, &headers, &mut counted);
+    // A pipe or a log gets no line that is written over.
+    let (new, policy) = if std::io::stderr().is_terminal() {
+        watched(upload, &mut std::io::stderr(), &sent, module.len())?
+    } else {
+        upload()?
+    };
+    out.answer(&policy, |p| {
+        let p = &p.policy;
+        let how = if new { "is taken; name it in a stack to have it asked" } else { "was known already" };
+        let signed = p.signed_by.as_ref().map(|by| format!(", signed by {by}")).unwrap_or_default();
+        format!("{}@{} {}{signed} {how}\n", p.name, short(&p.digest), p.version)
+    })
+}
+
+/// A signature file as the API takes it.
+fn signature(file: &Path) -> anyhow::Result<String> {
+    let bytes = read_file(file, SIGNATURE_FILE_BYTES_MAX)?;
+    let raw = <[u8; 64]>::try_from(bytes.as_slice()).ok();
+    let text = || {
+        let text: String = std::str::from_utf8(&bytes).ok()?.split_whitespace().collect();
+        <[u8; 64]>::try_from(BASE64.decode(text).ok()?).ok()
+    };
+    match raw.or_else(text) {
+        Some(signature) => Ok(BASE64.encode(signature)),
+        None => bail!(
+            "{} is no Ed25519 signature: 64 bytes, as `openssl pkeyutl -sign -rawin` writes them, or those in base64",
+            file.display()
+        ),
+    }
+}
+
+/// Bytes that count themselves as they are read.
+struct Counted<'m> {
+    rest: &'m [u8],
+    sent: &'m AtomicUsize,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let most = into.len().min(CHUNK_BYTES);
+        let count = self.rest.read(&mut into[..most])?;
+        self.sent.fetch_add(count, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+/// Does it, and meanwhile tells on one line how far it is.
+fn watched<T>(
+    work: impl FnOnce() -> T,
+    screen: &mut (impl Write + Send),
+    sent: &AtomicUsize,
+    total: usize,
+) -> T {
+    let (done, watch) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut all_since = None;
+            while let Err(RecvTimeoutError::Timeout) = watch.recv_timeout(PROGRESS_EVERY) {
+                let sent = sent.load(Ordering::Relaxed);
+                if sent >= total {
+                    all_since.get_or_insert_with(Instant::now);
+                }
+                let seconds = all_since.map(|since| since.elapsed().as_secs());
+                // A screen that has gone stops nothing.
+                let _ =
+                    write!(screen, "\r\u{1b}[K{}", line(sent, total, seconds)).and_then(|()| screen.flush());
+            }
+            let _ = write!(screen, "\r\u{1b}[K").and_then(|()| screen.flush());
+        });
+        let answer = work();
+        drop(done);
+        answer
+    })
+}
+
+/// How far an upload is; `compiling_s`: since when all of it is sent, in seconds.
+fn line(sent: usize, total: usize, compiling_s: Option<u64>) -> String {
+    match compiling_s {
+        Some(seconds) => format!("compiling ... {seconds} s"),
+        None => {
+            let percent = sent.saturating_mul(100).checked_div(total).unwrap_or(100);
+            format!("sent {} of {} KiB ({percent} %)", sent / 1024, total.div_ceil(1024))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    #[test]
+    fn progress_says_how_much_is_sent_and_then_that_it_compiles() {
+        assert_eq!(line(512 * 1024, 2 * 1024 * 1024, None), "sent 512 of 2048 KiB (25 %)");
+        assert_eq!(line(0, 0, None), "sent 0 of 0 KiB (100 %)");
+        assert_eq!(line(5, 5, Some(12)), "compiling ... 12 s");
+    }
+
+    /// A screen that others may look at.
+    #[derive(Clone, Default)]
+    struct Screen(Arc<Mutex<Vec<u8>>>);
+
+    impl Screen {
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    impl Write for Screen {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_line_is_there_while_it_works_and_gone_after() {
+        let module = vec![7; 200_000];
+        let sent = AtomicUsize::new(0);
+        let screen = Screen::default();
+        let mut counted = Counted { rest: &module, sent: &sent };
+        let work = || {
+            let mut read = Vec::new();
+            counted.read_to_end(&mut read).unwrap();
+            let until = Instant::now() + Duration::from_secs(20);
+            while !screen.text().contains("compiling ... 0 s") {
+                assert!(Instant::now() < until, "{:?}", screen.text());
+                std::thread::yield_now();
+            }
+            read
+        };
+        assert_eq!(watched(work, &mut screen.clone(), &sent, module.len()), module);
+        assert!(screen.text().ends_with("\r\u{1b}[K"), "{:?}", screen.text());
+    }
+
+    #[test]
+    fn a_signature_is_taken_raw_or_in_base64() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            path
+        };
+        let wanted = BASE64.encode([9; 64]);
+        assert_eq!(signature(&write("raw", &[9; 64])).unwrap(), wanted);
+        assert_eq!(signature(&write("text", format!("{wanted}\n").as_bytes())).unwrap(), wanted);
+        let says = signature(&write("short", &[9; 63])).unwrap_err().to_string();
+        assert!(says.contains("openssl pkeyutl"), "{says}");
+    }
+}

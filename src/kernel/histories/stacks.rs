@@ -1,0 +1,59 @@
+//! Stacks that come and go in a history, and what is kept of them.
+
+use super::world::World;
+use crate::kernel::command::{Command, NewStack};
+use crate::kernel::names::Digest;
+use crate::kernel::policy::PolicyVersion;
+use crate::kernel::stack::{ACTIVATIONS_MAX, OnFault, Permissions, StackEntry};
+use crate::kernel::trust::Origin;
+
+fn version() -> PolicyVersion {
+    let digest = Digest::parse(&"a".repeat(64)).unwrap();
+    PolicyVersion {
+        name: "own".into(),
+        version: "1.0.0".into(),
+        summary: String::new(),
+        hooks: Vec::new(),
+        parameters_schema: "{}".into(),
+        artifact: digest.clone(),
+        digest,
+        bytes: 1,
+        shipped: false,
+        since_wall_ms: 0,
+        origin: Origin { by: "me".into(), ..Origin::default() },
+    }
+}
+
+impl World {
+    pub(super) fn activate(&mut self, entries: usize) {
+        let version = version();
+        if !self.ledger.policies.contains_key(&version.digest) {
+            self.turn(&Command::KeepPolicy(version.clone())).unwrap();
+        }
+        let entry = |i: usize| StackEntry {
+            name: version.name.clone(),
+            digest: version.digest.clone(),
+            parameters: format!("{{\"n\":{i}}}"),
+            permissions: Permissions::default(),
+            on_fault: OnFault::Skip,
+        };
+        let stack = NewStack {
+            from_api: entries.is_multiple_of(2),
+            by: "me".into(),
+            why: "a step".into(),
+            entries: (0..entries).map(entry).collect(),
+        };
+        let before = self.ledger.clone();
+        self.turn(&Command::Activate { stack, expected: None, offers: Vec::new() }).unwrap();
+        let past = &self.ledger.past_stacks;
+        assert_eq!(
+            past.last_key_value().unwrap().1,
+            &before.stack,
+            "what was active is the newest of the past"
+        );
+        assert!(past.len() < ACTIVATIONS_MAX, "the history is bounded");
+        let kept = past.keys().copied().collect::<Vec<_>>();
+        let newest = self.ledger.stack.revision;
+        assert_eq!(kept, (newest - kept.len() as u64..newest).collect::<Vec<_>>(), "without a gap");
+    }
+}

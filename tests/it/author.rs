@@ -1,0 +1,235 @@
+//! What the author of a policy has without a daemon: `berth policy new`, `check` and `test`.
+// Clippy does not see that helpers of tests are tests, too.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use berth::scenario::Bench;
+
+use crate::policies_guests::{guest, module};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn berth(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    command.current_dir(folder).args(arguments).output().unwrap()
+}
+
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+fn bench() -> Bench {
+    Bench::compiled_by(Some(env!("CARGO_BIN_EXE_berth").into())).unwrap()
+}
+
+/// Scenario files by shipped policy: they lie with its sources.
+fn scenarios() -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
+    for entry in root().join("policies-wasm").read_dir().unwrap() {
+        let policy = entry.unwrap().path();
+        let Ok(files) = policy.join("scenarios").read_dir() else { continue };
+        let name = policy.file_name().unwrap().to_str().unwrap().to_owned();
+        let files = files.map(|file| file.unwrap().path());
+        let yaml = files.filter(|file| file.extension().is_some_and(|end| end == "yaml"));
+        found.extend(yaml.map(|file| (name.clone(), file)));
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn the_shipped_policies_do_what_their_scenarios_say() {
+    let bench = bench();
+    let found = scenarios();
+    assert!(found.len() >= 20, "the scenarios were not found");
+    let mut failed = String::new();
+    for (policy, file) in found {
+        let version = bench.shipped(&policy).unwrap();
+        let text = std::fs::read_to_string(&file).unwrap();
+        let name = file.strip_prefix(root()).unwrap().display().to_string();
+        let report = bench.run(&version, &name, &text);
+        if !report.passed {
+            failed += &report.text();
+        }
+    }
+    assert!(failed.is_empty(), "{failed}");
+}
+
+const HEAD: &str = "about: A test.\nnode: [{model: l4, count: 2}]\n";
+
+/// Runs a story against a policy and answers the report's text.
+fn story(bench: &Bench, module: &[u8], text: &str) -> String {
+    let version = bench.install(module).unwrap();
+    bench.run(&version, "story.yaml", &format!("{HEAD}{text}")).text()
+}
+
+#[test]
+fn a_failed_expectation_is_shown_with_its_line_and_what_was_said() {
+    let bench = bench();
+    let version = bench.shipped("timeslice").unwrap();
+    let text = format!(
+        "{HEAD}steps:\n  - offer: {{}}\n    expect: {{free: {{nvidia.com/gpu.shared: 9}}}}\n  \
+         - allocate: {{resource: nvidia.com/gpu.shared, count: 1}}\n    expect: {{gpus: [1]}}\n  \
+         - allocate: {{resource: nvidia.com/gpu.shared, count: 1}}\n    expect: {{refused: never}}\n"
+    );
+    let report = bench.run(&version, "story.yaml", &text);
+    let shown = report.text();
+    for words in [
+        "FAILED story.yaml: A test.\n  step 1, line 4: offer\n",
+        "free.nvidia.com/gpu.shared  expected 9\n",
+        "got 8\n",
+        "step 2, line 6: allocate\n    gpus  expected [1]\n               got [0]\n",
+        "place: GPU 0 share 0 (the least-held GPUs first)\n",
+        "step 3, line 8: allocate\n    refused  expected ...never...\n",
+        "got granted or placed on GPUs [1]",
+    ] {
+        assert!(shown.contains(words), "{words}\n{shown}");
+    }
+    assert_eq!(report.failures.len(), 3);
+}
+
+#[test]
+fn a_fault_fails_its_step_unless_it_is_expected() {
+    let bench = bench();
+    let allocate = "steps:\n  - allocate: {resource: nvidia.com/gpu, count: 1}\n";
+    let words =
+        story(&bench, &guest("trap-with-words"), &format!("{allocate}    expect: {{fault: no such}}\n"));
+    assert!(words.contains("fault  expected ...no such..."), "{words}");
+
+    // A guest that runs for ever in one hook: `offer`, which keeps the stack from being activated.
+    let looping = guest("loop-in-hook");
+    let unexpected = story(&bench, &looping, allocate);
+    assert!(unexpected.contains("FAILED") && unexpected.contains("units of fuel"), "{unexpected}");
+}
+
+#[test]
+fn an_entry_that_denies_on_fault_refuses_with_the_fault() {
+    let bench = bench();
+    // `admit` alone traps, so that the stack is activated.
+    let fields = "(func (export \"admit\") (param i32) (result i32) unreachable)\n";
+    let module = module(fields);
+    for (on_fault, expect) in [
+        ("skip", "{fault: ended itself, gpus: [1]}"),
+        ("deny", "{fault: ended itself, refused: its onFault is deny}"),
+        ("deny", "{fault: ended itself}"),
+    ] {
+        let text = format!(
+            "stack: [{{policy: this, onFault: {on_fault}}}]\nsteps:\n  - allocate: {{resource: nvidia.com/gpu, on: [1]}}\n    \
+             expect: {expect}\n"
+        );
+        assert_eq!(story(&bench, &module, &text), "ok story.yaml\n", "{on_fault} {expect}");
+    }
+}
+
+#[test]
+fn check_says_what_the_daemon_would_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let shipped = root().join("policies-wasm/prebuilt/timeslice.wasm");
+    let shipped = shipped.to_str().unwrap();
+    for (module, words) in [
+        (b"hello".to_vec(), "it is no WebAssembly"),
+        (guest("lie-name"), "no DNS label"),
+        (crate::policies_guests::component("wasi"), "wasi"),
+    ] {
+        let file = folder.path().join("policy.wasm");
+        std::fs::write(&file, module).unwrap();
+        let output = berth(folder.path(), &["policy", "check", "policy.wasm"]);
+        assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+        assert!(
+            told(&output).contains("refused: policy.wasm: ") && told(&output).contains(words),
+            "{}",
+            told(&output)
+        );
+    }
+    let output = berth(
+        folder.path(),
+        &["policy", "check", shipped, "--parameters", r#"{"replicas": 0}"#, "-o", "json"],
+    );
+    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&answer["ok"], &answer["policy"]["name"]), (&false.into(), &"timeslice".into()));
+    assert!(
+        answer["parameters"]["problem"].as_str().unwrap().contains("replicas: 0 is out of range"),
+        "{answer}"
+    );
+    std::fs::write(folder.path().join("p.json"), r#"{"replicas": 3}"#).unwrap();
+    let output = berth(folder.path(), &["policy", "check", shipped, "--parameters", "@p.json"]);
+    assert!(
+        output.status.success() && told(&output).contains("ok: it takes these parameters"),
+        "{}",
+        told(&output)
+    );
+    let output = berth(folder.path(), &["policy", "check", shipped, "--parameters", "[]"]);
+    assert!(told(&output).contains("--parameters is no JSON object"), "{}", told(&output));
+}
+
+#[test]
+fn test_runs_files_and_folders_and_its_exit_code_says_how_it_went() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = root().join("policies-wasm/timeslice/scenarios");
+    let good = good.to_str().unwrap();
+    let output = berth(folder.path(), &["policy", "test", "--shipped", "timeslice", good]);
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(told(&output).ends_with("scenarios: 3 passed, 0 failed\n"), "{}", told(&output));
+    std::fs::write(folder.path().join("bad.yaml"), "about: x\nnode: []\nsteps:\n  - ofer: {}\n").unwrap();
+    let prebuilt = root().join("policies-wasm/prebuilt/timeslice.wasm");
+    let output =
+        berth(folder.path(), &["policy", "test", prebuilt.to_str().unwrap(), good, ".", "-o", "json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&answer["passed"], &answer["failed"]), (&3.into(), &1.into()));
+    let trouble = answer["scenarios"][3]["trouble"].as_str().unwrap();
+    assert!(trouble.contains("unknown field `ofer`") && trouble.contains("line 4"), "{trouble}");
+    assert_eq!(berth(folder.path(), &["policy", "test", "--shipped", "timeslice"]).status.code(), Some(2));
+    let output = berth(folder.path(), &["policy", "test", "--shipped", "none", good]);
+    assert!(told(&output).contains("shipped are exclusive"), "{}", told(&output));
+}
+
+#[test]
+fn a_new_policy_has_all_that_it_is_built_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = berth(folder.path(), &["policy", "new", "fill-first"]);
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(
+        told(&output).contains("berth policy test target/wasm32-unknown-unknown/release/"),
+        "{}",
+        told(&output)
+    );
+    let made = folder.path().join("fill-first");
+    // The kit and the contract are those of this repository, to the last byte.
+    let mut compared = 0;
+    for part in ["sdk/src", "wit"] {
+        for file in root().join("policies-wasm").join(part).read_dir().unwrap() {
+            let file = file.unwrap().path();
+            if file.is_file() {
+                let copy = made.join(part).join(file.file_name().unwrap());
+                assert_eq!(
+                    std::fs::read(&copy).unwrap(),
+                    std::fs::read(&file).unwrap(),
+                    "{}",
+                    copy.display()
+                );
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 6, "{compared}");
+    let manifest = std::fs::read_to_string(made.join("Cargo.toml")).unwrap();
+    assert!(
+        manifest.contains("berth-policy-fill-first") && manifest.contains("path = \"sdk\""),
+        "{manifest}"
+    );
+    assert!(std::fs::read_to_string(made.join("src/lib.rs")).unwrap().contains("struct FillFirst"));
+    assert!(made.join(".gitignore").is_file() && made.join("scenarios/fill.yaml").is_file());
+
+    let again = berth(folder.path(), &["policy", "new", "fill-first", "--lang", "python"]);
+    assert_eq!(again.status.code(), Some(1), "{}", told(&again));
+    assert!(told(&again).contains("is there already"), "{}", told(&again));
+    let named = berth(folder.path(), &["policy", "new", "Fill_First"]);
+    assert_eq!(named.status.code(), Some(2), "{}", told(&named));
+    assert_eq!(folder.path().read_dir().unwrap().count(), 1, "no draft is left");
+}

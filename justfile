@@ -89,4 +89,4 @@ fuzz TARGET="answer" SECONDS="60" *ARGS:
 # Keep of a target's corpus and of what it found what reaches different code
 fuzz-merge TARGET:
     mkdir -p fuzz/corpus/{{TARGET}}
-    fuzz/target/debug/{{TARGET}} -merge=1 -timeout=30 fuzz/corpus/{{TARGET}} fuzz/scratch/{{TARGET}}
+    fuzz/target/debug/{{TARGET}} -set_cover_merge=1 -timeout=30 fuzz/corpus/{{TARGET}} fuzz/scratch/{{TARGET}}

@@ -180,7 +180,7 @@ impl WasmPolicies {
         match Reply::decode(&frame) {
             Some(Reply::Compiled { component, artifact }) => {
                 let told = Module::load(&self.runner, &artifact)?.describe(&self.runner)?;
-                Ok((told.name, component))
+                Ok((told.name, component.unwrap_or_else(|| module.to_vec())))
             }
             Some(Reply::Refused(words)) => Err(module::not_a_policy(words)),
             Some(Reply::TooCostly(what)) => Err(InstallError::TooCostly { what }),

@@ -7,7 +7,6 @@ use berth::keeper::AskError;
 use berth::kernel::allocation::EndReason;
 use berth::kernel::refusal::Refusal;
 use berth::kernel::time::Timing;
-use berth::kernel::time::Timing;
 use kubelet_standin::{HEALTHY, Kubelet, Phase, PodSpec, Rpc, UNHEALTHY};
 use std::time::{Duration, Instant};
 

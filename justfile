@@ -10,6 +10,7 @@ ci: lint test policies-test
 # Formatting, clippy with warnings as errors, rustdoc without warnings
 lint:
     cargo fmt --all --check
+    cargo fmt --manifest-path fuzz/Cargo.toml --check
     cargo clippy --workspace --all-targets --locked -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 

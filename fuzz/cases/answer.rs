@@ -68,8 +68,8 @@ impl Turn<'_> {
     /// One walk over the stack, whose answers come from the input.
     fn walk<R>(&mut self, bytes: &mut Bytes<'_>, ask: impl FnOnce(Walk<'_>) -> R) -> R {
         let answers = self.stack.entries.iter().map(|entry| {
-            let told = if bytes.byte() % 8 == 0 { None } else { Some(answer(bytes, self.ledger)) };
-            let fails = bytes.byte() % 16 == 0;
+            let told = if bytes.one_in(8) { None } else { Some(answer(bytes, self.ledger)) };
+            let fails = bytes.one_in(16);
             let fault =
                 Fault { kind: bytes.pick(&[FaultKind::Trap, FaultKind::Time]), detail: String::new() };
             (entry.digest.clone(), if fails { Err(fault) } else { Ok(told) })
@@ -105,8 +105,8 @@ impl Turn<'_> {
     fn admit(&mut self, bytes: &mut Bytes<'_>) {
         let resource = bytes.pick(&resources());
         let mut devices = self.listed(&resource);
-        devices.retain(|_| bytes.byte() % 4 != 0);
-        if bytes.byte() % 16 == 0 {
+        devices.retain(|_| !bytes.one_in(4));
+        if bytes.one_in(16) {
             devices.push(DeviceId::share(&part("GPU-0"), 9_999));
         }
         devices.sort();
@@ -164,7 +164,7 @@ impl Turn<'_> {
     fn place(&mut self, bytes: &mut Bytes<'_>) {
         let resource = bytes.pick(&resources());
         let mut available = self.listed(&resource);
-        available.retain(|_| bytes.byte() % 8 != 0);
+        available.retain(|_| !bytes.one_in(8));
         let mut required = available.clone();
         required.retain(|_| bytes.byte() % 8 == 1);
         let size = required.len().max(bytes.below(available.len() + 2));
@@ -235,10 +235,10 @@ fn answer(bytes: &mut Bytes<'_>, ledger: &Ledger) -> Answer {
             let all = devices(ledger, &bytes.pick(&resources()));
             let mut devices = all;
             devices.retain(|_| bytes.flag());
-            if bytes.byte() % 8 == 0 {
+            if bytes.one_in(8) {
                 devices.push(DeviceId::whole(&part("GPU-nowhere")));
             }
-            if bytes.byte() % 8 == 0 {
+            if bytes.one_in(8) {
                 devices.extend(devices.first().cloned());
             }
             Answer::Place(Placement { devices, reason: bytes.text() })
@@ -272,9 +272,9 @@ fn variable(bytes: &mut Bytes<'_>) -> (String, String) {
 
 fn part_offer(bytes: &mut Bytes<'_>, ledger: &Ledger) -> PartOffer {
     let parts: Vec<PartId> = ledger.parts.keys().cloned().collect();
-    let part = if bytes.byte() % 16 == 0 { part("GPU-nowhere") } else { bytes.pick(&parts) };
+    let part = if bytes.one_in(16) { part("GPU-nowhere") } else { bytes.pick(&parts) };
     let lines = (0..bytes.below(4)).map(|_| {
-        let whole = bytes.byte() % 4 == 0;
+        let whole = bytes.one_in(4);
         let consumes = if whole {
             Consumes::Whole
         } else {

@@ -27,6 +27,11 @@ impl<'d> Bytes<'d> {
         self.byte() & 1 == 1
     }
 
+    /// True for one byte in so many, zero among them.
+    pub(super) fn one_in(&mut self, of: u8) -> bool {
+        self.byte().is_multiple_of(of)
+    }
+
     /// 0 to `end` - 1.
     pub(super) fn below(&mut self, end: usize) -> usize {
         usize::from(self.byte()) % end.max(1)

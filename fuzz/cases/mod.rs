@@ -7,14 +7,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 pub(crate) mod answer;
+// The simulation's own checks; its tests are in the same binary as these.
+#[allow(clippy::duplicate_mod)]
 #[path = "../../examples/sim/simulation/answers.rs"]
 mod answers;
 mod bytes;
 pub(crate) mod lift;
 mod node;
+#[allow(clippy::duplicate_mod)]
 #[path = "../../examples/sim/simulation/state.rs"]
 mod state;
 pub(crate) mod upload;
+#[allow(clippy::duplicate_mod)]
 #[path = "../../examples/sim/simulation/violation.rs"]
 mod violation;
 

@@ -54,14 +54,40 @@ fn answers() -> Vec<(&'static str, Vec<u8>)> {
             words(
                 0,
                 &[
-                    1, AT + 24, 2, 1, 9, 0, //
-                    0, AT + 48, 1, 1, 0, 0, //
-                    AT + 88, 21, 4, 0, 1, 0, 20_480, 0, 25, 0,
+                    1,
+                    AT + 24,
+                    2,
+                    1,
+                    9,
+                    0, //
+                    0,
+                    AT + 48,
+                    1,
+                    1,
+                    0,
+                    0, //
+                    AT + 88,
+                    21,
+                    4,
+                    0,
+                    1,
+                    0,
+                    20_480,
+                    0,
+                    25,
+                    0,
                 ],
                 shared,
             ),
         ),
-        ("offer-whole", words(0, &[1, AT + 24, 1, 0, 0, 0, 1, AT + 40, 1, 0, AT + 80, 21, 1, 0, 0, 0, 0, 0, 0, 0], shared)),
+        (
+            "offer-whole",
+            words(
+                0,
+                &[1, AT + 24, 1, 0, 0, 0, 1, AT + 40, 1, 0, AT + 80, 21, 1, 0, 0, 0, 0, 0, 0, 0],
+                shared,
+            ),
+        ),
         // Devices 0 and 1, and a reason.
         ("place", words(1, &[1, AT + 20, 2, AT + 28, 4, 0, 1], b"fine")),
         // Allowed: a variable, limits, a reason.

@@ -13,7 +13,7 @@ use berth::wasm::{CompileLimits, Settings, WasmPolicies};
 
 // Not by way of `crate`: a bench has this file, too.
 #[path = "../../examples/hostile/table/guests.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, clippy::duplicate_mod)]
 mod built;
 #[allow(unused_imports)]
 pub(crate) use built::{bomb, component, guest, module};

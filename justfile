@@ -10,6 +10,7 @@ ci: lint test policies-test
 # Formatting, clippy with warnings as errors, rustdoc without warnings
 lint:
     cargo fmt --all --check
+    cargo fmt --manifest-path fuzz/Cargo.toml --check
     cargo clippy --workspace --all-targets --locked -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
@@ -73,3 +74,20 @@ openapi:
 # Simulated histories with every invariant checked after every turn: `just sim 10000`, `just sim --help`
 sim *ARGS:
     cargo run --release --quiet --locked --example sim -- {{ARGS}}
+
+# Hostile guests against the real daemon: `just hostile --uploads 100`
+hostile *ARGS:
+    cargo build --release --locked -p berth
+    cargo run --release --locked --quiet --example hostile -- {{ARGS}}
+
+# A fuzz target (answer, lift, upload) for so many seconds, on the stable toolchain; what it finds new joins fuzz/corpus
+fuzz TARGET="answer" SECONDS="60" *ARGS:
+    RUSTC_WRAPPER={{justfile_directory()}}/fuzz/rustc.sh cargo build --locked --manifest-path fuzz/Cargo.toml --bin {{TARGET}}
+    mkdir -p fuzz/scratch/{{TARGET}} fuzz/artifacts
+    fuzz/target/debug/{{TARGET}} -max_total_time={{SECONDS}} -timeout=30 -artifact_prefix=fuzz/artifacts/{{TARGET}}- \
+        {{ARGS}} fuzz/scratch/{{TARGET}} fuzz/corpus/{{TARGET}}
+
+# Keep of a target's corpus and of what it found what reaches different code
+fuzz-merge TARGET:
+    mkdir -p fuzz/corpus/{{TARGET}}
+    fuzz/target/debug/{{TARGET}} -set_cover_merge=1 -timeout=30 fuzz/corpus/{{TARGET}} fuzz/scratch/{{TARGET}}

@@ -13,6 +13,7 @@ use crate::kernel::mig;
 use crate::kernel::names::{PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::offering::check_offer;
+use crate::kernel::part_state::{PartState, Taken};
 use crate::kernel::placement;
 use crate::kernel::policy::{
     AdmitRequest, Answer, Call, ENVIRONMENT_BYTES_MAX, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault,
@@ -129,8 +130,9 @@ impl Walk<'_> {
         let deadline = Instant::now() + STACK_TIME_MAX;
         for (place, entry) in self.stack.entries.iter().enumerate() {
             let merged = terms.clone();
-            let asked = self.ask(place, entry, Question::Admit(request), deadline, |_, answer| {
-                check_admit(entry, &merged, answer)
+            let asked = self.ask(place, entry, Question::Admit(request), deadline, |walk, answer| {
+                check_admit(entry, &merged, answer)?;
+                walk.check_limits(request, answer)
             });
             match asked {
                 Asked::Answer(Answer::Allow(more)) => {
@@ -225,7 +227,11 @@ impl Walk<'_> {
             None => Ok(None),
             Some(answer) => match check(self, &answer) {
                 Ok(()) => Ok(Some(answer)),
-                Err(detail) => Err(Fault { kind: FaultKind::Answer, detail }),
+                Err(mut detail) => {
+                    // It may quote the guest, who has a megabyte for an environment key.
+                    detail.truncate(detail.floor_char_boundary(REASON_BYTES_MAX));
+                    Err(Fault { kind: FaultKind::Answer, detail })
+                }
             },
         });
         let said = match &checked {
@@ -260,6 +266,34 @@ impl Walk<'_> {
             said,
             cost,
         });
+    }
+
+    /// A container that is told more than its GPU has would believe it. What the devices asked for take
+    /// may be said in any case: whether they fit is the kernel's to judge.
+    fn check_limits(&self, request: &AdmitRequest, answer: &Answer) -> Result<(), String> {
+        let Answer::Allow(Terms { limits, .. }) = answer else { return Ok(()) };
+        let mut asked = BTreeMap::<&PartId, Taken>::new();
+        for id in &request.devices {
+            let sum = asked.entry(&id.part).or_default();
+            if let Some(device) = self.node.device(&request.resource, id) {
+                *sum = sum.plus(device.consumes);
+            }
+        }
+        let has = |part: &PartState| part.memory_to_grant_mib(self.overcommit_percent);
+        let memory =
+            asked.iter().map(|(id, sum)| self.node.part(id).map_or(0, has).max(sum.memory_mib)).max();
+        let compute = asked.values().map(|sum| sum.compute_percent.max(100)).max();
+        if let (Some(said), Some(most)) = (limits.memory_mib, memory)
+            && said > most
+        {
+            return Err(format!("a limit of {said} MiB where there are {most} MiB"));
+        }
+        match (limits.compute_percent, compute) {
+            (Some(said), Some(most)) if said > most => {
+                Err(format!("a limit of {said} percent of the compute; at most {most}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_offers(&self, entry: &StackEntry, answer: &Answer) -> Result<(), String> {

@@ -15,7 +15,7 @@ use crate::kernel::names::{DeviceId, Digest, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::policy::{
     AdmitRequest, Answer, Call, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion,
-    Severity, Terms,
+    REASON_BYTES_MAX, Severity, Terms,
 };
 use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
@@ -331,6 +331,44 @@ fn i8_terms_outside_the_permissions_are_a_fault() {
         assert_eq!((by, terms.environment), (vec!["baseline".to_owned()], vec![]), "{bad:?}");
         assert_eq!(case.faults.record(0, &case.stack.entries[0]).faults[&FaultKind::Answer], 1);
     }
+}
+
+#[test]
+fn i8_limits_beyond_what_the_gpu_has_are_a_fault() {
+    let told = |limits| Ok(Some(Answer::Allow(Terms { limits, ..Terms::default() })));
+    // The GPUs here have 1000 MiB.
+    for (memory_mib, compute_percent, taken) in [
+        (Some(1000), Some(100), true),
+        (Some(1001), None, false),
+        (Some(u64::MAX), None, false),
+        (None, Some(101), false),
+    ] {
+        let limits = Limits { memory_mib, compute_percent };
+        let mut case = Case::new([('a', told(limits))]);
+        let StackAnswer::Allow { by, terms } = case.admit() else { panic!() };
+        let expected = if taken { limits } else { Limits::default() };
+        assert_eq!((terms.limits, by == [BASELINE]), (expected, !taken), "{limits:?}");
+    }
+}
+
+#[test]
+fn a_fault_quotes_no_more_of_the_guest_than_a_reason_may_have() {
+    let key = "\u{e9}".repeat(100_000);
+    let mut case = Case::new([('a', allow(&[(&key, "x")], None))]);
+    case.stack.entries[0].on_fault = OnFault::Deny;
+    let StackAnswer::Faulted { detail, .. } = case.admit() else { panic!() };
+    assert!(
+        detail.len() <= REASON_BYTES_MAX && detail.starts_with("its stack entry may not set"),
+        "{detail}"
+    );
+}
+
+#[test]
+fn i8_a_reason_that_speaks_to_a_terminal_is_a_fault() {
+    let reason = "fine\u{1b}[2J".to_owned();
+    let answer = Placement { devices: vec![DeviceId::whole(&gpu(1))], reason };
+    let mut case = Case::new([('a', Ok(Some(Answer::Place(answer))))]);
+    assert_eq!(case.place(&[], 1).1, BASELINE);
 }
 
 #[test]

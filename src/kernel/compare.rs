@@ -75,6 +75,10 @@ pub fn check_placement(request: &PlaceRequest, placement: &Placement) -> Result<
     if reason.len() > REASON_BYTES_MAX {
         return Err(format!("a reason of {} bytes; at most {REASON_BYTES_MAX}", reason.len()));
     }
+    // `explain` shows it on terminals.
+    if reason.chars().any(char::is_control) {
+        return Err("a reason with control characters".into());
+    }
     Ok(())
 }
 

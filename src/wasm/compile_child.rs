@@ -8,6 +8,7 @@
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use landlock::{ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetStatus, Scope};
@@ -56,7 +57,7 @@ fn run(mut arguments: impl Iterator<Item = OsString>) -> Result<(), String> {
     let limit = MODULE_BYTES_MAX as u64;
     let input = std::io::stdin().lock().take(limit + 1).read_to_end(&mut module);
     input.map_err(|error| format!("cannot read the module: {error}"))?;
-    let frame = compile(module).encode();
+    let frame = compile_or_refuse(module).encode();
     let mut output = std::io::stdout().lock();
     let written = output.write_all(&frame).and_then(|()| output.flush());
     written.map_err(|error| format!("cannot answer: {error}"))
@@ -120,6 +121,17 @@ fn no_files_and_network() -> bool {
         .and_then(Ruleset::create)
         .and_then(landlock::RulesetCreated::restrict_self);
     status.is_ok_and(|status| status.ruleset != RulesetStatus::NotEnforced)
+}
+
+/// What this process is for; the daemon's own runs none of it. A library that panics over a module has
+/// found what it did not expect there: that is the module's fault, and not the daemon's trouble.
+pub(super) fn compile_or_refuse(module: Vec<u8>) -> Reply {
+    // The module is gone either way, and whatever else was touched ends with this process.
+    catch_unwind(AssertUnwindSafe(|| compile(module))).unwrap_or_else(|panic| {
+        let words = panic.downcast_ref::<String>().map(String::as_str);
+        let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a word");
+        Reply::Refused(format!("the compiler gave up on it: {}", words.replace('\n', " ")))
+    })
 }
 
 fn compile(module: Vec<u8>) -> Reply {

@@ -43,6 +43,7 @@ pub use scratch::Scratch;
 use artifacts::{Artifacts, digest};
 use call::Runner;
 use compile::{Compiled, Compiler, trouble};
+use frame::Reply;
 use limits::MODULE_BYTES_MAX;
 use module::Module;
 use recorded::Recorded;
@@ -164,6 +165,27 @@ impl WasmPolicies {
         let mut installed = self.installed.write().unwrap_or_else(PoisonError::into_inner);
         installed.insert(version.digest.clone(), Arc::new(entry));
         version
+    }
+
+    /// What an upload goes through but for the compiler's process of its own and the files: for the fuzz
+    /// target `upload`, which looks for bytes that break any of it. Compiling has no limits here, so nothing
+    /// of the daemon calls it. Answers the name and the component.
+    ///
+    /// # Errors
+    /// As [`Policies::install`].
+    #[doc(hidden)]
+    pub fn rehearse(&self, module: &[u8]) -> Result<(String, Vec<u8>), InstallError> {
+        // By way of the frame, as from the process.
+        let frame = compile_child::compile_or_refuse(module.to_vec()).encode();
+        match Reply::decode(&frame) {
+            Some(Reply::Compiled { component, artifact }) => {
+                let told = Module::load(&self.runner, &artifact)?.describe(&self.runner)?;
+                Ok((told.name, component.unwrap_or_else(|| module.to_vec())))
+            }
+            Some(Reply::Refused(words)) => Err(module::not_a_policy(words)),
+            Some(Reply::TooCostly(what)) => Err(InstallError::TooCostly { what }),
+            None => Err(trouble("the compiler's answer cannot be read".to_owned())),
+        }
     }
 
     /// Everything after compiling: load, describe, keep, enter.

@@ -87,7 +87,12 @@ impl Module {
     }
 }
 
-pub(super) fn not_a_policy(what: String) -> InstallError {
+/// Longest reason of a refusal, bytes. Names of imports and exports come from the module, and may be as
+/// long as it is.
+const REFUSAL_BYTES_MAX: usize = 2048;
+
+pub(super) fn not_a_policy(mut what: String) -> InstallError {
+    what.truncate(what.floor_char_boundary(REFUSAL_BYTES_MAX));
     InstallError::NotAPolicy { what }
 }
 

@@ -2,7 +2,6 @@
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 
-use std::fmt::Write as _;
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use berth::ports::{InstallError, Policies};
 use berth::wasm::limits::MODULE_BYTES_MAX;
 use berth::wasm::{CompileLimits, Settings, WasmPolicies};
 
-use crate::policies_guests::{NOW, component, guest, installed, module, policies, refused, settings};
+use crate::policies_guests::{NOW, bomb, component, guest, installed, module, policies, refused, settings};
 use crate::policies_node::shared_node;
 
 fn assert_refused(module: &[u8], words: &str) {
@@ -103,22 +102,6 @@ fn a_module_that_is_too_large_is_not_even_looked_at() {
     let limit = MODULE_BYTES_MAX;
     let bytes = limit + 1;
     assert_eq!(error, InstallError::TooLarge { bytes, limit });
-}
-
-/// A function of a thousand locals and as many loops as asked: 330 kB of them take 17 s and 200 MB.
-fn bomb(loops: u32) -> Vec<u8> {
-    let locals = "i64 ".repeat(1000);
-    let mut body = String::new();
-    for n in 0..loops {
-        let (a, b) = (n % 1000, n * 7 % 1000);
-        write!(
-            body,
-            "(loop (local.set {a} (i64.add (local.get {a}) (local.get {b}))) \
-             (br_if 0 (i64.eqz (local.get {b}))))"
-        )
-        .unwrap();
-    }
-    module(&format!("(func $bomb (export \"bomb\") (local {locals}) {body})"))
 }
 
 #[test]

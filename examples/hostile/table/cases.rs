@@ -1,0 +1,235 @@
+//! Every hostile guest: how it is met, where it must be stopped, and in which words.
+
+use super::guests::{bomb, component, found, guest, instances, nested, numbered, parsed};
+use Meets::{Activation, Admit, Harmless, Place, PlaceTwice, Upload};
+
+/// What is done with a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meets {
+    /// It is uploaded, and refused.
+    Upload,
+    /// A stack that names it is activated, and refused.
+    Activation,
+    /// Its stack is active, and a pod comes: the hook `place` fails, and the pod gets its GPU all
+    /// the same.
+    Place,
+    /// As `Place`, for the second pod of two.
+    PlaceTwice,
+    /// As `Place`, in the hook `admit`.
+    Admit,
+    /// It is taken, and does no harm.
+    Harmless,
+}
+
+/// One row of the table.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) meets: Meets,
+    /// The whole error, without the words that all of its kind begin with. More than one where the
+    /// machine decides which limit is met first.
+    pub(crate) errors: &'static [&'static str],
+    pub(crate) bytes: fn(&'static str) -> Vec<u8>,
+    /// Whether it is compiling that it attacks.
+    pub(crate) bomb: bool,
+}
+
+/// Fuel ends a loop, or the clock does where the machine is busy: 400 million units are 180 ms of an
+/// idle one.
+const LOOPS: &[&str] =
+    &["place: used up its 400000000 units of fuel (fuel)", "place: ran longer than 500 ms (time)"];
+const FLOODS: &[&str] = &[
+    "place: used up its 400000000 units of fuel; it said: \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 \
+     | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 \
+     | \\0 | \\0 | \\0 | \\0 (fuel)",
+    "place: ran longer than 500 ms; it said: \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 \
+     | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 \
+     | \\0 (time)",
+];
+const REALLOC: &[&str] = &["used up its 400000000 units of fuel (fuel)", "ran longer than 500 ms (time)"];
+const TOO_MUCH: &[&str] = &["compiling was stopped: it needed more than 768 MiB"];
+const DESCRIBES: &[&str] = &["`describe`: used up its 400000000 units of fuel (fuel)"];
+
+const fn text(name: &'static str, meets: Meets, errors: &'static [&'static str]) -> Case {
+    Case { name, meets, errors, bytes: guest, bomb: false }
+}
+
+const fn made(
+    name: &'static str,
+    bytes: fn(&'static str) -> Vec<u8>,
+    errors: &'static [&'static str],
+) -> Case {
+    Case { name, meets: Upload, errors, bytes, bomb: false }
+}
+
+/// The table.
+pub(crate) const CASES: &[Case] = &[
+    // Never an instance, never described.
+    text("loop-in-start", Upload, DESCRIBES),
+    text("loop-in-describe", Upload, DESCRIBES),
+    text(
+        "memory-at-once",
+        Upload,
+        &["module memory does not fit in pooling allocator requirements: memory index 0 is unsupported in \
+         this pooling allocator configuration: memory has a minimum byte size of 262144000 which exceeds \
+         the limit of 0x8000000 bytes"],
+    ),
+    text(
+        "table-at-once",
+        Upload,
+        &["module table does not fit in pooling allocator requirements: table index 0 has a minimum \
+         element size of 10000000 which exceeds the limit of 16384"],
+    ),
+    text(
+        "memory64",
+        Upload,
+        &["failed to parse WebAssembly module: memory64 must be enabled for 64-bit memories (at offset \
+         0x8b7)"],
+    ),
+    text(
+        "threads",
+        Upload,
+        &["failed to parse WebAssembly module: threads must be enabled for shared memories (at offset \
+         0x8b7)"],
+    ),
+    made(
+        "wasi",
+        |_| component("wasi"),
+        &["component imports instance `wasi:clocks/wall-clock@0.2.0`, but a matching implementation was \
+         not found in the linker: instance export `resolution` has the wrong type: function \
+         implementation is missing"],
+    ),
+    made("other-world", |_| component("other-world"), &["no export `admit` found"]),
+    made("empty", |_| Vec::new(), &["it is no WebAssembly; upload a component, or a core module"]),
+    made(
+        "no-world",
+        |_| parsed("(module (func (export \"offer\")))"),
+        &["it is a core module that does not say which world it is of; build it with wit-bindgen, or make \
+         a component of it"],
+    ),
+    made(
+        "instances",
+        |_| instances(100),
+        &["The component transitively contains 100 core module instances, which exceeds the configured \
+         maximum of 64 in the pooling allocator"],
+    ),
+    made("nested", |_| nested(1_000), &["no export `admit` found"]),
+    made(
+        "world-that-panics",
+        found,
+        &["the compiler gave up on it: internal error: entered unreachable code"],
+    ),
+    Case { bomb: true, ..made("nested-deep", |_| nested(100_000), TOO_MUCH) },
+    made(
+        "cut",
+        |_| {
+            let all = numbered(0);
+            all[..all.len() / 2].to_vec()
+        },
+        &["decoding item in module: unexpected end-of-file (at offset 0x19f)"],
+    ),
+    Case { bomb: true, ..made("bomb", |_| bomb(200_000), TOO_MUCH) },
+    // Lies of `describe`.
+    text("lie-name", Upload, &["`describe`: the name \"../../x\" is no DNS label"]),
+    text("lie-schema", Upload, &["`describe`: the schema has 60000 bytes; at most 6144"]),
+    text("lie-hooks", Upload, &["`describe`: it names no hook, so it would never be asked"]),
+    text("lie-flags", Upload, &["`describe`: it names no hook, so it would never be asked"]),
+    text("lie-shipped", Harmless, &[]),
+    // Offers.
+    text("answer-aliased", Activation, &["handed over more than 1024 KiB at once (answer)"]),
+    text("part-out-of-range", Activation, &["named part 77, and there are 8 (answer)"]),
+    text("part-twice", Activation, &["named part 0 twice (answer)"]),
+    text(
+        "resource-no-name",
+        Activation,
+        &["\"gpu\" is not a resource name: a domain, a slash and a name, such as nvidia.com/gpu (answer)"],
+    ),
+    text(
+        "offer-beyond-memory",
+        Activation,
+        &["GPU-40e3b113-e356-8f83-a45c-ca82546b96d9 cannot be offered so: a device of \
+         nvidia.com/gpu.shared takes 1000000 MiB of 81559 MiB (answer)"],
+    ),
+    text(
+        "offer-too-many",
+        Activation,
+        &["GPU-40e3b113-e356-8f83-a45c-ca82546b96d9 cannot be offered so: 4294967295 devices; its stack \
+         entry may share 128 ways (permissions.shareMax) (answer)"],
+    ),
+    text(
+        "offer-foreign-resource",
+        Activation,
+        &["GPU-40e3b113-e356-8f83-a45c-ca82546b96d9 cannot be offered so: its stack entry may not name \
+         amd.com/gpu (permissions.resources) (answer)"],
+    ),
+    // Placements.
+    text("loop-in-hook", Place, LOOPS),
+    text("loop-in-realloc", Activation, REALLOC),
+    text("log-flood", Place, FLOODS),
+    text("log-huge", Place, &["place: handed over more than 1024 KiB at once (answer)"]),
+    text(
+        "memory-grab",
+        Place,
+        &["place: asked for more than 128 MiB of memory, was refused, and trapped (memory)"],
+    ),
+    text("memory-grab-polite", Harmless, &[]),
+    text(
+        "table-grab",
+        Place,
+        &["place: asked for more than 16384 elements of one table, was refused, and trapped (memory)"],
+    ),
+    text("recursion", Place, &["place: used up its 256 KiB of stack (memory)"]),
+    text("trap", Place, &["place: ended itself without a word (`unreachable`) (trap)"]),
+    text("trap-with-words", Place, &["place: out of ideas\\nERROR forged \\u{1b}[31mline (trap)"]),
+    text(
+        "panic",
+        Place,
+        &["place: panicked at src/lib.rs:7:9: index out of bounds: the len is 0 but the index is 3 (trap)"],
+    ),
+    text(
+        "forged-room",
+        Activation,
+        &["what it handed over is malformed: realloc return: beyond end of memory (answer)"],
+    ),
+    text(
+        "answer-beyond-memory",
+        Place,
+        &["place: what it handed over is malformed: list pointer/length out of bounds of memory (answer)"],
+    ),
+    text("answer-oversized", Place, &["place: handed over more than 1024 KiB at once (answer)"]),
+    text(
+        "answer-no-pointer",
+        Place,
+        &["place: what it handed over is malformed: pointer out of bounds of memory (answer)"],
+    ),
+    text(
+        "answer-no-text",
+        Place,
+        &["place: what it handed over is malformed: invalid utf-8 sequence of 1 bytes from index 0 \
+         (answer)"],
+    ),
+    text("device-out-of-range", Place, &["place: named device 999, and there are 8 (answer)"]),
+    text("device-twice", Place, &["place: chose device 1 twice (answer)"]),
+    text(
+        "device-not-available",
+        PlaceTwice,
+        &["place: device GPU-40e3b113-e356-8f83-a45c-ca82546b96d9 is not available (answer)"],
+    ),
+    text("reason-escape", Place, &["place: a reason with control characters (answer)"]),
+    // Verdicts.
+    text(
+        "answer-no-case",
+        Admit,
+        &["admit: what it handed over is malformed: unexpected discriminant: 9 (answer)"],
+    ),
+    text(
+        "limits-beyond-memory",
+        Admit,
+        &["admit: a limit of 1000000 MiB where there are 81559 MiB (answer)"],
+    ),
+    text(
+        "environment-closed",
+        Admit,
+        &["admit: its stack entry may not set the environment key \"LD_PRELOAD\" (permissions.environment) \
+         (answer)"],
+    ),
+];

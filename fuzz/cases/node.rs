@@ -1,0 +1,98 @@
+//! Nodes and stack entries that questions are asked about.
+
+use super::bytes::Bytes;
+use berth::admission::Baseline;
+use berth::kernel::change::{Change, Entry};
+use berth::kernel::gpu::{Mig, Part};
+use berth::kernel::ledger::Ledger;
+use berth::kernel::mig::MigStrategy;
+use berth::kernel::names::{Digest, PartId, Resource};
+use berth::kernel::stack::{OnFault, Permissions, StackEntry};
+use berth::kernel::time::Now;
+use std::collections::BTreeMap;
+
+/// Names that are offered and asked for; the last is another vendor's.
+const RESOURCES: [&str; 5] = [
+    "nvidia.com/gpu",
+    "nvidia.com/gpu.shared",
+    "nvidia.com/mig-1g.10gb",
+    "nvidia.com/gpu.large",
+    "amd.com/gpu",
+];
+
+pub(super) fn resources() -> Vec<Resource> {
+    RESOURCES.iter().map(|name| Resource::parse(name).unwrap()).collect()
+}
+
+pub(super) fn part(name: &str) -> PartId {
+    PartId::parse(name).unwrap()
+}
+
+/// Up to four GPUs of 80 GiB, the last of them perhaps in MIG mode with an instance.
+pub(super) fn node(bytes: &mut Bytes<'_>) -> Ledger {
+    let count = 1 + bytes.below(4);
+    let mut ledger = Ledger::default();
+    let mut changes: Vec<Change> = (0..count).map(|index| Change::PartFound(gpu(index))).collect();
+    if bytes.flag() {
+        let whole = gpu(count - 1);
+        let instance = Part {
+            id: part("MIG-0"),
+            parent: Some(whole.id.clone()),
+            memory_mib: 9_728,
+            mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
+            ..whole.clone()
+        };
+        changes.push(Change::PartFound(Part { mig_enabled: true, ..whole }));
+        changes.push(Change::PartFound(instance));
+    }
+    ledger.apply(&Entry { at: Now::default(), changes });
+    ledger
+}
+
+fn gpu(index: usize) -> Part {
+    Part {
+        id: part(&format!("GPU-{index}")),
+        parent: None,
+        vendor: "nvidia".into(),
+        model: "H100".into(),
+        gpu_index: u32::try_from(index).unwrap(),
+        minor: None,
+        memory_mib: 81_920,
+        pci_bus: format!("00000000:0{index}:00.0"),
+        numa_node: None,
+        mig_enabled: false,
+        mig: None,
+        attributes: BTreeMap::new(),
+    }
+}
+
+/// An entry with permissions of the input's choice.
+pub(super) fn entry(bytes: &mut Bytes<'_>, letter: char) -> StackEntry {
+    let mut permissions = Permissions { deny: bytes.flag(), ..Permissions::default() };
+    if bytes.flag() {
+        permissions.share_max = u32::from(bytes.byte());
+    }
+    if bytes.flag() {
+        permissions.resources.push("nvidia.com/gpu.*".into());
+    }
+    if bytes.flag() {
+        permissions.environment = vec!["MY_*".into(), "LD_*".into(), "A".into()];
+    }
+    StackEntry {
+        name: letter.to_string(),
+        digest: Digest::parse(&letter.to_string().repeat(64)).unwrap(),
+        parameters: "{}".into(),
+        permissions,
+        on_fault: if bytes.flag() { OnFault::Deny } else { OnFault::Skip },
+    }
+}
+
+pub(super) fn baseline() -> Baseline {
+    Baseline {
+        resource: Resource::parse(RESOURCES[0]).unwrap(),
+        mig: MigStrategy::Mixed,
+        mps_sockets: BTreeMap::new(),
+        ignored_xids: vec![13],
+        quiet_ms: 60_000,
+    }
+}

@@ -1,0 +1,35 @@
+//! What the fuzz targets found worth keeping (`just fuzz`), played again without a fuzzer.
+
+// The cases are shared with the targets in `fuzz`.
+#[path = "../../fuzz/cases/mod.rs"]
+mod cases;
+
+use crate::policies_guests::{installed, policies};
+use std::path::Path;
+
+/// Plays every input of a target's corpus.
+fn replay(target: &str, play: impl Fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+    let mut played = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        play(&std::fs::read(entry.unwrap().path()).unwrap());
+        played += 1;
+    }
+    assert!(played > 20, "{} holds {played} inputs", folder.display());
+}
+
+#[test]
+fn no_answer_grants_what_could_not_be_given() {
+    replay("answer", cases::answer::run);
+}
+
+#[test]
+fn no_memory_that_a_guest_leaves_is_read_as_more_than_it_may_be() {
+    let parrot = installed("parrot");
+    replay("lift", |data| cases::lift::run(policies(), &parrot, data));
+}
+
+#[test]
+fn no_upload_does_more_than_be_refused() {
+    replay("upload", |data| cases::upload::run(policies(), data));
+}

@@ -137,8 +137,8 @@ pub(super) async fn list(state: web::Data<State>, query: web::Query<Query>) -> R
         return Err(Problem::new(Kind::Query, format!("limit: 1 to {DECISIONS_MAX}, not {limit}")));
     }
     let filter = filter(&state.door.snapshot(), &query)?;
-    let found = state.door.decisions(filter, limit).await?;
-    Ok(HttpResponse::Ok().json(DecisionRecordList::of(&found, state.door.journal_standing())))
+    let (found, standing) = state.door.decisions(filter, limit).await?;
+    Ok(HttpResponse::Ok().json(DecisionRecordList::of(&found, standing)))
 }
 
 /// One decision

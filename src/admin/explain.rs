@@ -45,16 +45,10 @@ pub(super) async fn explain(door: &Door, node: &Ledger, allocation: &Allocation)
 
 async fn admitted(door: &Door, allocation: &Allocation) -> Option<Decision> {
     let whose = Whose { allocations: vec![allocation.id], pod: None };
-    let at = allocation.granted_wall_ms;
-    let mut filter = Filter {
-        whose: Some(whose),
-        hook: Some(Hook::Admit),
-        // Put down just after; clocks may have been set meanwhile.
-        since_wall_ms: Some(at.saturating_sub(PLACED_BEFORE_MS)),
-        ..Filter::default()
-    };
+    // By its id alone: clocks may have been set meanwhile.
+    let mut filter = Filter { whose: Some(whose), hook: Some(Hook::Admit), ..Filter::default() };
     for _ in 0..PAGES {
-        let found = door.decisions(filter.clone(), 1).await.ok()?;
+        let (found, _) = door.decisions(filter.clone(), 1).await.ok()?;
         if let Some(decision) = found.decisions.into_iter().next() {
             return Some(decision);
         }
@@ -63,7 +57,8 @@ async fn admitted(door: &Door, allocation: &Allocation) -> Option<Decision> {
     None
 }
 
-/// The newest placement of just these devices, else of as many of this resource.
+/// The newest placement of just these devices, else of as many of this resource that its own pod may
+/// have asked for.
 async fn placed(door: &Door, allocation: &Allocation, admitted: &Decision) -> Option<Decision> {
     let filter = Filter {
         hook: Some(Hook::Place),
@@ -71,7 +66,7 @@ async fn placed(door: &Door, allocation: &Allocation, admitted: &Decision) -> Op
         before: Some(admitted.seq),
         ..Filter::default()
     };
-    let found = door.decisions(filter, PLACEMENTS).await.ok()?.decisions;
+    let found = door.decisions(filter, PLACEMENTS).await.ok()?.0.decisions;
     let asked = |d: &&Decision| {
         let request = d.request.as_ref();
         request.is_some_and(|r| {
@@ -80,7 +75,11 @@ async fn placed(door: &Door, allocation: &Allocation, admitted: &Decision) -> Op
     };
     let same = |d: &&Decision| matches!(&d.outcome, Outcome::Placed(p, _) if set(&p.devices) == set(&allocation.devices));
     let of_these = found.iter().find(|d| asked(d) && same(d));
-    of_these.or_else(|| found.iter().find(asked)).cloned()
+    let holder = &allocation.holder;
+    let own = holder.namespace.as_ref().zip(holder.pod.as_ref()).map(|(ns, pod)| format!("{ns}/{pod}"));
+    let may_be_its =
+        |d: &&Decision| asked(d) && own.as_ref().is_some_and(|own| d.candidates == [own.as_str()]);
+    of_these.or_else(|| found.iter().find(may_be_its)).cloned()
 }
 
 fn set(devices: &[DeviceId]) -> BTreeSet<&DeviceId> {

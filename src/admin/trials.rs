@@ -9,6 +9,8 @@ use super::{auth::OPERATOR, decisions};
 use crate::admission;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::policy::PARAMETERS_BYTES_MAX;
+use crate::kernel::refusal::Refusal;
+use crate::kernel::trust::may_activate;
 use actix_web::http::header::LOCATION;
 use actix_web::{HttpRequest, HttpResponse, web};
 use serde::Deserialize;
@@ -17,7 +19,7 @@ use utoipa::IntoParams;
 
 /// Decisions that a replay looks at if the caller does not say.
 const REPLAY_DEFAULT: u64 = 1_000;
-/// Most decisions of one replay: at 1 ms each half of the time that it may take.
+/// Most decisions of one replay; what does not fit into its time is asked for with `before`.
 const REPLAY_MAX: u64 = 10_000;
 
 /// How many decisions.
@@ -49,6 +51,7 @@ pub(super) struct Limit {
     responses(
         (status = 200, description = "What would have differed", body = Replay),
         (status = 400, description = "No JSON, or a malformed query"),
+        (status = 403, description = "No trusted key signed it"),
         (status = 408, description = "The body came too slowly"),
         (status = 409, description = "This daemon keeps no journal"),
         (status = 413, description = "The body is too large"),
@@ -68,7 +71,7 @@ pub(super) async fn replay(
     let ledger = state.door.snapshot();
     let query = decisions::Query::of(query.hook.clone(), query.since.clone(), query.before);
     let filter = decisions::filter(&ledger, &query)?;
-    let candidate = candidate(&ledger, body::json(&request, payload).await?)?;
+    let candidate = candidate(&state, &ledger, body::json(&request, payload).await?)?;
     let label = candidate.policy.clone();
     let report = state.door.replay(candidate, filter, limit).await?;
     Ok(HttpResponse::Ok().json(Replay::of(&label, &report)))
@@ -93,6 +96,7 @@ pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
         (status = 201, description = "It is asked from now on", body = Shadow, headers(("Location" = String, description = "Where it is"))),
         (status = 400, description = "No JSON"),
         (status = 408, description = "The body came too slowly"),
+        (status = 403, description = "No trusted key signed it"),
         (status = 409, description = "There are four already"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
@@ -104,7 +108,7 @@ pub(super) async fn add(
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
     let wanted = body::json(&request, payload).await?;
-    let candidate = candidate(&state.door.snapshot(), wanted)?;
+    let candidate = candidate(&state, &state.door.snapshot(), wanted)?;
     let shadow = state.door.add_shadow(candidate)?;
     tracing::info!(policy = shadow.candidate.policy, by = OPERATOR, "a policy is asked as a shadow");
     let location = format!("/api/v1/shadows/{}", shadow.id);
@@ -145,10 +149,14 @@ fn unknown(id: u64) -> Problem {
 }
 
 /// Which version is meant, with its parameters.
-fn candidate(ledger: &Ledger, wanted: Candidate) -> Result<admission::Candidate, Problem> {
+fn candidate(state: &State, ledger: &Ledger, wanted: Candidate) -> Result<admission::Candidate, Problem> {
     let digest = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
         Problem::new(Kind::Invalid, rule).hint("GET /api/v1/policies lists what this node knows")
     })?;
+    let keys = &state.door.rules().trusted_keys;
+    if let Some(version) = ledger.policies.get(&digest).filter(|version| !may_activate(version, keys)) {
+        return Err(Refusal::Untrusted { policies: vec![version.label()] }.into());
+    }
     let parameters = Value::Object(wanted.parameters).to_string();
     if parameters.len() > PARAMETERS_BYTES_MAX {
         let rule = format!("parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}", parameters.len());

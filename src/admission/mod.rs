@@ -109,6 +109,7 @@ pub fn start(
     let recording = recorder::start(Arc::clone(&policies), journal.clone(), Arc::clone(&shadows))?;
     let worker = Worker {
         recorder: recording.recorder,
+        offered: RefCell::default(),
         keeper: running.handle.clone(),
         policies: Arc::clone(&policies),
         clock: Arc::clone(&clock),

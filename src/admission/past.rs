@@ -11,6 +11,8 @@ use tokio::sync::Semaphore;
 
 /// Replays at a time: each takes a whole processor.
 const REPLAYS: usize = 1;
+/// Looks into the journal at a time, a replay among them: each holds a file of 4 MiB and what is in it.
+const READS: usize = 3;
 
 /// What the door holds of it.
 #[derive(Clone)]
@@ -20,6 +22,7 @@ pub(super) struct Past {
     shadows: Arc<Shadows>,
     policies: Arc<dyn Policies>,
     replays: Arc<Semaphore>,
+    reads: Arc<Semaphore>,
 }
 
 /// The past cannot be told.
@@ -62,7 +65,8 @@ impl Past {
         shadows: Arc<Shadows>,
         policies: Arc<dyn Policies>,
     ) -> Self {
-        Self { journal, lost, shadows, policies, replays: Arc::new(Semaphore::new(REPLAYS)) }
+        let (replays, reads) = (Arc::new(Semaphore::new(REPLAYS)), Arc::new(Semaphore::new(READS)));
+        Self { journal, lost, shadows, policies, replays, reads }
     }
 
     /// Reads in a thread that may wait for the disk.
@@ -72,7 +76,12 @@ impl Past {
     ) -> Result<T, PastError> {
         let journal = self.journal.clone().ok_or(PastError::None)?;
         let policies = Arc::clone(&self.policies);
-        let work = tokio::task::spawn_blocking(move || read(&*journal, &*policies));
+        // It goes with the work, which goes on when whoever asked has gone.
+        let place = Arc::clone(&self.reads).acquire_owned().await.map_err(|_| PastError::Stopping)?;
+        let work = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            read(&*journal, &*policies)
+        });
         Ok(work.await.map_err(|_| PastError::Stopping)??)
     }
 }
@@ -83,8 +92,16 @@ impl Door {
     ///
     /// # Errors
     /// If there is no journal, or it cannot be read.
-    pub async fn decisions(&self, filter: Filter, limit: usize) -> Result<Found, PastError> {
-        self.past.read(move |journal, _| journal.find(&filter, limit)).await
+    pub async fn decisions(&self, filter: Filter, limit: usize) -> Result<(Found, Standing), PastError> {
+        let lost = self.past.lost.load(Ordering::Relaxed);
+        self.past
+            .read(move |journal, _| {
+                let found = journal.find(&filter, limit)?;
+                let standing = journal.standing();
+                // Those that found no room on their way, and those that the disk did not take.
+                Ok((found, Standing { lost: standing.lost + lost, ..standing }))
+            })
+            .await
     }
 
     /// One decision, and what the policies were shown.
@@ -93,13 +110,6 @@ impl Door {
     /// As [`Door::decisions`].
     pub async fn decision(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, PastError> {
         self.past.read(move |journal, _| journal.open(seq)).await
-    }
-
-    /// How much of the past there is; `None` without a journal.
-    #[must_use]
-    pub fn journal_standing(&self) -> Option<Standing> {
-        let standing = self.past.journal.as_ref()?.standing();
-        Some(Standing { lost: self.past.lost.load(Ordering::Relaxed), ..standing })
     }
 
     /// Asks a policy the questions on the record again, newest first, at most `limit` of them.
@@ -112,9 +122,12 @@ impl Door {
         filter: Filter,
         limit: u64,
     ) -> Result<Report, PastError> {
-        let _alone = self.past.replays.try_acquire().map_err(|_| PastError::Busy)?;
+        let alone = Arc::clone(&self.past.replays).try_acquire_owned().map_err(|_| PastError::Busy)?;
         self.past
-            .read(move |journal, policies| replay::replay(&candidate, &filter, limit, journal, policies))
+            .read(move |journal, policies| {
+                let _alone = alone;
+                replay::replay(&candidate, &filter, limit, journal, policies)
+            })
             .await
     }
 

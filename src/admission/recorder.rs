@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounde
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Decisions that may wait: half a second of the busiest node measured. Each holds a snapshot, which
 /// shares nearly all of the next one's memory.
@@ -52,7 +52,7 @@ pub(super) fn start(
 ) -> std::io::Result<Recording> {
     let (send, notes) = bounded(NOTES);
     let lost = Arc::new(AtomicU64::new(0));
-    let work = Work { policies, journal, shadows, lost: Arc::clone(&lost), said: false };
+    let work = Work { policies, journal, shadows, flushed: Instant::now(), said: false };
     let thread = std::thread::Builder::new().name("recorder".into()).spawn(move || work.run(&notes))?;
     Ok(Recording { recorder: Recorder { notes: send, lost: Arc::clone(&lost) }, lost, thread })
 }
@@ -61,7 +61,7 @@ struct Work {
     policies: Arc<dyn Policies>,
     journal: Option<Arc<dyn Journal>>,
     shadows: Arc<Shadows>,
-    lost: Arc<AtomicU64>,
+    flushed: Instant,
     /// Whether the log has been told that the journal fails.
     said: bool,
 }
@@ -72,6 +72,10 @@ impl Work {
             match notes.recv_timeout(FLUSH) {
                 Ok(note) => {
                     self.put_down(&note);
+                    // Also where notes never cease to come.
+                    if self.flushed.elapsed() >= FLUSH {
+                        self.flush();
+                    }
                     self.shadows.consider(&note, &*self.policies, notes.len() > NOTES_WITHOUT_SHADOWS);
                 }
                 Err(RecvTimeoutError::Timeout) => self.flush(),
@@ -86,10 +90,8 @@ impl Work {
     fn put_down(&mut self, note: &Note) {
         let Some(journal) = self.journal.clone() else { return };
         let input = self.input(note);
+        // What the disk does not take is counted by the journal.
         let put = journal.append(&note.decision(), input.as_ref());
-        if put.is_err() {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-        }
         self.tell(put.err());
     }
 
@@ -99,6 +101,7 @@ impl Work {
     }
 
     fn flush(&mut self) {
+        self.flushed = Instant::now();
         let Some(journal) = self.journal.clone() else { return };
         let flushed = journal.flush();
         self.tell(flushed.err());

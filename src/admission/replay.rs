@@ -27,6 +27,13 @@ pub struct Candidate {
     pub parameters: String,
 }
 
+impl Candidate {
+    /// The policy's name, without its version.
+    pub(super) fn name(&self) -> &str {
+        self.policy.split('@').next().unwrap_or_default()
+    }
+}
+
 /// What would have differed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -74,7 +81,8 @@ pub(super) fn replay(
                 report.unreadable += 1;
                 continue;
             };
-            let compared = compare(&again.asked, &decision.outcome, &again.told);
+            let compared =
+                compare(&again.asked, &decision.calls, &decision.outcome, candidate.name(), &again.told);
             let (seq, at_wall_ms, hook) = (Some(decision.seq), decision.at_wall_ms, decision.hook);
             let differs = report.counts.entry(hook).or_default().add(compared);
             if let Some((failed, words)) = differs.filter(|_| report.differences.len() < DIFFERENCES_MAX) {

@@ -151,5 +151,5 @@ fn judged(candidate: &Candidate, note: &Note, policies: &dyn Policies) -> Compar
         question: note.asked.question(),
         wall_ms_max: CALL_MS_MAX,
     });
-    compare(&note.asked, &note.outcome, &told)
+    compare(&note.asked, &note.calls, &note.outcome, candidate.name(), &told)
 }

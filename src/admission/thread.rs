@@ -11,12 +11,15 @@ use crate::keeper::{Answered, Applied, AskError, Handle, Snapshot};
 use crate::kernel::allocation::Allocation;
 use crate::kernel::change::Change;
 use crate::kernel::command::{Attempt, Command, NewStack, StackAnswer};
-use crate::kernel::decision::{Asked, CallNote, Grant, Note, Outcome};
+use crate::kernel::decision::{Asked, CallNote, Grant, Note, Outcome, Said};
 use crate::kernel::gpu::Reading;
 use crate::kernel::mig;
-use crate::kernel::names::PartId;
+use crate::kernel::names::{Digest, PartId};
+use crate::kernel::offer::PartOffer;
+use crate::kernel::placement;
 use crate::kernel::policy::{AdmitRequest, FaultKind, PlaceRequest, Placement, TriageAnswer};
 use crate::kernel::refusal::Refusal;
+use crate::kernel::time::Now;
 use crate::ports::{Clock, Policies};
 use crossbeam_channel::{Receiver, after, never, select_biased};
 use std::cell::RefCell;
@@ -92,9 +95,22 @@ impl ActivateError {
     }
 }
 
+/// One question to the stack.
+struct Walked {
+    /// When it was asked.
+    now: Now,
+    /// What each policy said.
+    calls: Vec<CallNote>,
+}
+
+/// Offers, and what each policy said to get there: version, parameters, answer.
+pub(super) type Offered = (Vec<(PartOffer, String)>, Vec<(Digest, String, Said)>);
+
 /// What the thread works with.
 pub(super) struct Worker {
     pub recorder: Recorder,
+    /// The offers that were put down last.
+    pub offered: RefCell<Option<Offered>>,
     pub keeper: Handle,
     pub policies: Arc<dyn Policies>,
     pub clock: Arc<dyn Clock>,
@@ -155,9 +171,11 @@ impl Worker {
             }
             KubeletJob::Place { request, reply } => {
                 let node = self.keeper.snapshot();
-                let ((placement, by), calls) = self.walk(&node, |walk| walk.place(&request));
+                // What policies are shown is what goes on the record.
+                let request = placement::narrowed(&node, &request, self.overcommit_percent);
+                let ((placement, by), walked) = self.walk(&node, |walk| walk.place(&request));
                 let _ = reply.send((placement.clone(), by.clone()));
-                self.note(&node, Asked::Place(request), calls, Outcome::Placed(placement, by));
+                self.note(&node, Asked::Place(request), walked, Outcome::Placed(placement, by));
             }
         }
     }
@@ -178,27 +196,27 @@ impl Worker {
     }
 
     /// Only this thread writes the faults; readers must not wait for a policy call.
-    fn walk<T>(&self, node: &Snapshot, ask: impl FnOnce(Walk<'_>) -> T) -> (T, Vec<CallNote>) {
+    fn walk<T>(&self, node: &Snapshot, ask: impl FnOnce(Walk<'_>) -> T) -> (T, Walked) {
         let lock = || self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         let mut faults = lock().clone();
-        let mut calls = Vec::new();
+        let mut walked = Walked { now: self.clock.now(), calls: Vec::new() };
         let answer = ask(Walk {
             stack: &node.stack,
             policies: &*self.policies,
             node,
-            now: self.clock.now(),
+            now: walked.now,
             faults: &mut faults,
             baseline: &self.baseline,
             overcommit_percent: self.overcommit_percent,
-            calls: &mut calls,
+            calls: &mut walked.calls,
         });
         *lock() = faults;
-        (answer, calls)
+        (answer, walked)
     }
 
-    fn note(&self, node: &Snapshot, asked: Asked, calls: Vec<CallNote>, outcome: Outcome) {
-        let (node, now) = (Arc::clone(node), self.clock.now());
-        self.recorder.note(Note { node, now, asked, calls, outcome });
+    fn note(&self, node: &Snapshot, asked: Asked, walked: Walked, outcome: Outcome) {
+        let Walked { now, calls } = walked;
+        self.recorder.note(Note { node: Arc::clone(node), now, asked, calls, outcome });
     }
 
     /// Asks the stack and the keeper; once more if the node moved between the two.
@@ -206,8 +224,8 @@ impl Worker {
         let mut again = false;
         loop {
             let node = self.keeper.snapshot();
-            let (answer, calls) = match self.baseline.mps_denial(&request.resource) {
-                Some(denial) => (denial, Vec::new()),
+            let (answer, walked) = match self.baseline.mps_denial(&request.resource) {
+                Some(denial) => (denial, Walked { now: self.clock.now(), calls: Vec::new() }),
                 None => self.walk(&node, |walk| walk.admit(request)),
             };
             let said = answer.clone();
@@ -222,20 +240,20 @@ impl Worker {
                 // not hear yes.
                 answered => answered.and_then(|applied| granted(applied).ok_or(AskError::Stopping)),
             };
-            self.note(&node, Asked::Admit(request.clone()), calls, verdict(said, &granted));
+            self.note(&node, Asked::Admit(request.clone()), walked, verdict(said, &granted));
             return granted;
         }
     }
 
     fn triage(&self, reading: Reading) {
         let node = self.keeper.snapshot();
-        let ((answer, by), calls) = self.walk(&node, |walk| walk.triage(&reading));
+        let ((answer, by), walked) = self.walk(&node, |walk| walk.triage(&reading));
         if self.is_news(&node, &reading, &answer) {
             tracing::warn!(
                 part = reading.part.as_str(), source = reading.source, code = reading.code,
                 detail = reading.detail, severity = ?answer.severity, reason = answer.reason, "a GPU reports"
             );
-            self.note(&node, Asked::Triage(reading.clone()), calls, Outcome::Triaged(answer.clone(), by));
+            self.note(&node, Asked::Triage(reading.clone()), walked, Outcome::Triaged(answer.clone(), by));
         }
         if let Err(error) = self.keeper.ask(Command::Triaged { reading, answer }) {
             tracing::error!(%error, "a reading was lost");
@@ -257,16 +275,26 @@ impl Worker {
 
     pub(super) fn reoffer(&self) -> Result<(Applied, Option<u32>), AskError> {
         let node = self.keeper.snapshot();
-        let (Offers { parts, again_after_s, mig, .. }, calls) = self.walk(&node, |walk| walk.offers());
+        let (Offers { parts, again_after_s, mig, .. }, walked) = self.walk(&node, |walk| walk.offers());
         self.say(mig);
-        // What nobody was asked is the baseline's, and always the same.
-        if !calls.is_empty() {
-            self.note(&node, Asked::Offer, calls, Outcome::Offered(parts.clone()));
-        }
+        self.note_offers(&node, walked, &parts);
         let applied = self.keeper.ask(Command::Offer(parts)).inspect_err(|error| {
             tracing::warn!(%error, "offers stay as they were");
         })?;
         Ok((applied, again_after_s))
+    }
+
+    /// Offers are asked at every change of the node, and most say what was said before: those would push
+    /// all else out of the journal. What nobody was asked is the baseline's.
+    fn note_offers(&self, node: &Snapshot, walked: Walked, parts: &[(PartOffer, String)]) {
+        let said =
+            walked.calls.iter().map(|call| (call.digest.clone(), call.parameters.clone(), call.said.clone()));
+        let offered = Some((parts.to_vec(), said.collect()));
+        if walked.calls.is_empty() || *self.offered.borrow() == offered {
+            return;
+        }
+        self.offered.replace(offered);
+        self.note(node, Asked::Offer, walked, Outcome::Offered(parts.to_vec()));
     }
 
     /// Tells the log what became of MIG, whenever it is something else.

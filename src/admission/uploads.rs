@@ -140,7 +140,8 @@ impl Door {
 /// anew, and a signature that counts for more than theirs.
 fn again(known: &PolicyVersion, version: PolicyVersion, origin: Origin) -> PolicyVersion {
     let mut newest = PolicyVersion { artifact: version.artifact, ..known.clone() };
-    let better = origin.signed_by.is_some() || newest.origin.signature.is_none();
+    // Of two that nobody has checked yet the newer counts.
+    let better = origin.signed_by.is_some() || newest.origin.signed_by.is_none();
     if better && origin.signature.is_some() {
         newest.origin.signature = origin.signature;
         newest.origin.signed_by = origin.signed_by;

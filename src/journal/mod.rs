@@ -29,8 +29,10 @@ use std::time::{Duration, SystemTime};
 
 /// What lies in memory at most before it is written, bytes.
 const PENDING_BYTES: usize = 64 * 1024;
-/// Files that one [`Journal::find`] looks through: 16 MiB, some tens of milliseconds.
-const LOOK: usize = 4;
+/// What one [`Journal::find`] looks through, bytes: some tens of milliseconds.
+const LOOK_BYTES: u64 = 4 * SEGMENT_BYTES;
+/// The same in files: each start begins one.
+const LOOK_FILES: usize = 64;
 
 /// A journal in a folder.
 #[derive(Debug)]
@@ -99,16 +101,21 @@ impl FileJournal {
         trouble(&self.folder, what, source)
     }
 
-    /// Writes what is pending; what cannot be written is lost, and a new file is begun with the next.
+    /// Writes what is pending; what cannot be written is lost. A full disk costs the oldest file, too.
     fn write(&self, state: &mut State) -> Result<(), JournalError> {
         if state.pending.is_empty() {
             return Ok(());
         }
         let written = state.write();
-        if written.is_err() {
+        if let Err(error) = &written {
             state.lost += state.pending_count;
-            state.file = None;
             state.nodes.clear();
+            if error.kind() == io::ErrorKind::StorageFull {
+                let before = state.oldest();
+                // Best effort: the error is told already.
+                let _ = state.segments.drop_oldest();
+                state.dropped += state.oldest() - before;
+            }
         }
         state.pending.clear();
         state.pending_count = 0;
@@ -136,6 +143,12 @@ impl FileJournal {
         self.write(&mut state)?;
         let older = |segment: &&Segment| before.is_none_or(|before| segment.first < before);
         let mut found: Vec<Segment> = state.segments.all.iter().rev().filter(older).cloned().collect();
+        let mut bytes = 0;
+        let enough = found.iter().position(|segment| {
+            bytes += segment.bytes;
+            bytes > LOOK_BYTES
+        });
+        let most = most.min(enough.map_or(usize::MAX, |at| at.max(1)));
         let more = found.len() > most;
         found.truncate(most);
         let next = found.last().filter(|_| more).map(|last| last.first);
@@ -167,11 +180,20 @@ impl State {
         if self.file.is_none() {
             self.file = Some(self.segments.begin(self.pending_first)?);
         }
-        if let (Some(file), Some(newest)) = (&mut self.file, self.segments.all.back_mut()) {
-            file.write_all(&self.pending)?;
-            newest.bytes += self.pending.len() as u64;
-            newest.written = SystemTime::now();
+        let (Some(file), Some(newest)) = (&mut self.file, self.segments.all.back_mut()) else {
+            return Ok(());
+        };
+        if let Err(error) = file.write_all(&self.pending) {
+            // Not a file for every failure, and no torn frame in the middle of one.
+            if newest.bytes > 0 && file.set_len(newest.bytes).is_ok() {
+                return Err(error);
+            }
+            self.file = None;
+            self.segments.drop_empty();
+            return Err(error);
         }
+        newest.bytes += self.pending.len() as u64;
+        newest.written = SystemTime::now();
         Ok(())
     }
 
@@ -211,7 +233,10 @@ impl Journal for FileJournal {
             let head = Head::Decision { seq, at_wall_ms: decision.at_wall_ms };
             frame::write(&mut state.pending, head, &body)
         })();
-        put.map_err(|e| self.trouble("a decision cannot be put into words", e))?;
+        if let Err(error) = put {
+            state.lost += 1;
+            return Err(self.trouble("a decision cannot be put into words", error));
+        }
         if state.pending.len() >= PENDING_BYTES {
             self.write(&mut state)?;
         }
@@ -223,21 +248,24 @@ impl Journal for FileJournal {
     }
 
     fn find(&self, filter: &Filter, limit: usize) -> Result<Found, JournalError> {
-        let (segments, next) = self.look(filter.before, LOOK)?;
+        let (segments, next) = self.look(filter.before, LOOK_FILES)?;
         let mut found = Found { decisions: Vec::new(), next };
         for segment in segments {
             let bytes = self.read(&segment)?;
             let all: Vec<_> = frames(&bytes).filter_map(|frame| Some((seq(&frame)?, frame))).collect();
+            // Clocks may be set back, but what a whole file is too old for is not worth more looks.
+            let mut too_old = !all.is_empty();
             for (seq, frame) in all.into_iter().rev() {
                 if filter.before.is_some_and(|before| seq >= before) {
                     continue;
                 }
-                let decision = self.entry(&frame, seq)?.decision().map_err(|e| self.damaged(seq, e))?;
-                if filter.since_wall_ms.is_some_and(|since| decision.at_wall_ms < since) {
-                    // Clocks may be set back, but not so that it is worth looking at everything.
-                    found.next = None;
-                    return Ok(found);
-                }
+                // One that this release cannot read, of a later one perhaps, hides no other.
+                let Some(decision) = self.entry(&frame, seq).ok().and_then(|entry| entry.decision().ok())
+                else {
+                    tracing::debug!(seq, "a decision cannot be read");
+                    continue;
+                };
+                too_old &= filter.since_wall_ms.is_some_and(|since| decision.at_wall_ms < since);
                 if !filter.wants(&decision) {
                     continue;
                 }
@@ -246,6 +274,10 @@ impl Journal for FileJournal {
                     return Ok(found);
                 }
                 found.decisions.push(decision);
+            }
+            if too_old {
+                found.next = None;
+                break;
             }
         }
         Ok(found)
@@ -282,7 +314,7 @@ impl Journal for FileJournal {
             let state = self.lock();
             let oldest = state.segments.all.front().cloned();
             let standing = Standing {
-                kept: state.next - state.oldest(),
+                kept: (state.next - state.oldest()).saturating_sub(state.lost),
                 bytes: state.segments.bytes() + state.pending.len() as u64,
                 oldest_wall_ms: None,
                 dropped: state.dropped,

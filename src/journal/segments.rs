@@ -77,4 +77,22 @@ impl Segments {
         }
         Ok(pruned)
     }
+
+    /// Deletes the oldest, but never the newest.
+    pub(super) fn drop_oldest(&mut self) -> io::Result<()> {
+        if self.all.len() > 1
+            && let Some(oldest) = self.all.pop_front()
+        {
+            fs::remove_file(oldest.path)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the newest if nothing could be written to it.
+    pub(super) fn drop_empty(&mut self) {
+        if let Some(newest) = self.all.pop_back_if(|newest| newest.bytes == 0) {
+            // Best effort: an empty file does no harm.
+            let _ = fs::remove_file(newest.path);
+        }
+    }
 }

@@ -3,7 +3,7 @@
 //! A candidate is one policy. Where it passes, others would have been asked: that is neither the
 //! same nor different, and counted by itself.
 
-use super::decision::{Asked, Grant, Outcome};
+use super::decision::{Asked, CallNote, Grant, Outcome, Said};
 use super::names::{DeviceId, PartId};
 use super::offer::{Consumes, OfferLine, PartOffer};
 use super::policy::{Answer, Fault, PlaceRequest, Placement, REASON_BYTES_MAX, Terms, TriageAnswer};
@@ -22,9 +22,43 @@ pub enum Compared {
     Fails(String),
 }
 
-/// Compares. The answer was not checked against a live node; what can be known without is.
+/// Compares the answer of the policy `name`. Where a version of it had a word in the decision, with that
+/// word; else with what came of the question. The answer was not checked against a live node; what can
+/// be known without is.
 #[must_use]
-pub fn compare(asked: &Asked, outcome: &Outcome, told: &Result<Option<Answer>, Fault>) -> Compared {
+pub fn compare(
+    asked: &Asked,
+    calls: &[CallNote],
+    outcome: &Outcome,
+    name: &str,
+    told: &Result<Option<Answer>, Fault>,
+) -> Compared {
+    let own = calls.iter().find(|call| call.policy.split('@').next() == Some(name));
+    match own.map(|call| &call.said) {
+        Some(Said::Answer(answer)) => against(asked, &alone(answer, name), told, true),
+        _ => against(asked, outcome, told, false),
+    }
+}
+
+/// What would have come of a policy's answer if nobody else had been asked.
+fn alone(answer: &Answer, name: &str) -> Outcome {
+    let by = || name.to_owned();
+    match answer {
+        Answer::Offer(offers) => Outcome::Offered(offers.parts.iter().map(|o| (o.clone(), by())).collect()),
+        Answer::Place(placement) => Outcome::Placed(placement.clone(), by()),
+        Answer::Deny(reason) => Outcome::Denied { by: by(), reason: reason.clone() },
+        Answer::Triage(answer) => Outcome::Triaged(answer.clone(), by()),
+        Answer::Allow(terms) => Outcome::Granted(Grant {
+            allocation: None,
+            by: vec![by()],
+            reason: terms.reason.clone(),
+            limits: terms.limits,
+            environment: terms.environment.clone(),
+        }),
+    }
+}
+
+fn against(asked: &Asked, outcome: &Outcome, told: &Result<Option<Answer>, Fault>, own: bool) -> Compared {
     let answer = match told {
         Err(fault) => return Compared::Fails(fault.to_string()),
         Ok(None) => return Compared::Passes,
@@ -39,8 +73,11 @@ pub fn compare(asked: &Asked, outcome: &Outcome, told: &Result<Option<Answer>, F
             }
             placed(before, placement)
         }
-        (Answer::Allow(terms), Outcome::Granted(grant)) => granted(grant, terms),
+        (Answer::Allow(terms), Outcome::Granted(grant)) if own => granted(grant, terms),
+        (Answer::Allow(terms), Outcome::Granted(grant)) => granted(grant, &beside(grant, terms)),
         (Answer::Allow(_), Outcome::Refused { .. }) | (Answer::Deny(_), Outcome::Denied { .. }) => None,
+        // All must allow: another's denial stands whatever this one says.
+        (Answer::Allow(_), Outcome::Denied { .. }) if !own => None,
         (Answer::Allow(_), Outcome::Denied { by, reason }) => {
             Some(format!("allows what {by} denied: {reason}"))
         }
@@ -100,6 +137,17 @@ fn counted(parts: &BTreeMap<PartId, u32>) -> String {
         if *count == 1 { part.to_string() } else { format!("{part} x{count}") }
     };
     parts.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// The terms of a grant if one more policy had a word in them.
+fn beside(grant: &Grant, more: &Terms) -> Terms {
+    let mut environment: BTreeMap<String, String> = grant.environment.iter().cloned().collect();
+    environment.extend(more.environment.iter().cloned());
+    Terms {
+        environment: environment.into_iter().collect(),
+        limits: grant.limits.min(more.limits),
+        reason: String::new(),
+    }
 }
 
 fn granted(before: &Grant, now: &Terms) -> Option<String> {
@@ -184,6 +232,8 @@ fn triaged(before: &TriageAnswer, now: &TriageAnswer) -> Option<String> {
 mod tests {
     use super::*;
     use crate::kernel::allocation::Limits;
+    use crate::kernel::decision::Cost;
+    use crate::kernel::names::Digest;
     use crate::kernel::names::Resource;
     use crate::kernel::policy::{FaultKind, OfferAnswer, Severity};
 
@@ -199,6 +249,42 @@ mod tests {
         let resource = Resource::parse("nvidia.com/gpu.shared").unwrap();
         let available = available.iter().map(|(p, n)| share(p, *n)).collect();
         Asked::Place(PlaceRequest { resource, available, required: Vec::new(), size })
+    }
+
+    /// As a policy that had no word in the decision.
+    fn compare(asked: &Asked, outcome: &Outcome, told: &Result<Option<Answer>, Fault>) -> Compared {
+        super::compare(asked, &[], outcome, "new", told)
+    }
+
+    fn call(policy: &str, said: Said) -> CallNote {
+        let digest = Digest::parse(&"a".repeat(64)).unwrap();
+        CallNote { policy: policy.into(), digest, parameters: "{}".into(), said, cost: Cost::default() }
+    }
+
+    #[test]
+    fn another_version_of_a_policy_is_held_against_what_that_policy_said() {
+        let limits = Limits { memory_mib: Some(4096), compute_percent: None };
+        let memory = Terms { limits, ..Terms::default() };
+        let calls = [
+            call("quota@1", Said::Answer(Answer::Allow(Terms::default()))),
+            call("memory@1", Said::Answer(Answer::Allow(memory.clone()))),
+        ];
+        let granted = Outcome::Granted(Grant { limits, ..Grant::default() });
+        let asked = place(&[], 0);
+        let same = |name: &str, terms: Terms| {
+            super::compare(&asked, &calls, &granted, name, &Ok(Some(Answer::Allow(terms))))
+        };
+        assert_eq!(same("quota", Terms::default()), Compared::Same);
+        assert_eq!(same("memory", memory), Compared::Same);
+        assert_eq!(words(same("memory", Terms::default())), "memory limit none instead of 4096 MiB");
+        let denied = Outcome::Denied { by: "quota@1".into(), reason: "no".into() };
+        let calls = [call("quota@1", Said::Answer(Answer::Deny("no".into())))];
+        let allow = Ok(Some(Answer::Allow(Terms::default())));
+        assert_eq!(super::compare(&asked, &calls, &denied, "memory", &allow), Compared::Same);
+        assert_eq!(
+            words(super::compare(&asked, &calls, &denied, "quota", &allow)),
+            "allows what quota denied: no"
+        );
     }
 
     fn words(compared: Compared) -> String {
@@ -229,10 +315,12 @@ mod tests {
         let terms = Terms { limits, environment: vec![("A".into(), "1".into())], reason: "x".into() };
         let granted = Outcome::Granted(grant);
         assert_eq!(compare(&asked, &granted, &Ok(Some(Answer::Allow(terms)))), Compared::Same);
-        let other = Answer::Allow(Terms { environment: vec![("B".into(), "2".into())], ..Terms::default() });
+        let tighter = Limits { memory_mib: Some(512), compute_percent: None };
+        let environment = vec![("B".into(), "2".into())];
+        let other = Answer::Allow(Terms { environment, limits: tighter, ..Terms::default() });
         assert_eq!(
             words(compare(&asked, &granted, &Ok(Some(other)))),
-            "memory limit none instead of 1024 MiB; A is nothing instead of \"1\"; B is \"2\" instead of nothing"
+            "memory limit 512 MiB instead of 1024 MiB; B is \"2\" instead of nothing"
         );
         assert_eq!(words(compare(&asked, &granted, &Ok(Some(Answer::Deny("no".into()))))), "denies: no");
     }
@@ -244,7 +332,7 @@ mod tests {
         let allow = Ok(Some(Answer::Allow(Terms::default())));
         assert_eq!(compare(&asked, &refused, &allow), Compared::Same);
         let denied = Outcome::Denied { by: "quota@1".into(), reason: "too many".into() };
-        assert_eq!(words(compare(&asked, &denied, &allow)), "allows what quota@1 denied: too many");
+        assert_eq!(compare(&asked, &denied, &allow), Compared::Same, "another's denial stands");
         assert_eq!(compare(&asked, &denied, &Ok(Some(Answer::Deny("mine".into())))), Compared::Same);
     }
 

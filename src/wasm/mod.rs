@@ -246,7 +246,9 @@ impl Policies for WasmPolicies {
     /// callable is not compiled again here.
     fn install_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
         let components = shipped::all().iter().map(|(_, component)| component);
-        components.map(|component| self.install(component, now)).collect()
+        // A version that another release demoted, or that was uploaded before, came with this one.
+        let shipped = |version| PolicyVersion { shipped: true, ..version };
+        components.map(|component| self.install(component, now).map(shipped)).collect()
     }
 
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {

@@ -162,8 +162,8 @@ pub struct DecisionCall {
 }
 
 impl DecisionRecordList {
-    pub(in crate::admin) fn of(found: &Found, standing: Option<Standing>) -> Self {
-        let Standing { kept, bytes, dropped, lost, .. } = standing.unwrap_or_default();
+    pub(in crate::admin) fn of(found: &Found, standing: Standing) -> Self {
+        let Standing { kept, bytes, dropped, lost, .. } = standing;
         Self {
             items: found.decisions.iter().map(DecisionRecord::of).collect(),
             next: found.next,

@@ -112,6 +112,23 @@ fn a_gpu_is_drained_and_healed_from_the_command_line() {
 }
 
 #[test]
+fn a_drain_that_is_under_way_is_watched_and_keeps_its_settings() {
+    let bench = Bench::new(1);
+    let allocation = bench.allocate(0);
+    bench.done(&["gpu", "drain", "0", "--reason", "fan", "--deadline", "3s", "--at-deadline", "give-up"]);
+    let watched = bench.berth(&["gpu", "drain", "0", "--wait"]);
+    assert_eq!(watched.code, 1, "it ends at the deadline of the order: {}", watched.err);
+    assert!(watched.err.contains("GPU-0 is being drained already; watching"), "{}", watched.err);
+    assert!(watched.err.contains("given up"), "{}", watched.err);
+    bench.done(&["gpu", "drain", "0", "--deadline", "10m"]);
+    let other = bench.berth(&["gpu", "drain", "0", "--reason", "rack move"]);
+    assert_eq!(other.code, 0, "{}", other.err);
+    assert!(other.err.contains("it has no deadline any more (it was "), "{}", other.err);
+    assert!(!other.out.contains("until"), "the new order holds: {}", other.out);
+    bench.done(&["allocation", "end", &allocation.id.to_string()]);
+}
+
+#[test]
 fn programs_get_the_apis_answer_as_json_or_yaml() {
     let bench = Bench::new(2);
     bench.allocate(0);

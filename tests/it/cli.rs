@@ -104,6 +104,14 @@ fn a_gpu_is_drained_and_healed_from_the_command_line() {
     bench.done(&["allocation", "end", &allocation.id.to_string()]);
     bench.look_troubled(2, 1);
     assert!(bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"));
+    let says = bench.refused(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
+    assert!(says.contains("does not answer at present") && says.contains("fell off the bus"), "{says}");
+    assert!(says.contains("mark it once it answers"), "{says}");
+    bench.look(2);
+    assert!(
+        bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"),
+        "its quiet time runs"
+    );
     let says = bench.done(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
     assert!(says.contains("GPU-1 is healthy (marked healthy by admin (reseated))"), "{says}");
     assert!(bench.done(&["gpu", "show", "1"]).contains("fell off the bus"), "the history tells it");

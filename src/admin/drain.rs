@@ -120,7 +120,8 @@ pub(super) async fn stop(state: web::Data<State>, path: web::Path<String>) -> Re
 /// Say that a GPU works again
 ///
 /// For a GPU that is unhealthy or degraded until an operator says so, or whose quiet time need not
-/// be waited for. It is believed until the next bad sign. A healthy GPU stays as it is.
+/// be waited for. It is believed until the next bad sign. A healthy GPU stays as it is; one that does not
+/// answer cannot be said to work.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/health", tag = "gpus", operation_id = "markGpuHealthy",
     params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     request_body(content = MarkHealthy, description = "Why"),
@@ -129,7 +130,7 @@ pub(super) async fn stop(state: web::Data<State>, path: web::Path<String>) -> Re
         (status = 400, description = "No UUID, or no JSON"),
         (status = 404, description = "No such GPU"),
         (status = 408, description = "The body came too slowly"),
-        (status = 409, description = "It is not there"),
+        (status = 409, description = "It is not there, or does not answer at present"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An unknown key, or a value that cannot be taken"),

@@ -30,6 +30,10 @@ impl From<Refusal> for Problem {
             | Refusal::Cordoned { .. }
             | Refusal::Unhealthy { .. }
             | Refusal::Vanished { .. } => problem(Kind::State),
+            Refusal::NoAnswer { .. } => problem(Kind::State).hint(
+                "it is looked at again every few seconds: reset it, or mend the driver, the seat or the node, and mark it \
+                 once it answers; it also comes back by itself after a quiet time",
+            ),
             Refusal::StillThere { .. } => problem(Kind::State)
                 .hint("to stop grants on a GPU that is there, cordon it instead"),
             Refusal::TooSoon { wait_ms, .. } => {

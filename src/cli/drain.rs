@@ -33,7 +33,8 @@ pub struct DrainArgs {
     /// What becomes of it then
     #[arg(long, value_enum, default_value = "wait", requires = "deadline", requires_if("delete", "evict"))]
     pub at_deadline: AtDeadline,
-    /// Show progress until it is drained
+    /// Show progress until it is drained; with nothing else said, a drain that is under way is only
+    /// watched
     #[arg(long)]
     pub wait: bool,
     /// Call the drain off; the GPU stays cordoned
@@ -69,7 +70,17 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
             AtDeadline::GiveUp => dto::AtDeadline::GiveUp,
         },
     };
-    let mut gpu: Gpu = client.put(&path, &order, None)?;
+    let before: Gpu = client.get(&format!("/gpus/{}", escaped(&uuid)))?;
+    let mut gpu: Gpu = if only_watches(args, &before.summary.drain) {
+        eprintln!("{uuid} is being drained already; watching");
+        before
+    } else {
+        let gpu: Gpu = client.put(&path, &order, None)?;
+        for lost in taken_away(&before.summary.drain, &order) {
+            eprintln!("{uuid}: this order takes the place of the one before: {lost}");
+        }
+        gpu
+    };
     if args.wait {
         gpu = watch(client, gpu)?;
     }
@@ -79,6 +90,32 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
         "draining" | "drained" => Ok(()),
         _ => bail!("the drain of {uuid} was called off, or given up at its deadline"),
     }
+}
+
+/// Whether somebody wants to see a drain that is under way, and orders nothing: an order takes the place
+/// of the one before, and one that says nothing would take its settings away. (`--at-deadline` is taken
+/// with `--deadline` only.)
+fn only_watches(args: &DrainArgs, before: &dto::Drain) -> bool {
+    let orders = !args.reason.is_empty() || args.evict || args.deadline.is_some();
+    args.wait && !orders && matches!(before.state.as_str(), "draining" | "drained")
+}
+
+/// What the order before said and this one no longer does, in words.
+fn taken_away(before: &dto::Drain, order: &DrainOrder) -> Vec<String> {
+    let Some(progress) = &before.progress else { return Vec::new() };
+    let deadline = progress.deadline.as_ref().filter(|_| order.deadline_seconds.is_none());
+    let no_deadline = deadline.map(|at| {
+        let then = match progress.at_deadline {
+            dto::AtDeadline::Wait => "",
+            dto::AtDeadline::Delete => ", at which its pods were to be deleted",
+            dto::AtDeadline::GiveUp => ", at which it was to be given up",
+        };
+        format!("it has no deadline any more (it was {at}{then}); order it again with --deadline to have one")
+    });
+    let no_evict = (progress.evict && !order.evict).then(|| {
+        "its pods are no longer asked to leave; order it again with --evict to have them asked".into()
+    });
+    no_deadline.into_iter().chain(no_evict).collect()
 }
 
 /// Says on standard error whenever something changes, until the GPU no longer drains.
@@ -252,6 +289,30 @@ mod tests {
             ..holder(State::NotKnown)
         };
         assert_eq!(holder_line(&nobody), "allocation a-1: holder not known yet");
+    }
+
+    #[test]
+    fn what_an_order_takes_away_is_said() {
+        let progress = dto::DrainProgress {
+            evict: true,
+            deadline: Some("noon".into()),
+            seconds_left: Some(1),
+            at_deadline: dto::AtDeadline::GiveUp,
+            late: false,
+            warning: None,
+            allocations: Vec::new(),
+            processes: None,
+            holders: Vec::new(),
+        };
+        let draining =
+            |progress| dto::Drain { state: "draining".into(), by: None, why: None, since: None, progress };
+        let before = draining(Some(progress));
+        let lost = taken_away(&before, &DrainOrder::default());
+        assert!(lost[0].contains("it was noon, at which it was to be given up"), "{lost:?}");
+        assert!(lost[1].contains("no longer asked to leave"), "{lost:?}");
+        let same = DrainOrder { evict: true, deadline_seconds: Some(9), ..DrainOrder::default() };
+        assert!(taken_away(&before, &same).is_empty());
+        assert!(taken_away(&draining(None), &DrainOrder::default()).is_empty());
     }
 
     #[test]

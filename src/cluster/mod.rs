@@ -1,12 +1,14 @@
 //! The API server, where it can be reached: which pods this node has, as a source of truth; the way
 //! to ask pods to leave; and where the node's GPUs are told of. All of it is optional: what the
-//! kubelet knows is enough to serve it.
+//! kubelet knows is enough to serve it. The log is told of GPUs here too, whether or not there is an API
+//! server, since what is told is the same.
 
 mod bypass;
 mod client;
 mod condition;
 mod events;
 mod evict;
+mod log;
 mod news;
 mod pod;
 mod pods;
@@ -83,7 +85,7 @@ pub enum Link {
 /// The running room.
 pub struct Running {
     link: watch::Receiver<Link>,
-    task: Option<JoinHandle<()>>,
+    tasks: Vec<JoinHandle<()>>,
 }
 
 impl Running {
@@ -95,22 +97,24 @@ impl Running {
 
     /// Ends it. Nothing of it must be brought to an end: what it handed in is applied.
     pub fn stop(self) {
-        if let Some(task) = self.task {
+        for task in self.tasks {
             task.abort();
         }
     }
 }
 
 /// Starts it; waits for nothing. `before` is the ledger as the last process left it: what turned since
-/// is told.
+/// is told, in the log even where no API server is configured.
 #[must_use]
 pub fn start(settings: Settings, door: Door, before: Arc<Ledger>) -> Running {
+    let (log_door, left) = (door.clone(), Arc::clone(&before));
+    let log = tokio::spawn(async move { log::keep(&log_door, left).await });
     if settings.api_server == ApiServer::Off {
-        return Running { link: watch::channel(Link::Off).1, task: None };
+        return Running { link: watch::channel(Link::Off).1, tasks: vec![log] };
     }
     let (told, link) = watch::channel(Link::Connecting { trouble: None });
     let task = tokio::spawn(async move { run(&settings, &door, &told, before).await });
-    Running { link, task: Some(task) }
+    Running { link, tasks: vec![log, task] }
 }
 
 /// Connects, for ever, and works as long as a connection lasts.

@@ -67,7 +67,7 @@ pub(super) fn news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
     notices
 }
 
-fn drain_news(ledger: &Ledger, gpu: &PartId, before: &Drain, now: &Drain) -> Option<Notice> {
+pub(super) fn drain_news(ledger: &Ledger, gpu: &PartId, before: &Drain, now: &Drain) -> Option<Notice> {
     let name = name_of(ledger, gpu);
     let by = now.mark().map_or_else(String::new, |mark| by(&mark.by, &mark.why));
     let why_changed = before.mark().map(|m| &m.why) != now.mark().map(|m| &m.why);
@@ -95,7 +95,7 @@ fn drain_news(ledger: &Ledger, gpu: &PartId, before: &Drain, now: &Drain) -> Opt
 }
 
 /// What an order says, in words.
-fn how(order: &Order) -> String {
+pub(super) fn how(order: &Order) -> String {
     let mut text = if order.evict { "; its pods are evicted" } else { "" }.to_owned();
     if let Some(deadline) = order.deadline_wall_ms {
         text += &format!("; until {}", moment(deadline));
@@ -108,7 +108,7 @@ fn how(order: &Order) -> String {
     text
 }
 
-fn health_news(ledger: &Ledger, gpu: &PartId, before: &Health, now: &Health) -> Option<Notice> {
+pub(super) fn health_news(ledger: &Ledger, gpu: &PartId, before: &Health, now: &Health) -> Option<Notice> {
     let name = name_of(ledger, gpu);
     let why = if now.reason.is_empty() { String::new() } else { format!(": {}", now.reason) };
     let state = now.state.as_str();

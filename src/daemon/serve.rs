@@ -9,7 +9,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Async workers. Fixed: GPU nodes have 96 to 256 processors, and each worker costs memory.
 const WORKERS: usize = 2;
 
-/// Runs `berth serve` until SIGTERM or SIGINT.
+/// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP, by which other daemons read their configuration
+/// anew, changes nothing.
 ///
 /// # Errors
 /// What is wrong and what to do about it, in one line with its causes.
@@ -55,21 +56,31 @@ async fn until_told(config: Config, options: Options) -> anyhow::Result<()> {
     outcome
 }
 
-/// The signals that end the daemon.
+/// The signals that end the daemon, and the one that does not.
 struct Stop {
+    hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Stop {
     fn new() -> std::io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
 
     async fn told(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.hangup.recv() => tracing::info!(
+                    "SIGHUP changes nothing: a changed configuration is taken over by a restart, which pods do not notice"
+                ),
+            }
         }
     }
 }

@@ -52,6 +52,8 @@ pub enum Change {
         links: Arc<Links>,
         /// What the parts do.
         usage: Arc<BTreeMap<PartId, Usage>>,
+        /// GPUs that do not answer, and why.
+        troubles: Arc<BTreeMap<PartId, String>>,
     },
     /// Other processes are on the GPUs, or the same with other memory.
     ProcessesSeen(Arc<ProcessTable>),

@@ -119,6 +119,13 @@ fn turn_drain(
 
 fn heal(ledger: &Ledger, gpu: &PartId, by: &str, why: &str, now: Now) -> Result<Vec<Change>, Refusal> {
     let health = &known_gpu(ledger, gpu)?.health;
+    // The next look would turn it back: somebody who reads "healthy" in between is misled.
+    if !ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu) {
+        return Err(Refusal::Vanished { gpu: gpu.clone() });
+    }
+    if let Some(trouble) = ledger.troubles.get(gpu) {
+        return Err(Refusal::NoAnswer { gpu: gpu.clone(), trouble: trouble.clone() });
+    }
     match health.state {
         HealthState::Healthy => Ok(Vec::new()),
         HealthState::Vanished => Err(Refusal::Vanished { gpu: gpu.clone() }),

@@ -98,10 +98,11 @@ impl Drain {
         let Some(first) = self.mark() else {
             return Self::Cordoned(mark.clone());
         };
-        if mark.why.is_empty() || mark.why == first.why {
+        let why = newest_why(first, mark);
+        if why == first.why {
             return self.clone();
         }
-        let mark = Mark { since_wall_ms: first.since_wall_ms, ..mark.clone() };
+        let mark = Mark { by: mark.by.clone(), why, since_wall_ms: first.since_wall_ms };
         match self {
             Self::Active | Self::Cordoned(_) => Self::Cordoned(mark),
             Self::Draining(_, order) => Self::Draining(mark, *order),
@@ -114,13 +115,13 @@ impl Drain {
         match self {
             Self::Drained(_) => self.clone(),
             Self::Draining(first, _) => {
-                let why = if mark.why.is_empty() { first.why.clone() } else { mark.why.clone() };
+                let why = newest_why(first, mark);
                 Self::Draining(Mark { by: mark.by.clone(), why, since_wall_ms: first.since_wall_ms }, order)
             }
-            Self::Cordoned(first) if mark.why.is_empty() => {
-                Self::Draining(Mark { why: first.why.clone(), ..mark.clone() }, order)
+            Self::Cordoned(first) => {
+                Self::Draining(Mark { why: newest_why(first, mark), ..mark.clone() }, order)
             }
-            Self::Active | Self::Cordoned(_) => Self::Draining(mark.clone(), order),
+            Self::Active => Self::Draining(mark.clone(), order),
         }
     }
 
@@ -165,10 +166,37 @@ fn tick_one(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Option
     }
 }
 
-/// The reason of a drain that was given up; says so once, however often it is tried.
+/// What is added to the reason of a drain that was given up.
+const GIVEN_UP: &str = "drain given up at its deadline";
+
+/// The reason of a drain that was given up.
 fn given_up(why: &str) -> String {
-    const SAID: &str = "(drain given up at its deadline)";
-    if why.ends_with(SAID) { why.to_owned() } else { format!("{why} {SAID}").trim_start().to_owned() }
+    let why = operators_why(why);
+    if why.is_empty() { GIVEN_UP.to_owned() } else { format!("{why}; {GIVEN_UP}") }
+}
+
+/// Whether a GPU is cordoned since a drain of it was given up at its deadline.
+#[must_use]
+pub fn was_given_up(drain: &Drain) -> bool {
+    matches!(drain, Drain::Cordoned(mark) if operators_why(&mark.why) != mark.why)
+}
+
+/// A reason without what [`given_up`] added to it, now or in the words of older stores (in parentheses).
+fn operators_why(why: &str) -> &str {
+    let without = why.strip_suffix(')').and_then(|why| why.strip_suffix(GIVEN_UP)?.strip_suffix('('));
+    let Some(rest) = without.or_else(|| why.strip_suffix(GIVEN_UP)) else { return why };
+    match rest.strip_suffix("; ").or_else(|| rest.strip_suffix(' ')) {
+        Some(why) => why,
+        None if rest.is_empty() => rest,
+        // These are the operator's own words.
+        None => why,
+    }
+}
+
+/// The reason after a new order: its own, or the operator's of the one before. That an earlier drain was
+/// given up is over with it.
+fn newest_why(first: &Mark, mark: &Mark) -> String {
+    if mark.why.is_empty() { operators_why(&first.why).to_owned() } else { mark.why.clone() }
 }
 
 /// Since when a GPU that is drained has nobody on it, monotonic milliseconds.

@@ -60,6 +60,8 @@ pub struct Ledger {
     pub links: Arc<Links>,
     /// What the parts do, by the last look.
     pub usage: Arc<BTreeMap<PartId, Usage>>,
+    /// GPUs that are there and did not answer the last look, and why.
+    pub troubles: Arc<BTreeMap<PartId, String>>,
     /// Who is on the GPUs, by the last look.
     pub processes: Arc<ProcessTable>,
     /// Live allocations.
@@ -165,9 +167,10 @@ impl Ledger {
                 self.parts.remove(id);
             }
             Change::GpuForgotten(gpu) => self.forget(gpu),
-            Change::Looked { links, usage } => {
+            Change::Looked { links, usage, troubles } => {
                 self.links = Arc::clone(links);
                 self.usage = Arc::clone(usage);
+                self.troubles = Arc::clone(troubles);
             }
             Change::ProcessesSeen(table) => self.processes = Arc::clone(table),
             Change::HealthTurned { gpu, health } => {

@@ -40,10 +40,14 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
         let found = || found_on(ledger, inventory, &processes, gpu, gpus_seen.contains(gpu));
         changes.extend(drain::looked(ledger, gpu, found, &rules.timing, now));
     }
-    if *ledger.links != inventory.links || *ledger.usage != inventory.usage {
+    if *ledger.links != inventory.links
+        || *ledger.usage != inventory.usage
+        || *ledger.troubles != inventory.troubles
+    {
         changes.push(Change::Looked {
             links: Arc::new(inventory.links.clone()),
             usage: Arc::new(inventory.usage.clone()),
+            troubles: Arc::new(inventory.troubles.clone()),
         });
     }
     if *ledger.processes != processes {

@@ -33,6 +33,8 @@ pub enum Refusal {
     LedgerFull { limit: usize },
     /// No GPU of this name.
     UnknownGpu { gpu: PartId },
+    /// The GPU is there and does not answer, so nobody can say that it works.
+    NoAnswer { gpu: PartId, trouble: String },
     /// The GPU did not vanish.
     StillThere { gpu: PartId },
     /// The GPU vanished, but a pod still holds it.
@@ -98,6 +100,10 @@ impl fmt::Display for Refusal {
                 write!(f, "the node holds {limit} live allocations, as many as it may")
             }
             Self::UnknownGpu { gpu } => write!(f, "no GPU {gpu} on this node"),
+            Self::NoAnswer { gpu, trouble } => {
+                let trouble = trouble.replace(char::is_control, " ");
+                write!(f, "GPU {gpu} does not answer at present, so it cannot be marked healthy: {trouble}")
+            }
             Self::StillThere { gpu } => {
                 write!(f, "GPU {gpu} is on this node: only a vanished GPU can be forgotten")
             }

@@ -137,6 +137,7 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
     restored.generation = old.generation + 1;
     restored.links = Arc::clone(&old.links);
     restored.usage = Arc::clone(&old.usage);
+    restored.troubles = Arc::clone(&old.troubles);
     restored.processes = Arc::clone(&old.processes);
     restored.breakers = Arc::clone(&old.breakers);
     restored.hold.clone_from(&old.hold);

@@ -71,6 +71,7 @@ fn advice(refusal: &Refusal) -> (Code, String) {
         }
         // Answers to operators' commands; an Allocate never meets them.
         Refusal::UnknownGpu { .. }
+        | Refusal::NoAnswer { .. }
         | Refusal::StillThere { .. }
         | Refusal::StillHeld { .. }
         | Refusal::TooSoon { .. }

@@ -123,6 +123,9 @@ fn an_operators_word_heals_and_the_history_says_so() {
     bench.look_troubled(2, 1);
     let sick = bench.get("/api/v1/gpus/GPU-1").expect(200);
     assert_eq!(sick["health"]["state"], "unhealthy");
+    let silent = bench.json("PUT", health, r#"{"state": "healthy"}"#).problem(409, "wrong-state");
+    assert!(silent.contains("does not answer at present"), "{silent}");
+    bench.look(2);
     let healed = bench.json("PUT", health, r#"{"state": "healthy", "reason": "reseated"}"#).expect(200);
     assert_eq!(healed["health"]["state"], "healthy");
     assert_eq!(healed["health"]["reason"], "marked healthy by admin (reseated)");

@@ -104,11 +104,36 @@ fn a_gpu_is_drained_and_healed_from_the_command_line() {
     bench.done(&["allocation", "end", &allocation.id.to_string()]);
     bench.look_troubled(2, 1);
     assert!(bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"));
+    let says = bench.refused(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
+    assert!(says.contains("does not answer at present") && says.contains("fell off the bus"), "{says}");
+    assert!(says.contains("mark it once it answers"), "{says}");
+    bench.look(2);
+    assert!(
+        bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"),
+        "its quiet time runs"
+    );
     let says = bench.done(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
     assert!(says.contains("GPU-1 is healthy (marked healthy by admin (reseated))"), "{says}");
     assert!(bench.done(&["gpu", "show", "1"]).contains("fell off the bus"), "the history tells it");
     let bad = bench.berth(&["gpu", "drain", "0", "--at-deadline", "give-up"]);
     assert_eq!(bad.code, 2, "{}", bad.err);
+}
+
+#[test]
+fn a_drain_that_is_under_way_is_watched_and_keeps_its_settings() {
+    let bench = Bench::new(1);
+    let allocation = bench.allocate(0);
+    bench.done(&["gpu", "drain", "0", "--reason", "fan", "--deadline", "3s", "--at-deadline", "give-up"]);
+    let watched = bench.berth(&["gpu", "drain", "0", "--wait"]);
+    assert_eq!(watched.code, 1, "it ends at the deadline of the order: {}", watched.err);
+    assert!(watched.err.contains("GPU-0 is being drained already; watching"), "{}", watched.err);
+    assert!(watched.err.contains("given up"), "{}", watched.err);
+    bench.done(&["gpu", "drain", "0", "--deadline", "10m"]);
+    let other = bench.berth(&["gpu", "drain", "0", "--reason", "rack move"]);
+    assert_eq!(other.code, 0, "{}", other.err);
+    assert!(other.err.contains("it has no deadline any more (it was "), "{}", other.err);
+    assert!(!other.out.contains("until"), "the new order holds: {}", other.out);
+    bench.done(&["allocation", "end", &allocation.id.to_string()]);
 }
 
 #[test]

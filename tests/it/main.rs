@@ -17,6 +17,7 @@ mod cluster;
 mod cluster_faults;
 mod crash;
 mod daemon;
+mod daemon_log;
 mod daemon_signed;
 mod daemon_start;
 mod decisions;

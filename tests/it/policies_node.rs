@@ -67,7 +67,11 @@ impl Node {
                 links.set(&gpu_id(index), &gpu_id(other), link);
             }
         }
-        self.apply(Change::Looked { links: Arc::new(links), usage: Arc::new(usage) });
+        self.apply(Change::Looked {
+            links: Arc::new(links),
+            usage: Arc::new(usage),
+            troubles: Arc::default(),
+        });
         self
     }
 
@@ -80,7 +84,7 @@ impl Node {
             }
         }
         let usage = self.0.usage.clone();
-        self.apply(Change::Looked { links: Arc::new(links), usage });
+        self.apply(Change::Looked { links: Arc::new(links), usage, troubles: Arc::default() });
         self
     }
 

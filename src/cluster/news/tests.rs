@@ -29,7 +29,7 @@ fn mark(why: &str) -> Mark {
 
 pub(in crate::cluster) struct Node {
     pub(in crate::cluster) ledger: Ledger,
-    now: Now,
+    pub(in crate::cluster) now: Now,
     /// Processes of the host on the GPU, where it tells. From 1000 on each has a name of its own.
     hosts: Option<Vec<u32>>,
     bypasses: Bypasses,
@@ -66,7 +66,7 @@ impl Node {
     }
 
     /// Applies, and answers what is told of it.
-    fn turn(&mut self, command: &Command) -> Vec<Notice> {
+    pub(in crate::cluster) fn turn(&mut self, command: &Command) -> Vec<Notice> {
         let before = self.ledger.clone();
         let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
         self.ledger.apply(&verdict.entry);
@@ -83,6 +83,15 @@ impl Node {
     }
 
     pub(in crate::cluster) fn look(&mut self, present: bool) -> Vec<Notice> {
+        self.look_at(present, None)
+    }
+
+    /// A look at which the GPU does not answer.
+    pub(in crate::cluster) fn trouble(&mut self, trouble: &str) -> Vec<Notice> {
+        self.look_at(true, Some(trouble))
+    }
+
+    fn look_at(&mut self, present: bool, trouble: Option<&str>) -> Vec<Notice> {
         let part = Part {
             id: gpu(),
             parent: None,
@@ -99,6 +108,7 @@ impl Node {
         };
         let mut inventory =
             Inventory { parts: present.then_some(part).into_iter().collect(), ..Inventory::default() };
+        inventory.troubles.extend(trouble.map(|trouble| (gpu(), trouble.to_owned())));
         if let Some(pids) = &self.hosts {
             let processes = pids.iter().map(|pid| Process {
                 pid: *pid,

@@ -255,3 +255,32 @@ fn a_second_order_takes_the_place_of_the_first_and_a_cordon_does_not() {
     assert_eq!(Drain::Drained(mark("fan")).ordered(&mark("x"), late), Drain::Drained(mark("fan")));
     assert_eq!(Drain::Active.called_off(), Drain::Active);
 }
+
+#[test]
+fn that_a_drain_was_given_up_does_not_stick_to_the_next_order() {
+    for (why, shown) in [
+        ("fan", "fan; drain given up at its deadline"),
+        ("", "drain given up at its deadline"),
+        // As an older daemon left it.
+        ("fan (drain given up at its deadline)", "fan; drain given up at its deadline"),
+    ] {
+        let mut node = Node::new();
+        node.grant().unwrap();
+        let order = Order { deadline_wall_ms: Some(0), at_deadline: AtDeadline::GiveUp, ..Order::default() };
+        node.turn(&Command::Drain { gpu: gpu(), mark: mark(why), order }).unwrap();
+        node.turn(&Command::Tick).unwrap();
+        let given_up = node.ledger.gpus[&gpu()].drain.clone();
+        assert_eq!(given_up, Drain::Cordoned(mark(shown)));
+        assert!(was_given_up(&given_up));
+        let why = if why.is_empty() { "" } else { "fan" };
+        assert_eq!(
+            given_up.ordered(&mark(""), Order::default()),
+            Drain::Draining(mark(why), Order::default())
+        );
+        assert_eq!(given_up.cordoned(&mark("")), Drain::Cordoned(mark(why)));
+        assert_eq!(given_up.cordoned(&mark("rack")), Drain::Cordoned(mark("rack")));
+    }
+    let old = Drain::Cordoned(mark("(drain given up at its deadline)"));
+    assert_eq!(old.cordoned(&mark("")), Drain::Cordoned(mark("")));
+    assert!(!was_given_up(&Drain::Cordoned(mark("fan"))) && !was_given_up(&Drain::Active));
+}

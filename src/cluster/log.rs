@@ -1,0 +1,130 @@
+//! Logs what becomes of GPUs by itself, with or without an API server to tell: their health as it turns,
+//! and how their drains end. What an operator orders is logged where it is ordered.
+
+use super::news::{by, drain_news, health_news, how, moment, name_of};
+use crate::admission::Door;
+use crate::kernel::drain::{AtDeadline, Drain, was_given_up};
+use crate::kernel::health::{Health, HealthState};
+use crate::kernel::ledger::{GpuState, Ledger};
+use crate::kernel::names::PartId;
+use crate::kernel::time::Now;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How often deadlines are compared with the clock: one that goes by changes no ledger.
+const CLOCK_EVERY: Duration = Duration::from_secs(1);
+
+/// Compares snapshots for ever. `before` is the ledger as the last process left it.
+pub(super) async fn keep(door: &Door, before: Arc<Ledger>) {
+    let mut snapshots = door.watch();
+    snapshots.mark_changed();
+    let mut log = Log::new(before);
+    loop {
+        if let Ok(Err(_)) = timeout(CLOCK_EVERY, snapshots.changed()).await {
+            return std::future::pending().await;
+        }
+        let ledger = snapshots.borrow_and_update().clone();
+        for Line { warning, text } in log.step(ledger, door.now()) {
+            if warning {
+                tracing::warn!("{text}");
+            } else {
+                tracing::info!("{text}");
+            }
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Line {
+    warning: bool,
+    text: String,
+}
+
+/// What was said so far.
+struct Log {
+    told: Arc<Ledger>,
+    /// Whether a snapshot of this process was compared yet.
+    begun: bool,
+    /// The deadlines that were said to be over, milliseconds since 1970.
+    late: BTreeMap<PartId, u64>,
+}
+
+impl Log {
+    fn new(told: Arc<Ledger>) -> Self {
+        Self { told, begun: false, late: BTreeMap::new() }
+    }
+
+    /// What is to be said of this snapshot.
+    fn step(&mut self, ledger: Arc<Ledger>, now: Now) -> Vec<Line> {
+        let first = !std::mem::replace(&mut self.begun, true);
+        let mut lines = Vec::new();
+        for (gpu, state) in &ledger.gpus {
+            let before = self.told.gpus.get(gpu);
+            if first || before.is_none_or(|before| !Arc::ptr_eq(before, state)) {
+                // One that is new to the node was never seen unwell.
+                let healthy = || GpuState::new(Health::healthy(now));
+                let before = before.map_or_else(healthy, |before| GpuState::clone(before));
+                lines.extend(health_line(&ledger, gpu, &before.health, &state.health, first));
+                lines.extend(drain_line(&ledger, gpu, &before.drain, &state.drain, first));
+            }
+            lines.extend(self.late_line(&ledger, gpu, &state.drain, now));
+        }
+        self.late.retain(|gpu, _| ledger.gpus.contains_key(gpu));
+        self.told = ledger;
+        lines
+    }
+
+    /// A deadline that is over, once. Drains that are given up then have a line of their own.
+    fn late_line(&mut self, ledger: &Ledger, gpu: &PartId, drain: &Drain, now: Now) -> Option<Line> {
+        let late = drain.order().filter(|o| o.is_late(now) && o.at_deadline != AtDeadline::GiveUp);
+        let Some((order, deadline)) = late.and_then(|order| order.deadline_wall_ms.map(|at| (order, at)))
+        else {
+            self.late.remove(gpu);
+            return None;
+        };
+        if self.late.insert(gpu.clone(), deadline) == Some(deadline) {
+            return None;
+        }
+        let then = match order.at_deadline {
+            AtDeadline::Delete => "the pods that are left are deleted",
+            AtDeadline::Wait | AtDeadline::GiveUp => "the drain goes on",
+        };
+        let name = name_of(ledger, gpu);
+        let text = format!("{name} was not drained by its deadline, {}; {then}", moment(deadline));
+        Some(Line { warning: true, text })
+    }
+}
+
+fn health_line(ledger: &Ledger, gpu: &PartId, before: &Health, now: &Health, first: bool) -> Option<Line> {
+    // Healthy for a reason is healthy by an operator's word, which is logged where it is said.
+    if now.state == HealthState::Healthy && !now.reason.is_empty() {
+        return None;
+    }
+    if let Some(notice) = health_news(ledger, gpu, before, now) {
+        return Some(Line { warning: notice.warning, text: notice.note });
+    }
+    if !first || now.state == HealthState::Healthy {
+        return None;
+    }
+    let state = if now.state == HealthState::Vanished { "gone" } else { now.state.as_str() };
+    let text = format!("{} is still {state}: {}", name_of(ledger, gpu), now.reason);
+    Some(Line { warning: true, text })
+}
+
+fn drain_line(ledger: &Ledger, gpu: &PartId, before: &Drain, now: &Drain, first: bool) -> Option<Line> {
+    if let (true, Drain::Draining(..), Drain::Draining(mark, order)) = (first, before, now) {
+        let (name, by) = (name_of(ledger, gpu), by(&mark.by, &mark.why));
+        let text = format!("the drain of {name} {by} goes on after the restart{}", how(order));
+        return Some(Line { warning: false, text });
+    }
+    let notice = drain_news(ledger, gpu, before, now)?;
+    let given_up = was_given_up(now) && !was_given_up(before);
+    let drained = matches!(now, Drain::Drained(_));
+    let line = Line { warning: notice.warning || given_up, text: notice.note };
+    (line.warning || drained).then_some(line)
+}
+
+#[cfg(test)]
+mod tests;

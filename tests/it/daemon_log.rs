@@ -1,0 +1,74 @@
+//! The log of a daemon without an API server: what becomes of GPUs is in it, and what a signal did not do.
+
+use crate::daemon::{House, SOON, Serving};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// Waits until a line has these words; gives it.
+fn line(serving: &Serving, words: &str) -> String {
+    let end = Instant::now() + SOON;
+    loop {
+        let log = serving.log();
+        if let Some(line) = log.lines().find(|line| line.contains(words)) {
+            return line.to_owned();
+        }
+        assert!(Instant::now() < end, "no line says {words:?}:\n{log}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn count(serving: &Serving, words: &str) -> usize {
+    serving.log().lines().filter(|line| line.contains(words)).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_becomes_of_gpus_is_logged_without_an_api_server() {
+    let house = House::new("").await;
+    let machine = house.folder.path().join("machine.yaml");
+    let write = |text: &str| {
+        let new = machine.with_extension("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(&new, &machine).unwrap();
+    };
+    write("model: t4\ncount: 3\n");
+    let gpus = format!("sim:{}", machine.display());
+    let serving = house.serve_with(&["--gpus", &gpus, "--api-server", "off"]);
+    line(&serving, "found GPUs");
+    write("model: t4\ncount: 3\ngpus: [{index: 1, lost: true}, {index: 2, absent: true}]\n");
+    assert!(line(&serving, ") is unhealthy: ").contains("WARN"));
+    let gone = line(&serving, ") is gone: NVML no longer lists it");
+    assert!(gone.contains("WARN") && gone.contains("GPU 2 ("), "{gone}");
+    write("model: t4\ncount: 3\n");
+    let healthy = line(&serving, ") is healthy again");
+    assert!(healthy.contains("INFO") && healthy.contains("GPU 1 ("), "{healthy}");
+    assert!(line(&serving, ") is there again, and healthy").contains("INFO"));
+    assert_eq!(count(&serving, "is gone:"), 1, "once: {}", serving.log());
+
+    // A GPU that stays busy is drained across a restart, and one is missing after it.
+    write("model: t4\ncount: 3\ngpus: [{index: 0, processes: 1}]\n");
+    let list = serving.call("GET", "/gpus", &json!(null));
+    let uuid = list["items"][0]["uuid"].as_str().unwrap().to_owned();
+    serving.call("PUT", &format!("/gpus/{uuid}/drain"), &json!({ "reason": "fan" }));
+    serving.stop();
+    write("model: t4\ncount: 3\ngpus: [{index: 0, processes: 1}, {index: 2, absent: true}]\n");
+    let serving = house.serve_with(&["--gpus", &gpus, "--api-server", "off"]);
+    assert!(line(&serving, "by admin (fan) goes on after the restart").contains("INFO"));
+    assert!(line(&serving, ") is gone: NVML no longer lists it").contains("GPU 2 ("));
+    let order = json!({ "deadlineSeconds": 1, "atDeadline": "giveUp" });
+    serving.call("PUT", &format!("/gpus/{uuid}/drain"), &order);
+    assert!(line(&serving, "by admin (fan; drain given up at its deadline)").contains("WARN"));
+    serving.stop();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hangup_is_said_and_ends_nothing() {
+    let house = House::new("gpus: sim:1xt4").await;
+    let serving = house.serve();
+    line(&serving, "found GPUs");
+    for _ in 0..2 {
+        serving.signal("-HUP");
+        assert!(line(&serving, "SIGHUP changes nothing").contains("taken over by a restart"));
+    }
+    serving.call("GET", "/gpus", &json!(null));
+    serving.stop();
+}

@@ -71,7 +71,9 @@ impl Work {
         loop {
             match notes.recv_timeout(FLUSH) {
                 Ok(note) => {
-                    self.put_down(&note);
+                    if !note.again {
+                        self.put_down(&note);
+                    }
                     // Also where notes never cease to come.
                     if self.flushed.elapsed() >= FLUSH {
                         self.flush();

@@ -216,7 +216,7 @@ impl Worker {
 
     fn note(&self, node: &Snapshot, asked: Asked, walked: Walked, outcome: Outcome) {
         let Walked { now, calls } = walked;
-        self.recorder.note(Note { node: Arc::clone(node), now, asked, calls, outcome });
+        self.recorder.note(Note { node: Arc::clone(node), now, asked, calls, outcome, again: false });
     }
 
     /// Asks the stack and the keeper; once more if the node moved between the two.
@@ -290,11 +290,14 @@ impl Worker {
         let said =
             walked.calls.iter().map(|call| (call.digest.clone(), call.parameters.clone(), call.said.clone()));
         let offered = Some((parts.to_vec(), said.collect()));
-        if walked.calls.is_empty() || *self.offered.borrow() == offered {
+        let Walked { now, calls } = walked;
+        if calls.is_empty() {
             return;
         }
-        self.offered.replace(offered);
-        self.note(node, Asked::Offer, walked, Outcome::Offered(parts.to_vec()));
+        // Shadows are asked all the same.
+        let again = self.offered.replace(offered.clone()) == offered;
+        let (node, outcome) = (Arc::clone(node), Outcome::Offered(parts.to_vec()));
+        self.recorder.note(Note { node, now, asked: Asked::Offer, calls, outcome, again });
     }
 
     /// Tells the log what became of MIG, whenever it is something else.

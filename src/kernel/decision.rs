@@ -176,6 +176,8 @@ pub struct Note {
     pub calls: Vec<CallNote>,
     /// What came of it.
     pub outcome: Outcome,
+    /// Whether it says what the one before it said, and need not be put down.
+    pub again: bool,
 }
 
 /// How much of the past is kept.

@@ -90,7 +90,11 @@ fn shared_node(gpus: u32, shares: u32, size: usize) -> Result<(Ledger, PlaceRequ
     let inventory: Inventory = SimGpus::open(&format!("{gpus}xh100"))?.look()?;
     let mut changes: Vec<Change> = inventory.parts.iter().cloned().map(Change::PartFound).collect();
     let usage: BTreeMap<_, _> = inventory.parts.iter().map(|p| (p.id.clone(), Usage::default())).collect();
-    changes.push(Change::Looked { links: Arc::new(inventory.links), usage: Arc::new(usage) });
+    changes.push(Change::Looked {
+        links: Arc::new(inventory.links),
+        usage: Arc::new(usage),
+        troubles: Arc::default(),
+    });
     let consumes = Consumes::Slice { memory_mib: 600, compute_percent: 0 };
     let device = Device { consumes, standing: Standing::Offered, holders: Vec::new(), named_mono_ms: None };
     changes.extend(inventory.parts.iter().map(|part| Change::Offered {

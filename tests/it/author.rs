@@ -103,7 +103,9 @@ fn a_fault_fails_its_step_unless_it_is_expected() {
     // A guest that runs for ever in one hook: `offer`, which keeps the stack from being activated.
     let looping = guest("loop-in-hook");
     let unexpected = story(&bench, &looping, allocate);
-    assert!(unexpected.contains("FAILED") && unexpected.contains("units of fuel"), "{unexpected}");
+    // On a machine that is very busy the clock ends it first.
+    let ended = ["units of fuel", "ran longer than"].iter().any(|words| unexpected.contains(words));
+    assert!(unexpected.contains("FAILED") && ended, "{unexpected}");
 }
 
 #[test]

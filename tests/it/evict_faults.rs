@@ -68,7 +68,9 @@ async fn uncordoning_and_stopping_end_it_at_once() {
         tokio::time::sleep(A_WHILE).await;
         assert!(scene.server.world.asked_count() <= asked + 1);
         let devices = &gpu["parts"][0]["devices"];
-        assert!(devices.as_array().unwrap().iter().all(|d| d["healthy"] == true), "{devices}");
+        // Ids of the offer before the shares may still be on their way out.
+        let well = |d: &Value| d["healthy"] == true || d["state"] == "leaving";
+        assert!(devices.as_array().unwrap().iter().all(well), "{devices}");
     }
     scene.others_are_left_alone();
 }

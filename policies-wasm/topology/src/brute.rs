@@ -9,7 +9,7 @@ use berth_policy_sdk::{DeviceState, Policy};
 
 use crate::grow::grow;
 use crate::pairs::Pairs;
-use crate::search::{Aim, bits};
+use crate::search::{Aim, bits, sort_best_first};
 use crate::{Parameters, Topology};
 
 /// A table of pair scores, as nodes have them or worse.
@@ -70,7 +70,15 @@ fn exact(pairs: &Pairs, must: u32, size: usize, weight: i64) -> Measure {
 
 fn found(pairs: &Pairs, must: u32, size: usize, weight: u32) -> u32 {
     let costs: Vec<u32> = (0..pairs.len()).map(|part| pairs.sum_of(part)).collect();
-    Aim { pairs, must, size, leave_weight: weight, costs: &costs, own_pairs_cost_nothing: true }.best()
+    let aim = Aim { pairs, must, size, leave_weight: weight, costs: &costs, own_pairs_cost_nothing: true };
+    if 2 * size < pairs.len() && weight > 0 {
+        // Both ways, whichever is taken: the walk may give up, and says nothing else then.
+        let mut sets = aim.sets();
+        sort_best_first(&mut sets);
+        let by_table = aim.by_table(&sets).unwrap();
+        assert_eq!(aim.by_walking(&sets).unwrap_or(by_table), by_table, "{size} of {pairs:?}");
+    }
+    aim.best()
 }
 
 fn check(random: &mut Random, n: usize, size: usize) {

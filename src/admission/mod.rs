@@ -305,10 +305,12 @@ impl Door {
         // Before a policy that nobody trusts is asked.
         let trusted = check_trust(&self.snapshot(), &stack.entries, &self.rules.trusted_keys);
         trusted.map_err(|refusal| ActivateError::Ask(AskError::Refused(refusal)))?;
-        self.prepare(&stack.entries).await;
+        self.prepare(stack.entries.iter().map(|entry| &entry.digest)).await;
         let (reply, answer) = oneshot::channel();
         send(&self.other_jobs, OtherJob::Activate { stack, expected, reply }).map_err(ActivateError::Ask)?;
-        within(answer).await.map_err(ActivateError::Ask)?
+        let activated = within(answer).await.map_err(ActivateError::Ask)?;
+        self.rest();
+        activated
     }
 
     /// Asks the stack now what this node offers.

@@ -51,13 +51,17 @@ pub fn rehearse(config: &Config) -> anyhow::Result<Vec<String>> {
         ..wasm::Settings::new(scratch.path().to_owned())
     })?;
     let clock = SystemClock::default();
-    let shipped = policies.install_shipped(clock.now())?;
     let mut node = Ledger::default();
-    apply(&mut node, shipped.iter().cloned().map(Change::PolicyKept).collect(), &clock);
+    apply(&mut node, policies.shipped(clock.now()).into_iter().map(Change::PolicyKept).collect(), &clock);
     let mut entries = Vec::new();
     for entry in &config.stack {
         match resolve_one(entry, &node) {
-            Ok(resolved) => entries.push(resolved),
+            Ok(resolved) => {
+                if let Some(version) = node.policies.get(&resolved.digest) {
+                    policies.restore(version)?;
+                }
+                entries.push(resolved);
+            }
             Err(Unresolved::NotHere(why)) => {
                 let uploads = Uploads::of(&config.state_dir, |digest| {
                     node.policies.keys().any(|d| d.as_str() == digest)

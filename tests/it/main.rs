@@ -47,6 +47,7 @@ mod openapi;
 mod policies_guests;
 mod policies_hostile;
 mod policies_install;
+mod policies_lazy;
 mod policies_memory;
 mod policies_node;
 mod policies_prebuilt;

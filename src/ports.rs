@@ -254,6 +254,13 @@ pub trait Journal: Send + Sync {
     /// If it cannot be read.
     fn find(&self, filter: &Filter, limit: usize) -> Result<Found, JournalError>;
 
+    /// As [`Journal::find`], with what the policies were shown: hands each to `visit` until it takes
+    /// no more. Answers where to go on, the one that was not taken first.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn each(&self, filter: &Filter, visit: &mut Visit<'_>) -> Result<Option<u64>, JournalError>;
+
     /// One decision, and what the policies were shown for it.
     ///
     /// # Errors
@@ -263,6 +270,9 @@ pub trait Journal: Send + Sync {
     /// How much there is.
     fn standing(&self) -> Standing;
 }
+
+/// Takes a decision with what the policies were shown, or says that it takes no more.
+pub type Visit<'v> = dyn FnMut(Decision, Option<Input>) -> bool + 'v;
 
 /// Some decisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 //!
 //! Front ends parse, ask here, and read snapshots. Async ends here: everything behind is sync.
 
+mod activation;
 mod baseline;
 mod bypass_log;
 mod faults;
@@ -20,6 +21,7 @@ mod thread;
 mod uploads;
 
 pub use crate::kernel::command::Attempt;
+pub use activation::Trial;
 pub use baseline::Baseline;
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, TIMES_US, Times};
 pub use gpu_watch::GpuWatch;
@@ -116,7 +118,7 @@ pub fn start(
         baseline: baseline.clone(),
         said: RefCell::default(),
         told: RefCell::default(),
-        overcommit_percent: rules.overcommit_percent,
+        rules: rules.clone(),
         faults: Arc::clone(&faults),
     };
     let inboxes = Inboxes { kubelet, other, nudge: nudged };

@@ -10,14 +10,14 @@ use super::stack::{Offers, Walk};
 use crate::keeper::{Answered, Applied, AskError, Handle, Snapshot};
 use crate::kernel::allocation::Allocation;
 use crate::kernel::change::Change;
-use crate::kernel::command::{Attempt, Command, NewStack, StackAnswer};
+use crate::kernel::command::{Attempt, Command, NewStack, Rules, StackAnswer};
 use crate::kernel::decision::{Asked, CallNote, Grant, Note, Outcome, Said};
 use crate::kernel::gpu::Reading;
 use crate::kernel::mig;
 use crate::kernel::names::{Digest, PartId};
 use crate::kernel::offer::PartOffer;
 use crate::kernel::placement;
-use crate::kernel::policy::{AdmitRequest, FaultKind, PlaceRequest, Placement, TriageAnswer};
+use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement, TriageAnswer};
 use crate::kernel::refusal::Refusal;
 use crate::kernel::time::Now;
 use crate::ports::{Clock, Policies};
@@ -115,7 +115,7 @@ pub(super) struct Worker {
     pub policies: Arc<dyn Policies>,
     pub clock: Arc<dyn Clock>,
     pub baseline: Baseline,
-    pub overcommit_percent: u32,
+    pub rules: Rules,
     pub faults: Arc<Mutex<Faults>>,
     /// What was said of MIG last, so that it is said once.
     pub said: RefCell<mig::Words>,
@@ -172,7 +172,7 @@ impl Worker {
             KubeletJob::Place { request, reply } => {
                 let node = self.keeper.snapshot();
                 // What policies are shown is what goes on the record.
-                let request = placement::narrowed(&node, &request, self.overcommit_percent);
+                let request = placement::narrowed(&node, &request, self.rules.overcommit_percent);
                 let ((placement, by), walked) = self.walk(&node, |walk| walk.place(&request));
                 let _ = reply.send((placement.clone(), by.clone()));
                 self.note(&node, Asked::Place(request), walked, Outcome::Placed(placement, by));
@@ -207,7 +207,7 @@ impl Worker {
             now: walked.now,
             faults: &mut faults,
             baseline: &self.baseline,
-            overcommit_percent: self.overcommit_percent,
+            overcommit_percent: self.rules.overcommit_percent,
             calls: &mut walked.calls,
         });
         *lock() = faults;
@@ -313,35 +313,6 @@ impl Worker {
             tracing::warn!("{note}");
         }
         *said = words;
-    }
-
-    /// Asks a new stack on the live node; swaps it in only if every policy of it answers well.
-    fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
-        let node = self.keeper.snapshot();
-        let candidate = stack.clone().at(0, 0);
-        let mut trial = Faults::default();
-        let offers = Walk {
-            stack: &candidate,
-            policies: &*self.policies,
-            node: &node,
-            now: self.clock.now(),
-            faults: &mut trial,
-            baseline: &self.baseline,
-            overcommit_percent: self.overcommit_percent,
-            calls: &mut Vec::new(),
-        }
-        .offers();
-        if let Some((policy, fault)) = offers.faults.into_iter().next() {
-            return Err(ActivateError::Fails {
-                policy,
-                passing: fault.kind == FaultKind::Time,
-                fault: fault.to_string(),
-            });
-        }
-        let command = Command::Activate { stack, expected, offers: offers.parts };
-        let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).reset();
-        Ok(applied.snapshot)
     }
 }
 

@@ -3,13 +3,14 @@
 
 use super::SystemClock;
 use super::stack::{Unresolved, resolve_one};
-use crate::admission::{Faults, Walk};
+use crate::admission::Trial;
 use crate::config::{Config, GpuSource};
 use crate::kernel::change::{Change, Entry};
+use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::look::look;
-use crate::kernel::stack::{Stack, StackEntry};
+use crate::kernel::stack::StackEntry;
 use crate::ports::{Clock, Gpus, Policies};
 use crate::sim::SimGpus;
 use crate::wasm::{self, Scratch, WasmPolicies};
@@ -113,19 +114,17 @@ fn ask(
     node: &Ledger,
     clock: &SystemClock,
 ) -> Option<String> {
-    let stack = Stack { entries: entries.to_vec(), ..Stack::default() };
-    let walk = Walk {
+    let entries = entries.to_vec();
+    let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
+    let trial = Trial {
         stack: &stack,
         policies,
         node,
         now: clock.now(),
-        faults: &mut Faults::default(),
         baseline: &super::baseline(config),
-        overcommit_percent: config.rules.overcommit_percent,
-        calls: &mut Vec::new(),
+        rules: &config.rules,
     };
-    let fault = walk.offers().faults.into_iter().next();
-    fault.map(|(policy, fault)| format!("policy {policy} fails: {fault}"))
+    trial.run().err().map(|(policy, fault)| format!("policy {policy} fails: {fault}"))
 }
 
 fn apply(node: &mut Ledger, changes: Vec<Change>, clock: &SystemClock) {

@@ -1,6 +1,7 @@
 //! What a node compiles, and when: the stack's policies before it registers, others when they are named.
+//! And what it refuses of them.
 
-use crate::daemon::{House, SOON, Serving, WHOLE};
+use crate::daemon::{House, SOON, Serving, WHOLE, berth, ended};
 use crate::daemon_start::until;
 use berth::kernel::record::{Record, Write};
 use berth::ports::Store;
@@ -98,4 +99,30 @@ async fn a_version_that_is_asked_as_a_shadow_is_not_deleted() {
     serving.call("DELETE", &format!("/shadows/{}", shadow["id"]), &Value::Null);
     serving.call("DELETE", &path, &Value::Null);
     assert_eq!(policies(&serving).len(), 9);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parameters_of_a_policy_that_offers_nothing_are_read_before_the_first_pod() {
+    let house = House::new("gpus: sim:2xt4").await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let before = serving.call("GET", "/stack", &Value::Null)["revision"].clone();
+    let cases = [
+        ("quota", json!({ "defualt": { "devices": 1 } })),
+        ("binpack", json!({ "resources": "nvidia.com/gpu" })),
+        ("triage-xid", json!({ "xids": { "sixty": {} } })),
+    ];
+    for (policy, parameters) in cases {
+        let stack = json!({ "entries": [{ "policy": policy, "parameters": parameters }] });
+        let refused = serving.call("PUT", "/stack", &stack);
+        assert_eq!(refused["type"], "/problems/stack-fails", "{refused}");
+        assert!(refused["detail"].as_str().unwrap().contains(policy), "{refused}");
+    }
+    assert_eq!(serving.call("GET", "/stack", &Value::Null)["revision"], before);
+    // And the same in a file.
+    let wrong = format!("{}\nstack: [{{ policy: quota, parameters: {{ defualt: {{}} }} }}]", house.settings);
+    let file = house.folder.path().join("wrong.yaml");
+    std::fs::write(&file, wrong).unwrap();
+    let (code, words) = ended(berth().args(["config", "check"]).arg(&file));
+    assert!(code != Some(0) && words.contains("quota") && words.contains("defualt"), "{words}");
 }

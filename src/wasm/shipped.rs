@@ -9,7 +9,6 @@ use std::sync::OnceLock;
 
 use serde::Deserialize;
 
-use super::artifacts::digest;
 use crate::kernel::names::Digest;
 use crate::kernel::policy::{Hook, PolicyVersion};
 use crate::kernel::time::Now;
@@ -33,6 +32,8 @@ const DESCRIBED: &str = include_str!("../../policies-wasm/prebuilt/described.jso
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Described {
+    /// sha256 of the component: computed at every start it would bring all of them into memory.
+    digest: String,
     version: String,
     summary: String,
     hooks: Vec<String>,
@@ -58,7 +59,8 @@ fn all() -> &'static [Shipped] {
             });
         let shipped = |&(name, component): &(&'static str, &'static [u8])| {
             let described = described.remove(name)?;
-            Some(Shipped { digest: digest(component), component, name, described })
+            let digest = Digest::parse(&described.digest).ok()?;
+            Some(Shipped { digest, component, name, described })
         };
         SHIPPED.iter().filter_map(shipped).collect()
     })

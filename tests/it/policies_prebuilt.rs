@@ -80,7 +80,13 @@ fn what_the_shipped_policies_say_of_themselves_is_written_beside_them() {
     }
     let described = |v: &PolicyVersion| {
         let hooks: Vec<_> = v.hooks.iter().map(|hook| hook.as_str()).collect();
-        json!({"version": v.version, "summary": v.summary, "hooks": hooks, "parametersSchema": v.parameters_schema})
+        json!({
+            "digest": v.digest.to_string(),
+            "version": v.version,
+            "summary": v.summary,
+            "hooks": hooks,
+            "parametersSchema": v.parameters_schema,
+        })
     };
     let truth: BTreeMap<_, _> = versions.iter().map(|(name, v)| (name, described(v))).collect();
     let truth = serde_json::to_string_pretty(&truth).unwrap() + "\n";

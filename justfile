@@ -5,7 +5,7 @@ default:
     @just --list
 
 # Everything that must be green
-ci: lint test policies-test
+ci: lint test policies-test same-answers policy-templates
 
 # Formatting, clippy with warnings as errors, rustdoc without warnings
 lint:
@@ -30,7 +30,12 @@ policies:
     policies-wasm/build.sh
     UPDATE_EXPECT=1 cargo test --locked --test it what_the_shipped_policies_say
 
-# What `berth policy new` writes, built, checked and tested in each language whose tools are here
+# Every shipped policy on random nodes: as WebAssembly, in two instances, and natively the answers are the same
+same-answers NODES="10000" *ARGS:
+    cargo run --quiet --locked --example same_answers -- {{NODES}} {{ARGS}}
+
+# What `berth policy new` writes, built, checked and tested in each language whose tools are here. The others are
+# named and skipped. JavaScript takes 14 s of processor time, Python 70 s and a download of 60 MB, C a second
 policy-templates *LANGS:
     cargo build --locked
     policies-wasm/try-templates.sh {{LANGS}}

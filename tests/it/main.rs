@@ -52,6 +52,7 @@ mod policies_memory;
 mod policies_node;
 mod policies_prebuilt;
 mod policies_rules;
+mod policies_same;
 mod policies_shipped;
 mod policies_topology;
 mod processes;

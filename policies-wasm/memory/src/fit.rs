@@ -1,16 +1,26 @@
 //! Best fit: the GPU with the least memory left that still fits, so that large slices stay possible.
+//! What it makes best, one after the other:
+//!
+//! 1. as few devices as can be on GPUs that are cordoned, draining or unhealthy,
+//! 2. as few as can be beyond the memory that is left, as the daemon's overcommit may allow,
+//! 3. as few GPUs as can be, those of required devices among them, and these first,
+//! 4. all on the GPU with the least memory left of those that fit them all; else as many as fit on the
+//!    one that fits most, and so on with the rest.
+//!
+//! The lowest indices win a tie.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use berth_policy_sdk::{Node, PlaceRequest, Placement, room};
+use berth_policy_sdk::{DeviceState, Node, PlaceRequest, Placement, room};
 
 /// One GPU that has devices to choose from.
 #[derive(Debug)]
 struct Gpu {
     /// On its way out: such GPUs come last.
     leaving: bool,
-    /// Not one that a required device is on: several devices stay together where they can.
-    apart: bool,
+    /// Something for this request is on it: several devices stay together where they can.
+    begun: bool,
     index: u32,
     left_mib: u64,
     /// What one device takes.
@@ -20,48 +30,35 @@ struct Gpu {
 }
 
 impl Gpu {
-    /// How many more devices it has room for. With memory overcommit the daemon may have more room
-    /// than that: it lists them, and [`best`] takes them in the end.
-    fn fits(&self) -> usize {
-        let by_room = self.left_mib.checked_div(self.takes_mib).unwrap_or(u64::MAX);
-        self.available.len().min(usize::try_from(by_room).unwrap_or(usize::MAX))
+    /// How many more devices it has room for; `beyond` the memory that is left all that are listed,
+    /// since the daemon may have more room than a policy is shown.
+    fn room(&self, beyond: bool) -> usize {
+        let by_memory = self.left_mib.checked_div(self.takes_mib).filter(|_| !beyond);
+        self.available.len().min(by_memory.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX)))
     }
 
     fn take(&mut self, count: usize, into: &mut Vec<u32>) {
         for _ in 0..count {
             into.extend(self.available.pop());
             self.left_mib = self.left_mib.saturating_sub(self.takes_mib);
+            self.begun = true;
         }
     }
 }
 
-/// The required devices, and the others from as few GPUs as possible: all from the one that has the
-/// least memory left among those that fit them all, else the one that fits most first.
-///
-/// `None` if there are not enough.
+/// `None` if there are not enough devices.
 pub(crate) fn best(node: &Node, request: &PlaceRequest) -> Option<Placement> {
     let size = usize::try_from(request.size).ok()?;
     let mut gpus = gpus(node, request)?;
     let mut devices = request.required.clone();
     let mut crowded = false;
-    while devices.len() < size {
-        let missing = size - devices.len();
-        let key = |gpu: &&mut Gpu| (gpu.apart, gpu.left_mib, gpu.index);
-        let whole = gpus.iter_mut().filter(|gpu| !gpu.leaving && gpu.fits() >= missing).min_by_key(key);
-        if let Some(gpu) = whole {
-            gpu.take(missing, &mut devices);
-            break;
+    for (leaving, beyond) in [(false, false), (false, true), (true, false), (true, true)] {
+        let before = devices.len();
+        for begun in [true, false] {
+            let open = gpus.iter_mut().filter(|gpu| gpu.leaving == leaving && gpu.begun == begun);
+            fill(&mut open.collect::<Vec<_>>(), beyond, &mut devices, size);
         }
-        // Not on one: the one that fits most, so that the rest is small.
-        let most = |gpu: &&mut Gpu| (gpu.leaving, usize::MAX - gpu.fits(), gpu.left_mib, gpu.index);
-        if let Some(gpu) = gpus.iter_mut().filter(|gpu| gpu.fits() > 0).min_by_key(most) {
-            let count = gpu.fits().min(missing);
-            gpu.take(count, &mut devices);
-            continue;
-        }
-        crowded = true;
-        let any = gpus.iter_mut().filter(|gpu| !gpu.available.is_empty()).min_by_key(|gpu| gpu.index)?;
-        any.take(1, &mut devices);
+        crowded |= beyond && devices.len() > before;
     }
     let reason = if crowded {
         "more than the memory that is left, as the daemon's overcommit may allow"
@@ -69,6 +66,18 @@ pub(crate) fn best(node: &Node, request: &PlaceRequest) -> Option<Placement> {
         "the GPU with the least memory left that still fits"
     };
     (devices.len() == size).then(|| Placement { devices, reason: reason.to_owned() })
+}
+
+/// Adds to `devices` up to `size`.
+fn fill(open: &mut [&mut Gpu], beyond: bool, devices: &mut Vec<u32>, size: usize) {
+    while devices.len() < size {
+        let missing = size - devices.len();
+        let useful = |gpu: &Gpu| gpu.room(beyond).min(missing);
+        // Of those that fit all that is missing the one with the least left; else the one that fits most.
+        let next = open.iter_mut().min_by_key(|gpu| (Reverse(useful(gpu)), gpu.left_mib, gpu.index));
+        let Some(gpu) = next.filter(|gpu| useful(gpu) > 0) else { break };
+        gpu.take(useful(gpu), devices);
+    }
 }
 
 /// The GPUs of the devices to choose from, the required ones taken already.
@@ -84,15 +93,19 @@ fn gpus(node: &Node, request: &PlaceRequest) -> Option<Vec<Gpu>> {
         let left_mib = *left.get(usize::try_from(device.part).ok()?)?;
         let gpu = gpus.entry(device.part).or_insert_with(|| Gpu {
             leaving: room::is_leaving(part),
-            apart: true,
+            begun: false,
             index: part.gpu_index,
             left_mib,
             takes_mib: room::takes_mib(node, device),
             available: Vec::new(),
         });
         if request.required.contains(&index) {
-            gpu.apart = false;
-            gpu.left_mib = gpu.left_mib.saturating_sub(gpu.takes_mib);
+            gpu.begun = true;
+            // What an init container held is required for the next one of its pod: the record counts
+            // it already.
+            if device.state != DeviceState::Held {
+                gpu.left_mib = gpu.left_mib.saturating_sub(gpu.takes_mib);
+            }
         } else {
             gpu.available.push(index);
         }

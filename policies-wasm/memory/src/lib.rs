@@ -146,4 +146,6 @@ fn limits(node: &Node, devices: &[u32], compute: Compute) -> Option<Limits> {
 berth_policy_sdk::export!(Memory);
 
 #[cfg(test)]
+mod brute;
+#[cfg(test)]
 mod tests;

@@ -7,5 +7,8 @@ wit_bindgen::generate!({
     pub_export_macro: true,
     export_macro_name: "__export_world",
     default_bindings_module: "berth_policy_sdk::bindings",
-    additional_derives: [PartialEq],
+    // As JSON a question can be written down, and asked of a policy again.
+    additional_derives: [PartialEq, serde::Serialize],
+    // It holds flags, which can derive nothing further.
+    additional_derives_ignore: ["description"],
 });

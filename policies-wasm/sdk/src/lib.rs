@@ -104,12 +104,12 @@ pub trait Policy: Sized {
 }
 
 /// Writes a line into the daemon's log, at most 32 lines of 1 KiB a call. Natively it goes to
-/// standard error.
+/// standard error, or to [`testing::logged`].
 pub fn log(line: &str) {
     #[cfg(target_arch = "wasm32")]
     bindings::log(line);
     #[cfg(not(target_arch = "wasm32"))]
-    eprintln!("{line}");
+    testing::log(line);
 }
 
 /// Makes a [`Policy`] the module's export. Once per crate; nothing happens natively.

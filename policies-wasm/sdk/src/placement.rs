@@ -104,6 +104,19 @@ mod tests {
     }
 
     #[test]
+    fn a_required_device_that_is_held_already_counts_once() {
+        // An init container of one pod held 0; 4 and 5 are another's.
+        let node = two_gpus().hold(&[0]).hold(&[4, 5]).build();
+        let mut request = node.place_request(SHARED, 3);
+        request.available.insert(0, 0);
+        request.required = vec![0];
+        let loads = loads(&node.node, &request).unwrap();
+        let seen: Vec<_> = loads.iter().map(|load| (load.taken, load.left(), load.fullness())).collect();
+        assert_eq!(seen, [(1, 3, 250_000), (0, 2, 500_000)]);
+        assert_eq!(spread(&node.node, &request).unwrap().devices, [0, 1, 2]);
+    }
+
+    #[test]
     fn a_draining_gpu_comes_last() {
         let node = two_gpus().part(0, |part| part.drain = DrainState::Draining).hold(&[4, 5]).build();
         let request = node.place_request(SHARED, 3);

@@ -1,8 +1,13 @@
 //! Nodes for a policy's native unit tests.
 
+mod brute;
+mod lines;
 mod random;
 
-pub use random::{Random, random_node};
+pub use brute::{assert_best, fullness, in_use, steady};
+pub(crate) use lines::log;
+pub use lines::logged;
+pub use random::{Random, random_node, random_questions};
 
 use crate::{
     AdmitRequest, Allocation, Attribute, Candidate, Consumes, Device, DeviceState, DrainState, FrontEnd,

@@ -1,13 +1,15 @@
 //! The score by its definition, every set and every set left looked at.
 
-use berth_policy_sdk::Policy;
-use berth_policy_sdk::placement::{Kind, gpu_of, loads};
+use std::collections::BTreeSet;
+
+use berth_policy_sdk::placement::{Kind, gpu_of};
 use berth_policy_sdk::room::is_leaving;
-use berth_policy_sdk::testing::{Random, assert_sound, random_node};
+use berth_policy_sdk::testing::{Random, assert_sound, fullness, random_questions, steady};
+use berth_policy_sdk::{DeviceState, Policy};
 
 use crate::grow::grow;
 use crate::pairs::Pairs;
-use crate::search::{Aim, bits};
+use crate::search::{Aim, bits, sort_best_first};
 use crate::{Parameters, Topology};
 
 /// A table of pair scores, as nodes have them or worse.
@@ -68,7 +70,15 @@ fn exact(pairs: &Pairs, must: u32, size: usize, weight: i64) -> Measure {
 
 fn found(pairs: &Pairs, must: u32, size: usize, weight: u32) -> u32 {
     let costs: Vec<u32> = (0..pairs.len()).map(|part| pairs.sum_of(part)).collect();
-    Aim { pairs, must, size, leave_weight: weight, costs: &costs, own_pairs_cost_nothing: true }.best()
+    let aim = Aim { pairs, must, size, leave_weight: weight, costs: &costs, own_pairs_cost_nothing: true };
+    if 2 * size < pairs.len() && weight > 0 {
+        // Both ways, whichever is taken: the walk may give up, and says nothing else then.
+        let mut sets = aim.sets();
+        sort_best_first(&mut sets);
+        let by_table = aim.by_table(&sets).unwrap();
+        assert_eq!(aim.by_walking(&sets).unwrap_or(by_table), by_table, "{size} of {pairs:?}");
+    }
+    aim.best()
 }
 
 fn check(random: &mut Random, n: usize, size: usize) {
@@ -116,56 +126,57 @@ fn more_than_sixteen_parts_are_grown_about_as_well_on_boards() {
     assert_eq!(odd.sum(&grow(&odd, &[], 3)), 303);
 }
 
-/// Several shares where each may come from a GPU of its own: the pair sum counts, then how full the
-/// GPUs were.
+/// Several shares where each may come from a GPU of its own, none that has a required one: the pair
+/// sum with the GPUs of required ones counts, then how full the GPUs were.
 #[test]
 fn several_shares_are_on_the_exact_best_gpus() {
     let policy = Topology::new(Parameters::default()).unwrap();
-    let (mut random, mut looked) = (Random(4), 0);
-    while looked < 1_000 {
-        let node = random_node(&mut random, 8);
-        let Some(mut request) = node.random_request(&mut random) else { continue };
-        request.required.clear();
+    let (mut looked, mut held) = (0, 0);
+    for (node, request) in random_questions(4, 8) {
         let gpu = |device: &u32| gpu_of(&node.node, node.node.devices[*device as usize].part).unwrap();
+        let must: BTreeSet<usize> = request.required.iter().map(gpu).collect();
         let mut open: Vec<usize> = request.available.iter().map(gpu).collect();
-        open.retain(|gpu| !is_leaving(&node.node.parts[*gpu]));
+        open.retain(|gpu| must.contains(gpu) || !is_leaving(&node.node.parts[*gpu]));
         open.dedup();
-        let size = request.size as usize;
+        let size = request.size as usize - request.required.len() + must.len();
         let share = Kind::of(&node.node, request.request.resource) == Some(Kind::Share);
-        if !share || size < 2 || size > open.len() {
+        if !share || request.size < 2 || size > open.len() {
             continue;
         }
         looked += 1;
-        let loads = loads(&node.node, &request).unwrap();
+        let is_held = |device: &u32| node.node.devices[*device as usize].state == DeviceState::Held;
+        held += u32::from(size > must.len() && request.required.iter().any(is_held));
         let parts: Vec<u32> = open.iter().map(|gpu| u32::try_from(*gpu).unwrap()).collect();
         let pairs = Pairs::of(&node.node, &parts).unwrap();
         let measure = |set: &[usize]| {
-            let index = |k: &usize| node.node.parts[open[*k]].gpu_index;
-            let full = |k: &usize| loads.iter().find(|load| load.gpu_index == index(k)).unwrap().fullness();
+            let on = |k: &usize| request.available.iter().find(|device| gpu(device) == open[*k]).unwrap();
+            let full = |k: &usize| fullness(&node.node, *on(k), &request.required);
             (pairs.sum(set), std::cmp::Reverse(set.iter().map(full).sum::<u64>()))
         };
+        let with_must = |set: &Vec<usize>| {
+            open.iter().enumerate().all(|(k, gpu)| !must.contains(gpu) || set.contains(&k))
+        };
         let all = sets(open.len(), size).into_iter().map(|mask| bits(mask).collect::<Vec<_>>());
-        let best = all.map(|set| measure(&set)).max().unwrap();
+        let best = all.filter(with_must).map(|set| measure(&set)).max().unwrap();
         let placed = policy.place(&node.node, &request).unwrap();
         assert_sound(&request, &placed);
         let place = |device: &u32| open.iter().position(|open| *open == gpu(device)).unwrap();
-        let chosen: Vec<usize> = placed.devices.iter().map(place).collect();
-        assert_eq!(measure(&chosen), best, "{placed:?} of {request:?} on {node:#?}");
+        let chosen: BTreeSet<usize> = placed.devices.iter().map(place).collect();
+        let chosen: Vec<usize> = chosen.into_iter().collect();
+        assert_eq!((chosen.len(), measure(&chosen)), (size, best), "{placed:?} of {request:?} on {node:#?}");
+        if looked == 2_000 {
+            break;
+        }
     }
+    assert!(held >= 100, "only {held} questions require a share that is held");
 }
 
 /// 10,000 questions about nodes with everything on them.
 #[test]
 fn the_same_question_has_one_answer_within_what_is_available() {
     let policy = Topology::new(Parameters::default()).unwrap();
-    let mut random = Random(3);
-    for _ in 0..10_000 {
-        let node = random_node(&mut random, 9);
-        let Some(request) = node.random_request(&mut random) else { continue };
-        let placed = policy.place(&node.node, &request);
-        let mut turned = request.clone();
-        turned.available.reverse();
-        assert_eq!(policy.place(&node.node, &turned), placed);
+    for (node, request) in random_questions(3, 9).take(10_000) {
+        let placed = steady(|node, request| policy.place(node, request), &node.node, &request);
         if Kind::of(&node.node, request.request.resource) == Some(Kind::Share) && request.size == 1 {
             assert_eq!(placed, None);
             continue;

@@ -3,8 +3,9 @@
 //! What is wanted is a pair of sets: the chosen one and the best one of the same size among the
 //! parts left over. All sets of the size are listed, best sum first, and the list is walked for the
 //! chosen set; for each, the first set further on that has no part in common with it is the best one
-//! left. Both walks end as soon as nothing better can follow, which is soon: what is not near the
-//! head of the list cannot be the better of the two.
+//! left. Both walks end as soon as nothing better can follow, which on real boards is soon: what is not
+//! near the head of the list cannot be the better of the two. Where it is not soon, a table takes over
+//! that costs the same whatever the wiring is.
 
 use crate::pairs::Pairs;
 
@@ -13,6 +14,9 @@ pub(crate) const EXACT_PARTS_MAX: usize = 16;
 /// Bits of a set, and bits of a sum, which is below 2^20 (see `pairs`).
 const SET_BITS: u32 = 16;
 const SUM_BITS: u32 = 20;
+/// Looks at sets left over, beyond which the table is made instead. Boards, bridges and NVSwitch stay
+/// below it at any size of 16 (tests/it/policies_topology.rs); so many take a tenth of the table's time.
+const LOOKS_MAX: usize = 100_000;
 
 /// What decides between sets.
 pub(crate) struct Aim<'a> {
@@ -30,11 +34,15 @@ pub(crate) struct Aim<'a> {
 
 /// A set, by bit, with its sum above it: sets sort by sum and then by parts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Set(u64);
+pub(crate) struct Set(u64);
 
 impl Set {
     fn mask(self) -> u32 {
         u32::try_from(self.0 & ((1 << SET_BITS) - 1)).unwrap_or(0)
+    }
+
+    fn place(self) -> usize {
+        usize::try_from(self.mask()).unwrap_or(0)
     }
 
     fn sum(self) -> i64 {
@@ -43,8 +51,8 @@ impl Set {
 }
 
 /// The best so far.
-#[derive(Clone, Copy)]
-struct Best {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Best {
     score: i64,
     cost: i64,
     mask: u32,
@@ -66,13 +74,13 @@ impl Aim<'_> {
             self.best_of(&sets, |index| sets[sets.len() - 1 - index].sum())
         } else {
             sort_best_first(&mut sets);
-            self.best_of_two(&sets)
+            self.by_walking(&sets).or_else(|| self.by_table(&sets))
         };
         found.map_or(self.must, |best| best.mask)
     }
 
     /// All sets of the size, in the order of their bits.
-    fn sets(&self) -> Vec<Set> {
+    pub(crate) fn sets(&self) -> Vec<Set> {
         let mut sets = Vec::with_capacity(choose(self.pairs.len(), self.size));
         self.extend(&mut sets, self.pairs.len(), self.size, Set(0), &[0; EXACT_PARTS_MAX]);
         sets
@@ -99,25 +107,39 @@ impl Aim<'_> {
         let costs = Costs::new(self.costs);
         let mut best = None;
         for (index, set) in sets.iter().enumerate() {
-            if set.mask() & self.must == self.must {
-                self.keep_better(
-                    &mut best,
-                    self.score(*set, left(index)),
-                    self.cost(&costs, *set),
-                    set.mask(),
-                );
+            let mask = set.mask();
+            if mask & self.must != self.must {
+                continue;
+            }
+            let (score, cost) = (self.score(*set, left(index)), self.cost(&costs, *set));
+            let better = |best: Best| {
+                score > best.score || (score == best.score && (cost, mask) < (best.cost, best.mask))
+            };
+            if best.is_none_or(better) {
+                best = Some(Best { score, cost, mask });
             }
         }
         best
     }
 
-    /// `sets` best first.
-    fn best_of_two(&self, sets: &[Set]) -> Option<Best> {
+    /// Every set with the best one left of it looked up.
+    pub(crate) fn by_table(&self, sets: &[Set]) -> Option<Best> {
+        let best_within = best_within(sets, self.pairs.len());
+        let all = best_within.len() - 1;
+        self.best_of(sets, |index| i64::from(best_within[all & !sets[index].place()]))
+    }
+
+    /// `sets` best first. `None` if it takes too long.
+    pub(crate) fn by_walking(&self, sets: &[Set]) -> Option<Best> {
         let costs = Costs::new(self.costs);
         let first_without = FirstWithout::new(sets, self.pairs.len());
         let top = sets.first()?.sum();
         let mut best: Option<Best> = None;
+        let mut looks = 0;
         for &set in sets {
+            if looks > LOOKS_MAX {
+                return None;
+            }
             if best.is_some_and(|best| self.score(set, top) < best.score) {
                 break;
             }
@@ -134,18 +156,12 @@ impl Aim<'_> {
             }
             let start = first_without.all_of(mask);
             let rest = sets[start..].iter().take_while(|left| self.score(set, left.sum()) >= reach);
-            if let Some(left) = rest.into_iter().find(|left| left.mask() & mask == 0) {
+            let left = rest.inspect(|_| looks += 1).find(|left| left.mask() & mask == 0);
+            if let Some(left) = left {
                 best = Some(Best { score: self.score(set, left.sum()), cost, mask });
             }
         }
         best
-    }
-
-    fn keep_better(&self, best: &mut Option<Best>, score: i64, cost: i64, mask: u32) {
-        // Sets come in the order of their bits: the earlier one wins a tie.
-        if best.is_none_or(|best| score > best.score || (score == best.score && cost < best.cost)) {
-            *best = Some(Best { score, cost, mask });
-        }
     }
 
     fn score(&self, set: Set, left: i64) -> i64 {
@@ -164,7 +180,7 @@ fn choose(n: usize, size: usize) -> usize {
 
 /// Sorts by sum, greatest first, sets of equal sum as they are: ten bits of the sum a turn, which
 /// for thousands of sets is several times faster than by comparison.
-fn sort_best_first(sets: &mut Vec<Set>) {
+pub(crate) fn sort_best_first(sets: &mut Vec<Set>) {
     const DIGIT_BITS: u32 = SUM_BITS / 2;
     const DIGITS: usize = 1 << DIGIT_BITS;
     let mut sorted = vec![Set(0); sets.len()];
@@ -183,6 +199,31 @@ fn sort_best_first(sets: &mut Vec<Set>) {
         }
         std::mem::swap(sets, &mut sorted);
     }
+}
+
+/// By set of parts, its bits the index, the best sum of a set of `sets` within it; 0 where there is
+/// none. First only the sets themselves have one; then, two parts at a time, what is best without a
+/// part is known to be there with it, too.
+fn best_within(sets: &[Set], parts: usize) -> Vec<u32> {
+    // An even number of parts; one more is in no set.
+    let parts = parts.next_multiple_of(2);
+    let mut best = vec![0; 1 << parts];
+    for set in sets {
+        best[set.place()] = u32::try_from(set.0 >> SET_BITS).unwrap_or(u32::MAX);
+    }
+    for part in (0..parts).step_by(2) {
+        for all in best.chunks_exact_mut(4 << part) {
+            let (without_second, with_second) = all.split_at_mut(2 << part);
+            let (neither, first) = without_second.split_at_mut(1 << part);
+            let (second, both) = with_second.split_at_mut(1 << part);
+            for (((neither, first), second), both) in neither.iter().zip(first).zip(second).zip(both) {
+                *first = (*first).max(*neither);
+                *second = (*second).max(*neither);
+                *both = (*both).max(*first).max(*second);
+            }
+        }
+    }
+    best
 }
 
 /// Where in a list the first set is that has neither of two parts: nothing before it can be disjoint

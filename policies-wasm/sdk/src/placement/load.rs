@@ -47,6 +47,7 @@ impl Load {
     /// Takes the device with the lowest index.
     pub fn take(&mut self) -> Option<u32> {
         let (device, mib) = self.free.pop()?;
+        self.taken += 1;
         self.count(mib);
         Some(device)
     }
@@ -54,7 +55,6 @@ impl Load {
     fn count(&mut self, mib: u64) {
         self.held += 1;
         self.held_mib += mib;
-        self.taken += 1;
         self.begun = true;
     }
 }
@@ -87,8 +87,14 @@ pub fn loads(node: &Node, request: &PlaceRequest) -> Option<Vec<Load>> {
     }
     for &index in &request.required {
         let (gpu, mib) = look(node, index)?;
-        loads[gpu].free.retain(|&(other, _)| other != index);
-        loads[gpu].count(mib);
+        let load = &mut loads[gpu];
+        load.free.retain(|&(other, _)| other != index);
+        load.taken += 1;
+        // What an init container held is required for the next one of its pod: the record counts it
+        // already.
+        if device(node, index)?.state != DeviceState::Held {
+            load.count(mib);
+        }
     }
     let mut found: Vec<Load> =
         loads.into_iter().zip(asked).filter(|(_, asked)| *asked).map(|(load, _)| load).collect();

@@ -1,7 +1,8 @@
 //! Nodes drawn by a seed, for tests against brute force: the same seed, the same node.
 
 use super::{Built, NodeBuilder, share};
-use crate::{Consumes, DeviceState, DrainState, Health, Path, PlaceRequest};
+use crate::room::{left_mib, takes_mib};
+use crate::{Consumes, DeviceState, DrainState, Health, Path, PlaceRequest, Slice};
 
 /// A small generator (`SplitMix64`): tests need no more, and a policy's crate no library for it.
 #[derive(Clone, Debug)]
@@ -31,14 +32,17 @@ impl Random {
 }
 
 /// A node of one to `gpus_max` GPUs: some in MIG mode, the others offered whole
-/// (`nvidia.com/gpu`), as shares (`nvidia.com/gpu.shared`) or as both, with links, with some
-/// devices held and some GPUs cordoned or unhealthy.
+/// (`nvidia.com/gpu`), as shares (`nvidia.com/gpu.shared`), as both, or as slices of two sizes
+/// (`nvidia.com/gpu.mem-10g`, `nvidia.com/gpu.mem-20g`), with links, with some devices held and some
+/// GPUs cordoned or unhealthy. On about half of the nodes memory is overcommitted: devices are free
+/// beyond what is left.
 #[must_use]
 pub fn random_node(random: &mut Random, gpus_max: u32) -> Built {
     const MEMORY_MIB: u64 = 40_960;
+    let slice = |memory_mib| Consumes::Slice(Slice { memory_mib, compute_percent: 0 });
     let gpus = 1 + random.below(gpus_max);
     let mut node = NodeBuilder::new().gpus(gpus, "Test GPU", MEMORY_MIB);
-    let (migs, style) = (random.once_in(3), random.below(3));
+    let (migs, style) = (random.once_in(3), random.below(4));
     for gpu in 0..gpus {
         if migs && random.once_in(2) {
             let first = u32::try_from(node.node.parts.len()).expect("few parts");
@@ -47,6 +51,12 @@ pub fn random_node(random: &mut Random, gpus_max: u32) -> Built {
             for instance in first..first + count {
                 node = node.devices(instance, "nvidia.com/mig-1g.5gb", 1, Consumes::Whole);
             }
+            continue;
+        }
+        if style == 3 {
+            node = node
+                .devices(gpu, "nvidia.com/gpu.mem-10g", 1 + random.below(4), slice(MEMORY_MIB / 4))
+                .devices(gpu, "nvidia.com/gpu.mem-20g", 1 + random.below(2), slice(MEMORY_MIB / 2));
             continue;
         }
         if style != 0 {
@@ -97,40 +107,94 @@ fn unsettle(random: &mut Random, mut node: NodeBuilder, gpus: u32) -> Built {
         }
     }
     for gpu in 0..gpus {
-        node = match random.below(12) {
-            0 => node.part(gpu, |part| part.drain = DrainState::Draining),
-            1 => node.part(gpu, |part| part.health = Health::Unhealthy),
-            2 => node.part(gpu, |part| part.health = Health::Degraded),
-            _ => node,
+        let (drain, health) = match random.below(12) {
+            0 => (DrainState::Draining, Health::Healthy),
+            1 => (DrainState::Active, Health::Unhealthy),
+            2 => (DrainState::Active, Health::Degraded),
+            _ => continue,
         };
+        // Instances share the state of their GPU.
+        for part in node.node.parts.iter_mut().filter(|part| part.gpu_index == gpu) {
+            (part.drain, part.health) = (drain, health);
+        }
     }
-    node.build()
+    let mut built = node.build();
+    if random.once_in(2) {
+        built.withdraw_what_does_not_fit();
+    }
+    built
+}
+
+/// Endless random questions about random nodes of up to `gpus_max` GPUs.
+pub fn random_questions(seed: u64, gpus_max: u32) -> impl Iterator<Item = (Built, PlaceRequest)> {
+    let mut random = Random(seed);
+    std::iter::repeat_with(move || {
+        let node = random_node(&mut random, gpus_max);
+        let request = node.random_request(&mut random)?;
+        Some((node, request))
+    })
+    .flatten()
 }
 
 impl Built {
+    /// Withdraws each free device that would not fit beside what is held, as the daemon does where
+    /// memory is not overcommitted.
+    fn withdraw_what_does_not_fit(&mut self) {
+        let left = left_mib(&self.node);
+        let fits = |device| takes_mib(&self.node, device) <= left[device.part as usize];
+        let states: Vec<_> = self.node.devices.iter().map(|device| (device.state, fits(device))).collect();
+        for (device, (state, fits)) in self.node.devices.iter_mut().zip(states) {
+            if state == DeviceState::Free && !fits {
+                device.state = DeviceState::Withdrawn;
+            }
+        }
+    }
+
     /// A question about a random resource of the node: most of its free devices available, some of
-    /// them required, and never more asked for than there are. `None` where nothing is free.
+    /// them required, and never more asked for than there are. At times devices that are held are
+    /// required, too, as an init container's are for the next container of its pod. `None` where
+    /// nothing is to be had.
     #[must_use]
     pub fn random_request(&self, random: &mut Random) -> Option<PlaceRequest> {
-        let resources = u32::try_from(self.node.resources.len()).expect("few resources");
-        let resource = usize::try_from(random.below(resources)).expect("small");
+        let resource = usize::try_from(random.below(count(&self.node.resources))).expect("small");
         let mut request = self.place_request(&self.node.resources[resource], 0);
         request.available.retain(|_| !random.once_in(8));
-        let count = u32::try_from(request.available.len()).expect("few devices");
-        if count == 0 {
+        let mut free = request.available.clone();
+        if random.once_in(3) {
+            request.required = self.held(request.request.resource);
+            keep(random, &mut request.required, 2);
+        }
+        let least = u32::from(request.required.is_empty());
+        if least > count(&free) {
             return None;
         }
-        request.size = 1 + random.below(count);
+        let more = least + random.below(count(&free) + 1 - least);
+        request.size = count(&request.required) + more;
+        request.available.extend(&request.required);
+        request.available.sort_unstable();
         if random.once_in(3) {
-            let mut required = request.available.clone();
-            while required.len() > usize::try_from(random.below(request.size + 1)).expect("small") {
-                required.swap_remove(
-                    usize::try_from(random.below(u32::try_from(required.len()).expect("few")))
-                        .expect("small"),
-                );
-            }
-            request.required = required;
+            keep(random, &mut free, more);
+            request.required.extend(free);
         }
         Some(request)
+    }
+
+    fn held(&self, resource: u32) -> Vec<u32> {
+        let devices = (0..).zip(&self.node.devices);
+        let held = devices.filter(|(_, d)| d.resource == resource && d.state == DeviceState::Held);
+        held.map(|(index, _)| index).collect()
+    }
+}
+
+fn count<T>(things: &[T]) -> u32 {
+    u32::try_from(things.len()).expect("few")
+}
+
+/// Keeps a random choice of up to `most`.
+fn keep(random: &mut Random, devices: &mut Vec<u32>, most: u32) {
+    let wanted = random.below(most + 1);
+    while count(devices) > wanted {
+        let out = usize::try_from(random.below(count(devices))).expect("small");
+        devices.swap_remove(out);
     }
 }

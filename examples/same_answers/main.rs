@@ -1,0 +1,88 @@
+//! The shipped policies on random nodes: as WebAssembly, in two instances, and natively they give the
+//! same answers.
+//!
+//! ```text
+//! just same-answers 10000                # the nodes 0 to 9999
+//! just same-answers 1 --from 4711        # one of them again
+//! ```
+//!
+//! Every policy is asked every hook that it has about every node. Last line:
+//! `nodes=10000 policies=9 differences=0`.
+
+// It prints for people: that is its purpose.
+#![allow(clippy::print_stdout)]
+
+mod both;
+
+use anyhow::Context;
+use berth::kernel::time::Now;
+use berth::ports::Policies;
+use berth::wasm::{Settings, WasmPolicies};
+use both::{Both, Tally};
+use clap::Parser;
+use std::num::NonZero;
+use std::process::ExitCode;
+use std::thread;
+
+/// Of the differences so many are printed in full.
+const SHOWN: usize = 10;
+
+/// Ask the shipped policies about random nodes, as WebAssembly and natively
+#[derive(Parser)]
+struct Args {
+    /// Nodes
+    #[arg(default_value_t = 10_000)]
+    nodes: u64,
+    /// The first node's number, its seed
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+}
+
+fn main() -> ExitCode {
+    // This program compiles the policies, too, in processes of their own.
+    if let Some(code) = berth::wasm::compiler_process() {
+        return code;
+    }
+    match run(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            println!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether all agree.
+fn run(args: &Args) -> anyhow::Result<bool> {
+    let state = tempfile::tempdir().context("a folder for compiled policies")?;
+    let policies = WasmPolicies::new(Settings::new(state.path().to_owned())).context("the policies' room")?;
+    let versions =
+        policies.install_shipped(Now { wall_ms: 0, mono_ms: 0 }).context("the shipped policies")?;
+    let both = Both::new(&policies, &versions).map_err(anyhow::Error::msg)?;
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let nodes = args.from..args.from.saturating_add(args.nodes);
+    let mut tally = Tally::default();
+    thread::scope(|scope| {
+        let share = |n| {
+            let (nodes, both) = (nodes.clone().skip(n).step_by(threads), &both);
+            scope.spawn(move || both.ask_about(nodes))
+        };
+        let shares: Vec<_> = (0..threads).map(share).collect();
+        for share in shares {
+            match share.join() {
+                Ok(part) => tally.add(part),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+    });
+    for difference in tally.differences.iter().take(SHOWN) {
+        println!("{difference}\n");
+    }
+    print!("{}", tally.table());
+    if let Some(silent) = tally.silent() {
+        println!("{silent}: that both say nothing proves little; ask about more nodes");
+    }
+    println!("nodes={} policies={} differences={}", args.nodes, tally.policies(), tally.differences.len());
+    Ok(tally.differences.is_empty() && tally.silent().is_none())
+}

@@ -1,0 +1,28 @@
+//! Same input, same answer: every shipped policy, asked every hook that it has about random nodes, as
+//! WebAssembly in two instances and natively. `just same-answers` does the same over 10,000 nodes on all
+//! processors, which CI runs.
+// Clippy does not see that helpers of tests are tests, too.
+#![allow(clippy::unwrap_used)]
+
+use berth::ports::Policies;
+
+use crate::policies_guests::{NOW, policies};
+
+// Not everything in it is used here.
+#[path = "../../examples/same_answers/both/mod.rs"]
+#[allow(dead_code)]
+mod both;
+
+/// About ten seconds unoptimised; 10,000 take two minutes.
+const NODES: u64 = 1_000;
+
+#[test]
+fn the_same_question_has_the_same_answer_in_every_instance_and_natively() {
+    let versions = policies().install_shipped(NOW).unwrap();
+    let both = both::Both::new(policies(), &versions).unwrap();
+    let tally = both.ask_about(0..NODES);
+    println!("{}", tally.table());
+    assert_eq!(tally.differences, Vec::<String>::new());
+    assert_eq!(tally.silent(), None);
+    assert_eq!(tally.policies(), versions.len());
+}

@@ -4,8 +4,8 @@ use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
 use super::unread::Unread;
 use super::{
-    allocations, decisions, drain, gpus, host, node, openapi, policies, processes, stack, stack_history,
-    swagger, trials,
+    allocations, decisions, drain, gpus, host, node, openapi, policies, processes, stack,
+    stack_history, swagger, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -52,6 +52,7 @@ pub(super) fn admin(config: &mut ServiceConfig) {
         .service(resource("/decisions/{seq}", "GET").route(read().to(decisions::show)))
         .service(resource("/decisions/{seq}/input", "GET").route(read().to(decisions::input)))
         .service(resource("/replays", "POST").route(web::post().to(trials::replay)))
+        .service(resource("/trials", "POST").route(web::post().to(tried::add)))
         .service(
             resource("/shadows", "GET, POST")
                 .route(read().to(trials::list))

@@ -53,6 +53,7 @@ mod policies_prebuilt;
 mod policies_rules;
 mod policies_shipped;
 mod policies_topology;
+mod policy_try;
 mod processes;
 mod sim_file;
 mod simulation;

@@ -23,6 +23,7 @@ pub mod problem;
 mod processes;
 mod refusals;
 mod routes;
+mod scrape;
 mod server;
 mod stack;
 mod stack_history;

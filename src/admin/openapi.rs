@@ -3,7 +3,7 @@
 
 use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::{
-    allocations, decisions, drain, gpus, node, policies, processes, stack, stack_history, trials,
+    allocations, decisions, drain, gpus, node, policies, processes, scrape, stack, stack_history, trials,
     tried,
 };
 use actix_web::http::StatusCode;
@@ -28,7 +28,7 @@ use utoipa::{Modify, OpenApi};
         decisions::list, decisions::show, decisions::input, decisions::explain,
         trials::replay, trials::list, trials::add, trials::show, trials::end, tried::add,
         policies::list, policies::upload, policies::show, policies::module, policies::delete,
-        stack::show, stack::activate, stack::reset, node::livez, node::readyz,
+        stack::show, stack::activate, stack::reset, node::livez, node::readyz, scrape::metrics,
         stack_history::list, stack_history::roll_back, stack_history::end_suspension,
     ),
     components(schemas(Problem)),
@@ -40,7 +40,7 @@ use utoipa::{Modify, OpenApi};
         (name = "decisions", description = "What policies were asked and said, and what others would say"),
         (name = "policies", description = "Versions of policies"),
         (name = "stack", description = "Which policies are asked, in which order"),
-        (name = "health", description = "For probes; no token"),
+        (name = "health", description = "For probes and scrapes; no token"),
     ),
     security(("token" = [])),
     modifiers(&Errors),

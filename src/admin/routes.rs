@@ -4,7 +4,7 @@ use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
 use super::unread::Unread;
 use super::{
-    allocations, decisions, drain, gpus, host, node, openapi, policies, processes, stack,
+    allocations, decisions, drain, gpus, host, node, openapi, policies, processes, scrape, stack,
     stack_history, swagger, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
@@ -101,6 +101,7 @@ pub(super) fn health(config: &mut ServiceConfig) {
     config.app_data(QueryConfig::default().error_handler(|e, _| Problem::new(Kind::Query, e).into()));
     config.service(resource("/livez", "GET").route(read().to(node::livez)));
     config.service(resource("/readyz", "GET").route(read().to(node::readyz)));
+    config.service(resource("/metrics", "GET").route(read().to(scrape::metrics)));
     config.default_service(web::to(no_route));
 }
 

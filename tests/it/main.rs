@@ -41,6 +41,7 @@ mod kubelet_rounds;
 mod kubelet_sources;
 mod kubelet_traps;
 mod kubelet_twins;
+mod metrics;
 mod mig;
 mod nvml_faults;
 mod openapi;

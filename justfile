@@ -28,6 +28,7 @@ policies-test:
 # Compile the shipped policies to policies-wasm/prebuilt (needs a wasm target; installs Debian's where rustup has none)
 policies:
     policies-wasm/build.sh
+    UPDATE_EXPECT=1 cargo test --locked --test it what_the_shipped_policies_say
 
 # What `berth policy new` writes, built, checked and tested in each language whose tools are here
 policy-templates *LANGS:

@@ -58,7 +58,9 @@ impl From<Refusal> for Problem {
             Refusal::UnknownPolicy { .. } => {
                 problem(Kind::UnknownPolicy).hint("GET /api/v1/policies lists them")
             }
-            Refusal::PolicyInUse { .. } | Refusal::PolicyShipped { .. } => problem(Kind::InUse),
+            Refusal::PolicyInUse { .. } | Refusal::PolicyShadows { .. } | Refusal::PolicyShipped { .. } => {
+                problem(Kind::InUse)
+            }
             Refusal::BadOffer { .. } => problem(Kind::StackFails),
         }
     }

@@ -109,7 +109,7 @@ pub(super) async fn add(
 ) -> Result<HttpResponse, Problem> {
     let wanted = body::json(&request, payload).await?;
     let candidate = candidate(&state, &state.door.snapshot(), wanted)?;
-    let shadow = state.door.add_shadow(candidate)?;
+    let shadow = state.door.add_shadow(candidate).await?;
     tracing::info!(policy = shadow.candidate.policy, by = OPERATOR, "a policy is asked as a shadow");
     let location = format!("/api/v1/shadows/{}", shadow.id);
     Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(Shadow::of(&shadow)))

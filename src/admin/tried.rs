@@ -53,7 +53,7 @@ pub(super) async fn add(
     }
     let wish = request.map(wish).transpose().map_err(|rule| Problem::new(Kind::Invalid, rule))?;
     let candidate = candidate(&state, &state.door.snapshot(), Candidate { policy, digest, parameters })?;
-    let trial = admission::Trial {
+    let trial = admission::Proposal {
         candidate,
         permissions: permissions.map(Into::into),
         on_fault: on_fault.map(Into::into),

@@ -30,10 +30,6 @@ impl Policies for Ear<'_> {
         self.policies.install(module, now)
     }
 
-    fn install_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
-        self.policies.install_shipped(now)
-    }
-
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         self.policies.restore(version)
     }

@@ -3,6 +3,7 @@
 //! Front ends parse, ask here, and read snapshots. Async ends here: everything behind is sync.
 
 mod account;
+mod activation;
 mod baseline;
 mod bypass_log;
 mod ear;
@@ -26,6 +27,7 @@ mod trial;
 mod uploads;
 
 pub use crate::kernel::command::Attempt;
+pub use activation::Trial;
 pub use baseline::Baseline;
 pub use fared::{Fared, TIMES_US, Times};
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, Standing, Standings};
@@ -37,7 +39,7 @@ pub use shadow::{Counts, Difference, SHADOWS_MAX, Shadow};
 pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
 pub use tally::{Counted, Tally, VERSIONS_COUNTED_MAX};
 pub use thread::{ActivateError, Granted};
-pub use trial::{TRIED_DEVICES_MAX, Tell, Trial, Tried, TryError, Wish, Wished};
+pub use trial::{Proposal, TRIED_DEVICES_MAX, Tell, Tried, TryError, Wish, Wished};
 pub use uploads::{Upload, UploadError};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
@@ -127,7 +129,7 @@ pub fn start(
         baseline: baseline.clone(),
         said: RefCell::default(),
         told: RefCell::default(),
-        overcommit_percent: rules.overcommit_percent,
+        rules: rules.clone(),
         account: account.clone(),
         fault_log: RefCell::default(),
     };
@@ -318,10 +320,12 @@ impl Door {
         // Before a policy that nobody trusts is asked.
         let trusted = check_trust(&self.snapshot(), &stack.entries, &self.rules.trusted_keys);
         trusted.map_err(|refusal| ActivateError::Ask(AskError::Refused(refusal)))?;
-        self.prepare(&stack.entries).await;
+        self.prepare(stack.entries.iter().map(|entry| &entry.digest)).await;
         let (reply, answer) = oneshot::channel();
         send(&self.other_jobs, OtherJob::Activate { stack, expected, reply }).map_err(ActivateError::Ask)?;
-        within(answer).await.map_err(ActivateError::Ask)?
+        let activated = within(answer).await.map_err(ActivateError::Ask)?;
+        self.rest();
+        activated
     }
 
     /// Asks the stack now what this node offers.

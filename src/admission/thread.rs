@@ -6,27 +6,26 @@
 use super::account::Account;
 use super::baseline::Baseline;
 use super::fault_log::FaultLog;
-use super::faults::Faults;
 use super::recorder::Recorder;
 use super::stack::{Offers, Walk};
 use crate::keeper::{Answered, Applied, AskError, Handle, Snapshot};
 use crate::kernel::allocation::Allocation;
 use crate::kernel::change::Change;
-use crate::kernel::command::{Attempt, Command, NewStack, StackAnswer};
+use crate::kernel::command::{Attempt, Command, NewStack, Rules, StackAnswer};
 use crate::kernel::decision::{Asked, CallNote, Grant, Note, Outcome, Said};
 use crate::kernel::gpu::Reading;
 use crate::kernel::mig;
 use crate::kernel::names::{Digest, PartId};
 use crate::kernel::offer::PartOffer;
 use crate::kernel::placement;
-use crate::kernel::policy::{AdmitRequest, FaultKind, Hook, PlaceRequest, Placement, TriageAnswer};
+use crate::kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, TriageAnswer};
 use crate::kernel::refusal::Refusal;
 use crate::kernel::time::Now;
 use crate::ports::{Clock, Policies};
 use crossbeam_channel::{Receiver, after, never, select_biased};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
@@ -117,7 +116,7 @@ pub(super) struct Worker {
     pub policies: Arc<dyn Policies>,
     pub clock: Arc<dyn Clock>,
     pub baseline: Baseline,
-    pub overcommit_percent: u32,
+    pub rules: Rules,
     pub account: Account,
     pub fault_log: RefCell<FaultLog>,
     /// What was said of MIG last, so that it is said once.
@@ -175,7 +174,7 @@ impl Worker {
             KubeletJob::Place { request, reply } => {
                 let node = self.keeper.snapshot();
                 // What policies are shown is what goes on the record.
-                let request = placement::narrowed(&node, &request, self.overcommit_percent);
+                let request = placement::narrowed(&node, &request, self.rules.overcommit_percent);
                 let ((placement, by), walked) = self.walk(&node, Hook::Place, |walk| walk.place(&request));
                 let _ = reply.send((placement.clone(), by.clone()));
                 self.note(&node, Asked::Place(request), walked, Outcome::Placed(placement, by));
@@ -209,7 +208,7 @@ impl Worker {
             now: walked.now,
             faults: &mut faults,
             baseline: &self.baseline,
-            overcommit_percent: self.overcommit_percent,
+            overcommit_percent: self.rules.overcommit_percent,
             calls: &mut walked.calls,
         });
         self.account(&node.stack, hook, &walked.calls, faults);
@@ -320,37 +319,6 @@ impl Worker {
             tracing::warn!("{note}");
         }
         *said = words;
-    }
-
-    /// Asks a new stack on the live node; swaps it in only if every policy of it answers well.
-    fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
-        let node = self.keeper.snapshot();
-        let candidate = stack.clone().at(0, 0);
-        let (mut trial, mut calls) = (Faults::default(), Vec::new());
-        let offers = Walk {
-            stack: &candidate,
-            policies: &*self.policies,
-            node: &node,
-            now: self.clock.now(),
-            faults: &mut trial,
-            baseline: &self.baseline,
-            overcommit_percent: self.overcommit_percent,
-            calls: &mut calls,
-        }
-        .offers();
-        self.fault_log.borrow_mut().tell(Hook::Offer, &calls);
-        if let Some((policy, fault)) = offers.faults.into_iter().next() {
-            return Err(ActivateError::Fails {
-                policy,
-                passing: fault.kind == FaultKind::Time,
-                fault: fault.to_string(),
-            });
-        }
-        let command = Command::Activate { stack, expected, offers: offers.parts };
-        let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;
-        self.account.faults.lock().unwrap_or_else(PoisonError::into_inner).reset();
-        self.account.publish(&applied.snapshot.stack);
-        Ok(applied.snapshot)
     }
 }
 

@@ -3,6 +3,7 @@
 //! Nothing is recorded, and no grant comes of it.
 
 use super::Door;
+use super::activation::Trial;
 use super::ear::Ear;
 use super::faults::Faults;
 use super::replay::Candidate;
@@ -16,13 +17,13 @@ use crate::kernel::listing::free_devices;
 use crate::kernel::names::{DeviceId, Resource};
 use crate::kernel::placement;
 use crate::kernel::pods::{self, Pod, PodContainer, PodsSource, PodsView, Stage};
-use crate::kernel::policy::{AdmitRequest, Hook, PlaceRequest, STACK_ENTRIES_MAX};
+use crate::kernel::policy::{AdmitRequest, Fault, Hook, PlaceRequest, STACK_ENTRIES_MAX};
 use crate::kernel::stack::{OnFault, Permissions, Stack, StackEntry};
 use crate::kernel::time::Now;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Trials at a time: three walks of a second at most, each on a whole processor.
+/// Trials at a time: three walks and the questions of an activation, each a second at most.
 pub(super) const TRIALS: usize = 1;
 /// Most devices of a request that is tried: what the largest node has, 16 GPUs of 128.
 pub const TRIED_DEVICES_MAX: usize = 2048;
@@ -31,7 +32,7 @@ const IMAGINED: &str = "imagined-by-berth";
 
 /// What is to be tried.
 #[derive(Clone, Debug)]
-pub struct Trial {
+pub struct Proposal {
     /// Whom.
     pub candidate: Candidate,
     /// What it may do; if not said, what the entry may that it takes the place of, or the default.
@@ -123,15 +124,18 @@ impl Door {
     ///
     /// # Errors
     /// If another one is being tried, or the stack is full.
-    pub async fn try_policy(&self, trial: Trial) -> Result<Tried, TryError> {
+    pub async fn try_policy(&self, proposal: Proposal) -> Result<Tried, TryError> {
         let alone = Arc::clone(&self.trials).try_acquire_owned().map_err(|_| TryError::Busy)?;
+        self.prepare([&proposal.candidate.digest]).await;
         let door = self.clone();
         // The place goes with the work, which goes on when whoever asked has gone.
         let work = tokio::task::spawn_blocking(move || {
             let _alone = alone;
-            Trying::new(&door, &trial).map(|trying| trying.run(trial.wish.as_ref()))
+            Trying::new(&door, &proposal).map(|trying| trying.run(proposal.wish.as_ref()))
         });
-        work.await.map_err(|_| TryError::Stopping)?
+        let tried = work.await.map_err(|_| TryError::Stopping)?;
+        self.rest();
+        tried
     }
 }
 
@@ -145,9 +149,9 @@ struct Trying<'d> {
 }
 
 impl<'d> Trying<'d> {
-    fn new(door: &'d Door, trial: &Trial) -> Result<Self, TryError> {
+    fn new(door: &'d Door, proposal: &Proposal) -> Result<Self, TryError> {
         let node = door.snapshot();
-        let Candidate { policy, digest, parameters } = &trial.candidate;
+        let Candidate { policy, digest, parameters } = &proposal.candidate;
         let name = policy.split('@').next().unwrap_or_default();
         let old = node.stack.entries.iter().position(|entry| entry.name == name);
         let like = old.map(|place| &node.stack.entries[place]);
@@ -155,18 +159,18 @@ impl<'d> Trying<'d> {
             name: name.to_owned(),
             digest: digest.clone(),
             parameters: parameters.clone(),
-            permissions: trial
+            permissions: proposal
                 .permissions
                 .clone()
                 .unwrap_or_else(|| like.map_or_else(Permissions::default, |e| e.permissions.clone())),
-            on_fault: trial.on_fault.unwrap_or_else(|| like.map(|e| e.on_fault).unwrap_or_default()),
+            on_fault: proposal.on_fault.unwrap_or_else(|| like.map(|e| e.on_fault).unwrap_or_default()),
         };
         // Whom of the active stack is asked, by their place in it.
         let mut asked: Vec<(Option<usize>, StackEntry)> = Vec::new();
-        if !trial.alone {
+        if !proposal.alone {
             asked.extend(node.stack.entries.iter().cloned().enumerate().map(|(n, e)| (Some(n), e)));
         }
-        let place = match old.filter(|_| !trial.alone) {
+        let place = match old.filter(|_| !proposal.alone) {
             Some(place) => {
                 asked[place] = (None, entry);
                 place
@@ -186,7 +190,7 @@ impl<'d> Trying<'d> {
         }
         let entries = asked.into_iter().map(|(_, entry)| entry).collect();
         let stack = Stack { entries, ..Stack::default() };
-        let instead_of = old.filter(|_| !trial.alone).map(|place| node.stack.entries[place].label());
+        let instead_of = old.filter(|_| !proposal.alone).map(|place| node.stack.entries[place].label());
         let (then, calls) = (Arc::clone(&node), Vec::new());
         let tried =
             Tried { node, then, stack: stack.clone(), place, instead_of, refused: None, wish: None, calls };
@@ -205,27 +209,36 @@ impl<'d> Trying<'d> {
     fn offer(&mut self) {
         let node = Arc::clone(&self.tried.node);
         let offers = self.walk(Hook::Offer, &node, |walk| walk.offers());
-        // As `activate` says it.
-        self.tried.refused = offers
-            .faults
-            .first()
-            .map(|(policy, fault)| format!("policy {policy} fails on this node: {fault}"));
+        let failed = offers.faults.into_iter().next();
         let stack = NewStack {
             from_api: true,
             by: String::new(),
             why: String::new(),
             entries: self.stack.entries.clone(),
         };
-        let command = Command::Activate { stack, expected: None, offers: offers.parts };
+        let command = Command::Activate { stack: stack.clone(), expected: None, offers: offers.parts };
         let Verdict { entry, refusal } = decide(&node, self.door.rules(), &command, self.now);
-        if let Some(refusal) = refusal {
-            self.tried.refused = Some(refusal.to_string());
-        }
+        let mut then = Ledger::clone(&node);
+        then.apply(&entry);
+        let failed = failed.or_else(|| self.unfit(&stack, &then));
+        let failed = failed.map(|(policy, fault)| format!("policy {policy} fails on this node: {fault}"));
+        self.tried.refused = failed.or_else(|| refusal.map(|refusal| refusal.to_string()));
         if self.tried.refused.is_none() {
-            let mut then = Ledger::clone(&node);
-            then.apply(&entry);
             self.tried.then = Arc::new(then);
         }
+    }
+
+    /// The first policy whose parameters an activation would find wrong, and how.
+    fn unfit(&self, stack: &NewStack, then: &Ledger) -> Option<(String, Fault)> {
+        let trial = Trial {
+            stack,
+            policies: &*self.door.policies,
+            node: then,
+            now: self.now,
+            baseline: &self.door.baseline,
+            rules: self.door.rules(),
+        };
+        stack.entries.iter().find_map(|entry| trial.try_parameters(then, entry).err())
     }
 
     /// Asks as the kubelet does: which devices, and then for these.

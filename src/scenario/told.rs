@@ -61,8 +61,8 @@ impl Policies for Listened<'_> {
         self.policies.install(module, now)
     }
 
-    fn install_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
-        self.policies.install_shipped(now)
+    fn shipped(&self, now: Now) -> Vec<PolicyVersion> {
+        self.policies.shipped(now)
     }
 
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {

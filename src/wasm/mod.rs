@@ -112,7 +112,9 @@ impl Installed {
         if let Some(module) = self.module.get() {
             return Ok(module);
         }
-        let gone = || fault::missing(format!("the compiled form of {} is gone: restart berth", self.label));
+        // Whoever is about to ask has it restored first, which makes it anew; not so in midcall.
+        let gone =
+            || fault::missing(format!("the compiled form of {} is gone: activate it again", self.label));
         let artifact = policies.artifacts.artifact(&self.version.digest, &self.version.artifact);
         let module = Module::load(&policies.runner, &artifact.ok_or_else(gone)?);
         let module = module.map_err(|error| fault::missing(error.to_string()))?;
@@ -149,6 +151,14 @@ impl WasmPolicies {
     /// Only the first one is heard.
     pub fn listen(&self, ear: impl Fn(&[String]) + Send + Sync + 'static) {
         let _ = self.runner.ear.set(Box::new(ear));
+    }
+
+    /// Makes every policy that came with the daemon callable: for whoever tries them all.
+    ///
+    /// # Errors
+    /// If one of them cannot be compiled here.
+    pub fn restore_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
+        self.shipped(now).iter().map(|version| self.restore(version)).collect()
     }
 
     fn installed(&self, digest: &Digest) -> Option<Arc<Installed>> {
@@ -242,13 +252,8 @@ impl Policies for WasmPolicies {
         self.admit(&compiled, now, shipped)
     }
 
-    /// Call [`Policies::restore`] for the versions that the store knows first: what it makes
-    /// callable is not compiled again here.
-    fn install_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
-        let components = shipped::all().iter().map(|(_, component)| component);
-        // A version that another release demoted, or that was uploaded before, came with this one.
-        let shipped = |version| PolicyVersion { shipped: true, ..version };
-        components.map(|component| self.install(component, now).map(shipped)).collect()
+    fn shipped(&self, now: Now) -> Vec<PolicyVersion> {
+        shipped::versions(now)
     }
 
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
@@ -276,7 +281,8 @@ impl Policies for WasmPolicies {
 
     fn know(&self, version: &PolicyVersion) -> bool {
         if self.installed(&version.digest).is_none() {
-            if !self.artifacts.has_artifact(&version.digest) {
+            if shipped::component(&version.digest).is_none() && !self.artifacts.has_component(&version.digest)
+            {
                 return false;
             }
             self.enter(version.clone(), None);
@@ -289,6 +295,17 @@ impl Policies for WasmPolicies {
             return Ok(component.to_vec());
         }
         self.artifacts.component(digest).ok_or_else(|| InstallError::Lost { digest: digest.clone() })
+    }
+
+    fn rest(&self, digest: &Digest) {
+        let mut installed = self.installed.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = installed.get_mut(digest)
+            && entry.module.get().is_some()
+            && self.artifacts.has_artifact(digest)
+        {
+            // A call that runs keeps its own hold of the module.
+            *entry = Arc::new(Installed::new(entry.version.clone()));
+        }
     }
 
     fn remove(&self, digest: &Digest) {

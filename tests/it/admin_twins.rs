@@ -106,10 +106,6 @@ impl Policies for KeptPolicies {
         })
     }
 
-    fn install_shipped(&self, _: Now) -> Result<Vec<PolicyVersion>, InstallError> {
-        Ok(Vec::new())
-    }
-
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         Ok(version.clone())
     }

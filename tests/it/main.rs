@@ -18,6 +18,7 @@ mod cluster_faults;
 mod crash;
 mod daemon;
 mod daemon_log;
+mod daemon_policies;
 mod daemon_signed;
 mod daemon_start;
 mod decisions;

@@ -220,6 +220,10 @@ async fn an_engineer_tries_shipped_policies_on_a_busy_node() {
     let (code, said) =
         typed(&house, &serving, &["policy", "try", "timeslice", "--parameters", r#"{"replicas": 0}"#]);
     assert!(code == Some(0) && said.contains("would be refused") && said.contains("fault: "), "{said}");
+    // One that has no word on offers is asked as an activation would.
+    let args = ["policy", "try", "quota", "--parameters", r#"{"namespaces": 3}"#];
+    let (code, said) = typed(&house, &serving, &args);
+    assert!(code == Some(0) && said.contains("would be refused: policy quota@"), "{said}");
     let (code, said) = typed(&house, &serving, &["policy", "try", "./mine.wasm"]);
     assert!(code == Some(2) && said.contains("berth policy push ./mine.wasm"), "{said}");
     assert_eq!(serving.live().len(), 1);

@@ -192,6 +192,12 @@ pub trait Policies: Send + Sync {
         (self.ask(call), Cost::default())
     }
 
+    /// As [`Policies::ask_at_cost`], with the lines that the policy logged meanwhile, escaped and cut.
+    fn ask_aloud(&self, call: Call<'_>) -> Aloud {
+        let (told, cost) = self.ask_at_cost(call);
+        Aloud { told, cost, said: Vec::new() }
+    }
+
     /// What policies are shown but for their parameters, to be asked again some day.
     ///
     /// # Errors
@@ -218,6 +224,17 @@ pub struct Input {
     pub node: Vec<u8>,
     /// What was asked of it.
     pub question: Vec<u8>,
+}
+
+/// An answer, and all that there was about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Aloud {
+    /// What the policy answers.
+    pub told: Result<Option<Answer>, Fault>,
+    /// What that took.
+    pub cost: Cost,
+    /// What it logged; empty where nobody listens.
+    pub said: Vec<String>,
 }
 
 /// An answer about the past.
@@ -269,6 +286,11 @@ pub trait Journal: Send + Sync {
 
     /// How much there is.
     fn standing(&self) -> Standing;
+
+    /// The same without what must be read from the disk: `oldest_wall_ms`.
+    fn size(&self) -> Standing {
+        self.standing()
+    }
 }
 
 /// Takes a decision with what the policies were shown, or says that it takes no more.

@@ -149,7 +149,11 @@ fn unknown(id: u64) -> Problem {
 }
 
 /// Which version is meant, with its parameters.
-fn candidate(state: &State, ledger: &Ledger, wanted: Candidate) -> Result<admission::Candidate, Problem> {
+pub(super) fn candidate(
+    state: &State,
+    ledger: &Ledger,
+    wanted: Candidate,
+) -> Result<admission::Candidate, Problem> {
     let digest = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
         Problem::new(Kind::Invalid, rule).hint("GET /api/v1/policies lists what this node knows")
     })?;

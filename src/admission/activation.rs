@@ -10,7 +10,7 @@ use crate::kernel::decide::decide;
 use crate::kernel::decision::{CallNote, Said};
 use crate::kernel::gpu::Reading;
 use crate::kernel::ledger::Ledger;
-use crate::kernel::listing::listing;
+use crate::kernel::listing::free_devices;
 use crate::kernel::names::{DeviceId, Resource};
 use crate::kernel::offer::PartOffer;
 use crate::kernel::policy::{AdmitRequest, Fault, FaultKind, Hook, PlaceRequest};
@@ -63,7 +63,7 @@ impl Trial<'_> {
     /// A policy that has no word on offers reads its parameters when a pod comes first: asked one
     /// question of those that it answers, it says now what is wrong with them. A node without GPUs or
     /// with none that is free has no question to ask.
-    fn try_parameters(&self, node: &Ledger, entry: &StackEntry) -> Result<(), (String, Fault)> {
+    pub(super) fn try_parameters(&self, node: &Ledger, entry: &StackEntry) -> Result<(), (String, Fault)> {
         let Some(version) = node.policies.get(&entry.digest).filter(|v| !v.hooks.contains(&Hook::Offer))
         else {
             return Ok(());
@@ -100,10 +100,8 @@ impl Trial<'_> {
     /// A device that could be granted now.
     fn free(&self, node: &Ledger) -> Option<(Resource, DeviceId)> {
         node.resources().into_iter().find_map(|resource| {
-            let held = |id: &DeviceId| node.device(&resource, id).is_none_or(|device| device.held());
-            let listed = listing(node, &resource, self.rules.overcommit_percent).into_iter();
-            let free = listed.filter(|device| device.healthy).map(|device| device.id).find(|id| !held(id));
-            free.map(|id| (resource, id))
+            let free = free_devices(node, &resource, self.rules.overcommit_percent).into_iter().next()?;
+            Some((resource, free))
         })
     }
 
@@ -139,14 +137,15 @@ impl Worker {
             baseline: &self.baseline,
             rules: &self.rules,
         };
-        let offers = trial.run().map_err(|(policy, fault)| ActivateError::Fails {
-            policy,
-            passing: fault.kind == FaultKind::Time,
-            fault: fault.to_string(),
+        let offers = trial.run().map_err(|(policy, fault)| {
+            tracing::warn!(policy, %fault, "a policy failed, and its stack was not activated");
+            let passing = fault.kind == FaultKind::Time;
+            ActivateError::Fails { policy, passing, fault: fault.to_string() }
         })?;
         let command = Command::Activate { stack, expected, offers };
         let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).reset();
+        self.account.faults.lock().unwrap_or_else(PoisonError::into_inner).reset();
+        self.account.publish(&applied.snapshot.stack);
         Ok(applied.snapshot)
     }
 }

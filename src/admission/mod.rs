@@ -2,9 +2,13 @@
 //!
 //! Front ends parse, ask here, and read snapshots. Async ends here: everything behind is sync.
 
+mod account;
 mod activation;
 mod baseline;
 mod bypass_log;
+mod ear;
+mod fared;
+mod fault_log;
 mod faults;
 mod gpu_watch;
 mod gpus;
@@ -17,20 +21,25 @@ mod stack;
 #[cfg(test)]
 mod stack_tests;
 mod suspension;
+mod tally;
 mod thread;
+mod trial;
 mod uploads;
 
 pub use crate::kernel::command::Attempt;
 pub use activation::Trial;
 pub use baseline::Baseline;
-pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, TIMES_US, Times};
+pub use fared::{Fared, TIMES_US, Times};
+pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, Standing, Standings};
 pub use gpu_watch::GpuWatch;
 pub use looker::Looker;
 pub use past::PastError;
 pub use replay::{Candidate, Report};
 pub use shadow::{Counts, Difference, SHADOWS_MAX, Shadow};
 pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
+pub use tally::{Counted, Tally, VERSIONS_COUNTED_MAX};
 pub use thread::{ActivateError, Granted};
+pub use trial::{Proposal, TRIED_DEVICES_MAX, Tell, Tried, TryError, Wish, Wished};
 pub use uploads::{Upload, UploadError};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
@@ -50,7 +59,7 @@ use crate::ports::{Clock, Journal, Policies};
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use std::cell::RefCell;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use thread::{Inboxes, KubeletJob, OtherJob, Worker};
@@ -75,7 +84,9 @@ pub struct Door {
     clock: Arc<dyn Clock>,
     rules: Arc<Rules>,
     baseline: Arc<Baseline>,
-    faults: Arc<Mutex<Faults>>,
+    account: account::Account,
+    /// Whose place whoever tries a policy takes.
+    trials: Arc<tokio::sync::Semaphore>,
     /// Uploads read it, and whoever deletes a policy's files has it alone: bytes that are uploaded
     /// again while they are deleted would be recorded without files.
     files: Arc<tokio::sync::RwLock<()>>,
@@ -106,7 +117,7 @@ pub fn start(
     let running = keeper::spawn(keeper, nudge)?;
     let (kubelet_jobs, kubelet) = bounded(KUBELET_JOBS);
     let (other_jobs, other) = bounded(OTHER_JOBS);
-    let faults = Arc::new(Mutex::new(Faults::default()));
+    let account = account::Account::default();
     let shadows = Arc::default();
     let recording = recorder::start(Arc::clone(&policies), journal.clone(), Arc::clone(&shadows))?;
     let worker = Worker {
@@ -119,7 +130,8 @@ pub fn start(
         said: RefCell::default(),
         told: RefCell::default(),
         rules: rules.clone(),
-        faults: Arc::clone(&faults),
+        account: account.clone(),
+        fault_log: RefCell::default(),
     };
     let inboxes = Inboxes { kubelet, other, nudge: nudged };
     let thread = std::thread::Builder::new().name("policy".into()).spawn(move || worker.run(&inboxes))?;
@@ -134,7 +146,8 @@ pub fn start(
         clock,
         rules,
         baseline,
-        faults,
+        account,
+        trials: Arc::new(tokio::sync::Semaphore::new(trial::TRIALS)),
         files,
         past,
     };
@@ -181,7 +194,7 @@ impl Door {
     /// The record of a stack entry since its activation.
     #[must_use]
     pub fn record(&self, place: usize, entry: &StackEntry) -> Record {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).record(place, entry)
+        self.account.record(place, entry)
     }
 
     /// Allocate: durable before `Ok`.

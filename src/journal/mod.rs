@@ -237,19 +237,20 @@ impl Journal for FileJournal {
         self.one(wanted)
     }
 
+    fn size(&self) -> Standing {
+        let state = self.lock();
+        Standing {
+            kept: (state.next - state.oldest()).saturating_sub(state.lost),
+            bytes: state.segments.bytes() + state.pending.len() as u64,
+            oldest_wall_ms: None,
+            dropped: state.dropped,
+            lost: state.lost,
+        }
+    }
+
     fn standing(&self) -> Standing {
-        let (oldest, mut standing) = {
-            let state = self.lock();
-            let oldest = state.segments.all.front().cloned();
-            let standing = Standing {
-                kept: (state.next - state.oldest()).saturating_sub(state.lost),
-                bytes: state.segments.bytes() + state.pending.len() as u64,
-                oldest_wall_ms: None,
-                dropped: state.dropped,
-                lost: state.lost,
-            };
-            (oldest, standing)
-        };
+        let mut standing = self.size();
+        let oldest = self.lock().segments.all.front().cloned();
         standing.oldest_wall_ms = oldest.and_then(|segment| {
             let bytes = self.read(&segment).ok()?;
             frames(&bytes).find_map(|frame| match frame.head {

@@ -41,7 +41,7 @@ pub use compile_child::compiler_process;
 pub use scratch::Scratch;
 
 use artifacts::{Artifacts, digest};
-use call::Runner;
+use call::{Called, Runner};
 use compile::{Compiled, Compiler, trouble};
 use frame::Reply;
 use limits::MODULE_BYTES_MAX;
@@ -54,7 +54,7 @@ use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Digest;
 use crate::kernel::policy::{Answer, Call, Fault, PolicyVersion, Question};
 use crate::kernel::time::Now;
-use crate::ports::{AskedAgain, Input, InstallError, Policies};
+use crate::ports::{Aloud, AskedAgain, Input, InstallError, Policies};
 
 /// Wall time of a call about the past, milliseconds: nobody waits for it but an operator.
 const CALL_AGAIN_MS: u64 = 2_000;
@@ -319,22 +319,30 @@ impl Policies for WasmPolicies {
     }
 
     fn ask_at_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
+        let Aloud { told, cost, .. } = self.ask_aloud(call);
+        (told, cost)
+    }
+
+    fn ask_aloud(&self, call: Call<'_>) -> Aloud {
+        let unasked = |fault| Aloud { told: Err(fault), cost: Cost::default(), said: Vec::new() };
         let Some(installed) = self.installed(call.digest) else {
-            return (Err(not_installed(call.digest)), Cost::default());
+            return unasked(not_installed(call.digest));
         };
         let view = View::new(call.node, call.now, call.parameters, self.memory_overcommit_percent);
         let question = match view.question(call.question) {
             Ok(question) => question,
-            Err(fault) => return (Err(fault), Cost::default()),
+            Err(fault) => return unasked(fault),
         };
         let module = match installed.module(self) {
             Ok(module) => module,
-            Err(fault) => return (Err(fault), Cost::default()),
+            Err(fault) => return unasked(fault),
         };
-        let (told, cost) = module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
-            question.put(hooks, store, &view.context)
-        });
-        (told.and_then(|told| convert::answer(&view, told, &question)), cost)
+        let Called { answer, cost, said } =
+            module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
+                question.put(hooks, store, &view.context)
+            });
+        let told = answer.and_then(|told| convert::answer(&view, told, &question));
+        Aloud { told, cost, said }
     }
 
     fn input(&self, node: &Ledger, now: Now, question: Question<'_>) -> Result<Input, Fault> {
@@ -356,10 +364,11 @@ impl Policies for WasmPolicies {
             Ok(module) => module,
             Err(fault) => return Ok(AskedAgain { asked, told: Err(fault), cost: Cost::default() }),
         };
-        let (told, cost) = module.ask(&self.runner, &installed.label, CALL_AGAIN_MS, |hooks, store| {
-            recorded.question.put(hooks, store, &recorded.context)
-        });
-        let told = told.and_then(|told| convert::answer(&recorded, told, &recorded.question));
+        let Called { answer, cost, .. } =
+            module.ask(&self.runner, &installed.label, CALL_AGAIN_MS, |hooks, store| {
+                recorded.question.put(hooks, store, &recorded.context)
+            });
+        let told = answer.and_then(|told| convert::answer(&recorded, told, &recorded.question));
         Ok(AskedAgain { asked, told, cost })
     }
 }

@@ -17,7 +17,7 @@ use policies_guests::{NOW, policies};
 use policies_node::{SHARED, shared_node};
 
 fn calls(criterion: &mut Criterion) {
-    let versions = policies().install_shipped(NOW).expect("they compile here");
+    let versions = policies().restore_shipped(NOW).expect("they compile here");
     for (gpus, shares) in [(8, 10), (64, 10), (16, 128)] {
         let node = shared_node(gpus, shares);
         let place = node.place(SHARED, 1);

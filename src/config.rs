@@ -44,7 +44,7 @@ pub struct Config {
     pub gpus: GpuSource,
     /// Where the admin API listens.
     pub admin_listen: SocketAddr,
-    /// Where only /livez and /readyz are served, without a token.
+    /// Where only /livez, /readyz and /metrics are served, without a token.
     pub health_listen: Option<SocketAddr>,
     /// The bearer token's file; made on first start.
     pub token_file: PathBuf,

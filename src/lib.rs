@@ -22,6 +22,8 @@ pub mod admission;
 
 pub mod kubelet;
 
+pub mod metrics;
+
 pub mod admin;
 
 pub mod cluster;

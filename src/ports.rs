@@ -144,22 +144,23 @@ pub trait Policies: Send + Sync {
     /// If it is not a policy, asks for what policies do not get, or costs too much to compile.
     fn install(&self, module: &[u8], now: Now) -> Result<PolicyVersion, InstallError>;
 
-    /// Makes every policy that came with the daemon callable, compiling what is not in the cache.
-    ///
-    /// # Errors
-    /// If one of them cannot be compiled here.
-    fn install_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError>;
+    /// Every policy that came with the daemon. None of them is compiled for it.
+    fn shipped(&self, now: Now) -> Vec<PolicyVersion> {
+        let _ = now;
+        Vec::new()
+    }
 
-    /// Makes a version that the store knows callable again. Answers the version with another
-    /// artifact digest if it had to be compiled anew.
+    /// Makes a version that the store knows, or that came with the daemon, callable. Answers the
+    /// version with another artifact digest if it had to be compiled. Blocks then, up to its own
+    /// deadline.
     ///
     /// # Errors
     /// If its files are gone or differ from what the store knows.
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError>;
 
-    /// Remembers a version that the store knows, without making it callable yet: that costs memory,
-    /// and is done with its first call or by [`Policies::restore`]. Answers whether its files are
-    /// there; if not it must be restored.
+    /// Remembers a version that the store knows, without making it callable yet: that costs memory
+    /// and perhaps a compilation, and is done by [`Policies::restore`] before its first call. Answers
+    /// whether its bytes are there.
     fn know(&self, version: &PolicyVersion) -> bool {
         let _ = version;
         false
@@ -170,6 +171,11 @@ pub trait Policies: Send + Sync {
     /// # Errors
     /// If its file is gone or differs.
     fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError>;
+
+    /// Lets go of a version's code, which the next call reads from its file again.
+    fn rest(&self, digest: &Digest) {
+        let _ = digest;
+    }
 
     /// Deletes a version's files and forgets it.
     fn remove(&self, digest: &Digest);
@@ -184,6 +190,12 @@ pub trait Policies: Send + Sync {
     /// As [`Policies::ask`], and what it cost, where that can be told.
     fn ask_at_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
         (self.ask(call), Cost::default())
+    }
+
+    /// As [`Policies::ask_at_cost`], with the lines that the policy logged meanwhile, escaped and cut.
+    fn ask_aloud(&self, call: Call<'_>) -> Aloud {
+        let (told, cost) = self.ask_at_cost(call);
+        Aloud { told, cost, said: Vec::new() }
     }
 
     /// What policies are shown but for their parameters, to be asked again some day.
@@ -212,6 +224,17 @@ pub struct Input {
     pub node: Vec<u8>,
     /// What was asked of it.
     pub question: Vec<u8>,
+}
+
+/// An answer, and all that there was about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Aloud {
+    /// What the policy answers.
+    pub told: Result<Option<Answer>, Fault>,
+    /// What that took.
+    pub cost: Cost,
+    /// What it logged; empty where nobody listens.
+    pub said: Vec<String>,
 }
 
 /// An answer about the past.
@@ -248,6 +271,13 @@ pub trait Journal: Send + Sync {
     /// If it cannot be read.
     fn find(&self, filter: &Filter, limit: usize) -> Result<Found, JournalError>;
 
+    /// As [`Journal::find`], with what the policies were shown: hands each to `visit` until it takes
+    /// no more. Answers where to go on, the one that was not taken first.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn each(&self, filter: &Filter, visit: &mut Visit<'_>) -> Result<Option<u64>, JournalError>;
+
     /// One decision, and what the policies were shown for it.
     ///
     /// # Errors
@@ -256,7 +286,15 @@ pub trait Journal: Send + Sync {
 
     /// How much there is.
     fn standing(&self) -> Standing;
+
+    /// The same without what must be read from the disk: `oldest_wall_ms`.
+    fn size(&self) -> Standing {
+        self.standing()
+    }
 }
+
+/// Takes a decision with what the policies were shown, or says that it takes no more.
+pub type Visit<'v> = dyn FnMut(Decision, Option<Input>) -> bool + 'v;
 
 /// Some decisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

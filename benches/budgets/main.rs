@@ -16,10 +16,11 @@
 //!   stream     health, faults and a new kubelet.sock, as the kubelet sees them
 //!   history    ten thousand records of what has ended
 //!   process    the binary: its start and memory   load       Allocate while the admin API is read
+//!   upload     a new policy, until it is active
 //! ```
 //!
 //! Words after `--` choose sections (`placement`, `policy`, `allocate`, `prefer`, `stream`,
-//! `process`, `load`);
+//! `process`, `load`, `upload`);
 //! `--strict` makes a missed budget an error. Without `--bench`, as `cargo test --benches` calls it,
 //! a few samples show that everything works, and no budget is judged.
 // A bench talks to a terminal.
@@ -37,6 +38,7 @@ mod policy;
 mod process;
 mod stream;
 mod table;
+mod upload;
 
 use anyhow::{Context as _, Result, bail};
 use measure::Effort;
@@ -70,7 +72,8 @@ impl Wish {
     }
 }
 
-const SECTIONS: [&str; 7] = ["placement", "policy", "allocate", "prefer", "stream", "process", "load"];
+const SECTIONS: [&str; 8] =
+    ["placement", "policy", "allocate", "prefer", "stream", "process", "load", "upload"];
 
 fn main() -> Result<()> {
     let wish = Wish::read()?;
@@ -99,6 +102,9 @@ fn main() -> Result<()> {
         }
         if wish.wants("load") {
             load::measure(wish.effort, &house, &mut table).context("load")?;
+        }
+        if wish.wants("upload") {
+            upload::measure(wish.effort, &house, &mut table).context("upload")?;
         }
     }
     println!("\n{}, {:.0} s", machine(), began.elapsed().as_secs_f64());

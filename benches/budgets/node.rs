@@ -77,7 +77,7 @@ impl House {
         };
         let clock = Arc::new(SystemClock(Instant::now()));
         let policies = Arc::new(WasmPolicies::new(settings)?);
-        let versions = policies.install_shipped(clock.now())?;
+        let versions = policies.restore_shipped(clock.now())?;
         Ok(Self {
             daemon: workers(2)?,
             kubelet: workers(1)?,

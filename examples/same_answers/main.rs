@@ -16,7 +16,6 @@ mod both;
 
 use anyhow::Context;
 use berth::kernel::time::Now;
-use berth::ports::Policies;
 use berth::wasm::{Settings, WasmPolicies};
 use both::{Both, Tally};
 use clap::Parser;
@@ -58,7 +57,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let state = tempfile::tempdir().context("a folder for compiled policies")?;
     let policies = WasmPolicies::new(Settings::new(state.path().to_owned())).context("the policies' room")?;
     let versions =
-        policies.install_shipped(Now { wall_ms: 0, mono_ms: 0 }).context("the shipped policies")?;
+        policies.restore_shipped(Now { wall_ms: 0, mono_ms: 0 }).context("the shipped policies")?;
     let both = Both::new(&policies, &versions).map_err(anyhow::Error::msg)?;
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let nodes = args.from..args.from.saturating_add(args.nodes);

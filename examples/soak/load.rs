@@ -13,9 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 /// Tasks that start pods. The kubelet admits one pod at a time, so more would only wait.
-const TASKS: u64 = 4;
-/// Pods that one of them lets run at a time: 4 x 40 of 512 shares.
-const RUNNING: usize = 40;
+const TASKS: usize = 4;
 /// The environment variable that names the allocation.
 const ID: &str = "BERTH_ALLOCATION_ID_NVIDIA_COM_GPU_SHARED";
 
@@ -31,6 +29,8 @@ struct Shared {
     wrong: Arc<Wrong>,
     /// Which policies may be behind a grant: those of one stack, never of two.
     label_sets: Vec<BTreeSet<String>>,
+    /// Pods that one task lets run at a time.
+    running: usize,
     pods: AtomicU64,
     checked: AtomicU64,
     took_us: Mutex<Vec<u64>>,
@@ -59,12 +59,15 @@ impl Load {
         wrong: &Arc<Wrong>,
         label_sets: &[BTreeSet<String>],
         rate: u64,
+        shares: usize,
     ) -> Self {
         let shared = Arc::new(Shared {
             kubelet: Arc::clone(kubelet),
             door: door.clone(),
             wrong: Arc::clone(wrong),
             label_sets: label_sets.to_vec(),
+            // Half of what there is, so that there is always a free share to choose.
+            running: (shares / 2 / TASKS).max(1),
             pods: AtomicU64::new(0),
             checked: AtomicU64::new(0),
             took_us: Mutex::default(),
@@ -92,8 +95,8 @@ impl Load {
 }
 
 impl Shared {
-    async fn run(self: Arc<Self>, task: u64, rate: u64) {
-        let period = Duration::from_micros(1_000_000 * TASKS / rate.max(1));
+    async fn run(self: Arc<Self>, task: usize, rate: u64) {
+        let period = Duration::from_micros(1_000_000 * TASKS as u64 / rate.max(1));
         let mut tick = tokio::time::interval(period);
         // A burst that makes up for what was late keeps the rate what it is said to be.
         tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -102,7 +105,7 @@ impl Shared {
         while !self.stop.load(Ordering::Relaxed) {
             tick.tick().await;
             n += 1;
-            if running.len() >= RUNNING
+            if running.len() >= self.running
                 && let Some(oldest) = running.pop_front()
             {
                 self.kubelet.delete(&oldest);

@@ -21,8 +21,8 @@ pub(crate) struct Stacks {
 
 impl Stacks {
     /// Finds out what the policies that allow are called.
-    pub(crate) async fn new(api: Api, wrong: Arc<Wrong>) -> anyhow::Result<Self> {
-        let timeslice = json!({"policy": "timeslice", "parameters": {"replicas": 64}});
+    pub(crate) async fn new(api: Api, wrong: Arc<Wrong>, replicas: u16) -> anyhow::Result<Self> {
+        let timeslice = json!({"policy": "timeslice", "parameters": {"replicas": replicas}});
         let generous = json!({"policy": "quota", "parameters": {"default": {"devices": 100_000}}});
         let apart = json!({"policy": "spread", "parameters": {"distinct": "required"}});
         let stacks = vec![

@@ -301,9 +301,6 @@ impl Policies for Told {
     fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
         Err(InstallError::Busy)
     }
-    fn install_shipped(&self, _: Now) -> Result<Vec<PolicyVersion>, InstallError> {
-        Ok(Vec::new())
-    }
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         Ok(version.clone())
     }

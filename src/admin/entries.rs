@@ -119,7 +119,7 @@ pub fn resolve_version(ledger: &Ledger, name: &str, digest: Option<&str>) -> Res
     }
 }
 
-fn check_permissions(permissions: &Permissions) -> Result<(), String> {
+pub(super) fn check_permissions(permissions: &Permissions) -> Result<(), String> {
     if !(1..=SHARES_PER_PART_MAX).contains(&permissions.share_max) {
         return Err(format!(
             "permissions.shareMax: 1 to {SHARES_PER_PART_MAX}, not {}",

@@ -23,6 +23,7 @@ pub mod problem;
 mod processes;
 mod refusals;
 mod routes;
+mod scrape;
 mod server;
 mod stack;
 mod stack_history;
@@ -30,6 +31,7 @@ mod state;
 mod swagger;
 mod token;
 mod trials;
+mod tried;
 mod unread;
 mod view;
 mod word;
@@ -54,7 +56,7 @@ pub type Facts = Arc<dyn Fn() -> NodeFacts + Send + Sync>;
 pub struct Settings {
     /// Where the API listens; loopback.
     pub listen: SocketAddr,
-    /// Where only `/livez` and `/readyz` are served, if anywhere.
+    /// Where only `/livez`, `/readyz` and `/metrics` are served, if anywhere.
     pub health_listen: Option<SocketAddr>,
     /// The bearer token's file; made if it is not there.
     pub token_file: PathBuf,

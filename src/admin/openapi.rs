@@ -2,7 +2,10 @@
 //! them. A copy is committed as openapi/berth.json, and a test holds the two equal.
 
 use super::problem::{Kind, PROBLEM_JSON, Problem};
-use super::{allocations, decisions, drain, gpus, node, policies, processes, stack, stack_history, trials};
+use super::{
+    allocations, decisions, drain, gpus, node, policies, processes, scrape, stack, stack_history, trials,
+    tried,
+};
 use actix_web::http::StatusCode;
 use std::sync::LazyLock;
 use utoipa::openapi::path::Operation;
@@ -23,9 +26,9 @@ use utoipa::{Modify, OpenApi};
         processes::list, processes::bypass,
         allocations::list, allocations::show, allocations::end,
         decisions::list, decisions::show, decisions::input, decisions::explain,
-        trials::replay, trials::list, trials::add, trials::show, trials::end,
+        trials::replay, trials::list, trials::add, trials::show, trials::end, tried::add,
         policies::list, policies::upload, policies::show, policies::module, policies::delete,
-        stack::show, stack::activate, stack::reset, node::livez, node::readyz,
+        stack::show, stack::activate, stack::reset, node::livez, node::readyz, scrape::metrics,
         stack_history::list, stack_history::roll_back, stack_history::end_suspension,
     ),
     components(schemas(Problem)),
@@ -37,7 +40,7 @@ use utoipa::{Modify, OpenApi};
         (name = "decisions", description = "What policies were asked and said, and what others would say"),
         (name = "policies", description = "Versions of policies"),
         (name = "stack", description = "Which policies are asked, in which order"),
-        (name = "health", description = "For probes; no token"),
+        (name = "health", description = "For probes and scrapes; no token"),
     ),
     security(("token" = [])),
     modifiers(&Errors),
@@ -113,7 +116,7 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
         (404, Some("decisions")) => Some(Kind::UnknownDecision),
         (404, Some("shadows")) => Some(Kind::UnknownShadow),
         (409, Some("decisions" | "replays")) => Some(Kind::NoJournal),
-        (409, Some("shadows")) => Some(Kind::Limit),
+        (409, Some("shadows" | "trials")) => Some(Kind::Limit),
         (403, _) => Some(Kind::Untrusted),
         (404, Some("policies")) => Some(Kind::UnknownPolicy),
         (404, Some("stack")) if path.ends_with("/suspension") => Some(Kind::UnknownEntry),

@@ -131,7 +131,7 @@ pub(super) async fn module(
         (status = 204, description = "Deleted"),
         (status = 400, description = "No digest"),
         (status = 404, description = "No such version"),
-        (status = 409, description = "It is in the active stack, or came with the daemon"),
+        (status = 409, description = "It is in the active stack, is asked as a shadow, or came with the daemon"),
     ))]
 pub(super) async fn delete(
     state: web::Data<State>,

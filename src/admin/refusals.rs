@@ -2,7 +2,7 @@
 //! not compile until somebody decides what the API says.
 
 use super::problem::{Kind, Problem};
-use crate::admission::{ActivateError, PastError, UploadError};
+use crate::admission::{ActivateError, PastError, TryError, UploadError};
 use crate::keeper::AskError;
 use crate::kernel::refusal::Refusal;
 use crate::ports::InstallError;
@@ -58,7 +58,9 @@ impl From<Refusal> for Problem {
             Refusal::UnknownPolicy { .. } => {
                 problem(Kind::UnknownPolicy).hint("GET /api/v1/policies lists them")
             }
-            Refusal::PolicyInUse { .. } | Refusal::PolicyShipped { .. } => problem(Kind::InUse),
+            Refusal::PolicyInUse { .. } | Refusal::PolicyShadows { .. } | Refusal::PolicyShipped { .. } => {
+                problem(Kind::InUse)
+            }
             Refusal::BadOffer { .. } => problem(Kind::StackFails),
         }
     }
@@ -124,6 +126,16 @@ impl From<PastError> for Problem {
             PastError::Busy => Self::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
             PastError::ShadowsFull => Self::new(Kind::Limit, &error),
             PastError::Stopping => Self::new(Kind::Stopping, &error),
+        }
+    }
+}
+
+impl From<TryError> for Problem {
+    fn from(error: TryError) -> Self {
+        match error {
+            TryError::Busy => Self::new(Kind::Busy, error).retry_after(COMPILE_RETRY_S),
+            TryError::Full => Self::new(Kind::Limit, error).hint("`\"alone\": true` leaves the others out"),
+            TryError::Stopping => Self::new(Kind::Stopping, error),
         }
     }
 }

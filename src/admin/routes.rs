@@ -4,8 +4,8 @@ use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
 use super::unread::Unread;
 use super::{
-    allocations, decisions, drain, gpus, host, node, openapi, policies, processes, stack, stack_history,
-    swagger, trials,
+    allocations, decisions, drain, gpus, host, node, openapi, policies, processes, scrape, stack,
+    stack_history, swagger, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -52,6 +52,7 @@ pub(super) fn admin(config: &mut ServiceConfig) {
         .service(resource("/decisions/{seq}", "GET").route(read().to(decisions::show)))
         .service(resource("/decisions/{seq}/input", "GET").route(read().to(decisions::input)))
         .service(resource("/replays", "POST").route(web::post().to(trials::replay)))
+        .service(resource("/trials", "POST").route(web::post().to(tried::add)))
         .service(
             resource("/shadows", "GET, POST")
                 .route(read().to(trials::list))
@@ -100,6 +101,7 @@ pub(super) fn health(config: &mut ServiceConfig) {
     config.app_data(QueryConfig::default().error_handler(|e, _| Problem::new(Kind::Query, e).into()));
     config.service(resource("/livez", "GET").route(read().to(node::livez)));
     config.service(resource("/readyz", "GET").route(read().to(node::readyz)));
+    config.service(resource("/metrics", "GET").route(read().to(scrape::metrics)));
     config.default_service(web::to(no_route));
 }
 

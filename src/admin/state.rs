@@ -3,6 +3,7 @@
 use super::token::Token;
 use super::{Facts, Settings};
 use crate::admission::Door;
+use crate::metrics::Metrics;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 
@@ -12,6 +13,7 @@ const UPLOADS_MAX: usize = 2;
 /// Shared by all workers.
 pub(super) struct State {
     pub(super) door: Door,
+    pub(super) metrics: Metrics,
     pub(super) facts: Facts,
     pub(super) token: Token,
     pub(super) uploads: Semaphore,
@@ -21,6 +23,7 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(settings: &Settings, token: Token, door: Door) -> Self {
         Self {
+            metrics: Metrics::new(door.clone()),
             door,
             facts: settings.facts.clone(),
             token,

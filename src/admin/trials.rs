@@ -109,7 +109,7 @@ pub(super) async fn add(
 ) -> Result<HttpResponse, Problem> {
     let wanted = body::json(&request, payload).await?;
     let candidate = candidate(&state, &state.door.snapshot(), wanted)?;
-    let shadow = state.door.add_shadow(candidate)?;
+    let shadow = state.door.add_shadow(candidate).await?;
     tracing::info!(policy = shadow.candidate.policy, by = OPERATOR, "a policy is asked as a shadow");
     let location = format!("/api/v1/shadows/{}", shadow.id);
     Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(Shadow::of(&shadow)))
@@ -149,7 +149,11 @@ fn unknown(id: u64) -> Problem {
 }
 
 /// Which version is meant, with its parameters.
-fn candidate(state: &State, ledger: &Ledger, wanted: Candidate) -> Result<admission::Candidate, Problem> {
+pub(super) fn candidate(
+    state: &State,
+    ledger: &Ledger,
+    wanted: Candidate,
+) -> Result<admission::Candidate, Problem> {
     let digest = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
         Problem::new(Kind::Invalid, rule).hint("GET /api/v1/policies lists what this node knows")
     })?;

@@ -1,9 +1,10 @@
 //! What becomes of policies that fail: counted, and suspended after several faults in a row.
 
-use crate::kernel::decision::Cost;
+use super::fared::Fared;
+use crate::kernel::decision::{Cost, Said};
 use crate::kernel::names::Digest;
-use crate::kernel::policy::{Fault, FaultKind, Hook};
-use crate::kernel::stack::StackEntry;
+use crate::kernel::policy::{FaultKind, Hook};
+use crate::kernel::stack::{Stack, StackEntry};
 use std::collections::BTreeMap;
 
 /// Faults in a row, by the policy's own doing, that suspend its entry.
@@ -12,46 +13,31 @@ pub const FAULTS_TO_SUSPEND: u32 = 5;
 /// The record of one stack entry since its activation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Calls by hook.
-    pub calls: BTreeMap<Hook, u64>,
-    /// Faults by kind.
-    pub faults: BTreeMap<FaultKind, u64>,
+    /// How its calls went, by hook.
+    pub hooks: BTreeMap<Hook, Fared>,
     /// Faults in a row, by the policy's own doing.
     pub in_a_row: u32,
     /// Set once it is no longer asked.
     pub suspended: bool,
     /// The last fault, in words.
     pub last: Option<String>,
-    /// How long calls took, by hook.
-    pub times: BTreeMap<Hook, Times>,
-}
-
-/// Upper bounds of [`Times`], microseconds: around the budget of a call (p50 60, p99 300) and up to
-/// the backstop.
-pub const TIMES_US: [u64; 10] = [30, 60, 100, 200, 300, 1_000, 3_000, 10_000, 100_000, 500_000];
-
-/// How long calls took: a histogram.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Times {
-    /// Calls that took up to the bound of the same place in [`TIMES_US`], and no less than the one
-    /// before it; the last place is what took longer.
-    pub counts: [u64; TIMES_US.len() + 1],
-    /// All of them together, microseconds.
-    pub sum_us: u64,
-}
-
-impl Times {
-    fn add(&mut self, cost: Cost) {
-        let place = TIMES_US.iter().position(|bound| cost.wall_us <= *bound).unwrap_or(TIMES_US.len());
-        self.counts[place] += 1;
-        self.sum_us = self.sum_us.saturating_add(cost.wall_us);
-    }
 }
 
 impl Record {
-    fn called(&mut self, hook: Hook, cost: Cost) {
-        *self.calls.entry(hook).or_default() += 1;
-        self.times.entry(hook).or_default().add(cost);
+    /// Faults of all hooks, by kind.
+    #[must_use]
+    pub fn faults(&self) -> BTreeMap<FaultKind, u64> {
+        let mut all = BTreeMap::new();
+        for (kind, n) in self.hooks.values().flat_map(|fared| &fared.faults) {
+            *all.entry(*kind).or_default() += n;
+        }
+        all
+    }
+
+    /// How often it failed.
+    #[must_use]
+    pub fn failed(&self) -> u64 {
+        self.hooks.values().map(Fared::failed).sum()
     }
 }
 
@@ -74,26 +60,25 @@ impl Faults {
         self.records.get(&(place, entry.digest.clone())).cloned().unwrap_or_default()
     }
 
-    /// Notes a call that went well.
-    pub fn well(&mut self, place: usize, entry: &StackEntry, hook: Hook, cost: Cost) {
+    /// Notes what the entry at this place said. Several faults in a row suspend it.
+    pub fn take(&mut self, place: usize, entry: &StackEntry, hook: Hook, said: &Said, cost: Cost) {
         let record = self.records.entry((place, entry.digest.clone())).or_default();
-        record.called(hook, cost);
-        record.in_a_row = 0;
+        record.hooks.entry(hook).or_default().add(said, cost);
+        let Said::Fault(fault) = said else {
+            record.in_a_row = 0;
+            return;
+        };
+        record.last = Some(format!("{hook}: {fault}"));
+        if fault.kind.counts() {
+            record.in_a_row += 1;
+            record.suspended |= record.in_a_row >= FAULTS_TO_SUSPEND;
+        }
     }
 
-    /// Notes a fault. Answers whether it suspended the entry just now.
-    pub fn fault(&mut self, place: usize, entry: &StackEntry, hook: Hook, fault: &Fault, cost: Cost) -> bool {
-        let record = self.records.entry((place, entry.digest.clone())).or_default();
-        record.called(hook, cost);
-        *record.faults.entry(fault.kind).or_default() += 1;
-        record.last = Some(format!("{hook}: {fault}"));
-        if !fault.kind.counts() {
-            return false;
-        }
-        record.in_a_row += 1;
-        let suspends = record.in_a_row >= FAULTS_TO_SUSPEND && !record.suspended;
-        record.suspended |= suspends;
-        suspends
+    /// Has the entry at this place not asked, as after several faults: for a trial of a stack whose
+    /// other entries are as they are.
+    pub fn suspend(&mut self, place: usize, entry: &StackEntry) {
+        self.records.entry((place, entry.digest.clone())).or_default().suspended = true;
     }
 
     /// Lets a suspended entry be asked again; its counts stay. Answers whether it was suspended.
@@ -109,4 +94,32 @@ impl Faults {
     pub fn reset(&mut self) {
         self.records.clear();
     }
+
+    /// How the policies of this stack fare, in short.
+    #[must_use]
+    pub fn standings(&self, stack: &Stack) -> Standings {
+        let mut all = Standings::new();
+        for (place, entry) in stack.entries.iter().enumerate() {
+            let record = self.record(place, entry);
+            let standing = all.entry(entry.label()).or_default();
+            standing.faults += record.failed();
+            standing.suspended |= record.suspended;
+            standing.last = record.last.or(standing.last.take());
+        }
+        all
+    }
+}
+
+/// How the policies of a stack fare, by label. One that is in the stack twice is one.
+pub type Standings = BTreeMap<String, Standing>;
+
+/// How one of them fares.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Faults since the stack was activated.
+    pub faults: u64,
+    /// Whether it is no longer asked.
+    pub suspended: bool,
+    /// The last fault, in words.
+    pub last: Option<String>,
 }

@@ -2,8 +2,13 @@
 //!
 //! Front ends parse, ask here, and read snapshots. Async ends here: everything behind is sync.
 
+mod account;
+mod activation;
 mod baseline;
 mod bypass_log;
+mod ear;
+mod fared;
+mod fault_log;
 mod faults;
 mod gpu_watch;
 mod gpus;
@@ -16,19 +21,25 @@ mod stack;
 #[cfg(test)]
 mod stack_tests;
 mod suspension;
+mod tally;
 mod thread;
+mod trial;
 mod uploads;
 
 pub use crate::kernel::command::Attempt;
+pub use activation::Trial;
 pub use baseline::Baseline;
-pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, TIMES_US, Times};
+pub use fared::{Fared, TIMES_US, Times};
+pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, Standing, Standings};
 pub use gpu_watch::GpuWatch;
 pub use looker::Looker;
 pub use past::PastError;
 pub use replay::{Candidate, Report};
 pub use shadow::{Counts, Difference, SHADOWS_MAX, Shadow};
 pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
+pub use tally::{Counted, Tally, VERSIONS_COUNTED_MAX};
 pub use thread::{ActivateError, Granted};
+pub use trial::{Proposal, TRIED_DEVICES_MAX, Tell, Tried, TryError, Wish, Wished};
 pub use uploads::{Upload, UploadError};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
@@ -48,7 +59,7 @@ use crate::ports::{Clock, Journal, Policies};
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use std::cell::RefCell;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use thread::{Inboxes, KubeletJob, OtherJob, Worker};
@@ -73,7 +84,9 @@ pub struct Door {
     clock: Arc<dyn Clock>,
     rules: Arc<Rules>,
     baseline: Arc<Baseline>,
-    faults: Arc<Mutex<Faults>>,
+    account: account::Account,
+    /// Whose place whoever tries a policy takes.
+    trials: Arc<tokio::sync::Semaphore>,
     /// Uploads read it, and whoever deletes a policy's files has it alone: bytes that are uploaded
     /// again while they are deleted would be recorded without files.
     files: Arc<tokio::sync::RwLock<()>>,
@@ -104,7 +117,7 @@ pub fn start(
     let running = keeper::spawn(keeper, nudge)?;
     let (kubelet_jobs, kubelet) = bounded(KUBELET_JOBS);
     let (other_jobs, other) = bounded(OTHER_JOBS);
-    let faults = Arc::new(Mutex::new(Faults::default()));
+    let account = account::Account::default();
     let shadows = Arc::default();
     let recording = recorder::start(Arc::clone(&policies), journal.clone(), Arc::clone(&shadows))?;
     let worker = Worker {
@@ -116,8 +129,9 @@ pub fn start(
         baseline: baseline.clone(),
         said: RefCell::default(),
         told: RefCell::default(),
-        overcommit_percent: rules.overcommit_percent,
-        faults: Arc::clone(&faults),
+        rules: rules.clone(),
+        account: account.clone(),
+        fault_log: RefCell::default(),
     };
     let inboxes = Inboxes { kubelet, other, nudge: nudged };
     let thread = std::thread::Builder::new().name("policy".into()).spawn(move || worker.run(&inboxes))?;
@@ -132,7 +146,8 @@ pub fn start(
         clock,
         rules,
         baseline,
-        faults,
+        account,
+        trials: Arc::new(tokio::sync::Semaphore::new(trial::TRIALS)),
         files,
         past,
     };
@@ -179,7 +194,7 @@ impl Door {
     /// The record of a stack entry since its activation.
     #[must_use]
     pub fn record(&self, place: usize, entry: &StackEntry) -> Record {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).record(place, entry)
+        self.account.record(place, entry)
     }
 
     /// Allocate: durable before `Ok`.
@@ -305,10 +320,12 @@ impl Door {
         // Before a policy that nobody trusts is asked.
         let trusted = check_trust(&self.snapshot(), &stack.entries, &self.rules.trusted_keys);
         trusted.map_err(|refusal| ActivateError::Ask(AskError::Refused(refusal)))?;
-        self.prepare(&stack.entries).await;
+        self.prepare(stack.entries.iter().map(|entry| &entry.digest)).await;
         let (reply, answer) = oneshot::channel();
         send(&self.other_jobs, OtherJob::Activate { stack, expected, reply }).map_err(ActivateError::Ask)?;
-        within(answer).await.map_err(ActivateError::Ask)?
+        let activated = within(answer).await.map_err(ActivateError::Ask)?;
+        self.rest();
+        activated
     }
 
     /// Asks the stack now what this node offers.

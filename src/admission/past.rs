@@ -69,6 +69,11 @@ impl Past {
         Self { journal, lost, shadows, policies, replays, reads }
     }
 
+    /// Policies that are asked beside the stack.
+    pub(super) fn shadows(&self) -> Vec<Shadow> {
+        self.shadows.all()
+    }
+
     /// Reads in a thread that may wait for the disk.
     async fn read<T: Send + 'static>(
         &self,
@@ -123,31 +128,47 @@ impl Door {
         limit: u64,
     ) -> Result<Report, PastError> {
         let alone = Arc::clone(&self.past.replays).try_acquire_owned().map_err(|_| PastError::Busy)?;
-        self.past
+        self.prepare([&candidate.digest]).await;
+        let report = self
+            .past
             .read(move |journal, policies| {
                 let _alone = alone;
                 replay::replay(&candidate, &filter, limit, journal, policies)
             })
-            .await
+            .await;
+        self.rest();
+        report
+    }
+
+    /// How much the journal holds, but for its oldest moment; `None` where none is kept. Waits for a write
+    /// that is under way, in a thread of its own.
+    pub async fn journal_size(&self) -> Option<Standing> {
+        let journal = self.past.journal.clone()?;
+        let lost = self.past.lost.load(Ordering::Relaxed);
+        let size = tokio::task::spawn_blocking(move || journal.size()).await.ok()?;
+        Some(Standing { lost: size.lost + lost, ..size })
     }
 
     /// Policies that are asked beside the stack.
     #[must_use]
     pub fn shadows(&self) -> Vec<Shadow> {
-        self.past.shadows.all()
+        self.past.shadows()
     }
 
     /// Asks a policy beside the stack from now on.
     ///
     /// # Errors
     /// If there are as many as there may be.
-    pub fn add_shadow(&self, candidate: Candidate) -> Result<Shadow, PastError> {
+    pub async fn add_shadow(&self, candidate: Candidate) -> Result<Shadow, PastError> {
+        self.prepare([&candidate.digest]).await;
         self.past.shadows.add(candidate, self.now()).ok_or(PastError::ShadowsFull)
     }
 
     /// Asks it no more; answers what it was, if there was one.
     #[must_use]
     pub fn remove_shadow(&self, id: u64) -> Option<Shadow> {
-        self.past.shadows.remove(id)
+        let removed = self.past.shadows.remove(id);
+        self.rest();
+        removed
     }
 }

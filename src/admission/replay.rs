@@ -2,17 +2,15 @@
 
 use super::shadow::{Counts, Difference};
 use crate::kernel::compare::compare;
-use crate::kernel::decision::Filter;
+use crate::kernel::decision::{Decision, Filter};
 use crate::kernel::names::Digest;
 use crate::kernel::policy::Hook;
-use crate::ports::{Journal, JournalError, Policies};
+use crate::ports::{Input, Journal, JournalError, Policies};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Longest replay in one request; the report says where to go on.
 const REPLAY_MAX: Duration = Duration::from_secs(20);
-/// Decisions that are read at once.
-const PAGE: usize = 100;
 /// Differences that a report names; the others are counted.
 const DIFFERENCES_MAX: usize = 200;
 
@@ -64,37 +62,45 @@ pub(super) fn replay(
     let mut report = Report::default();
     let mut filter = filter.clone();
     loop {
-        let found = journal.find(&filter, PAGE)?;
-        for decision in &found.decisions {
-            if report.looked >= limit || Instant::now() > end {
-                report.next = Some(decision.seq + 1);
-                return Ok(report);
+        let mut done = false;
+        let next = journal.each(&filter, &mut |decision, input| {
+            done = report.looked >= limit || Instant::now() > end;
+            if !done {
+                report.take(candidate, &decision, input, policies);
             }
-            report.looked += 1;
-            let again = match journal.open(decision.seq)? {
-                Some((_, Some(input))) => {
-                    policies.ask_again(&candidate.digest, &candidate.parameters, &input)
-                }
-                _ => Err("no input".into()),
-            };
-            let Ok(again) = again else {
-                report.unreadable += 1;
-                continue;
-            };
-            let compared =
-                compare(&again.asked, &decision.calls, &decision.outcome, candidate.name(), &again.told);
-            let (seq, at_wall_ms, hook) = (Some(decision.seq), decision.at_wall_ms, decision.hook);
-            let differs = report.counts.entry(hook).or_default().add(compared);
-            if let Some((failed, words)) = differs.filter(|_| report.differences.len() < DIFFERENCES_MAX) {
-                report.differences.push(Difference { seq, at_wall_ms, hook, failed, words });
-            }
-        }
-        match found.next {
-            Some(next) if Instant::now() <= end => filter.before = Some(next),
+            !done
+        })?;
+        match next {
+            Some(next) if !done && Instant::now() <= end => filter.before = Some(next),
             next => {
                 report.next = next;
                 return Ok(report);
             }
+        }
+    }
+}
+
+impl Report {
+    /// Asks the candidate one question again, and counts what it says.
+    fn take(
+        &mut self,
+        candidate: &Candidate,
+        decision: &Decision,
+        input: Option<Input>,
+        policies: &dyn Policies,
+    ) {
+        self.looked += 1;
+        let ask = |input| policies.ask_again(&candidate.digest, &candidate.parameters, &input).ok();
+        let Some(again) = input.and_then(ask) else {
+            self.unreadable += 1;
+            return;
+        };
+        let compared =
+            compare(&again.asked, &decision.calls, &decision.outcome, candidate.name(), &again.told);
+        let (seq, at_wall_ms, hook) = (Some(decision.seq), decision.at_wall_ms, decision.hook);
+        let differs = self.counts.entry(hook).or_default().add(compared);
+        if let Some((failed, words)) = differs.filter(|_| self.differences.len() < DIFFERENCES_MAX) {
+            self.differences.push(Difference { seq, at_wall_ms, hook, failed, words });
         }
     }
 }

@@ -239,22 +239,11 @@ impl Walk<'_> {
             Ok(Some(answer)) => Said::Answer(answer.clone()),
             Err(fault) => Said::Fault(fault.clone()),
         };
+        self.faults.take(place, entry, hook, &said, cost);
         self.note(entry, said, cost);
         match checked {
-            Ok(answer) => {
-                self.faults.well(place, entry, hook, cost);
-                answer.map_or(Asked::Pass, Asked::Answer)
-            }
-            Err(fault) => {
-                tracing::warn!(policy = entry.label(), %hook, %fault, "a policy failed");
-                if self.faults.fault(place, entry, hook, &fault, cost) {
-                    tracing::error!(
-                        policy = entry.label(),
-                        "suspended after several faults in a row; activate a stack to try it again"
-                    );
-                }
-                Asked::Fault(fault)
-            }
+            Ok(answer) => answer.map_or(Asked::Pass, Asked::Answer),
+            Err(fault) => Asked::Fault(fault),
         }
     }
 

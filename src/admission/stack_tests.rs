@@ -40,9 +40,6 @@ impl Policies for Scripted {
     fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
         Err(InstallError::Busy)
     }
-    fn install_shipped(&self, _: Now) -> Result<Vec<PolicyVersion>, InstallError> {
-        Ok(Vec::new())
-    }
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         Ok(version.clone())
     }
@@ -329,7 +326,7 @@ fn i8_terms_outside_the_permissions_are_a_fault() {
         case.stack.entries[0].permissions.environment = vec!["MY_*".into(), "LD_*".into()];
         let StackAnswer::Allow { by, terms } = case.admit() else { panic!() };
         assert_eq!((by, terms.environment), (vec!["baseline".to_owned()], vec![]), "{bad:?}");
-        assert_eq!(case.faults.record(0, &case.stack.entries[0]).faults[&FaultKind::Answer], 1);
+        assert_eq!(case.faults.record(0, &case.stack.entries[0]).faults()[&FaultKind::Answer], 1);
     }
 }
 
@@ -464,7 +461,7 @@ fn i9_a_stack_whose_time_is_used_up_asks_nobody_more() {
         };
         assert!(asked.iter().all(within), "{asked:?}");
         let late = case.faults.record(2, &case.stack.entries[2]);
-        assert_eq!(late.faults[&FaultKind::Time], 1);
+        assert_eq!(late.faults()[&FaultKind::Time], 1);
         assert!(late.last.unwrap().contains("used up its 1 s"));
         match answer {
             StackAnswer::Faulted { kind: FaultKind::Time, policy, .. } if denied => {

@@ -28,9 +28,10 @@ impl Worker {
             return Err(moved());
         }
         let entry = node.stack.entries.get(place).ok_or_else(moved)?;
-        let was = self.faults.lock().unwrap_or_else(PoisonError::into_inner).forgive(place, entry);
+        let was = self.account.faults.lock().unwrap_or_else(PoisonError::into_inner).forgive(place, entry);
         if was {
             tracing::info!(policy = entry.label(), place, "a suspended policy is asked again");
+            self.account.publish(&node.stack);
             // What it offers may differ from what the rest of the stack did meanwhile. If that cannot be
             // recorded, the log says so, and the next change of the node asks again.
             let _ = self.reoffer();

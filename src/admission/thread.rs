@@ -3,28 +3,29 @@
 //! One thread, since the kubelet calls serially and a policy call takes tens of microseconds. The
 //! kubelet's jobs go first; offers are asked again when nothing else waits.
 
+use super::account::Account;
 use super::baseline::Baseline;
-use super::faults::Faults;
+use super::fault_log::FaultLog;
 use super::recorder::Recorder;
 use super::stack::{Offers, Walk};
 use crate::keeper::{Answered, Applied, AskError, Handle, Snapshot};
 use crate::kernel::allocation::Allocation;
 use crate::kernel::change::Change;
-use crate::kernel::command::{Attempt, Command, NewStack, StackAnswer};
+use crate::kernel::command::{Attempt, Command, NewStack, Rules, StackAnswer};
 use crate::kernel::decision::{Asked, CallNote, Grant, Note, Outcome, Said};
 use crate::kernel::gpu::Reading;
 use crate::kernel::mig;
 use crate::kernel::names::{Digest, PartId};
 use crate::kernel::offer::PartOffer;
 use crate::kernel::placement;
-use crate::kernel::policy::{AdmitRequest, FaultKind, PlaceRequest, Placement, TriageAnswer};
+use crate::kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, TriageAnswer};
 use crate::kernel::refusal::Refusal;
 use crate::kernel::time::Now;
 use crate::ports::{Clock, Policies};
 use crossbeam_channel::{Receiver, after, never, select_biased};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
@@ -115,8 +116,9 @@ pub(super) struct Worker {
     pub policies: Arc<dyn Policies>,
     pub clock: Arc<dyn Clock>,
     pub baseline: Baseline,
-    pub overcommit_percent: u32,
-    pub faults: Arc<Mutex<Faults>>,
+    pub rules: Rules,
+    pub account: Account,
+    pub fault_log: RefCell<FaultLog>,
     /// What was said of MIG last, so that it is said once.
     pub said: RefCell<mig::Words>,
     /// By part and source the last sign: two sources at most for each GPU that there ever was.
@@ -172,8 +174,8 @@ impl Worker {
             KubeletJob::Place { request, reply } => {
                 let node = self.keeper.snapshot();
                 // What policies are shown is what goes on the record.
-                let request = placement::narrowed(&node, &request, self.overcommit_percent);
-                let ((placement, by), walked) = self.walk(&node, |walk| walk.place(&request));
+                let request = placement::narrowed(&node, &request, self.rules.overcommit_percent);
+                let ((placement, by), walked) = self.walk(&node, Hook::Place, |walk| walk.place(&request));
                 let _ = reply.send((placement.clone(), by.clone()));
                 self.note(&node, Asked::Place(request), walked, Outcome::Placed(placement, by));
             }
@@ -196,9 +198,8 @@ impl Worker {
     }
 
     /// Only this thread writes the faults; readers must not wait for a policy call.
-    fn walk<T>(&self, node: &Snapshot, ask: impl FnOnce(Walk<'_>) -> T) -> (T, Walked) {
-        let lock = || self.faults.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut faults = lock().clone();
+    fn walk<T>(&self, node: &Snapshot, hook: Hook, ask: impl FnOnce(Walk<'_>) -> T) -> (T, Walked) {
+        let mut faults = self.account.faults();
         let mut walked = Walked { now: self.clock.now(), calls: Vec::new() };
         let answer = ask(Walk {
             stack: &node.stack,
@@ -207,15 +208,16 @@ impl Worker {
             now: walked.now,
             faults: &mut faults,
             baseline: &self.baseline,
-            overcommit_percent: self.overcommit_percent,
+            overcommit_percent: self.rules.overcommit_percent,
             calls: &mut walked.calls,
         });
-        *lock() = faults;
+        self.account(&node.stack, hook, &walked.calls, faults);
         (answer, walked)
     }
 
     fn note(&self, node: &Snapshot, asked: Asked, walked: Walked, outcome: Outcome) {
         let Walked { now, calls } = walked;
+        self.account.decided(asked.hook(), outcome.word());
         self.recorder.note(Note { node: Arc::clone(node), now, asked, calls, outcome, again: false });
     }
 
@@ -226,7 +228,7 @@ impl Worker {
             let node = self.keeper.snapshot();
             let (answer, walked) = match self.baseline.mps_denial(&request.resource) {
                 Some(denial) => (denial, Walked { now: self.clock.now(), calls: Vec::new() }),
-                None => self.walk(&node, |walk| walk.admit(request)),
+                None => self.walk(&node, Hook::Admit, |walk| walk.admit(request)),
             };
             let said = answer.clone();
             let command =
@@ -247,13 +249,15 @@ impl Worker {
 
     fn triage(&self, reading: Reading) {
         let node = self.keeper.snapshot();
-        let ((answer, by), walked) = self.walk(&node, |walk| walk.triage(&reading));
+        let ((answer, by), walked) = self.walk(&node, Hook::Triage, |walk| walk.triage(&reading));
         if self.is_news(&node, &reading, &answer) {
             tracing::warn!(
                 part = reading.part.as_str(), source = reading.source, code = reading.code,
                 detail = reading.detail, severity = ?answer.severity, reason = answer.reason, "a GPU reports"
             );
             self.note(&node, Asked::Triage(reading.clone()), walked, Outcome::Triaged(answer.clone(), by));
+        } else {
+            self.account.decided(Hook::Triage, "triaged");
         }
         if let Err(error) = self.keeper.ask(Command::Triaged { reading, answer }) {
             tracing::error!(%error, "a reading was lost");
@@ -275,8 +279,10 @@ impl Worker {
 
     pub(super) fn reoffer(&self) -> Result<(Applied, Option<u32>), AskError> {
         let node = self.keeper.snapshot();
-        let (Offers { parts, again_after_s, mig, .. }, walked) = self.walk(&node, |walk| walk.offers());
+        let (Offers { parts, again_after_s, mig, .. }, walked) =
+            self.walk(&node, Hook::Offer, |walk| walk.offers());
         self.say(mig);
+        self.account.decided(Hook::Offer, "offered");
         self.note_offers(&node, walked, &parts);
         let applied = self.keeper.ask(Command::Offer(parts)).inspect_err(|error| {
             tracing::warn!(%error, "offers stay as they were");
@@ -313,35 +319,6 @@ impl Worker {
             tracing::warn!("{note}");
         }
         *said = words;
-    }
-
-    /// Asks a new stack on the live node; swaps it in only if every policy of it answers well.
-    fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
-        let node = self.keeper.snapshot();
-        let candidate = stack.clone().at(0, 0);
-        let mut trial = Faults::default();
-        let offers = Walk {
-            stack: &candidate,
-            policies: &*self.policies,
-            node: &node,
-            now: self.clock.now(),
-            faults: &mut trial,
-            baseline: &self.baseline,
-            overcommit_percent: self.overcommit_percent,
-            calls: &mut Vec::new(),
-        }
-        .offers();
-        if let Some((policy, fault)) = offers.faults.into_iter().next() {
-            return Err(ActivateError::Fails {
-                policy,
-                passing: fault.kind == FaultKind::Time,
-                fault: fault.to_string(),
-            });
-        }
-        let command = Command::Activate { stack, expected, offers: offers.parts };
-        let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).reset();
-        Ok(applied.snapshot)
     }
 }
 

@@ -5,10 +5,11 @@ use crate::keeper::{Applied, AskError};
 use crate::kernel::command::Command;
 use crate::kernel::names::Digest;
 use crate::kernel::policy::PolicyVersion;
-use crate::kernel::stack::StackEntry;
+use crate::kernel::refusal::Refusal;
 use crate::kernel::trust::{Origin, Signature};
 use crate::ports::InstallError;
 use crate::trust::{self, SignatureError};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,22 +103,25 @@ impl Door {
     /// Deletes a policy version.
     ///
     /// # Errors
-    /// If it is in use, shipped, or unknown.
+    /// If it is in use, a shadow, shipped, or unknown.
     pub async fn delete_policy(&self, digest: Digest) -> Result<Applied, AskError> {
         // An upload holds it while it compiles.
         let alone = tokio::time::timeout(DELETE_WAIT, self.files.write()).await;
         let _alone = alone.map_err(|_| AskError::Busy)?;
+        if let Some(shadow) = self.past.shadows().iter().find(|shadow| shadow.candidate.digest == digest) {
+            return Err(AskError::Refused(Refusal::PolicyShadows { digest, shadow: shadow.id }));
+        }
         let applied = self.command(Command::DeletePolicy { digest: digest.clone() }).await?;
         self.policies.remove(&digest);
         Ok(applied)
     }
 
-    /// Makes the policies of a stack callable, in a thread that may read and compile: the policy thread
-    /// must not. What cannot be made so shows when it is asked.
-    pub(super) async fn prepare(&self, entries: &[StackEntry]) {
+    /// Makes policies callable, in a thread that may read and compile: the policy thread must not. What
+    /// cannot be made so shows when it is asked.
+    pub(super) async fn prepare(&self, digests: impl IntoIterator<Item = &Digest>) {
         let ledger = self.snapshot();
-        let versions: Vec<_> =
-            entries.iter().filter_map(|entry| ledger.policies.get(&entry.digest).map(Arc::clone)).collect();
+        let known = |digest| ledger.policies.get(digest).map(Arc::clone);
+        let versions: Vec<_> = digests.into_iter().filter_map(known).collect();
         let (policies, door) = (Arc::clone(&self.policies), self.clone());
         let work = move || {
             for version in versions {
@@ -133,6 +137,19 @@ impl Door {
         };
         // It ends early only with the daemon.
         let _ = tokio::task::spawn_blocking(work).await;
+    }
+
+    /// Lets go of the code that neither the stack nor a shadow needs. Where somebody is about to ask it
+    /// all the same, the call reads it from its file.
+    pub(super) fn rest(&self) {
+        let ledger = self.snapshot();
+        let shadows = self.past.shadows();
+        let active = ledger.stack.entries.iter().map(|entry| &entry.digest);
+        let needed: BTreeSet<&Digest> =
+            active.chain(shadows.iter().map(|shadow| &shadow.candidate.digest)).collect();
+        ledger.policies.keys().filter(|digest| !needed.contains(digest)).for_each(|digest| {
+            self.policies.rest(digest);
+        });
     }
 }
 

@@ -79,7 +79,7 @@ struct Taken {
 fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> anyhow::Result<bool> {
     // One more, so that the size is refused in the daemon's own words.
     let module = read_file(file, u64::try_from(POLICY_BYTES_MAX)?.saturating_add(1))?;
-    let parameters = parameters.map(read_parameters).transpose()?;
+    let parameters = parameters.map(|given| read_parameters("--parameters", given)).transpose()?;
     let bench = Bench::new()?;
     let name = file.display().to_string();
     let checked = match bench.install(&module) {
@@ -144,8 +144,8 @@ fn shown(checked: &Checked) -> String {
     text
 }
 
-/// JSON, or `@` and the name of a file of it; an object, as in a stack.
-fn read_parameters(given: &str) -> anyhow::Result<String> {
+/// JSON, or `@` and the name of a file of it; an object, as in a stack. `flag` is where it was given.
+pub(super) fn read_parameters(flag: &str, given: &str) -> anyhow::Result<String> {
     let text = match given.strip_prefix('@') {
         None => given.to_owned(),
         // White space does not count for the limit, so there is room for some.
@@ -156,7 +156,7 @@ fn read_parameters(given: &str) -> anyhow::Result<String> {
         }
     };
     let object: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_str(&text).map_err(|error| anyhow!("--parameters is no JSON object: {error}"))?;
+        serde_json::from_str(&text).map_err(|error| anyhow!("{flag} is no JSON object: {error}"))?;
     Ok(serde_json::Value::Object(object).to_string())
 }
 

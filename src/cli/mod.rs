@@ -18,6 +18,7 @@ mod process;
 mod stack_file;
 mod state;
 mod trial;
+mod tried;
 mod upload;
 mod usage;
 mod versions;

@@ -157,6 +157,7 @@ pub(super) fn stack_table(stack: &Stack) -> String {
             &["#", "POLICY", "DIGEST", "PARAMETERS", "ON FAULT", "CALLS", "FAULTS", "LAST FAULT"],
             &rows,
         );
+        text += &hooks_table(stack);
     }
     if stack.file_stack.shadowed {
         text += "the file's stack is shadowed by this one; `berth policy reset` goes back to it\n";
@@ -165,6 +166,32 @@ pub(super) fn stack_table(stack: &Stack) -> String {
         text += &format!("the file's stack cannot be used: {trouble}\n");
     }
     text
+}
+
+/// How the calls of each policy went; nothing before the first call.
+fn hooks_table(stack: &Stack) -> String {
+    let mut rows = Vec::new();
+    for (place, entry) in stack.entries.iter().enumerate() {
+        for (hook, record) in entry.record.iter().flat_map(|record| &record.hooks) {
+            let us = |us: u64| format!("{us} us");
+            rows.push(vec![
+                place.to_string(),
+                entry.policy.clone(),
+                hook.clone(),
+                record.calls.to_string(),
+                record.passes.to_string(),
+                record.faults.to_string(),
+                us(record.p50_microseconds),
+                us(record.p99_microseconds),
+                us(record.worst_microseconds),
+            ]);
+        }
+    }
+    if rows.is_empty() {
+        return String::new();
+    }
+    let head = ["#", "POLICY", "HOOK", "CALLS", "PASSES", "FAULTS", "P50 UP TO", "P99 UP TO", "WORST"];
+    format!("\n{}", table(&head, &rows))
 }
 
 fn entry_row(place: usize, entry: &StackEntry) -> Vec<String> {

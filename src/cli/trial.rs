@@ -1,9 +1,11 @@
-//! `berth policy replay` and `berth policy shadow`.
+//! `berth policy try`, `berth policy replay` and `berth policy shadow`.
 
+use super::author::read_parameters;
 use super::client::Client;
 use super::output::{Out, facts, table};
+use super::tried::{self, TryArgs};
+use super::usage::BadUsage;
 use crate::admin::dto::{Candidate, Comparison, Difference, Replay, Shadow, ShadowList};
-use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -11,6 +13,14 @@ use std::collections::BTreeMap;
 /// Commands of `berth policy` that try one.
 #[derive(Clone, Debug, Subcommand)]
 pub enum TrialCommand {
+    /// Ask a policy on the live node, without effect: what it would offer, and who would get what
+    #[command(after_help = "\
+It is asked beside the active stack, in place of the entry of the same name or before the others. The
+policy must be known to the node: `berth policy push FILE` uploads one, which activates nothing.
+  berth policy try timeslice --parameters '{\"replicas\": 4}'
+  berth policy try timeslice --parameters @four.json --request nvidia.com/gpu.shared=2
+  berth policy try quota@0123456789ab --request nvidia.com/gpu=1 --namespace team-a --pod trainer-0")]
+    Try(TryArgs),
     /// Ask a policy the questions on the record again, and show what would have differed
     Replay {
         /// Whom.
@@ -61,25 +71,35 @@ pub enum ShadowCommand {
 pub struct CandidateArgs {
     /// Name, or name@ and the beginning of its digest
     pub policy: String,
-    /// Its parameters, as JSON
-    #[arg(long, default_value = "{}")]
+    /// Its parameters
+    #[arg(long, value_name = "JSON|@FILE", default_value = "{}")]
     pub parameters: String,
 }
 
 impl CandidateArgs {
-    fn candidate(&self) -> anyhow::Result<Candidate> {
+    pub(super) fn candidate(&self) -> anyhow::Result<Candidate> {
+        // No name of a policy has a dot or a slash.
+        if self.policy.ends_with(".wasm") || self.policy.contains('/') {
+            return Err(BadUsage(format!(
+                "{:?} is a file, and the daemon asks only what it knows: `berth policy push {}` uploads it, then name \
+                 the policy; `berth policy test` asks a file without a daemon",
+                self.policy, self.policy
+            ))
+            .into());
+        }
         let (policy, digest) = match self.policy.split_once('@') {
             Some((name, digest)) => (name.to_owned(), Some(digest.to_owned())),
             None => (self.policy.clone(), None),
         };
         let parameters: Map<String, Value> =
-            serde_json::from_str(&self.parameters).context("--parameters: not a JSON object")?;
+            serde_json::from_str(&read_parameters("--parameters", &self.parameters)?)?;
         Ok(Candidate { policy, digest, parameters })
     }
 }
 
 pub(super) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
+        TrialCommand::Try(args) => tried::run(args, client, out),
         TrialCommand::Replay { candidate, limit, hook, since, before } => {
             let mut path = format!("/replays?limit={limit}");
             for (name, value) in [("hook", hook), ("since", since)] {

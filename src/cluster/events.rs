@@ -4,8 +4,9 @@
 use super::bypass::Bypasses;
 use super::client::{ANSWER_MAX, words};
 use super::news::{About, Notice, news};
+use super::policies::Policies;
 use super::{AGAIN_MAX, Settings};
-use crate::admission::Door;
+use crate::admission::{Door, Standings};
 use crate::kernel::ledger::Ledger;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -22,10 +23,12 @@ const EVENTS_PER_MINUTE_MAX: u32 = 60;
 /// own: whoever starts processes for it must not keep a drain or a sick GPU from being told. What is
 /// beyond waits.
 const BYPASSES_PER_MINUTE_MAX: u32 = 20;
+/// Most events of a minute about policies: each of a stack of 16 fails, is suspended, and is asked again.
+const POLICIES_PER_MINUTE_MAX: u32 = 48;
 /// Events that may wait for an API server that is away: what two minutes may bring. At a note of
 /// 1 KiB that is 128 KiB.
 pub(super) const EVENTS_WAITING_MAX: usize = 128;
-/// How many of these those about bypasses may not take.
+/// How many of these those about bypasses and policies may not take.
 const KEPT_FREE: usize = EVENTS_WAITING_MAX / 2;
 /// How often one event is tried. With waits that double from a second that is half a minute.
 const TRIES_MAX: u32 = 6;
@@ -40,14 +43,22 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub(super) async fn collect(settings: &Settings, door: &Door, told: Arc<Ledger>, out: Sender<Notice>) {
     let mut snapshots = door.watch();
     snapshots.mark_changed();
+    let mut standings = door.watch_standings();
+    standings.mark_changed();
     let mut collector = Collector::new(told, Instant::now());
     loop {
-        if snapshots.changed().await.is_err() {
+        let ended = tokio::select! {
+            changed = snapshots.changed() => changed.is_err(),
+            changed = standings.changed() => changed.is_err(),
+        };
+        if ended {
             return std::future::pending().await;
         }
         sleep(settings.gather).await;
         let now = snapshots.borrow_and_update().clone();
         collector.step(now, &out, Instant::now());
+        let fare = standings.borrow_and_update().clone();
+        collector.policies(fare, &out, Instant::now());
     }
 }
 
@@ -57,6 +68,8 @@ struct Collector {
     allowance: Allowance,
     bypasses: Bypasses,
     of_bypasses: Allowance,
+    policies: Policies,
+    of_policies: Allowance,
 }
 
 impl Collector {
@@ -66,6 +79,8 @@ impl Collector {
             allowance: Allowance::new(EVENTS_PER_MINUTE_MAX, now),
             bypasses: Bypasses::default(),
             of_bypasses: Allowance::new(BYPASSES_PER_MINUTE_MAX, now),
+            policies: Policies::default(),
+            of_policies: Allowance::new(POLICIES_PER_MINUTE_MAX, now),
         }
     }
 
@@ -75,7 +90,7 @@ impl Collector {
                 self.allowance.dropped += 1;
             }
         }
-        // Nobody else sends, so this room stays.
+        // Nobody else sends meanwhile, so this room stays.
         let room = out.capacity().saturating_sub(KEPT_FREE).min(self.of_bypasses.left(now));
         for notice in self.bypasses.news(&ledger, room) {
             if !self.of_bypasses.take(now) || out.try_send(notice).is_err() {
@@ -83,6 +98,21 @@ impl Collector {
             }
         }
         self.told = ledger;
+        self.say_dropped(now);
+    }
+
+    /// Tells of policies. Like bypasses, they leave room for what becomes of GPUs.
+    fn policies(&mut self, standings: Arc<Standings>, out: &Sender<Notice>, now: Instant) {
+        for notice in self.policies.news(standings, now) {
+            let room = out.capacity() > KEPT_FREE && self.of_policies.take(now);
+            if !room || out.try_send(notice).is_err() {
+                self.allowance.dropped += 1;
+            }
+        }
+        self.say_dropped(now);
+    }
+
+    fn say_dropped(&mut self, now: Instant) {
         if let Some(dropped) = self.allowance.dropped_to_say(now) {
             tracing::warn!(dropped, "events were too many to be told to the API server");
         }

@@ -12,6 +12,7 @@ mod log;
 mod news;
 mod pod;
 mod pods;
+mod policies;
 
 pub use client::{ConnectError, connect, words};
 pub use pod::understand;

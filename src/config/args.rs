@@ -40,7 +40,7 @@ pub struct ServeArgs {
     /// Where the admin API listens; loopback only, as long as there is no TLS [default: 127.0.0.1:9470]
     #[arg(long, env = "BERTH_ADMIN_LISTEN", value_name = "ADDRESS", value_parser = parsers::admin_listen)]
     pub admin_listen: Option<String>,
-    /// Where only /livez and /readyz are served, without a token [default: nowhere]
+    /// Where only /livez, /readyz and /metrics are served, without a token [default: nowhere]
     #[arg(long, env = "BERTH_HEALTH_LISTEN", value_name = "ADDRESS", value_parser = parsers::health_listen)]
     pub health_listen: Option<String>,
     /// How logs are written [default: text]

@@ -3,13 +3,14 @@
 
 use super::SystemClock;
 use super::stack::{Unresolved, resolve_one};
-use crate::admission::{Faults, Walk};
+use crate::admission::Trial;
 use crate::config::{Config, GpuSource};
 use crate::kernel::change::{Change, Entry};
+use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::look::look;
-use crate::kernel::stack::{Stack, StackEntry};
+use crate::kernel::stack::StackEntry;
 use crate::ports::{Clock, Gpus, Policies};
 use crate::sim::SimGpus;
 use crate::wasm::{self, Scratch, WasmPolicies};
@@ -51,13 +52,17 @@ pub fn rehearse(config: &Config) -> anyhow::Result<Vec<String>> {
         ..wasm::Settings::new(scratch.path().to_owned())
     })?;
     let clock = SystemClock::default();
-    let shipped = policies.install_shipped(clock.now())?;
     let mut node = Ledger::default();
-    apply(&mut node, shipped.iter().cloned().map(Change::PolicyKept).collect(), &clock);
+    apply(&mut node, policies.shipped(clock.now()).into_iter().map(Change::PolicyKept).collect(), &clock);
     let mut entries = Vec::new();
     for entry in &config.stack {
         match resolve_one(entry, &node) {
-            Ok(resolved) => entries.push(resolved),
+            Ok(resolved) => {
+                if let Some(version) = node.policies.get(&resolved.digest) {
+                    policies.restore(version)?;
+                }
+                entries.push(resolved);
+            }
             Err(Unresolved::NotHere(why)) => {
                 let uploads = Uploads::of(&config.state_dir, |digest| {
                     node.policies.keys().any(|d| d.as_str() == digest)
@@ -109,19 +114,17 @@ fn ask(
     node: &Ledger,
     clock: &SystemClock,
 ) -> Option<String> {
-    let stack = Stack { entries: entries.to_vec(), ..Stack::default() };
-    let walk = Walk {
+    let entries = entries.to_vec();
+    let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
+    let trial = Trial {
         stack: &stack,
         policies,
         node,
         now: clock.now(),
-        faults: &mut Faults::default(),
         baseline: &super::baseline(config),
-        overcommit_percent: config.rules.overcommit_percent,
-        calls: &mut Vec::new(),
+        rules: &config.rules,
     };
-    let fault = walk.offers().faults.into_iter().next();
-    fault.map(|(policy, fault)| format!("policy {policy} fails: {fault}"))
+    trial.run().err().map(|(policy, fault)| format!("policy {policy} fails: {fault}"))
 }
 
 fn apply(node: &mut Ledger, changes: Vec<Change>, clock: &SystemClock) {

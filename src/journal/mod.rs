@@ -10,14 +10,15 @@
 
 mod entry;
 mod frame;
+mod scan;
 mod segments;
 
 use crate::kernel::decision::{Decision, Filter, JournalLimit};
 use crate::kernel::names::Digest;
-use crate::ports::{Found, Input, Journal, JournalError, Standing};
+use crate::ports::{Found, Input, Journal, JournalError, Standing, Visit};
 use entry::Entry;
 use frame::{Frame, Head, frames};
-use segments::{SEGMENT_BYTES, Segment, Segments};
+use segments::{SEGMENT_BYTES, Segments};
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use std::collections::HashSet;
@@ -25,14 +26,13 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// What lies in memory at most before it is written, bytes.
 const PENDING_BYTES: usize = 64 * 1024;
-/// What one [`Journal::find`] looks through, bytes: some tens of milliseconds.
-const LOOK_BYTES: u64 = 4 * SEGMENT_BYTES;
-/// The same in files: each start begins one.
-const LOOK_FILES: usize = 64;
+/// By age at most one file goes in this time, and none in the first of it: a clock that is years ahead
+/// for a while takes nothing with it, and a journal that is 7 days long has no more files than hours.
+const AGED_APART: Duration = Duration::from_secs(3600);
 
 /// A journal in a folder.
 #[derive(Debug)]
@@ -56,6 +56,8 @@ struct State {
     next: u64,
     dropped: u64,
     lost: u64,
+    /// When a file last went by its age, or the journal was opened.
+    aged: Instant,
 }
 
 impl FileJournal {
@@ -87,6 +89,7 @@ impl FileJournal {
             next,
             dropped: 0,
             lost: 0,
+            aged: Instant::now(),
         };
         let journal = Self { folder: folder.to_owned(), limit, state: Mutex::new(state) };
         journal.prune(&mut journal.lock())?;
@@ -132,46 +135,13 @@ impl FileJournal {
         let bytes = self.limit.bytes.saturating_sub(SEGMENT_BYTES).max(SEGMENT_BYTES);
         let age = Duration::from_millis(self.limit.age_ms);
         let before = state.oldest();
-        let pruned = state.segments.prune(bytes, age, SystemTime::now());
-        state.dropped += state.oldest() - before;
-        pruned.map(|_| ()).map_err(|e| self.trouble("cannot delete its oldest file", e))
-    }
-
-    /// The newest files in which a number below `before` may be, and the number before which to go on.
-    fn look(&self, before: Option<u64>, most: usize) -> Result<(Vec<Segment>, Option<u64>), JournalError> {
-        let mut state = self.lock();
-        self.write(&mut state)?;
-        let older = |segment: &&Segment| before.is_none_or(|before| segment.first < before);
-        let mut found: Vec<Segment> = state.segments.all.iter().rev().filter(older).cloned().collect();
-        let mut bytes = 0;
-        let enough = found.iter().position(|segment| {
-            bytes += segment.bytes;
-            bytes > LOOK_BYTES
-        });
-        let most = most.min(enough.map_or(usize::MAX, |at| at.max(1)));
-        let more = found.len() > most;
-        found.truncate(most);
-        let next = found.last().filter(|_| more).map(|last| last.first);
-        Ok((found, next))
-    }
-
-    /// A file that was pruned meanwhile is empty.
-    fn read(&self, segment: &Segment) -> Result<Vec<u8>, JournalError> {
-        match fs::read(&segment.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            read => read.map_err(|e| self.trouble("cannot be read", e)),
+        let mut pruned = state.segments.prune(bytes);
+        if state.aged.elapsed() >= AGED_APART {
+            state.aged = Instant::now();
+            pruned = pruned.and_then(|()| state.segments.prune_aged(age, SystemTime::now()));
         }
-    }
-
-    fn damaged(&self, seq: u64, error: impl std::fmt::Display) -> JournalError {
-        let what =
-            format!("decision {seq} is damaged ({error}); the folder may be deleted while berth is stopped");
-        JournalError { path: self.folder.display().to_string(), what, source: None }
-    }
-
-    fn entry(&self, frame: &Frame<'_>, seq: u64) -> Result<Entry, JournalError> {
-        let body = frame.body().map_err(|e| self.damaged(seq, e))?;
-        serde_json::from_slice(&body).map_err(|e| self.damaged(seq, e))
+        state.dropped += state.oldest() - before;
+        pruned.map_err(|e| self.trouble("cannot delete its oldest file", e))
     }
 }
 
@@ -248,80 +218,39 @@ impl Journal for FileJournal {
     }
 
     fn find(&self, filter: &Filter, limit: usize) -> Result<Found, JournalError> {
-        let (segments, next) = self.look(filter.before, LOOK_FILES)?;
-        let mut found = Found { decisions: Vec::new(), next };
-        for segment in segments {
-            let bytes = self.read(&segment)?;
-            let all: Vec<_> = frames(&bytes).filter_map(|frame| Some((seq(&frame)?, frame))).collect();
-            // Clocks may be set back, but what a whole file is too old for is not worth more looks.
-            let mut too_old = !all.is_empty();
-            for (seq, frame) in all.into_iter().rev() {
-                if filter.before.is_some_and(|before| seq >= before) {
-                    continue;
-                }
-                // One that this release cannot read, of a later one perhaps, hides no other.
-                let Some(decision) = self.entry(&frame, seq).ok().and_then(|entry| entry.decision().ok())
-                else {
-                    tracing::debug!(seq, "a decision cannot be read");
-                    continue;
-                };
-                too_old &= filter.since_wall_ms.is_some_and(|since| decision.at_wall_ms < since);
-                if !filter.wants(&decision) {
-                    continue;
-                }
-                if found.decisions.len() >= limit {
-                    found.next = Some(seq + 1);
-                    return Ok(found);
-                }
-                found.decisions.push(decision);
+        let mut decisions = Vec::new();
+        let next = self.scan(filter, false, &mut |decision, _| {
+            let room = decisions.len() < limit;
+            if room {
+                decisions.push(decision);
             }
-            if too_old {
-                found.next = None;
-                break;
-            }
-        }
-        Ok(found)
+            room
+        })?;
+        Ok(Found { decisions, next })
+    }
+
+    fn each(&self, filter: &Filter, visit: &mut Visit<'_>) -> Result<Option<u64>, JournalError> {
+        self.scan(filter, true, visit)
     }
 
     fn open(&self, wanted: u64) -> Result<Option<(Decision, Option<Input>)>, JournalError> {
-        let (segments, _) = self.look(wanted.checked_add(1), 1)?;
-        let Some(segment) = segments.first() else { return Ok(None) };
-        let bytes = self.read(segment)?;
-        let Some(frame) = frames(&bytes).find(|frame| seq(frame) == Some(wanted)) else {
-            return Ok(None);
-        };
-        let mut entry = self.entry(&frame, wanted)?;
-        let question = entry.question.take();
-        let decision = entry.decision().map_err(|e| self.damaged(wanted, e))?;
-        let node = decision.input.as_ref().and_then(|digest| {
-            frames(&bytes).find(|frame| match frame.head {
-                Head::Node { digest: of } => hex(&of) == digest.as_str(),
-                Head::Decision { .. } => false,
-            })
-        });
-        let input = match (node, question) {
-            (Some(node), Some(question)) => Some(Input {
-                node: node.body().map_err(|e| self.damaged(wanted, e))?,
-                question: question.get().as_bytes().to_vec(),
-            }),
-            _ => None,
-        };
-        Ok(Some((decision, input)))
+        self.one(wanted)
+    }
+
+    fn size(&self) -> Standing {
+        let state = self.lock();
+        Standing {
+            kept: (state.next - state.oldest()).saturating_sub(state.lost),
+            bytes: state.segments.bytes() + state.pending.len() as u64,
+            oldest_wall_ms: None,
+            dropped: state.dropped,
+            lost: state.lost,
+        }
     }
 
     fn standing(&self) -> Standing {
-        let (oldest, mut standing) = {
-            let state = self.lock();
-            let oldest = state.segments.all.front().cloned();
-            let standing = Standing {
-                kept: (state.next - state.oldest()).saturating_sub(state.lost),
-                bytes: state.segments.bytes() + state.pending.len() as u64,
-                oldest_wall_ms: None,
-                dropped: state.dropped,
-                lost: state.lost,
-            };
-            (oldest, standing)
-        };
+        let mut standing = self.size();
+        let oldest = self.lock().segments.all.front().cloned();
         standing.oldest_wall_ms = oldest.and_then(|segment| {
             let bytes = self.read(&segment).ok()?;
             frames(&bytes).find_map(|frame| match frame.head {

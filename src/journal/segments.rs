@@ -59,31 +59,41 @@ impl Segments {
         self.all.iter().map(|segment| segment.bytes).sum()
     }
 
-    /// Deletes the oldest as long as all together have more bytes than they may, and those that
-    /// were written longer ago than they are kept; never the newest. Answers whether any went.
-    pub(super) fn prune(&mut self, bytes_max: u64, age_max: Duration, now: SystemTime) -> io::Result<bool> {
-        let mut pruned = false;
-        while self.all.len() > 1 {
-            let Some(oldest) = self.all.front() else { break };
-            let age = now.duration_since(oldest.written).unwrap_or_default();
-            if self.bytes() <= bytes_max && age <= age_max {
-                break;
-            }
+    /// Deletes the oldest while all together have more bytes; the newest stays.
+    ///
+    /// # Errors
+    /// If a file cannot be deleted; it is still on the list then.
+    pub(super) fn prune(&mut self, bytes_max: u64) -> io::Result<()> {
+        while self.all.len() > 1 && self.bytes() > bytes_max {
+            self.drop_oldest()?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the oldest if it is older; the newest stays.
+    ///
+    /// # Errors
+    /// As [`Segments::prune`].
+    pub(super) fn prune_aged(&mut self, age_max: Duration, now: SystemTime) -> io::Result<()> {
+        let age = |segment: &Segment| now.duration_since(segment.written).unwrap_or_default();
+        if self.all.len() > 1 && self.all.front().is_some_and(|oldest| age(oldest) > age_max) {
+            self.drop_oldest()?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the oldest, but never the newest.
+    ///
+    /// # Errors
+    /// As [`Segments::prune`].
+    pub(super) fn drop_oldest(&mut self) -> io::Result<()> {
+        if self.all.len() > 1
+            && let Some(oldest) = self.all.front()
+        {
             match fs::remove_file(&oldest.path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => self.all.pop_front(),
             };
-            pruned = true;
-        }
-        Ok(pruned)
-    }
-
-    /// Deletes the oldest, but never the newest.
-    pub(super) fn drop_oldest(&mut self) -> io::Result<()> {
-        if self.all.len() > 1
-            && let Some(oldest) = self.all.pop_front()
-        {
-            fs::remove_file(oldest.path)?;
         }
         Ok(())
     }
@@ -94,5 +104,31 @@ impl Segments {
             // Best effort: an empty file does no harm.
             let _ = fs::remove_file(newest.path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_age_one_file_goes_at_a_time_and_the_newest_never() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut segments = Segments::open(folder.path()).unwrap();
+        for first in [1, 5, 9] {
+            drop(segments.begin(first).unwrap());
+        }
+        let (week, now) = (Duration::from_secs(7 * 24 * 3600), SystemTime::now());
+        let mut left = |now| {
+            segments.prune_aged(week, now).unwrap();
+            segments.all.iter().map(|segment| segment.first).collect::<Vec<_>>()
+        };
+        assert_eq!(left(now), [1, 5, 9]);
+        assert_eq!(left(now - week), [1, 5, 9], "a clock that was set back");
+        let decade = now + 520 * week;
+        assert_eq!(left(decade), [5, 9]);
+        assert_eq!(left(decade), [9]);
+        assert_eq!(left(decade), [9]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

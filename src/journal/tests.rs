@@ -225,7 +225,7 @@ fn the_oldest_go_and_are_counted() {
 }
 
 #[test]
-fn what_is_too_old_goes_at_the_next_start() {
+fn what_is_too_old_goes_after_an_hour_of_being_too_old() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);
     journal.append(&denied(1), None).unwrap();
@@ -236,9 +236,49 @@ fn what_is_too_old_goes_at_the_next_start() {
     let first = folder.path().join(format!("{:020}.log", 1));
     let file = OpenOptions::new().append(true).open(&first).unwrap();
     file.set_modified(SystemTime::now() - Duration::from_secs(8 * 24 * 3600)).unwrap();
+    // It may be the clock.
     let journal = open(&folder);
-    assert_eq!(seqs(&journal, &Filter::default()), [2]);
+    assert_eq!(seqs(&journal, &Filter::default()), [2, 1]);
+    journal.append(&denied(3), None).unwrap();
+    assert_eq!(seqs(&journal, &Filter::default()), [3, 2, 1]);
+    let hour_ago = Instant::now().checked_sub(AGED_APART).unwrap();
+    journal.lock().aged = hour_ago;
+    journal.append(&denied(4), None).unwrap();
+    assert_eq!(seqs(&journal, &Filter::default()), [4, 3, 2]);
     assert_eq!(journal.standing().dropped, 1);
+}
+
+#[test]
+fn each_has_what_the_policies_were_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = open(&folder);
+    let shown = [input("{\"node\":1}", "{\"q\":1}"), input("{\"node\":2}", "{\"q\":2}")];
+    for shown in [&shown[0], &shown[1], &shown[0], &shown[1]] {
+        journal.append(&denied(1), Some(shown)).unwrap();
+    }
+    journal.append(&denied(4), None).unwrap();
+    let mut seen = Vec::new();
+    let mut each = |filter: &Filter, most: usize| {
+        let next = journal.each(filter, &mut |decision, input| {
+            let room = seen.len() < most;
+            if room {
+                seen.push((decision.seq, input));
+            }
+            room
+        });
+        (next.unwrap(), seen.clone())
+    };
+    let (next, some) = each(&Filter::default(), 2);
+    assert_eq!(some, [(5, None), (4, Some(shown[1].clone()))]);
+    assert_eq!(next, Some(4), "the one that was not taken is the first of the next look");
+    let (next, all) = each(&Filter { before: next, ..Filter::default() }, 9);
+    let rest = [(3, 0), (2, 1), (1, 0)].map(|(seq, n)| (seq, Some(shown[n].clone())));
+    assert_eq!(all[2..], rest);
+    assert_eq!(next, None);
+    // As one by one.
+    for (seq, input) in all {
+        assert_eq!(journal.open(seq).unwrap().unwrap().1, input);
+    }
 }
 
 #[test]

@@ -47,6 +47,14 @@ pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) ->
     list
 }
 
+/// What a kubelet takes for free: listed Healthy, and nobody's.
+#[must_use]
+pub fn free_devices(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) -> Vec<DeviceId> {
+    let held = |id: &DeviceId| ledger.device(resource, id).is_some_and(|device| device.held());
+    let listed = listing(ledger, resource, overcommit_percent).into_iter();
+    listed.filter(|device| device.healthy && !held(&device.id)).map(|device| device.id).collect()
+}
+
 fn list_part(
     ledger: &Ledger,
     part: &PartState,

@@ -9,7 +9,8 @@
 //!   moves, is written down and read back
 //! - [`command`], [`decide`], [`refusal`]: what can be asked, and how it is answered; the long
 //!   answers are [`allocate`], [`offering`], [`look`] and [`round`]
-//! - [`decision`], [`compare`]: what was asked and answered, and what another policy would have said
+//! - [`decision`], [`compare`], [`words`]: what was asked and answered, what another policy would have
+//!   said, and all of it in words
 //! - [`evict`]: who is asked to leave a GPU that is emptied
 //! - [`listing`], [`placement`], [`pods`], [`asking`], [`reconcile`]: what the kubelet is told, which
 //!   devices are near, whose pods are here, who asks next, and what the sources of truth prove
@@ -51,6 +52,7 @@ pub mod round;
 pub mod stack;
 pub mod time;
 pub mod trust;
+pub mod words;
 
 #[cfg(test)]
 mod histories;

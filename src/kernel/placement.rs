@@ -10,6 +10,7 @@
 use super::gpu::{Link, Links, Part, Path};
 use super::ledger::Ledger;
 use super::names::{DeviceId, PartId};
+use super::part_state::Taken;
 use super::policy::{PlaceRequest, Placement};
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter::successors;
@@ -68,10 +69,15 @@ pub fn narrowed(ledger: &Ledger, request: &PlaceRequest, overcommit_percent: u32
     let grants = |id: &DeviceId| {
         of(id).is_some_and(|(part, device)| ledger.may_grant(part) && (device.offered() || device.held()))
     };
+    // A sum over all devices of a part; for each of them anew, many shares would cost their square.
+    let parts: BTreeSet<&PartId> = request.available.iter().map(|id| &id.part).collect();
+    let taken: BTreeMap<&PartId, Taken> =
+        parts.into_iter().filter_map(|id| Some((id, ledger.taken(ledger.part(id)?)))).collect();
     // Slices by themselves; what several take of one part together is for whoever answers.
     let free = |id: &DeviceId| {
         of(id).is_some_and(|(part, device)| {
-            let with_it = ledger.taken(part).plus(device.consumes);
+            let Some(taken) = taken.get(&id.part) else { return false };
+            let with_it = taken.plus(device.consumes);
             !device.held() && with_it.excess(part.memory_to_grant_mib(overcommit_percent)).is_none()
         })
     };

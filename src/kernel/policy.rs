@@ -86,7 +86,8 @@ pub struct PolicyVersion {
     pub parameters_schema: String,
     /// sha256 of the component's bytes.
     pub digest: Digest,
-    /// sha256 of the compiled artifact of this machine; a file that differs is never loaded.
+    /// sha256 of the compiled artifact of this machine; a file that differs is never loaded. Of a
+    /// version that was not compiled here yet, that of the component.
     pub artifact: Digest,
     /// Size of the component in bytes.
     pub bytes: u64,

@@ -47,6 +47,8 @@ pub enum Refusal {
     StackMoved { revision: u64 },
     /// The policy version is in the active stack.
     PolicyInUse { digest: Digest },
+    /// The policy version is asked as a shadow of this number.
+    PolicyShadows { digest: Digest, shadow: u64 },
     /// No such version on this node.
     UnknownPolicy { digest: Digest },
     /// The version came with the daemon and cannot be deleted.
@@ -123,6 +125,9 @@ impl fmt::Display for Refusal {
             }
             Self::PolicyInUse { digest } => {
                 write!(f, "policy {} is in the active stack: activate another stack first", digest.short())
+            }
+            Self::PolicyShadows { digest, shadow } => {
+                write!(f, "policy {} is asked as shadow {shadow}: end that first", digest.short())
             }
             Self::UnknownPolicy { digest } => {
                 write!(f, "no policy with digest {digest} on this node")

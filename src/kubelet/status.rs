@@ -78,6 +78,7 @@ fn advice(refusal: &Refusal) -> (Code, String) {
         | Refusal::UnknownAllocation { .. }
         | Refusal::StackMoved { .. }
         | Refusal::PolicyInUse { .. }
+        | Refusal::PolicyShadows { .. }
         | Refusal::UnknownPolicy { .. }
         | Refusal::Untrusted { .. }
         | Refusal::PolicyShipped { .. }

@@ -36,7 +36,7 @@ use clock::BEGIN;
 use format::{Entry, Scenario};
 use node::Node;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use told::{Heard, Listened};
 
 /// Largest module that is taken, bytes.
@@ -50,7 +50,6 @@ const THIS: &str = "this";
 pub struct Bench {
     policies: WasmPolicies,
     heard: Heard,
-    shipped: OnceLock<Result<Vec<PolicyVersion>, InstallError>>,
     _state: Scratch,
 }
 
@@ -79,7 +78,7 @@ impl Bench {
         policies.listen(move |lines| {
             ear.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(lines);
         });
-        Ok(Self { policies, heard, shipped: OnceLock::new(), _state: state })
+        Ok(Self { policies, heard, _state: state })
     }
 
     /// Takes a module as an upload would: checked, compiled, described.
@@ -93,14 +92,14 @@ impl Bench {
     /// A policy that came with this program.
     ///
     /// # Errors
-    /// In words: there is none of this name, or they cannot be compiled here.
+    /// In words: there is none of this name, or it cannot be compiled here.
     pub fn shipped(&self, name: &str) -> Result<PolicyVersion, String> {
-        let all = self.shipped.get_or_init(|| self.policies.install_shipped(BEGIN));
-        let all = all.as_ref().map_err(ToString::to_string)?;
-        all.iter().find(|version| version.name == name).cloned().ok_or_else(|| {
+        let all = self.policies.shipped(BEGIN);
+        let version = all.iter().find(|version| version.name == name).ok_or_else(|| {
             let names: Vec<&str> = all.iter().map(|version| version.name.as_str()).collect();
             format!("no policy {name:?} is shipped; shipped are {}", names.join(", "))
-        })
+        })?;
+        self.policies.restore(version).map_err(|error| error.to_string())
     }
 
     /// Whether a policy takes these parameters: each of its hooks is asked once, on a sample node.

@@ -10,7 +10,7 @@ use crate::kernel::command::{Command, NewStack, Rules};
 use crate::kernel::drain::Mark;
 use crate::kernel::gpu::Reading;
 use crate::kernel::health::APPLICATION_XIDS;
-use crate::kernel::listing::listing;
+use crate::kernel::listing::free_devices;
 use crate::kernel::mig::MigStrategy;
 use crate::kernel::names::{DeviceId, PartId, Resource};
 use crate::kernel::policy::{PolicyVersion, Severity, TriageAnswer};
@@ -128,7 +128,7 @@ impl<'p> Node<'p> {
         let node = self.snapshot();
         let faults = |faults: &Faults| -> Vec<u64> {
             let records = stack.entries.iter().enumerate().map(|(place, e)| faults.record(place, e));
-            records.map(|record| record.faults.values().sum()).collect()
+            records.map(|record| record.failed()).collect()
         };
         let before = faults(&self.faults);
         let answer = ask(Walk {
@@ -225,10 +225,7 @@ impl<'p> Node<'p> {
 
     /// Devices to be had: listed Healthy, and nobody's.
     pub(super) fn free(&self, resource: &Resource) -> Vec<DeviceId> {
-        let node = self.snapshot();
-        let held = |id: &DeviceId| node.device(resource, id).is_some_and(|device| device.held());
-        let listed = listing(&node, resource, self.rules.overcommit_percent).into_iter();
-        listed.filter(|device| device.healthy && !held(&device.id)).map(|device| device.id).collect()
+        free_devices(&self.snapshot(), resource, self.rules.overcommit_percent)
     }
 
     /// Devices that nobody holds and that are offered, whether or not they may be granted: what a

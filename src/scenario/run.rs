@@ -5,7 +5,6 @@ use super::format::{Allocate, Place, Reading as Reported, Scenario, Step, Verb};
 use super::node::Node;
 use super::pods::Pods;
 use super::report::Failure;
-use super::told::severity;
 use crate::keeper::AskError;
 use crate::kernel::change::Change;
 use crate::kernel::command::{Attempt, Command};
@@ -265,7 +264,7 @@ impl Run<'_, '_> {
         };
         let (answer, _by) = self.node.walk(|walk| walk.triage(&reading));
         let got = Got {
-            severity: severity(answer.severity).into(),
+            severity: answer.severity.as_str().into(),
             again_after_seconds: answer.again_after_s,
             reason: answer.reason.clone(),
             ..Got::default()

@@ -1,12 +1,11 @@
 //! What policies were asked and said, in lines for whoever writes one.
 
 use crate::kernel::ledger::Ledger;
-use crate::kernel::names::{DeviceId, Digest};
-use crate::kernel::offer::{Consumes, PartOffer};
-use crate::kernel::policy::{Answer, Call, Fault, Hook, PolicyVersion, Severity};
+use crate::kernel::names::Digest;
+use crate::kernel::policy::{Answer, Call, Fault, Hook, PolicyVersion};
 use crate::kernel::time::Now;
+use crate::kernel::words;
 use crate::ports::{InstallError, Policies};
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Lines that the call that is under way has logged.
@@ -31,81 +30,11 @@ impl Told {
     pub fn lines(&self, node: &Ledger) -> Vec<String> {
         let answer = match &self.answer {
             Ok(None) => "pass".into(),
-            Ok(Some(answer)) => in_words(answer, node),
+            Ok(Some(answer)) => words::answer(answer, node),
             Err(fault) => format!("fault: {fault}"),
         };
         let log = self.said.iter().map(|line| format!("  log: {line}"));
         std::iter::once(format!("{} {}: {answer}", self.policy, self.hook)).chain(log).collect()
-    }
-}
-
-fn in_words(answer: &Answer, node: &Ledger) -> String {
-    match answer {
-        Answer::Offer(offer) => {
-            let mut alike: BTreeMap<String, Vec<String>> = BTreeMap::new();
-            for part in &offer.parts {
-                alike.entry(lines_of(part)).or_default().push(gpu(node, &part.part));
-            }
-            let mut text: Vec<_> =
-                alike.iter().map(|(what, of)| format!("{}: {what}", of.join(" "))).collect();
-            text.extend(offer.again_after_s.map(|s| format!("again after {s} s")));
-            if text.is_empty() { "no GPU named".into() } else { text.join("; ") }
-        }
-        Answer::Place(placement) => {
-            let devices: Vec<_> = placement.devices.iter().map(|id| device(node, id)).collect();
-            format!("{} ({})", devices.join(", "), placement.reason)
-        }
-        Answer::Allow(terms) => {
-            let mut text = vec!["allow".to_owned()];
-            text.extend(terms.limits.memory_mib.map(|mib| format!("{mib} MiB")));
-            text.extend(terms.limits.compute_percent.map(|percent| format!("{percent} % of compute")));
-            text.extend(terms.environment.iter().map(|(key, value)| format!("{key}={value}")));
-            let reason = if terms.reason.is_empty() { String::new() } else { format!(" ({})", terms.reason) };
-            text.join(", ") + &reason
-        }
-        Answer::Deny(reason) => format!("deny ({reason})"),
-        Answer::Triage(triage) => {
-            let again = triage
-                .again_after_s
-                .map_or("only an operator's word heals".into(), |s| format!("again after {s} s"));
-            format!("{}, {again} ({})", severity(triage.severity), triage.reason)
-        }
-    }
-}
-
-fn lines_of(offer: &PartOffer) -> String {
-    let line = |line: &crate::kernel::offer::OfferLine| match line.consumes {
-        Consumes::Whole => format!("{} x {} (whole)", line.count, line.resource),
-        Consumes::Slice { memory_mib, compute_percent } => {
-            format!("{} x {} ({memory_mib} MiB, {compute_percent} %)", line.count, line.resource)
-        }
-    };
-    let lines: Vec<_> = offer.lines.iter().map(line).collect();
-    if lines.is_empty() { "nothing".into() } else { lines.join(", ") }
-}
-
-/// `GPU 3`, or `GPU 3 (1g.10gb)` for an instance of it.
-fn gpu(node: &Ledger, id: &crate::kernel::names::PartId) -> String {
-    match node.part(id).map(|state| &state.part) {
-        None => id.to_string(),
-        Some(part) => match &part.mig {
-            None => format!("GPU {}", part.gpu_index),
-            Some(mig) => format!("GPU {} ({})", part.gpu_index, mig.profile),
-        },
-    }
-}
-
-fn device(node: &Ledger, id: &DeviceId) -> String {
-    let share = id.share.map_or(String::new(), |n| format!(" share {n}"));
-    gpu(node, &id.part) + &share
-}
-
-/// As the contract writes it.
-pub(super) fn severity(severity: Severity) -> &'static str {
-    match severity {
-        Severity::Ignore => "ignore",
-        Severity::Degraded => "degraded",
-        Severity::Unhealthy => "unhealthy",
     }
 }
 
@@ -132,8 +61,8 @@ impl Policies for Listened<'_> {
         self.policies.install(module, now)
     }
 
-    fn install_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
-        self.policies.install_shipped(now)
+    fn shipped(&self, now: Now) -> Vec<PolicyVersion> {
+        self.policies.shipped(now)
     }
 
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {

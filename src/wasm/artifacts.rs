@@ -72,6 +72,11 @@ impl Artifacts {
         self.folder.join(self.artifact_name(of)).is_file()
     }
 
+    /// Whether there is a component with this digest. It is judged when it is read.
+    pub(super) fn has_component(&self, digest: &Digest) -> bool {
+        self.folder.join(component_name(digest)).is_file()
+    }
+
     /// Deletes the files of a version.
     pub(super) fn remove(&self, digest: &Digest) {
         self.remove_artifacts(digest);

@@ -28,6 +28,14 @@ pub(super) struct Runner {
     freed: Condvar,
 }
 
+/// What came of a call.
+pub(super) struct Called<R> {
+    pub(super) answer: Result<R, Fault>,
+    pub(super) cost: Cost,
+    /// Lines that the guest logged, escaped and cut.
+    pub(super) said: Vec<String>,
+}
+
 /// A place among the calls that may run at once.
 struct Place<'a>(&'a Runner);
 
@@ -67,10 +75,11 @@ impl Runner {
         wall_ms: u64,
         make: impl FnOnce(&mut Store<Guest>) -> Result<I>,
         ask: impl FnOnce(&I, &mut Store<Guest>) -> Result<R>,
-    ) -> (Result<R, Fault>, Cost) {
+    ) -> Called<R> {
         let Some(_place) = self.place(Duration::from_millis(wall_ms)) else {
             let words = "too many calls at once; none ended in time".to_owned();
-            return (Err(Fault { kind: FaultKind::Time, detail: words }), Cost::default());
+            let answer = Err(Fault { kind: FaultKind::Time, detail: words });
+            return Called { answer, cost: Cost::default(), said: Vec::new() };
         };
         let _running = self.ticker.run();
         let started = Instant::now();
@@ -104,7 +113,8 @@ impl Runner {
             tracing::debug!(target: "policy", who, ?error, "the call failed");
             fault::fault(&error, guest, stage, wall_ms)
         });
-        (answer, cost)
+        let said = std::mem::take(&mut store.data_mut().said);
+        Called { answer, cost, said }
     }
 
     /// Waits for a place: the pool has room for so many calls, and a call that finds none would be

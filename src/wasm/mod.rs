@@ -41,7 +41,7 @@ pub use compile_child::compiler_process;
 pub use scratch::Scratch;
 
 use artifacts::{Artifacts, digest};
-use call::Runner;
+use call::{Called, Runner};
 use compile::{Compiled, Compiler, trouble};
 use frame::Reply;
 use limits::MODULE_BYTES_MAX;
@@ -54,7 +54,7 @@ use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Digest;
 use crate::kernel::policy::{Answer, Call, Fault, PolicyVersion, Question};
 use crate::kernel::time::Now;
-use crate::ports::{AskedAgain, Input, InstallError, Policies};
+use crate::ports::{Aloud, AskedAgain, Input, InstallError, Policies};
 
 /// Wall time of a call about the past, milliseconds: nobody waits for it but an operator.
 const CALL_AGAIN_MS: u64 = 2_000;
@@ -112,7 +112,9 @@ impl Installed {
         if let Some(module) = self.module.get() {
             return Ok(module);
         }
-        let gone = || fault::missing(format!("the compiled form of {} is gone: restart berth", self.label));
+        // Whoever is about to ask has it restored first, which makes it anew; not so in midcall.
+        let gone =
+            || fault::missing(format!("the compiled form of {} is gone: activate it again", self.label));
         let artifact = policies.artifacts.artifact(&self.version.digest, &self.version.artifact);
         let module = Module::load(&policies.runner, &artifact.ok_or_else(gone)?);
         let module = module.map_err(|error| fault::missing(error.to_string()))?;
@@ -149,6 +151,14 @@ impl WasmPolicies {
     /// Only the first one is heard.
     pub fn listen(&self, ear: impl Fn(&[String]) + Send + Sync + 'static) {
         let _ = self.runner.ear.set(Box::new(ear));
+    }
+
+    /// Makes every policy that came with the daemon callable: for whoever tries them all.
+    ///
+    /// # Errors
+    /// If one of them cannot be compiled here.
+    pub fn restore_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
+        self.shipped(now).iter().map(|version| self.restore(version)).collect()
     }
 
     fn installed(&self, digest: &Digest) -> Option<Arc<Installed>> {
@@ -242,13 +252,8 @@ impl Policies for WasmPolicies {
         self.admit(&compiled, now, shipped)
     }
 
-    /// Call [`Policies::restore`] for the versions that the store knows first: what it makes
-    /// callable is not compiled again here.
-    fn install_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
-        let components = shipped::all().iter().map(|(_, component)| component);
-        // A version that another release demoted, or that was uploaded before, came with this one.
-        let shipped = |version| PolicyVersion { shipped: true, ..version };
-        components.map(|component| self.install(component, now).map(shipped)).collect()
+    fn shipped(&self, now: Now) -> Vec<PolicyVersion> {
+        shipped::versions(now)
     }
 
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
@@ -276,7 +281,8 @@ impl Policies for WasmPolicies {
 
     fn know(&self, version: &PolicyVersion) -> bool {
         if self.installed(&version.digest).is_none() {
-            if !self.artifacts.has_artifact(&version.digest) {
+            if shipped::component(&version.digest).is_none() && !self.artifacts.has_component(&version.digest)
+            {
                 return false;
             }
             self.enter(version.clone(), None);
@@ -291,6 +297,17 @@ impl Policies for WasmPolicies {
         self.artifacts.component(digest).ok_or_else(|| InstallError::Lost { digest: digest.clone() })
     }
 
+    fn rest(&self, digest: &Digest) {
+        let mut installed = self.installed.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = installed.get_mut(digest)
+            && entry.module.get().is_some()
+            && self.artifacts.has_artifact(digest)
+        {
+            // A call that runs keeps its own hold of the module.
+            *entry = Arc::new(Installed::new(entry.version.clone()));
+        }
+    }
+
     fn remove(&self, digest: &Digest) {
         // A call that runs keeps its own hold of the module.
         self.installed.write().unwrap_or_else(PoisonError::into_inner).remove(digest);
@@ -302,22 +319,30 @@ impl Policies for WasmPolicies {
     }
 
     fn ask_at_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
+        let Aloud { told, cost, .. } = self.ask_aloud(call);
+        (told, cost)
+    }
+
+    fn ask_aloud(&self, call: Call<'_>) -> Aloud {
+        let unasked = |fault| Aloud { told: Err(fault), cost: Cost::default(), said: Vec::new() };
         let Some(installed) = self.installed(call.digest) else {
-            return (Err(not_installed(call.digest)), Cost::default());
+            return unasked(not_installed(call.digest));
         };
         let view = View::new(call.node, call.now, call.parameters, self.memory_overcommit_percent);
         let question = match view.question(call.question) {
             Ok(question) => question,
-            Err(fault) => return (Err(fault), Cost::default()),
+            Err(fault) => return unasked(fault),
         };
         let module = match installed.module(self) {
             Ok(module) => module,
-            Err(fault) => return (Err(fault), Cost::default()),
+            Err(fault) => return unasked(fault),
         };
-        let (told, cost) = module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
-            question.put(hooks, store, &view.context)
-        });
-        (told.and_then(|told| convert::answer(&view, told, &question)), cost)
+        let Called { answer, cost, said } =
+            module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
+                question.put(hooks, store, &view.context)
+            });
+        let told = answer.and_then(|told| convert::answer(&view, told, &question));
+        Aloud { told, cost, said }
     }
 
     fn input(&self, node: &Ledger, now: Now, question: Question<'_>) -> Result<Input, Fault> {
@@ -339,10 +364,11 @@ impl Policies for WasmPolicies {
             Ok(module) => module,
             Err(fault) => return Ok(AskedAgain { asked, told: Err(fault), cost: Cost::default() }),
         };
-        let (told, cost) = module.ask(&self.runner, &installed.label, CALL_AGAIN_MS, |hooks, store| {
-            recorded.question.put(hooks, store, &recorded.context)
-        });
-        let told = told.and_then(|told| convert::answer(&recorded, told, &recorded.question));
+        let Called { answer, cost, .. } =
+            module.ask(&self.runner, &installed.label, CALL_AGAIN_MS, |hooks, store| {
+                recorded.question.put(hooks, store, &recorded.context)
+            });
+        let told = answer.and_then(|told| convert::answer(&recorded, told, &recorded.question));
         Ok(AskedAgain { asked, told, cost })
     }
 }

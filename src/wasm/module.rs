@@ -6,13 +6,12 @@ use wasmtime::{Result as Wasm, Store};
 
 use super::bindings::PolicyPre;
 use super::bindings::berth::policy::types as wit;
-use super::call::Runner;
+use super::call::{Called, Runner};
 use super::exports::{Exports, Hooks};
 use super::fault;
 use super::guest::Guest;
 use super::limits::{DESCRIBE_WALL_MS_MAX, SUMMARY_BYTES_MAX, VERSION_BYTES_MAX};
-use crate::kernel::decision::Cost;
-use crate::kernel::policy::{Fault, Hook, SCHEMA_BYTES_MAX};
+use crate::kernel::policy::{Hook, SCHEMA_BYTES_MAX};
 use crate::ports::InstallError;
 
 /// Longest name, characters: that of a DNS label.
@@ -61,7 +60,7 @@ impl Module {
         who: &str,
         wall_ms: u64,
         ask: impl FnOnce(&Hooks<'_>, &mut Store<Guest>) -> Wasm<R>,
-    ) -> (Result<R, Fault>, Cost) {
+    ) -> Called<R> {
         let instance = self.policy.instance_pre();
         runner.call(
             who,
@@ -76,7 +75,7 @@ impl Module {
     /// # Errors
     /// If it cannot say, or what it says breaks a rule.
     pub(super) fn describe(&self, runner: &Runner) -> Result<Description, InstallError> {
-        let (answer, _) = runner.call(
+        let Called { answer, .. } = runner.call(
             "describe",
             DESCRIBE_WALL_MS_MAX,
             |store| self.policy.instantiate(store),

@@ -63,7 +63,7 @@ fn all_of_api_v1_is_closed_without_the_token_and_it_is_no_part_of_a_url() {
 #[test]
 fn other_hosts_are_turned_away_on_every_route() {
     let bench = Bench::new(1);
-    for path in ["/", "/livez", "/openapi.json", "/swagger-ui/", "/api/v1/node", "/nothing"] {
+    for path in ["/", "/livez", "/metrics", "/openapi.json", "/swagger-ui/", "/api/v1/node", "/nothing"] {
         for host in ["evil.example", "10.0.0.1:9470", "127.0.0.1.evil.example"] {
             bench.ask("GET", path, &[("host", host)], b"").problem(421, "wrong-host");
         }
@@ -90,7 +90,7 @@ fn what_is_not_there_and_what_cannot_be_done_to_it_are_problems() {
         "/api/v1/nothing",
         "/api/v1/gpus/",
         "/api/v1/gpus/GPU-0/x",
-        "/metrics",
+        "/metrics/x",
     ] {
         bench.get(path).problem(404, "no-such-route");
     }
@@ -100,6 +100,7 @@ fn what_is_not_there_and_what_cannot_be_done_to_it_are_problems() {
         ("GET", "/api/v1/gpus/GPU-0/cordon", "PUT, DELETE"),
         ("POST", "/api/v1/stack", "GET, PUT"),
         ("DELETE", "/livez", "GET"),
+        ("POST", "/metrics", "GET"),
         ("POST", "/openapi.json", "GET"),
         ("OPTIONS", "/api/v1/policies", "GET, POST"),
         ("DELETE", "/swagger-ui/", "GET"),

@@ -63,6 +63,10 @@ pub(crate) struct KeptPolicies {
     held: AtomicUsize,
     /// While true, every call traps.
     pub(crate) broken: AtomicBool,
+    /// Whoever has it keeps every call waiting.
+    pub(crate) calls: Mutex<()>,
+    /// Calls so far, those that wait among them.
+    pub(crate) asked: AtomicUsize,
 }
 
 impl KeptPolicies {
@@ -102,10 +106,6 @@ impl Policies for KeptPolicies {
         })
     }
 
-    fn install_shipped(&self, _: Now) -> Result<Vec<PolicyVersion>, InstallError> {
-        Ok(Vec::new())
-    }
-
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         Ok(version.clone())
     }
@@ -120,6 +120,8 @@ impl Policies for KeptPolicies {
     }
 
     fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let _turn = self.calls.lock().unwrap();
         let parameters: Value = serde_json::from_str(call.parameters).unwrap();
         if parameters["fail"] == true || self.broken.load(Ordering::SeqCst) {
             return Err(Fault { kind: FaultKind::Trap, detail: "unreachable".into() });

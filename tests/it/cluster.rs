@@ -236,3 +236,33 @@ async fn pods_deleted_while_the_daemon_was_down_end_with_its_first_round() {
     until("one is left", || (serving.live().len() == 1).then_some(()));
     assert_eq!(serving.live()[0]["holder"]["podUid"], json!(uids[0]));
 }
+
+/// The guest's words are in the log and in an event; the log does not repeat them for each pod.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_that_fails_is_told_of() {
+    let server = ApiServer::start();
+    let house = House::new(SETTINGS).await;
+    let serving = serve(&house, &server);
+    house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
+    watching(&serving);
+    let pushed = serving.push(&crate::policies_guests::guest("trap-with-words"));
+    let name = pushed["name"].as_str().unwrap();
+    let stack = serving.call("PUT", "/stack", &json!({"entries": [{"policy": name}]}));
+    assert_eq!(stack["entries"][0]["policy"], name, "{stack}");
+    for pod in ["a", "b", "c"] {
+        house.start(pod, WHOLE, 1).await.unwrap();
+    }
+    let notes =
+        until("the event", || Some(server.world.notes("PolicyFault")).filter(|notes| !notes.is_empty()));
+    assert!(
+        notes[0].starts_with(&format!("policy {name}@")) && notes[0].contains("out of ideas"),
+        "{notes:?}"
+    );
+    assert_eq!(notes.len(), 1, "one a minute: {notes:?}");
+    let log = serving.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("a policy failed")).collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("WARN") && lines[0].contains("out of ideas"), "{lines:?}");
+    let record = serving.call("GET", "/stack", &Value::Null)["entries"][0]["record"].clone();
+    assert_eq!(record["hooks"]["place"]["faults"], 3, "{record}");
+}

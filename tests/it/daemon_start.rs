@@ -35,7 +35,7 @@ fn readiness(serving: &Serving) -> (bool, Value) {
     (answer.status() == 200, serde_json::from_str(&text).unwrap())
 }
 
-fn until(what: &str, holds: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
     let end = Instant::now() + SOON;
     while !holds() {
         assert!(Instant::now() < end, "waited in vain for {what}");

@@ -13,7 +13,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("trust", &["kernel"]),
     ("admission", &["kernel", "ports", "keeper", "trust"]),
     ("kubelet", &["kernel", "keeper", "admission", "config"]),
-    ("admin", &["kernel", "keeper", "admission", "ports", "config", "trust"]),
+    ("metrics", &["kernel", "keeper", "ports", "admission"]),
+    ("admin", &["kernel", "keeper", "admission", "ports", "config", "trust", "metrics"]),
     ("cluster", &["kernel", "keeper", "admission", "config"]),
     ("nvml", &["kernel", "ports"]),
     ("sim", &["kernel", "ports"]),
@@ -60,6 +61,7 @@ const LIBRARIES: &[(&str, &str)] = &[
     ("sled", "store"),
     ("wasmtime", "wasm"),
     ("ring", "trust"),
+    ("prometheus_client", "metrics"),
     ("wit_component", "wasm"),
 ];
 

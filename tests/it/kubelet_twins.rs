@@ -98,10 +98,6 @@ impl Policies for ToldPolicies {
         Ok(told_version())
     }
 
-    fn install_shipped(&self, _: Now) -> Result<Vec<PolicyVersion>, InstallError> {
-        Ok(Vec::new())
-    }
-
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         Ok(version.clone())
     }

@@ -5,13 +5,13 @@
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
-use berth::kernel::policy::{Hook, Question};
+use berth::kernel::policy::{FaultKind, Hook, PolicyVersion, Question};
 use berth::ports::{InstallError, Policies};
 use berth::wasm::limits::MODULE_BYTES_MAX;
 use berth::wasm::{CompileLimits, Settings, WasmPolicies};
 
 use crate::policies_guests::{NOW, bomb, component, guest, installed, module, policies, refused, settings};
-use crate::policies_node::shared_node;
+use crate::policies_node::{SHARED, shared_node};
 
 fn assert_refused(module: &[u8], words: &str) {
     let error = refused(module);
@@ -245,7 +245,7 @@ fn a_version_that_the_store_knows_is_loaded_and_not_compiled_again() {
     let state = tempfile::tempdir().unwrap();
     let first = WasmPolicies::new(settings(state.path())).unwrap();
     let version = first.install(&guest("pass"), NOW).unwrap();
-    let shipped = first.install_shipped(NOW).unwrap();
+    let shipped = first.restore_shipped(NOW).unwrap();
     drop(first);
 
     let mut settings = settings(state.path());
@@ -255,9 +255,41 @@ fn a_version_that_the_store_knows_is_loaded_and_not_compiled_again() {
     for version in &shipped {
         assert_eq!(second.restore(version).unwrap(), *version);
     }
-    assert_eq!(second.install_shipped(NOW).unwrap(), shipped);
+    assert_eq!(second.restore_shipped(NOW).unwrap(), shipped);
     let node = shared_node(1, 1);
     assert_eq!(second.ask(node.call(&version, "{}", Question::Offer)), Ok(None));
+}
+
+#[test]
+fn code_that_rests_is_read_again_by_the_next_call() {
+    let (policies, state) = room(|_| {});
+    let shipped = policies.shipped(NOW).into_iter().find(|v| v.name == "spread").unwrap();
+    let node = shared_node(1, 1);
+    let place = node.place(SHARED, 1);
+    let ask = |version: &PolicyVersion| policies.ask(node.call(version, "{}", Question::Place(&place)));
+    // Known and never compiled: a call must not wait for that.
+    assert!(policies.know(&shipped));
+    assert_eq!(ask(&shipped).unwrap_err().kind, FaultKind::Missing);
+    let version = policies.restore(&shipped).unwrap();
+    assert_ne!(version.artifact, shipped.artifact);
+    let answer = ask(&version).unwrap();
+
+    policies.rest(&version.digest);
+    assert_eq!(ask(&version), Ok(answer.clone()));
+    // It did rest: without its file it cannot come back.
+    policies.rest(&version.digest);
+    let folder = state.path().join("policies");
+    let mut files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let artifact = files.find(|path| path.extension().is_some_and(|end| end == "cwasm")).unwrap();
+    let aside = state.path().join("aside");
+    std::fs::rename(&artifact, &aside).unwrap();
+    assert_eq!(ask(&version).unwrap_err().kind, FaultKind::Missing);
+    std::fs::rename(&aside, &artifact).unwrap();
+    assert_eq!(ask(&version), Ok(answer.clone()));
+    // What has no file keeps its code.
+    std::fs::remove_file(&artifact).unwrap();
+    policies.rest(&version.digest);
+    assert_eq!(ask(&version), Ok(answer));
 }
 
 #[test]

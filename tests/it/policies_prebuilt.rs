@@ -2,12 +2,17 @@
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use berth::kernel::policy::PolicyVersion;
+use berth::ports::Policies;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-const WHAT_TO_DO: &str = "run policies-wasm/build.sh and commit policies-wasm/prebuilt";
+use crate::policies_guests::{NOW, policies};
+
+const WHAT_TO_DO: &str = "run `just policies` and commit policies-wasm/prebuilt";
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("policies-wasm")
@@ -60,5 +65,40 @@ fn the_committed_policies_are_those_of_the_committed_sources() {
         let artifact = read(&format!("prebuilt/{name}.wasm"));
         let digest = format!("{:x}", Sha256::digest(&artifact));
         assert_eq!(entry["artifact"], digest, "{name}.wasm is not what was built; {WHAT_TO_DO}");
+    }
+}
+
+/// With `UPDATE_EXPECT=1` the file is written instead.
+#[test]
+fn what_the_shipped_policies_say_of_themselves_is_written_beside_them() {
+    let manifest: Value = serde_json::from_slice(&read("prebuilt/manifest.json")).unwrap();
+    let mut versions = BTreeMap::new();
+    for name in manifest["policies"].as_object().unwrap().keys() {
+        let version = policies().install(&read(&format!("prebuilt/{name}.wasm")), NOW).unwrap();
+        assert_eq!(version.name, *name);
+        versions.insert(name.clone(), version);
+    }
+    let described = |v: &PolicyVersion| {
+        let hooks: Vec<_> = v.hooks.iter().map(|hook| hook.as_str()).collect();
+        json!({
+            "digest": v.digest.to_string(),
+            "version": v.version,
+            "summary": v.summary,
+            "hooks": hooks,
+            "parametersSchema": v.parameters_schema,
+        })
+    };
+    let truth: BTreeMap<_, _> = versions.iter().map(|(name, v)| (name, described(v))).collect();
+    let truth = serde_json::to_string_pretty(&truth).unwrap() + "\n";
+    let path = workspace().join("prebuilt/described.json");
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
+        return std::fs::write(&path, truth).unwrap();
+    }
+    assert!(std::fs::read_to_string(&path).unwrap() == truth, "{} is stale; {WHAT_TO_DO}", path.display());
+    // And what the program has in it is that file.
+    for embedded in policies().shipped(NOW) {
+        let compiled = &versions[&embedded.name];
+        assert!(embedded.shipped && embedded.artifact == embedded.digest, "{embedded:?}");
+        assert_eq!(PolicyVersion { artifact: compiled.artifact.clone(), ..embedded }, *compiled);
     }
 }

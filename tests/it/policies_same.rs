@@ -4,8 +4,6 @@
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 
-use berth::ports::Policies;
-
 use crate::policies_guests::{NOW, policies};
 
 // Not everything in it is used here.
@@ -18,7 +16,7 @@ const NODES: u64 = 1_000;
 
 #[test]
 fn the_same_question_has_the_same_answer_in_every_instance_and_natively() {
-    let versions = policies().install_shipped(NOW).unwrap();
+    let versions = policies().restore_shipped(NOW).unwrap();
     let both = both::Both::new(policies(), &versions).unwrap();
     let tally = both.ask_about(0..NODES);
     println!("{}", tally.table());

@@ -27,13 +27,13 @@ use crate::policies_guests::{NOW, policies};
 use crate::policies_node::{Node, SHARED, WHOLE, gpu_id, resource, share, shared_node};
 
 pub(crate) fn shipped(name: &str) -> PolicyVersion {
-    let versions = policies().install_shipped(NOW).unwrap();
+    let versions = policies().restore_shipped(NOW).unwrap();
     versions.into_iter().find(|version| version.name == name).unwrap()
 }
 
 #[test]
 fn these_policies_come_with_the_daemon() {
-    let versions = policies().install_shipped(NOW).unwrap();
+    let versions = policies().restore_shipped(NOW).unwrap();
     let names: Vec<_> = versions.iter().map(|version| version.name.as_str()).collect();
     let expected =
         ["exclusive", "timeslice", "mixed", "binpack", "spread", "topology", "memory", "quota", "triage-xid"];
@@ -42,7 +42,7 @@ fn these_policies_come_with_the_daemon() {
         assert!(version.shipped && version.summary.ends_with('.'), "{version:?}");
         assert!(policies().module(&version.digest).is_ok());
     }
-    assert_eq!(policies().install_shipped(NOW).unwrap(), versions, "and only once");
+    assert_eq!(policies().restore_shipped(NOW).unwrap(), versions, "and only once");
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn any_size_of_sixteen_gpus_is_found_within_the_budget() {
             node(|a, b| link(Path::SameNuma, if b < 3 { 40 + noise(a, b) % 2 } else { noise(a, b) % 3 })),
         ),
     ];
-    let versions = policies().install_shipped(NOW).unwrap();
+    let versions = policies().restore_shipped(NOW).unwrap();
     let version = versions.iter().find(|version| version.name == "topology").unwrap();
     for (name, node) in &wirings {
         for size in 1..16 {

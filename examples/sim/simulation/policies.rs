@@ -94,10 +94,6 @@ impl Policies for Told {
         Ok(version(u32::from(module.first().copied().unwrap_or(0))))
     }
 
-    fn install_shipped(&self, _: Now) -> Result<Vec<PolicyVersion>, InstallError> {
-        Ok(Vec::new())
-    }
-
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         Ok(version.clone())
     }

@@ -208,7 +208,7 @@ impl DecisionRecord {
 }
 
 impl DecisionCall {
-    fn of(call: &kernel::CallNote) -> Self {
+    pub(in crate::admin) fn of(call: &kernel::CallNote) -> Self {
         let (said, answer, fault) = match &call.said {
             Said::Pass => ("pass", None, None),
             Said::Suspended => ("suspended", None, None),

@@ -12,6 +12,7 @@ mod process;
 mod stack;
 mod time;
 mod trial;
+mod tried;
 
 pub(super) use activation::gone;
 pub use activation::{Activation, ActivationList, Rollback, Word};
@@ -35,10 +36,11 @@ pub use process::{
     Bypass, BypassList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right, SightState,
 };
 pub use stack::{
-    Faults, FileStack, NewStack, NewStackEntry, OnFault, Permissions, Record, Stack, StackEntry,
+    Faults, FileStack, HookRecord, NewStack, NewStackEntry, OnFault, Permissions, Record, Stack, StackEntry,
 };
 pub(super) use time::rfc3339;
 pub use trial::{Candidate, Comparison, Difference, Explanation, Replay, Shadow, ShadowList};
+pub use tried::{NewTrial, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest, TrialResource};
 
 /// A text that may have been left out.
 fn said(text: &str) -> Option<String> {

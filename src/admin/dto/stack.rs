@@ -1,6 +1,6 @@
 //! The stack: which policies are asked, in which order, and how they fare.
 
-use crate::admission::Record as Faring;
+use crate::admission::{Fared, Record as Faring};
 use crate::kernel::stack as kernel;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -95,11 +95,38 @@ pub struct Record {
     /// Calls by hook.
     #[schema(example = json!({"offer": 12, "place": 3}))]
     pub calls: BTreeMap<String, u64>,
+    /// How these calls went, by hook.
+    pub hooks: BTreeMap<String, HookRecord>,
     /// Faults.
     pub faults: Faults,
     /// Whether it is no longer asked, after several faults in a row; `DELETE
     /// /stack/entries/{place}/suspension`, or another activation, has it asked again.
     pub suspended: bool,
+}
+
+/// How the calls of one hook went. A percentile is an upper bound, since
+/// times are counted in steps: 30, 60, 100, 200, 300 microseconds, 1, 3, 10, 100 and 500 milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HookRecord {
+    /// All calls: answers, passes and faults.
+    #[schema(example = 12)]
+    pub calls: u64,
+    /// How often it left the answer to others.
+    #[schema(example = 2)]
+    pub passes: u64,
+    /// How often it failed.
+    #[schema(example = 0)]
+    pub faults: u64,
+    /// Half of the calls took at most so long, microseconds.
+    #[schema(example = 60)]
+    pub p50_microseconds: u64,
+    /// All but one in a hundred took at most so long, microseconds.
+    #[schema(example = 200)]
+    pub p99_microseconds: u64,
+    /// The longest one, microseconds.
+    #[schema(example = 181)]
+    pub worst_microseconds: u64,
 }
 
 /// What went wrong in a policy.
@@ -235,12 +262,27 @@ impl StackEntry {
     }
 }
 
+impl HookRecord {
+    fn of(fared: &Fared) -> Self {
+        let percentile = |percent| fared.times.percentile_us(percent).unwrap_or(0);
+        Self {
+            calls: fared.calls,
+            passes: fared.passes,
+            faults: fared.failed(),
+            p50_microseconds: percentile(50),
+            p99_microseconds: percentile(99),
+            worst_microseconds: fared.times.worst_us,
+        }
+    }
+}
+
 impl From<Faring> for Record {
     fn from(faring: Faring) -> Self {
-        let calls = faring.calls.into_iter();
-        let by_kind = faring.faults.into_iter();
+        let by_kind = faring.faults().into_iter();
+        let hooks = || faring.hooks.iter();
         Self {
-            calls: calls.map(|(hook, n)| (hook.to_string(), n)).collect(),
+            calls: hooks().map(|(hook, fared)| (hook.to_string(), fared.calls)).collect(),
+            hooks: hooks().map(|(hook, fared)| (hook.to_string(), HookRecord::of(fared))).collect(),
             faults: Faults {
                 by_kind: by_kind.map(|(kind, n)| (kind.as_str().to_owned(), n)).collect(),
                 in_a_row: faring.in_a_row,

@@ -46,7 +46,8 @@ pub enum CheckpointMode {
     Folder,
 }
 
-#[derive(Serialize, Deserialize)]
+/// As it is read; [`render`] writes the same.
+#[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct File {
     data: Data,
@@ -143,9 +144,15 @@ fn render(world: &World, manager: &Manager) -> Vec<u8> {
         pod_device_entries: Some(entries).filter(|e| !e.is_empty()),
         registered_devices: Some(registered.collect()),
     };
-    let checksum = checksum(&data);
-    // Strings, maps with string keys and numbers: this cannot fail.
-    serde_json::to_vec(&File { data, checksum }).unwrap_or_default()
+    // Strings, maps with string keys and numbers: this cannot fail. The data are the greater part of
+    // the work of an admission, so they are put into words once, for the sum and for the file.
+    let data = serde_json::to_vec(&data).unwrap_or_default();
+    let checksum = sum(&data);
+    let mut file = Vec::with_capacity(data.len() + 64);
+    file.extend_from_slice(b"{\"Data\":");
+    file.extend_from_slice(&data);
+    file.extend_from_slice(format!(",\"Checksum\":{checksum}}}").as_bytes());
+    file
 }
 
 fn entry(uid: &str, container: &str, resource: &str, held: &Held) -> Entry {
@@ -160,7 +167,10 @@ fn entry(uid: &str, container: &str, resource: &str, held: &Held) -> Entry {
 }
 
 fn checksum(data: &Data) -> u64 {
-    let bytes = serde_json::to_vec(data).unwrap_or_default();
+    sum(&serde_json::to_vec(data).unwrap_or_default())
+}
+
+fn sum(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))

@@ -1,0 +1,151 @@
+//! Activating a stack: every policy of it is asked first, on the node as it stands.
+
+use super::baseline::Baseline;
+use super::faults::Faults;
+use super::stack::Walk;
+use super::thread::{ActivateError, Worker};
+use crate::keeper::Snapshot;
+use crate::kernel::command::{Command, NewStack, Rules};
+use crate::kernel::decide::decide;
+use crate::kernel::decision::{CallNote, Said};
+use crate::kernel::gpu::Reading;
+use crate::kernel::ledger::Ledger;
+use crate::kernel::listing::free_devices;
+use crate::kernel::names::{DeviceId, Resource};
+use crate::kernel::offer::PartOffer;
+use crate::kernel::policy::{AdmitRequest, Fault, FaultKind, Hook, PlaceRequest};
+use crate::kernel::stack::{Stack, StackEntry};
+use crate::kernel::time::Now;
+use crate::ports::Policies;
+use std::sync::PoisonError;
+
+/// A reading to ask about: XID 48, an uncorrectable error of memory (NVIDIA's XID catalogue). What is
+/// answered has no effect.
+const SIGN: (&str, u64) = ("xid", 48);
+
+/// A stack that is tried on a node without effect.
+pub struct Trial<'a> {
+    /// The stack.
+    pub stack: &'a NewStack,
+    /// How its policies are asked.
+    pub policies: &'a dyn Policies,
+    /// The node.
+    pub node: &'a Ledger,
+    /// When.
+    pub now: Now,
+    /// Who answers if all pass.
+    pub baseline: &'a Baseline,
+    /// The rules in force.
+    pub rules: &'a Rules,
+}
+
+impl Trial<'_> {
+    /// What the node would be offered as.
+    ///
+    /// # Errors
+    /// The first policy that fails, by label, and how.
+    pub fn run(&self) -> Result<Vec<(PartOffer, String)>, (String, Fault)> {
+        let stack = self.stack.clone().at(0, 0);
+        let offers = self.walk(&stack, self.node, &mut Faults::default(), &mut Vec::new()).offers();
+        if let Some(failed) = offers.faults.into_iter().next() {
+            return Err(failed);
+        }
+        // As it would be, so that there are devices to ask about.
+        let offer = Command::Offer(offers.parts.clone());
+        let mut node = self.node.clone();
+        node.apply(&decide(self.node, self.rules, &offer, self.now).entry);
+        for entry in &stack.entries {
+            self.try_parameters(&node, entry)?;
+        }
+        Ok(offers.parts)
+    }
+
+    /// A policy that has no word on offers reads its parameters when a pod comes first: asked one
+    /// question of those that it answers, it says now what is wrong with them. A node without GPUs or
+    /// with none that is free has no question to ask.
+    pub(super) fn try_parameters(&self, node: &Ledger, entry: &StackEntry) -> Result<(), (String, Fault)> {
+        let Some(version) = node.policies.get(&entry.digest).filter(|v| !v.hooks.contains(&Hook::Offer))
+        else {
+            return Ok(());
+        };
+        let alone = Stack { entries: vec![entry.clone()], ..Stack::default() };
+        let (mut faults, mut calls) = (Faults::default(), Vec::new());
+        for hook in &version.hooks {
+            let walk = self.walk(&alone, node, &mut faults, &mut calls);
+            match (hook, self.free(node)) {
+                (Hook::Place, Some((resource, device))) => {
+                    let (available, required) = (vec![device], Vec::new());
+                    drop(walk.place(&PlaceRequest { resource, available, required, size: 1 }));
+                }
+                (Hook::Admit, Some((resource, device))) => {
+                    drop(walk.admit(&AdmitRequest { resource, devices: vec![device] }));
+                }
+                (Hook::Triage, _) => {
+                    if let Some(part) = node.parts.values().find(|p| p.present && p.part.parent.is_none()) {
+                        let (source, code) = (SIGN.0.into(), SIGN.1);
+                        let part = part.part.id.clone();
+                        drop(walk.triage(&Reading { part, source, code, detail: String::new() }));
+                    }
+                }
+                _ => {}
+            }
+        }
+        let fault = calls.into_iter().find_map(|call: CallNote| match call.said {
+            Said::Fault(fault) => Some(fault),
+            _ => None,
+        });
+        fault.map_or(Ok(()), |fault| Err((entry.label(), fault)))
+    }
+
+    /// A device that could be granted now.
+    fn free(&self, node: &Ledger) -> Option<(Resource, DeviceId)> {
+        node.resources().into_iter().find_map(|resource| {
+            let free = free_devices(node, &resource, self.rules.overcommit_percent).into_iter().next()?;
+            Some((resource, free))
+        })
+    }
+
+    fn walk<'w>(
+        &'w self,
+        stack: &'w Stack,
+        node: &'w Ledger,
+        faults: &'w mut Faults,
+        calls: &'w mut Vec<CallNote>,
+    ) -> Walk<'w> {
+        Walk {
+            stack,
+            policies: self.policies,
+            node,
+            now: self.now,
+            faults,
+            baseline: self.baseline,
+            overcommit_percent: self.rules.overcommit_percent,
+            calls,
+        }
+    }
+}
+
+impl Worker {
+    /// Asks a new stack on the live node; swaps it in only if every policy of it answers well.
+    pub(super) fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+        let node = self.keeper.snapshot();
+        let trial = Trial {
+            stack: &stack,
+            policies: &*self.policies,
+            node: &node,
+            now: self.clock.now(),
+            baseline: &self.baseline,
+            rules: &self.rules,
+        };
+        let offers = trial.run().map_err(|(policy, fault)| {
+            tracing::warn!(policy, %fault, "a policy failed, and its stack was not activated");
+            let passing = fault.kind == FaultKind::Time;
+            ActivateError::Fails { policy, passing, fault: fault.to_string() }
+        })?;
+        let command = Command::Activate { stack, expected, offers };
+        let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;
+        self.account.faults.lock().unwrap_or_else(PoisonError::into_inner).reset();
+        self.account.publish(&applied.snapshot.stack);
+        Ok(applied.snapshot)
+    }
+}

@@ -1,0 +1,157 @@
+//! `berth policy try`.
+
+use super::author::read_parameters;
+use super::client::Client;
+use super::output::{Out, facts, printable, table};
+use super::trial::CandidateArgs;
+use super::usage::BadUsage;
+use crate::admin::dto::{
+    NewTrial, OfferLine, OnFault, Permissions, Trial, TrialCall, TrialOutcome, TrialRequest,
+};
+use anyhow::Context;
+use clap::Args;
+
+/// `berth policy try`.
+#[derive(Args, Clone, Debug)]
+pub struct TryArgs {
+    /// Whom.
+    #[command(flatten)]
+    pub candidate: CandidateArgs,
+    /// What a container would ask for, such as nvidia.com/gpu=2
+    #[arg(long, value_name = "RESOURCE=COUNT")]
+    pub request: Option<String>,
+    /// The namespace of its pod, shown to policies as the one that asks
+    #[arg(long, requires = "request")]
+    pub namespace: Option<String>,
+    /// The name of its pod
+    #[arg(long, requires = "request")]
+    pub pod: Option<String>,
+    /// Without the rest of the active stack
+    #[arg(long)]
+    pub alone: bool,
+    /// What it may do, as in a stack: {"resources": ["nvidia.com/gpu-*"]}
+    #[arg(long, value_name = "JSON|@FILE")]
+    pub permissions: Option<String>,
+    /// `skip`, or `deny`: what happens when it fails
+    #[arg(long, value_parser = ["skip", "deny"])]
+    pub on_fault: Option<String>,
+}
+
+/// Asks the daemon.
+pub(super) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    let candidate = args.candidate.candidate()?;
+    let permissions = match &args.permissions {
+        Some(given) => {
+            let json = read_parameters("--permissions", given)?;
+            let taken: Permissions = serde_json::from_str(&json).context("--permissions")?;
+            Some(taken)
+        }
+        None => None,
+    };
+    let trial = NewTrial {
+        policy: candidate.policy,
+        digest: candidate.digest,
+        parameters: candidate.parameters,
+        permissions,
+        on_fault: args.on_fault.as_deref().map(|word| match word {
+            "deny" => OnFault::Deny,
+            _ => OnFault::Skip,
+        }),
+        alone: args.alone,
+        request: args.request.as_deref().map(|text| request(text, args)).transpose()?,
+    };
+    out.answer(&client.try_out::<Trial>("/trials", &trial)?, shown)
+}
+
+fn request(text: &str, args: &TryArgs) -> anyhow::Result<TrialRequest> {
+    let (resource, count) = text.split_once('=').unwrap_or((text, "1"));
+    let count = count
+        .parse()
+        .map_err(|_| BadUsage(format!("--request {text:?} is no request such as nvidia.com/gpu=2")))?;
+    let (namespace, pod) = (args.namespace.clone(), args.pod.clone());
+    Ok(TrialRequest { resource: resource.to_owned(), count, namespace, pod })
+}
+
+fn shown(trial: &Trial) -> String {
+    let beside = match &trial.instead_of {
+        Some(old) => format!("in place of {old}"),
+        None if trial.stack.len() > 1 => "asked before the active stack".into(),
+        None => "by itself".into(),
+    };
+    let mut text = facts(&[
+        ("policy", format!("{}, {beside}", trial.policy)),
+        ("stack", trial.stack.join(" ")),
+        (
+            "activation",
+            trial.refused.clone().map_or("would be taken".into(), |why| format!("would be refused: {why}")),
+        ),
+    ]);
+    if trial.refused.is_some() {
+        text += "what follows is the node as it is offered now\n";
+    }
+    text += "\n";
+    text += &offers(trial);
+    if let Some(request) = &trial.request {
+        text += "\n";
+        text += &outcome(request);
+    }
+    text += "\nasked\n";
+    for call in &trial.calls {
+        text += &lines(call);
+    }
+    text + "nothing was changed\n"
+}
+
+fn offers(trial: &Trial) -> String {
+    let rows = trial.offers.iter().map(|offer| {
+        let now = if offer.differs { offered(&offer.offered_now) } else { "the same".into() };
+        vec![offer.name.clone(), offered(&offer.offered), now, offer.by.clone()]
+    });
+    let mut text = table(&["PART", "OFFERED", "NOW", "BY"], &rows.collect::<Vec<_>>());
+    let rows = trial.resources.iter().map(|resource| {
+        let pair = |free: usize, devices: usize| format!("{free} of {devices}");
+        vec![
+            resource.resource.clone(),
+            pair(resource.free, resource.devices),
+            pair(resource.free_now, resource.devices_now),
+        ]
+    });
+    text += "\n";
+    text + &table(&["RESOURCE", "FREE", "FREE NOW"], &rows.collect::<Vec<_>>())
+}
+
+fn offered(lines: &[OfferLine]) -> String {
+    if lines.is_empty() {
+        return "nothing".into();
+    }
+    lines.iter().map(|line| format!("{} x {}", line.count, line.resource)).collect::<Vec<_>>().join(", ")
+}
+
+fn outcome(request: &TrialOutcome) -> String {
+    let because = |reason: &str| if reason.is_empty() { String::new() } else { format!(": {reason}") };
+    let placed = request.placed_by.as_deref().map_or(String::new(), |by| {
+        format!("{}, by {by}{}", request.names.join(", "), because(&request.placed_because))
+    });
+    let by = if request.by.is_empty() { String::new() } else { format!(" by {}", request.by.join(" ")) };
+    let environment = request.environment.iter().map(|(key, value)| format!("{key}={value}"));
+    let mut limits: Vec<_> = request.memory_limit_mib.map(|mib| format!("{mib} MiB")).into_iter().collect();
+    limits.extend(request.compute_limit_percent.map(|percent| format!("{percent} % of compute")));
+    facts(&[
+        ("request", format!("{} x {}", request.count, request.resource)),
+        ("may be asking", request.candidates.join(" ")),
+        ("would be placed", placed),
+        ("would be", format!("{}{by}{}", request.outcome, because(&request.reason))),
+        ("limits", limits.join(", ")),
+        ("environment", environment.collect::<Vec<_>>().join(" ")),
+    ])
+}
+
+fn lines(call: &TrialCall) -> String {
+    let took =
+        if call.call.microseconds == 0 { String::new() } else { format!(" ({} us)", call.call.microseconds) };
+    let mut text = format!("  {} {}: {}{took}\n", call.call.policy, call.hook, printable(&call.words));
+    for line in &call.log {
+        text += &format!("    log: {}\n", printable(line));
+    }
+    text
+}

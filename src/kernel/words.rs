@@ -1,0 +1,75 @@
+//! Answers and offers in words, for whoever writes a policy.
+
+use super::ledger::Ledger;
+use super::names::{DeviceId, PartId};
+use super::offer::{Consumes, OfferLine};
+use super::policy::Answer;
+use std::collections::BTreeMap;
+
+/// A policy's answer. GPUs go by their index on `node`.
+#[must_use]
+pub fn answer(answer: &Answer, node: &Ledger) -> String {
+    match answer {
+        Answer::Offer(offer) => {
+            let mut alike: BTreeMap<String, Vec<String>> = BTreeMap::new();
+            for part in &offer.parts {
+                alike.entry(lines(&part.lines)).or_default().push(gpu(node, &part.part));
+            }
+            let mut text: Vec<_> =
+                alike.iter().map(|(what, of)| format!("{}: {what}", of.join(" "))).collect();
+            text.extend(offer.again_after_s.map(|s| format!("again after {s} s")));
+            if text.is_empty() { "no GPU named".into() } else { text.join("; ") }
+        }
+        Answer::Place(placement) => {
+            let devices: Vec<_> = placement.devices.iter().map(|id| device(node, id)).collect();
+            format!("{} ({})", devices.join(", "), placement.reason)
+        }
+        Answer::Allow(terms) => {
+            let mut text = vec!["allow".to_owned()];
+            text.extend(terms.limits.memory_mib.map(|mib| format!("{mib} MiB")));
+            text.extend(terms.limits.compute_percent.map(|percent| format!("{percent} % of compute")));
+            text.extend(terms.environment.iter().map(|(key, value)| format!("{key}={value}")));
+            let reason = if terms.reason.is_empty() { String::new() } else { format!(" ({})", terms.reason) };
+            text.join(", ") + &reason
+        }
+        Answer::Deny(reason) => format!("deny ({reason})"),
+        Answer::Triage(triage) => {
+            let again = triage
+                .again_after_s
+                .map_or("only an operator's word heals".into(), |s| format!("again after {s} s"));
+            format!("{}, {again} ({})", triage.severity.as_str(), triage.reason)
+        }
+    }
+}
+
+/// What a part is offered as.
+#[must_use]
+pub fn lines(lines: &[OfferLine]) -> String {
+    let line = |line: &OfferLine| match line.consumes {
+        Consumes::Whole => format!("{} x {} (whole)", line.count, line.resource),
+        Consumes::Slice { memory_mib, compute_percent } => {
+            format!("{} x {} ({memory_mib} MiB, {compute_percent} %)", line.count, line.resource)
+        }
+    };
+    let lines: Vec<_> = lines.iter().map(line).collect();
+    if lines.is_empty() { "nothing".into() } else { lines.join(", ") }
+}
+
+/// `GPU 3`, or `GPU 3 (1g.10gb)` for an instance of it.
+#[must_use]
+pub fn gpu(node: &Ledger, id: &PartId) -> String {
+    match node.part(id).map(|state| &state.part) {
+        None => id.to_string(),
+        Some(part) => match &part.mig {
+            None => format!("GPU {}", part.gpu_index),
+            Some(mig) => format!("GPU {} ({})", part.gpu_index, mig.profile),
+        },
+    }
+}
+
+/// `GPU 3`, or `GPU 3 share 1`.
+#[must_use]
+pub fn device(node: &Ledger, id: &DeviceId) -> String {
+    let share = id.share.map_or(String::new(), |n| format!(" share {n}"));
+    gpu(node, &id.part) + &share
+}

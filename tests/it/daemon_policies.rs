@@ -1,0 +1,128 @@
+//! What a node compiles, and when: the stack's policies before it registers, others when they are named.
+//! And what it refuses of them.
+
+use crate::daemon::{House, SOON, Serving, WHOLE, berth, ended};
+use crate::daemon_start::until;
+use berth::kernel::record::{Record, Write};
+use berth::ports::Store;
+use berth::store::SledStore;
+use serde_json::{Value, json};
+
+const SPREAD: &[u8] = include_bytes!("../../policies-wasm/prebuilt/spread.wasm");
+
+/// Versions that were compiled on this node.
+fn compiled(house: &House) -> usize {
+    let files = std::fs::read_dir(house.folder.path().join("state/policies")).unwrap();
+    files.filter(|file| file.as_ref().unwrap().path().extension().is_some_and(|end| end == "cwasm")).count()
+}
+
+fn policies(serving: &Serving) -> Vec<Value> {
+    serving.call("GET", "/policies", &Value::Null)["items"].as_array().unwrap().clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_policy_is_compiled_when_it_is_first_named() {
+    let house = House::new("gpus: sim:2xt4\nstack: [{ policy: exclusive }]").await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    assert_eq!(compiled(&house), 1);
+    let all = policies(&serving);
+    assert_eq!(all.len(), 9);
+    assert!(all.iter().all(|p| p["shipped"] == true && p["summary"].as_str().unwrap().ends_with('.')));
+
+    let stack = json!({ "entries": [{ "policy": "binpack" }, { "policy": "exclusive" }] });
+    assert!(serving.call("PUT", "/stack", &stack)["revision"].is_u64());
+    assert_eq!(compiled(&house), 2);
+    house.start("a", WHOLE, 1).await.unwrap();
+    // The recorder is behind the grant.
+    let counts = || serving.call("POST", "/replays", &json!({ "policy": "quota" }))["counts"].clone();
+    until("the decision", || counts()["admit"].is_object());
+    assert_eq!(counts()["admit"]["fails"], 0, "{}", counts());
+    assert_eq!(compiled(&house), 3);
+    let shadow = serving.call("POST", "/shadows", &json!({ "policy": "spread" }));
+    assert!(shadow["id"].is_u64(), "{shadow}");
+    assert_eq!(compiled(&house), 4);
+    serving.stop();
+
+    // The next start finds them compiled.
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    assert_eq!((compiled(&house), policies(&serving).len()), (4, 9));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_this_release_ships_is_shipped_whatever_an_older_one_wrote() {
+    let house = House::new("gpus: sim:2xt4").await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    serving.stop();
+
+    // As a release leaves it that has none of them.
+    let mut store = SledStore::open(&house.folder.path().join("state/store")).unwrap();
+    let demoted: Vec<Write> = store
+        .load()
+        .unwrap()
+        .into_iter()
+        .filter_map(|record| match record {
+            Record::Policy(mut version) => {
+                version.shipped = false;
+                version.origin.once_shipped = true;
+                Some(Write::Put(Record::Policy(version)))
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(demoted.len(), 9);
+    store.append(&demoted).unwrap();
+    drop(store);
+
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let all = policies(&serving);
+    assert!(all.len() == 9 && all.iter().all(|policy| policy["shipped"] == true), "{all:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_version_that_is_asked_as_a_shadow_is_not_deleted() {
+    let house = House::new("gpus: sim:2xt4").await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    // Other bytes, the same policy: a custom section `x` of no bytes.
+    let own = [SPREAD, &[0, 2, 1, b'x']].concat();
+    let digest = serving.push(&own)["digest"].as_str().unwrap().to_owned();
+    let shadow = serving.call("POST", "/shadows", &json!({ "policy": "spread", "digest": digest }));
+    let path = format!("/policies/{digest}");
+    let refused = serving.call("DELETE", &path, &Value::Null);
+    assert_eq!(refused["type"], "/problems/in-use", "{refused}");
+    let words = format!("is asked as shadow {}", shadow["id"]);
+    assert!(refused["detail"].as_str().unwrap().contains(&words), "{refused}");
+    serving.call("DELETE", &format!("/shadows/{}", shadow["id"]), &Value::Null);
+    serving.call("DELETE", &path, &Value::Null);
+    assert_eq!(policies(&serving).len(), 9);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parameters_of_a_policy_that_offers_nothing_are_read_before_the_first_pod() {
+    let house = House::new("gpus: sim:2xt4").await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let before = serving.call("GET", "/stack", &Value::Null)["revision"].clone();
+    let cases = [
+        ("quota", json!({ "defualt": { "devices": 1 } })),
+        ("binpack", json!({ "resources": "nvidia.com/gpu" })),
+        ("triage-xid", json!({ "xids": { "sixty": {} } })),
+    ];
+    for (policy, parameters) in cases {
+        let stack = json!({ "entries": [{ "policy": policy, "parameters": parameters }] });
+        let refused = serving.call("PUT", "/stack", &stack);
+        assert_eq!(refused["type"], "/problems/stack-fails", "{refused}");
+        assert!(refused["detail"].as_str().unwrap().contains(policy), "{refused}");
+    }
+    assert_eq!(serving.call("GET", "/stack", &Value::Null)["revision"], before);
+    // And the same in a file.
+    let wrong = format!("{}\nstack: [{{ policy: quota, parameters: {{ defualt: {{}} }} }}]", house.settings);
+    let file = house.folder.path().join("wrong.yaml");
+    std::fs::write(&file, wrong).unwrap();
+    let (code, words) = ended(berth().args(["config", "check"]).arg(&file));
+    assert!(code != Some(0) && words.contains("quota") && words.contains("defualt"), "{words}");
+}

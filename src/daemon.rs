@@ -35,6 +35,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// GPUs, or a checkpoint, that are not there yet are asked for again after this long.
@@ -74,6 +75,8 @@ pub struct Daemon {
     /// How the last process left the ledger, until somebody told what turned since.
     left: Option<Snapshot>,
     kubelet: Option<kubelet::Running>,
+    /// What goes on until the stop.
+    tasks: JoinSet<()>,
 }
 
 impl Daemon {
@@ -118,11 +121,23 @@ impl Daemon {
             token_file = %config.token_file.display(),
             "admin API: Swagger UI at http://{}/swagger-ui/", admin.address
         );
-        let daemon =
-            Self { config, options, middle, progress, admin, gpus: None, cluster: None, left, kubelet: None };
+        let mut daemon = Self {
+            config,
+            options,
+            middle,
+            progress,
+            admin,
+            gpus: None,
+            cluster: None,
+            left,
+            kubelet: None,
+            tasks: JoinSet::new(),
+        };
         let (door, keys) = (daemon.door().clone(), daemon.config.rules.trusted_keys.clone());
         let load = move || policies::load(&door, &*policies, &keys);
-        tokio::task::spawn_blocking(load).await.context("loading the policies")??;
+        if !tokio::task::spawn_blocking(load).await.context("loading the policies")?? {
+            daemon.tasks.spawn(policies::go_on_trying(daemon.door().clone()));
+        }
         daemon.resolve_file_stack()?;
         Ok(daemon)
     }
@@ -307,7 +322,8 @@ impl Daemon {
 
     /// Streams end, sockets go, the API ends what it serves, the store is closed.
     pub async fn stop(self) {
-        let Self { middle: Middle { door, threads }, admin, gpus, cluster, kubelet, .. } = self;
+        let Self { middle: Middle { door, threads }, admin, gpus, cluster, kubelet, mut tasks, .. } = self;
+        tasks.shutdown().await;
         if let Some(gpus) = gpus {
             gpus.stop();
         }

@@ -2,7 +2,7 @@
 //! not compile until somebody decides what the API says.
 
 use super::problem::{Kind, Problem};
-use crate::admission::{ActivateError, PastError, TryError, UploadError};
+use crate::admission::{ActivateError, PastError, TryError, Unprepared, UploadError};
 use crate::keeper::AskError;
 use crate::kernel::refusal::Refusal;
 use crate::ports::InstallError;
@@ -82,14 +82,25 @@ impl From<AskError> for Problem {
 
 impl From<InstallError> for Problem {
     fn from(error: InstallError) -> Self {
-        match &error {
-            InstallError::TooLarge { .. } => Self::new(Kind::TooLarge, &error),
-            InstallError::NotAPolicy { .. } => Self::new(Kind::NotAPolicy, &error),
-            InstallError::TooCostly { .. } => Self::new(Kind::TooCostly, &error),
-            InstallError::Busy => Self::new(Kind::Busy, &error).retry_after(COMPILE_RETRY_S),
-            InstallError::Lost { .. } => Self::new(Kind::Lost, &error),
-            InstallError::Trouble { .. } => Self::new(Kind::Internal, &error),
-        }
+        uninstalled(&error, &error)
+    }
+}
+
+impl From<Unprepared> for Problem {
+    fn from(error: Unprepared) -> Self {
+        uninstalled(&error.error, &error)
+    }
+}
+
+fn uninstalled(error: &InstallError, words: &dyn std::fmt::Display) -> Problem {
+    let problem = |kind| Problem::new(kind, words);
+    match error {
+        InstallError::TooLarge { .. } => problem(Kind::TooLarge),
+        InstallError::NotAPolicy { .. } => problem(Kind::NotAPolicy),
+        InstallError::TooCostly { .. } => problem(Kind::TooCostly),
+        InstallError::Busy => problem(Kind::Busy).retry_after(COMPILE_RETRY_S),
+        InstallError::Lost { .. } => problem(Kind::Lost),
+        InstallError::Trouble { .. } => problem(Kind::Internal),
     }
 }
 
@@ -111,6 +122,7 @@ impl From<ActivateError> for Problem {
         match error {
             ActivateError::Fails { .. } => Self::new(Kind::StackFails, &error)
                 .hint("the active stack stays as it was; mend the policy, its parameters or its permissions"),
+            ActivateError::Unprepared(error) => error.into(),
             ActivateError::Ask(error) => error.into(),
         }
     }
@@ -123,6 +135,7 @@ impl From<PastError> for Problem {
                 Self::new(Kind::NoJournal, &error).hint("set decisions.maxMiB in the configuration")
             }
             PastError::Journal { .. } => Self::new(Kind::Internal, &error),
+            PastError::Unprepared(error) => error.into(),
             PastError::Busy => Self::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
             PastError::ShadowsFull => Self::new(Kind::Limit, &error),
             PastError::Stopping => Self::new(Kind::Stopping, &error),
@@ -133,6 +146,7 @@ impl From<PastError> for Problem {
 impl From<TryError> for Problem {
     fn from(error: TryError) -> Self {
         match error {
+            TryError::Unprepared(error) => error.into(),
             TryError::Busy => Self::new(Kind::Busy, error).retry_after(COMPILE_RETRY_S),
             TryError::Full => Self::new(Kind::Limit, error).hint("`\"alone\": true` leaves the others out"),
             TryError::Stopping => Self::new(Kind::Stopping, error),

@@ -1,10 +1,11 @@
 //! Activating a stack: every policy of it is asked first, on the node as it stands.
 
+use super::Door;
 use super::baseline::Baseline;
 use super::faults::Faults;
 use super::stack::Walk;
 use super::thread::{ActivateError, Worker};
-use crate::keeper::Snapshot;
+use crate::keeper::{AskError, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
 use crate::kernel::decide::decide;
 use crate::kernel::decision::{CallNote, Said};
@@ -17,11 +18,17 @@ use crate::kernel::policy::{AdmitRequest, Fault, FaultKind, Hook, PlaceRequest};
 use crate::kernel::stack::{Stack, StackEntry};
 use crate::kernel::time::Now;
 use crate::ports::Policies;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A reading to ask about: XID 48, an uncorrectable error of memory (NVIDIA's XID catalogue). What is
 /// answered has no effect.
 const SIGN: (&str, u64) = ("xid", 48);
+
+/// Longest wait for others who try a stack, and the longest that asking about parameters takes before
+/// it is given up; the call that runs then may take its half second.
+const TURN_MAX: Duration = Duration::from_secs(20);
+const PARAMETERS_MAX: Duration = Duration::from_secs(5);
 
 /// A stack that is tried on a node without effect.
 pub struct Trial<'a> {
@@ -45,25 +52,39 @@ impl Trial<'_> {
     /// # Errors
     /// The first policy that fails, by label, and how.
     pub fn run(&self) -> Result<Vec<(PartOffer, String)>, (String, Fault)> {
-        let stack = self.stack.clone().at(0, 0);
-        let offers = self.walk(&stack, self.node, &mut Faults::default(), &mut Vec::new()).offers();
-        if let Some(failed) = offers.faults.into_iter().next() {
-            return Err(failed);
-        }
+        let offers = self.offers()?;
         // As it would be, so that there are devices to ask about.
-        let offer = Command::Offer(offers.parts.clone());
+        let offer = Command::Offer(offers.clone());
         let mut node = self.node.clone();
         node.apply(&decide(self.node, self.rules, &offer, self.now).entry);
-        for entry in &stack.entries {
-            self.try_parameters(&node, entry)?;
+        self.try_parameters(&node)?;
+        Ok(offers)
+    }
+
+    /// As [`Trial::run`], and nothing else is asked.
+    fn offers(&self) -> Result<Vec<(PartOffer, String)>, (String, Fault)> {
+        let stack = self.stack.clone().at(0, 0);
+        let offers = self.walk(&stack, self.node, &mut Faults::default(), &mut Vec::new()).offers();
+        offers.faults.into_iter().next().map_or(Ok(offers.parts), Err)
+    }
+
+    /// Asks every policy of the stack that has no word on offers, on this node.
+    pub(super) fn try_parameters(&self, node: &Ledger) -> Result<(), (String, Fault)> {
+        let end = Instant::now() + PARAMETERS_MAX;
+        for entry in &self.stack.entries {
+            if Instant::now() > end {
+                let detail = format!("asking those before it took over {} s", PARAMETERS_MAX.as_secs());
+                return Err((entry.label(), Fault { kind: FaultKind::Time, detail }));
+            }
+            self.try_parameters_of(node, entry)?;
         }
-        Ok(offers.parts)
+        Ok(())
     }
 
     /// A policy that has no word on offers reads its parameters when a pod comes first: asked one
     /// question of those that it answers, it says now what is wrong with them. A node without GPUs or
     /// with none that is free has no question to ask.
-    pub(super) fn try_parameters(&self, node: &Ledger, entry: &StackEntry) -> Result<(), (String, Fault)> {
+    fn try_parameters_of(&self, node: &Ledger, entry: &StackEntry) -> Result<(), (String, Fault)> {
         let Some(version) = node.policies.get(&entry.digest).filter(|v| !v.hooks.contains(&Hook::Offer))
         else {
             return Ok(());
@@ -125,8 +146,35 @@ impl Trial<'_> {
     }
 }
 
+impl Door {
+    /// Tries a stack on the node as it stands, off the policy thread: some policies are asked more here
+    /// than what they offer.
+    pub(super) async fn try_stack(&self, stack: &NewStack) -> Result<(), ActivateError> {
+        // One at a time, so that Allocate always finds a place to be judged in.
+        let turn = tokio::time::timeout(TURN_MAX, Arc::clone(&self.trying).lock_owned()).await;
+        let turn = turn.map_err(|_| ActivateError::Ask(AskError::Busy))?;
+        let (door, stack) = (self.clone(), stack.clone());
+        let work = move || {
+            let _turn = turn;
+            let node = door.snapshot();
+            let trial = Trial {
+                stack: &stack,
+                policies: &*door.policies,
+                node: &node,
+                now: door.now(),
+                baseline: &door.baseline,
+                rules: &door.rules,
+            };
+            trial.run().map(drop).map_err(failed)
+        };
+        let tried = tokio::task::spawn_blocking(work).await;
+        tried.unwrap_or(Err(ActivateError::Ask(AskError::Stopping)))
+    }
+}
+
 impl Worker {
-    /// Asks a new stack on the live node; swaps it in only if every policy of it answers well.
+    /// Asks a new stack on the live node what it offers; swaps it in only if every policy of it answers
+    /// well.
     pub(super) fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
         let node = self.keeper.snapshot();
         let trial = Trial {
@@ -137,15 +185,15 @@ impl Worker {
             baseline: &self.baseline,
             rules: &self.rules,
         };
-        let offers = trial.run().map_err(|(policy, fault)| {
-            tracing::warn!(policy, %fault, "a policy failed, and its stack was not activated");
-            let passing = fault.kind == FaultKind::Time;
-            ActivateError::Fails { policy, passing, fault: fault.to_string() }
-        })?;
+        let offers = trial.offers().map_err(failed)?;
         let command = Command::Activate { stack, expected, offers };
         let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;
         self.account.faults.lock().unwrap_or_else(PoisonError::into_inner).reset();
         self.account.publish(&applied.snapshot.stack);
         Ok(applied.snapshot)
     }
+}
+
+fn failed((policy, fault): (String, Fault)) -> ActivateError {
+    ActivateError::Fails { policy, passing: fault.kind == FaultKind::Time, fault: fault.to_string() }
 }

@@ -14,6 +14,7 @@ mod gpu_watch;
 mod gpus;
 mod looker;
 mod past;
+mod prepare;
 mod recorder;
 mod replay;
 mod shadow;
@@ -34,6 +35,7 @@ pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, Standing, Standings};
 pub use gpu_watch::GpuWatch;
 pub use looker::Looker;
 pub use past::PastError;
+pub use prepare::Unprepared;
 pub use replay::{Candidate, Report};
 pub use shadow::{Counts, Difference, SHADOWS_MAX, Shadow};
 pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
@@ -47,7 +49,7 @@ use crate::kernel::command::{Command, NewStack, Rules};
 use crate::kernel::drain::{Mark, Order};
 use crate::kernel::evict::{Ask, Outcome};
 use crate::kernel::listing::{Listed, listing};
-use crate::kernel::names::{AllocationId, PartId, Resource};
+use crate::kernel::names::{AllocationId, Digest, PartId, Resource};
 use crate::kernel::placement;
 use crate::kernel::pods::PodsView;
 use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
@@ -90,6 +92,9 @@ pub struct Door {
     /// Uploads read it, and whoever deletes a policy's files has it alone: bytes that are uploaded
     /// again while they are deleted would be recorded without files.
     files: Arc<tokio::sync::RwLock<()>>,
+    /// Whose turn it is to make policies callable, and to try a stack.
+    preparing: Arc<tokio::sync::Mutex<()>>,
+    trying: Arc<tokio::sync::Mutex<()>>,
     past: past::Past,
 }
 
@@ -136,7 +141,7 @@ pub fn start(
     let inboxes = Inboxes { kubelet, other, nudge: nudged };
     let thread = std::thread::Builder::new().name("policy".into()).spawn(move || worker.run(&inboxes))?;
     let (rules, baseline) = (Arc::new(rules), Arc::new(baseline));
-    let files = Arc::default();
+    let (files, preparing, trying) = (Arc::default(), Arc::default(), Arc::default());
     let past = past::Past::new(journal, recording.lost, shadows, Arc::clone(&policies));
     let door = Door {
         keeper: running.handle,
@@ -149,6 +154,8 @@ pub fn start(
         account,
         trials: Arc::new(tokio::sync::Semaphore::new(trial::TRIALS)),
         files,
+        preparing,
+        trying,
         past,
     };
     Ok(Middle { door, threads: vec![thread, recording.thread, running.thread] })
@@ -320,12 +327,20 @@ impl Door {
         // Before a policy that nobody trusts is asked.
         let trusted = check_trust(&self.snapshot(), &stack.entries, &self.rules.trusted_keys);
         trusted.map_err(|refusal| ActivateError::Ask(AskError::Refused(refusal)))?;
-        self.prepare(stack.entries.iter().map(|entry| &entry.digest)).await;
-        let (reply, answer) = oneshot::channel();
-        send(&self.other_jobs, OtherJob::Activate { stack, expected, reply }).map_err(ActivateError::Ask)?;
-        let activated = within(answer).await.map_err(ActivateError::Ask)?;
+        let prepared = self.prepare(stack.entries.iter().map(|entry| &entry.digest)).await;
+        let activated = match prepared {
+            Ok(_prepared) => self.swap(stack, expected).await,
+            Err(error) => Err(ActivateError::Unprepared(error)),
+        };
         self.rest();
         activated
+    }
+
+    async fn swap(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+        self.try_stack(&stack).await?;
+        let (reply, answer) = oneshot::channel();
+        send(&self.other_jobs, OtherJob::Activate { stack, expected, reply }).map_err(ActivateError::Ask)?;
+        within(answer).await.map_err(ActivateError::Ask)?
     }
 
     /// Asks the stack now what this node offers.
@@ -344,6 +359,14 @@ impl Door {
     /// If they could not be recorded.
     pub fn keep(&self, version: PolicyVersion) -> Result<Applied, AskError> {
         self.keeper.ask(Command::KeepPolicy(version))
+    }
+
+    /// Takes a policy version off the record, from a thread that may block: at start.
+    ///
+    /// # Errors
+    /// If it is in use, or that could not be recorded.
+    pub fn forget_policy(&self, digest: Digest) -> Result<Applied, AskError> {
+        self.keeper.ask(Command::DeletePolicy { digest })
     }
 
     async fn command(&self, command: Command) -> Result<Applied, AskError> {

@@ -1,6 +1,7 @@
 //! The part of the door that leads to decisions of the past, and to policies on trial.
 
 use super::Door;
+use super::prepare::Unprepared;
 use super::replay::{self, Candidate, Report};
 use super::shadow::{SHADOWS_MAX, Shadow, Shadows};
 use crate::kernel::decision::{Decision, Filter};
@@ -37,6 +38,9 @@ pub enum PastError {
         /// How.
         error: JournalError,
     },
+    /// The policy cannot be made callable.
+    #[error("{0}")]
+    Unprepared(Unprepared),
     /// Another replay is at work.
     #[error("another replay is at work; try again when it is done")]
     Busy,
@@ -128,14 +132,16 @@ impl Door {
         limit: u64,
     ) -> Result<Report, PastError> {
         let alone = Arc::clone(&self.past.replays).try_acquire_owned().map_err(|_| PastError::Busy)?;
-        self.prepare([&candidate.digest]).await;
-        let report = self
-            .past
-            .read(move |journal, policies| {
-                let _alone = alone;
-                replay::replay(&candidate, &filter, limit, journal, policies)
-            })
-            .await;
+        let report = match self.prepare([&candidate.digest]).await {
+            Ok(prepared) => {
+                let work = move |journal: &dyn Journal, policies: &dyn Policies| {
+                    let _held = (alone, prepared);
+                    replay::replay(&candidate, &filter, limit, journal, policies)
+                };
+                self.past.read(work).await
+            }
+            Err(error) => Err(PastError::Unprepared(error)),
+        };
         self.rest();
         report
     }
@@ -160,8 +166,15 @@ impl Door {
     /// # Errors
     /// If there are as many as there may be.
     pub async fn add_shadow(&self, candidate: Candidate) -> Result<Shadow, PastError> {
-        self.prepare([&candidate.digest]).await;
-        self.past.shadows.add(candidate, self.now()).ok_or(PastError::ShadowsFull)
+        if self.past.shadows().len() >= SHADOWS_MAX {
+            return Err(PastError::ShadowsFull);
+        }
+        let added = match self.prepare([&candidate.digest]).await {
+            Ok(_prepared) => self.past.shadows.add(candidate, self.now()).ok_or(PastError::ShadowsFull),
+            Err(error) => Err(PastError::Unprepared(error)),
+        };
+        self.rest();
+        added
     }
 
     /// Asks it no more; answers what it was, if there was one.

@@ -6,6 +6,7 @@
 use super::account::Account;
 use super::baseline::Baseline;
 use super::fault_log::FaultLog;
+use super::prepare::Unprepared;
 use super::recorder::Recorder;
 use super::stack::{Offers, Walk};
 use crate::keeper::{Answered, Applied, AskError, Handle, Snapshot};
@@ -79,6 +80,9 @@ pub enum ActivateError {
         /// Whether it may be the machine's fault rather than the policy's.
         passing: bool,
     },
+    /// A policy of it cannot be made callable.
+    #[error("{0}; the stack was not activated")]
+    Unprepared(Unprepared),
     /// The keeper said no, or could not.
     #[error("{0}")]
     Ask(AskError),
@@ -91,6 +95,7 @@ impl ActivateError {
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Fails { passing, .. } => *passing,
+            Self::Unprepared(error) => error.is_passing(),
             Self::Ask(error) => matches!(error, AskError::Store(_) | AskError::Busy | AskError::Late(_)),
         }
     }

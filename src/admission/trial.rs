@@ -6,6 +6,7 @@ use super::Door;
 use super::activation::Trial;
 use super::ear::Ear;
 use super::faults::Faults;
+use super::prepare::Unprepared;
 use super::replay::Candidate;
 use super::stack::Walk;
 use crate::keeper::Snapshot;
@@ -22,8 +23,9 @@ use crate::kernel::stack::{OnFault, Permissions, Stack, StackEntry};
 use crate::kernel::time::Now;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 
-/// Trials at a time: three walks and the questions of an activation, each a second at most.
+/// Trials at a time: three walks of a second at most, and the questions of an activation.
 pub(super) const TRIALS: usize = 1;
 /// Most devices of a request that is tried: what the largest node has, 16 GPUs of 128.
 pub const TRIED_DEVICES_MAX: usize = 2048;
@@ -103,8 +105,11 @@ pub struct Tell {
 }
 
 /// A policy was not tried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TryError {
+    /// It cannot be made callable.
+    #[error("{0}")]
+    Unprepared(Unprepared),
     /// Another one is being tried.
     #[error("another policy is being tried; try again in a few seconds")]
     Busy,
@@ -119,23 +124,30 @@ pub enum TryError {
 }
 
 impl Door {
-    /// Tries a policy on the node as it stands. Takes up to three seconds, and some more where its code
+    /// Tries a policy on the node as it stands. Takes up to nine seconds, and some more where its code
     /// must be read or compiled first.
     ///
     /// # Errors
     /// If another one is being tried, or the stack is full.
     pub async fn try_policy(&self, proposal: Proposal) -> Result<Tried, TryError> {
         let alone = Arc::clone(&self.trials).try_acquire_owned().map_err(|_| TryError::Busy)?;
-        self.prepare([&proposal.candidate.digest]).await;
+        let prepared = self.prepare([&proposal.candidate.digest]).await;
+        let tried = match prepared {
+            Ok(_prepared) => self.tried(proposal, alone).await,
+            Err(error) => Err(TryError::Unprepared(error)),
+        };
+        self.rest();
+        tried
+    }
+
+    async fn tried(&self, proposal: Proposal, alone: OwnedSemaphorePermit) -> Result<Tried, TryError> {
         let door = self.clone();
         // The place goes with the work, which goes on when whoever asked has gone.
         let work = tokio::task::spawn_blocking(move || {
             let _alone = alone;
             Trying::new(&door, &proposal).map(|trying| trying.run(proposal.wish.as_ref()))
         });
-        let tried = work.await.map_err(|_| TryError::Stopping)?;
-        self.rest();
-        tried
+        work.await.map_err(|_| TryError::Stopping)?
     }
 }
 
@@ -238,7 +250,7 @@ impl<'d> Trying<'d> {
             baseline: &self.door.baseline,
             rules: self.door.rules(),
         };
-        stack.entries.iter().find_map(|entry| trial.try_parameters(then, entry).err())
+        trial.try_parameters(then).err()
     }
 
     /// Asks as the kubelet does: which devices, and then for these.

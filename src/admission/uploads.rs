@@ -9,7 +9,6 @@ use crate::kernel::refusal::Refusal;
 use crate::kernel::trust::{Origin, Signature};
 use crate::ports::InstallError;
 use crate::trust::{self, SignatureError};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -114,42 +113,6 @@ impl Door {
         let applied = self.command(Command::DeletePolicy { digest: digest.clone() }).await?;
         self.policies.remove(&digest);
         Ok(applied)
-    }
-
-    /// Makes policies callable, in a thread that may read and compile: the policy thread must not. What
-    /// cannot be made so shows when it is asked.
-    pub(super) async fn prepare(&self, digests: impl IntoIterator<Item = &Digest>) {
-        let ledger = self.snapshot();
-        let known = |digest| ledger.policies.get(digest).map(Arc::clone);
-        let versions: Vec<_> = digests.into_iter().filter_map(known).collect();
-        let (policies, door) = (Arc::clone(&self.policies), self.clone());
-        let work = move || {
-            for version in versions {
-                match policies.restore(&version) {
-                    // Nothing else of it may have changed: who signed it is the ledger's to say.
-                    Ok(PolicyVersion { artifact, .. }) if artifact != version.artifact => {
-                        drop(door.keep(PolicyVersion { artifact, ..PolicyVersion::clone(&version) }));
-                    }
-                    Ok(_) => {}
-                    Err(error) => tracing::warn!(policy = version.label(), "{error}"),
-                }
-            }
-        };
-        // It ends early only with the daemon.
-        let _ = tokio::task::spawn_blocking(work).await;
-    }
-
-    /// Lets go of the code that neither the stack nor a shadow needs. Where somebody is about to ask it
-    /// all the same, the call reads it from its file.
-    pub(super) fn rest(&self) {
-        let ledger = self.snapshot();
-        let shadows = self.past.shadows();
-        let active = ledger.stack.entries.iter().map(|entry| &entry.digest);
-        let needed: BTreeSet<&Digest> =
-            active.chain(shadows.iter().map(|shadow| &shadow.candidate.digest)).collect();
-        ledger.policies.keys().filter(|digest| !needed.contains(digest)).for_each(|digest| {
-            self.policies.rest(digest);
-        });
     }
 }
 

@@ -13,9 +13,9 @@ use ureq::http::request::Builder;
 use ureq::http::{Method, Request, Response, Uri};
 use ureq::{Agent, Body, SendBody};
 
-/// Longest wait for an answer. The daemon answers within 8 s; compiling may take 90 s.
+/// Longest wait for an answer. The daemon answers within 8 s.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
-/// Longest wait for an upload: 60 s to send and 90 s to compile.
+/// Longest wait for an upload, 60 s to send and 90 s to compile, and for whatever has a policy compiled.
 const UPLOAD_MAX: Duration = Duration::from_secs(160);
 /// Longest wait for the connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
@@ -33,6 +33,11 @@ pub(super) struct Client {
     server: String,
     token: String,
     token_file: PathBuf,
+}
+
+/// A stack may name policies that were never compiled on that node.
+fn patience(path: &str) -> Duration {
+    if path.starts_with("/stack") { UPLOAD_MAX } else { ANSWER_MAX }
 }
 
 impl Client {
@@ -75,13 +80,13 @@ impl Client {
 
     /// DELETE of what answers with its new state.
     pub(super) fn delete<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
-        self.send(Method::DELETE, path, &[], None, ANSWER_MAX).and_then(read)
+        self.send(Method::DELETE, path, &[], None, patience(path)).and_then(read)
     }
 
     /// The same, only if what it is part of is still at this revision.
     pub(super) fn delete_at<T: DeserializeOwned>(&self, path: &str, revision: u64) -> anyhow::Result<T> {
         let etag = format!("\"{revision}\"");
-        self.send(Method::DELETE, path, &[("if-match", &etag)], None, ANSWER_MAX).and_then(read)
+        self.send(Method::DELETE, path, &[("if-match", &etag)], None, patience(path)).and_then(read)
     }
 
     /// DELETE of what is gone then.
@@ -120,7 +125,7 @@ impl Client {
         let etag = if_match.map(|revision| format!("\"{revision}\""));
         let mut headers = vec![("content-type", "application/json")];
         headers.extend(etag.as_deref().map(|etag| ("if-match", etag)));
-        self.send(method, path, &headers, Some(&body), ANSWER_MAX).and_then(read)
+        self.send(method, path, &headers, Some(&body), patience(path)).and_then(read)
     }
 
     /// POST of what answers with the new state.

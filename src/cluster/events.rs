@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// Most events of a minute: a drain of a GPU with 48 shares tells of each pod, and some more.
 const EVENTS_PER_MINUTE_MAX: u32 = 60;
@@ -47,9 +47,11 @@ pub(super) async fn collect(settings: &Settings, door: &Door, told: Arc<Ledger>,
     standings.mark_changed();
     let mut collector = Collector::new(told, Instant::now());
     loop {
+        let due = collector.policies.due();
         let ended = tokio::select! {
             changed = snapshots.changed() => changed.is_err(),
             changed = standings.changed() => changed.is_err(),
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => false,
         };
         if ended {
             return std::future::pending().await;

@@ -25,6 +25,12 @@ impl Policies {
     pub(super) fn news(&mut self, standings: Arc<Standings>, now: Instant) -> Vec<Notice> {
         self.told.retain(|label, _| standings.contains_key(label));
         let mut notices = Vec::new();
+        for (label, (_, faults)) in &mut self.told {
+            // Counts begin anew with an activation.
+            if standings.get(label).is_some_and(|standing| standing.faults < *faults) {
+                *faults = 0;
+            }
+        }
         for (label, standing) in standings.iter() {
             let before = self.seen.get(label).cloned().unwrap_or_default();
             let notice = match (before.suspended, standing.suspended) {
@@ -41,10 +47,16 @@ impl Policies {
         notices
     }
 
+    /// When faults that were not told yet may be.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let untold = |label: &str, faults: u64| self.seen.get(label).is_some_and(|s| s.faults > faults);
+        let waiting = self.told.iter().filter(|(label, (_, faults))| untold(label, *faults));
+        waiting.map(|(_, (at, _))| *at + FAULTS_EVERY).min()
+    }
+
     fn failed(&mut self, label: &str, standing: &Standing, now: Instant) -> Option<Notice> {
         let told = self.told.get(label);
-        // Counts begin anew with an activation.
-        let before = told.map(|(_, faults)| *faults).filter(|told| *told <= standing.faults).unwrap_or(0);
+        let before = told.map_or(0, |(_, faults)| *faults);
         let due = told.is_none_or(|(at, _)| now.duration_since(*at) >= FAULTS_EVERY);
         if standing.faults == before || !due {
             return None;
@@ -90,13 +102,17 @@ mod tests {
         assert_eq!(first, [("PolicyFault", true, "policy a@1 failed: admit: fault 1 (trap)".into())]);
         assert_eq!(at(2, fares("a@1", 1, false)), [], "nothing new");
         assert_eq!(at(60, fares("a@1", 40, false)), [], "too soon");
+        assert_eq!(policies.due(), Some(begin + Duration::from_secs(61)), "but not forgotten");
+        let mut at = |second, fares| told(policies.news(fares, begin + Duration::from_secs(second)));
         let later = at(61, fares("a@1", 42, false));
         assert!(
             later[0].2.starts_with("policy a@1 failed 41 times, the last time so: admit: fault 42"),
             "{later:?}"
         );
-        // Another activation begins its counts anew.
-        assert_eq!(at(200, fares("a@1", 1, false)).len(), 1);
+        // Another activation begins its counts anew, and as many faults as before are news.
+        assert_eq!(at(62, fares("a@1", 0, false)), []);
+        assert_eq!(at(200, fares("a@1", 42, false)).len(), 1);
+        assert_eq!(at(199, fares("a@1", 1, false)), [], "that of another activation, too soon");
         assert_eq!(at(201, fares("b@2", 3, false)).len(), 1, "another policy has a minute of its own");
     }
 

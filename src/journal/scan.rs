@@ -30,7 +30,9 @@ impl FileJournal {
             let all: Vec<_> = frames(&bytes).filter_map(|frame| Some((seq(&frame)?, frame))).collect();
             let nodes = if inputs { nodes(&bytes) } else { HashMap::new() };
             // Clocks may be set back, but what a whole file is too old for is not worth more looks.
-            let mut too_old = !all.is_empty();
+            let since = filter.since_wall_ms.unwrap_or(0);
+            let old = |frame: &Frame<'_>| matches!(frame.head, Head::Decision { at_wall_ms, .. } if at_wall_ms < since);
+            let too_old = !all.is_empty() && all.iter().all(|(_, frame)| old(frame));
             for (seq, frame) in all.into_iter().rev() {
                 if filter.before.is_some_and(|before| seq >= before) {
                     continue;
@@ -40,7 +42,6 @@ impl FileJournal {
                     tracing::debug!(seq, "a decision cannot be read");
                     continue;
                 };
-                too_old &= filter.since_wall_ms.is_some_and(|since| decision.at_wall_ms < since);
                 if filter.wants(&decision) && !visit(decision, input) {
                     return Ok(Some(seq + 1));
                 }

@@ -249,6 +249,21 @@ fn what_is_too_old_goes_after_an_hour_of_being_too_old() {
 }
 
 #[test]
+fn a_file_that_this_release_cannot_read_hides_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = open(&folder);
+    journal.append(&denied(1), None).unwrap();
+    drop(journal);
+    // Whole frames, of a later release perhaps.
+    let mut later = Vec::new();
+    frame::write(&mut later, Head::Decision { seq: 2, at_wall_ms: 5_000 }, b"{\"later\":1}").unwrap();
+    fs::write(folder.path().join(format!("{:020}.log", 2)), later).unwrap();
+    let journal = open(&folder);
+    assert_eq!(seqs(&journal, &Filter::default()), [1]);
+    assert_eq!(seqs(&journal, &Filter { since_wall_ms: Some(1_000), ..Filter::default() }), [1]);
+}
+
+#[test]
 fn each_has_what_the_policies_were_shown() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);

@@ -96,6 +96,13 @@ pub enum Command {
     },
     /// Keep a policy version, or a recompiled one.
     KeepPolicy(PolicyVersion),
+    /// A version that is known was compiled on this machine.
+    Compiled {
+        /// Which.
+        digest: Digest,
+        /// sha256 of what came of it.
+        artifact: Digest,
+    },
     /// Delete a policy version. Refused while it is in the active stack.
     DeletePolicy {
         /// Which.

@@ -10,7 +10,7 @@ use super::offer::{PartOffer, RESOURCES_MAX};
 use super::offering::{check_offer, due_to_leave, reoffer};
 use super::part_state::{Device, PartState};
 use super::pods::PodsView;
-use super::policy::VERSIONS_MAX;
+use super::policy::{PolicyVersion, VERSIONS_MAX};
 use super::refusal::Refusal;
 use super::time::{Now, Timing};
 use super::trust::check_trust;
@@ -60,6 +60,7 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
                 Ok(vec![Change::PolicyKept(version.clone())])
             }
         }
+        Command::Compiled { digest, artifact } => compiled(ledger, digest, artifact),
         Command::DeletePolicy { digest } => delete_policy(ledger, digest),
         Command::Activate { stack, expected, offers } => {
             activate(ledger, stack, *expected, offers, rules, now)
@@ -162,6 +163,15 @@ fn end(ledger: &Ledger, rules: &Rules, id: AllocationId) -> Result<Vec<Change>, 
         &[(id, super::allocation::EndReason::Operator)],
         std::slice::from_ref(&allocation.resource),
     ))
+}
+
+/// Nothing else of it: who signed it may have changed meanwhile, or it may be gone.
+fn compiled(ledger: &Ledger, digest: &Digest, artifact: &Digest) -> Result<Vec<Change>, Refusal> {
+    let known = ledger.policies.get(digest);
+    let known = known.ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })?;
+    let same = known.artifact == *artifact;
+    let version = PolicyVersion { artifact: artifact.clone(), ..PolicyVersion::clone(known) };
+    Ok(if same { Vec::new() } else { vec![Change::PolicyKept(version)] })
 }
 
 fn delete_policy(ledger: &Ledger, digest: &Digest) -> Result<Vec<Change>, Refusal> {

@@ -99,7 +99,9 @@ fn spread_shares(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
         |part: &PartId| ledger.part(part).map_or(0, |p| p.devices.values().filter(|d| d.held()).count());
     let mut load: BTreeMap<&PartId, usize> = free.keys().map(|part| (*part, held(part))).collect();
     let mut chosen = request.required.clone();
-    for id in &request.required {
+    // One that an init container of the same pod holds is counted already.
+    let counted = |id: &DeviceId| ledger.device(&request.resource, id).is_some_and(|d| d.held());
+    for id in request.required.iter().filter(|id| !counted(id)) {
         load.entry(&id.part).and_modify(|l| *l += 1);
     }
     while chosen.len() < request.size {

@@ -37,9 +37,10 @@ pub const MEMORIES_MAX: u32 = 8;
 /// Tables of one component: one a core instance.
 pub const TABLES_MAX: u32 = 64;
 
-/// Calls that may run at once: the policy thread, the `describe` of two uploads, a replay and a shadow,
-/// so that Allocate never waits for a place; and one to spare. Others wait.
-pub const CALLS_AT_ONCE_MAX: u32 = 6;
+/// Calls that may run at once: the policy thread, the `describe` of two uploads, a replay, a shadow, a
+/// trial and a stack that is about to be activated, so that Allocate never waits for a place; and one to
+/// spare. Others wait.
+pub const CALLS_AT_ONCE_MAX: u32 = 8;
 /// Of each memory, what is cleared after a call and not given back to Linux, bytes: a shipped policy
 /// touches some 200 KiB, and taking those pages anew costs a fifth of its call.
 pub const MEMORY_KEPT_BYTES: usize = 256 << 10;

@@ -298,14 +298,18 @@ impl Policies for WasmPolicies {
     }
 
     fn rest(&self, digest: &Digest) {
+        // Without the lock, which every call takes, while the disk is asked and memory given back.
+        let loaded = self.installed(digest).filter(|entry| entry.module.get().is_some());
+        let Some(old) = loaded.filter(|_| self.artifacts.has_artifact(digest)) else { return };
         let mut installed = self.installed.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = installed.get_mut(digest)
-            && entry.module.get().is_some()
-            && self.artifacts.has_artifact(digest)
+            && Arc::ptr_eq(entry, &old)
         {
             // A call that runs keeps its own hold of the module.
-            *entry = Arc::new(Installed::new(entry.version.clone()));
+            *entry = Arc::new(Installed::new(old.version.clone()));
         }
+        drop(installed);
+        drop(old);
     }
 
     fn remove(&self, digest: &Digest) {

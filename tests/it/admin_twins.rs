@@ -61,6 +61,8 @@ pub(crate) struct KeptPolicies {
     hold: Mutex<bool>,
     changed: Condvar,
     held: AtomicUsize,
+    /// While true, nothing can be made callable, since the compiler is at work.
+    pub(crate) busy: AtomicBool,
     /// While true, every call traps.
     pub(crate) broken: AtomicBool,
     /// Whoever has it keeps every call waiting.
@@ -107,7 +109,7 @@ impl Policies for KeptPolicies {
     }
 
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
-        Ok(version.clone())
+        if self.busy.load(Ordering::SeqCst) { Err(InstallError::Busy) } else { Ok(version.clone()) }
     }
 
     fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {

@@ -1,12 +1,16 @@
 //! What a node compiles, and when: the stack's policies before it registers, others when they are named.
 //! And what it refuses of them.
 
+use crate::admin_bench::Bench;
+use crate::admin_twins::module;
 use crate::daemon::{House, SOON, Serving, WHOLE, berth, ended};
 use crate::daemon_start::until;
+use berth::kernel::names::Digest;
 use berth::kernel::record::{Record, Write};
 use berth::ports::Store;
 use berth::store::SledStore;
 use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
 
 const SPREAD: &[u8] = include_bytes!("../../policies-wasm/prebuilt/spread.wasm");
 
@@ -80,6 +84,51 @@ async fn what_this_release_ships_is_shipped_whatever_an_older_one_wrote() {
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
     let all = policies(&serving);
     assert!(all.len() == 9 && all.iter().all(|policy| policy["shipped"] == true), "{all:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_older_release_shipped_and_nobody_had_compiled_is_let_go_of() {
+    let house = House::new("gpus: sim:2xt4").await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    serving.stop();
+
+    let mut store = SledStore::open(&house.folder.path().join("state/store")).unwrap();
+    let older = store.load().unwrap().into_iter().find_map(|record| match record {
+        Record::Policy(mut version) => {
+            version.digest = Digest::parse(&"a".repeat(64)).unwrap();
+            version.artifact = version.digest.clone();
+            Some(version)
+        }
+        _ => None,
+    });
+    store.append(&[Write::Put(Record::Policy(older.unwrap()))]).unwrap();
+    drop(store);
+
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    assert_eq!(policies(&serving).len(), 9);
+    assert!(!serving.log().contains("ERROR"), "{}", serving.log());
+}
+
+#[test]
+fn a_policy_that_cannot_be_made_callable_is_neither_activated_nor_tried() {
+    let bench = Bench::new(2);
+    bench.upload(&module("share", "1")).expect(201);
+    bench.policies.busy.store(true, Ordering::SeqCst);
+    let stack = json!({ "entries": [{ "policy": "share" }] }).to_string();
+    let candidate = json!({ "policy": "share" }).to_string();
+    let asked = [("PUT", "/api/v1/stack", &stack), ("POST", "/api/v1/shadows", &candidate)];
+    for (method, path, body) in asked.into_iter().chain([("POST", "/api/v1/trials", &candidate)]) {
+        let answer = bench.json(method, path, body);
+        let words = answer.problem(503, "busy");
+        assert!(words.contains("policy share@") && words.contains("is being compiled"), "{path}: {words}");
+        assert!(answer.headers.contains_key("retry-after"), "{path}");
+    }
+    assert_eq!(bench.get("/api/v1/stack").expect(200)["revision"], 0);
+    assert_eq!(bench.get("/api/v1/shadows").expect(200)["items"], json!([]));
+    bench.policies.busy.store(false, Ordering::SeqCst);
+    bench.json("PUT", "/api/v1/stack", &stack).expect(200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

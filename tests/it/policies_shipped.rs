@@ -377,3 +377,23 @@ fn a_node_of_every_kind_of_gpu_is_answered_alike() {
     assert_eq!(by_part.len(), 6, "{by_part:?}");
     assert_eq!(by_part["MIG-00000001"], "nvidia.com/mig-1g.10gb.me");
 }
+
+/// Where no policy places, the kernel does: as `spread`.
+#[test]
+fn the_kernels_own_placement_counts_a_required_share_that_is_held_once() {
+    // By name GPU 1 comes before GPU 0. An init container of the asker holds a share of it, and somebody
+    // else one of the other: both are held as much.
+    let node = shared_node(2, 4);
+    let of = |gpu: u32| {
+        let shares = node.devices(SHARED);
+        shares.iter().find(|id| id.part == gpu_id(gpu)).unwrap().clone()
+    };
+    let (own, other) = (of(1), of(0));
+    let node = node.grant(SHARED, own.clone()).grant(SHARED, other);
+    let free = node.place(SHARED, 2);
+    let available = free.available.iter().cloned().chain([own.clone()]).collect();
+    let request = PlaceRequest { available, required: vec![own.clone()], ..free };
+    let chosen = berth::kernel::placement::baseline(&node.0, &request).devices;
+    assert!(chosen.contains(&own) && chosen.len() == 2);
+    assert!(chosen.iter().all(|id| id.part == gpu_id(1)), "{chosen:?}");
+}

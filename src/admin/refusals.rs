@@ -136,6 +136,10 @@ impl From<PastError> for Problem {
             }
             PastError::Journal { .. } => Self::new(Kind::Internal, &error),
             PastError::Unprepared(error) => error.into(),
+            PastError::Fails { .. } => {
+                Self::new(Kind::StackFails, &error).hint("mend the policy or its parameters")
+            }
+            PastError::Ask(error) => error.into(),
             PastError::Busy => Self::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
             PastError::ShadowsFull => Self::new(Kind::Limit, &error),
             PastError::Stopping => Self::new(Kind::Stopping, &error),

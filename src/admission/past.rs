@@ -1,10 +1,14 @@
 //! The part of the door that leads to decisions of the past, and to policies on trial.
 
 use super::Door;
-use super::prepare::Unprepared;
+use super::prepare::{Prepared, Unprepared};
 use super::replay::{self, Candidate, Report};
 use super::shadow::{SHADOWS_MAX, Shadow, Shadows};
+use super::thread::ActivateError;
+use crate::keeper::AskError;
+use crate::kernel::command::NewStack;
 use crate::kernel::decision::{Decision, Filter};
+use crate::kernel::stack::{OnFault, Permissions, StackEntry};
 use crate::ports::{Found, Input, Journal, JournalError, Policies, Standing};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,6 +45,17 @@ pub enum PastError {
     /// The policy cannot be made callable.
     #[error("{0}")]
     Unprepared(Unprepared),
+    /// It fails when it is asked.
+    #[error("policy {policy} fails on this node: {fault}")]
+    Fails {
+        /// Its label.
+        policy: String,
+        /// How.
+        fault: String,
+    },
+    /// It could not be asked.
+    #[error("{0}")]
+    Ask(AskError),
     /// Another replay is at work.
     #[error("another replay is at work; try again when it is done")]
     Busy,
@@ -54,6 +69,16 @@ pub enum PastError {
 
 fn because(error: &JournalError) -> String {
     error.source.as_ref().map_or_else(String::new, |source| format!(": {source}"))
+}
+
+impl From<ActivateError> for PastError {
+    fn from(error: ActivateError) -> Self {
+        match error {
+            ActivateError::Fails { policy, fault, .. } => Self::Fails { policy, fault },
+            ActivateError::Unprepared(error) => Self::Unprepared(error),
+            ActivateError::Ask(error) => Self::Ask(error),
+        }
+    }
 }
 
 impl From<JournalError> for PastError {
@@ -132,7 +157,7 @@ impl Door {
         limit: u64,
     ) -> Result<Report, PastError> {
         let alone = Arc::clone(&self.past.replays).try_acquire_owned().map_err(|_| PastError::Busy)?;
-        let report = match self.prepare([&candidate.digest]).await {
+        let report = match self.ready(&candidate).await {
             Ok(prepared) => {
                 let work = move |journal: &dyn Journal, policies: &dyn Policies| {
                     let _held = (alone, prepared);
@@ -140,7 +165,7 @@ impl Door {
                 };
                 self.past.read(work).await
             }
-            Err(error) => Err(PastError::Unprepared(error)),
+            Err(error) => Err(error),
         };
         self.rest();
         report
@@ -153,6 +178,24 @@ impl Door {
         let lost = self.past.lost.load(Ordering::Relaxed);
         let size = tokio::task::spawn_blocking(move || journal.size()).await.ok()?;
         Some(Standing { lost: size.lost + lost, ..size })
+    }
+
+    /// Makes a candidate callable, and has it look at its parameters: one whose hooks are rarely asked
+    /// would have nothing to say of wrong ones for a long time. What its entry might forbid it does not
+    /// count.
+    async fn ready(&self, candidate: &Candidate) -> Result<Prepared, PastError> {
+        let prepared = self.prepare([&candidate.digest]).await.map_err(PastError::Unprepared)?;
+        let all = || vec!["*".to_owned()];
+        let entry = StackEntry {
+            name: candidate.name().to_owned(),
+            digest: candidate.digest.clone(),
+            parameters: candidate.parameters.clone(),
+            permissions: Permissions { resources: all(), environment: all(), ..Permissions::default() },
+            on_fault: OnFault::default(),
+        };
+        let (by, why, entries) = (String::new(), String::new(), vec![entry]);
+        self.try_stack(&NewStack { from_api: true, by, why, entries }).await?;
+        Ok(prepared)
     }
 
     /// Policies that are asked beside the stack.
@@ -169,9 +212,9 @@ impl Door {
         if self.past.shadows().len() >= SHADOWS_MAX {
             return Err(PastError::ShadowsFull);
         }
-        let added = match self.prepare([&candidate.digest]).await {
+        let added = match self.ready(&candidate).await {
             Ok(_prepared) => self.past.shadows.add(candidate, self.now()).ok_or(PastError::ShadowsFull),
-            Err(error) => Err(PastError::Unprepared(error)),
+            Err(error) => Err(error),
         };
         self.rest();
         added

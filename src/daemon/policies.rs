@@ -46,7 +46,7 @@ pub(super) fn load(door: &Door, policies: &dyn Policies, keys: &[TrustedKey]) ->
         let active = known.stack.entries.iter().any(|e| e.digest == version.digest);
         let checked = signed(policies, version, keys);
         match restored(policies, checked, active, keys) {
-            Found::Known(found) if found != **version => drop(door.keep(found)?),
+            Found::Known(found) if *found != **version => drop(door.keep(*found)?),
             Found::Known(_) => {}
             Found::NotNow => callable = false,
             Found::Gone => {
@@ -64,7 +64,7 @@ pub(super) fn load(door: &Door, policies: &dyn Policies, keys: &[TrustedKey]) ->
 /// What becomes of a version that the store knows.
 enum Found {
     /// The version as it is: known, and callable where it is active.
-    Known(PolicyVersion),
+    Known(Box<PolicyVersion>),
     /// It is active, and this machine cannot make it callable now.
     NotNow,
     /// It came with another release and nobody ever had it compiled, so its bytes went with that.
@@ -79,17 +79,17 @@ fn restored(policies: &dyn Policies, version: PolicyVersion, active: bool, keys:
             "a known policy is not called: no trusted key signed it{then} (`berth policy push FILE --signature \
              FILE.sig` brings a signature)"
         );
-        return Found::Known(version);
+        return Found::Known(Box::new(version));
     }
     if !active && policies.know(&version) {
-        return Found::Known(version);
+        return Found::Known(Box::new(version));
     }
     if !active && version.origin.once_shipped && policies.module(&version.digest).is_err() {
         return Found::Gone;
     }
     for tries_left in (0..RESTORE_TRIES).rev() {
         match policies.restore(&version) {
-            Ok(restored) => return Found::Known(restored),
+            Ok(restored) => return Found::Known(Box::new(restored)),
             // The machine may be out of something for a moment, and the node must not start without it.
             Err(InstallError::Busy | InstallError::Trouble { .. }) if active && tries_left > 0 => {
                 std::thread::sleep(RESTORE_AGAIN);
@@ -102,7 +102,7 @@ fn restored(policies: &dyn Policies, version: PolicyVersion, active: bool, keys:
     }
     // So that it can be made callable later.
     policies.know(&version);
-    if active { Found::NotNow } else { Found::Known(version) }
+    if active { Found::NotNow } else { Found::Known(Box::new(version)) }
 }
 
 /// Tries until the active stack is callable, for a start that went on without.

@@ -10,6 +10,7 @@ use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::look::look;
+use crate::kernel::policy::{Fault, Hook};
 use crate::kernel::stack::StackEntry;
 use crate::ports::{Clock, Gpus, Policies};
 use crate::sim::SimGpus;
@@ -82,15 +83,24 @@ pub fn rehearse(config: &Config) -> anyhow::Result<Vec<String>> {
     }
     let ask = |node: &Ledger| ask(config, &policies, &entries, node, &clock);
     // Parameters are read before a policy looks at any GPU.
-    if let Some(fault) = ask(&node) {
-        bail!("the stack cannot be used: {fault}");
+    if let Some((policy, fault)) = ask(&node) {
+        bail!("the stack cannot be used: policy {policy} fails: {fault}");
     }
     let (gpus, certain) = gpus(config, &mut notes)?;
     let changes = look(&node, &gpus, &config.rules, clock.now());
     apply(&mut node, changes, &clock);
+    // One that offers nothing was asked about its parameters, whatever the GPUs.
+    let offers = |label: &str| {
+        let version = node.policies.values().find(|version| version.label() == label);
+        version.is_some_and(|version| version.hooks.contains(&Hook::Offer))
+    };
     match ask(&node) {
-        Some(fault) if certain => bail!("the stack cannot be used: {fault}"),
-        Some(fault) => notes.push(format!("on a node with {SAMPLE} GPUs this stack would fail: {fault}")),
+        Some((policy, fault)) if certain || !offers(&policy) => {
+            bail!("the stack cannot be used: policy {policy} fails: {fault}")
+        }
+        Some((policy, fault)) => notes.push(format!(
+            "on a node with {SAMPLE} GPUs this stack would fail: policy {policy} fails: {fault}"
+        )),
         None => {}
     }
     Ok(notes)
@@ -113,7 +123,7 @@ fn ask(
     entries: &[StackEntry],
     node: &Ledger,
     clock: &SystemClock,
-) -> Option<String> {
+) -> Option<(String, Fault)> {
     let entries = entries.to_vec();
     let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
     let trial = Trial {
@@ -124,7 +134,7 @@ fn ask(
         baseline: &super::baseline(config),
         rules: &config.rules,
     };
-    trial.run().err().map(|(policy, fault)| format!("policy {policy} fails: {fault}"))
+    trial.run().err()
 }
 
 fn apply(node: &mut Ledger, changes: Vec<Change>, clock: &SystemClock) {

@@ -172,6 +172,11 @@ async fn parameters_of_a_policy_that_offers_nothing_are_read_before_the_first_po
     let wrong = format!("{}\nstack: [{{ policy: quota, parameters: {{ defualt: {{}} }} }}]", house.settings);
     let file = house.folder.path().join("wrong.yaml");
     std::fs::write(&file, wrong).unwrap();
-    let (code, words) = ended(berth().args(["config", "check"]).arg(&file));
+    let check = |file: &std::path::Path| ended(berth().args(["config", "check"]).arg(file));
+    let (code, words) = check(&file);
     assert!(code != Some(0) && words.contains("quota") && words.contains("defualt"), "{words}");
+    // And for GPUs that only the node has.
+    std::fs::write(&file, "stack: [{ policy: binpack, parameters: { resorces: [] } }]").unwrap();
+    let (code, words) = check(&file);
+    assert!(code != Some(0) && words.contains("binpack") && words.contains("resorces"), "{words}");
 }

@@ -136,9 +136,21 @@ async fn a_replay_says_what_another_policy_would_have_done() {
     assert!(words.contains("as 4 nvidia.com/gpu.shared") && words.contains("instead of 2"), "{words}");
     assert_eq!(get(&serving, "/stack")["entries"][0]["parameters"]["replicas"], 2, "nothing else happens");
 
-    let wrong =
-        serving.call("POST", "/replays", &json!({"policy": "timeslice", "parameters": {"replicas": 0}}));
-    assert!(wrong["counts"]["offer"]["fails"].as_u64().unwrap() > 0, "{wrong}");
+    // Wrong parameters are told at once, also of one that would be asked nothing on the record.
+    let wrong = [
+        json!({"policy": "timeslice", "parameters": {"replicas": 0}}),
+        json!({"policy": "quota", "parameters": {"namspaces": {}}}),
+        json!({"policy": "triage-xid", "parameters": {"xids": {"sixty": {}}}}),
+    ];
+    for candidate in &wrong {
+        for path in ["/replays", "/shadows"] {
+            let refused = serving.call("POST", path, candidate);
+            assert_eq!(refused["type"], "/problems/stack-fails", "{path}: {refused}");
+            let name = candidate["policy"].as_str().unwrap();
+            assert!(refused["detail"].as_str().unwrap().contains(&format!("policy {name}@")), "{refused}");
+        }
+    }
+    assert_eq!(items(&get(&serving, "/shadows")).len(), 0);
     let unknown = serving.call("POST", "/replays", &json!({"policy": "nobody"}));
     assert_eq!(unknown["type"], "/problems/invalid", "{unknown}");
     assert_eq!(serving.call("POST", "/replays?hook=sing", &same)["type"], "/problems/malformed-query");

@@ -4,12 +4,13 @@
 use super::dto::{NewStackEntry, Permissions};
 use super::problem::{Kind, Problem};
 use crate::kernel::ledger::Ledger;
-use crate::kernel::names::{Digest, RESOURCE_BYTES_MAX};
+use crate::kernel::names::RESOURCE_BYTES_MAX;
 use crate::kernel::offer::SHARES_PER_PART_MAX;
 use crate::kernel::policy::{
     ENVIRONMENT_KEY_BYTES_MAX, PARAMETERS_BYTES_MAX, PolicyVersion, STACK_ENTRIES_MAX,
 };
 use crate::kernel::stack::StackEntry;
+use std::sync::Arc;
 
 /// Most patterns in one list of permissions: an entry is one record of at most 16 KiB, of which
 /// parameters may take 6 KiB twice over.
@@ -30,9 +31,10 @@ pub(super) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Ve
     numbered
         .map(|(place, entry)| {
             let bad = |rule: String| Problem::new(Kind::Invalid, format!("entries[{place}]: {rule}"));
-            let digest = resolve_version(ledger, &entry.policy, entry.digest.as_deref()).map_err(|rule| {
-                bad(rule.to_string()).hint("GET /api/v1/policies lists what this node knows")
-            })?;
+            let version =
+                resolve_version(ledger, &entry.policy, entry.digest.as_deref()).map_err(|rule| {
+                    bad(rule.to_string()).hint("GET /api/v1/policies lists what this node knows")
+                })?;
             check_permissions(&entry.permissions).map_err(bad)?;
             let parameters = serde_json::Value::Object(entry.parameters).to_string();
             if parameters.len() > PARAMETERS_BYTES_MAX {
@@ -40,8 +42,8 @@ pub(super) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Ve
                 return Err(bad(rule));
             }
             Ok(StackEntry {
-                name: entry.policy,
-                digest,
+                name: version.name.clone(),
+                digest: version.digest.clone(),
                 parameters,
                 permissions: entry.permissions.into(),
                 on_fault: entry.on_fault.into(),
@@ -65,11 +67,24 @@ pub enum NoVersion {
 const DIGEST_PREFIX_MIN: usize = 12;
 
 /// Which version a name means: the one whose digest this is or begins with; without one the newest
-/// that came with the daemon, else the only one.
+/// that came with the daemon, else the only one. `name` may be `name@` and the digest instead.
 ///
 /// # Errors
-/// In words: no such version, another name, or several to choose from.
-pub fn resolve_version(ledger: &Ledger, name: &str, digest: Option<&str>) -> Result<Digest, NoVersion> {
+/// In words: no such version, another name, a digest in both places, or several to choose from.
+pub fn resolve_version(
+    ledger: &Ledger,
+    name: &str,
+    digest: Option<&str>,
+) -> Result<Arc<PolicyVersion>, NoVersion> {
+    let (name, digest) = match (name.split_once('@'), digest) {
+        (None, digest) => (name, digest),
+        (Some((name, inside)), None) => (name, Some(inside)),
+        (Some((name, _)), Some(_)) => {
+            let name: String = name.chars().take(80).collect();
+            let rule = format!("policy {name} has a digest behind `@` and in `digest`: give it in one place");
+            return Err(NoVersion::Wrong(rule));
+        }
+    };
     if let Some(text) = digest {
         let hex = text.strip_prefix("sha256:").unwrap_or(text);
         let well_formed =
@@ -92,14 +107,14 @@ pub fn resolve_version(ledger: &Ledger, name: &str, digest: Option<&str>) -> Res
                 version.digest.short(),
                 version.name
             ))),
-            (Some(version), None) => Ok(version.digest.clone()),
+            (Some(version), None) => Ok(Arc::clone(version)),
         };
     }
     let named = || ledger.policies.values().filter(|v| v.name == name);
     // Of two first seen together any order will do, as long as it is always the same.
-    let age = |v: &&std::sync::Arc<PolicyVersion>| (v.since_wall_ms, v.digest.clone());
+    let age = |v: &&Arc<PolicyVersion>| (v.since_wall_ms, v.digest.clone());
     if let Some(version) = named().filter(|v| v.shipped).max_by_key(age) {
-        return Ok(version.digest.clone());
+        return Ok(Arc::clone(version));
     }
     let mut uploaded = named();
     match (uploaded.next(), uploaded.next()) {
@@ -110,11 +125,22 @@ pub fn resolve_version(ledger: &Ledger, name: &str, digest: Option<&str>) -> Res
             let (name, known) = (name.chars().take(80).collect::<String>(), known.join(", "));
             Err(NoVersion::NotHere(format!("this node knows no policy {name:?}; it knows {known}")))
         }
-        (Some(only), None) => Ok(only.digest.clone()),
+        (Some(only), None) => Ok(Arc::clone(only)),
         (Some(_), Some(_)) => {
-            let digests: Vec<_> = named().map(|v| v.digest.short()).collect();
-            let digests = digests.join(", ");
-            Err(NoVersion::Wrong(format!("policy {name} has several versions, so give a digest: {digests}")))
+            let mut all: Vec<_> = named().collect();
+            all.sort_unstable_by_key(|v| std::cmp::Reverse(age(v)));
+            let marked = |(place, version): (usize, &&Arc<PolicyVersion>)| {
+                let active = ledger.stack.entries.iter().any(|entry| entry.digest == version.digest);
+                let marks = [(place == 0).then_some("newest"), active.then_some("active")];
+                let marks: Vec<_> = marks.into_iter().flatten().collect();
+                let marks = if marks.is_empty() { String::new() } else { format!(" ({})", marks.join(", ")) };
+                format!("{}{marks}", version.digest.short())
+            };
+            let digests: Vec<_> = all.iter().enumerate().map(marked).collect();
+            Err(NoVersion::Wrong(format!(
+                "policy {name} has several versions, so say which: {}; write {name}@DIGEST, or `digest:` in a stack file",
+                digests.join(", ")
+            )))
         }
     }
 }
@@ -157,8 +183,10 @@ pub(super) fn check_permissions(permissions: &Permissions) -> Result<(), String>
 
 #[cfg(test)]
 mod tests {
+    use super::super::dto::OnFault;
     use super::*;
-    use std::sync::Arc;
+    use crate::kernel::names::Digest;
+    use crate::kernel::stack::Stack;
 
     /// Versions as (name, first digit of the digest, shipped, since).
     fn node(versions: &[(&str, char, bool, u64)]) -> Ledger {
@@ -187,7 +215,7 @@ mod tests {
         // After an upgrade: `a` was shipped by the last release, `b` is by this one, `c` uploaded later.
         let node = node(&[("mixed", 'a', false, 1), ("mixed", 'b', true, 2), ("mixed", 'c', false, 3)]);
         let named = |digest: Option<&str>| {
-            resolve_version(&node, "mixed", digest).map(|d| d.as_str()[..1].to_owned())
+            resolve_version(&node, "mixed", digest).map(|v| v.digest.as_str()[..1].to_owned())
         };
         assert_eq!(named(None).unwrap(), "b");
         assert_eq!(named(Some(&"a".repeat(64))).unwrap(), "a");
@@ -199,8 +227,29 @@ mod tests {
     fn of_several_uploaded_versions_a_name_means_none() {
         let node = node(&[("own", 'a', false, 1), ("own", 'b', false, 2), ("other", 'c', false, 3)]);
         let several = resolve_version(&node, "own", None).unwrap_err().to_string();
-        assert!(several.contains("aaaa") && several.contains("bbbb"), "{several}");
+        assert!(several.contains("bbbbbbbbbbbb (newest), aaaaaaaaaaaa; write own@DIGEST"), "{several}");
+        let active = StackEntry {
+            name: "own".into(),
+            digest: Digest::parse(&"a".repeat(64)).unwrap(),
+            parameters: "{}".into(),
+            permissions: Permissions::default().into(),
+            on_fault: OnFault::default().into(),
+        };
+        let stack = Arc::new(Stack { entries: vec![active], ..Stack::clone(&node.stack) });
+        let node = Ledger { stack, ..node };
+        let several = resolve_version(&node, "own", None).unwrap_err().to_string();
+        assert!(several.contains("bbbbbbbbbbbb (newest), aaaaaaaaaaaa (active);"), "{several}");
         assert!(resolve_version(&node, "other", None).is_ok());
+        let at = resolve_version(&node, "own@aaaaaaaaaaaa", None).unwrap();
+        assert_eq!((at.name.as_str(), at.digest.short()), ("own", "aaaaaaaaaaaa"));
+        for (name, digest, says) in [
+            ("own@aaaaaaaaaaaa", Some("bbbbbbbbbbbb"), "in one place"),
+            ("own@a", None, "is no digest"),
+            ("other@aaaaaaaaaaaa", None, "is of policy own, not other"),
+        ] {
+            let said = resolve_version(&node, name, digest).unwrap_err().to_string();
+            assert!(said.contains(says), "{name}: {said}");
+        }
         let none = resolve_version(&node, "mixed", None).unwrap_err().to_string();
         assert!(none.contains("it knows other, own"), "{none}");
     }

@@ -58,9 +58,12 @@ impl From<Refusal> for Problem {
             Refusal::UnknownPolicy { .. } => {
                 problem(Kind::UnknownPolicy).hint("GET /api/v1/policies lists them")
             }
-            Refusal::PolicyInUse { .. } | Refusal::PolicyShadows { .. } | Refusal::PolicyShipped { .. } => {
-                problem(Kind::InUse)
+            Refusal::PolicyInUse { .. } => problem(Kind::InUse)
+                .hint("PUT /api/v1/stack activates a stack without it, and GET /api/v1/stack shows the active one"),
+            Refusal::PolicyShadows { shadow, .. } => {
+                problem(Kind::InUse).hint(format!("end it by `DELETE /api/v1/shadows/{shadow}`"))
             }
+            Refusal::PolicyShipped { .. } => problem(Kind::InUse),
             Refusal::BadOffer { .. } => problem(Kind::StackFails),
         }
     }
@@ -141,7 +144,8 @@ impl From<PastError> for Problem {
             }
             PastError::Ask(error) => error.into(),
             PastError::Busy => Self::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
-            PastError::ShadowsFull => Self::new(Kind::Limit, &error),
+            PastError::ShadowsFull => Self::new(Kind::Limit, &error)
+                .hint("GET /api/v1/shadows lists them, and `DELETE /api/v1/shadows/{id}` ends one"),
             PastError::Stopping => Self::new(Kind::Stopping, &error),
         }
     }

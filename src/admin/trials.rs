@@ -154,11 +154,11 @@ pub(super) fn candidate(
     ledger: &Ledger,
     wanted: Candidate,
 ) -> Result<admission::Candidate, Problem> {
-    let digest = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
+    let version = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
         Problem::new(Kind::Invalid, rule).hint("GET /api/v1/policies lists what this node knows")
     })?;
     let keys = &state.door.rules().trusted_keys;
-    if let Some(version) = ledger.policies.get(&digest).filter(|version| !may_activate(version, keys)) {
+    if !may_activate(&version, keys) {
         return Err(Refusal::Untrusted { policies: vec![version.label()] }.into());
     }
     let parameters = Value::Object(wanted.parameters).to_string();
@@ -166,6 +166,5 @@ pub(super) fn candidate(
         let rule = format!("parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}", parameters.len());
         return Err(Problem::new(Kind::Invalid, rule));
     }
-    let policy = format!("{}@{}", wanted.policy, digest.short());
-    Ok(admission::Candidate { policy, digest, parameters })
+    Ok(admission::Candidate { policy: version.label(), digest: version.digest.clone(), parameters })
 }

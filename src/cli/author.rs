@@ -3,6 +3,7 @@
 use super::args::PolicyCommand;
 use super::output::{Out, complain, facts};
 use super::policy::read_file;
+use super::upload::shipped_name;
 use super::{policy_new, usage};
 use crate::kernel::policy::{Hook, PARAMETERS_BYTES_MAX, PolicyVersion};
 use crate::scenario::{Bench, FILE_BYTES_MAX, POLICY_BYTES_MAX, Report};
@@ -48,6 +49,9 @@ struct Checked {
     /// Why a daemon would refuse it.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
+    /// What a daemon takes and may yet surprise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<Described>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,7 +89,7 @@ fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> anyhow::Result
     let checked = match bench.install(&module) {
         Err(error) => {
             let problem = Some(error.to_string());
-            Checked { ok: false, file: name, problem, policy: None, parameters: None }
+            Checked { ok: false, file: name, problem, warning: None, policy: None, parameters: None }
         }
         Ok(version) => {
             let taken = parameters.map(|json| bench.takes(&version, &json));
@@ -93,6 +97,7 @@ fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> anyhow::Result
                 ok: taken.as_ref().is_none_or(Result::is_ok),
                 file: name,
                 problem: None,
+                warning: bench.ships_another(&version).then(|| shipped_name(&version.name, &version.label())),
                 parameters: taken.map(|taken| Taken { taken: taken.is_ok(), problem: taken.err() }),
                 policy: Some(described(&version, module.starts_with(CORE_MODULE))),
             }
@@ -134,6 +139,9 @@ fn shown(checked: &Checked) -> String {
         }
         (None, None) => String::new(),
     };
+    if let Some(warning) = &checked.warning {
+        text += &format!("warning: {warning}\n");
+    }
     match &checked.parameters {
         None => {}
         Some(Taken { problem: Some(problem), .. }) => {

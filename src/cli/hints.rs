@@ -4,13 +4,17 @@
 use crate::admin::problem::Problem;
 
 /// What the API calls it, and what is typed instead. Longer texts before those they begin with.
-const WORDS: [(&str, &str); 12] = [
+const WORDS: [(&str, &str); 16] = [
     ("GET /api/v1/gpus lists", "`berth gpu list` shows"),
     ("GET /api/v1/allocations lists", "`berth allocation list` shows"),
     ("GET /api/v1/policies lists", "`berth policy list` shows"),
     ("GET /api/v1/shadows lists", "`berth policy shadow list` shows"),
     ("GET /api/v1/stack/history lists", "`berth policy history` shows"),
     ("upload their bytes again", "`berth policy push` their bytes again"),
+    ("PUT /api/v1/stack activates", "`berth policy activate` activates"),
+    ("GET /api/v1/stack shows", "`berth policy stack` shows"),
+    ("DELETE /api/v1/shadows/{id}", "berth policy shadow stop ID"),
+    ("DELETE /api/v1/shadows/", "berth policy shadow stop "),
     ("GET /api/v1/stack answers it as ETag", "`berth policy stack` shows the revision"),
     (
         "read the stack again and send its ETag as If-Match",

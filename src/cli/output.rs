@@ -57,6 +57,11 @@ pub(super) fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "note: {text}");
 }
 
+/// What was done, and may yet surprise.
+pub(super) fn warn(text: &str) {
+    let _ = writeln!(std::io::stderr(), "warning: {text}");
+}
+
 /// Columns with two spaces between, as wide as their widest cell.
 pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = head.iter().map(|h| h.chars().count()).collect();

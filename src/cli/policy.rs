@@ -22,9 +22,12 @@ pub(super) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
         PolicyCommand::Push(args) => upload::run(args, client, out),
         PolicyCommand::Trial(command) => trial::run(command, client, out),
         PolicyCommand::Delete { policy } => {
-            let digest = resolve(client, policy)?;
-            client.remove(&format!("/policies/{digest}"))?;
-            out.say(&format!("policy {} is deleted", short(&digest)))
+            let version = find(client, policy)?;
+            let label = label(&version);
+            client
+                .remove(&format!("/policies/{}", escaped(&version.digest)))
+                .with_context(|| format!("{label} is not deleted"))?;
+            out.say(&format!("policy {label} is deleted"))
         }
         PolicyCommand::Activate { file, if_revision, word } => {
             let stack =
@@ -48,6 +51,11 @@ pub(super) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
 
 /// The digest that is meant by one, the beginning of one, or `name@` and that.
 pub(super) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
+    Ok(escaped(&find(client, given)?.digest))
+}
+
+/// As [`resolve`], the version itself.
+fn find(client: &Client, given: &str) -> anyhow::Result<Policy> {
     let PolicyList { items } = client.get("/policies")?;
     let (name, digest) = match given.split_once('@') {
         Some((name, digest)) => (Some(name), digest),
@@ -61,14 +69,36 @@ pub(super) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
         found = items.iter().filter(named).collect();
     }
     match found.as_slice() {
-        [policy] => Ok(escaped(&policy.digest)),
+        [policy] => Ok((*policy).clone()),
         [] => bail!("this node knows no policy {given:?}; `berth policy list` shows what it knows"),
         several => {
-            let digests: Vec<_> =
-                several.iter().map(|p| format!("{}@{}", p.name, short(&p.digest))).collect();
-            bail!("{given:?} means several versions, so type one of: {}", digests.join(" "))
+            bail!("{given:?} means several versions, so type one of: {}", marked(several))
         }
     }
+}
+
+/// Versions, newest first, with what sets them apart.
+fn marked(versions: &[&Policy]) -> String {
+    let mut versions = versions.to_vec();
+    // All times are UTC and of one length, so their texts are in order.
+    versions.sort_unstable_by(|a, b| (&b.since, &b.digest).cmp(&(&a.since, &a.digest)));
+    let of_one_name = versions.iter().all(|p| p.name == versions[0].name);
+    let mark = |(place, policy): (usize, &&Policy)| {
+        let marks = [
+            (place == 0 && of_one_name).then_some("newest"),
+            policy.active.then_some("active"),
+            policy.shipped.then_some("shipped"),
+        ];
+        let marks: Vec<_> = marks.into_iter().flatten().collect();
+        let marks = if marks.is_empty() { String::new() } else { format!(" ({})", marks.join(", ")) };
+        label(policy) + &marks
+    };
+    versions.iter().enumerate().map(mark).collect::<Vec<_>>().join(", ")
+}
+
+/// What names a version on the command line and in a stack file.
+pub(super) fn label(policy: &Policy) -> String {
+    format!("{}@{}", policy.name, short(&policy.digest))
 }
 
 pub(super) fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {

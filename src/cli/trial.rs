@@ -6,6 +6,7 @@ use super::output::{Out, facts, table};
 use super::tried::{self, TryArgs};
 use super::usage::BadUsage;
 use crate::admin::dto::{Candidate, Comparison, Difference, Replay, Shadow, ShadowList};
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -19,9 +20,15 @@ It is asked beside the active stack, in place of the entry of the same name or b
 policy must be known to the node: `berth policy push FILE` uploads one, which activates nothing.
   berth policy try timeslice --parameters '{\"replicas\": 4}'
   berth policy try timeslice --parameters @four.json --request nvidia.com/gpu.shared=2
-  berth policy try quota@0123456789ab --request nvidia.com/gpu=1 --namespace team-a --pod trainer-0")]
+  berth policy try quota@0123456789ab --request nvidia.com/gpu=1 --namespace team-a --pod trainer-0
+
+Exit code 1 if it would not be activated, or the request would not be granted.")]
     Try(TryArgs),
     /// Ask a policy the questions on the record again, and show what would have differed
+    #[command(after_help = "\
+Exit code 1 if it failed on any of them; that its answers differ is no failure.
+  berth policy replay binpack
+  berth policy replay timeslice --parameters '{\"replicas\": 4}' --hook offer")]
     Replay {
         /// Whom.
         #[command(flatten)]
@@ -56,13 +63,13 @@ pub enum ShadowCommand {
     List,
     /// One of them, with its newest differences
     Show {
-        /// Its number
-        id: u64,
+        /// Its number, or its policy's name
+        shadow: String,
     },
     /// Ask it no more
     Stop {
-        /// Its number
-        id: u64,
+        /// Its number, or its policy's name
+        shadow: String,
     },
 }
 
@@ -110,7 +117,12 @@ pub(super) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
             if let Some(before) = before {
                 path += &format!("&before={before}");
             }
-            out.answer(&client.try_out::<Replay>(&path, &candidate.candidate()?)?, replay)
+            let replayed: Replay = client.try_out(&path, &candidate.candidate()?)?;
+            out.answer(&replayed, replay)?;
+            match replayed.counts.values().map(|counts| counts.fails).sum::<u64>() {
+                0 => Ok(()),
+                fails => bail!("{} failed on {fails} of the questions", replayed.policy),
+            }
         }
         TrialCommand::Shadow { command: ShadowCommand::Start(candidate) } => {
             let shadow: Shadow = client.try_out("/shadows", &candidate.candidate()?)?;
@@ -124,11 +136,34 @@ pub(super) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
         TrialCommand::Shadow { command: ShadowCommand::List } => {
             out.answer(&client.get::<ShadowList>("/shadows")?, list)
         }
-        TrialCommand::Shadow { command: ShadowCommand::Show { id } } => {
+        TrialCommand::Shadow { command: ShadowCommand::Show { shadow } } => {
+            let id = shadow_id(shadow, client)?;
             out.answer(&client.get::<Shadow>(&format!("/shadows/{id}"))?, show)
         }
-        TrialCommand::Shadow { command: ShadowCommand::Stop { id } } => {
+        TrialCommand::Shadow { command: ShadowCommand::Stop { shadow } } => {
+            let id = shadow_id(shadow, client)?;
             out.answer(&client.delete::<Shadow>(&format!("/shadows/{id}"))?, show)
+        }
+    }
+}
+
+/// The number of the shadow that is meant by its number, its policy's name, or that with a digest.
+fn shadow_id(given: &str, client: &Client) -> anyhow::Result<u64> {
+    // No name of a policy is a number: it begins with a letter.
+    if let Ok(id) = given.parse() {
+        return Ok(id);
+    }
+    let ShadowList { items } = client.get("/shadows")?;
+    let is_meant = |shadow: &&Shadow| {
+        let name = shadow.policy.split('@').next();
+        name == Some(given) || (given.contains('@') && shadow.policy.starts_with(given))
+    };
+    match items.iter().filter(is_meant).collect::<Vec<_>>().as_slice() {
+        [shadow] => Ok(shadow.id),
+        [] => bail!("no policy {given:?} is asked as a shadow; `berth policy shadow list` shows which are"),
+        several => {
+            let numbers: Vec<_> = several.iter().map(|s| format!("{} ({})", s.id, s.policy)).collect();
+            bail!("several shadows are of {given:?}, so type a number: {}", numbers.join(", "))
         }
     }
 }

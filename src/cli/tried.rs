@@ -8,7 +8,7 @@ use super::usage::BadUsage;
 use crate::admin::dto::{
     NewTrial, OfferLine, OnFault, Permissions, Trial, TrialCall, TrialOutcome, TrialRequest,
 };
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 
 /// `berth policy try`.
@@ -29,7 +29,7 @@ pub struct TryArgs {
     /// Without the rest of the active stack
     #[arg(long)]
     pub alone: bool,
-    /// What it may do, as in a stack: {"resources": ["nvidia.com/gpu-*"]}
+    /// What it may do, as in a stack, in place of the default: {"resources": ["nvidia.com/gpu", "example.com/*"]}
     #[arg(long, value_name = "JSON|@FILE")]
     pub permissions: Option<String>,
     /// `skip`, or `deny`: what happens when it fails
@@ -60,7 +60,15 @@ pub(super) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Res
         alone: args.alone,
         request: args.request.as_deref().map(|text| request(text, args)).transpose()?,
     };
-    out.answer(&client.try_out::<Trial>("/trials", &trial)?, shown)
+    let trial = client.try_out::<Trial>("/trials", &trial)?;
+    out.answer(&trial, shown)?;
+    if trial.refused.is_some() {
+        bail!("this stack would not be activated");
+    }
+    match &trial.request {
+        Some(request) if request.outcome != "granted" => bail!("the request would be {}", request.outcome),
+        _ => Ok(()),
+    }
 }
 
 fn request(text: &str, args: &TryArgs) -> anyhow::Result<TrialRequest> {
@@ -94,6 +102,7 @@ fn shown(trial: &Trial) -> String {
     if let Some(request) = &trial.request {
         text += "\n";
         text += &outcome(request);
+        text += &unknown(request, trial);
     }
     text += "\nasked\n";
     for call in &trial.calls {
@@ -144,6 +153,17 @@ fn outcome(request: &TrialOutcome) -> String {
         ("limits", limits.join(", ")),
         ("environment", environment.collect::<Vec<_>>().join(" ")),
     ])
+}
+
+/// Of a resource that nothing would offer: what could be asked for instead.
+fn unknown(request: &TrialOutcome, trial: &Trial) -> String {
+    let mut offered = trial.resources.iter().filter(|r| r.devices > 0).map(|r| r.resource.as_str());
+    if offered.clone().any(|name| name == request.resource) {
+        return String::new();
+    }
+    let names: Vec<_> = offered.by_ref().collect();
+    let names = if names.is_empty() { "nothing".into() } else { names.join(", ") };
+    format!("nothing would be offered as {}; offered would be {names}\n", printable(&request.resource))
 }
 
 fn lines(call: &TrialCall) -> String {

@@ -1,11 +1,11 @@
 //! `berth policy push`: a policy and its signature go to the daemon, with progress on a terminal.
 
 use super::client::Client;
-use super::output::Out;
-use super::policy::{read_file, short};
+use super::output::{Out, warn};
+use super::policy::{label, read_file, short};
 use super::versions::WordArgs;
 use crate::admin::MODULE_BYTES_MAX;
-use crate::admin::dto::PolicyDetail;
+use crate::admin::dto::{Policy, PolicyDetail, PolicyList};
 use anyhow::bail;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -58,12 +58,43 @@ pub(super) fn run(args: &PushArgs, client: &Client, out: &mut Out) -> anyhow::Re
     } else {
         upload()?
     };
+    // It is taken whether or not the list can be had now, and that is what must be said.
+    let known = client.get::<PolicyList>("/policies").map(|list| list.items).unwrap_or_default();
+    let is_other = |p: &Policy| p.name == policy.policy.name && p.digest != policy.policy.digest;
+    let others: Vec<Policy> = known.into_iter().filter(is_other).collect();
     out.answer(&policy, |p| {
         let p = &p.policy;
         let how = if new { "is taken; name it in a stack to have it asked" } else { "was known already" };
         let signed = p.signed_by.as_ref().map(|by| format!(", signed by {by}")).unwrap_or_default();
-        format!("{}@{} {}{signed} {how}\n", p.name, short(&p.digest), p.version)
-    })
+        format!("{} {}{signed} {how}\n{}", label(p), p.version, entry(p, &others))
+    })?;
+    if let Some(warning) = warning(&policy.policy, &others) {
+        warn(&warning);
+    }
+    Ok(())
+}
+
+/// How this version is named where its name alone does not mean it; nothing where it does.
+fn entry(policy: &Policy, others: &[Policy]) -> String {
+    if others.is_empty() || policy.shipped {
+        return String::new();
+    }
+    let (name, digest) = (&policy.name, short(&policy.digest));
+    format!(
+        "{name} has other versions here; this one is {name}@{digest}, and in a stack file\n- policy: {name}\n  digest: {digest}\n"
+    )
+}
+
+fn warning(policy: &Policy, others: &[Policy]) -> Option<String> {
+    (!policy.shipped && others.iter().any(|other| other.shipped))
+        .then(|| shipped_name(&policy.name, &label(policy)))
+}
+
+/// What is to be said of an uploaded policy whose name is a shipped one's.
+pub(super) fn shipped_name(name: &str, label: &str) -> String {
+    format!(
+        "{name} is also the name of a shipped policy, which the name alone means: use {label} or rename yours"
+    )
 }
 
 /// A signature file as the API takes it.

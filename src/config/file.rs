@@ -211,7 +211,7 @@ impl TimingFile {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StackEntryConfig {
-    /// A shipped policy's name, or that of an uploaded one with its digest.
+    /// A shipped policy's name, or that of an uploaded one; `name@digest` says which version.
     pub policy: String,
     /// Which version; the shipped one if not given.
     pub digest: Option<String>,

@@ -44,7 +44,7 @@ pub(super) fn trusted(
 /// See [`Unresolved`].
 pub(super) fn resolve_one(entry: &StackEntryConfig, ledger: &Ledger) -> Result<StackEntry, Unresolved> {
     let name = &entry.policy;
-    let digest = resolve_version(ledger, name, entry.digest.as_deref()).map_err(|why| {
+    let version = resolve_version(ledger, name, entry.digest.as_deref()).map_err(|why| {
         let words = format!("stack entry {name}: {why}");
         match why {
             NoVersion::NotHere(_) => Unresolved::NotHere(words),
@@ -53,8 +53,8 @@ pub(super) fn resolve_one(entry: &StackEntryConfig, ledger: &Ledger) -> Result<S
     })?;
     let parameters = serde_json::Value::Object(entry.parameters.clone()).to_string();
     Ok(StackEntry {
-        name: name.clone(),
-        digest,
+        name: version.name.clone(),
+        digest: version.digest.clone(),
         parameters,
         permissions: entry.permissions.resolve(),
         on_fault: entry.on_fault.into(),

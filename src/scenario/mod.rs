@@ -102,6 +102,14 @@ impl Bench {
         self.policies.restore(version).map_err(|error| error.to_string())
     }
 
+    /// Whether another policy of its name is shipped, which the name alone means.
+    #[must_use]
+    pub fn ships_another(&self, version: &PolicyVersion) -> bool {
+        let all = self.policies.shipped(BEGIN);
+        all.iter().any(|shipped| shipped.name == version.name)
+            && all.iter().all(|shipped| shipped.digest != version.digest)
+    }
+
     /// Whether a policy takes these parameters: each of its hooks is asked once, on a sample node.
     ///
     /// # Errors

@@ -158,6 +158,19 @@ fn check_says_what_the_daemon_would_say() {
         answer["parameters"]["problem"].as_str().unwrap().contains("replicas: 0 is out of range"),
         "{answer}"
     );
+    let checked = berth(folder.path(), &["policy", "check", shipped]);
+    assert!(!told(&checked).contains("warning"), "it is the shipped one: {}", told(&checked));
+    let mut other = std::fs::read(shipped).unwrap();
+    // A custom section at the end: other bytes, the same policy.
+    other.extend([0, 2, 1, b'x']);
+    std::fs::write(folder.path().join("other.wasm"), other).unwrap();
+    let checked = berth(folder.path(), &["policy", "check", "other.wasm"]);
+    assert!(checked.status.success(), "{}", told(&checked));
+    assert!(
+        told(&checked).contains("warning: timeslice is also the name of a shipped"),
+        "{}",
+        told(&checked)
+    );
     std::fs::write(folder.path().join("p.json"), r#"{"replicas": 3}"#).unwrap();
     let output = berth(folder.path(), &["policy", "check", shipped, "--parameters", "@p.json"]);
     assert!(

@@ -296,6 +296,74 @@ fn a_policy_is_pushed_activated_and_taken_back() {
 }
 
 #[test]
+fn of_several_versions_each_way_to_name_one_is_shown() {
+    let bench = Bench::new(1);
+    let push = |file: &str, bytes: &[u8]| {
+        let ran = bench.berth(&["policy", "push", &write(&bench.dir.path().join(file), bytes)]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        (ran.out[..].split(' ').next().unwrap().to_owned(), ran)
+    };
+    let (first, ran) = push("1.wasm", &module("share", "1"));
+    assert!(!ran.out.contains("digest:") && ran.err.is_empty(), "{}{}", ran.out, ran.err);
+    let stack = |name: &str| {
+        let text = format!("- policy: {name}\n  parameters: {{shares: 2}}\n");
+        write(&bench.dir.path().join("stack.yaml"), text)
+    };
+    bench.done(&["policy", "activate", &stack("share")]);
+    let (second, ran) = push("2.wasm", &module("share", "2"));
+    let digest = second.strip_prefix("share@").unwrap();
+    assert!(ran.out.ends_with(&format!("- policy: share\n  digest: {digest}\n")), "{}", ran.out);
+    assert!(ran.out.contains(&second), "{}", ran.out);
+
+    let old = first.strip_prefix("share@").unwrap();
+    for args in [&["policy", "try", "share"][..], &["policy", "activate", &stack("share")]] {
+        let says = bench.refused(args);
+        assert!(says.contains(old) && says.contains(digest), "{says}");
+        assert!(says.contains("(newest") && says.contains("active)"), "{says}");
+        assert!(says.contains("share@DIGEST, or `digest:` in a stack file"), "{says}");
+    }
+    assert!(bench.refused(&["policy", "show", "share"]).contains("active)"));
+    let active = bench.done(&["policy", "activate", &stack(&second)]);
+    assert!(!active.contains("share@"), "a name stays a name: {active}");
+    assert!(active.contains(digest), "{active}");
+    let both =
+        write(&bench.dir.path().join("both.yaml"), format!("- policy: {second}\n  digest: {digest}\n"));
+    assert!(bench.refused(&["policy", "activate", &both]).contains("in one place"));
+    let says = bench.refused(&["policy", "delete", &second]);
+    assert!(says.contains(&format!("{second} is not deleted")), "{says}");
+    assert!(says.contains("berth policy activate") && !says.contains("PUT "), "{says}");
+
+    bench.done(&["policy", "shadow", "start", &first]);
+    let says = bench.refused(&["policy", "delete", &first]);
+    assert!(says.contains(&first) && says.contains("`berth policy shadow stop 1`"), "{says}");
+    assert!(bench.done(&["policy", "shadow", "show", "share"]).contains(&first));
+    assert!(bench.refused(&["policy", "shadow", "show", "shar"]).contains("berth policy shadow list"));
+    bench.done(&["policy", "shadow", "start", &second]);
+    let says = bench.refused(&["policy", "shadow", "stop", "share"]);
+    assert!(says.contains("type a number") && says.contains(&second), "{says}");
+    assert!(bench.done(&["policy", "shadow", "stop", &second]).contains(&second));
+    for _ in 0..3 {
+        bench.done(&["policy", "shadow", "start", &second]);
+    }
+    let says = bench.refused(&["policy", "shadow", "start", &second]);
+    assert!(says.contains("berth policy shadow stop ID") && !says.contains("DELETE"), "{says}");
+}
+
+#[test]
+fn a_push_under_a_shipped_name_is_warned_of() {
+    let bench = Bench::new(1);
+    bench.ship(b"shipped", "share", 5);
+    let file = write(&bench.dir.path().join("share.wasm"), module("share", "mine"));
+    let ran = bench.berth(&["policy", "push", &file]);
+    let label = ran.out.split(' ').next().unwrap();
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let warning = format!(
+        "warning: share is also the name of a shipped policy, which the name alone means: use {label} or rename yours\n"
+    );
+    assert_eq!(ran.err, warning);
+}
+
+#[test]
 fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
     let bench = Bench::new(1);
     let token = bench.dir.path().join("token");

@@ -2,6 +2,7 @@
 //! the past, and one that is asked beside the stack.
 
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
+use crate::policies_guests::guest;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -26,16 +27,20 @@ fn until(serving: &Serving, path: &str, holds: impl Fn(&Value) -> bool) -> Value
 
 /// What an operator reads who types this.
 fn typed(house: &House, serving: &Serving, args: &[&str]) -> String {
+    let ran = ran(house, serving, args);
+    assert!(ran.status.success(), "{args:?}: {}", String::from_utf8_lossy(&ran.stderr));
+    String::from_utf8(ran.stdout).unwrap()
+}
+
+fn ran(house: &House, serving: &Serving, args: &[&str]) -> std::process::Output {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_berth"));
     let server = serving.base.strip_suffix("/api/v1").unwrap();
-    let ran = command
+    command
         .args(args)
         .env("BERTH_SERVER", server)
         .env("BERTH_TOKEN_FILE", house.folder.path().join("state/token"))
         .output()
-        .unwrap();
-    assert!(ran.status.success(), "{args:?}: {}", String::from_utf8_lossy(&ran.stderr));
-    String::from_utf8(ran.stdout).unwrap()
+        .unwrap()
 }
 
 fn items(answer: &Value) -> &Vec<Value> {
@@ -151,6 +156,15 @@ async fn a_replay_says_what_another_policy_would_have_done() {
         }
     }
     assert_eq!(items(&get(&serving, "/shadows")).len(), 0);
+    // What fails on a question of the record only is counted, and ends the command with 1.
+    serving.push(&guest("answer-no-case"));
+    for (policy, parameters, ends) in [("timeslice", r#"{"replicas": 4}"#, 0), ("hostile", "{}", 1)] {
+        let ran = ran(&house, &serving, &["policy", "replay", policy, "--parameters", parameters]);
+        let says = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(ends), "{policy}: {says}");
+        assert_eq!(says.contains(" failed on "), ends == 1, "{says}");
+        assert!(String::from_utf8_lossy(&ran.stdout).contains("DIFFERENCE"), "{policy}");
+    }
     let unknown = serving.call("POST", "/replays", &json!({"policy": "nobody"}));
     assert_eq!(unknown["type"], "/problems/invalid", "{unknown}");
     assert_eq!(serving.call("POST", "/replays?hook=sing", &same)["type"], "/problems/malformed-query");

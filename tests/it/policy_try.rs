@@ -209,21 +209,27 @@ async fn an_engineer_tries_shipped_policies_on_a_busy_node() {
     // Whom a quota is for is a matter of who asks: the pod of the first namespace has used its own up.
     let quota =
         r#"{"namespaces": [{"namespace": "ns", "devices": 1}, {"namespace": "other", "devices": 2}]}"#;
-    for (namespace, words) in [("ns", "denied by quota@"), ("other", "granted by")] {
+    for (namespace, words, ends) in [("ns", "denied by quota@", 1), ("other", "granted by", 0)] {
         let args =
             ["policy", "try", "quota", "--parameters", quota, "--request", SHARED, "--namespace", namespace];
         let (code, said) = typed(&house, &serving, &args);
-        assert!(code == Some(0) && said.contains(words), "{words} is missing in {said}");
+        assert!(code == Some(ends) && said.contains(words), "{words} is missing in {said}");
         assert!(said.contains("asked before the active stack"), "{said}");
     }
     // A fault is told in the guest's own words.
     let (code, said) =
         typed(&house, &serving, &["policy", "try", "timeslice", "--parameters", r#"{"replicas": 0}"#]);
-    assert!(code == Some(0) && said.contains("would be refused") && said.contains("fault: "), "{said}");
+    assert!(code == Some(1) && said.contains("would be refused") && said.contains("fault: "), "{said}");
     // One that has no word on offers is asked as an activation would.
     let args = ["policy", "try", "quota", "--parameters", r#"{"namespaces": 3}"#];
     let (code, said) = typed(&house, &serving, &args);
-    assert!(code == Some(0) && said.contains("would be refused: policy quota@"), "{said}");
+    assert!(code == Some(1) && said.contains("would be refused: policy quota@"), "{said}");
+    assert!(said.contains("error: this stack would not be activated"), "{said}");
+    let args = ["policy", "try", "timeslice", "--request", "nvidia.com/gpu.shard=1"];
+    let (code, said) = typed(&house, &serving, &args);
+    let words = "nothing would be offered as nvidia.com/gpu.shard; offered would be nvidia.com/gpu.shared\n";
+    assert!(code == Some(1) && said.contains(words), "{said}");
+    assert!(said.contains("error: the request would be refused"), "{said}");
     let (code, said) = typed(&house, &serving, &["policy", "try", "./mine.wasm"]);
     assert!(code == Some(2) && said.contains("berth policy push ./mine.wasm"), "{said}");
     assert_eq!(serving.live().len(), 1);

@@ -178,7 +178,7 @@ pub struct NewStack {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NewStackEntry {
-    /// Its name.
+    /// Its name, or `name@` and at least 12 digits of a digest in place of `digest`.
     #[schema(example = "timeslice")]
     pub policy: String,
     /// Which version of it; if absent the newest shipped one, or the only one.

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NewTrial {
-    /// The policy's name.
+    /// The policy's name, or `name@` and at least 12 digits of a digest in place of `digest`.
     #[schema(example = "timeslice")]
     pub policy: String,
     /// Which version of it; if absent the newest shipped one, or the only one.

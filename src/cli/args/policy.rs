@@ -10,7 +10,7 @@ const STACK_FILE: &str = "\
 The file is a list of entries, first asked first, or a configuration file with such a list under
 `stack`. Only `policy` must be given:
   - policy: timeslice
-    digest: 9f86d081884c              # which version of it
+    digest: 9f86d081884c              # which version of it; or `policy: timeslice@9f86d081884c`
     parameters: {replicas: 4}         # `berth policy show timeslice` tells what it takes
     permissions: {deny: false, shareMax: 4, resources: [nvidia.com/gpu.shared]}
     onFault: skip                     # or deny";

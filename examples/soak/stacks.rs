@@ -52,6 +52,14 @@ impl Stacks {
         self.label_sets.clone()
     }
 
+    /// Activates each once, so that what is measured compiles nothing: a node does that once in its life.
+    pub(crate) async fn warm_up(&self) -> anyhow::Result<()> {
+        for entries in &self.stacks {
+            self.api.activate(entries.clone()).await?;
+        }
+        Ok(())
+    }
+
     /// Activates the next stack, or goes back to the one before.
     pub(crate) async fn swap(&mut self, n: u64) {
         let began = Instant::now();

@@ -4,7 +4,7 @@
 mod adopt;
 mod clock;
 mod gpus;
-mod heap;
+mod memory;
 mod policies;
 mod progress;
 mod rehearsal;
@@ -196,7 +196,7 @@ impl Daemon {
         let running = front.start();
         self.progress.registering(running.registrations());
         self.kubelet = Some(running);
-        heap::trim();
+        memory::trim();
         Ok(())
     }
 

@@ -1,0 +1,121 @@
+//! The memory of the start: reading the store and compiling policies take a few times what is kept, and
+//! a third of the program is read only to get going.
+#![allow(unsafe_code, reason = "one call of the C library, and one of the kernel, on pages of the program")]
+
+use std::fs;
+
+/// Gives back what only the start needed. Takes a few milliseconds.
+pub(super) fn trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: takes a number and no pointer, and may be called from any thread at any time
+    // (malloc_trim(3): MT-Safe).
+    unsafe {
+        libc::malloc_trim(0);
+    }
+    #[cfg(target_os = "linux")]
+    rest_program();
+}
+
+/// The C library gives freed memory back only from the heap's end; the kernel keeps pages of a program
+/// for it as long as they are mapped, used or not. Those that are needed again are mapped again from
+/// the page cache, or read from the file.
+#[cfg(target_os = "linux")]
+fn rest_program() {
+    let (Ok(program), Ok(smaps)) = (fs::read_link("/proc/self/exe"), fs::read_to_string("/proc/self/smaps"))
+    else {
+        return;
+    };
+    for (begin, end) in clean(&smaps, &program.to_string_lossy()) {
+        // SAFETY: a private mapping of a file that cannot be written to and of which no page differs from
+        // the file: whoever reads or runs it next finds the same bytes (madvise(2), MADV_DONTNEED).
+        unsafe {
+            libc::madvise(std::ptr::without_provenance_mut(begin), end - begin, libc::MADV_DONTNEED);
+        }
+    }
+}
+
+/// The mappings of this file, as `/proc/self/smaps` shows them (proc_pid_smaps(5)), that are private,
+/// cannot be written to, and have no page of their own. What the loader has relocated has.
+fn clean(smaps: &str, program: &str) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    let mut candidate = None;
+    for line in smaps.lines() {
+        if let Some(mapping) = header(line) {
+            candidate = mapping.of(program);
+        } else if let Some(rest) = line.strip_prefix("Anonymous:") {
+            let own = rest.trim().trim_end_matches("kB").trim();
+            found.extend(candidate.take().filter(|_| own == "0"));
+        }
+    }
+    found
+}
+
+/// One mapping.
+struct Mapping<'s> {
+    range: (usize, usize),
+    rights: &'s str,
+    path: &'s str,
+}
+
+impl Mapping<'_> {
+    fn of(&self, program: &str) -> Option<(usize, usize)> {
+        let fixed = matches!(self.rights, "r--p" | "r-xp" | "--xp");
+        (fixed && self.path == program).then_some(self.range)
+    }
+}
+
+/// `begin-end rights offset device inode path`, the path with whatever spaces it has.
+fn header(line: &str) -> Option<Mapping<'_>> {
+    let (range, rest) = line.split_once(' ')?;
+    let (begin, end) = range.split_once('-')?;
+    let number = |hex| usize::from_str_radix(hex, 16).ok();
+    let range = (number(begin)?, number(end)?);
+    let (rights, rest) = rest.split_once(' ')?;
+    let mut rest = rest;
+    for _ in 0..3 {
+        rest = rest.trim_start().split_once(' ').map_or("", |(_, rest)| rest);
+    }
+    Some(Mapping { range, rights, path: rest.trim_start() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+55d0c0000000-55d0c1000000 r--p 00000000 fe:00 12 /usr/bin/a berth
+Size:              16384 kB
+Anonymous:             0 kB
+55d0c1000000-55d0c3000000 r-xp 01000000 fe:00 12                         /usr/bin/a berth
+Anonymous:             0 kB
+VmFlags: rd ex mr mw me
+55d0c3000000-55d0c3100000 r--p 03000000 fe:00 12 /usr/bin/a berth
+Anonymous:          1024 kB
+55d0c3100000-55d0c3200000 rw-p 03100000 fe:00 12 /usr/bin/a berth
+Anonymous:             0 kB
+7f0000000000-7f0000001000 r-xp 00000000 fe:00 13 /usr/lib/libc.so.6
+Anonymous:             0 kB
+7f0000002000-7f0000003000 rw-p 00000000 00:00 0
+Anonymous:             0 kB
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
+Anonymous:             0 kB
+";
+
+    #[test]
+    fn only_what_is_as_in_the_program_file_is_let_go_of() {
+        let range = |begin: usize, end: usize| (begin << 20, end << 20);
+        let fixed = [range(0x55d0_c00, 0x55d0_c10), range(0x55d0_c10, 0x55d0_c30)];
+        assert_eq!(clean(SMAPS, "/usr/bin/a berth"), fixed);
+        assert_eq!(clean(SMAPS, "/usr/bin/a"), []);
+        assert_eq!(clean("", ""), []);
+    }
+
+    #[test]
+    fn this_program_runs_on_without_its_start() {
+        let program = fs::read_link("/proc/self/exe").unwrap();
+        let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+        assert!(!clean(&smaps, &program.to_string_lossy()).is_empty());
+        trim();
+        assert_eq!(clean(SMAPS, "").len(), 0);
+    }
+}

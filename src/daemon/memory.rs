@@ -104,7 +104,7 @@ Anonymous:             0 kB
     #[test]
     fn only_what_is_as_in_the_program_file_is_let_go_of() {
         let range = |begin: usize, end: usize| (begin << 20, end << 20);
-        let fixed = [range(0x55d0_c00, 0x55d0_c10), range(0x55d0_c10, 0x55d0_c30)];
+        let fixed = [range(0x55d_0c00, 0x55d_0c10), range(0x55d_0c10, 0x55d_0c30)];
         assert_eq!(clean(SMAPS, "/usr/bin/a berth"), fixed);
         assert_eq!(clean(SMAPS, "/usr/bin/a"), []);
         assert_eq!(clean("", ""), []);

@@ -196,7 +196,7 @@ impl Daemon {
         let running = front.start();
         self.progress.registering(running.registrations());
         self.kubelet = Some(running);
-        memory::trim();
+        self.tasks.spawn(memory::trim_soon());
         Ok(())
     }
 

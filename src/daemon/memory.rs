@@ -3,9 +3,23 @@
 #![allow(unsafe_code, reason = "one call of the C library, and one of the kernel, on pages of the program")]
 
 use std::fs;
+use std::time::Duration;
 
-/// Gives back what only the start needed. Takes a few milliseconds.
-pub(super) fn trim() {
+/// So long after the registration the start is over: the first rounds have been, and whoever waited for
+/// this node has come.
+const SETTLED: Duration = Duration::from_secs(5);
+
+/// Gives back what only the start needed, at once and when its last steps are over.
+pub(super) async fn trim_soon() {
+    for wait in [Duration::ZERO, SETTLED] {
+        tokio::time::sleep(wait).await;
+        // It ends early only with the daemon.
+        let _ = tokio::task::spawn_blocking(trim).await;
+    }
+}
+
+/// Takes a few milliseconds.
+fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: takes a number and no pointer, and may be called from any thread at any time
     // (malloc_trim(3): MT-Safe).

@@ -130,7 +130,8 @@ Anonymous:             0 kB
         let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
         assert!(!clean(&smaps, &program.to_string_lossy()).is_empty());
         // Addresses that the loader relocated: let go of, they would be those of the file.
-        static RELOCATED: [fn(&str, &str) -> Vec<(usize, usize)>; 1] = [clean];
+        type Clean = fn(&str, &str) -> Vec<(usize, usize)>;
+        static RELOCATED: [Clean; 1] = [clean];
         let address = || std::hint::black_box(&RELOCATED)[0] as usize;
         let before = address();
         trim();

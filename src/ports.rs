@@ -9,6 +9,7 @@ use crate::kernel::process::{Sight, Who};
 use crate::kernel::record::{Record, Write};
 use crate::kernel::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The node's GPUs. Implemented by `nvml` and `sim`; used by the GPU watch thread alone.
@@ -202,7 +203,7 @@ pub trait Policies: Send + Sync {
     ///
     /// # Errors
     /// If the question names what the node has not.
-    fn input(&self, node: &Ledger, now: Now, question: Question<'_>) -> Result<Input, Fault> {
+    fn input(&self, node: &Arc<Ledger>, now: Now, question: Question<'_>) -> Result<Input, Fault> {
         let _ = (node, now, question);
         Err(Fault { kind: FaultKind::Missing, detail: "these policies put nothing down".into() })
     }

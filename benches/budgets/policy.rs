@@ -5,12 +5,16 @@ use crate::measure::{Effort, Series};
 use crate::node::{House, Node, Recipe, SHARED, SHARES};
 use crate::table::{Budget, Row, Table};
 use anyhow::{Result, ensure};
+use berth::kernel::ledger::Ledger;
 use berth::kernel::names::DeviceId;
 use berth::kernel::policy::{AdmitRequest, Call, Hook, PlaceRequest, Question};
 use berth::ports::Policies as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 const SAMPLES: usize = 2000;
+/// More than the daemon remembers.
+const SNAPSHOTS: usize = 16;
 /// Longest a call may take, milliseconds: the daemon's own limit.
 const WALL_MS: u64 = 500;
 
@@ -19,6 +23,9 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
     let policy = Some(("timeslice", parameters.as_str()));
     let node = Node::start(house, Recipe { gpus: "8xh100", store: memory()?, policy, resource: SHARED })?;
     let ledger = node.door.snapshot();
+    // Each call meets another snapshot, as the first policy that a pod waits for does; what is shown of one
+    // snapshot is put together once.
+    let snapshots: Vec<_> = (0..SNAPSHOTS).map(|_| Arc::new(Ledger::clone(&ledger))).collect();
     let ids: Vec<DeviceId> = node.ids().iter().map(|id| DeviceId::parse(id)).collect::<Result<_, _>>()?;
     ensure!(ids.len() == 80, "{} devices instead of 80", ids.len());
     let resource = node.resource.clone();
@@ -51,7 +58,11 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
         ensure!(answered.is_ok(), "{name} failed in {}: {answered:?}", hook.as_str());
         let mut series = Series::default();
         for _ in 0..effort.runs() {
-            series.run(effort.samples(SAMPLES), || house.policies.ask(std::hint::black_box(call)).is_ok());
+            let mut snapshots = snapshots.iter().cycle();
+            series.run(effort.samples(SAMPLES), || {
+                let node = snapshots.next().unwrap_or(&ledger);
+                house.policies.ask(std::hint::black_box(Call { node, ..call })).is_ok()
+            });
         }
         // Nobody waits for an offer; the budget is that of the hooks that a pod waits for.
         let budget = match hook {

@@ -25,7 +25,7 @@ use berth::kernel::stack::Stack;
 use berth::kernel::time::Now;
 use berth::ports::{InstallError, Policies};
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Questions of one input.
 const STEPS_MAX: usize = 24;
@@ -33,7 +33,7 @@ const STEPS_MAX: usize = 24;
 /// Plays one input.
 pub(crate) fn run(data: &[u8]) {
     let bytes = &mut Bytes::new(data);
-    let mut ledger = node(bytes);
+    let mut ledger = Arc::new(node(bytes));
     let overcommit_percent = bytes.pick(&[100, 100, 150, 50]);
     let rules = Rules { overcommit_percent, ..Rules::default() };
     let entries = ['a', 'b', 'c'][..1 + bytes.below(3)].iter().map(|letter| entry(bytes, *letter));
@@ -57,7 +57,7 @@ pub(crate) fn run(data: &[u8]) {
 }
 
 struct Turn<'t> {
-    ledger: &'t mut Ledger,
+    ledger: &'t mut Arc<Ledger>,
     rules: &'t Rules,
     stack: &'t Stack,
     faults: &'t mut Faults,
@@ -92,7 +92,7 @@ impl Turn<'_> {
 
     fn turn(&mut self, command: &Command) -> bool {
         let verdict = decide(self.ledger, self.rules, command, self.now);
-        self.ledger.apply(&verdict.entry);
+        Arc::make_mut(self.ledger).apply(&verdict.entry);
         verdict.refusal.is_none()
     }
 

@@ -19,6 +19,7 @@ use berth::kernel::stack::{Stack, StackEntry};
 use berth::kernel::time::Now;
 use berth::ports::Policies;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 /// Longest answer, bytes: what lies before the question in the guest's memory.
 const ANSWER_BYTES_MAX: usize = 0x4000 - 0x800;
@@ -27,7 +28,7 @@ const ANSWER_BYTES_MAX: usize = 0x4000 - 0x800;
 pub(crate) fn run(policies: &dyn Policies, parrot: &PolicyVersion, data: &[u8]) {
     let Some((hook, memory)) = data.split_first() else { return };
     let memory = &memory[..memory.len().min(ANSWER_BYTES_MAX)];
-    let (mut ledger, rules, now) = (shared(), Rules::default(), Now::default());
+    let (mut ledger, rules, now) = (Arc::new(shared()), Rules::default(), Now::default());
     // All permissions, so that the rules behind them are met.
     let entry = StackEntry {
         name: parrot.name.clone(),
@@ -56,7 +57,7 @@ pub(crate) fn run(policies: &dyn Policies, parrot: &PolicyVersion, data: &[u8]) 
             let offers = walk.offers();
             hold(answers::offers(&ledger, &stack, 100, &offers));
             let verdict = decide(&ledger, &rules, &Command::Offer(offers.parts), now);
-            ledger.apply(&verdict.entry);
+            Arc::make_mut(&mut ledger).apply(&verdict.entry);
             hold(state::check(&ledger, &rules, now));
         }
         1 => {

@@ -37,7 +37,7 @@ pub struct Trial<'a> {
     /// How its policies are asked.
     pub policies: &'a dyn Policies,
     /// The node.
-    pub node: &'a Ledger,
+    pub node: &'a Arc<Ledger>,
     /// When.
     pub now: Now,
     /// Who answers if all pass.
@@ -55,9 +55,9 @@ impl Trial<'_> {
         let offers = self.offers()?;
         // As it would be, so that there are devices to ask about.
         let offer = Command::Offer(offers.clone());
-        let mut node = self.node.clone();
+        let mut node = Ledger::clone(self.node);
         node.apply(&decide(self.node, self.rules, &offer, self.now).entry);
-        self.try_parameters(&node)?;
+        self.try_parameters(&Arc::new(node))?;
         Ok(offers)
     }
 
@@ -69,7 +69,7 @@ impl Trial<'_> {
     }
 
     /// Asks every policy of the stack that has no word on offers, on this node.
-    pub(super) fn try_parameters(&self, node: &Ledger) -> Result<(), (String, Fault)> {
+    pub(super) fn try_parameters(&self, node: &Arc<Ledger>) -> Result<(), (String, Fault)> {
         let end = Instant::now() + PARAMETERS_MAX;
         for entry in &self.stack.entries {
             if Instant::now() > end {
@@ -84,7 +84,7 @@ impl Trial<'_> {
     /// A policy that has no word on offers reads its parameters when a pod comes first: asked one
     /// question of those that it answers, it says now what is wrong with them. A node without GPUs or
     /// with none that is free has no question to ask.
-    fn try_parameters_of(&self, node: &Ledger, entry: &StackEntry) -> Result<(), (String, Fault)> {
+    fn try_parameters_of(&self, node: &Arc<Ledger>, entry: &StackEntry) -> Result<(), (String, Fault)> {
         let Some(version) = node.policies.get(&entry.digest).filter(|v| !v.hooks.contains(&Hook::Offer))
         else {
             return Ok(());
@@ -129,7 +129,7 @@ impl Trial<'_> {
     fn walk<'w>(
         &'w self,
         stack: &'w Stack,
-        node: &'w Ledger,
+        node: &'w Arc<Ledger>,
         faults: &'w mut Faults,
         calls: &'w mut Vec<CallNote>,
     ) -> Walk<'w> {

@@ -23,6 +23,7 @@ use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
 use crate::ports::Policies;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Wall time of one call, milliseconds; fuel stops a busy guest long before.
@@ -40,7 +41,7 @@ pub struct Walk<'a> {
     /// How.
     pub policies: &'a dyn Policies,
     /// What they see.
-    pub node: &'a Ledger,
+    pub node: &'a Arc<Ledger>,
     /// When.
     pub now: Now,
     /// Their record.

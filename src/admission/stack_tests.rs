@@ -21,6 +21,7 @@ use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
 use crate::ports::{InstallError, Policies};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -96,7 +97,7 @@ fn entry(letter: char) -> StackEntry {
 }
 
 struct Case {
-    node: Ledger,
+    node: Arc<Ledger>,
     stack: Stack,
     policies: Scripted,
     faults: Faults,
@@ -109,7 +110,7 @@ impl Case {
         let answers: BTreeMap<char, Answered> = answers.into_iter().collect();
         let entries = answers.keys().map(|letter| entry(*letter)).collect();
         Self {
-            node: node(),
+            node: Arc::new(node()),
             stack: Stack { entries, ..Stack::default() },
             policies: Scripted { answers, ..Scripted::default() },
             faults: Faults::default(),
@@ -135,7 +136,7 @@ impl Case {
             ..whole.clone()
         };
         let changes = vec![Change::PartFound(whole), Change::PartFound(instance)];
-        self.node.apply(&Entry { at: Now::default(), changes });
+        Arc::make_mut(&mut self.node).apply(&Entry { at: Now::default(), changes });
     }
 
     fn walk(&mut self) -> Walk<'_> {
@@ -431,7 +432,7 @@ fn i9_a_policy_that_fails_goes_on_offering_what_it_offers() {
         ranges: Vec::new(),
         devices: BTreeMap::new(),
     };
-    case.node.apply(&Entry { at: Now::default(), changes: vec![change] });
+    Arc::make_mut(&mut case.node).apply(&Entry { at: Now::default(), changes: vec![change] });
     // As long as it fails, and once it is suspended.
     for _ in 0..=FAULTS_TO_SUSPEND {
         let found = case.walk().offers();

@@ -232,16 +232,17 @@ impl<'d> Trying<'d> {
         let Verdict { entry, refusal } = decide(&node, self.door.rules(), &command, self.now);
         let mut then = Ledger::clone(&node);
         then.apply(&entry);
+        let then = Arc::new(then);
         let failed = failed.or_else(|| self.unfit(&stack, &then));
         let failed = failed.map(|(policy, fault)| format!("policy {policy} fails on this node: {fault}"));
         self.tried.refused = failed.or_else(|| refusal.map(|refusal| refusal.to_string()));
         if self.tried.refused.is_none() {
-            self.tried.then = Arc::new(then);
+            self.tried.then = then;
         }
     }
 
     /// The first policy whose parameters an activation would find wrong, and how.
-    fn unfit(&self, stack: &NewStack, then: &Ledger) -> Option<(String, Fault)> {
+    fn unfit(&self, stack: &NewStack, then: &Arc<Ledger>) -> Option<(String, Fault)> {
         let trial = Trial {
             stack,
             policies: &*self.door.policies,
@@ -259,6 +260,7 @@ impl<'d> Trying<'d> {
         if let Some((namespace, name)) = &wish.pod {
             node.pods = Some(Arc::new(asking(&node, namespace, name, wish, self.now)));
         }
+        let node = Arc::new(node);
         let named = pods::candidates(&node, &wish.resource, wish.count);
         let candidates = named.iter().map(|c| format!("{}/{}", c.pod.namespace, c.pod.name)).collect();
         let available = free_devices(&node, &wish.resource, self.door.rules().overcommit_percent);
@@ -289,7 +291,7 @@ impl<'d> Trying<'d> {
         Wished { candidates, devices, placed: Some((by, placement.reason)), outcome }
     }
 
-    fn walk<T>(&mut self, hook: Hook, node: &Ledger, ask: impl FnOnce(Walk<'_>) -> T) -> T {
+    fn walk<T>(&mut self, hook: Hook, node: &Arc<Ledger>, ask: impl FnOnce(Walk<'_>) -> T) -> T {
         let ear = Ear::new(&*self.door.policies);
         let mut calls = Vec::new();
         let answer = ask(Walk {

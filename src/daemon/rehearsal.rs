@@ -17,6 +17,7 @@ use crate::sim::SimGpus;
 use crate::wasm::{self, Scratch, WasmPolicies};
 use anyhow::{Context, bail};
 use std::path::Path;
+use std::sync::Arc;
 
 /// What stands in for the GPUs of a node that is elsewhere.
 const SAMPLE: &str = "8xh100";
@@ -81,7 +82,7 @@ pub fn rehearse(config: &Config) -> anyhow::Result<Vec<String>> {
             Err(Unresolved::Wrong(why)) => bail!("the stack cannot be used: {why}"),
         }
     }
-    let ask = |node: &Ledger| ask(config, &policies, &entries, node, &clock);
+    let ask = |node: &Ledger| ask(config, &policies, &entries, &Arc::new(node.clone()), &clock);
     // Parameters are read before a policy looks at any GPU.
     if let Some((policy, fault)) = ask(&node) {
         bail!("the stack cannot be used: policy {policy} fails: {fault}");
@@ -121,7 +122,7 @@ fn ask(
     config: &Config,
     policies: &dyn Policies,
     entries: &[StackEntry],
-    node: &Ledger,
+    node: &Arc<Ledger>,
     clock: &SystemClock,
 ) -> Option<(String, Fault)> {
     let entries = entries.to_vec();

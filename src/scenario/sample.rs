@@ -9,6 +9,7 @@ use crate::kernel::ledger::Ledger;
 use crate::kernel::names::{DeviceId, Resource};
 use crate::kernel::policy::{AdmitRequest, Call, Hook, PlaceRequest, PolicyVersion, Question};
 use crate::ports::{Clock as _, Policies as _};
+use std::sync::Arc;
 
 /// The sample: what many nodes look like.
 const MODEL: &str = "h100";
@@ -30,7 +31,7 @@ pub(super) fn ask_all(
     node.settle()?;
     let shown = node.snapshot();
     // Parameters are read before a policy looks at any GPU: what they break, they break here.
-    let empty = Ledger { policies: shown.policies.clone(), ..Ledger::default() };
+    let empty = Arc::new(Ledger { policies: shown.policies.clone(), ..Ledger::default() });
     let resource = Resource::parse("nvidia.com/gpu").map_err(|error| error.to_string())?;
     let available: Vec<DeviceId> = node.free(&resource);
     let devices = available.iter().take(1).cloned().collect();
@@ -46,7 +47,7 @@ pub(super) fn ask_all(
             Hook::Admit => Question::Admit(&admit),
             Hook::Triage => Question::Triage(&reading),
         };
-        let nodes: &[&Ledger] = if *hook == Hook::Offer { &[&empty, &shown] } else { &[&shown] };
+        let nodes: &[&Arc<Ledger>] = if *hook == Hook::Offer { &[&empty, &shown] } else { &[&shown] };
         for node_shown in nodes {
             let call = Call {
                 digest: &version.digest,

@@ -70,7 +70,7 @@ impl Asked {
     }
 }
 
-impl View<'_> {
+impl View {
     /// # Errors
     /// If the question names what this snapshot has not: it cannot be asked in indices.
     pub(super) fn question(&self, question: Question<'_>) -> Result<Asked, Fault> {

@@ -6,8 +6,8 @@
 //! - `artifacts`, `shipped`: the files of uploaded versions, and what comes with the daemon
 //! - `module`, `exports`, `call`, `guest`, `fault`: an installed version, one call of it, and what
 //!   goes wrong
-//! - `view`, `convert`, `bindings`: the kernel's words and those of the contract; `recorded`: the latter
-//!   as JSON, to be asked again
+//! - `view`, `views`, `convert`, `bindings`: the kernel's words and those of the contract; `recorded`: the
+//!   latter as JSON, to be asked again
 //!
 //! Absent on purpose: WASI, threads, anything that outlives a call. A policy that is wrong costs its
 //! budget and nothing else.
@@ -31,6 +31,7 @@ mod scratch;
 mod shipped;
 mod ticker;
 mod view;
+mod views;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -47,7 +48,7 @@ use frame::Reply;
 use limits::MODULE_BYTES_MAX;
 use module::Module;
 use recorded::Recorded;
-use view::View;
+use views::Views;
 
 use crate::kernel::decision::Cost;
 use crate::kernel::ledger::Ledger;
@@ -91,7 +92,7 @@ pub struct WasmPolicies {
     runner: Runner,
     compiler: Compiler,
     artifacts: Artifacts,
-    memory_overcommit_percent: u32,
+    views: Views,
     installed: RwLock<BTreeMap<Digest, Arc<Installed>>>,
 }
 
@@ -142,7 +143,7 @@ impl WasmPolicies {
             runner,
             compiler: Compiler::new(settings.compiler, settings.compile),
             artifacts,
-            memory_overcommit_percent: settings.memory_overcommit_percent,
+            views: Views::new(settings.memory_overcommit_percent),
             installed: RwLock::default(),
         })
     }
@@ -332,27 +333,26 @@ impl Policies for WasmPolicies {
         let Some(installed) = self.installed(call.digest) else {
             return unasked(not_installed(call.digest));
         };
-        let view = View::new(call.node, call.now, call.parameters, self.memory_overcommit_percent);
-        let question = match view.question(call.question) {
-            Ok(question) => question,
-            Err(fault) => return unasked(fault),
-        };
-        let module = match installed.module(self) {
-            Ok(module) => module,
-            Err(fault) => return unasked(fault),
-        };
-        let Called { answer, cost, said } =
-            module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
-                question.put(hooks, store, &view.context)
-            });
-        let told = answer.and_then(|told| convert::answer(&view, told, &question));
-        Aloud { told, cost, said }
+        self.views.with(call.node, call.now, call.parameters, |view| {
+            let question = match view.question(call.question) {
+                Ok(question) => question,
+                Err(fault) => return unasked(fault),
+            };
+            let module = match installed.module(self) {
+                Ok(module) => module,
+                Err(fault) => return unasked(fault),
+            };
+            let Called { answer, cost, said } =
+                module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
+                    question.put(hooks, store, &view.context)
+                });
+            let told = answer.and_then(|told| convert::answer(view, told, &question));
+            Aloud { told, cost, said }
+        })
     }
 
-    fn input(&self, node: &Ledger, now: Now, question: Question<'_>) -> Result<Input, Fault> {
-        let view = View::new(node, now, "", self.memory_overcommit_percent);
-        let question = view.question(question)?;
-        recorded::write(&view, &question)
+    fn input(&self, node: &Arc<Ledger>, now: Now, question: Question<'_>) -> Result<Input, Fault> {
+        self.views.with(node, now, "", |view| recorded::write(view, &view.question(question)?))
     }
 
     fn ask_again(&self, digest: &Digest, parameters: &str, input: &Input) -> Result<AskedAgain, String> {

@@ -64,7 +64,7 @@ struct NodeRead {
 ///
 /// # Errors
 /// If it cannot be written, which its types forbid.
-pub(super) fn write(view: &View<'_>, question: &convert::Asked) -> Result<Input, Fault> {
+pub(super) fn write(view: &View, question: &convert::Asked) -> Result<Input, Fault> {
     let shares = view.devices.iter().map(|(_, _, share)| *share).collect();
     let node = NodeRef { world: WORLD, node: &view.context.node, shares };
     let failed = |error: serde_json::Error| fault::missing(format!("cannot be put down: {error}"));

@@ -1,6 +1,7 @@
 //! The kernel's snapshot as a policy is shown it, and the way back from its indices.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::bindings::berth::policy::types as wit;
 use super::convert::Indices;
@@ -17,23 +18,22 @@ use crate::kernel::pods::{self, Candidate};
 use crate::kernel::time::Now;
 
 /// A snapshot in the words of the contract, and what its indices stand for.
-pub(super) struct View<'a> {
-    ledger: &'a Ledger,
+pub(super) struct View {
+    ledger: Arc<Ledger>,
+    made: Now,
+    /// So long after `made` it would be made the same again, milliseconds: ages are told in seconds.
+    fresh_ms: u64,
     pub(super) context: wit::Context,
-    pub(super) parts: Vec<&'a PartId>,
-    pub(super) resources: Vec<&'a Resource>,
+    pub(super) parts: Vec<PartId>,
+    pub(super) resources: Vec<Resource>,
     /// Part, resource and share number by device index, in ascending order of the three.
     pub(super) devices: Vec<(u32, u32, Option<u32>)>,
-    by_part: BTreeMap<&'a PartId, u32>,
+    by_part: BTreeMap<PartId, u32>,
 }
 
-impl<'a> View<'a> {
-    pub(super) fn new(
-        ledger: &'a Ledger,
-        now: Now,
-        parameters: &str,
-        memory_overcommit_percent: u32,
-    ) -> Self {
+impl View {
+    /// Without parameters.
+    pub(super) fn new(ledger: &Arc<Ledger>, now: Now, memory_overcommit_percent: u32) -> Self {
         let mut states: Vec<&PartState> = ledger.parts.values().map(AsRef::as_ref).collect();
         states.sort_by_key(|s| (s.part.gpu_index, s.part.gpu(), s.part.parent.is_some()));
         let keys = states.iter().flat_map(|state| state.devices.keys());
@@ -44,7 +44,9 @@ impl<'a> View<'a> {
         resources.dedup();
         let count = states.iter().map(|state| state.devices.len()).sum();
         let mut view = Self {
-            ledger,
+            ledger: Arc::clone(ledger),
+            made: now,
+            fresh_ms: fresh_ms(ledger, now),
             context: wit::Context {
                 node: wit::Node {
                     parts: Vec::with_capacity(states.len()),
@@ -53,12 +55,12 @@ impl<'a> View<'a> {
                     devices: Vec::with_capacity(count),
                     allocations: Vec::new(),
                 },
-                parameters: parameters.to_owned(),
+                parameters: String::new(),
             },
-            parts: states.iter().map(|state| &state.part.id).collect(),
-            resources,
+            parts: states.iter().map(|state| state.part.id.clone()).collect(),
+            resources: resources.into_iter().cloned().collect(),
             devices: Vec::with_capacity(count),
-            by_part: (0..).zip(&states).map(|(n, state)| (&state.part.id, n)).collect(),
+            by_part: (0..).zip(&states).map(|(n, state)| (state.part.id.clone(), n)).collect(),
         };
         for (index, state) in (0..).zip(states) {
             let part = view.shown(ledger, state, now);
@@ -72,9 +74,18 @@ impl<'a> View<'a> {
         view
     }
 
+    /// Whether it is what would be made of this snapshot at this moment.
+    pub(super) fn shows(&self, ledger: &Arc<Ledger>, now: Now) -> bool {
+        let fresh = |made: u64, now: u64| now.checked_sub(made).is_some_and(|age| age < self.fresh_ms);
+        // It holds its snapshot, so that no other can lie where this one lay.
+        Arc::ptr_eq(&self.ledger, ledger)
+            && fresh(self.made.mono_ms, now.mono_ms)
+            && fresh(self.made.wall_ms, now.wall_ms)
+    }
+
     /// Who may be asking for so many devices of `resource`.
     pub(super) fn candidates(&self, resource: &Resource, count: usize) -> Vec<wit::Candidate> {
-        let found = pods::candidates(self.ledger, resource, count);
+        let found = pods::candidates(&self.ledger, resource, count);
         found.into_iter().map(candidate).collect()
     }
 
@@ -83,7 +94,7 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn resource_index(&self, resource: &Resource) -> Option<u32> {
-        index(self.resources.binary_search(&resource).ok()?)
+        index(self.resources.binary_search(resource).ok()?)
     }
 
     /// The index of a device, by those of its part and resource; `None` if it is not of this snapshot.
@@ -96,7 +107,6 @@ impl<'a> View<'a> {
         let gpu = ledger.gpu_of(state);
         let usage = ledger.usage.get(&part.id).cloned().unwrap_or_default();
         let health = gpu.map(|gpu| gpu.health.state).filter(|_| state.present);
-        let idle_ms = now.mono_ms.saturating_sub(state.idle_since_mono_ms);
         wit::Part {
             id: part.id.to_string(),
             vendor: part.vendor.clone(),
@@ -111,7 +121,7 @@ impl<'a> View<'a> {
             attributes: attributes(part),
             processes: ledger.processes_on(&part.id).unwrap_or(0),
             memory_used_mib: usage.memory_used_mib,
-            idle_seconds: if state.held() { 0 } else { seconds(idle_ms) },
+            idle_seconds: if state.held() { 0 } else { seconds(idle_ms(state, now)) },
             offered: state.lines.iter().map(line_to_wit).collect(),
         }
     }
@@ -168,7 +178,6 @@ impl<'a> View<'a> {
     }
 
     fn allocation(&self, allocation: &Allocation, now: Now) -> wit::Allocation {
-        let age_ms = now.wall_ms.saturating_sub(allocation.granted_wall_ms);
         // A held device stays listed, so its resource and itself are always there.
         let resource = self.resource_index(&allocation.resource).unwrap_or_default();
         let devices = allocation.devices.iter();
@@ -179,15 +188,15 @@ impl<'a> View<'a> {
                 .filter_map(|id| self.device_index(self.part_index(&id.part)?, resource, id.share))
                 .collect(),
             holder: holder_to_wit(&allocation.holder),
-            age_seconds: seconds(age_ms),
+            age_seconds: seconds(age_ms(allocation, now)),
             overlapped: allocation.overlapped,
         }
     }
 }
 
-impl Indices for View<'_> {
+impl Indices for View {
     fn part(&self, index: u32) -> Option<PartId> {
-        self.parts.get(usize::try_from(index).ok()?).map(|part| (*part).clone())
+        self.parts.get(usize::try_from(index).ok()?).cloned()
     }
 
     fn parts(&self) -> usize {
@@ -196,7 +205,7 @@ impl Indices for View<'_> {
 
     fn device(&self, index: u32) -> Option<(DeviceId, u32)> {
         let (part, resource, share) = *self.devices.get(usize::try_from(index).ok()?)?;
-        let part = (*self.parts.get(usize::try_from(part).ok()?)?).clone();
+        let part = self.parts.get(usize::try_from(part).ok()?)?.clone();
         Some((DeviceId { part, share }, resource))
     }
 
@@ -207,6 +216,21 @@ impl Indices for View<'_> {
 
 fn index(position: usize) -> Option<u32> {
     u32::try_from(position).ok()
+}
+
+fn idle_ms(state: &PartState, now: Now) -> u64 {
+    now.mono_ms.saturating_sub(state.idle_since_mono_ms)
+}
+
+fn age_ms(allocation: &Allocation, now: Now) -> u64 {
+    now.wall_ms.saturating_sub(allocation.granted_wall_ms)
+}
+
+/// Until the first of all that are told grows by a second.
+fn fresh_ms(ledger: &Ledger, now: Now) -> u64 {
+    let idle = ledger.parts.values().filter(|state| !state.held()).map(|state| idle_ms(state, now));
+    let ages = ledger.live.values().map(|allocation| age_ms(allocation, now));
+    idle.chain(ages).map(|ms| 1_000 - ms % 1_000).min().unwrap_or(1_000)
 }
 
 fn seconds(ms: u64) -> u32 {
@@ -317,7 +341,6 @@ mod tests {
     use super::*;
     use crate::kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
     use std::collections::VecDeque;
-    use std::sync::Arc;
 
     #[test]
     fn candidates_are_shown_with_their_labels() {
@@ -343,13 +366,13 @@ mod tests {
             deleted: VecDeque::new(),
             finished: VecDeque::new(),
         };
-        let ledger = Ledger { pods: Some(Arc::new(view)), ..Ledger::default() };
-        let shown = View::new(&ledger, Now::default(), "{}", 100).candidates(&resource, 2);
+        let ledger = Arc::new(Ledger { pods: Some(Arc::new(view)), ..Ledger::default() });
+        let shown = View::new(&ledger, Now::default(), 100).candidates(&resource, 2);
         let [candidate] = shown.as_slice() else { panic!("{} candidates", shown.len()) };
         let who = (candidate.namespace.as_str(), candidate.pod.as_str(), candidate.container.as_str());
         assert_eq!(who, ("team", "p", "main"));
         assert_eq!(candidate.pod_uid, "u");
         assert_eq!(candidate.labels[0].key, "app");
-        assert!(View::new(&ledger, Now::default(), "{}", 100).candidates(&resource, 1).is_empty());
+        assert!(View::new(&ledger, Now::default(), 100).candidates(&resource, 1).is_empty());
     }
 }

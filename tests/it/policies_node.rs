@@ -36,11 +36,11 @@ pub(crate) fn gpu_id(index: u32) -> PartId {
 
 /// A node built step by step, as the keeper would.
 #[derive(Clone)]
-pub(crate) struct Node(pub(crate) Ledger);
+pub(crate) struct Node(pub(crate) Arc<Ledger>);
 
 impl Node {
     pub(crate) fn new() -> Self {
-        Self(Ledger::default())
+        Self(Arc::default())
     }
 
     pub(crate) fn apply(&mut self, change: Change) {
@@ -52,7 +52,7 @@ impl Node {
             },
             changes: vec![change],
         };
-        self.0.apply(&entry);
+        Arc::make_mut(&mut self.0).apply(&entry);
     }
 
     /// GPUs 0 and on, each linked with its neighbour.

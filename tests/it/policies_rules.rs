@@ -50,7 +50,7 @@ impl Scene {
             holders.push((device, namespace));
         }
         let pods = waiting.iter().enumerate().map(|(n, namespace)| (format!("u{n}"), pod(n, namespace)));
-        node.0.pods = Some(Arc::new(PodsView {
+        Arc::make_mut(&mut node.0).pods = Some(Arc::new(PodsView {
             source: PodsSource::ApiServer,
             current: true,
             listed_mono_ms: 0,

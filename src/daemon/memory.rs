@@ -1,6 +1,9 @@
-//! The memory of the start: reading the store and compiling policies take a few times what is kept, and
+//! How the daemon stays small. Reading the store and compiling policies take a few times what is kept, and
 //! a third of the program is read only to get going.
-#![allow(unsafe_code, reason = "one call of the C library, and one of the kernel, on pages of the program")]
+#![allow(
+    unsafe_code,
+    reason = "calls of the C library's allocator, and one of the kernel, on pages of the program"
+)]
 
 use std::fs;
 use std::time::Duration;
@@ -8,6 +11,31 @@ use std::time::Duration;
 /// So long after the registration the start is over: the first rounds have been, and whoever waited for
 /// this node has come.
 const SETTLED: Duration = Duration::from_secs(5);
+
+/// Heaps that threads share. The C library makes one a thread, up to eight a processor, and a GPU node has
+/// 96 to 256 of those; with two the threads of an Allocate seldom meet.
+const HEAPS: i32 = 2;
+/// Blocks of so many bytes are mapped alone. This is where the C library starts as well, but it raises its
+/// mark to the largest block that was freed: the store is opened twice (on a copy first), and the second
+/// time its page table, 4 MiB that are nearly all zero, would lie in a heap and be written through.
+const MAPPED_ALONE_BYTES: i32 = 128 * 1024;
+/// So much free memory at a heap's end is kept for what comes next.
+const KEPT_BYTES: i32 = 512 * 1024;
+
+/// Tells the C library how to lay memory out; before there are threads.
+pub(super) fn lay_out() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    for (setting, value) in [
+        (libc::M_ARENA_MAX, HEAPS),
+        (libc::M_MMAP_THRESHOLD, MAPPED_ALONE_BYTES),
+        (libc::M_TRIM_THRESHOLD, KEPT_BYTES),
+    ] {
+        // SAFETY: takes two numbers (mallopt(3)); one that is not taken changes nothing.
+        unsafe {
+            libc::mallopt(setting, value);
+        }
+    }
+}
 
 /// Gives back what only the start needed, at once and when its last steps are over.
 pub(super) async fn trim_soon() {

@@ -15,6 +15,7 @@ const WORKERS: usize = 2;
 /// # Errors
 /// What is wrong and what to do about it, in one line with its causes.
 pub fn serve(config: Config) -> anyhow::Result<()> {
+    super::memory::lay_out();
     serve_with(config, Options::default())
 }
 

@@ -113,11 +113,7 @@ pub(crate) const CASES: &[Case] = &[
          maximum of 64 in the pooling allocator"],
     ),
     made("nested", |_| nested(1_000), &["no export `admit` found"]),
-    made(
-        "world-that-panics",
-        found,
-        &["the compiler gave up on it: internal error: entered unreachable code"],
-    ),
+    made("world-that-panics", found, &["the compiler cannot make sense of its "]),
     Case { bomb: true, ..made("nested-deep", |_| nested(100_000), TOO_MUCH) },
     made(
         "cut",
@@ -125,7 +121,7 @@ pub(crate) const CASES: &[Case] = &[
             let all = numbered(0);
             all[..all.len() / 2].to_vec()
         },
-        &["decoding item in module: unexpected end-of-file (at offset 0x19f)"],
+        &["the file is not a whole WebAssembly component: it has "],
     ),
     Case { bomb: true, ..made("bomb", |_| bomb(200_000), TOO_MUCH) },
     // Lies of `describe`.

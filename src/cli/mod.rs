@@ -12,6 +12,7 @@ mod gpu;
 mod hints;
 mod node_check;
 mod output;
+mod parameters;
 mod policy;
 mod policy_new;
 mod process;

@@ -246,5 +246,10 @@ fn differences(differences: &[Difference]) -> String {
         vec![seq, d.at.clone(), d.hook.clone(), how]
     };
     let rows: Vec<_> = differences.iter().map(row).collect();
-    table(&["DECISION", "AT", "HOOK", "DIFFERENCE"], &rows)
+    let mut text = table(&["DECISION", "AT", "HOOK", "DIFFERENCE"], &rows);
+    if differences.iter().any(|difference| difference.seq.is_none()) {
+        text += "- has no number: an offer that the stack makes again unchanged is not put on the record, nor is anything \
+                 that finds no journal (decisions.maxMiB: 0) or no room\n";
+    }
+    text
 }

@@ -20,7 +20,7 @@ The file is a list of entries, first asked first, or a configuration file with s
 pub enum PolicyCommand {
     /// All versions that the node knows
     List,
-    /// One version with the schema of its parameters
+    /// One version with the parameters that it takes; `-o json` has their schema
     Show {
         /// Name, digest, the beginning of a digest, or name@ and that
         policy: String,
@@ -80,6 +80,7 @@ A scenario is a YAML file: a node, what happens, and what is expected. A folder 
 files in it. Exit code 1 if one fails.
   berth policy test my_policy.wasm scenarios/
   berth policy test --shipped timeslice scenarios/shares.yaml
+One policy is tested: FILE, or with --shipped one that came with this program; every path is a scenario then.
 
 policies-wasm/README.md of the sources describes the form; `berth policy new` writes a first one.")]
     Test {

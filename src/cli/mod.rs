@@ -10,6 +10,7 @@ mod decision;
 mod drain;
 mod gpu;
 mod hints;
+mod names;
 mod node_check;
 mod output;
 mod parameters;

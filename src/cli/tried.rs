@@ -120,9 +120,9 @@ fn shown(trial: &Trial) -> String {
 fn offers(trial: &Trial) -> String {
     let rows = trial.offers.iter().map(|offer| {
         let now = if offer.differs { offered(&offer.offered_now) } else { "the same".into() };
-        vec![offer.name.clone(), offered(&offer.offered), now, offer.by.clone()]
+        vec![offer.name.clone(), offered(&offer.offered), now, offer.by.clone(), offer.part.clone()]
     });
-    let mut text = table(&["PART", "OFFERED", "NOW", "BY"], &rows.collect::<Vec<_>>());
+    let mut text = table(&["PART", "OFFERED", "NOW", "BY", "UUID"], &rows.collect::<Vec<_>>());
     let rows = trial.resources.iter().map(|resource| {
         let pair = |free: usize, devices: usize| format!("{free} of {devices}");
         vec![

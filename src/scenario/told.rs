@@ -2,7 +2,7 @@
 
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Digest;
-use crate::kernel::policy::{Answer, Call, Fault, Hook, PolicyVersion};
+use crate::kernel::policy::{Answer, Call, Fault, FaultKind, Hook, PolicyVersion};
 use crate::kernel::time::Now;
 use crate::kernel::words;
 use crate::ports::{InstallError, Policies};
@@ -95,7 +95,12 @@ impl Policies for Listened<'_> {
         let answer = self.policies.ask(call);
         let label = call.node.policies.get(call.digest).map_or_else(String::new, |v| v.label());
         let hook = call.question.hook();
-        let told = Told { policy: label, hook, answer: answer.clone(), said: self.heard() };
+        let mut said = self.heard();
+        if answer.as_ref().is_err_and(|fault| fault.kind == FaultKind::Parameters) {
+            // The fault says it, and better.
+            said.pop();
+        }
+        let told = Told { policy: label, hook, answer: answer.clone(), said };
         self.told.lock().unwrap_or_else(PoisonError::into_inner).push(told);
         answer
     }

@@ -54,7 +54,7 @@ use view::View;
 use crate::kernel::decision::Cost;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Digest;
-use crate::kernel::policy::{Answer, Call, Fault, PolicyVersion, Question};
+use crate::kernel::policy::{Answer, Call, Fault, FaultKind, PolicyVersion, Question};
 use crate::kernel::time::Now;
 use crate::ports::{Aloud, AskedAgain, Input, InstallError, Policies};
 
@@ -343,11 +343,15 @@ impl Policies for WasmPolicies {
             Ok(module) => module,
             Err(fault) => return unasked(fault),
         };
-        let Called { answer, cost, said } =
+        let Called { answer, cost, mut said } =
             module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
                 question.put(hooks, store, &view.context)
             });
         let answer = answer.map_err(|fault| parameters::told(fault, call.parameters));
+        if answer.as_ref().is_err_and(|fault| fault.kind == FaultKind::Parameters) {
+            // The fault says it, and better.
+            said.pop();
+        }
         let told = answer.and_then(|told| convert::answer(&view, told, &question));
         Aloud { told, cost, said }
     }

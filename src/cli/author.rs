@@ -248,7 +248,10 @@ fn usage_of_test(file: Option<&Path>, scenarios: &[PathBuf], shipped: Option<&st
     }
     let named = scenarios.len() + usize::from(shipped.is_some() && file.is_some());
     if named == 0 {
-        return Err(BadUsage("name a scenario file, or a folder of them".to_owned()));
+        let given = file.map(|file| format!(", and not only {}", file.display())).unwrap_or_default();
+        return Err(BadUsage(format!(
+            "name a policy (its file, or --shipped NAME) and then a scenario file or a folder of them{given}"
+        )));
     }
     Ok(())
 }

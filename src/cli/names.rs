@@ -20,7 +20,8 @@ impl Names {
         // Of a longer word it is only a part.
         let in_word = |c: char| c.is_ascii_alphanumeric() || c == '-';
         while !rest.is_empty() {
-            let free = !told.ends_with(in_word);
+            // JSON among it stays what it is.
+            let free = !told.ends_with(in_word) && !told.ends_with('"');
             let here = |(uuid, _): &&(String, u32)| {
                 rest.strip_prefix(uuid.as_str()).is_some_and(|behind| !behind.starts_with(in_word))
             };
@@ -60,6 +61,7 @@ mod tests {
             ("chooses GPU-1 instead of GPU-10", "chooses GPU 1 (GPU-1) instead of GPU 7 (GPU-10)"),
             ("GPU-10::3, GPU-1::12.", "GPU 7 share 3 (GPU-10::3), GPU 1 share 12 (GPU-1::12)."),
             ("GPU-1 x2; GPU-1::", "GPU 1 (GPU-1) x2; GPU 1 (GPU-1)::"),
+            ("{\"part\":\"GPU-1\"}", "{\"part\":\"GPU-1\"}"),
             ("MIG-GPU-1 GPU-100 GPU-1-a \u{e9}", "MIG-GPU-1 GPU-100 GPU-1-a \u{e9}"),
         ] {
             assert_eq!(names.told(text), told);

@@ -87,7 +87,7 @@ mod tests {
     fn a_usage_line_shows_what_is_needed_and_not_what_was_given() {
         for (typed, usage) in [
             ("berth --server http://x policy push", "Usage: berth policy push [OPTIONS] <FILE>"),
-            ("berth policy --output json test", "Usage: berth policy test [OPTIONS] <FILE> [SCENARIOS]..."),
+            ("berth policy --output json test", "Usage: berth policy test [OPTIONS] <FILE> <SCENARIOS>..."),
             ("berth --server http://x gpu", "Usage: berth gpu [OPTIONS] <COMMAND>"),
             ("berth gpu show 1 2 --token-file t", "Usage: berth gpu show [OPTIONS] <GPU>"),
             ("berth --dance", "Usage: berth [OPTIONS] <COMMAND>"),

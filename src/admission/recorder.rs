@@ -80,14 +80,13 @@ impl Work {
         loop {
             match notes.recv_timeout(FLUSH) {
                 Ok(note) => {
-                    if !note.again {
-                        self.put_down(&note);
-                    }
+                    let seq = if note.again { None } else { self.put_down(&note) };
                     // Also where notes never cease to come.
                     if self.flushed.elapsed() >= FLUSH {
                         self.flush();
                     }
-                    self.shadows.consider(&note, &*self.policies, notes.len() > NOTES_WITHOUT_SHADOWS);
+                    let busy = notes.len() > NOTES_WITHOUT_SHADOWS;
+                    self.shadows.consider(&note, seq, &*self.policies, busy);
                 }
                 Err(RecvTimeoutError::Timeout) => self.flush(),
                 Err(RecvTimeoutError::Disconnected) => {
@@ -98,12 +97,15 @@ impl Work {
         }
     }
 
-    fn put_down(&mut self, note: &Note) {
-        let Some(journal) = self.journal.clone() else { return };
+    /// The decision's number, if it is on the record now.
+    fn put_down(&mut self, note: &Note) -> Option<u64> {
+        let journal = self.journal.clone()?;
         let input = self.input(note);
         // What the disk does not take is counted by the journal.
         let put = journal.append(&note.decision(), input.as_ref());
+        let seq = put.as_ref().ok().copied();
         self.tell(put.err());
+        seq
     }
 
     /// A question about something that has just gone cannot be put in indices; it is kept without.

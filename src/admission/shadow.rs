@@ -68,7 +68,7 @@ impl Counts {
 /// One answer that was different.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The decision's number, where it has one.
+    /// The decision's number, where it is on the record: an offer like the one before is not put down again.
     pub seq: Option<u64>,
     /// When the question was asked, milliseconds since 1970.
     pub at_wall_ms: u64,
@@ -113,8 +113,9 @@ impl Shadows {
         Some(all.1.remove(at))
     }
 
-    /// Asks each what the stack was asked. Readers do not wait for it.
-    pub(super) fn consider(&self, note: &Note, policies: &dyn Policies, busy: bool) {
+    /// Asks each what the stack was asked, of which the record has the number `seq`. Readers do not wait
+    /// for it.
+    pub(super) fn consider(&self, note: &Note, seq: Option<u64>, policies: &dyn Policies, busy: bool) {
         for shadow in self.all() {
             let compared = (!busy).then(|| judged(&shadow.candidate, note, policies));
             let mut all = self.lock();
@@ -131,7 +132,7 @@ impl Shadows {
                     shadow.differences.pop_front();
                 }
                 let at_wall_ms = note.now.wall_ms;
-                shadow.differences.push_back(Difference { seq: None, at_wall_ms, hook, failed, words });
+                shadow.differences.push_back(Difference { seq, at_wall_ms, hook, failed, words });
             }
         }
     }

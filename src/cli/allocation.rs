@@ -2,6 +2,7 @@
 
 use super::args::{AllocationCommand, AllocationFilter};
 use super::client::{Client, escaped};
+use super::names::Names;
 use super::output::{Out, facts, table};
 use super::{decision, gpu};
 use crate::admin::dto::{Allocation, AllocationList, AllocationState, Holder, PartUse};
@@ -10,7 +11,8 @@ pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
     match command {
         AllocationCommand::List(filter) => out.answer(&fetch(filter, client)?, list),
         AllocationCommand::Show { id } => {
-            out.answer(&client.get::<Allocation>(&format!("/allocations/{}", escaped(id)))?, show)
+            let allocation: Allocation = client.get(&format!("/allocations/{}", escaped(id)))?;
+            out.answer(&allocation, |allocation| Names::of(client).told(&show(allocation)))
         }
         AllocationCommand::Explain { id } => decision::explain(id, client, out),
         AllocationCommand::End { id } => {

@@ -24,7 +24,8 @@ Examples:
   berth policy push my-policy.wasm          Upload a policy; nothing changes yet
   berth policy activate stack.yaml          Swap the whole stack, or nothing
 
-Exit codes: 0 done, 1 refused or failed, 2 bad usage.
+Exit codes: 0 done, 1 refused or failed (a file that is not there, a name that nobody knows, a no of the daemon),
+2 bad usage (what was typed cannot be meant).
 A setting of `berth serve` is a flag, an environment variable (`berth serve --help` names it) or a
 key of the configuration file, in that order of precedence.";
 

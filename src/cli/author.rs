@@ -4,7 +4,8 @@ use super::args::PolicyCommand;
 use super::output::{Out, complain, facts};
 use super::policy::read_file;
 use super::upload::shipped_name;
-use super::{policy_new, usage};
+use super::usage::BadUsage;
+use super::{parameters, policy_new, usage};
 use crate::kernel::policy::{Hook, PARAMETERS_BYTES_MAX, PolicyVersion};
 use crate::scenario::{Bench, FILE_BYTES_MAX, POLICY_BYTES_MAX, Report};
 use anyhow::{Context, anyhow, bail};
@@ -134,8 +135,7 @@ fn shown(checked: &Checked) -> String {
                 ("kind", kind.into()),
                 ("bytes", p.bytes.to_string()),
                 ("digest", p.digest.clone()),
-                ("parameters", p.parameters_schema.to_string()),
-            ])
+            ]) + &parameters::shown(&p.parameters_schema)
         }
         (None, None) => String::new(),
     };
@@ -154,18 +154,23 @@ fn shown(checked: &Checked) -> String {
 
 /// JSON, or `@` and the name of a file of it; an object, as in a stack. `flag` is where it was given.
 pub(super) fn read_parameters(flag: &str, given: &str) -> anyhow::Result<String> {
-    let text = match given.strip_prefix('@') {
-        None => given.to_owned(),
+    let object = |text: &str| -> Result<String, serde_json::Error> {
+        let object: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text)?;
+        Ok(serde_json::Value::Object(object).to_string())
+    };
+    match given.strip_prefix('@') {
+        None => object(given).map_err(|error| {
+            let form = r#"write it as {"replicas": 4}, or give a file of it as @FILE"#;
+            BadUsage(format!("{flag} is no JSON object ({error}): {form}")).into()
+        }),
         // White space does not count for the limit, so there is room for some.
         Some(file) => {
             let limit = 2 * u64::try_from(PARAMETERS_BYTES_MAX)?;
             let bytes = read_file(Path::new(file), limit)?;
-            String::from_utf8(bytes).with_context(|| format!("{file} is no text"))?
+            let text = String::from_utf8(bytes).with_context(|| format!("{file} is no text"))?;
+            object(&text).map_err(|error| anyhow!("{flag}: {file} holds no JSON object: {error}"))
         }
-    };
-    let object: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_str(&text).map_err(|error| anyhow!("{flag} is no JSON object: {error}"))?;
-    Ok(serde_json::Value::Object(object).to_string())
+    }
 }
 
 /// What `berth policy test` answers.
@@ -184,15 +189,12 @@ fn test(
     shipped: Option<&str>,
     out: &mut Out,
 ) -> anyhow::Result<bool> {
+    usage_of_test(file, scenarios, shipped)?;
     // With --shipped every path is a scenario.
     let (module, named): (Option<&Path>, Vec<&Path>) = match (shipped, file) {
         (Some(_), file) => (None, file.into_iter().chain(scenarios.iter().map(PathBuf::as_path)).collect()),
         (None, file) => (file, scenarios.iter().map(PathBuf::as_path).collect()),
     };
-    if named.is_empty() {
-        let words = "name a scenario file, or a folder of them".to_owned();
-        return Err(usage::BadUsage(words).into());
-    }
     let files = files(&named)?;
     let bench = Bench::new()?;
     let version = match (module, shipped) {
@@ -217,6 +219,41 @@ fn test(
         format!("{each}scenarios: {passed} passed, {failed} failed\n")
     })?;
     Ok(failed == 0)
+}
+
+/// Exactly one policy must be named, and a scenario.
+fn usage_of_test(file: Option<&Path>, scenarios: &[PathBuf], shipped: Option<&str>) -> Result<(), BadUsage> {
+    let ends =
+        |path: &Path, with: &[&str]| path.extension().is_some_and(|end| with.iter().any(|w| end == *w));
+    let paths = || file.into_iter().chain(scenarios.iter().map(PathBuf::as_path));
+    if let Some(name) = shipped {
+        if name.contains(['/', '.']) {
+            return Err(BadUsage(format!(
+                "--shipped takes the name of a policy that came with this program, such as timeslice, and {name:?} is a \
+                 path: `berth policy test FILE SCENARIOS` tests the policy of a file"
+            )));
+        }
+        if let Some(policy) = paths().find(|path| ends(path, &["wasm"])) {
+            return Err(BadUsage(format!(
+                "{} and --shipped {name} each name a policy, and one is tested: leave one of them out",
+                policy.display()
+            )));
+        }
+    }
+    if let (None, Some(story)) = (shipped, file.filter(|file| ends(file, &["yaml", "yml"]))) {
+        return Err(BadUsage(format!(
+            "{} is a scenario: name the policy's file before it, or --shipped NAME",
+            story.display()
+        )));
+    }
+    let named = scenarios.len() + usize::from(shipped.is_some() && file.is_some());
+    if named == 0 {
+        let given = file.map(|file| format!(", and not only {}", file.display())).unwrap_or_default();
+        return Err(BadUsage(format!(
+            "name a policy (its file, or --shipped NAME) and then a scenario file or a folder of them{given}"
+        )));
+    }
+    Ok(())
 }
 
 /// The files that are named, and those of the folders that are, sorted within each.

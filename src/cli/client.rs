@@ -213,7 +213,14 @@ impl Client {
                 self.token_file.display()
             );
         }
-        anyhow!(hints::told(problem))
+        let told = hints::told(problem);
+        // What was typed became a path, a query or a header; a body is made of a file, or by this program.
+        let typed = ["malformed-path", "malformed-query", "malformed-header"];
+        if typed.iter().any(|kind| problem.kind.ends_with(kind)) {
+            BadUsage(told).into()
+        } else {
+            anyhow!(told)
+        }
     }
 
     fn unreachable(&self, error: ureq::Error) -> anyhow::Error {

@@ -1,37 +1,110 @@
 //! `berth config check`: reads a file as the daemon would, and starts nothing.
 
+use super::Output;
 use super::output::{Out, facts};
 use crate::config::{Config, GpuSource, ServeArgs, read_file};
 use anyhow::Context;
+use serde::Serialize;
 use std::path::Path;
+
+/// What `berth config check` answers.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Checked {
+    ok: bool,
+    file: String,
+    /// Why a daemon would refuse it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settings: Option<Settings>,
+    /// What cannot be known without the node.
+    notes: Vec<String>,
+}
+
+/// What the file comes to, defaults filled in.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Settings {
+    node: String,
+    gpus: String,
+    kubelet_dir: String,
+    state_dir: String,
+    admin_listen: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    health_listen: Option<String>,
+    resource: String,
+    /// The policies of its stack, in order.
+    stack: Vec<String>,
+}
 
 pub(super) fn run(
     file: &Path,
     rehearse: fn(&Config) -> anyhow::Result<Vec<String>>,
     out: &mut Out,
 ) -> anyhow::Result<()> {
+    let (ok, name) = (true, file.display().to_string());
+    match check(file, rehearse) {
+        Ok((settings, notes)) => {
+            let settings = Some(settings);
+            out.answer(&Checked { ok, file: name, problem: None, settings, notes }, shown)
+        }
+        Err(error) => {
+            // People read the error itself.
+            if out.form() != Output::Table {
+                let problem = Some(format!("{error:#}"));
+                let refused = Checked { ok: !ok, file: name, problem, settings: None, notes: Vec::new() };
+                out.answer(&refused, |_| String::new())?;
+            }
+            Err(error)
+        }
+    }
+}
+
+fn check(
+    file: &Path,
+    rehearse: fn(&Config) -> anyhow::Result<Vec<String>>,
+) -> anyhow::Result<(Settings, Vec<String>)> {
     // Without flags and environment: the file alone is checked.
     let config = Config::merge(&ServeArgs::default(), read_file(file)?)?;
     let notes =
         rehearse(&config).with_context(|| format!("the configuration {} is wrong", file.display()))?;
-    let stack: Vec<_> = config.stack.iter().map(|e| e.policy.as_str()).collect();
-    let stack =
-        if stack.is_empty() { "none: the baseline offers whole GPUs".into() } else { stack.join(", ") };
     let gpus = match &config.gpus {
         GpuSource::Nvml { library: None, .. } => "nvml".into(),
         GpuSource::Nvml { library: Some(path), .. } => format!("nvml by {}", path.display()),
         GpuSource::Sim(profile) => format!("simulated: {profile}"),
     };
-    out.text(&format!("ok: {}\n", file.display()))?;
-    out.text(&facts(&[
-        ("  node", config.node_name.clone()),
-        ("  GPUs", gpus),
-        ("  kubelet folder", config.kubelet_dir.display().to_string()),
-        ("  state folder", config.state_dir.display().to_string()),
-        ("  admin API", config.admin_listen.to_string()),
-        ("  health", config.health_listen.map_or_else(String::new, |h| h.to_string())),
-        ("  resource", config.resource.to_string()),
-        ("  stack", stack),
-    ]))?;
-    notes.iter().try_for_each(|note| out.text(&format!("note: {note}\n")))
+    let settings = Settings {
+        node: config.node_name.clone(),
+        gpus,
+        kubelet_dir: config.kubelet_dir.display().to_string(),
+        state_dir: config.state_dir.display().to_string(),
+        admin_listen: config.admin_listen.to_string(),
+        health_listen: config.health_listen.map(|listen| listen.to_string()),
+        resource: config.resource.to_string(),
+        stack: config.stack.iter().map(|entry| entry.policy.clone()).collect(),
+    };
+    Ok((settings, notes))
+}
+
+fn shown(checked: &Checked) -> String {
+    let mut text = format!("ok: {}\n", checked.file);
+    if let Some(settings) = &checked.settings {
+        let stack = match settings.stack.as_slice() {
+            [] => "none: the baseline offers whole GPUs".into(),
+            policies => policies.join(", "),
+        };
+        text += &facts(&[
+            ("  node", settings.node.clone()),
+            ("  GPUs", settings.gpus.clone()),
+            ("  kubelet folder", settings.kubelet_dir.clone()),
+            ("  state folder", settings.state_dir.clone()),
+            ("  admin API", settings.admin_listen.clone()),
+            ("  health", settings.health_listen.clone().unwrap_or_default()),
+            ("  resource", settings.resource.clone()),
+            ("  stack", stack),
+        ]);
+    }
+    let notes: String = checked.notes.iter().map(|note| format!("note: {note}\n")).collect();
+    text + &notes
 }

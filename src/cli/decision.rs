@@ -2,6 +2,7 @@
 
 use super::client::{Client, escaped};
 use super::gpu;
+use super::names::Names;
 use super::output::{Out, facts, table};
 use crate::admin::dto::{DecisionCall, DecisionRecord, DecisionRecordList, Explanation};
 use clap::{Args, Subcommand};
@@ -68,7 +69,8 @@ pub(super) fn run(command: &DecisionCommand, client: &Client, out: &mut Out) -> 
     match command {
         DecisionCommand::List(filter) => out.answer(&fetch(filter, client)?, list),
         DecisionCommand::Show { seq, input: false } => {
-            out.answer(&client.get::<DecisionRecord>(&format!("/decisions/{seq}"))?, show)
+            let decision: DecisionRecord = client.get(&format!("/decisions/{seq}"))?;
+            out.answer(&decision, |decision| Names::of(client).told(&show(decision)))
         }
         DecisionCommand::Show { seq, input: true } => {
             let shown: serde_json::Value = client.get(&format!("/decisions/{seq}/input"))?;

@@ -14,6 +14,11 @@ impl Out {
         Self { output }
     }
 
+    /// For whom it prints.
+    pub(super) fn form(&self) -> Output {
+        self.output
+    }
+
     /// Prints an answer: as it is for programs, or by `table` for people.
     pub(super) fn answer<T: Serialize>(
         &mut self,

@@ -3,7 +3,7 @@
 use super::args::PolicyCommand;
 use super::client::{Client, escaped};
 use super::output::{Out, facts, or_dash, printable, table};
-use super::{stack_file, trial, upload, versions};
+use super::{parameters, stack_file, trial, upload, versions};
 use crate::admin::dto::{NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Stack, StackEntry};
 use anyhow::{Context, bail};
 use std::io::Read;
@@ -162,8 +162,7 @@ fn show(detail: &PolicyDetail) -> String {
         ("by", p.by.clone().unwrap_or_default()),
         ("why", p.why.clone().unwrap_or_default()),
         ("signed by", p.signed_by.clone().unwrap_or_default()),
-        ("parameters", detail.parameters_schema.to_string()),
-    ])
+    ]) + &parameters::shown(&detail.parameters_schema)
 }
 
 pub(super) fn stack_table(stack: &Stack) -> String {
@@ -190,7 +189,8 @@ pub(super) fn stack_table(stack: &Stack) -> String {
         text += &hooks_table(stack);
     }
     if stack.file_stack.shadowed {
-        text += "the file's stack is shadowed by this one; `berth policy reset` goes back to it\n";
+        text +=
+            "the file's stack is set aside while this one is active; `berth policy reset` goes back to it\n";
     }
     if let Some(trouble) = &stack.file_stack.trouble {
         text += &format!("the file's stack cannot be used: {trouble}\n");

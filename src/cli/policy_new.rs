@@ -5,6 +5,8 @@ use super::args::{Lang, NewPolicy};
 use super::output::Out;
 use super::usage::BadUsage;
 use anyhow::{Context, bail};
+use clap::ValueEnum;
+use serde::Serialize;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -35,18 +37,39 @@ pub(super) fn run(new: &NewPolicy, out: &mut Out) -> anyhow::Result<()> {
         let _ = fs::remove_dir_all(&draft);
     }
     written?;
-    let mut text = format!("{} has {} files; begin with README.md:\n", folder.display(), files.len());
     let readme = files.iter().find(|(path, _)| path == "README.md").map_or("", |(_, text)| text.as_str());
-    text += &format!("  cd {}\n", folder.display());
-    text += &commands(readme);
-    out.text(&text)
+    let made = Made {
+        name: new.name.clone(),
+        lang: new.lang.to_possible_value().map(|lang| lang.get_name().to_owned()).unwrap_or_default(),
+        folder: folder.display().to_string(),
+        files: files.iter().map(|(path, _)| path.clone()).collect(),
+        commands: commands(readme),
+    };
+    out.answer(&made, |made| {
+        let Made { folder, files, commands, .. } = made;
+        let commands: String = commands.iter().map(|command| format!("  {command}\n")).collect();
+        format!("{folder} has {} files; begin with README.md:\n  cd {folder}\n{commands}", files.len())
+    })
+}
+
+/// What `berth policy new` answers.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Made {
+    name: String,
+    lang: String,
+    folder: String,
+    /// Paths in the folder.
+    files: Vec<String>,
+    /// How it is built, checked and tested, to be run in the folder.
+    commands: Vec<String>,
 }
 
 /// The first block of commands of a README: how it is built, checked and tested.
-fn commands(readme: &str) -> String {
+fn commands(readme: &str) -> Vec<String> {
     let from = readme.lines().skip_while(|line| !line.starts_with("    "));
     let block = from.take_while(|line| line.starts_with("    "));
-    block.map(|line| format!("  {}\n", line.trim_start())).collect()
+    block.map(|line| line.trim_start().to_owned()).collect()
 }
 
 /// A DNS label, as the contract wants it.
@@ -95,7 +118,7 @@ fn capital(word: &str) -> String {
 
 /// A folder beside the one that is wanted, which is not there yet.
 fn draft(folder: &Path) -> anyhow::Result<PathBuf> {
-    let name = folder.file_name().context("--dir names no folder")?.to_string_lossy();
+    let name = folder.file_name().ok_or_else(|| BadUsage("--dir names no folder".into()))?.to_string_lossy();
     let draft = folder.with_file_name(format!(".{name}.draft-{}", std::process::id()));
     if let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
@@ -146,8 +169,9 @@ mod tests {
                 }
             }
             let readme = &files.iter().find(|(path, _)| path == "README.md").unwrap().1;
-            assert!(commands(readme).contains("berth policy test "), "{lang:?}: {}", commands(readme));
-            assert_eq!(commands(readme).contains("cargo build"), lang == Lang::Rust);
+            let commands = commands(readme).join("\n");
+            assert!(commands.contains("berth policy test "), "{lang:?}: {commands}");
+            assert_eq!(commands.contains("cargo build"), lang == Lang::Rust);
         }
         assert!(files(Lang::Rust, "x").iter().any(|(path, _)| path == "sdk/src/lib.rs"));
     }

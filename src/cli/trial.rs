@@ -2,6 +2,7 @@
 
 use super::author::read_parameters;
 use super::client::Client;
+use super::names::Names;
 use super::output::{Out, facts, table};
 use super::tried::{self, TryArgs};
 use super::usage::BadUsage;
@@ -118,7 +119,7 @@ pub(super) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
                 path += &format!("&before={before}");
             }
             let replayed: Replay = client.try_out(&path, &candidate.candidate()?)?;
-            out.answer(&replayed, replay)?;
+            out.answer(&replayed, |replayed| Names::of(client).told(&replay(replayed)))?;
             match replayed.counts.values().map(|counts| counts.fails).sum::<u64>() {
                 0 => Ok(()),
                 fails => bail!("{} failed on {fails} of the questions", replayed.policy),
@@ -138,11 +139,15 @@ pub(super) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
         }
         TrialCommand::Shadow { command: ShadowCommand::Show { shadow } } => {
             let id = shadow_id(shadow, client)?;
-            out.answer(&client.get::<Shadow>(&format!("/shadows/{id}"))?, show)
+            out.answer(&client.get::<Shadow>(&format!("/shadows/{id}"))?, |s| {
+                Names::of(client).told(&show(s))
+            })
         }
         TrialCommand::Shadow { command: ShadowCommand::Stop { shadow } } => {
             let id = shadow_id(shadow, client)?;
-            out.answer(&client.delete::<Shadow>(&format!("/shadows/{id}"))?, show)
+            out.answer(&client.delete::<Shadow>(&format!("/shadows/{id}"))?, |s| {
+                Names::of(client).told(&show(s))
+            })
         }
     }
 }
@@ -246,5 +251,10 @@ fn differences(differences: &[Difference]) -> String {
         vec![seq, d.at.clone(), d.hook.clone(), how]
     };
     let rows: Vec<_> = differences.iter().map(row).collect();
-    table(&["DECISION", "AT", "HOOK", "DIFFERENCE"], &rows)
+    let mut text = table(&["DECISION", "AT", "HOOK", "DIFFERENCE"], &rows);
+    if differences.iter().any(|difference| difference.seq.is_none()) {
+        text += "- has no number: an offer that the stack makes again unchanged is not put on the record, nor is anything \
+                 that finds no journal (decisions.maxMiB: 0) or no room\n";
+    }
+    text
 }

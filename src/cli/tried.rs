@@ -8,7 +8,8 @@ use super::usage::BadUsage;
 use crate::admin::dto::{
     NewTrial, OfferLine, OnFault, Permissions, Trial, TrialCall, TrialOutcome, TrialRequest,
 };
-use anyhow::{Context, bail};
+use crate::kernel::names::Resource;
+use anyhow::{anyhow, bail};
 use clap::Args;
 
 /// `berth policy try`.
@@ -43,8 +44,12 @@ pub(super) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Res
     let permissions = match &args.permissions {
         Some(given) => {
             let json = read_parameters("--permissions", given)?;
-            let taken: Permissions = serde_json::from_str(&json).context("--permissions")?;
-            Some(taken)
+            let taken: Result<Permissions, _> = serde_json::from_str(&json);
+            Some(taken.map_err(|error| -> anyhow::Error {
+                let words = format!("--permissions: {error}");
+                // What a file holds is another matter than what was typed.
+                if given.starts_with('@') { anyhow!(words) } else { BadUsage(words).into() }
+            })?)
         }
         None => None,
     };
@@ -73,9 +78,10 @@ pub(super) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Res
 
 fn request(text: &str, args: &TryArgs) -> anyhow::Result<TrialRequest> {
     let (resource, count) = text.split_once('=').unwrap_or((text, "1"));
-    let count = count
-        .parse()
-        .map_err(|_| BadUsage(format!("--request {text:?} is no request such as nvidia.com/gpu=2")))?;
+    let wrong =
+        |why: &str| BadUsage(format!("--request {text:?} is no request such as nvidia.com/gpu=2: {why}"));
+    Resource::parse(resource).map_err(|error| wrong(&error.to_string()))?;
+    let count = count.parse().ok().filter(|count| *count > 0).ok_or_else(|| wrong("no count, 1 or more"))?;
     let (namespace, pod) = (args.namespace.clone(), args.pod.clone());
     Ok(TrialRequest { resource: resource.to_owned(), count, namespace, pod })
 }
@@ -114,9 +120,9 @@ fn shown(trial: &Trial) -> String {
 fn offers(trial: &Trial) -> String {
     let rows = trial.offers.iter().map(|offer| {
         let now = if offer.differs { offered(&offer.offered_now) } else { "the same".into() };
-        vec![offer.name.clone(), offered(&offer.offered), now, offer.by.clone()]
+        vec![offer.name.clone(), offered(&offer.offered), now, offer.by.clone(), offer.part.clone()]
     });
-    let mut text = table(&["PART", "OFFERED", "NOW", "BY"], &rows.collect::<Vec<_>>());
+    let mut text = table(&["PART", "OFFERED", "NOW", "BY", "UUID"], &rows.collect::<Vec<_>>());
     let rows = trial.resources.iter().map(|resource| {
         let pair = |free: usize, devices: usize| format!("{free} of {devices}");
         vec![

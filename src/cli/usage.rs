@@ -1,5 +1,12 @@
-//! Bad usage: what was typed, or what the environment says, cannot be meant. Ends with 2, as clap
-//! does for what it finds itself.
+//! What a command ends with: one rule for all of them.
+//!
+//! - 0: it is done.
+//! - 2: bad usage. What was typed, or what an environment variable says, cannot be meant, whatever there is on
+//!   this machine: an unknown flag, a missing argument, a value without the form that it must have. clap finds most
+//!   of it; [`BadUsage`] is for the rest.
+//! - 1: everything else. It could have been meant, and is refused or fails: a file that is not there, or that
+//!   holds something else than it should (bad YAML among it), a policy, GPU or allocation that nobody knows, a
+//!   daemon that does not answer or says no, a check or a test that found something.
 
 use super::args::Cli;
 use crate::telemetry::TelemetryError;
@@ -28,7 +35,8 @@ pub(super) fn code(error: &anyhow::Error) -> ExitCode {
 /// What to exit with, once everything is said: 2, or 0 for `--help` and `--version`.
 pub fn parse() -> Result<Cli, ExitCode> {
     let args: Vec<OsString> = std::env::args_os().collect();
-    Cli::try_parse_from(&args).map_err(|error| {
+    Cli::try_parse_from(&args).map_err(|mut error| {
+        plain_usage(&mut error);
         // Nobody is left to tell if that cannot be printed.
         let _ = error.print();
         if let Some(variable) = variable(&error, &args) {
@@ -36,6 +44,22 @@ pub fn parse() -> Result<Cli, ExitCode> {
         }
         ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(CODE))
     })
+}
+
+/// clap writes into the usage line what it was given beside what it needs, and counts the environment as given:
+/// `--server <URL>` would look as if it were needed. The command's own usage line says what is.
+fn plain_usage(error: &mut clap::Error) {
+    let Some(ContextValue::StyledStr(line)) = error.get(ContextKind::Usage) else { return };
+    let line = line.to_string();
+    let mut command = Cli::command();
+    command.build();
+    // `Usage: berth policy push ...`: as far as these are commands.
+    for word in line.split_whitespace().skip(2) {
+        let Some(inner) = command.find_subcommand(word).cloned() else { break };
+        command = inner;
+    }
+    let usage = command.render_usage();
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
 }
 
 /// The environment variable behind the argument that an error names, unless the argument was typed.
@@ -58,6 +82,22 @@ fn of_flag(command: &Command, long: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_usage_line_shows_what_is_needed_and_not_what_was_given() {
+        for (typed, usage) in [
+            ("berth --server http://x policy push", "Usage: berth policy push [OPTIONS] <FILE>"),
+            ("berth policy --output json test", "Usage: berth policy test [OPTIONS] <FILE> <SCENARIOS>..."),
+            ("berth --server http://x gpu", "Usage: berth gpu [OPTIONS] <COMMAND>"),
+            ("berth gpu show 1 2 --token-file t", "Usage: berth gpu show [OPTIONS] <GPU>"),
+            ("berth --dance", "Usage: berth [OPTIONS] <COMMAND>"),
+        ] {
+            let mut error = Cli::try_parse_from(typed.split(' ')).unwrap_err();
+            plain_usage(&mut error);
+            let told = error.to_string();
+            assert!(told.lines().any(|line| line == usage), "{typed}: {told}");
+        }
+    }
 
     #[test]
     fn flags_of_every_command_are_found_with_their_variables() {

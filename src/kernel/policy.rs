@@ -270,7 +270,11 @@ pub struct Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.detail, self.kind.as_str())
+        match self.kind {
+            // Its words begin with that one.
+            FaultKind::Parameters => f.write_str(&self.detail),
+            kind => write!(f, "{} ({})", self.detail, kind.as_str()),
+        }
     }
 }
 
@@ -285,6 +289,8 @@ pub enum FaultKind {
     Memory,
     /// Trapped for any other reason, a panic among them.
     Trap,
+    /// Ended itself with a word about its parameters.
+    Parameters,
     /// Answered something outside what was offered, free, permitted or well formed.
     Answer,
     /// Could not be called at all: no such version, a broken artifact.
@@ -295,7 +301,8 @@ impl FaultKind {
     /// The kind of this name.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let all = [Self::Fuel, Self::Time, Self::Memory, Self::Trap, Self::Answer, Self::Missing];
+        let all =
+            [Self::Fuel, Self::Time, Self::Memory, Self::Trap, Self::Parameters, Self::Answer, Self::Missing];
         all.into_iter().find(|kind| kind.as_str() == text)
     }
 
@@ -307,6 +314,7 @@ impl FaultKind {
             Self::Time => "time",
             Self::Memory => "memory",
             Self::Trap => "trap",
+            Self::Parameters => "parameters",
             Self::Answer => "answer",
             Self::Missing => "missing",
         }
@@ -316,6 +324,6 @@ impl FaultKind {
     /// machine is not its fault.
     #[must_use]
     pub fn counts(self) -> bool {
-        matches!(self, Self::Fuel | Self::Memory | Self::Trap | Self::Answer)
+        matches!(self, Self::Fuel | Self::Memory | Self::Trap | Self::Parameters | Self::Answer)
     }
 }

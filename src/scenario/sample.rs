@@ -7,7 +7,7 @@ use crate::admission::CALL_MS_MAX;
 use crate::kernel::gpu::Reading;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::{DeviceId, Resource};
-use crate::kernel::policy::{AdmitRequest, Call, Hook, PlaceRequest, PolicyVersion, Question};
+use crate::kernel::policy::{AdmitRequest, Call, FaultKind, Hook, PlaceRequest, PolicyVersion, Question};
 use crate::ports::{Clock as _, Policies as _};
 use std::sync::Arc;
 
@@ -58,9 +58,11 @@ pub(super) fn ask_all(
                 wall_ms_max: CALL_MS_MAX,
             };
             let gpus = if node_shown.parts.is_empty() { 0 } else { COUNT };
-            policies
-                .ask(call)
-                .map_err(|fault| format!("`{hook}`, asked on a node of {gpus} GPUs: {fault}"))?;
+            policies.ask(call).map_err(|fault| match fault.kind {
+                // The same in every hook, whatever it is asked.
+                FaultKind::Parameters => fault.to_string(),
+                _ => format!("`{hook}`, asked on a node of {gpus} GPUs: {fault}"),
+            })?;
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Digest;
-use crate::kernel::policy::{Answer, Call, Fault, Hook, PolicyVersion};
+use crate::kernel::policy::{Answer, Call, Fault, FaultKind, Hook, PolicyVersion};
 use crate::kernel::time::Now;
 use crate::kernel::words;
 use crate::ports::{InstallError, Policies};
@@ -36,6 +36,19 @@ impl Told {
         let log = self.said.iter().map(|line| format!("  log: {line}"));
         std::iter::once(format!("{} {}: {answer}", self.policy, self.hook)).chain(log).collect()
     }
+}
+
+/// The lines of one step. Offers are asked whenever the node moves, and once more until it rests: what a
+/// policy offers again, word for word, is told once.
+pub(super) fn once(told: &[Told], node: &Ledger) -> Vec<String> {
+    let is_told = |place: usize| {
+        let this = &told[place];
+        let before =
+            told[..place].iter().rfind(|other| other.hook == this.hook && other.policy == this.policy);
+        this.hook == Hook::Offer && before == Some(this)
+    };
+    let news = (0..told.len()).filter(|place| !is_told(*place));
+    news.flat_map(|place| told[place].lines(node)).collect()
 }
 
 /// Policies that are listened to.
@@ -82,8 +95,54 @@ impl Policies for Listened<'_> {
         let answer = self.policies.ask(call);
         let label = call.node.policies.get(call.digest).map_or_else(String::new, |v| v.label());
         let hook = call.question.hook();
-        let told = Told { policy: label, hook, answer: answer.clone(), said: self.heard() };
+        let mut said = self.heard();
+        if answer.as_ref().is_err_and(|fault| fault.kind == FaultKind::Parameters) {
+            // The fault says it, and better.
+            said.pop();
+        }
+        let told = Told { policy: label, hook, answer: answer.clone(), said };
         self.told.lock().unwrap_or_else(PoisonError::into_inner).push(told);
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::policy::OfferAnswer;
+
+    #[test]
+    fn an_offer_that_is_made_again_is_told_once_and_another_is_told() {
+        let offer = |again_after_s| Told {
+            policy: "a@1".into(),
+            hook: Hook::Offer,
+            answer: Ok(Some(Answer::Offer(OfferAnswer { again_after_s, ..OfferAnswer::default() }))),
+            said: Vec::new(),
+        };
+        let other = |told: Told| Told { policy: "b@2".into(), ..told };
+        let place = Told { policy: "a@1".into(), hook: Hook::Place, answer: Ok(None), said: Vec::new() };
+        let story = [
+            place.clone(),
+            place,
+            offer(None),
+            other(offer(None)),
+            offer(None),
+            other(offer(None)),
+            offer(Some(3)),
+            offer(None),
+        ];
+        let lines = once(&story, &Ledger::default());
+        let first = "a@1 offer: no GPU named";
+        assert_eq!(
+            lines,
+            [
+                "a@1 place: pass",
+                "a@1 place: pass",
+                first,
+                "b@2 offer: no GPU named",
+                "a@1 offer: again after 3 s",
+                first
+            ]
+        );
     }
 }

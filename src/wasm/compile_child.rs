@@ -18,11 +18,13 @@ use super::engine;
 use super::fault::words_of;
 use super::frame::Reply;
 use super::limits::{ARTIFACT_BYTES_MAX, MODULE_BYTES_MAX};
+use super::whole;
 
 /// The first argument of a program that is started to compile.
 pub(super) const ARGUMENT: &str = "__compile-policy";
-/// What this process says on standard error that is for the daemon's log.
-pub(super) const NOTE: &str = "note: ";
+/// What this process says on standard error that is for the daemon's log. Rust's own `note: ` lines, which
+/// follow a panic, are not.
+pub(super) const NOTE: &str = "berth-compiler-note: ";
 
 /// Open files: standard input, output and error.
 const FILES_MAX: u64 = 3;
@@ -51,6 +53,7 @@ fn run(mut arguments: impl Iterator<Item = OsString>) -> Result<(), String> {
     let (Some(cpu_s), Some(memory_bytes)) = (number(), number()) else {
         return Err(format!("usage: {ARGUMENT} CPU-SECONDS MEMORY-BYTES"));
     };
+    std::panic::set_hook(Box::new(|panic| say(&one_line(&panic.to_string()))));
     close_files();
     restrict(cpu_s, memory_bytes)?;
     let mut module = Vec::new();
@@ -126,17 +129,23 @@ fn no_files_and_network() -> bool {
 /// What this process is for; the daemon's own runs none of it. A library that panics over a module has
 /// found what it did not expect there: that is the module's fault, and not the daemon's trouble.
 pub(super) fn compile_or_refuse(module: Vec<u8>) -> Reply {
-    // The module is gone either way, and whatever else was touched ends with this process.
-    catch_unwind(AssertUnwindSafe(|| compile(module))).unwrap_or_else(|panic| {
-        let words = panic.downcast_ref::<String>().map(String::as_str);
-        let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a word");
-        Reply::Refused(format!("the compiler gave up on it: {}", words.replace('\n', " ")))
+    let bytes = module.len();
+    // The module is gone either way, and whatever else was touched ends with this process. What the panic
+    // says is of the library's inside; whoever looks for a bug in it finds it on standard error.
+    catch_unwind(AssertUnwindSafe(|| compile(module))).unwrap_or_else(|_| {
+        Reply::Refused(format!(
+            "the compiler cannot make sense of its {bytes} bytes: the file is damaged, or its tools made it wrong; \
+             copy it or build it again"
+        ))
     })
 }
 
 fn compile(module: Vec<u8>) -> Reply {
     if module.len() > MODULE_BYTES_MAX {
         return Reply::Refused(format!("more than {MODULE_BYTES_MAX} bytes"));
+    }
+    if let Err(words) = whole::check(&module) {
+        return Reply::Refused(words);
     }
     let sent = module.starts_with(COMPONENT);
     let component = match component(module) {
@@ -159,8 +168,8 @@ fn compile(module: Vec<u8>) -> Reply {
 }
 
 /// What a core module and a component begin with: the magic number, version and layer.
-const CORE: &[u8] = b"\0asm\x01\0\0\0";
-const COMPONENT: &[u8] = b"\0asm\x0d\0\x01\0";
+pub(super) const CORE: &[u8] = b"\0asm\x01\0\0\0";
+pub(super) const COMPONENT: &[u8] = b"\0asm\x0d\0\x01\0";
 
 /// A component as it is; a core module that carries its world (as wit-bindgen leaves it there)
 /// becomes one.
@@ -182,6 +191,11 @@ fn component(module: Vec<u8>) -> Result<Vec<u8>, String> {
         .module(&module)
         .and_then(|mut encoder| encoder.encode())
         .map_err(words)
+}
+
+/// A module's own text may be in it, which must not look like lines of ours.
+fn one_line(words: &str) -> String {
+    words.replace(char::is_control, " ")
 }
 
 fn note(words: &str) {

@@ -6,6 +6,9 @@ use super::guest::Guest;
 use super::limits::{ANSWER_BYTES_MAX, FUEL_PER_CALL, GUEST_STACK_BYTES_MAX};
 use crate::kernel::policy::{Fault, FaultKind, REASON_BYTES_MAX};
 
+/// How the last line begins of a policy that refuses its parameters, as the kit for Rust writes it.
+pub(super) const ABOUT_PARAMETERS: &str = "parameters: ";
+
 /// How far a call had come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
@@ -44,11 +47,13 @@ pub(super) fn fault(error: &Error, guest: &Guest, stage: Stage, wall_ms: u64) ->
 /// A guest that panics or refuses its parameters says why in its last line and runs into an
 /// `unreachable`: that sentence is the fault, and what was said before it comes behind.
 fn ended_itself(guest: &Guest) -> Fault {
-    let detail = match guest.said.split_last() {
-        None => "ended itself without a word (`unreachable`)".to_owned(),
-        Some((last, before)) => with_lines(last.clone(), "; before that it said: ", before),
+    let Some((last, before)) = guest.said.split_last() else {
+        let detail = "ended itself without a word (`unreachable`)".to_owned();
+        return Fault { kind: FaultKind::Trap, detail };
     };
-    Fault { kind: FaultKind::Trap, detail }
+    let about_parameters = last.starts_with(ABOUT_PARAMETERS);
+    let kind = if about_parameters { FaultKind::Parameters } else { FaultKind::Trap };
+    Fault { kind, detail: with_lines(last.clone(), "; before that it said: ", before) }
 }
 
 /// The reason alone: wasmtime begins each with its own name for it.
@@ -119,7 +124,10 @@ mod tests {
         assert_eq!(ended_itself(&guest).detail, "ended itself without a word (`unreachable`)");
         guest.said = vec!["one".into(), "two".into(), "parameters: no".into()];
         let fault = fault(&Trap::UnreachableCodeReached.into(), &guest, Stage::Hook, 500);
-        assert_eq!(fault.to_string(), "parameters: no; before that it said: one | two (trap)");
+        assert_eq!(fault.to_string(), "parameters: no; before that it said: one | two");
+        guest.said.push("index out of bounds".into());
+        let words = ended_itself(&guest).to_string();
+        assert!(words.starts_with("index out of bounds; ") && words.ends_with("(trap)"), "{words}");
         let fault = super::fault(&Trap::IntegerDivisionByZero.into(), &guest, Stage::Hook, 500);
         assert!(fault.detail.starts_with("trapped: integer divide by zero; it said: one"), "{fault}");
         guest.said = vec!["x".into(), "y".repeat(2000)];

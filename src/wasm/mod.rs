@@ -2,10 +2,10 @@
 //!
 //! - [`limits`]: every limit that a policy meets
 //! - `engine`, `ticker`: how code is compiled and run; the clock of the wall-time backstop
-//! - `compile`, `compile_child`, `frame`, `memory`: compiling, in a limited process of its own
+//! - `compile`, `compile_child`, `whole`, `frame`, `memory`: compiling, in a limited process of its own
 //! - `artifacts`, `shipped`: the files of uploaded versions, and what comes with the daemon
-//! - `module`, `exports`, `call`, `guest`, `fault`: an installed version, one call of it, and what
-//!   goes wrong
+//! - `module`, `exports`, `call`, `guest`, `fault`, `parameters`: an installed version, one call of it, and
+//!   what goes wrong
 //! - `view`, `views`, `convert`, `bindings`: the kernel's words and those of the contract; `recorded`: the
 //!   latter as JSON, to be asked again
 //!
@@ -26,12 +26,14 @@ mod guest;
 pub mod limits;
 mod memory;
 mod module;
+mod parameters;
 mod recorded;
 mod scratch;
 mod shipped;
 mod ticker;
 mod view;
 mod views;
+mod whole;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -53,7 +55,7 @@ use views::Views;
 use crate::kernel::decision::Cost;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Digest;
-use crate::kernel::policy::{Answer, Call, Fault, PolicyVersion, Question};
+use crate::kernel::policy::{Answer, Call, Fault, FaultKind, PolicyVersion, Question};
 use crate::kernel::time::Now;
 use crate::ports::{Aloud, AskedAgain, Input, InstallError, Policies};
 
@@ -342,10 +344,15 @@ impl Policies for WasmPolicies {
                 Ok(module) => module,
                 Err(fault) => return unasked(fault),
             };
-            let Called { answer, cost, said } =
+            let Called { answer, cost, mut said } =
                 module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
                     question.put(hooks, store, &view.context)
                 });
+            let answer = answer.map_err(|fault| parameters::told(fault, call.parameters));
+            if answer.as_ref().is_err_and(|fault| fault.kind == FaultKind::Parameters) {
+                // The fault says it, and better.
+                said.pop();
+            }
             let told = answer.and_then(|told| convert::answer(view, told, &question));
             Aloud { told, cost, said }
         })
@@ -372,6 +379,7 @@ impl Policies for WasmPolicies {
             module.ask(&self.runner, &installed.label, CALL_AGAIN_MS, |hooks, store| {
                 recorded.question.put(hooks, store, &recorded.context)
             });
+        let answer = answer.map_err(|fault| parameters::told(fault, parameters));
         let told = answer.and_then(|told| convert::answer(&recorded, told, &recorded.question));
         Ok(AskedAgain { asked, told, cost })
     }

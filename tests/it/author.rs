@@ -158,7 +158,18 @@ fn check_says_what_the_daemon_would_say() {
         answer["parameters"]["problem"].as_str().unwrap().contains("replicas: 0 is out of range"),
         "{answer}"
     );
+    let output = berth(folder.path(), &["policy", "check", shipped, "--parameters", r#"{"replicas": "4"}"#]);
+    let words = "refused: it does not take these parameters: parameters.replicas: invalid type: string \"4\", expected a whole";
+    assert!(told(&output).contains(words), "{}", told(&output));
+    let whole = std::fs::read(shipped).unwrap();
+    std::fs::write(folder.path().join("cut.wasm"), &whole[..whole.len() / 2]).unwrap();
+    let output = berth(folder.path(), &["policy", "check", "cut.wasm"]);
+    let words = format!("it has {} bytes and breaks off", whole.len() / 2);
+    assert!(output.status.code() == Some(1) && told(&output).contains(&words), "{}", told(&output));
     let checked = berth(folder.path(), &["policy", "check", shipped]);
+    let row = ["replicas", "integer,", "1", "to", "128", "4", "Shares"];
+    let is_row = |line: &str| line.split_whitespace().take(row.len()).eq(row);
+    assert!(told(&checked).lines().any(is_row), "{}", told(&checked));
     assert!(!told(&checked).contains("warning"), "it is the shipped one: {}", told(&checked));
     let mut other = std::fs::read(shipped).unwrap();
     // A custom section at the end: other bytes, the same policy.

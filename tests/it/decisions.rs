@@ -187,6 +187,20 @@ async fn a_shadow_is_asked_beside_the_stack_and_changes_nothing() {
     );
     until(&serving, &path, |s| s["counts"]["admit"]["passes"].as_u64() == Some(1));
     assert_eq!(house.kubelet.capacity(SHARED), None, "it has no effect");
+    assert_eq!(
+        fares["differences"][0].get("seq"),
+        None,
+        "the same offer again is not on the record: {fares}"
+    );
+    // An offer that is new is, and the difference has its number.
+    let other = json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 2}}]});
+    serving.call("PUT", "/stack", &other);
+    let fares = until(&serving, &path, |s| s["differences"][0]["seq"].is_u64());
+    let seq = &fares["differences"][0]["seq"];
+    assert_eq!(get(&serving, &format!("/decisions/{seq}"))["hook"], "offer", "{fares}");
+    let shown = typed(&house, &serving, &["policy", "shadow", "show", "1"]);
+    let row = shown.lines().find(|line| line.starts_with(&format!("{seq} "))).unwrap();
+    assert!(row.contains("GPU 0 (GPU-") && shown.contains("- has no number: "), "{shown}");
     for _ in 1..4 {
         serving.call("POST", "/shadows", &candidate);
     }

@@ -27,6 +27,7 @@ mod deploy;
 mod disk_full;
 mod evict;
 mod evict_faults;
+mod exit_codes;
 mod fuzz_corpus;
 mod gpu_health;
 mod gpus_contract;

@@ -45,7 +45,11 @@ fn a_core_module_becomes_a_component_and_is_known_by_it() {
 
 #[test]
 fn what_is_no_policy_is_refused_with_the_reason() {
-    assert_refused(b"", "no WebAssembly");
+    assert_refused(b"", "the file is empty");
+    assert_refused(
+        &policies().module(&installed("pass").digest).unwrap()[..3000],
+        "it has 3000 bytes and breaks off",
+    );
     assert_refused(b"MZ\x90\0 not at all", "no WebAssembly");
     let plain = wat::parse_str("(module (func (export \"offer\")))").unwrap();
     assert_refused(&plain, "does not say which world");

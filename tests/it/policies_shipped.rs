@@ -49,15 +49,25 @@ fn these_policies_come_with_the_daemon() {
 fn wrong_parameters_are_a_fault_that_names_them() {
     let node = shared_node(1, 4);
     for (name, parameters, words) in [
-        ("exclusive", r#"{"resources": "a/b"}"#, "unknown field `resources`"),
+        ("exclusive", r#"{"resources": "a/b"}"#, "unknown parameter `resources`"),
         ("timeslice", r#"{"replicas": 0}"#, "replicas: 0 is out of range; write 1 to 128"),
-        ("mixed", r#"{"advertise": "all"}"#, "expected `both` or `latched`"),
+        (
+            "mixed",
+            r#"{"advertise": "all"}"#,
+            "parameters.advertise: unknown variant `all`, expected `both` or `latched`",
+        ),
+        (
+            "timeslice",
+            r#"{"replicas": "four"}"#,
+            "parameters.replicas: invalid type: string \"four\", expected a whole",
+        ),
         ("mixed", "nonsense", "must be a JSON object"),
     ] {
         let version = shipped(name);
         let fault = policies().ask(node.call(&version, parameters, Question::Offer)).unwrap_err();
-        assert_eq!(fault.kind, FaultKind::Trap, "{fault}");
-        assert!(fault.detail.starts_with("parameters: "), "{fault}");
+        assert_eq!(fault.kind, FaultKind::Parameters, "{fault}");
+        assert!(fault.detail.starts_with("parameters"), "{fault}");
+        assert!(!fault.to_string().contains("column") && !fault.to_string().ends_with(')'), "{fault}");
         assert!(fault.detail.contains(words), "{fault}");
     }
 }

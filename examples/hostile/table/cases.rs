@@ -99,7 +99,7 @@ pub(crate) const CASES: &[Case] = &[
          implementation is missing"],
     ),
     made("other-world", |_| component("other-world"), &["no export `admit` found"]),
-    made("empty", |_| Vec::new(), &["it is no WebAssembly; upload a component, or a core module"]),
+    made("empty", |_| Vec::new(), &["the file is empty: build it or copy it again"]),
     made(
         "no-world",
         |_| parsed("(module (func (export \"offer\")))"),
@@ -116,7 +116,10 @@ pub(crate) const CASES: &[Case] = &[
     made(
         "world-that-panics",
         found,
-        &["the compiler gave up on it: internal error: entered unreachable code"],
+        &[
+            "the compiler cannot make sense of its 2839 bytes: the file is damaged, or its tools made it wrong; copy \
+         it or build it again",
+        ],
     ),
     Case { bomb: true, ..made("nested-deep", |_| nested(100_000), TOO_MUCH) },
     made(
@@ -125,7 +128,8 @@ pub(crate) const CASES: &[Case] = &[
             let all = numbered(0);
             all[..all.len() / 2].to_vec()
         },
-        &["decoding item in module: unexpected end-of-file (at offset 0x19f)"],
+        &["the file is not a whole WebAssembly component: it has 1421 bytes and breaks off (1422 more must \
+         follow); copy it or build it again"],
     ),
     Case { bomb: true, ..made("bomb", |_| bomb(200_000), TOO_MUCH) },
     // Lies of `describe`.

@@ -133,7 +133,7 @@ pub struct HookRecord {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Faults {
-    /// Faults by kind: `fuel`, `time`, `memory`, `trap`, `answer`, `missing`.
+    /// Faults by kind: `fuel`, `time`, `memory`, `trap`, `parameters`, `answer`, `missing`.
     #[schema(example = json!({"trap": 1}))]
     pub by_kind: BTreeMap<String, u64>,
     /// Faults in a row by its own doing.

@@ -15,12 +15,16 @@ The file is a list of entries, first asked first, or a configuration file with s
     permissions: {deny: false, shareMax: 4, resources: [nvidia.com/gpu.shared]}
     onFault: skip                     # or deny";
 
+/// Either names the policy: clap would show both as optional.
+const TEST_USAGE: &str = "berth policy test [OPTIONS] <FILE> <SCENARIOS>...
+       berth policy test [OPTIONS] --shipped <NAME> <SCENARIOS>...";
+
 /// `berth policy`.
 #[derive(Subcommand, Debug)]
 pub enum PolicyCommand {
     /// All versions that the node knows
     List,
-    /// One version with the schema of its parameters
+    /// One version with the parameters that it takes; `-o json` has their schema
     Show {
         /// Name, digest, the beginning of a digest, or name@ and that
         policy: String,
@@ -75,11 +79,12 @@ own rules. Exit code 1 if it is refused.
         parameters: Option<String>,
     },
     /// Run scenario files against a policy, on simulated nodes
-    #[command(after_help = "\
+    #[command(override_usage = TEST_USAGE, after_help = "\
 A scenario is a YAML file: a node, what happens, and what is expected. A folder stands for the .yaml
 files in it. Exit code 1 if one fails.
   berth policy test my_policy.wasm scenarios/
   berth policy test --shipped timeslice scenarios/shares.yaml
+One policy is tested: FILE, or with --shipped one that came with this program; every path is a scenario then.
 
 policies-wasm/README.md of the sources describes the form; `berth policy new` writes a first one.")]
     Test {

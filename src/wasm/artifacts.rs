@@ -214,6 +214,32 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_cannot_be_written_leaves_no_draft_and_one_that_cannot_be_read_is_not_gone() {
+        let state = tempfile::tempdir().unwrap();
+        let artifacts = Artifacts::open(state.path(), "0123".into()).unwrap();
+        let (id, wanted) = (digest(b"c"), digest(b"a"));
+        let folder = state.path().join(FOLDER);
+        // No file takes the name of a folder with something in it, whoever asks for it.
+        let inside = folder.join(format!("{id}-0123.cwasm")).join("inside");
+        fs::create_dir_all(&inside).unwrap();
+        artifacts.keep(&id, b"c", b"a").unwrap_err();
+        let names = || fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        assert!(names().all(|name| !name.to_str().unwrap().ends_with(DRAFT)), "{:?}", names());
+        assert_eq!(artifacts.artifact(&id, &wanted), None);
+
+        let aside = state.path().join("aside");
+        fs::rename(&folder, &aside).unwrap();
+        assert_eq!(artifacts.component(&id).unwrap(), None, "there is nothing");
+        fs::write(&folder, b"").unwrap();
+        artifacts.component(&id).unwrap_err();
+        fs::remove_file(&folder).unwrap();
+        fs::rename(&aside, &folder).unwrap();
+        assert_eq!(artifacts.component(&id).unwrap().unwrap(), b"c");
+        fs::rename(inside.parent().unwrap(), folder.join(format!("{wanted}.wasm"))).unwrap();
+        assert_eq!(artifacts.component(&wanted).unwrap(), None, "a folder is no policy");
+    }
+
+    #[test]
     fn another_release_does_not_see_these_artifacts_and_replaces_them() {
         let state = tempfile::tempdir().unwrap();
         let older = Artifacts::open(state.path(), "aaaa".into()).unwrap();

@@ -20,6 +20,8 @@ pub(crate) struct Gated {
     pub(crate) folder: TempDir,
     pub(crate) kubelet: Kubelet,
     pub(crate) settings: String,
+    /// How long a start without its policies waits before it tries again.
+    pub(crate) stack_again: Duration,
 }
 
 /// The admin API of a daemon.
@@ -39,7 +41,8 @@ impl Gated {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/gated-compiler.sh");
         symlink(script, gate.join("compiler")).unwrap();
         symlink(env!("CARGO_BIN_EXE_berth"), gate.join("berth")).unwrap();
-        Self { folder, kubelet, settings: format!("{BRISK}\ngpus: sim:2xt4\n{settings}") }
+        let settings = format!("{BRISK}\ngpus: sim:2xt4\n{settings}");
+        Self { folder, kubelet, settings, stack_again: Duration::from_millis(100) }
     }
 
     /// The daemon, up, and its API.
@@ -65,7 +68,7 @@ impl Gated {
         };
         let config = Config::merge(&args, FileConfig::parse(&self.settings).unwrap()).unwrap();
         let compiler = self.gate("compiler");
-        let stack_again = Duration::from_millis(100);
+        let stack_again = self.stack_again;
         Daemon::build(config, Options { compiler, stack_again, ..Options::default() })
     }
 

@@ -30,6 +30,7 @@ mod uploads;
 pub use crate::kernel::command::Attempt;
 pub use activation::Trial;
 pub use baseline::Baseline;
+pub use ear::{Ear, Heard};
 pub use fared::{Fared, TIMES_US, Times};
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, Standing, Standings};
 pub use gpu_watch::GpuWatch;

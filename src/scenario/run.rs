@@ -5,6 +5,7 @@ use super::format::{Allocate, Place, Reading as Reported, Scenario, Step, Verb};
 use super::node::Node;
 use super::pods::Pods;
 use super::report::Failure;
+use super::told::lines;
 use crate::keeper::AskError;
 use crate::kernel::change::Change;
 use crate::kernel::command::{Attempt, Command};
@@ -56,7 +57,7 @@ pub(super) fn run(
                 line: scenario.line(place),
                 verb: verb.word().into(),
                 differences,
-                told: told.iter().flat_map(|told| told.lines(&shown)).collect(),
+                told: told.iter().flat_map(|told| lines(told, &shown)).collect(),
             });
         }
     }
@@ -79,7 +80,7 @@ fn judge_inactive(scenario: &Scenario, node: &Node<'_>, faults: &[String]) -> Re
             if differences.is_empty() {
                 return Ok(Vec::new());
             }
-            let told = told.iter().flat_map(|told| told.lines(&node.snapshot())).collect();
+            let told = told.iter().flat_map(|told| lines(told, &node.snapshot())).collect();
             let line = scenario.line(0);
             Ok(vec![Failure { step: 1, line, verb: "offer".into(), differences, told }])
         }

@@ -151,12 +151,6 @@ impl WasmPolicies {
         })
     }
 
-    /// Hands the lines that each call logged, escaped and cut, to `ear`: for whoever writes a policy.
-    /// Only the first one is heard.
-    pub fn listen(&self, ear: impl Fn(&[String]) + Send + Sync + 'static) {
-        let _ = self.runner.ear.set(Box::new(ear));
-    }
-
     /// Makes every policy that came with the daemon callable: for whoever tries them all.
     ///
     /// # Errors

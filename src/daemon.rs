@@ -146,9 +146,10 @@ impl Daemon {
             tasks: JoinSet::new(),
         };
         let keys = daemon.config.rules.trusted_keys.clone();
-        if let Some(why) = policies::load(daemon.door().clone(), policies, keys).await? {
-            let (door, progress) = (daemon.door().clone(), Arc::clone(&daemon.progress));
-            daemon.tasks.spawn(policies::go_on_trying(door, progress, why, daemon.options.stack_again));
+        let (door, progress) = (daemon.door().clone(), Arc::clone(&daemon.progress));
+        if let Some(why) = policies::load(door.clone(), Arc::clone(&policies), keys.clone()).await? {
+            let again = daemon.options.stack_again;
+            daemon.tasks.spawn(policies::go_on_trying(door, policies, keys, progress, why, again));
         }
         daemon.resolve_file_stack()?;
         Ok(daemon)

@@ -368,6 +368,9 @@ pub enum InstallError {
         /// Which version.
         digest: Digest,
     },
+    /// The daemon ends.
+    #[error("the daemon is stopping")]
+    Stopping,
     /// The daemon's own trouble: no room, no right, no child process.
     #[error("cannot compile or keep policies here: {what}")]
     Trouble {

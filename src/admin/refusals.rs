@@ -103,8 +103,9 @@ fn uninstalled(error: &InstallError, words: &dyn std::fmt::Display) -> Problem {
         InstallError::TooCostly { .. } => problem(Kind::TooCostly),
         InstallError::Busy => problem(Kind::Busy).retry_after(COMPILE_RETRY_S),
         InstallError::Lost { .. } => problem(Kind::Lost),
+        InstallError::Stopping => problem(Kind::Stopping),
         InstallError::Trouble { .. } => problem(Kind::Internal)
-            .hint("nothing changed; mend that on the node (the folder policies under the state folder, its disk, its memory) and do the same again"),
+            .hint("no stack and no version changed; mend that on the node (the folder policies under the state folder, its disk, its memory) and do the same again"),
     }
 }
 

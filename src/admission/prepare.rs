@@ -6,7 +6,6 @@
 use super::Door;
 use crate::kernel::command::Command;
 use crate::kernel::names::Digest;
-use crate::kernel::trust::may_activate;
 use crate::ports::InstallError;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -90,22 +89,9 @@ impl Door {
             Ok(files)
         };
         // It ends early only with the daemon.
-        tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
-            Err(failed(&first, InstallError::Trouble { what: "the daemon is stopping".into() }))
-        })
-    }
-
-    /// Makes the active stack callable but for what no trusted key signed: for a start that could not do so.
-    ///
-    /// # Errors
-    /// The first policy that cannot be.
-    pub async fn prepare_stack(&self) -> Result<(), Unprepared> {
-        let node = self.snapshot();
-        let trusted = |digest: &Digest| {
-            node.policies.get(digest).is_none_or(|version| may_activate(version, &self.rules.trusted_keys))
-        };
-        let digests = node.stack.entries.iter().map(|entry| &entry.digest);
-        self.prepare(digests.filter(|digest| trusted(digest))).await.map(drop)
+        tokio::task::spawn_blocking(work)
+            .await
+            .unwrap_or_else(|_| Err(failed(&first, InstallError::Stopping)))
     }
 
     /// Keeps every version's files where they are until it is dropped.

@@ -116,7 +116,7 @@ impl Door {
     pub async fn module(&self, digest: Digest) -> Result<Vec<u8>, InstallError> {
         let policies = Arc::clone(&self.policies);
         let read = tokio::task::spawn_blocking(move || policies.module(&digest)).await;
-        read.unwrap_or_else(|_| Err(InstallError::Trouble { what: "the daemon is stopping".into() }))
+        read.unwrap_or(Err(InstallError::Stopping))
     }
 
     /// Deletes a policy version.

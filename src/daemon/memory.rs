@@ -15,10 +15,11 @@ const SETTLED: Duration = Duration::from_secs(5);
 /// Heaps that threads share. The C library makes one a thread, up to eight a processor, and a GPU node has
 /// 96 to 256 of those; with two the threads of an Allocate seldom meet.
 const HEAPS: i32 = 2;
-/// Blocks of so many bytes are mapped alone. This is where the C library starts as well, but it raises its
-/// mark to the largest block that was freed: the store is opened twice (on a copy first), and the second
-/// time its page table, 4 MiB that are nearly all zero, would lie in a heap and be written through.
-const MAPPED_ALONE_BYTES: i32 = 128 * 1024;
+/// Blocks of so many bytes are mapped alone. The C library starts at half of it, and raises its mark to the
+/// largest block that was freed: the store is opened twice (on a copy first), and the second time its page
+/// table and counters, from 512 KiB to 4 MiB each and nearly all zero, would lie in a heap and be written
+/// through. Answers of the API and buffers of the decision record are smaller, and stay in the heaps.
+const MAPPED_ALONE_BYTES: i32 = 256 * 1024;
 /// So much free memory at a heap's end is kept for what comes next.
 const KEPT_BYTES: i32 = 512 * 1024;
 

@@ -8,6 +8,8 @@ use crate::kernel::policy::{Fault, FaultKind, REASON_BYTES_MAX};
 
 /// How the last line begins of a policy that refuses its parameters, as the kit for Rust writes it.
 pub(super) const ABOUT_PARAMETERS: &str = "parameters: ";
+/// What stands between a fault about parameters and what the policy logged before.
+pub(super) const EARLIER: &str = "; before that it said: ";
 
 /// How far a call had come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +55,7 @@ fn ended_itself(guest: &Guest) -> Fault {
     };
     let about_parameters = last.starts_with(ABOUT_PARAMETERS);
     let kind = if about_parameters { FaultKind::Parameters } else { FaultKind::Trap };
-    Fault { kind, detail: with_lines(last.clone(), "; before that it said: ", before) }
+    Fault { kind, detail: with_lines(last.clone(), EARLIER, before) }
 }
 
 /// The reason alone: wasmtime begins each with its own name for it.

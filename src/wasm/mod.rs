@@ -4,8 +4,8 @@
 //! - `engine`, `ticker`: how code is compiled and run; the clock of the wall-time backstop
 //! - `compile`, `compile_child`, `whole`, `frame`, `memory`: compiling, in a limited process of its own
 //! - `artifacts`, `shipped`: the files of uploaded versions, and what comes with the daemon
-//! - `module`, `exports`, `call`, `guest`, `fault`, `parameters`: an installed version, one call of it, and
-//!   what goes wrong
+//! - `installed`, `module`, `exports`, `call`, `guest`, `fault`, `parameters`: an installed version, one call
+//!   of it, and what goes wrong
 //! - `view`, `views`, `convert`, `bindings`: the kernel's words and those of the contract; `recorded`: the
 //!   latter as JSON, to be asked again
 //!
@@ -23,6 +23,7 @@ mod exports;
 mod fault;
 mod frame;
 mod guest;
+mod installed;
 pub mod limits;
 mod memory;
 mod module;
@@ -37,7 +38,7 @@ mod whole;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 pub use compile::CompileLimits;
 pub use compile_child::compiler_process;
@@ -47,6 +48,7 @@ use artifacts::{Artifacts, digest};
 use call::{Called, Runner};
 use compile::{Compiled, Compiler, trouble};
 use frame::Reply;
+use installed::Installed;
 use limits::MODULE_BYTES_MAX;
 use module::Module;
 use recorded::Recorded;
@@ -100,34 +102,6 @@ pub struct WasmPolicies {
     keeping: Mutex<()>,
 }
 
-struct Installed {
-    version: PolicyVersion,
-    label: String,
-    /// Empty until somebody asks: a version that no stack names costs its files and a few texts.
-    module: OnceLock<Module>,
-}
-
-impl Installed {
-    fn new(version: PolicyVersion) -> Self {
-        Self { label: version.label(), version, module: OnceLock::new() }
-    }
-
-    /// Its code, read and made callable by the first who asks.
-    fn module(&self, policies: &WasmPolicies) -> Result<&Module, Fault> {
-        if let Some(module) = self.module.get() {
-            return Ok(module);
-        }
-        // Whoever is about to ask has it restored first, which makes it anew; not so in midcall.
-        let gone =
-            || fault::missing(format!("the compiled form of {} is gone: activate it again", self.label));
-        let artifact = policies.artifacts.artifact(&self.version.digest, &self.version.artifact);
-        let module = Module::load(&policies.runner, &artifact.ok_or_else(gone)?);
-        let module = module.map_err(|error| fault::missing(error.to_string()))?;
-        // Of two who come at once one's is kept.
-        Ok(self.module.get_or_init(|| module))
-    }
-}
-
 impl WasmPolicies {
     /// Reserves the pool that calls run in and starts the clock. Nothing is installed yet.
     ///
@@ -172,6 +146,11 @@ impl WasmPolicies {
         installed.get(digest).map(Arc::clone)
     }
 
+    /// The same, if its bytes are there and as they were: those that are damaged are brought anew.
+    fn whole(&self, digest: &Digest) -> Option<Arc<Installed>> {
+        self.installed(digest).filter(|_| self.module(digest).is_ok())
+    }
+
     /// Remembers a version, with its code where that must not be read from its file again.
     fn enter(&self, version: PolicyVersion, module: Option<Module>) -> PolicyVersion {
         let entry = Installed::new(version.clone());
@@ -209,6 +188,7 @@ impl WasmPolicies {
         let module = Module::load(&self.runner, &compiled.artifact)?;
         let told = module.describe(&self.runner)?;
         let id = digest(&compiled.component);
+        let was_there = self.artifacts.has_component(&id);
         let kept = self.artifacts.keep(&id, &compiled.component, &compiled.artifact);
         let module = match kept {
             Ok(()) => None,
@@ -218,7 +198,10 @@ impl WasmPolicies {
                 Some(module)
             }
             Err(error) => {
-                self.artifacts.remove(&id);
+                // What lay there before is all that there is of an earlier upload.
+                if !was_there {
+                    self.artifacts.remove(&id);
+                }
                 return Err(trouble(format!("cannot keep the policy: {error}")));
             }
         };
@@ -249,7 +232,7 @@ impl Policies for WasmPolicies {
             return Err(InstallError::TooLarge { bytes: module.len(), limit: MODULE_BYTES_MAX });
         }
         let id = digest(module);
-        if let Some(installed) = self.installed(&id) {
+        if let Some(installed) = self.whole(&id) {
             return Ok(installed.version.clone());
         }
         let shipped = shipped::component(&id).is_some();
@@ -257,7 +240,7 @@ impl Policies for WasmPolicies {
         // Of two who bring the same bytes at once one keeps them.
         let _alone = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
         // A core module has another digest than the component that it became.
-        if let Some(installed) = self.installed(&digest(&compiled.component)) {
+        if let Some(installed) = self.whole(&digest(&compiled.component)) {
             return Ok(installed.version.clone());
         }
         self.admit(&compiled, now, shipped)

@@ -4,8 +4,8 @@
 //! at line 1 column 18`. That position is one in JSON that nobody wrote, since a stack is YAML; the
 //! parameter that lies there is what its author looks for.
 
-use super::fault::ABOUT_PARAMETERS;
-use crate::kernel::policy::{Fault, FaultKind};
+use super::fault::{ABOUT_PARAMETERS, EARLIER};
+use crate::kernel::policy::{Fault, FaultKind, REASON_BYTES_MAX};
 
 /// What a parser of Rust calls things, and what an operator does. Whole words only.
 const WORDS: [(&str, &str); 11] = [
@@ -28,7 +28,9 @@ pub(super) fn told(fault: Fault, parameters: &str) -> Fault {
     if fault.kind != FaultKind::Parameters {
         return fault;
     }
-    Fault { detail: plain(&fault.detail, parameters), ..fault }
+    let mut detail = plain(&fault.detail, parameters);
+    detail.truncate(detail.floor_char_boundary(REASON_BYTES_MAX));
+    Fault { detail, ..fault }
 }
 
 fn plain(detail: &str, parameters: &str) -> String {
@@ -42,7 +44,9 @@ fn plain(detail: &str, parameters: &str) -> String {
 /// behind it. `None` where there is no position, or not in the only line that parameters have.
 fn positioned(words: &str) -> Option<(&str, usize, &str)> {
     const BEFORE: &str = " at line 1 column ";
-    let start = words.find(BEFORE)?;
+    // What it said before is quoted behind it, and the value in front may hold these words, too.
+    let own = words.split(EARLIER).next().unwrap_or(words);
+    let start = own.rfind(BEFORE)?;
     let number = &words[start + BEFORE.len()..];
     let end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
     Some((&words[..start], number[..end].parse().ok()?, &number[end..]))
@@ -122,7 +126,7 @@ impl Walk {
     fn path(&self) -> String {
         let step = |step: &Step| match step {
             // At the key itself it is the object that has a wrong one.
-            Step::Key { key: Some(key), value: true } => format!(".{key}"),
+            Step::Key { key: Some(key), value: true } => format!(".{}", key.escape_debug()),
             Step::Key { .. } => String::new(),
             Step::Item(number) => format!("[{number}]"),
         };

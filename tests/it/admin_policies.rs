@@ -194,7 +194,9 @@ fn only_so_many_uploads_are_at_work_at_a_time() {
                     let headers = [("authorization", bearer.as_str()), ("content-type", "application/wasm")];
                     let module = module(&format!("p{i}"), "1");
                     // Whoever asks below may have its place for a moment.
+                    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
                     loop {
+                        assert!(std::time::Instant::now() < until, "no place came free");
                         let answer =
                             crate::admin_bench::ask(address, "POST", "/api/v1/policies", &headers, &module);
                         if answer.status != 503 {

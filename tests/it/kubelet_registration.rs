@@ -195,6 +195,27 @@ async fn a_kubelet_that_registers_and_ends_does_not_hold_up_the_next_one() {
     node.assert_harmless();
 }
 
+/// A living kubelet that makes its socket anew before it asks is not registered with twice.
+#[tokio::test]
+async fn a_kubelet_that_asks_behind_a_new_socket_is_registered_with_once() {
+    let mut node = Recipe {
+        waits: Waits { watch_within: Duration::from_secs(60), ..Waits::default() },
+        ..Recipe::default()
+    }
+    .idle()
+    .await;
+    node.kubelet.start().await.unwrap();
+    // Six times as long as the end of a process takes to reach us.
+    node.kubelet.set_faults(|f| f.watch_delay = Duration::from_millis(1_500));
+    node.start();
+    let registered = |k: &kubelet_standin::Kubelet| k.calls(Rpc::Register, GPU).count == 1;
+    node.kubelet.wait_for("the registration", SOON, registered).await.unwrap();
+    node.kubelet.recreate_socket(false).await.unwrap();
+    node.allocatable(GPU, 4).await;
+    assert_eq!(node.kubelet.calls(Rpc::Register, GPU).count, 1);
+    node.assert_harmless();
+}
+
 #[tokio::test]
 async fn three_quick_losses_mean_a_rival_and_a_kubelet_restart_ends_the_pause() {
     let node = Recipe::default().node().await;

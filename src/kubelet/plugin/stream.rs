@@ -33,11 +33,24 @@ impl Plugin {
     /// The kubelet that took the registration has ended, or it made its socket anew and is about to ask:
     /// to that one, two registrations at once would be poison.
     pub(super) async fn asked_behind_a_new_socket(&mut self) -> bool {
+        let waits = &self.settings.waits;
         let mut streams = self.desk.streams.subscribe();
-        let asked = timeout(self.settings.waits.settle, streams.wait_for(|n| *n > 0)).await;
-        let asked = matches!(asked, Ok(Ok(_)));
+        // The end of a process closes its connection at once, and a living kubelet has dialed by then.
+        let gone = async {
+            sleep(waits.settle).await;
+            if let Some(socket) = &self.socket {
+                socket.deserted().await;
+            }
+        };
+        let asked = tokio::select! {
+            biased;
+            there = streams.wait_for(|n| *n > 0) => there.is_ok(),
+            () = gone => false,
+            () = sleep(waits.watch_within) => false,
+        };
         if asked {
-            self.known_to = self.seen.borrow().kubelet;
+            // Whether it is the same kubelet shows in whether the stream lives on: see `outlived`.
+            self.seen.mark_changed();
         }
         asked
     }

@@ -87,8 +87,13 @@ impl Client {
             let _ = closed.wait_for(|closed| *closed).await;
             return;
         }
+        let delay = life.world.faults().watch_delay;
+        let late = async {
+            tokio::time::sleep(delay).await;
+            self.receive(life).await;
+        };
         tokio::select! {
-            () = self.receive(life) => {}
+            () = late => {}
             _ = closed.wait_for(|closed| *closed) => {}
         }
     }

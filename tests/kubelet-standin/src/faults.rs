@@ -13,6 +13,8 @@ pub struct Faults {
     pub refuse_registrations: u32,
     /// Register succeeds, but ListAndWatch is not opened.
     pub never_watch: bool,
+    /// ListAndWatch is opened this much later.
+    pub watch_delay: Duration,
     /// `List` does not answer until this is switched off again.
     pub list_hangs: bool,
     /// `List` answers INTERNAL.

@@ -126,7 +126,9 @@ impl Walk {
     fn path(&self) -> String {
         let step = |step: &Step| match step {
             // At the key itself it is the object that has a wrong one.
-            Step::Key { key: Some(key), value: true } => format!(".{}", key.replace(char::is_control, "\u{fffd}")),
+            Step::Key { key: Some(key), value: true } => {
+                format!(".{}", key.replace(char::is_control, "\u{fffd}"))
+            }
             Step::Key { .. } => String::new(),
             Step::Item(number) => format!("[{number}]"),
         };

@@ -62,6 +62,19 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Lays `from` over `to`, which it changes. Not mergeOverwrite: that takes false, 0 and "" for nothing said. */ -}}
+{{- define "berth.lay" -}}
+{{- $to := .to -}}
+{{- range $key, $value := .from -}}
+{{- $there := index $to $key -}}
+{{- if and (kindIs "map" $value) (kindIs "map" $there) -}}
+{{- include "berth.lay" (dict "to" $there "from" $value) -}}
+{{- else -}}
+{{- $_ := set $to $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The file of `berth serve --config` for one profile's values. */ -}}
 {{- define "berth.configFile" -}}
 {{- $values := .values -}}
@@ -77,7 +90,10 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- with $values.nvidiaDriverRoot -}}{{- $_ := set $edits "nvidiaDriverRoot" . -}}{{- end -}}
 {{- if $edits -}}{{- $_ := set $config "containerEdits" $edits -}}{{- end -}}
-{{- if not $values.rbac.read -}}{{- $_ := set $config "apiServer" "off" -}}{{- end -}}
+{{- /* YAML 1.1, which Helm reads, takes an unquoted off for false. */ -}}
+{{- if or (not $values.rbac.read) (and (hasKey $config "apiServer") (not $config.apiServer)) -}}
+{{- $_ := set $config "apiServer" "off" -}}
+{{- end -}}
 {{- $_ := set $config "kubeletDir" $values.kubeletDir -}}
 {{- $_ := set $config "stateDir" "/var/lib/berth" -}}
 {{- $_ := set $config "adminListen" (printf "127.0.0.1:%d" (int $values.adminPort)) -}}
@@ -108,7 +124,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 
 {{- define "berth.podSecurityContext" -}}
 {{- $own := dict "seccompProfile" (dict "type" "RuntimeDefault") -}}
-{{- toYaml (mergeOverwrite $own (deepCopy .values.podSecurityContext)) -}}
+{{- include "berth.lay" (dict "to" $own "from" .values.podSecurityContext) -}}
+{{- toYaml $own -}}
 {{- end -}}
 
 {{- define "berth.securityContext" -}}
@@ -130,5 +147,6 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- if .values.securityContext.privileged -}}
 {{- $_ := unset $own "allowPrivilegeEscalation" -}}
 {{- end -}}
-{{- toYaml (mergeOverwrite $own (deepCopy .values.securityContext)) -}}
+{{- include "berth.lay" (dict "to" $own "from" .values.securityContext) -}}
+{{- toYaml $own -}}
 {{- end -}}

@@ -40,6 +40,8 @@ use tokio::time::Instant;
 
 /// GPUs, or a checkpoint, that are not there yet are asked for again after this long.
 const WAIT_AGAIN: Duration = Duration::from_secs(2);
+/// A stack that could not be called is tried again after this long.
+const STACK_AGAIN: Duration = Duration::from_secs(30);
 /// After this long without GPUs the API server is told that there are none.
 const GPUS_LATE: Duration = Duration::from_secs(30);
 /// The longest that a stop may take before the process goes without the rest of it.
@@ -53,13 +55,20 @@ pub struct Options {
     pub compiler: PathBuf,
     /// The waits of the kubelet front end.
     pub waits: kubelet::Waits,
+    /// A node whose active stack cannot be called at its start tries again after this long.
+    pub stack_again: Duration,
     /// GPUs in hand, instead of those of the configuration.
     pub gpus: Option<Arc<dyn Gpus>>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { compiler: "/proc/self/exe".into(), waits: kubelet::Waits::default(), gpus: None }
+        Self {
+            compiler: "/proc/self/exe".into(),
+            waits: kubelet::Waits::default(),
+            stack_again: STACK_AGAIN,
+            gpus: None,
+        }
     }
 }
 
@@ -110,7 +119,10 @@ impl Daemon {
             memory_overcommit_percent: config.rules.overcommit_percent,
             ..wasm::Settings::new(config.state_dir.clone())
         };
-        let policies: Arc<dyn Policies> = Arc::new(WasmPolicies::new(settings)?);
+        let policies = WasmPolicies::new(settings)?;
+        let known = keeper.snapshot();
+        policies.tidy(|digest| known.policies.contains_key(digest));
+        let policies: Arc<dyn Policies> = Arc::new(policies);
         let baseline = baseline(&config);
         let rules = config.rules.clone();
         let middle =
@@ -133,10 +145,10 @@ impl Daemon {
             kubelet: None,
             tasks: JoinSet::new(),
         };
-        let (door, keys) = (daemon.door().clone(), daemon.config.rules.trusted_keys.clone());
-        let load = move || policies::load(&door, &*policies, &keys);
-        if !tokio::task::spawn_blocking(load).await.context("loading the policies")?? {
-            daemon.tasks.spawn(policies::go_on_trying(daemon.door().clone()));
+        let keys = daemon.config.rules.trusted_keys.clone();
+        if let Some(why) = policies::load(daemon.door().clone(), policies, keys).await? {
+            let (door, progress) = (daemon.door().clone(), Arc::clone(&daemon.progress));
+            daemon.tasks.spawn(policies::go_on_trying(door, progress, why, daemon.options.stack_again));
         }
         daemon.resolve_file_stack()?;
         Ok(daemon)

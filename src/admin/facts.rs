@@ -28,6 +28,8 @@ pub struct NodeFacts {
     pub mps: BTreeSet<Resource>,
     /// How it stands with the API server; `None` where it is not used.
     pub api_server: Option<Step>,
+    /// Why a policy of the active stack cannot be called, if so. The daemon goes on trying.
+    pub uncallable: Option<String>,
     /// The stack of the configuration file, in force or not.
     pub file_stack: FileStack,
 }

@@ -58,7 +58,8 @@ pub(super) async fn livez(state: web::Data<State>) -> Result<HttpResponse, Probl
 /// Whether the daemon is ready
 ///
 /// Ready: the GPUs were looked at, what running pods hold was taken over, and the store takes
-/// writes. A kubelet that is not there is waited for, and said, but does not make it unready.
+/// writes. A kubelet that is not there is waited for, and said, but does not make it unready; nor do
+/// policies of the active stack that cannot be called yet.
 #[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()),
     responses(
         (status = 200, description = "It is ready", body = Ready),
@@ -101,6 +102,12 @@ fn checks(facts: &NodeFacts, door: &Door) -> Vec<Check> {
         step("adoption", &facts.adoption),
         Check { name: "store".into(), ok: store_trouble.is_none(), detail: store_trouble },
         Check { name: "mig".into(), ok: mig.refusal.is_none(), detail: mig.refusal.or(mig_notes) },
+        // What the rest of the stack and the baseline answer meanwhile is an answer.
+        Check {
+            name: "policies".into(),
+            ok: true,
+            detail: facts.uncallable.as_ref().map(|why| format!("waiting: {why}")),
+        },
         // Waiting for a kubelet is this daemon's work, not its failure.
         Check { name: "kubelet".into(), ok: true, detail: kubelet.map(|why| format!("waiting: {why}")) },
     ]

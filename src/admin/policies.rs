@@ -132,6 +132,7 @@ pub(super) async fn module(
         (status = 400, description = "No digest"),
         (status = 404, description = "No such version"),
         (status = 409, description = "It is in the active stack, is asked as a shadow, or came with the daemon"),
+        (status = 503, description = "Policies are being uploaded, compiled or tried, perhaps this one"),
     ))]
 pub(super) async fn delete(
     state: web::Data<State>,

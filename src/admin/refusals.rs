@@ -2,7 +2,7 @@
 //! not compile until somebody decides what the API says.
 
 use super::problem::{Kind, Problem};
-use crate::admission::{ActivateError, PastError, TryError, Unprepared, UploadError};
+use crate::admission::{ActivateError, DeleteError, PastError, TryError, Unprepared, UploadError};
 use crate::keeper::AskError;
 use crate::kernel::refusal::Refusal;
 use crate::ports::InstallError;
@@ -103,7 +103,8 @@ fn uninstalled(error: &InstallError, words: &dyn std::fmt::Display) -> Problem {
         InstallError::TooCostly { .. } => problem(Kind::TooCostly),
         InstallError::Busy => problem(Kind::Busy).retry_after(COMPILE_RETRY_S),
         InstallError::Lost { .. } => problem(Kind::Lost),
-        InstallError::Trouble { .. } => problem(Kind::Internal),
+        InstallError::Trouble { .. } => problem(Kind::Internal)
+            .hint("nothing changed; mend that on the node (the folder policies under the state folder, its disk, its memory) and do the same again"),
     }
 }
 
@@ -120,12 +121,21 @@ impl From<UploadError> for Problem {
     }
 }
 
+impl From<DeleteError> for Problem {
+    fn from(error: DeleteError) -> Self {
+        match error {
+            DeleteError::AtWork => Self::new(Kind::Busy, &error).retry_after(COMPILE_RETRY_S),
+            DeleteError::Ask(error) => error.into(),
+        }
+    }
+}
+
 impl From<ActivateError> for Problem {
     fn from(error: ActivateError) -> Self {
         match error {
             ActivateError::Fails { .. } => Self::new(Kind::StackFails, &error)
                 .hint("the active stack stays as it was; mend the policy, its parameters or its permissions"),
-            ActivateError::Unprepared(error) => error.into(),
+            ActivateError::Unprepared(ref unprepared) => uninstalled(&unprepared.error, &error),
             ActivateError::Ask(error) => error.into(),
         }
     }

@@ -1,27 +1,45 @@
-//! Hears what policies log while they are asked.
+//! Hears what policies are asked and say.
 
 use crate::kernel::decision::Cost;
 use crate::kernel::names::Digest;
-use crate::kernel::policy::{Answer, Call, Fault, PolicyVersion};
+use crate::kernel::policy::{Answer, Call, Fault, Hook, PolicyVersion};
 use crate::kernel::time::Now;
 use crate::ports::{Aloud, InstallError, Policies};
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
+/// One question to one policy, and what it said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heard {
+    /// Which version.
+    pub digest: Digest,
+    /// Its label; empty if the node does not know it.
+    pub policy: String,
+    /// What was asked.
+    pub hook: Hook,
+    /// What it answered; `None` is `pass`. Whether the daemon takes it is another matter.
+    pub answer: Result<Option<Answer>, Fault>,
+    /// What it logged.
+    pub said: Vec<String>,
+}
+
 /// Policies that are asked by way of it.
-pub(super) struct Ear<'p> {
+pub struct Ear<'p> {
     policies: &'p dyn Policies,
-    heard: Mutex<VecDeque<(Digest, Vec<String>)>>,
+    heard: Mutex<VecDeque<Heard>>,
 }
 
 impl<'p> Ear<'p> {
-    pub(super) fn new(policies: &'p dyn Policies) -> Self {
+    /// Nothing was heard yet.
+    #[must_use]
+    pub fn new(policies: &'p dyn Policies) -> Self {
         Self { policies, heard: Mutex::default() }
     }
 
-    /// What each call logged, with who was asked, in order.
-    pub(super) fn heard(self) -> VecDeque<(Digest, Vec<String>)> {
-        self.heard.into_inner().unwrap_or_else(PoisonError::into_inner)
+    /// What was heard since the last time, in order.
+    #[must_use]
+    pub fn take(&self) -> VecDeque<Heard> {
+        std::mem::take(&mut *self.heard.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -52,10 +70,12 @@ impl Policies for Ear<'_> {
     }
 
     fn ask_aloud(&self, call: Call<'_>) -> Aloud {
-        let digest = call.digest.clone();
+        let (digest, hook) = (call.digest.clone(), call.question.hook());
+        let policy = call.node.policies.get(&digest).map_or_else(String::new, |version| version.label());
         let aloud = self.policies.ask_aloud(call);
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.push_back((digest, aloud.said.clone()));
+        let (answer, said) = (aloud.told.clone(), aloud.said.clone());
+        let heard = Heard { digest, policy, hook, answer, said };
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).push_back(heard);
         aloud
     }
 }

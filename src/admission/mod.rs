@@ -30,19 +30,20 @@ mod uploads;
 pub use crate::kernel::command::Attempt;
 pub use activation::Trial;
 pub use baseline::Baseline;
+pub use ear::{Ear, Heard};
 pub use fared::{Fared, TIMES_US, Times};
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, Standing, Standings};
 pub use gpu_watch::GpuWatch;
 pub use looker::Looker;
 pub use past::PastError;
-pub use prepare::Unprepared;
+pub use prepare::{Prepared, Unprepared};
 pub use replay::{Candidate, Report};
 pub use shadow::{Counts, Difference, SHADOWS_MAX, Shadow};
 pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
 pub use tally::{Counted, Tally, VERSIONS_COUNTED_MAX};
 pub use thread::{ActivateError, Granted};
 pub use trial::{Proposal, TRIED_DEVICES_MAX, Tell, Tried, TryError, Wish, Wished};
-pub use uploads::{Upload, UploadError};
+pub use uploads::{DeleteError, Upload, UploadError};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
@@ -54,6 +55,7 @@ use crate::kernel::placement;
 use crate::kernel::pods::PodsView;
 use crate::kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
 use crate::kernel::reconcile::RoundView;
+use crate::kernel::refusal::Refusal;
 use crate::kernel::stack::StackEntry;
 use crate::kernel::time::Now;
 use crate::kernel::trust::check_trust;
@@ -324,9 +326,15 @@ impl Door {
     /// If a policy of it fails here, or `expected` is no longer the active revision; nothing
     /// changed then.
     pub async fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+        let (node, refused) = (self.snapshot(), |refusal| ActivateError::Ask(AskError::Refused(refusal)));
+        // Before anything is compiled for an operator who does not know what is active; the keeper, who
+        // swaps, looks once more.
+        let revision = node.stack.revision;
+        if expected.is_some_and(|expected| expected != revision) {
+            return Err(refused(Refusal::StackMoved { revision }));
+        }
         // Before a policy that nobody trusts is asked.
-        let trusted = check_trust(&self.snapshot(), &stack.entries, &self.rules.trusted_keys);
-        trusted.map_err(|refusal| ActivateError::Ask(AskError::Refused(refusal)))?;
+        check_trust(&node, &stack.entries, &self.rules.trusted_keys).map_err(refused)?;
         let prepared = self.prepare(stack.entries.iter().map(|entry| &entry.digest)).await;
         let activated = match prepared {
             Ok(_prepared) => self.swap(stack, expected).await,

@@ -6,6 +6,7 @@
 use super::Door;
 use crate::kernel::command::Command;
 use crate::kernel::names::Digest;
+use crate::kernel::trust::may_activate;
 use crate::ports::InstallError;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,8 +36,8 @@ impl Unprepared {
     }
 }
 
-/// As long as this is held, what was prepared is neither deleted nor let go of.
-pub(super) struct Prepared {
+/// As long as this is held, no version's files are deleted, and no code is let go of.
+pub struct Prepared {
     _files: OwnedRwLockReadGuard<()>,
 }
 
@@ -49,14 +50,20 @@ impl Door {
         &self,
         digests: impl IntoIterator<Item = &Digest>,
     ) -> Result<Prepared, Unprepared> {
-        let ledger = self.snapshot();
-        let known = |digest| ledger.policies.get(digest).map(Arc::clone);
-        let versions: Vec<_> = digests.into_iter().filter_map(known).collect();
-        let first = versions.first().map(|version| version.label()).unwrap_or_default();
         let failed = |policy: &str, error| Unprepared { policy: policy.to_owned(), error };
+        let digests: Vec<&Digest> = digests.into_iter().collect();
+        let label = |digest: &&Digest| self.snapshot().policies.get(*digest).map(|v| v.label());
+        let first = digests.first().and_then(label).unwrap_or_default();
         let turn = tokio::time::timeout(TURN_MAX, Arc::clone(&self.preparing).lock_owned()).await;
         let turn = turn.map_err(|_| failed(&first, InstallError::Busy))?;
-        let files = Arc::clone(&self.files).read_owned().await;
+        let files = self.hold_files().await;
+        // Only now: what was known before may be deleted.
+        let ledger = self.snapshot();
+        let known = |digest: &Digest| {
+            let lost = || failed(digest.short(), InstallError::Lost { digest: digest.clone() });
+            ledger.policies.get(digest).map(Arc::clone).ok_or_else(lost)
+        };
+        let versions = digests.into_iter().map(known).collect::<Result<Vec<_>, _>>()?;
         let (policies, door) = (Arc::clone(&self.policies), self.clone());
         // Turn and files go with the work, which goes on when whoever asked has gone.
         let work = move || {
@@ -80,7 +87,7 @@ impl Door {
                     }
                 }
             }
-            Ok(Prepared { _files: files })
+            Ok(files)
         };
         // It ends early only with the daemon.
         tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
@@ -88,13 +95,22 @@ impl Door {
         })
     }
 
-    /// Makes the active stack callable: for a start that could not do so.
+    /// Makes the active stack callable but for what no trusted key signed: for a start that could not do so.
     ///
     /// # Errors
     /// The first policy that cannot be.
     pub async fn prepare_stack(&self) -> Result<(), Unprepared> {
-        let stack = self.snapshot();
-        self.prepare(stack.stack.entries.iter().map(|entry| &entry.digest)).await.map(drop)
+        let node = self.snapshot();
+        let trusted = |digest: &Digest| {
+            node.policies.get(digest).is_none_or(|version| may_activate(version, &self.rules.trusted_keys))
+        };
+        let digests = node.stack.entries.iter().map(|entry| &entry.digest);
+        self.prepare(digests.filter(|digest| trusted(digest))).await.map(drop)
+    }
+
+    /// Keeps every version's files where they are until it is dropped.
+    pub async fn hold_files(&self) -> Prepared {
+        Prepared { _files: Arc::clone(&self.files).read_owned().await }
     }
 
     /// Lets go of the code that neither the stack nor a shadow needs. While somebody else has prepared

@@ -304,12 +304,16 @@ impl<'d> Trying<'d> {
             overcommit_percent: self.door.rules().overcommit_percent,
             calls: &mut calls,
         });
-        let mut heard = ear.heard();
+        let mut heard = ear.take();
         for note in calls {
             // An entry that was not asked has said nothing.
-            let own = heard.front().is_some_and(|(digest, _)| *digest == note.digest);
+            let own = heard.front().is_some_and(|heard| heard.digest == note.digest);
             let said = if own && note.said != Said::Suspended { heard.pop_front() } else { None };
-            self.tried.calls.push(Tell { hook, note, said: said.map(|(_, said)| said).unwrap_or_default() });
+            self.tried.calls.push(Tell {
+                hook,
+                note,
+                said: said.map(|heard| heard.said).unwrap_or_default(),
+            });
         }
         answer
     }

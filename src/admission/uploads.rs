@@ -9,6 +9,7 @@ use crate::kernel::refusal::Refusal;
 use crate::kernel::trust::{Origin, Signature};
 use crate::ports::InstallError;
 use crate::trust::{self, SignatureError};
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,19 @@ pub enum UploadError {
     #[error("{0}")]
     Install(InstallError),
     /// It could not be recorded.
+    #[error("{0}")]
+    Ask(AskError),
+}
+
+/// Why a policy was not deleted.
+#[derive(Debug, thiserror::Error)]
+pub enum DeleteError {
+    /// Somebody needs the files of policies, perhaps those of this one.
+    #[error(
+        "policies are being uploaded, compiled or tried, perhaps this one; try again when that is done, a compilation takes some seconds"
+    )]
+    AtWork,
+    /// It may not be, or that could not be recorded.
     #[error("{0}")]
     Ask(AskError),
 }
@@ -50,6 +64,12 @@ impl Door {
     /// If it is none, is not signed as it must be, costs too much, or could not be recorded; nothing
     /// is kept then.
     pub async fn upload(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
+        let door = self.clone();
+        let taken = to_its_end(async move { door.take(upload).await }).await;
+        taken.unwrap_or(Err(UploadError::Ask(AskError::Stopping)))
+    }
+
+    async fn take(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
         let files = self.files.read().await;
         let (policies, now) = (Arc::clone(&self.policies), self.clock.now());
         let rules = Arc::clone(&self.rules);
@@ -103,17 +123,31 @@ impl Door {
     ///
     /// # Errors
     /// If it is in use, a shadow, shipped, or unknown.
-    pub async fn delete_policy(&self, digest: Digest) -> Result<Applied, AskError> {
-        // An upload holds it while it compiles.
+    pub async fn delete_policy(&self, digest: Digest) -> Result<Applied, DeleteError> {
+        let door = self.clone();
+        let deleted = to_its_end(async move { door.delete(digest).await }).await;
+        deleted.unwrap_or(Err(DeleteError::Ask(AskError::Stopping)))
+    }
+
+    async fn delete(&self, digest: Digest) -> Result<Applied, DeleteError> {
+        // Uploads and activations hold it while they compile.
         let alone = tokio::time::timeout(DELETE_WAIT, self.files.write()).await;
-        let _alone = alone.map_err(|_| AskError::Busy)?;
+        let _alone = alone.map_err(|_| DeleteError::AtWork)?;
         if let Some(shadow) = self.past.shadows().iter().find(|shadow| shadow.candidate.digest == digest) {
-            return Err(AskError::Refused(Refusal::PolicyShadows { digest, shadow: shadow.id }));
+            let refusal = Refusal::PolicyShadows { digest, shadow: shadow.id };
+            return Err(DeleteError::Ask(AskError::Refused(refusal)));
         }
-        let applied = self.command(Command::DeletePolicy { digest: digest.clone() }).await?;
+        let command = Command::DeletePolicy { digest: digest.clone() };
+        let applied = self.command(command).await.map_err(DeleteError::Ask)?;
         self.policies.remove(&digest);
         Ok(applied)
     }
+}
+
+/// Whoever asked may go before there is an answer. The work goes on then: half of it would leave files
+/// without a record. `None` if the daemon stops.
+async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    tokio::spawn(work).await.ok()
 }
 
 /// Known bytes that come again keep their first record, but for an artifact that had to be made

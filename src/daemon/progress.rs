@@ -86,6 +86,11 @@ impl Progress {
         lock(&self.facts).file_stack = stack;
     }
 
+    /// Policies of the active stack cannot be called, and why; or they can.
+    pub fn uncallable(&self, why: Option<String>) {
+        lock(&self.facts).uncallable = why;
+    }
+
     /// The API server is asked, or not.
     pub fn cluster(&self, link: watch::Receiver<cluster::Link>) {
         *lock(&self.cluster) = Some(link);

@@ -7,6 +7,8 @@
 //! connection is closed and it has had time to notice. A new kubelet.sock means a new kubelet that
 //! knows nothing of us and has deleted our socket: then every millisecond counts.
 
+mod stream;
+
 use super::device_plugin::{Desk, Service};
 use super::folder::{FileId, Seen, socket_id};
 use super::register::{Tried, register};
@@ -19,8 +21,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use stream::Watched;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 /// Where the registration of one resource stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,13 +174,22 @@ impl Plugin {
         self.known_to = Some(kubelet);
         self.refused_wait = self.settings.waits.refused_again;
         let within = self.settings.waits.watch_within;
-        if !self.watched(within).await {
-            tracing::warn!(
-                resource = %self.desk.resource,
-                "the kubelet registered this resource but did not ask for its devices within {} s; registering again",
-                within.as_secs()
-            );
-            return;
+        match self.watched(kubelet, within).await {
+            Watched::Yes => {}
+            Watched::Not => {
+                tracing::warn!(
+                    resource = %self.desk.resource,
+                    "the kubelet registered this resource but did not ask for its devices within {} s; registering again",
+                    within.as_secs()
+                );
+                return;
+            }
+            Watched::KubeletChanged => {
+                if !self.asked_behind_a_new_socket().await {
+                    // The one that registered it was about to end.
+                    return;
+                }
+            }
         }
         self.said_waiting.store(false, Ordering::Relaxed);
         tracing::info!(resource = %self.desk.resource, "registered with the kubelet");
@@ -285,73 +297,6 @@ impl Plugin {
         self.wait(kubelet, so_long).await;
     }
 
-    async fn watched(&self, within: Duration) -> bool {
-        let mut streams = self.desk.streams.subscribe();
-        let there = timeout(within, streams.wait_for(|n| *n > 0)).await;
-        matches!(there, Ok(Ok(_)))
-    }
-
-    /// Returns when the last stream has ended. A new kubelet.sock alone means nothing: a living
-    /// kubelet may make its socket anew and keep its clients.
-    async fn watch_over(&mut self) {
-        let mut streams = self.desk.streams.subscribe();
-        let mut seen = self.seen.clone();
-        loop {
-            let now = tokio::select! {
-                () = none_left(&mut streams) => return,
-                now = next_kubelet(&mut seen) => now,
-            };
-            if now.is_some() && now != self.known_to && self.streams() > 0 {
-                self.outlived(now).await;
-            }
-        }
-    }
-
-    /// The socket is another one while our stream lives. If it still lives after the time that
-    /// the end of a process takes to reach us, it is the same kubelet behind a new socket.
-    async fn outlived(&mut self, now: Option<FileId>) {
-        let mut streams = self.desk.streams.subscribe();
-        let ended = none_left(&mut streams);
-        if timeout(self.settings.waits.settle, ended).await.is_err() {
-            self.known_to = now;
-            tracing::info!(
-                resource = %self.desk.resource,
-                "the kubelet made its socket anew and keeps watching"
-            );
-        }
-    }
-
-    /// The stream is gone: soon after registering, again and again, means a rival.
-    async fn lost(&mut self, since: Instant) {
-        let waits = self.settings.waits.clone();
-        let kubelet = self.seen.borrow().kubelet;
-        if kubelet != self.known_to || since.elapsed() >= waits.quick_loss {
-            self.quick_losses = 0;
-        } else {
-            self.quick_losses += 1;
-        }
-        tracing::info!(resource = %self.desk.resource, "the kubelet's stream ended; registering again");
-        if self.quick_losses < waits.quick_losses_max {
-            return;
-        }
-        self.quick_losses = 0;
-        self.turn(Registration::Contested);
-        tracing::error!(
-            resource = %self.desk.resource,
-            "another device plugin registers {} too: the kubelet dropped us {} times, each within {} s. Remove the other plugin or rename the resource; trying again in {} s",
-            self.desk.resource,
-            waits.quick_losses_max,
-            waits.quick_loss.as_secs(),
-            waits.foreign_pause.as_secs()
-        );
-        match kubelet {
-            Some(kubelet) => {
-                self.wait(kubelet, waits.foreign_pause).await;
-            }
-            None => sleep(waits.dial_again).await,
-        }
-    }
-
     /// Publishes where we stand; true if that is news.
     fn turn(&self, registration: Registration) -> bool {
         let resource = &self.desk.resource;
@@ -364,19 +309,4 @@ impl Plugin {
             news
         })
     }
-}
-
-/// Returns when the count is at nought.
-async fn none_left(count: &mut watch::Receiver<usize>) {
-    // Its sender lives as long as the plugin.
-    let _ = count.wait_for(|n| *n == 0).await;
-}
-
-/// The kubelet.sock of the next look that differs from the last one.
-async fn next_kubelet(seen: &mut watch::Receiver<Seen>) -> Option<FileId> {
-    if seen.changed().await.is_err() {
-        // The folder's watcher is gone, so we are being stopped.
-        std::future::pending::<()>().await;
-    }
-    seen.borrow_and_update().kubelet
 }

@@ -23,8 +23,8 @@ mod told;
 pub use expect::Difference;
 pub use format::FILE_BYTES_MAX;
 pub use report::{Failure, Report};
-pub use told::Told;
 
+use crate::admission::Ear;
 use crate::kernel::names::RESOURCE_BYTES_MAX;
 use crate::kernel::offer::SHARES_PER_PART_MAX;
 use crate::kernel::policy::{PARAMETERS_BYTES_MAX, PolicyVersion, STACK_ENTRIES_MAX};
@@ -36,8 +36,6 @@ use clock::BEGIN;
 use format::{Entry, Scenario};
 use node::Node;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
-use told::{Heard, Listened};
 
 /// Largest module that is taken, bytes.
 pub const POLICY_BYTES_MAX: usize = MODULE_BYTES_MAX;
@@ -49,7 +47,6 @@ const THIS: &str = "this";
 /// afterwards.
 pub struct Bench {
     policies: WasmPolicies,
-    heard: Heard,
     _state: Scratch,
 }
 
@@ -73,12 +70,7 @@ impl Bench {
         let settings = Settings::new(state.path().to_owned());
         let compiler = compiler.unwrap_or_else(|| settings.compiler.clone());
         let policies = WasmPolicies::new(Settings { compiler, ..settings })?;
-        let heard = Heard::default();
-        let ear = Arc::clone(&heard);
-        policies.listen(move |lines| {
-            ear.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(lines);
-        });
-        Ok(Self { policies, heard, _state: state })
+        Ok(Self { policies, _state: state })
     }
 
     /// Takes a module as an upload would: checked, compiled, described.
@@ -116,7 +108,7 @@ impl Bench {
     /// In words, which hook failed and how.
     pub fn takes(&self, version: &PolicyVersion, parameters: &str) -> Result<(), String> {
         check_parameters(parameters)?;
-        sample::ask_all(&self.listened(), version, parameters)
+        sample::ask_all(&Ear::new(&self.policies), version, parameters)
     }
 
     /// Runs the text of a scenario file against a policy.
@@ -150,14 +142,10 @@ impl Bench {
             }],
             Some(stack) => self.resolve(stack, version, &mut versions)?,
         };
-        let policies = self.listened();
+        let policies = Ear::new(&self.policies);
         let mut node = Node::new(&scenario.node, &versions, &policies)?;
         let faults = node.activate(entries)?;
         run::run(scenario, &mut node, &faults)
-    }
-
-    fn listened(&self) -> Listened<'_> {
-        Listened { policies: &self.policies, heard: Arc::clone(&self.heard), told: Mutex::default() }
     }
 
     fn resolve(

@@ -3,8 +3,7 @@
 
 use super::clock::StepClock;
 use super::format::{Group, Health, State};
-use super::told::{Listened, Told};
-use crate::admission::{Baseline, Faults, Offers, Walk};
+use crate::admission::{Baseline, Ear, Faults, Heard, Offers, Walk};
 use crate::keeper::{Applied, AskError, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};
 use crate::kernel::drain::Mark;
@@ -18,7 +17,7 @@ use crate::kernel::stack::{Stack, StackEntry};
 use crate::ports::{Clock as _, Gpus as _};
 use crate::sim::{Machine, SimGpu, SimGpus, SimGroup};
 use crate::store::MemoryDisk;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// The store's name in allocation ids.
@@ -29,7 +28,7 @@ const SETTLE_MAX: usize = 4;
 
 /// The node of one scenario.
 pub(super) struct Node<'p> {
-    pub(super) policies: &'p Listened<'p>,
+    pub(super) policies: &'p Ear<'p>,
     pub(super) clock: Arc<StepClock>,
     keeper: Keeper,
     gpus: SimGpus,
@@ -52,7 +51,7 @@ impl<'p> Node<'p> {
     pub(super) fn new(
         groups: &[Group],
         versions: &[PolicyVersion],
-        policies: &'p Listened<'p>,
+        policies: &'p Ear<'p>,
     ) -> Result<Self, String> {
         let gpus = SimGpus::of(machine(groups)?);
         let clock = Arc::new(StepClock::default());
@@ -160,7 +159,7 @@ impl<'p> Node<'p> {
     }
 
     /// What policies were asked since the last time.
-    pub(super) fn told(&self) -> Vec<Told> {
+    pub(super) fn told(&self) -> VecDeque<Heard> {
         self.policies.take()
     }
 

@@ -141,11 +141,12 @@ mod tests {
     use super::super::format::{Group, Scenario};
     use super::super::{Bench, run};
     use super::*;
+    use crate::admission::Ear;
 
     #[test]
     fn the_first_candidate_holds_what_was_granted_until_it_is_released() {
         let bench = Bench::new().unwrap();
-        let policies = bench.listened();
+        let policies = Ear::new(&bench.policies);
         let group = Group { model: "l4".into(), count: 2, mig: Vec::new() };
         let mut node = Node::new(&[group], &[], &policies).unwrap();
         node.settle().unwrap();

@@ -2,8 +2,7 @@
 
 use super::format::Group;
 use super::node::Node;
-use super::told::Listened;
-use crate::admission::CALL_MS_MAX;
+use crate::admission::{CALL_MS_MAX, Ear};
 use crate::kernel::gpu::Reading;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::{DeviceId, Resource};
@@ -20,11 +19,7 @@ const COUNT: u32 = 8;
 ///
 /// # Errors
 /// In words, which one failed and how.
-pub(super) fn ask_all(
-    policies: &Listened<'_>,
-    version: &PolicyVersion,
-    parameters: &str,
-) -> Result<(), String> {
+pub(super) fn ask_all(policies: &Ear<'_>, version: &PolicyVersion, parameters: &str) -> Result<(), String> {
     let group = Group { model: MODEL.into(), count: COUNT, mig: Vec::new() };
     let mut node = Node::new(&[group], std::slice::from_ref(version), policies)?;
     // The baseline's offer: there are devices to place and to admit.

@@ -17,6 +17,11 @@ use crate::kernel::names::Digest;
 
 /// The folder under the state folder.
 const FOLDER: &str = "policies";
+/// How the names of artifacts end, and those of files that are not written to their end.
+const ARTIFACT: &str = ".cwasm";
+const DRAFT: &str = ".draft";
+/// A digest at the beginning of a name.
+const DIGEST_CHARS: usize = 64;
 
 /// The files of all versions.
 pub(super) struct Artifacts {
@@ -56,14 +61,17 @@ impl Artifacts {
     }
 
     /// The component with this digest; `None` if its file is gone or differs.
-    pub(super) fn component(&self, wanted: &Digest) -> Option<Vec<u8>> {
+    ///
+    /// # Errors
+    /// If the disk does not let that be told: it may be there.
+    pub(super) fn component(&self, wanted: &Digest) -> io::Result<Option<Vec<u8>>> {
         self.read(&component_name(wanted), MODULE_BYTES_MAX, wanted)
     }
 
-    /// The artifact of a version for this release and processor; `None` if its file is gone or has
-    /// another digest than `wanted`.
+    /// The artifact of a version for this release and processor; `None` if its file is gone, cannot be
+    /// read, or has another digest than `wanted`. It can be made anew.
     pub(super) fn artifact(&self, of: &Digest, wanted: &Digest) -> Option<Vec<u8>> {
-        self.read(&self.artifact_name(of), ARTIFACT_BYTES_MAX, wanted)
+        self.read(&self.artifact_name(of), ARTIFACT_BYTES_MAX, wanted).unwrap_or_default()
     }
 
     /// Whether there is an artifact of a version for this release and processor. It is judged when it
@@ -79,18 +87,30 @@ impl Artifacts {
 
     /// Deletes the files of a version.
     pub(super) fn remove(&self, digest: &Digest) {
-        self.remove_artifacts(digest);
-        self.delete(&self.folder.join(component_name(digest)));
+        self.delete_those(|name| name.starts_with(digest.as_str()));
+    }
+
+    /// Deletes what nobody will read: drafts, which a process left that was killed, and artifacts of
+    /// versions that are not `known`. Components stay: they are all that there is of what was uploaded, and
+    /// the store that knows them may come back.
+    pub(super) fn tidy(&self, known: impl Fn(&Digest) -> bool) {
+        self.delete_those(|name| {
+            let of = name.get(..DIGEST_CHARS).and_then(|digest| Digest::parse(digest).ok());
+            of.is_some_and(|of| name.ends_with(DRAFT) || name.ends_with(ARTIFACT) && !known(&of))
+        });
     }
 
     fn remove_artifacts(&self, digest: &Digest) {
+        let start = format!("{digest}-");
+        self.delete_those(|name| name.starts_with(&start));
+    }
+
+    fn delete_those(&self, meant: impl Fn(&str) -> bool) {
         let Ok(entries) = fs::read_dir(&self.folder) else {
             return;
         };
-        let start = format!("{digest}-");
         for entry in entries.flatten() {
-            let name = entry.file_name();
-            if name.to_str().is_some_and(|name| name.starts_with(&start)) {
+            if entry.file_name().to_str().is_some_and(&meant) {
                 self.delete(&entry.path());
             }
         }
@@ -106,36 +126,38 @@ impl Artifacts {
     }
 
     fn artifact_name(&self, digest: &Digest) -> String {
-        format!("{digest}-{}.cwasm", self.compatibility)
+        format!("{digest}-{}{ARTIFACT}", self.compatibility)
     }
 
-    fn read(&self, name: &str, bytes_max: usize, wanted: &Digest) -> Option<Vec<u8>> {
+    fn read(&self, name: &str, bytes_max: usize, wanted: &Digest) -> io::Result<Option<Vec<u8>>> {
         let path = self.folder.join(name);
         let bytes = match read_file(&path, bytes_max) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => {
                 tracing::warn!("cannot read {}: {error}", path.display());
-                return None;
+                // Something else stands there: that does not pass.
+                let other = [Some(libc::ELOOP), None].contains(&error.raw_os_error());
+                return if other { Ok(None) } else { Err(error) };
             }
         };
         if digest(&bytes) != *wanted {
             tracing::warn!("{} is not what was written there; it is not used", path.display());
-            return None;
+            return Ok(None);
         }
-        Some(bytes)
+        Ok(Some(bytes))
     }
 
     /// Under another name first, so that a name never stands for half a file.
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let draft = self.folder.join(format!("{name}.draft"));
+        let draft = self.folder.join(format!("{name}{DRAFT}"));
         self.delete(&draft);
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
         let mut file = options.open(&draft)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&draft, self.folder.join(name))
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        // Half a file on a full disk would make it fuller still.
+        written.and_then(|()| fs::rename(&draft, self.folder.join(name))).inspect_err(|_| self.delete(&draft))
     }
 }
 
@@ -170,7 +192,7 @@ mod tests {
         let (id, wanted) = (digest(component), digest(artifact));
         artifacts.keep(&id, component, artifact).unwrap();
         artifacts.keep(&id, component, artifact).unwrap();
-        assert_eq!(artifacts.component(&id).unwrap(), component);
+        assert_eq!(artifacts.component(&id).unwrap().unwrap(), component);
         assert_eq!(artifacts.artifact(&id, &wanted).unwrap(), artifact);
         let folder = state.path().join(FOLDER);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -188,7 +210,33 @@ mod tests {
 
         artifacts.remove(&id);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
-        assert_eq!(artifacts.component(&id), None);
+        assert_eq!(artifacts.component(&id).unwrap(), None);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_leaves_no_draft_and_one_that_cannot_be_read_is_not_gone() {
+        let state = tempfile::tempdir().unwrap();
+        let artifacts = Artifacts::open(state.path(), "0123".into()).unwrap();
+        let (id, wanted) = (digest(b"c"), digest(b"a"));
+        let folder = state.path().join(FOLDER);
+        // No file takes the name of a folder with something in it, whoever asks for it.
+        let inside = folder.join(format!("{id}-0123.cwasm")).join("inside");
+        fs::create_dir_all(&inside).unwrap();
+        artifacts.keep(&id, b"c", b"a").unwrap_err();
+        let names = || fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        assert!(names().all(|name| !name.to_str().unwrap().ends_with(DRAFT)), "{:?}", names());
+        assert_eq!(artifacts.artifact(&id, &wanted), None);
+
+        let aside = state.path().join("aside");
+        fs::rename(&folder, &aside).unwrap();
+        assert_eq!(artifacts.component(&id).unwrap(), None, "there is nothing");
+        fs::write(&folder, b"").unwrap();
+        artifacts.component(&id).unwrap_err();
+        fs::remove_file(&folder).unwrap();
+        fs::rename(&aside, &folder).unwrap();
+        assert_eq!(artifacts.component(&id).unwrap().unwrap(), b"c");
+        fs::rename(inside.parent().unwrap(), folder.join(format!("{wanted}.wasm"))).unwrap();
+        assert_eq!(artifacts.component(&wanted).unwrap(), None, "a folder is no policy");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One call: a fresh instance, its limits, the question, and what it cost.
 
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use wasmtime::component::{Component, InstancePre, Linker};
@@ -15,13 +15,9 @@ use super::ticker::Ticker;
 use crate::kernel::decision::Cost;
 use crate::kernel::policy::{Fault, FaultKind};
 
-/// Who is handed the lines that each call logged.
-pub(super) type Ear = Box<dyn Fn(&[String]) + Send + Sync>;
-
 /// All that calls need and that outlives them.
 pub(super) struct Runner {
     pub(super) engine: Engine,
-    pub(super) ear: OnceLock<Ear>,
     linker: Linker<Guest>,
     ticker: Ticker,
     free: Mutex<u32>,
@@ -49,7 +45,6 @@ impl Runner {
         Ok(Self {
             ticker: Ticker::start(&engine)?,
             engine,
-            ear: OnceLock::new(),
             linker,
             free: Mutex::new(CALLS_AT_ONCE_MAX),
             freed: Condvar::new(),
@@ -99,9 +94,6 @@ impl Runner {
             wall_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
         };
         let guest = store.data();
-        if let Some(ear) = self.ear.get() {
-            ear(&guest.said);
-        }
         for line in &guest.said {
             tracing::debug!(target: "policy", who, "{line}");
         }

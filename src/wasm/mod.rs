@@ -37,7 +37,7 @@ mod whole;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 pub use compile::CompileLimits;
 pub use compile_child::compiler_process;
@@ -96,6 +96,8 @@ pub struct WasmPolicies {
     artifacts: Artifacts,
     views: Views,
     installed: RwLock<BTreeMap<Digest, Arc<Installed>>>,
+    /// Whoever has it writes files of policies.
+    keeping: Mutex<()>,
 }
 
 struct Installed {
@@ -147,13 +149,8 @@ impl WasmPolicies {
             artifacts,
             views: Views::new(settings.memory_overcommit_percent),
             installed: RwLock::default(),
+            keeping: Mutex::default(),
         })
-    }
-
-    /// Hands the lines that each call logged, escaped and cut, to `ear`: for whoever writes a policy.
-    /// Only the first one is heard.
-    pub fn listen(&self, ear: impl Fn(&[String]) + Send + Sync + 'static) {
-        let _ = self.runner.ear.set(Box::new(ear));
     }
 
     /// Makes every policy that came with the daemon callable: for whoever tries them all.
@@ -162,6 +159,12 @@ impl WasmPolicies {
     /// If one of them cannot be compiled here.
     pub fn restore_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
         self.shipped(now).iter().map(|version| self.restore(version)).collect()
+    }
+
+    /// Deletes the compiled forms that no version of these has, and what was not written to its end. For
+    /// a start: nothing else may write policies meanwhile.
+    pub fn tidy(&self, known: impl Fn(&Digest) -> bool) {
+        self.artifacts.tidy(known);
     }
 
     fn installed(&self, digest: &Digest) -> Option<Arc<Installed>> {
@@ -214,7 +217,10 @@ impl WasmPolicies {
                 tracing::warn!("cannot keep the compiled policy {}: {error}", told.name);
                 Some(module)
             }
-            Err(error) => return Err(trouble(format!("cannot keep the policy: {error}"))),
+            Err(error) => {
+                self.artifacts.remove(&id);
+                return Err(trouble(format!("cannot keep the policy: {error}")));
+            }
         };
         let version = PolicyVersion {
             name: told.name,
@@ -248,6 +254,8 @@ impl Policies for WasmPolicies {
         }
         let shipped = shipped::component(&id).is_some();
         let compiled = self.compiler.compile(module)?;
+        // Of two who bring the same bytes at once one keeps them.
+        let _alone = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
         // A core module has another digest than the component that it became.
         if let Some(installed) = self.installed(&digest(&compiled.component)) {
             return Ok(installed.version.clone());
@@ -272,7 +280,9 @@ impl Policies for WasmPolicies {
         let component = self.module(&version.digest)?;
         let compiled = self.compiler.compile(&component)?;
         let module = Module::load(&self.runner, &compiled.artifact)?;
+        let alone = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = self.artifacts.keep(&version.digest, &component, &compiled.artifact);
+        drop(alone);
         if let Err(error) = kept {
             // It works; the next start compiles once more.
             tracing::warn!("cannot keep the compiled policy {}: {error}", version.label());
@@ -297,7 +307,9 @@ impl Policies for WasmPolicies {
         if let Some(component) = shipped::component(digest) {
             return Ok(component.to_vec());
         }
-        self.artifacts.component(digest).ok_or_else(|| InstallError::Lost { digest: digest.clone() })
+        let read = self.artifacts.component(digest);
+        let read = read.map_err(|error| trouble(format!("cannot read the policy: {error}")))?;
+        read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
     }
 
     fn rest(&self, digest: &Digest) {

@@ -99,7 +99,7 @@ mod tests {
             decision: Decision::default(),
             ended: None,
         };
-        node.live = Arc::new([(allocation.id.clone(), Arc::new(allocation))].into());
+        node.live = Arc::new([(allocation.id, Arc::new(allocation))].into());
         Arc::new(node)
     }
 

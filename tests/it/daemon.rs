@@ -16,7 +16,7 @@ pub(crate) const WHOLE: &str = "nvidia.com/gpu";
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 
 /// Rounds and waits of milliseconds instead of half minutes.
-const BRISK: &str = "
+pub(crate) const BRISK: &str = "
 rounds: { listEveryMs: 100, listEveryCordonedMs: 100, roundEveryMs: 200 }
 timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, retireMs: 500, namedMs: 200, bypassMs: 500 }
 health: { pollSeconds: 0.2, quietSeconds: 1 }

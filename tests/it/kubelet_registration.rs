@@ -172,6 +172,29 @@ async fn a_kubelet_that_never_watches_is_asked_again() {
     node.kubelet.wait_allocatable(GPU, 4, SOON).await.unwrap();
 }
 
+/// A kubelet takes a registration while it ends, and nobody will ever ask for the devices.
+#[tokio::test]
+async fn a_kubelet_that_registers_and_ends_does_not_hold_up_the_next_one() {
+    let node = Recipe {
+        // Longer than the test.
+        waits: Waits { watch_within: Duration::from_secs(60), ..Waits::default() },
+        ..Recipe::default()
+    }
+    .node()
+    .await;
+    node.allocatable(GPU, 4).await;
+    let registered = node.kubelet.calls(Rpc::Register, GPU).count;
+    node.kubelet.set_faults(|f| f.never_watch = true);
+    node.kubelet.restart().await.unwrap();
+    let waiting = |k: &kubelet_standin::Kubelet| k.calls(Rpc::Register, GPU).count > registered;
+    node.kubelet.wait_for("a registration without a stream", SOON, waiting).await.unwrap();
+    node.kubelet.stop().await;
+    node.kubelet.set_faults(|f| f.never_watch = false);
+    node.kubelet.start().await.unwrap();
+    node.allocatable(GPU, 4).await;
+    node.assert_harmless();
+}
+
 #[tokio::test]
 async fn three_quick_losses_mean_a_rival_and_a_kubelet_restart_ends_the_pause() {
     let node = Recipe::default().node().await;

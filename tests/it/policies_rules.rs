@@ -6,12 +6,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use berth::kernel::allocation::{Allocation, Decision, Holder, Limits};
+use berth::kernel::allocation::{Allocation, Decision, Holder};
 use berth::kernel::change::Change;
 use berth::kernel::gpu::Reading;
 use berth::kernel::names::{AllocationId, DeviceId};
 use berth::kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
-use berth::kernel::policy::{AdmitRequest, Answer, PolicyVersion, Question, Severity, Terms, TriageAnswer};
+use berth::kernel::policy::{AdmitRequest, Answer, PolicyVersion, Question};
 use berth::ports::Policies;
 use berth_policy_memory::Memory;
 use berth_policy_quota::Quota;
@@ -21,6 +21,7 @@ use proptest::prelude::*;
 
 use crate::policies_guests::{NOW, policies};
 use crate::policies_node::{Node, SHARED, WHOLE, gpu_id, resource, shared_node};
+use crate::policies_same::both::words::{triage, verdict};
 use crate::policies_shipped::{Shown, both_ways, random_gpu, random_node, shipped, shown};
 
 /// Node plus who waits and who holds what.
@@ -109,17 +110,7 @@ impl Scene {
                 claim: None,
             },
         };
-        let native = entry::admit::<P>(&shown.context, &request).map(|verdict| match verdict {
-            sdk::Verdict::Deny(reason) => Answer::Deny(reason),
-            sdk::Verdict::Allow(terms) => Answer::Allow(Terms {
-                environment: terms.environment.into_iter().map(|e| (e.key, e.value)).collect(),
-                limits: Limits {
-                    memory_mib: terms.limits.memory_mib,
-                    compute_percent: terms.limits.compute_percent,
-                },
-                reason: terms.reason,
-            }),
-        });
+        let native = entry::admit::<P>(&shown.context, &request).map(verdict);
         let request = AdmitRequest { resource: resource(SHARED), devices };
         let wasm = policies().ask(self.node.call(version, parameters, Question::Admit(&request)));
         assert_eq!(wasm, Ok(native.clone()), "{parameters}");
@@ -183,19 +174,15 @@ fn every_xid_is_judged_alike_both_ways() {
     let signs = (0..9).flat_map(|code| [("recovery", code), ("rows", code), ("ecc", code), ("lost", code)]);
     for (source, code) in xids.chain(signs) {
         let reading = sdk::Reading { part: 0, source: source.into(), code, detail: "x".into() };
-        let native = entry::triage::<TriageXid>(&shown.context, &reading).map(|answer| TriageAnswer {
-            severity: match answer.severity {
-                sdk::Severity::Ignore => Severity::Ignore,
-                sdk::Severity::Degraded => Severity::Degraded,
-                sdk::Severity::Unhealthy => Severity::Unhealthy,
-            },
-            reason: answer.reason,
-            again_after_s: answer.again_after_seconds,
+        let native = entry::triage::<TriageXid>(&shown.context, &reading).map(triage);
+        let severity = native.as_ref().map(|answer| match answer {
+            Answer::Triage(answer) => answer.severity,
+            other => panic!("{other:?}"),
         });
-        *severities.entry(format!("{:?}", native.as_ref().map(|answer| answer.severity))).or_default() += 1;
+        *severities.entry(format!("{severity:?}")).or_default() += 1;
         let reading = Reading { part: gpu_id(0), source: source.into(), code, detail: "x".into() };
         let wasm = policies().ask(node.call(&version, "{}", Question::Triage(&reading)));
-        assert_eq!(wasm, Ok(native.map(Answer::Triage)), "{source} {code}");
+        assert_eq!(wasm, Ok(native), "{source} {code}");
     }
     assert_eq!(severities.len(), 4, "{severities:?}");
 }

@@ -9,10 +9,8 @@ use berth::kernel::drain::{Drain, Mark};
 use berth::kernel::gpu::Path;
 use berth::kernel::ledger::Ledger;
 use berth::kernel::names::{DeviceId, PartId};
-use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth::kernel::policy::{
-    Answer, FaultKind, Hook, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question,
-};
+use berth::kernel::offer::Consumes;
+use berth::kernel::policy::{Answer, FaultKind, Hook, PlaceRequest, PolicyVersion, Question};
 use berth::ports::Policies;
 use berth_policy_binpack::Binpack;
 use berth_policy_exclusive::Exclusive;
@@ -24,7 +22,8 @@ use berth_policy_topology::Topology;
 use proptest::prelude::*;
 
 use crate::policies_guests::{NOW, policies};
-use crate::policies_node::{Node, SHARED, WHOLE, gpu_id, resource, share, shared_node};
+use crate::policies_node::{Node, SHARED, WHOLE, gpu_id, share, shared_node};
+use crate::policies_same::both::words::Words;
 
 pub(crate) fn shipped(name: &str) -> PolicyVersion {
     let versions = policies().restore_shipped(NOW).unwrap();
@@ -97,8 +96,9 @@ fn fuel_is_far_below_what_a_call_may_use() {
 /// conversion is tested by it.
 pub(crate) struct Shown {
     pub(crate) context: sdk::Context,
-    parts: Vec<berth::kernel::names::PartId>,
-    devices: Vec<(String, DeviceId)>,
+    words: Words,
+    /// By device its resource.
+    resources: Vec<String>,
 }
 
 fn consumes(consumes: Consumes) -> sdk::Consumes {
@@ -114,7 +114,7 @@ pub(crate) fn shown(ledger: &Ledger, parameters: &str) -> Shown {
     let mut states: Vec<_> = ledger.parts.values().collect();
     states.sort_by_key(|state| (state.part.gpu_index, state.part.parent.is_some()));
     let names: Vec<String> = ledger.resources().iter().map(ToString::to_string).collect();
-    let mut devices = Vec::new();
+    let (mut devices, mut resources) = (Vec::new(), Vec::new());
     let mut shown = Vec::new();
     for (index, state) in (0..).zip(&states) {
         let wholes = state.devices.values().any(|d| d.held() && d.consumes == Consumes::Whole);
@@ -133,7 +133,8 @@ pub(crate) fn shown(ledger: &Ledger, parameters: &str) -> Shown {
                 state: device_state,
                 consumes: consumes(device.consumes),
             });
-            devices.push((resource.to_string(), DeviceId { part: state.part.id.clone(), share: *share }));
+            devices.push(DeviceId { part: state.part.id.clone(), share: *share });
+            resources.push(resource.to_string());
         }
     }
     let index = |id| u32::try_from(states.iter().position(|s| s.part.id == id).unwrap()).unwrap();
@@ -179,8 +180,8 @@ pub(crate) fn shown(ledger: &Ledger, parameters: &str) -> Shown {
     };
     Shown {
         context: sdk::Context { node, parameters: parameters.to_owned() },
-        parts: states.iter().map(|state| state.part.id.clone()).collect(),
-        devices,
+        words: Words { parts: states.iter().map(|state| state.part.id.clone()).collect(), devices },
+        resources,
     }
 }
 
@@ -205,32 +206,9 @@ fn links(ledger: &Ledger, index: &dyn Fn(&PartId) -> u32) -> Vec<sdk::Link> {
 }
 
 impl Shown {
-    fn offer(&self, answer: &sdk::OfferAnswer) -> Answer {
-        let line = |line: &sdk::OfferLine| OfferLine {
-            resource: resource(&line.resource),
-            count: line.count,
-            consumes: match line.consumes {
-                sdk::Consumes::Whole => Consumes::Whole,
-                sdk::Consumes::Slice(slice) => {
-                    Consumes::Slice { memory_mib: slice.memory_mib, compute_percent: slice.compute_percent }
-                }
-            },
-        };
-        Answer::Offer(OfferAnswer {
-            parts: answer
-                .parts
-                .iter()
-                .map(|offer| PartOffer {
-                    part: self.parts[offer.part as usize].clone(),
-                    lines: offer.lines.iter().map(line).collect(),
-                })
-                .collect(),
-            again_after_s: answer.again_after_seconds,
-        })
-    }
-
     pub(crate) fn index(&self, name: &str, id: &DeviceId) -> u32 {
-        let position = self.devices.iter().position(|(n, device)| n == name && device == id);
+        let mut all = self.resources.iter().zip(&self.words.devices);
+        let position = all.position(|(n, device)| n == name && device == id);
         u32::try_from(position.unwrap()).unwrap()
     }
 
@@ -251,13 +229,7 @@ impl Shown {
             required: indices(&request.required),
             size: u32::try_from(request.size).unwrap(),
         };
-        entry::place::<P>(&self.context, &request).map(|placement| {
-            let id = |n: &u32| self.devices[*n as usize].1.clone();
-            Answer::Place(Placement {
-                devices: placement.devices.iter().map(id).collect(),
-                reason: placement.reason,
-            })
-        })
+        entry::place::<P>(&self.context, &request).map(|placement| self.words.placement(&placement))
     }
 }
 
@@ -266,7 +238,7 @@ pub(crate) fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, si
     let version = shipped(name);
     let shown = shown(&node.0, parameters);
     if version.hooks.contains(&Hook::Offer) {
-        let native = entry::offer::<P>(&shown.context).map(|answer| shown.offer(&answer));
+        let native = entry::offer::<P>(&shown.context).map(|answer| shown.words.offer(&answer));
         let wasm = policies().ask(node.call(&version, parameters, Question::Offer));
         assert_eq!(wasm, Ok(native), "{name} {parameters}");
     }

@@ -1,8 +1,9 @@
 //! One question, asked of a policy's component twice, in an instance of its own each time, and of the
-//! same policy's crate natively. A test has this module, too.
+//! same policy's crate natively. Tests have this module, too.
 
 mod native;
 mod questions;
+pub(crate) mod words;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,8 +12,9 @@ use berth::kernel::policy::{Hook, PolicyVersion};
 use berth::ports::{Input, Policies};
 use berth_policy_sdk::testing::Random;
 use berth_policy_sdk::{Context, Hooks};
-use native::{NATIVE, Native, Words};
+use native::{NATIVE, Native};
 use questions::{Question, Scene};
+use words::Words;
 
 /// The contract whose words the questions are put down in.
 const WORLD: &str = "berth:policy@0.1.0";
@@ -81,7 +83,7 @@ impl<'a, P: Policies> Both<'a, P> {
             let mut random = Random(number);
             let scene = Scene::draw(&mut random);
             let words = Words::of(&scene.node);
-            let written = Written { world: WORLD, node: &scene.node, shares: &words.shares };
+            let written = Written { world: WORLD, node: &scene.node, shares: &words.shares() };
             let node = serde_json::to_vec(&written).expect("a node is plain data");
             let mut input = Input { node, question: Vec::new() };
             for (native, version) in &self.pairs {

@@ -18,6 +18,8 @@ REPO = Path(__file__).resolve().parents[2]
 CHART = REPO / "deploy" / "helm" / "berth"
 MANIFESTS = REPO / "deploy" / "manifests"
 NAMESPACE = "berth"
+#: The cluster that is rendered for.
+KUBERNETES = "1.36.0"
 
 _HEAD = "# Rendered from deploy/helm/berth by `just deploy-render`; do not edit.\n"
 
@@ -71,6 +73,8 @@ def helm() -> str:
 def render(values: dict | None = None, templates: tuple[str, ...] = ()) -> list[str]:
     """The documents of the chart as texts, by kind and name; ValueError with Helm's words if it refuses the values."""
     command = [helm(), "template", "berth", str(CHART), "--namespace", NAMESPACE, "--values", "-"]
+    # A Helm that was built from its module takes the cluster for an old one.
+    command += ["--kube-version", KUBERNETES]
     for one in templates:
         command += ["--show-only", f"templates/{one}.yaml"]
     # JSON is YAML.

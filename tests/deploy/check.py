@@ -102,7 +102,7 @@ class Check:
             self.note(f"values: {name}", self._good(values))
         for name, (values, word) in BAD.items():
             self.note(f"refused: {name}", _bad(values, word))
-        self.note("helm lint", _ran([chart.helm(), "lint", "--strict", chart.CHART]))
+        self.note("helm lint", _ran([chart.helm(), "lint", "--strict", "--kube-version", chart.KUBERNETES, chart.CHART]))
         rules = chart.REPO / "deploy" / "prometheus"
         self.note("promtool check rules", _ran(["promtool", "check", "rules", rules / "rules.yaml"]))
         self.note("promtool test rules", _ran(["promtool", "test", "rules", rules / "tests.yaml"]))

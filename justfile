@@ -73,6 +73,25 @@ e2e *ARGS:
     cargo build --release --locked -p berth -p fake-nvml
     python3 tests/e2e/run.py {{ARGS}}
 
+# deploy/ without a cluster: the chart by values, the plain manifests, alert rules, dashboard, Dockerfile; brings its tools
+deploy-check: deploy-tools
+    cargo build --release --locked
+    PATH="$(tests/deploy/tools.sh):$PATH" python3 tests/deploy/check.py
+
+# The tools of deploy-check, into .cache/deploy
+deploy-tools:
+    tests/deploy/tools.sh
+
+# Write the plain manifests and the dashboard anew
+deploy-render: deploy-tools
+    python3 deploy/grafana/dashboard.py
+    PATH="$(tests/deploy/tools.sh):$PATH" python3 tests/deploy/chart.py --write
+
+# deploy/ on a real control plane, Berth in its pod on a real kubelet; as `just e2e`, needs root
+deploy-cluster *ARGS:
+    cargo build --release --locked
+    python3 tests/e2e/deployed.py {{ARGS}}
+
 # Write the API's document anew
 openapi:
     cargo run --quiet --locked -- openapi > openapi/berth.json

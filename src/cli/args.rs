@@ -299,6 +299,11 @@ pub enum TokenCommand {
     /// new token at once, without a restart, and the old one no more; hand the new one to whoever
     /// has a copy.
     Rotate,
+    /// Print the token in the token file
+    ///
+    /// For `kubectl exec POD -- berth token show > token`, since a pod of berth's has no shell. Whoever has it
+    /// is the operator.
+    Show,
 }
 
 /// `berth config`.

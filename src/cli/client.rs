@@ -59,18 +59,10 @@ impl Client {
                 args.server
             )));
         }
-        let path = args.token_file();
-        let token = std::fs::read_to_string(&path).with_context(|| {
-            format!(
-                "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
-                 BERTH_TOKEN_FILE (the daemon makes the file when it first starts)",
-                path.display()
-            )
-        })?;
         Ok(Self {
             server: format!("http://{}", uri.authority().map(ToString::to_string).unwrap_or_default()),
-            token: token.trim().to_owned(),
-            token_file: path,
+            token: read_token(args)?,
+            token_file: args.token_file(),
         })
     }
 
@@ -238,6 +230,19 @@ impl Client {
             other => anyhow!("no usable answer from {server}: {other}"),
         }
     }
+}
+
+/// The token in the file that is named.
+pub(super) fn read_token(args: &ClientArgs) -> anyhow::Result<String> {
+    let path = args.token_file();
+    let token = std::fs::read_to_string(&path).with_context(|| {
+        format!(
+            "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
+             BERTH_TOKEN_FILE (the daemon makes the file when it first starts)",
+            path.display()
+        )
+    })?;
+    Ok(token.trim().to_owned())
 }
 
 /// The token goes to no proxy and follows no redirect.

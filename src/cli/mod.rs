@@ -95,6 +95,9 @@ pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
         }
         Command::State { command } => state::run(&command, &hooks.state, &mut out),
         Command::Token { command: args::TokenCommand::Rotate } => rotate(&cli.client, &mut out),
+        Command::Token { command: args::TokenCommand::Show } => {
+            client::read_token(&cli.client).and_then(|token| out.text(&format!("{token}\n")))
+        }
         Command::Openapi => out.text(crate::admin::openapi_json()),
     };
     match done {

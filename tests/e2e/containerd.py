@@ -55,10 +55,14 @@ class Containerd:
 
         until("containerd answers", 30, answers)
         for archive in images.build(RUN):
-            self._ctr("-n", "k8s.io", "images", "import", archive)
+            self.take(archive)
 
     def stop(self) -> None:
         self._process.stop()
+
+    def take(self, archive: Path) -> None:
+        """Takes the image of an archive, for pods to run."""
+        self._ctr("-n", "k8s.io", "images", "import", archive)
 
     def _ctr(self, *args) -> str:
         return process.run([self._program("ctr"), "--address", CONTAINERD_SOCKET, *args], f"ctr {args[-1]}")

@@ -45,12 +45,26 @@ _BERTH_ROLES = ("berth", "berth-tell", "berth-evict", "berth-delete")
 _KINDS = "deployments,replicasets,jobs,poddisruptionbudgets,pods"
 
 
+class Answer:
+    """Status, body and warnings of an answer."""
+
+    def __init__(self, status: int, body: dict, warnings: list[str]) -> None:
+        self.status = status
+        self.body = body
+        self.warnings = " ".join(warnings)
+
+    @property
+    def message(self) -> str:
+        return self.body.get("message", "")
+
+
 class ControlPlane:
-    """`name` is that of its node."""
+    """`name` is that of its node. `service_accounts`: pods have tokens, and what is in deploy/ is left to the test."""
 
     name = NODE_NAME
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, service_accounts: bool = False) -> None:
+        self._service_accounts = service_accounts
         binaries = MODULE.build()
         self._kubectl = binaries / "kubectl"
         #: For whoever may do everything: the kubelet, the scheduler, the controller manager, kubectl.
@@ -92,12 +106,15 @@ class ControlPlane:
             f"--service-account-key-file={_CERTIFICATE}",
             f"--service-account-signing-key-file={_KEY}",
             "--service-cluster-ip-range=10.96.0.0/24",
-            # Pods of this test need no service account.
-            "--disable-admission-plugins=ServiceAccount",
+            # Most pods of this test need no service account.
+            *(["--allow-privileged"] if service_accounts else ["--disable-admission-plugins=ServiceAccount"]),
         )
         client = (f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", "--secure-port=0")
         self._controllers = program(
-            binaries / "kube-controller-manager", *client, f"--service-account-private-key-file={_KEY}"
+            binaries / "kube-controller-manager",
+            *client,
+            f"--service-account-private-key-file={_KEY}",
+            f"--root-ca-file={_CA}",
         )
         self._scheduler = program(binaries / "kube-scheduler", *client)
         self._trust: ssl.SSLContext | None = None
@@ -122,6 +139,8 @@ class ControlPlane:
         self._controllers.start()
         self._scheduler.start()
         self.kubectl("create", "namespace", NAMESPACE)
+        if self._service_accounts:
+            return
         self.kubectl("create", "-f", _BERTH_ROLES_FILE)
         for role in _BERTH_ROLES:
             self.kubectl("create", "clusterrolebinding", role, f"--clusterrole={role}", "--user=berth")
@@ -186,6 +205,19 @@ class ControlPlane:
 
     def get(self, path: str) -> dict:
         return json.loads(self._ask(path))
+
+    def answer(self, method: str, path: str, body: dict | None = None, token: str = _ADMIN, kind: str = "") -> Answer:
+        """What the API server says to whoever has the token. `kind`: of the body, if it is not JSON as it is."""
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": kind or "application/json"}
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(f"{SERVER}{path}", data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=self._trust) as reply:
+                return Answer(reply.status, json.load(reply), reply.headers.get_all("Warning") or [])
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, json.load(error), error.headers.get_all("Warning") or [])
+        except (urllib.error.URLError, OSError) as error:
+            raise Trouble(f"{method} {path}: {error}") from error
 
     def _ask(self, path: str) -> str:
         request = urllib.request.Request(f"{SERVER}{path}", headers={"Authorization": f"Bearer {_ADMIN}"})

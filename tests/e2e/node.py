@@ -35,10 +35,10 @@ class Node:
             raise Trouble("this node is standalone")
         return self._cluster
 
-    def join(self) -> None:
+    def join(self, service_accounts: bool = False) -> None:
         """Starts a control plane; the kubelet's next start, by `renew`, is that of a node of it."""
         if self._cluster is None:
-            starting = ControlPlane(self._logs)
+            starting = ControlPlane(self._logs, service_accounts)
             try:
                 starting.start()
             except BaseException:

@@ -413,6 +413,9 @@ fn a_token_is_rotated_under_a_running_daemon() {
     bench.done(&["gpu", "list"]);
     assert!(bench.refused(&["gpu", "list", "--token-file", &old]).contains("does not take the token"));
     assert!(bench.refused(&["token", "rotate", "--token-file", "/nowhere/token"]).contains("/nowhere/token"));
+    let new = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(bench.done(&["token", "show"]).trim(), new.trim());
+    assert!(bench.refused(&["token", "show", "--token-file", "/nowhere/token"]).contains("/nowhere/token"));
 }
 
 #[test]

@@ -1,24 +1,46 @@
-//! What users are told to give the daemon in a cluster.
+//! What users are told to give the daemon in a cluster, and what holds it to its own node there.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-fn read(path: &str) -> String {
+/// Who the daemon is to the API server, by the plain manifests.
+const ACCOUNT: &str = "system:serviceaccount:berth:berth";
+/// Where the API server says which node's pod a token was made for (Kubernetes 1.30).
+const NODE_CLAIM: &str = "'authentication.kubernetes.io/node-name'";
+
+pub(crate) fn read(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }
 
-/// The roles by name, each with its rights as `VERB GROUP/RESOURCE`.
-fn roles() -> Vec<(String, BTreeSet<String>)> {
-    let text = read("deploy/cluster-role.yaml");
+/// The documents of a file.
+pub(crate) fn documents(path: &str) -> Vec<Value> {
+    let text = read(path);
     let documents = serde_norway::Deserializer::from_str(&text);
-    let roles = documents.map(|document| {
-        let role = Value::deserialize(document).unwrap();
-        assert_eq!(
-            (&role["kind"], &role["apiVersion"]),
-            (&"ClusterRole".into(), &"rbac.authorization.k8s.io/v1".into())
-        );
+    documents.map(|document| Value::deserialize(document).unwrap()).filter(|d| !d.is_null()).collect()
+}
+
+/// Those of one kind.
+pub(crate) fn of_kind(path: &str, kind: &str) -> Vec<Value> {
+    documents(path).into_iter().filter(|document| document["kind"] == kind).collect()
+}
+
+pub(crate) fn name(document: &Value) -> &str {
+    document["metadata"]["name"].as_str().unwrap()
+}
+
+/// The only document of a kind with that name.
+fn one(path: &str, kind: &str, wanted: &str) -> Value {
+    let mut found: Vec<Value> = of_kind(path, kind).into_iter().filter(|d| name(d) == wanted).collect();
+    assert_eq!(found.len(), 1, "{kind} {wanted} in {path}");
+    found.remove(0)
+}
+
+/// The roles by name, each with its rights as `VERB GROUP/RESOURCE`.
+fn roles(path: &str) -> Vec<(String, BTreeSet<String>)> {
+    let roles = of_kind(path, "ClusterRole").into_iter().map(|role| {
+        assert_eq!(role["apiVersion"], "rbac.authorization.k8s.io/v1");
         let list = |rule: &Value, key: &str| -> Vec<String> {
             rule[key].as_array().unwrap().iter().map(|v| v.as_str().unwrap().to_owned()).collect()
         };
@@ -47,7 +69,8 @@ fn each_role_gives_one_kind_of_right_and_no_more() {
     ];
     let wanted =
         wanted.map(|(name, rights)| (name.to_owned(), rights.iter().map(|r| (*r).to_owned()).collect()));
-    assert_eq!(roles(), wanted);
+    assert_eq!(roles("deploy/cluster-role.yaml"), wanted);
+    assert_eq!(documents("deploy/cluster-role.yaml").len(), 4, "it holds roles and nothing else");
 }
 
 #[test]
@@ -55,9 +78,82 @@ fn every_role_is_known_to_readers_to_the_daemon_and_to_the_end_to_end_test() {
     let sources: String =
         ["client", "condition", "events", "evict"].map(|f| read(&format!("src/cluster/{f}.rs"))).concat();
     let (readme, test) = (read("README.md"), read("tests/e2e/controlplane.py"));
-    for (name, _) in roles() {
+    for (name, _) in roles("deploy/cluster-role.yaml") {
         assert!(sources.contains(&format!("ClusterRole {name}")), "no error of the daemon names {name}");
         assert!(readme.contains(&format!("| `{name}` |")), "README.md says nothing of {name}");
         assert!(test.contains(&format!("\"{name}\"")), "the end-to-end test does not bind {name}");
     }
+}
+
+#[test]
+fn the_manifests_give_the_first_role_and_the_others_only_where_asked_for() {
+    let known = roles("deploy/cluster-role.yaml");
+    assert_eq!(roles("deploy/manifests/berth.yaml"), known[..1]);
+    let mut all = roles("deploy/manifests/rights.yaml");
+    all.sort_by_key(|(name, _)| known.iter().position(|(known, _)| known == name));
+    assert_eq!(all, known);
+    for path in ["deploy/manifests/berth.yaml", "deploy/manifests/rights.yaml"] {
+        let bindings = of_kind(path, "ClusterRoleBinding");
+        assert_eq!(bindings.len(), roles(path).len());
+        for binding in bindings {
+            assert_eq!(binding["roleRef"]["name"], name(&binding));
+            let account = json!([{"kind": "ServiceAccount", "name": "berth", "namespace": "berth"}]);
+            assert_eq!(binding["subjects"], account);
+        }
+    }
+    for path in ["deploy/manifests/profiles.yaml", "deploy/manifests/monitoring.yaml"] {
+        assert!(of_kind(path, "ClusterRole").is_empty() && of_kind(path, "ClusterRoleBinding").is_empty());
+    }
+}
+
+#[test]
+fn every_right_to_change_something_ends_at_the_own_node() {
+    const RIGHTS: &str = "deploy/manifests/rights.yaml";
+    let wanted = [
+        ("berth-tell-own-node", "nodes/status", "UPDATE", "object.metadata.name == variables.node"),
+        ("berth-delete-own-node", "pods", "DELETE", "oldObject.spec.nodeName == variables.node"),
+        ("berth-evict-own-node", "pods/eviction", "CREATE", "params.spec.nodeName == variables.node"),
+    ];
+    let policies: BTreeSet<String> =
+        of_kind(RIGHTS, "ValidatingAdmissionPolicy").iter().map(|policy| name(policy).to_owned()).collect();
+    assert_eq!(policies, wanted.iter().map(|(name, ..)| (*name).to_owned()).collect());
+    for (name, resource, operation, expression) in wanted {
+        let spec = &one(RIGHTS, "ValidatingAdmissionPolicy", name)["spec"];
+        assert_eq!(spec["failurePolicy"], "Fail");
+        let rules = json!([{"apiGroups": [""], "apiVersions": ["*"], "resources": [resource], "operations": [operation]}]);
+        assert_eq!(spec["matchConstraints"]["resourceRules"], rules);
+        let who = format!("request.userInfo.username == '{ACCOUNT}'");
+        assert_eq!(spec["matchConditions"], json!([{"name": "is-berth", "expression": who}]));
+        let node = spec["variables"][0]["expression"].as_str().unwrap();
+        assert!(node.contains(NODE_CLAIM), "{node}");
+        let first = spec["validations"][0]["expression"].as_str().unwrap();
+        assert!(first.contains(expression) && first.starts_with("variables.node != '' &&"), "{first}");
+        let binding = &one(RIGHTS, "ValidatingAdmissionPolicyBinding", name)["spec"];
+        assert_eq!((&binding["policyName"], &binding["validationActions"]), (&json!(name), &json!(["Deny"])));
+        assert_eq!(binding["matchResources"], Value::Null, "{name} is to hold in every namespace");
+    }
+    // An Eviction does not say on which node its pod is: the pods of its namespace are asked.
+    let evict = one(RIGHTS, "ValidatingAdmissionPolicy", "berth-evict-own-node");
+    assert_eq!(evict["spec"]["paramKind"], json!({"apiVersion": "v1", "kind": "Pod"}));
+    let binding = one(RIGHTS, "ValidatingAdmissionPolicyBinding", "berth-evict-own-node");
+    assert_eq!(binding["spec"]["paramRef"], json!({"selector": {}, "parameterNotFoundAction": "Deny"}));
+}
+
+#[test]
+fn whoever_goes_past_the_plugin_is_warned_and_the_daemon_itself_is_not() {
+    const MANIFEST: &str = "deploy/manifests/berth.yaml";
+    let policy = one(MANIFEST, "ValidatingAdmissionPolicy", "berth-bypass");
+    let text = policy.to_string();
+    for word in ["NVIDIA_VISIBLE_DEVICES", "privileged", "initContainers", "ephemeralContainers", "CronJob"] {
+        assert!(text.contains(word), "it does not look at {word}");
+    }
+    // What the daemon itself takes for no bypass: see `PodBypass::shows_gpus`.
+    assert!(text.contains("['', 'void', 'none']"));
+    assert_eq!(policy["spec"]["failurePolicy"], "Ignore");
+    let binding = &one(MANIFEST, "ValidatingAdmissionPolicyBinding", "berth-bypass")["spec"];
+    assert_eq!(binding["validationActions"], json!(["Warn"]));
+    let rule = &binding["matchResources"]["namespaceSelector"]["matchExpressions"][0];
+    assert_eq!((&rule["key"], &rule["operator"]), (&json!("kubernetes.io/metadata.name"), &json!("NotIn")));
+    let exempt = rule["values"].as_array().unwrap();
+    assert!(exempt.contains(&json!("kube-system")) && exempt.contains(&json!("berth")), "{exempt:?}");
 }

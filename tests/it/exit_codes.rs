@@ -50,6 +50,7 @@ fn the_same_mistake_ends_alike_in_every_command() {
                 "state import --state-dir none none.jsonl",
                 "gpu list --token-file none",
                 "token rotate --token-file none/token",
+                "token show --token-file none/token",
             ],
         ),
         // A file that holds something else.

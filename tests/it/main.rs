@@ -24,6 +24,7 @@ mod daemon_start;
 mod decisions;
 mod demo;
 mod deploy;
+mod deploy_pods;
 mod disk_full;
 mod evict;
 mod evict_faults;

@@ -1,0 +1,124 @@
+"""Renders the chart, and keeps the plain manifests equal to it.
+
+    python3 tests/deploy/chart.py           says which manifests differ from the chart
+    python3 tests/deploy/chart.py --write   writes them anew
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+CHART = REPO / "deploy" / "helm" / "berth"
+MANIFESTS = REPO / "deploy" / "manifests"
+NAMESPACE = "berth"
+#: The cluster that is rendered for.
+KUBERNETES = "1.36.0"
+
+_HEAD = "# Rendered from deploy/helm/berth by `just deploy-render`; do not edit.\n"
+
+#: Exclusive nodes beside shared ones, by a label: nvidia.com/gpu, and five nvidia.com/gpu.shared a GPU.
+PROFILES = {
+    "exclusive": {"config": {"stack": [{"policy": "exclusive"}]}},
+    "shared": {"config": {"stack": [{"policy": "timeslice", "parameters": {"replicas": 5}}]}},
+}
+
+#: Each of the plain manifests: what is written above it, the chart's values, and the templates that are taken.
+PLAIN = {
+    "berth.yaml": (
+        "# Berth as it is without any setting. Set the image to one of yours first.\n#   kubectl apply -f berth.yaml\n",
+        {"createNamespace": True},
+        (),
+    ),
+    "rights.yaml": (
+        "# To go with berth.yaml: events, the node's condition, drains that evict and delete, each held to the own node.\n"
+        "#   kubectl apply -f rights.yaml\n",
+        {"rbac": {"tell": True, "evict": True, "delete": True}},
+        ("rbac", "own-node"),
+    ),
+    "profiles.yaml": (
+        "# In place of berth.yaml's DaemonSet: exclusive nodes beside shared ones, by the node label berth/profile. Nodes\n"
+        "# without it get no pod.\n"
+        "#   kubectl delete -n berth daemonset/berth configmap/berth\n#   kubectl apply -f profiles.yaml\n",
+        {"onlyProfiles": True, "profiles": PROFILES},
+        ("daemonset",),
+    ),
+    "monitoring.yaml": (
+        "# For the Prometheus operator, to go with berth.yaml: where to scrape, and what to be alerted of.\n"
+        "#   kubectl apply -f monitoring.yaml\n",
+        {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}},
+        ("monitoring",),
+    ),
+}
+
+#: What others need comes first, and what holds a right in check before the right.
+_ORDER = ["Namespace", "ServiceAccount", "ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
+_ORDER += ["ClusterRole", "ClusterRoleBinding", "NetworkPolicy", "Service", "DaemonSet"]
+
+
+def helm() -> str:
+    """The path of Helm 3 or 4: `BERTH_HELM`, or that of PATH."""
+    path = os.environ.get("BERTH_HELM") or shutil.which("helm")
+    if not path:
+        sys.exit("there is no helm here: `just deploy-tools` builds one")
+    return path
+
+
+def render(values: dict | None = None, templates: tuple[str, ...] = ()) -> list[str]:
+    """The documents of the chart as texts, by kind and name; ValueError with Helm's words if it refuses the values."""
+    command = [helm(), "template", "berth", str(CHART), "--namespace", NAMESPACE, "--values", "-"]
+    # A Helm that was built from its module takes the cluster for an old one.
+    command += ["--kube-version", KUBERNETES]
+    for one in templates:
+        command += ["--show-only", f"templates/{one}.yaml"]
+    # JSON is YAML.
+    done = subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ValueError(done.stderr.strip())
+    return documents(done.stdout)
+
+
+def documents(text: str) -> list[str]:
+    """The documents of a text, without what Helm adds and without empty ones."""
+    parts = [re.sub(r"^# Source: .*\n", "", p, flags=re.M).strip("\n") for p in re.split(r"^---$", text, flags=re.M)]
+    found = [p + "\n" for p in parts if re.search(r"^[^#\s]", p, flags=re.M)]
+    return sorted(found, key=_place)
+
+
+def _place(document: str) -> tuple:
+    kind = re.search(r"^kind: (\S+)", document, flags=re.M).group(1)
+    name = re.search(r"^metadata:\n(?:  .*\n)*?  name: (\S+)", document, flags=re.M).group(1)
+    return (_ORDER.index(kind) if kind in _ORDER else len(_ORDER), kind, name)
+
+
+def plain(name: str) -> str:
+    """What a plain manifest must be."""
+    head, values, templates = PLAIN[name]
+    return _HEAD + head + "".join(f"---\n{d}" for d in render(values, templates))
+
+
+def differing() -> list[str]:
+    """Plain manifests that are not what the chart says, or that the chart does not know."""
+    there = {p.name: p.read_text(encoding="utf-8") for p in MANIFESTS.glob("*.yaml")}
+    return sorted(n for n in {*there, *PLAIN} if n not in PLAIN or there.get(n) != plain(n))
+
+
+def main() -> int:
+    if "--write" in sys.argv[1:]:
+        for name in PLAIN:
+            (MANIFESTS / name).write_text(plain(name), encoding="utf-8")
+        return 0
+    wrong = differing()
+    for name in wrong:
+        print(f"deploy/manifests/{name} is not what the chart says: run `just deploy-render`", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Everything in deploy/ that can be checked without a cluster: `just deploy-check`, which brings the tools.
+
+Exit status: 0 all is well, 1 something is wrong, with a line for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+
+import chart  # noqa: E402
+import metrics  # noqa: E402
+
+sys.path.insert(0, str(chart.REPO / "deploy" / "grafana"))
+import dashboard  # noqa: E402
+
+#: The oldest that the chart takes, and the newest whose schemas are there.
+VERSIONS = ("1.30", "1.36")
+#: Kinds of others, which have no schema here.
+FOREIGN = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
+
+ALL_RIGHTS = {"rbac": {"tell": True, "evict": True, "delete": True}}
+NVIDIA = {
+    "runtimeClassName": "nvidia",
+    "nvidiaDriverRoot": "/run/nvidia/driver",
+    "migStrategy": "mixed",
+    "deviceListStrategy": "envvar,cdi-cri",
+    "deviceIDStrategy": "index",
+    "compatWithCPUManager": True,
+    "nvml": {"migMonitor": True},
+    "hostNetwork": True,
+    "healthAddress": "::",
+    "kubeletPodsAPI": True,
+}
+ALERTS = {
+    "podMonitor": {"enabled": True},
+    "serviceMonitor": {"enabled": True},
+    "prometheusRule": {"enabled": True},
+    "grafanaDashboard": {"enabled": True},
+}
+
+#: What must render and be valid.
+GOOD = {
+    "default": {},
+    "profiles": {"profiles": chart.PROFILES},
+    "only profiles": {"profiles": {**chart.PROFILES, "sim": {"config": {"gpus": "sim:8xh100"}, "hostPID": False}}, "onlyProfiles": True},
+    "all rights": ALL_RIGHTS,
+    "no API server": {"rbac": {"read": False}},
+    "apiServer off, unquoted": {"config": {"apiServer": False}},
+    "nvidia runtime": NVIDIA,
+    "monitoring": ALERTS,
+    "bypass denied": {"bypassPolicy": {"validationActions": ["Deny", "Audit"], "exemptNamespaces": []}},
+    "nothing that can be off": {
+        "bypassPolicy": {"enabled": False},
+        "service": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+        "serviceAccount": {"create": False, "name": "mine"},
+        "affinity": None,
+        "priorityClassName": None,
+    },
+}
+
+#: What must be refused, and a word of why.
+BAD = {
+    "an unknown value": ({"imag": {}}, "imag"),
+    "a key of the file that is the chart's": ({"config": {"healthListen": "0.0.0.0:1"}}, "healthListen"),
+    "a key of the file that no daemon knows": ({"config": {"replicas": 4}}, "replicas"),
+    "NVIDIA's config.map": ({"config": {"map": {}}}, "map"),
+    "two daemons on a node": ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "maxSurge must stay 0"),
+    "rights without the first": ({"rbac": {"read": False, "evict": True}}, "rbac.read"),
+    "Deny and Warn": ({"bypassPolicy": {"validationActions": ["Deny", "Warn"]}}, "validationActions"),
+    "a profile that is called default": ({"profiles": {"default": {}}}, "default"),
+    "rights by profile": ({"profiles": {"a": {"rbac": {"evict": True}}}}, "rbac"),
+    "the default namespace": ({"namespaceOverride": "default"}, "namespace of its own"),
+}
+
+
+class Check:
+    def __init__(self, berth: Path) -> None:
+        self._berth = berth
+        self.wrong = 0
+
+    def note(self, what: str, faults: list[str]) -> None:
+        self.wrong += len(faults)
+        print(f"{'ok   ' if not faults else 'WRONG'} {what}", flush=True)
+        for fault in faults:
+            print(f"      {fault}", file=sys.stderr, flush=True)
+
+    def run(self) -> int:
+        self.note("deploy/manifests are what the chart says", chart.differing())
+        stale = dashboard.OUT.read_text(encoding="utf-8") != dashboard.text()
+        self.note("the dashboard is what dashboard.py says", ["run `just deploy-render`"] if stale else [])
+        for name, values in GOOD.items():
+            self.note(f"values: {name}", self._good(values))
+        for name, (values, word) in BAD.items():
+            self.note(f"refused: {name}", _bad(values, word))
+        self.note("helm lint", _ran([chart.helm(), "lint", "--strict", "--kube-version", chart.KUBERNETES, chart.CHART]))
+        rules = chart.REPO / "deploy" / "prometheus"
+        self.note("promtool check rules", _ran(["promtool", "check", "rules", rules / "rules.yaml"]))
+        self.note("promtool test rules", _ran(["promtool", "test", "rules", rules / "tests.yaml"]))
+        self.note("queries of the dashboard can be read", _readable())
+        self.note("hadolint", _ran(["hadolint", chart.REPO / "deploy" / "Dockerfile"]))
+        self.note("metrics of a daemon", _ran([sys.executable, Path(metrics.__file__), "--berth", self._berth]))
+        return 1 if self.wrong else 0
+
+    def _good(self, values: dict) -> list[str]:
+        import kubernetes_validate
+        import yaml
+
+        try:
+            documents = [yaml.safe_load(text) for text in chart.render(values)]
+        except ValueError as why:
+            return [str(why)]
+        faults = []
+        for document in documents:
+            if document["kind"] == "ConfigMap" and "config.yaml" in document["data"]:
+                faults += self._config(document["metadata"]["name"], document["data"]["config.yaml"])
+            if document["kind"] in FOREIGN:
+                continue
+            for version in VERSIONS:
+                try:
+                    kubernetes_validate.validate(document, version, strict=True)
+                except kubernetes_validate.ValidationError as why:
+                    faults.append(f"{document['kind']} {document['metadata']['name']}, {version}: {why.message}")
+        return faults
+
+    def _config(self, name: str, text: str) -> list[str]:
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write(text)
+            file.flush()
+            return [f"ConfigMap {name}: {fault}" for fault in _ran([self._berth, "config", "check", file.name])]
+
+
+def _bad(values: dict, word: str) -> list[str]:
+    try:
+        chart.render(values)
+    except ValueError as why:
+        return [] if word in str(why) else [f"it is refused for another reason: {why}"]
+    return ["it is taken"]
+
+
+def _readable() -> list[str]:
+    """As rules, which promtool can parse, with Grafana's variables filled in."""
+    rules = []
+    for where, query in metrics.queries().items():
+        if "variable" in where:
+            continue
+        query = query.replace("$__rate_interval", "5m").replace("$instance", ".*")
+        rules.append({"record": f"berth:query{len(rules)}", "expr": query})
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        json.dump({"groups": [{"name": "dashboard", "rules": rules}]}, file)
+        file.flush()
+        return _ran(["promtool", "check", "rules", file.name])
+
+
+def _ran(command: list) -> list[str]:
+    """Its words if it fails; nothing if it does not."""
+    command = [str(part) for part in command]
+    if not shutil.which(command[0]):
+        return [f"there is no {command[0]} here: `just deploy-tools`"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return [] if done.returncode == 0 else [(done.stdout + done.stderr).strip()[-1500:]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--berth", type=Path, default=chart.REPO / "target" / "release" / "berth")
+    return Check(parser.parse_args().berth.resolve()).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

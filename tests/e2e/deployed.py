@@ -1,0 +1,526 @@
+#!/usr/bin/env python3
+"""deploy/manifests on a whole control plane and a real kubelet: `just deploy-cluster`, or `sudo -E python3 tests/e2e/deployed.py`.
+
+Berth runs in a pod here, as its DaemonSet says, with simulated GPUs and the token of its service account. What the
+policies of deploy/ allow and refuse is asked of the API server itself. It needs what run.py needs.
+Exit status: 0 all passed, 1 a case failed, 2 the test could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+# As in run.py.
+sys.dont_write_bytecode = True
+
+import controlplane  # noqa: E402
+import images  # noqa: E402
+import kubelet  # noqa: E402
+import machine  # noqa: E402
+import places  # noqa: E402
+import process  # noqa: E402
+from controlplane import Answer, ControlPlane  # noqa: E402
+from node import Node  # noqa: E402
+from pods import NAMESPACE, Container, Pod  # noqa: E402
+from say import Hopeless, Score, Trouble, note, problem, until  # noqa: E402
+
+MANIFESTS = places.REPO / "deploy" / "manifests"
+#: The namespace and the service account of the manifests.
+BERTH = "berth"
+IMAGE = "berth.invalid/e2e/berth:1"
+#: Where the manifests have the kubelet's neighbour; the test's own folder instead, which is removed at its end.
+_STATE = places.LIB / "state"
+#: Nodes that are objects and nothing else.
+_HERE, _ELSEWHERE = "rights-here", "rights-elsewhere"
+_STRATEGIC = "application/strategic-merge-patch+json"
+_WHOLE, _SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+
+
+class Deployed:
+    """The cases. Each builds on those before it."""
+
+    def __init__(self, node: Node, berth: Path) -> None:
+        self.node = node
+        self.cluster: ControlPlane = node.cluster
+        self._berth = berth
+
+    # What the API server takes
+
+    def manifests_are_taken(self) -> str:
+        """Strictly, so that an unknown field is an error. PodMonitor and PrometheusRule are of another's API."""
+        self.cluster.kubectl("create", "namespace", BERTH)
+        names = [p.name for p in sorted(MANIFESTS.glob("*.yaml")) if p.name != "monitoring.yaml"]
+        for name in names:
+            said = self.cluster.kubectl(
+                "apply", "--dry-run=server", "--validate=strict", "-n", BERTH, "-f", MANIFESTS / name
+            )
+            # That the namespace was made by hand is said, and is no fault of the manifest's.
+            wrong = [line for line in said.splitlines() if "Warning" in line and "namespaces/berth" not in line]
+            if wrong:
+                raise Trouble(f"{name}: {wrong}")
+        return ", ".join(names)
+
+    def expressions_have_types(self) -> str:
+        """The controller manager checks each expression of a policy against the types of what it is about."""
+        self._apply("berth.yaml")
+        self.cluster.kubectl("apply", "-f", MANIFESTS / "rights.yaml")
+
+        def checked():
+            path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+            found = self.cluster.get(path)["items"]
+            if len(found) != 4:
+                raise Hopeless(f"{len(found)} policies")
+            for policy in found:
+                status = policy.get("status", {})
+                if status.get("observedGeneration") != policy["metadata"]["generation"]:
+                    raise Trouble(f"{policy['metadata']['name']} is not checked yet")
+                warnings = status.get("typeChecking", {}).get("expressionWarnings")
+                if warnings:
+                    raise Hopeless(f"{policy['metadata']['name']}: {warnings}")
+            return found
+
+        return f"policies={len(until('the policies are checked', 60, checked))}"
+
+    # Rights end at the own node
+
+    def rights_end_at_the_own_node(self) -> str:
+        for name in (_HERE, _ELSEWHERE):
+            self._made("/api/v1/nodes", {"metadata": {"name": name}})
+        for name in ("here", "here-too", "elsewhere", "elsewhere-too"):
+            where = _HERE if name.startswith("here") else _ELSEWHERE
+            self._made(f"/api/v1/namespaces/{NAMESPACE}/pods", _plain_pod(name, where))
+        token = self._token(_HERE)
+        free = self._token(None)
+
+        def both(what: str, own, other) -> None:
+            """`own` and `other` send the same to this and to another node, with a token."""
+            until(f"{what} elsewhere is refused", 30, lambda: _refused(other(token, True), "may not"), every=0.3)
+            _refused(other(token, False), "may not")
+            _refused(own(free, False), "may not")
+            if own(token, False).status not in (200, 201):
+                raise Trouble(f"{what} of the own node: {own(token, True).message}")
+
+        pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        both("a patch of the status", _bind(self._condition, _HERE), _bind(self._condition, _ELSEWHERE))
+        both("an eviction", _bind(self._evict, f"{pods}/here"), _bind(self._evict, f"{pods}/elsewhere"))
+        both("a deletion", _bind(self._delete, f"{pods}/here-too"), _bind(self._delete, f"{pods}/elsewhere-too"))
+        # Others are not held to anything.
+        for answer in (
+            self._evict(f"{pods}/elsewhere", "", False),
+            self._delete(f"{pods}/elsewhere-too", "", False),
+            self._condition(_ELSEWHERE, "", False),
+        ):
+            if answer.status not in (200, 201):
+                raise Trouble(f"an administrator: {answer.message}")
+        return "nodes/status, pods/eviction, pods"
+
+    def nothing_else_of_the_own_node(self) -> str:
+        """With the right to patch a node's status one could promise GPUs, or make the node look ill."""
+        token = self._token(_HERE)
+        patches = {
+            "capacity": {"status": {"capacity": {_WHOLE: "64"}}},
+            "allocatable": {"status": {"allocatable": {_WHOLE: "64"}}},
+            "addresses": {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]}},
+            "a condition": {"status": {"conditions": [_a_condition("MemoryPressure")]}},
+            "labels": {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}},
+            "annotations": {"metadata": {"annotations": {"a": "b"}}},
+        }
+        for name, patch in patches.items():
+            path = f"/api/v1/nodes/{_HERE}/status"
+            answer = self.cluster.answer("PATCH", path, patch, token, _STRATEGIC)
+            try:
+                _refused(answer, "may change no")
+            except Trouble as why:
+                raise Trouble(f"{name}: {why}") from why
+        return ", ".join(patches)
+
+    # Pods that go past every device plugin
+
+    def whoever_bypasses_is_warned(self) -> str:
+        gpus = "sets NVIDIA_VISIBLE_DEVICES itself"
+        all_gpus = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
+        from_map = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}
+        privileged = {"securityContext": {"privileged": True}}
+
+        def warning(path: str, made: dict) -> str:
+            answer = self.cluster.answer("POST", f"{path}?dryRun=All", made)
+            if answer.status != 201:
+                raise Trouble(f"{path}: {answer.message}")
+            return answer.warnings
+
+        pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        until("a pod that sets it is warned of", 30, lambda: gpus in warning(pods, _plain_pod("w", "", all_gpus)))
+        cases = [
+            (pods, _plain_pod("w", "", from_map), gpus),
+            (pods, _plain_pod("w", "", {}, init=all_gpus), gpus),
+            (pods, _plain_pod("w", "", privileged), "is privileged"),
+            (pods, _plain_pod("w", ""), None),
+            (pods.replace(NAMESPACE, "kube-system"), _plain_pod("w", "", all_gpus), None),
+            (pods.replace(NAMESPACE, BERTH), _plain_pod("w", "", all_gpus), None),
+        ]
+        for value in ("", "void", "none"):
+            cases.append((pods, _plain_pod("w", "", {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": value}]}), None))
+        spec = _plain_pod("w", "", all_gpus)["spec"]
+        template = {"metadata": {"labels": {"a": "b"}}, "spec": spec}
+        selector = {"matchLabels": {"a": "b"}}
+        apps, batch = f"/apis/apps/v1/namespaces/{NAMESPACE}", f"/apis/batch/v1/namespaces/{NAMESPACE}"
+        once = {**template, "spec": {**spec, "restartPolicy": "Never"}}
+        meta = {"name": "w"}
+        cases += [
+            (f"{apps}/deployments", {"metadata": meta, "spec": {"selector": selector, "template": template}}, gpus),
+            (f"{apps}/daemonsets", {"metadata": meta, "spec": {"selector": selector, "template": template}}, gpus),
+            (
+                f"{apps}/statefulsets",
+                {"metadata": meta, "spec": {"selector": selector, "template": template, "serviceName": "w"}},
+                gpus,
+            ),
+            (f"{batch}/jobs", {"metadata": meta, "spec": {"template": {"spec": once["spec"]}}}, gpus),
+            (
+                f"{batch}/cronjobs",
+                {"metadata": meta, "spec": {"schedule": "@daily", "jobTemplate": {"spec": {"template": once}}}},
+                gpus,
+            ),
+        ]
+        for path, made, wanted in cases:
+            said = warning(path, made)
+            if (wanted is None and "berth-bypass" in said) or (wanted is not None and wanted not in said):
+                raise Trouble(f"{path} {json.dumps(made['spec'])[:160]}: wanted {wanted!r}, warned {said!r}")
+        return f"looked_at={len(cases) + 1}"
+
+    def whoever_bypasses_may_be_refused(self) -> None:
+        """With the binding's other action: as `bypassPolicy.validationActions: [Deny]` renders it."""
+        path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/berth-bypass"
+        merge = "application/merge-patch+json"
+        made = _plain_pod("w", "", {"securityContext": {"privileged": True}})
+        try:
+            self.cluster.answer("PATCH", path, {"spec": {"validationActions": ["Deny"]}}, kind=merge)
+            pods = f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All"
+            until("it is refused", 30, lambda: _refused(self.cluster.answer("POST", pods, made), "is privileged"))
+        finally:
+            self.cluster.answer("PATCH", path, {"spec": {"validationActions": ["Warn"]}}, kind=merge)
+
+    # In a pod
+
+    def a_labelled_node_gets_its_pod(self) -> str:
+        begin = time.monotonic()
+        self.cluster.kubectl("label", "node", kubelet.NODE_NAME, "nvidia.com/gpu.present=true")
+        self._ready("berth")
+        self._allocatable({_WHOLE: 2})
+        return f"ready_and_listed_s={time.monotonic() - begin:.1f}"
+
+    def it_has_no_more_than_it_needs(self) -> str:
+        """As the kernel shows its process, which cannot be told otherwise."""
+        pid = self._pid()
+        status = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+        )
+        for key in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+            if int(status[key], 16) != 0:
+                raise Trouble(f"{key} is {status[key]}")
+        if status["Seccomp"] != "2" or status["NoNewPrivs"] != "1" or status["Uid"].split() != ["0"] * 4:
+            raise Trouble(f"seccomp {status['Seccomp']}, no_new_privs {status['NoNewPrivs']}, uid {status['Uid']}")
+        mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
+        options = {fields[4]: fields[5].split(",")[0] for fields in mounts}
+        if options["/"] != "ro":
+            raise Trouble("its root can be written to")
+        system = ("/proc", "/sys", "/dev", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
+        own = {p: o for p, o in options.items() if p != "/" and not p.startswith(system)}
+        plugins = str(places.KUBELET / "device-plugins")
+        account = "/run/secrets/kubernetes.io/serviceaccount"
+        account = next((p for p in own if p.endswith(account)), account)
+        pod_resources = str(places.KUBELET / "pod-resources")
+        wanted = {"/etc/berth": "ro", "/var/lib/berth": "rw", plugins: "rw", pod_resources: "ro", account: "ro"}
+        if own != wanted:
+            raise Trouble(f"it has the mounts {own}, wanted {wanted}")
+        return "capabilities=0 seccomp=filter root=ro"
+
+    def it_finds_its_way_in_the_cluster(self) -> str:
+        """`node check` in the pod would say the same; what it says over the API is what operators read."""
+        shown = json.loads(self._cli("-o", "json", "gpu", "list"))
+        if len(shown["items"]) != 2:
+            raise Trouble(f"GPUs: {shown}")
+        self._cli("allocation", "list")
+        return "gpus=2"
+
+    def a_policy_is_compiled_there(self) -> str:
+        """In the compiling child, under the container's seccomp filter and without capabilities."""
+        shipped = places.REPO / "policies-wasm" / "prebuilt" / "binpack.wasm"
+        # A custom section more, so that these are bytes that nobody has compiled.
+        other = places.RUN / "other.wasm"
+        other.write_bytes(shipped.read_bytes() + b"\x00\x05\x04e2e!")
+        self._cli("policy", "push", other)
+        return ""
+
+    def it_evicts_and_tells_with_its_own_token(self) -> str:
+        """The kubelet's token for the pod names the node, and so passes the policies that refuse others."""
+        pod = self.node.run(Pod("drained", [Container("main", {_WHOLE: 1})], restart="Never"))
+        self.node.running(pod)
+        held = until("the allocation has its holder", 30, self._holder)
+        gpu = held["gpus"][0]
+        try:
+            self._cli("gpu", "drain", gpu, "--evict", "--reason", "e2e", "--wait", seconds=120)
+        except Trouble:
+            note(self._cli("gpu", "show", gpu))
+            raise
+        self.node.gone(pod)
+
+        def told() -> bool:
+            conditions = {c["type"]: c for c in self.cluster.node()["status"]["conditions"]}
+            if conditions.get("GPUUnavailable", {}).get("status") != "True":
+                raise Trouble(f"GPUUnavailable is {conditions.get('GPUUnavailable')}")
+            return True
+
+        until("the node's condition", 30, told)
+        self._cli("gpu", "uncordon", gpu)
+        return f"gpu={gpu}"
+
+    # Profiles
+
+    def a_node_gets_what_its_profile_says(self) -> str:
+        self.cluster.kubectl("-n", BERTH, "delete", "daemonset/berth", "configmap/berth", "--wait")
+        until("the pod is gone", 60, lambda: not self._pods())
+        shutil.rmtree(_STATE, ignore_errors=True)
+        self._apply("profiles.yaml")
+        label = ("label", "--overwrite", "node", kubelet.NODE_NAME)
+        self.cluster.kubectl(*label, "berth/profile=exclusive")
+        self._ready("berth-exclusive")
+        self._allocatable({_WHOLE: 2})
+        self.cluster.kubectl(*label, "berth/profile=shared")
+        self._ready("berth-shared")
+        self._allocatable({_SHARED: 10, _WHOLE: 0}, seconds=120)
+        self.cluster.kubectl(*label, "berth/profile=none-of-them")
+        until("the pod is gone", 60, lambda: not self._pods())
+        return f"exclusive: {_WHOLE}=2; shared: {_SHARED}=10"
+
+    CASES = (
+        manifests_are_taken,
+        expressions_have_types,
+        rights_end_at_the_own_node,
+        nothing_else_of_the_own_node,
+        whoever_bypasses_is_warned,
+        whoever_bypasses_may_be_refused,
+        a_labelled_node_gets_its_pod,
+        it_has_no_more_than_it_needs,
+        it_finds_its_way_in_the_cluster,
+        a_policy_is_compiled_there,
+        it_evicts_and_tells_with_its_own_token,
+        a_node_gets_what_its_profile_says,
+    )
+
+    # By what means
+
+    def _apply(self, manifest: str) -> None:
+        """A manifest with what is different on this machine, by a kustomization as an operator would write it."""
+        folder = places.RUN / "kustomize"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        shutil.copy(MANIFESTS / manifest, folder / manifest)
+        container = "/spec/template/spec/containers/0"
+        simulated = {"name": "BERTH_GPUS", "value": "sim:2xh100"}
+        # Nobody forwards the API server's address within the cluster here.
+        address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(machine.API_SERVER_PORT)}
+        patch = [
+            {"op": "replace", "path": f"{container}/image", "value": IMAGE},
+            {"op": "add", "path": "/spec/template/spec/hostNetwork", "value": True},
+            {"op": "add", "path": f"{container}/env/-", "value": simulated},
+            {"op": "test", "path": "/spec/template/spec/volumes/1/name", "value": "state"},
+            {"op": "replace", "path": "/spec/template/spec/volumes/1/hostPath/path", "value": str(_STATE)},
+        ]
+        for name, value in address.items():
+            patch.append({"op": "add", "path": f"{container}/env/-", "value": {"name": name, "value": value}})
+        patches = [{"target": {"kind": "DaemonSet"}, "patch": json.dumps(patch)}]
+        settings = {"resources": [manifest], "patches": patches}
+        (folder / "kustomization.yaml").write_text(json.dumps(settings), encoding="utf-8")
+        self.cluster.kubectl("apply", "-n", BERTH, "-k", folder)
+
+    def _ready(self, daemonset: str) -> None:
+        """Waits until the node's pod of that DaemonSet is ready, and says why it is not."""
+
+        def look() -> bool:
+            self.node.kubelet.check()
+            for pod in self._pods():
+                if not pod["metadata"]["name"].startswith(f"{daemonset}-") or "deletionTimestamp" in pod["metadata"]:
+                    continue
+                conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions", [])}
+                if conditions.get("Ready") == "True":
+                    return True
+                raise Trouble(str(pod["status"].get("containerStatuses", pod["status"])))
+            raise Trouble("there is none")
+
+        until(f"the pod of {daemonset} is ready", 120, look)
+
+    def _pods(self) -> list[dict]:
+        return self.cluster.get(f"/api/v1/namespaces/{BERTH}/pods?labelSelector=berth/daemonset")["items"]
+
+    def _allocatable(self, wanted: dict[str, int], seconds: float = 60) -> None:
+        def look() -> bool:
+            seen = {name: self.cluster.allocatable(name) for name in wanted}
+            if seen != wanted:
+                raise Trouble(f"it is {seen}")
+            return True
+
+        until(f"the node's allocatable is {wanted}", seconds, look)
+
+    def _pid(self) -> int:
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    args = (entry / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if args[:2] == [b"/usr/bin/berth", b"serve"]:
+                    return int(entry.name)
+        raise Trouble("no process is /usr/bin/berth serve")
+
+    def _holder(self) -> dict:
+        items = json.loads(self._cli("-o", "json", "allocation", "list"))["items"]
+        held = [a for a in items if (a.get("holder") or {}).get("pod") == "drained"]
+        if not held:
+            raise Trouble(f"allocations: {items}")
+        return held[0]
+
+    def _cli(self, *args, seconds: float = 60) -> str:
+        """An operator's command. `kubectl exec` and `port-forward` do not reach a kubelet on loopback."""
+        env = {"BERTH_TOKEN_FILE": str(_STATE / "token")}
+        return process.run([self._berth, *args], f"berth {' '.join(str(a) for a in args)}", env, seconds)
+
+    def _made(self, path: str, what: dict) -> None:
+        def made() -> bool:
+            answer = self.cluster.answer("POST", path, what)
+            if answer.status == 201:
+                return True
+            # The namespace's own service account comes a moment after the namespace.
+            raise (Trouble if "serviceaccount" in answer.message else Hopeless)(answer.message)
+
+        until(f"POST {path}", 30, made)
+
+    def _token(self, node: str | None) -> str:
+        """A token of Berth's service account as the kubelet of that node would ask for it; None: bound to no pod."""
+        spec: dict = {"audiences": []}
+        if node is not None:
+            pods = f"/api/v1/namespaces/{BERTH}/pods"
+            if self.cluster.answer("GET", f"{pods}/on-{node}").status == 404:
+                self._made(pods, _plain_pod(f"on-{node}", node, account=BERTH))
+            uid = self.cluster.get(f"{pods}/on-{node}")["metadata"]["uid"]
+            spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": f"on-{node}", "uid": uid}
+        path = f"/api/v1/namespaces/{BERTH}/serviceaccounts/{BERTH}/token"
+        answer = self.cluster.answer("POST", path, {"spec": spec})
+        if answer.status != 201:
+            raise Trouble(f"a token: {answer.message}")
+        return answer.body["status"]["token"]
+
+    def _condition(self, node: str, token: str, dry: bool) -> Answer:
+        path = f"/api/v1/nodes/{node}/status{'?dryRun=All' if dry else ''}"
+        patch = {"status": {"conditions": [_a_condition("GPUUnavailable")]}}
+        return self.cluster.answer("PATCH", path, patch, kind=_STRATEGIC, **_as(token))
+
+    def _evict(self, pod: str, token: str, dry: bool) -> Answer:
+        name = pod.rpartition("/")[2]
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
+        if dry:
+            body["deleteOptions"] = {"dryRun": ["All"]}
+        return self.cluster.answer("POST", f"{pod}/eviction{'?dryRun=All' if dry else ''}", body, **_as(token))
+
+    def _delete(self, pod: str, token: str, dry: bool) -> Answer:
+        return self.cluster.answer("DELETE", f"{pod}{'?dryRun=All' if dry else ''}", **_as(token))
+
+
+def _as(token: str) -> dict:
+    """Without a token: as the administrator."""
+    return {"token": token} if token else {}
+
+
+def _bind(ask, target: str):
+    return lambda token, dry: ask(target, token, dry)
+
+
+def _refused(answer: Answer, words: str) -> bool:
+    if answer.status in (200, 201):
+        raise Trouble("it is allowed")
+    if "ValidatingAdmissionPolicy" not in answer.message or words not in answer.message:
+        raise Trouble(f"{answer.status}: {answer.message}")
+    return True
+
+
+def _a_condition(kind: str) -> dict:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": "E2E",
+        "message": "e2e",
+        "lastTransitionTime": now,
+        "lastHeartbeatTime": now,
+    }
+
+
+def _plain_pod(name: str, node: str, more: dict | None = None, init: dict | None = None, account: str = "") -> dict:
+    """A pod that is looked at and never run. `more` and `init`: what its container and its init container have besides."""
+    spec: dict = {"containers": [{"name": "main", "image": images.BUSYBOX, **(more or {})}]}
+    if init is not None:
+        spec["initContainers"] = [{"name": "before", "image": images.BUSYBOX, **init}]
+    if node:
+        spec["nodeName"] = node
+    if account:
+        spec["serviceAccountName"] = account
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="deploy/manifests on a real control plane and kubelet. Needs root and Go.")
+    parser.add_argument("--berth", type=Path, default=places.REPO / "target" / "release" / "berth")
+    parser.add_argument("--logs", type=Path, default=places.cache() / "logs" / "deployed")
+    args = parser.parse_args()
+    for sort in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sort, _interrupted)
+    score = Score()
+    try:
+        held = machine.lock()
+        machine.check_no_other_kubelet()
+        if not args.berth.is_file():
+            raise Trouble(f"{args.berth} is not there: run `cargo build --release` first")
+        machine.install(machine.missing_packages())
+        for module in (kubelet.MODULE, controlplane.ETCD, controlplane.MODULE):
+            module.build()
+        shutil.rmtree(args.logs, ignore_errors=True)
+        args.logs.mkdir(parents=True)
+        with Node(args.logs) as node:
+            note(f"kubelet {kubelet.MODULE.version}; logs in {args.logs}")
+            program = places.RUN / "berth"
+            shutil.copy(args.berth.resolve(), program)
+            node.containerd.take(images.of_program(places.RUN, IMAGE, program))
+            node.join(service_accounts=True)
+            node.renew()
+            _play(Deployed(node, program), score)
+    except Trouble as reason:
+        problem(str(reason))
+        return 2
+    except KeyboardInterrupt:
+        problem("interrupted; everything is stopped and removed")
+        return 2
+    held.close()
+    print(score.last_line(), flush=True)
+    return 0 if score.failed == 0 and score.passed > 0 else 1
+
+
+def _play(deployed: Deployed, score: Score) -> None:
+    for case in Deployed.CASES:
+        name = f"deployed.{case.__name__}"
+        try:
+            score.ok(name, case(deployed) or "")
+        except Exception as why:  # noqa: BLE001 - whatever a case meets is its failure
+            score.fail(name, why if str(why) else repr(why))
+
+
+def _interrupted(*_) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     let (check_source, rehearse) = (berth::daemon::check_source, berth::daemon::rehearse);
     let sight = berth::daemon::sight;
     let hooks = Hooks { serve, look, check_source, reach, rehearse, sight, state };
-    cli::parse().map_or_else(|code| code, |cli| cli::run(cli, &hooks))
+    cli::parse().map_or_else(|code| code, |cli| cli::run(&cli, &hooks))
 }
 
 /// `berth serve`.

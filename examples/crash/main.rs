@@ -72,7 +72,7 @@ fn main() -> ExitCode {
             verify: |_| bail!("this is the harness"),
         };
         return berth::cli::run(
-            Cli::parse(),
+            &Cli::parse(),
             &Hooks {
                 serve,
                 look: |_| bail!("this is the harness"),

@@ -3,13 +3,16 @@
 use super::args::{AllocationCommand, AllocationFilter};
 use super::client::{Client, escaped};
 use super::names::Names;
-use super::output::{Out, facts, table};
+use super::output::{Out, facts, or_dash, table};
 use super::{decision, gpu};
 use crate::admin::dto::{Allocation, AllocationList, AllocationState, Holder, PartUse};
 
 pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
-        AllocationCommand::List(filter) => out.answer(&fetch(filter, client)?, list),
+        AllocationCommand::List(filter) => {
+            let wide = out.wide();
+            out.answer(&fetch(filter, client)?, |found| list(found, wide))
+        }
         AllocationCommand::Show { id } => {
             let allocation: Allocation = client.get(&format!("/allocations/{}", escaped(id)))?;
             out.answer(&allocation, |allocation| Names::of(client).told(&show(allocation)))
@@ -57,12 +60,12 @@ fn query(filter: &AllocationFilter, client: &Client) -> anyhow::Result<String> {
     Ok(format!("?{}", given.collect::<Vec<_>>().join("&")))
 }
 
-fn list(list: &AllocationList) -> String {
+fn list(list: &AllocationList, wide: bool) -> String {
     let rows: Vec<_> = list
         .items
         .iter()
         .map(|a| {
-            vec![
+            let mut row = vec![
                 a.id.clone(),
                 state(a),
                 holder(a.holder.as_ref()),
@@ -70,16 +73,26 @@ fn list(list: &AllocationList) -> String {
                 a.devices.join(" "),
                 a.uses.iter().map(memory).collect::<Vec<_>>().join(" "),
                 a.granted_at.clone(),
-            ]
+            ];
+            if wide {
+                row.extend([
+                    or_dash(a.holder.as_ref().and_then(|holder| holder.pod_uid.as_ref())),
+                    a.decision.by.join(" "),
+                    a.decision.reason.clone(),
+                ]);
+            }
+            row
         })
         .collect();
     if rows.is_empty() {
         return "no such allocations\n".into();
     }
-    let mut text = table(
-        &["ID", "STATE", "NAMESPACE/POD/CONTAINER", "RESOURCE", "DEVICES", "USED/LIMIT MIB", "GRANTED"],
-        &rows,
-    );
+    let mut head =
+        vec!["ID", "STATE", "NAMESPACE/POD/CONTAINER", "RESOURCE", "DEVICES", "USED/LIMIT MIB", "GRANTED"];
+    if wide {
+        head.extend(["POD UID", "BY", "REASON"]);
+    }
+    let mut text = table(&head, &rows);
     if let Some(next) = &list.next {
         text += &format!("{} match in all: --limit shows more, --after {next} what follows\n", list.total);
     }

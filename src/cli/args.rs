@@ -1,12 +1,14 @@
 //! What can be typed. Help texts teach: each says what the command does and shows how it is used.
 
-use super::decision::DecisionCommand;
+pub(super) use super::decision::DecisionCommand;
 use super::drain::DrainArgs;
-use super::process::ProcessCommand;
+pub(super) use super::process::ProcessCommand;
 use super::state::StateCommand;
+pub(super) use super::trial::{ShadowCommand, TrialCommand};
 use crate::config::ServeArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use std::time::Duration;
 
 mod policy;
 
@@ -61,6 +63,18 @@ pub struct ClientArgs {
     /// How answers are printed
     #[arg(short, long, global = true, value_enum, default_value_t)]
     pub output: Output,
+    /// Look again and again, every 2 s or `--watch=500ms`: lists, `show` and the stack
+    #[arg(
+        short,
+        long,
+        global = true,
+        value_name = "TIME",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2s",
+        value_parser = humantime::parse_duration
+    )]
+    pub watch: Option<Duration>,
 }
 
 impl ClientArgs {
@@ -77,6 +91,8 @@ pub enum Output {
     /// For people
     #[default]
     Table,
+    /// For people with room: more columns, where a list has more
+    Wide,
     /// What the API answered, for programs
     Json,
     /// The same as YAML
@@ -188,6 +204,26 @@ uploaded policies and the token are files beside the store and not in it: copy t
     },
     /// Print the admin API's OpenAPI description
     Openapi,
+    /// Print what a shell needs to complete `berth`
+    #[command(after_help = "\
+Examples:
+  source <(berth completions bash)
+  berth completions zsh > ~/.zfunc/_berth
+  berth completions fish > ~/.config/fish/completions/berth.fish")]
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write those of all commands into a folder
+    #[command(after_help = "\
+Examples:
+  berth man | man -l -
+  berth man --into /usr/local/share/man/man1")]
+    Man {
+        /// The folder; made if it is not there
+        #[arg(long, value_name = "FOLDER")]
+        into: Option<PathBuf>,
+    },
 }
 
 /// `berth gpu`.

@@ -1,6 +1,5 @@
 //! `berth config check`: reads a file as the daemon would, and starts nothing.
 
-use super::Output;
 use super::output::{Out, facts};
 use crate::config::{Config, GpuSource, ServeArgs, read_file};
 use anyhow::Context;
@@ -51,7 +50,7 @@ pub(super) fn run(
         }
         Err(error) => {
             // People read the error itself.
-            if out.form() != Output::Table {
+            if !out.for_people() {
                 let problem = Some(format!("{error:#}"));
                 let refused = Checked { ok: !ok, file: name, problem, settings: None, notes: Vec::new() };
                 out.answer(&refused, |_| String::new())?;

@@ -11,7 +11,10 @@ use anyhow::bail;
 
 pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
-        GpuCommand::List => out.answer(&client.get::<GpuList>("/gpus")?, list),
+        GpuCommand::List => {
+            let wide = out.wide();
+            out.answer(&client.get::<GpuList>("/gpus")?, |gpus| list(gpus, wide))
+        }
         GpuCommand::Show { gpu } => {
             let uuid = resolve(client, gpu)?;
             let processes = process::on(client, &uuid)?;
@@ -66,13 +69,13 @@ pub(super) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
     }
 }
 
-fn list(list: &GpuList) -> String {
+fn list(list: &GpuList, wide: bool) -> String {
     let rows: Vec<_> = list
         .items
         .iter()
         .map(|g| {
             let used = g.memory_used_mib.map_or_else(|| "?".into(), |m| m.to_string());
-            vec![
+            let mut row = vec![
                 g.index.to_string(),
                 g.uuid.clone(),
                 g.model.clone(),
@@ -80,13 +83,26 @@ fn list(list: &GpuList) -> String {
                 health(&g.health),
                 drain(&g.drain),
                 uses(&g.resources),
-            ]
+            ];
+            if wide {
+                row.extend([
+                    or_dash(g.processes),
+                    g.bypasses.to_string(),
+                    g.health.since.clone(),
+                    or_dash(g.drain.since.as_ref()),
+                ]);
+            }
+            row
         })
         .collect();
     if rows.is_empty() {
         return "no GPUs; `berth node check` tells more\n".into();
     }
-    table(&["INDEX", "UUID", "MODEL", "MEMORY MIB", "HEALTH", "DRAIN", "HELD/FREE"], &rows)
+    let mut head = vec!["INDEX", "UUID", "MODEL", "MEMORY MIB", "HEALTH", "DRAIN", "HELD/FREE"];
+    if wide {
+        head.extend(["PROCESSES", "BYPASSES", "HEALTH SINCE", "DRAIN SINCE"]);
+    }
+    table(&head, &rows)
 }
 
 fn show(gpu: &Gpu) -> String {

@@ -5,6 +5,7 @@ mod allocation;
 mod args;
 mod author;
 mod client;
+mod colour;
 mod config_check;
 mod decision;
 mod drain;
@@ -17,6 +18,7 @@ mod parameters;
 mod policy;
 mod policy_new;
 mod process;
+mod shell;
 mod stack_file;
 mod state;
 mod trial;
@@ -24,6 +26,7 @@ mod tried;
 mod upload;
 mod usage;
 mod versions;
+mod watch;
 
 pub use args::{Cli, Command, Output};
 pub use process::ProcessCommand;
@@ -37,6 +40,7 @@ use args::ClientArgs;
 use client::Client;
 use output::Out;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// What of other rooms the command line needs, given by `main`, so that it names no adapter.
 pub struct Hooks {
@@ -67,39 +71,64 @@ pub struct Looked {
 
 /// Runs one command. 0 done, 1 refused or failed; bad usage has ended with 2 before.
 #[must_use]
-pub fn run(cli: Cli, hooks: &Hooks) -> ExitCode {
+pub fn run(cli: &Cli, hooks: &Hooks) -> ExitCode {
+    colour::decide();
     let mut out = Out::new(cli.client.output);
-    let done = match cli.command {
-        Command::Serve(args) => load(&args, &cli.client, hooks).and_then(hooks.serve),
-        Command::Gpu { command } => Client::new(&cli.client).and_then(|c| gpu::run(&command, &c, &mut out)),
-        Command::Allocation { command } => {
-            Client::new(&cli.client).and_then(|c| allocation::run(&command, &c, &mut out))
+    if let Some(every) = cli.client.watch {
+        return ended(watched(every, cli, &mut out));
+    }
+    let done = match &cli.command {
+        Command::Serve(args) => load(args, &cli.client, hooks).and_then(hooks.serve),
+        Command::Gpu { .. }
+        | Command::Allocation { .. }
+        | Command::Process { .. }
+        | Command::Decision { .. } => ask(cli, &mut out),
+        Command::Policy { command } if author::is_offline(command) => {
+            return author::run(command, &mut out);
         }
-        Command::Process { command } => {
-            Client::new(&cli.client).and_then(|c| process::run(&command, &c, &mut out))
-        }
-        Command::Decision { command } => {
-            Client::new(&cli.client).and_then(|c| decision::run(&command, &c, &mut out))
-        }
-        Command::Policy { command } if author::is_offline(&command) => {
-            return author::run(&command, &mut out);
-        }
-        Command::Policy { command } => {
-            Client::new(&cli.client).and_then(|c| policy::run(&command, &c, &mut out))
-        }
+        Command::Policy { .. } => ask(cli, &mut out),
         Command::Config { command: args::ConfigCommand::Check { file } } => {
-            config_check::run(&file, hooks.rehearse, &mut out)
+            config_check::run(file, hooks.rehearse, &mut out)
         }
         Command::Node { command: args::NodeCommand::Check(args) } => {
-            return node_check::run(&args, &cli.client, hooks, &mut out);
+            return node_check::run(args, &cli.client, hooks, &mut out);
         }
-        Command::State { command } => state::run(&command, &hooks.state, &mut out),
+        Command::State { command } => state::run(command, &hooks.state, &mut out),
         Command::Token { command: args::TokenCommand::Rotate } => rotate(&cli.client, &mut out),
         Command::Token { command: args::TokenCommand::Show } => {
             client::read_token(&cli.client).and_then(|token| out.text(&format!("{token}\n")))
         }
         Command::Openapi => out.text(crate::admin::openapi_json()),
+        Command::Completions { shell } => shell::completions(*shell, &mut out),
+        Command::Man { into } => shell::man(into.as_deref(), &mut out),
     };
+    ended(done)
+}
+
+/// What a running daemon is asked.
+fn ask(cli: &Cli, out: &mut Out) -> anyhow::Result<()> {
+    let client = Client::new(&cli.client)?;
+    match &cli.command {
+        Command::Gpu { command } => gpu::run(command, &client, out),
+        Command::Allocation { command } => allocation::run(command, &client, out),
+        Command::Process { command } => process::run(command, &client, out),
+        Command::Decision { command } => decision::run(command, &client, out),
+        Command::Policy { command } => policy::run(command, &client, out),
+        // No other command talks to a daemon.
+        _ => Ok(()),
+    }
+}
+
+fn watched(every: Duration, cli: &Cli, out: &mut Out) -> anyhow::Result<()> {
+    if !watch::looks(&cli.command) {
+        let words =
+            "--watch goes with commands that only look: `list`, `show`, `process bypass`, `policy stack`";
+        return Err(usage::BadUsage(words.into()).into());
+    }
+    watch::run(every, out, |out| ask(cli, out))
+}
+
+fn ended(done: anyhow::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -1,22 +1,51 @@
 //! Printing: tables for people, JSON and YAML for programs, errors with what to do.
 
-use super::Output;
+use super::{Output, colour};
 use serde::Serialize;
 use std::io::{ErrorKind, Write};
 
 /// Where answers go.
 pub(super) struct Out {
     output: Output,
+    /// What was said, where it is not to be printed at once.
+    heard: Option<String>,
+    /// Whether the reader has gone (`| head`).
+    deserted: bool,
 }
 
 impl Out {
     pub(super) fn new(output: Output) -> Self {
-        Self { output }
+        Self { output, heard: None, deserted: false }
+    }
+
+    /// The same, that keeps what it is told.
+    pub(super) fn listening(&self) -> Self {
+        Self { output: self.output, heard: Some(String::new()), deserted: false }
+    }
+
+    /// What it was told.
+    pub(super) fn heard(self) -> String {
+        self.heard.unwrap_or_default()
+    }
+
+    /// Whether nobody reads any more.
+    pub(super) fn deserted(&self) -> bool {
+        self.deserted
     }
 
     /// For whom it prints.
     pub(super) fn form(&self) -> Output {
         self.output
+    }
+
+    /// Whether people want all columns.
+    pub(super) fn wide(&self) -> bool {
+        self.output == Output::Wide
+    }
+
+    /// Whether it prints for people.
+    pub(super) fn for_people(&self) -> bool {
+        matches!(self.output, Output::Table | Output::Wide)
     }
 
     /// Prints an answer: as it is for programs, or by `table` for people.
@@ -26,7 +55,7 @@ impl Out {
         table: impl FnOnce(&T) -> String,
     ) -> anyhow::Result<()> {
         let text = match self.output {
-            Output::Table => table(answer),
+            Output::Table | Output::Wide => table(answer),
             Output::Json => serde_json::to_string_pretty(answer)? + "\n",
             Output::Yaml => serde_norway::to_string(answer)?,
         };
@@ -35,18 +64,22 @@ impl Out {
 
     /// Says what was done; programs read the exit code.
     pub(super) fn say(&mut self, text: &str) -> anyhow::Result<()> {
-        match self.output {
-            Output::Table => self.text(&format!("{text}\n")),
-            Output::Json | Output::Yaml => Ok(()),
-        }
+        if self.for_people() { self.text(&format!("{text}\n")) } else { Ok(()) }
     }
 
     /// Prints text as it is. A reader that has gone (`| head`) is no error.
     pub(super) fn text(&mut self, text: &str) -> anyhow::Result<()> {
+        if let Some(heard) = &mut self.heard {
+            heard.push_str(text);
+            return Ok(());
+        }
         let mut stdout = std::io::stdout().lock();
         match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-            Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-            _ => Ok(()),
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+                self.deserted = true;
+                Ok(())
+            }
+            done => Ok(done?),
         }
     }
 }
@@ -79,7 +112,8 @@ pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
         let padded = cells.zip(&widths).map(|(cell, width)| {
             let shown = printable(cell);
             let missing = width.saturating_sub(shown.chars().count());
-            shown + &" ".repeat(missing)
+            let padded = format!("{shown}{}", " ".repeat(missing));
+            colour::cell(&shown, padded)
         });
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };

@@ -8,13 +8,13 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 
-struct Ran {
-    code: i32,
-    out: String,
-    err: String,
+pub(crate) struct Ran {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
-fn berth(args: &[&str]) -> Command {
+pub(crate) fn berth(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
     let cleared =
         std::env::vars().map(|(name, _)| name).filter(|n| n.starts_with("BERTH_") || n.starts_with("DP_"));
@@ -25,21 +25,25 @@ fn berth(args: &[&str]) -> Command {
     command
 }
 
-fn ran(mut command: Command) -> Ran {
+pub(crate) fn ran(mut command: Command) -> Ran {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Ran { code: status.code().unwrap(), out: text(stdout), err: text(stderr) }
 }
 
 impl Bench {
-    fn berth(&self, args: &[&str]) -> Ran {
+    pub(crate) fn berth(&self, args: &[&str]) -> Ran {
+        ran(self.command(args))
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = berth(args);
         command.env("BERTH_SERVER", format!("http://{}", self.address()));
         command.env("BERTH_TOKEN_FILE", self.dir.path().join("token"));
-        ran(command)
+        command
     }
 
-    fn done(&self, args: &[&str]) -> String {
+    pub(crate) fn done(&self, args: &[&str]) -> String {
         let ran = self.berth(args);
         assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{args:?}: {}", ran.out);
         ran.out
@@ -626,9 +630,7 @@ struct Watching {
 
 impl Bench {
     fn watch(&self, args: &[&str]) -> Watching {
-        let mut command = berth(args);
-        command.env("BERTH_SERVER", format!("http://{}", self.address()));
-        command.env("BERTH_TOKEN_FILE", self.dir.path().join("token"));
+        let mut command = self.command(args);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let (said, pipe) = (Arc::<Mutex<String>>::default(), child.stderr.take().unwrap());
         let into = Arc::clone(&said);

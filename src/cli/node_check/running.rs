@@ -14,6 +14,7 @@ pub(super) fn answers(config: &Config) -> bool {
         server: format!("http://{}", config.admin_listen),
         token_file: Some(config.token_file.clone()),
         output: Output::default(),
+        watch: None,
     };
     Client::new(&args).and_then(|client| client.get::<Node>("/node")).is_ok()
 }

@@ -1,0 +1,89 @@
+//! `--watch`: a look that is taken again and again.
+
+use super::args::{
+    AllocationCommand, Command, DecisionCommand, GpuCommand, PolicyCommand, ProcessCommand, ShadowCommand,
+    TrialCommand,
+};
+use super::client::Passing;
+use super::output::{Out, note};
+use super::usage::BadUsage;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+/// Shortest time between two looks: a list of 64 GPUs takes the daemon well under a millisecond.
+const EVERY_MIN: Duration = Duration::from_millis(100);
+/// Upper left corner, and nothing below it (ECMA-48: CUP, ED).
+const CLEAR: &str = "\u{1b}[H\u{1b}[J";
+
+/// Whether a command only looks, so that it can be done again.
+pub(super) fn looks(command: &Command) -> bool {
+    match command {
+        Command::Gpu { command } => matches!(command, GpuCommand::List | GpuCommand::Show { .. }),
+        Command::Allocation { command } => {
+            matches!(command, AllocationCommand::List(_) | AllocationCommand::Show { .. })
+        }
+        Command::Process { command } => {
+            matches!(command, ProcessCommand::List { .. } | ProcessCommand::Bypass)
+        }
+        Command::Decision { command } => matches!(command, DecisionCommand::List(_)),
+        Command::Policy { command } => match command {
+            PolicyCommand::List | PolicyCommand::Stack => true,
+            PolicyCommand::Trial(trial) => matches!(
+                trial,
+                TrialCommand::Shadow { command: ShadowCommand::List | ShadowCommand::Show { .. } }
+            ),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// Looks until it is interrupted. A terminal shows the newest look alone; elsewhere each look that differs from the
+/// one before is printed. A daemon that cannot be reached is tried on.
+///
+/// # Errors
+/// What a look fails with for good.
+pub(super) fn run(
+    every: Duration,
+    out: &mut Out,
+    mut look: impl FnMut(&mut Out) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    if every < EVERY_MIN {
+        let least = humantime::format_duration(EVERY_MIN);
+        return Err(BadUsage(format!("--watch looks at most every {least}")).into());
+    }
+    let terminal = std::io::stdout().is_terminal();
+    let mut last: Option<Result<String, String>> = None;
+    loop {
+        let mut heard = out.listening();
+        let seen = match look(&mut heard) {
+            Ok(()) => Ok(heard.heard()),
+            Err(error) if error.is::<Passing>() => Err(format!("{error:#}")),
+            Err(error) => return Err(error),
+        };
+        // How exactly it cannot be reached is no news.
+        let still_away = seen.is_err() && last.as_ref().is_some_and(Result::is_err);
+        if last.as_ref() != Some(&seen) && !still_away {
+            match &seen {
+                Ok(text) if terminal => out.text(&format!("{CLEAR}{text}"))?,
+                Ok(text) => out.text(&separated(text, last.is_some(), out))?,
+                Err(why) => note(&format!("{why}; trying on")),
+            }
+            last = Some(seen);
+        }
+        if out.deserted() {
+            return Ok(());
+        }
+        std::thread::sleep(every);
+    }
+}
+
+/// Tables are told apart by an empty line, YAML documents by their mark; JSON needs nothing.
+fn separated(text: &str, follows: bool, out: &Out) -> String {
+    let between = match (follows, out.form()) {
+        (false, _) | (true, super::Output::Json) => "",
+        (true, super::Output::Yaml) => "---\n",
+        (true, super::Output::Table | super::Output::Wide) => "\n",
+    };
+    format!("{between}{text}")
+}

@@ -96,6 +96,16 @@ deploy-cluster *ARGS:
 openapi:
     cargo run --quiet --locked -- openapi > openapi/berth.json
 
+# The API's document passes a linter (npm), and a client that is generated from it (PyPI) lists, cordons and uploads
+api-lint *ARGS:
+    cargo build --locked
+    tests/api/run.sh lint {{ARGS}}
+
+# So many requests made up from the API's document, fitting and not: no server error, no answer that it does not describe
+api-fuzz REQUESTS="20000" *ARGS:
+    cargo build --locked
+    tests/api/run.sh fuzz {{REQUESTS}} {{ARGS}}
+
 # Simulated histories with every invariant checked after every turn: `just sim 10000`, `just sim --help`
 sim *ARGS:
     cargo run --release --quiet --locked --example sim -- {{ARGS}}

@@ -4,13 +4,14 @@ use super::auth::OPERATOR;
 use super::dto::{Allocation, AllocationList};
 use super::problem::{Kind, Problem};
 use super::state::State;
+use super::{paging, tag};
 use crate::kernel::allocation;
 use crate::kernel::belongs::Owners;
 use crate::kernel::history::Past;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::{AllocationId, DeviceId, Resource};
 use crate::kernel::refusal::Refusal;
-use actix_web::{HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, web};
 use serde::Deserialize;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -19,7 +20,7 @@ use utoipa::{IntoParams, ToSchema};
 /// Allocations in one answer if the caller does not say: what a full node of 16 GPUs in whole or
 /// few shares holds, in about 0.3 MiB.
 pub(super) const ALLOCATIONS_DEFAULT: usize = 500;
-/// Most allocations in one answer, in about 0.7 MiB; what follows is asked for with `after`.
+/// Most allocations in one answer, in about 0.7 MiB; what follows is asked for with `cursor`.
 pub(super) const ALLOCATIONS_MAX: usize = 1000;
 
 /// Which allocations. All that are given must hold.
@@ -47,8 +48,9 @@ pub(super) struct Filter {
     #[param(minimum = 1, maximum = 1000, example = 100)]
     limit: Option<usize>,
     /// Only those that follow: `next` of the answer before, with the same filter.
+    #[serde(alias = "after")]
     #[param(example = "1770092645000.5eed0001-17")]
-    after: Option<String>,
+    cursor: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
@@ -133,12 +135,13 @@ fn parse_cursor(text: &str) -> Result<(u64, AllocationId), Problem> {
         let key = (ms.parse().ok()?, AllocationId::parse(id).ok()?);
         (cursor(key) == text).then_some(key)
     });
-    parsed.ok_or_else(|| Problem::new(Kind::Query, "after: the `next` of an earlier answer, as it was given"))
+    parsed.ok_or_else(|| paging::malformed(text))
 }
 
 /// Allocations, newest first
 ///
-/// A page at a time: `next` of one answer is the `after` of the following request.
+/// A page at a time: `next` of one answer is the `cursor` of the following request. `total` counts all
+/// that match.
 #[utoipa::path(get, path = "/api/v1/allocations", tag = "allocations", operation_id = "listAllocations", params(Filter),
     responses(
         (status = 200, description = "Those that match", body = AllocationList),
@@ -146,13 +149,11 @@ fn parse_cursor(text: &str) -> Result<(u64, AllocationId), Problem> {
     ))]
 pub(super) async fn list(
     state: web::Data<State>,
+    request: HttpRequest,
     filter: web::Query<Filter>,
 ) -> Result<HttpResponse, Problem> {
-    let limit = filter.limit.unwrap_or(ALLOCATIONS_DEFAULT);
-    if !(1..=ALLOCATIONS_MAX).contains(&limit) {
-        return Err(Problem::new(Kind::Query, format!("limit: 1 to {ALLOCATIONS_MAX}, not {limit}")));
-    }
-    let after = filter.after.as_deref().map(parse_cursor).transpose()?;
+    let limit = paging::limit(filter.limit, ALLOCATIONS_DEFAULT, ALLOCATIONS_MAX)?;
+    let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.door.snapshot();
     let live = ledger.live.values().filter(|_| filter.state != StateFilter::Ended).map(|a| Found::Live(a));
     let ended = ledger.ended.iter().filter(|_| filter.state != StateFilter::Live).map(Found::Ended);
@@ -169,10 +170,13 @@ pub(super) async fn list(
     let next = found.last().filter(|_| more).map(|a| cursor(a.key()));
     let (owners, mps) = (Owners::of(&ledger), (state.facts)().mps);
     let items = found.iter().map(|a| a.shown(&owners, &mps)).collect();
-    Ok(HttpResponse::Ok().json(AllocationList { items, total, next }))
+    tag::fresh(&request, &AllocationList { items, total, next })
 }
 
 /// One allocation, live or ended
+///
+/// With its devices, who holds it as far as a source has shown, the decision behind it, and what its
+/// processes use of what it may use.
 #[utoipa::path(get, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "getAllocation",
     params(("id" = String, Path, description = "Its id", example = "5eed0001-17")),
     responses(
@@ -180,9 +184,12 @@ pub(super) async fn list(
         (status = 400, description = "No id"),
         (status = 404, description = "No such allocation, or ended and no longer kept"),
     ))]
-pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
-    let id = allocation_id(&path)?;
-    answer(&state, &state.door.snapshot(), id)
+pub(super) async fn show(
+    state: web::Data<State>,
+    request: HttpRequest,
+    path: web::Path<String>,
+) -> Result<HttpResponse, Problem> {
+    tag::fresh(&request, &shown(&state, &state.door.snapshot(), allocation_id(&path)?)?)
 }
 
 /// End an allocation
@@ -212,6 +219,10 @@ fn allocation_id(text: &str) -> Result<AllocationId, Problem> {
 }
 
 fn answer(state: &State, ledger: &Ledger, id: AllocationId) -> Result<HttpResponse, Problem> {
+    Ok(HttpResponse::Ok().json(shown(state, ledger, id)?))
+}
+
+fn shown(state: &State, ledger: &Ledger, id: AllocationId) -> Result<Allocation, Problem> {
     let found = Found::by_id(ledger, id).ok_or(Refusal::UnknownAllocation { id })?;
-    Ok(HttpResponse::Ok().json(found.shown(&Owners::of(ledger), &(state.facts)().mps)))
+    Ok(found.shown(&Owners::of(ledger), &(state.facts)().mps))
 }

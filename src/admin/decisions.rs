@@ -1,15 +1,15 @@
 //! `/decisions`: what was asked of the stack, what each policy said, and what came of it.
 
 use super::dto::{DecisionRecord, DecisionRecordList, Explanation};
-use super::explain;
 use super::problem::{Kind, Problem};
 use super::state::State;
+use super::{explain, paging, tag};
 use crate::kernel::decision::{self, Whose};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::{AllocationId, PartId};
 use crate::kernel::policy::Hook;
 use crate::kernel::refusal::Refusal;
-use actix_web::{HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, web};
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -56,13 +56,14 @@ pub(super) struct Query {
     #[param(minimum = 1, maximum = 500, example = 100)]
     limit: Option<usize>,
     /// Only those that follow: `next` of the answer before, with the same filter.
-    #[param(example = 4711)]
-    before: Option<u64>,
+    #[serde(alias = "before")]
+    #[param(example = "4711")]
+    cursor: Option<String>,
 }
 
 impl Query {
-    pub(super) fn of(hook: Option<String>, since: Option<String>, before: Option<u64>) -> Self {
-        Self { hook, since, before, ..Self::default() }
+    pub(super) fn of(hook: Option<String>, since: Option<String>, cursor: Option<String>) -> Self {
+        Self { hook, since, cursor, ..Self::default() }
     }
 }
 
@@ -97,7 +98,7 @@ pub(super) fn filter(ledger: &Ledger, query: &Query) -> Result<decision::Filter,
         hook: hook.transpose()?,
         since_wall_ms: moment("since", &query.since)?,
         until_wall_ms: moment("until", &query.until)?,
-        before: query.before,
+        before: paging::number(query.cursor.as_deref())?,
     })
 }
 
@@ -124,24 +125,27 @@ fn whose(ledger: &Ledger, query: &Query) -> Result<Option<Whose>, Problem> {
 /// Decisions, newest first
 ///
 /// What the stack was asked, what each policy said to it in which time, and what came of it. A page at
-/// a time: `next` of one answer is the `before` of the following request.
+/// a time: `next` of one answer is the `cursor` of the following request.
 #[utoipa::path(get, path = "/api/v1/decisions", tag = "decisions", operation_id = "listDecisions", params(Query),
     responses(
         (status = 200, description = "Those that match", body = DecisionRecordList),
         (status = 400, description = "A malformed query, or an unknown key in it"),
         (status = 409, description = "This daemon keeps no journal"),
     ))]
-pub(super) async fn list(state: web::Data<State>, query: web::Query<Query>) -> Result<HttpResponse, Problem> {
-    let limit = query.limit.unwrap_or(DECISIONS_DEFAULT);
-    if !(1..=DECISIONS_MAX).contains(&limit) {
-        return Err(Problem::new(Kind::Query, format!("limit: 1 to {DECISIONS_MAX}, not {limit}")));
-    }
+pub(super) async fn list(
+    state: web::Data<State>,
+    request: HttpRequest,
+    query: web::Query<Query>,
+) -> Result<HttpResponse, Problem> {
+    let limit = paging::limit(query.limit, DECISIONS_DEFAULT, DECISIONS_MAX)?;
     let filter = filter(&state.door.snapshot(), &query)?;
     let (found, standing) = state.door.decisions(filter, limit).await?;
-    Ok(HttpResponse::Ok().json(DecisionRecordList::of(&found, standing)))
+    tag::fresh(&request, &DecisionRecordList::of(&found, standing))
 }
 
 /// One decision
+///
+/// The question, what each policy of the stack said to it and in which time, and what came of it.
 #[utoipa::path(get, path = "/api/v1/decisions/{seq}", tag = "decisions", operation_id = "getDecision",
     params(("seq" = u64, Path, description = "Its number", example = 4710)),
     responses(
@@ -150,9 +154,13 @@ pub(super) async fn list(state: web::Data<State>, query: web::Query<Query>) -> R
         (status = 404, description = "No such decision, or no longer on the record"),
         (status = 409, description = "This daemon keeps no journal"),
     ))]
-pub(super) async fn show(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Problem> {
+pub(super) async fn show(
+    state: web::Data<State>,
+    request: HttpRequest,
+    path: web::Path<u64>,
+) -> Result<HttpResponse, Problem> {
     let (decision, _) = state.door.decision(*path).await?.ok_or_else(|| unknown(*path))?;
-    Ok(HttpResponse::Ok().json(DecisionRecord::of(&decision)))
+    tag::fresh(&request, &DecisionRecord::of(&decision))
 }
 
 /// What the policies were shown for a decision
@@ -162,7 +170,8 @@ pub(super) async fn show(state: web::Data<State>, path: web::Path<u64>) -> Resul
 #[utoipa::path(get, path = "/api/v1/decisions/{seq}/input", tag = "decisions", operation_id = "getDecisionInput",
     params(("seq" = u64, Path, description = "Its number", example = 4710)),
     responses(
-        (status = 200, description = "What they were shown", body = Object),
+        (status = 200, description = "What they were shown", body = Object,
+            example = json!({"node": {"node": {"parts": [{"id": "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5", "memory-mib": 81559}]}, "parameters": ""}, "question": {"hook": "place", "size": 1}})),
         (status = 400, description = "No number"),
         (status = 404, description = "No such decision, or its input could not be put down"),
         (status = 409, description = "This daemon keeps no journal"),
@@ -199,6 +208,7 @@ fn unknown(seq: u64) -> Problem {
     ))]
 pub(super) async fn explain(
     state: web::Data<State>,
+    request: HttpRequest,
     path: web::Path<String>,
 ) -> Result<HttpResponse, Problem> {
     let id = AllocationId::parse(&path).map_err(|error| Problem::new(Kind::Path, error))?;
@@ -206,5 +216,5 @@ pub(super) async fn explain(
     let live = ledger.live.get(&id).map(|a| (**a).clone());
     let allocation = live.or_else(|| ledger.ended.get(id).map(|past| past.allocation()));
     let allocation = allocation.ok_or(Refusal::UnknownAllocation { id })?;
-    Ok(HttpResponse::Ok().json(explain::explain(&state.door, &ledger, &allocation).await))
+    tag::fresh(&request, &explain::explain(&state.door, &ledger, &allocation).await)
 }

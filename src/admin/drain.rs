@@ -4,12 +4,13 @@
 use super::auth::OPERATOR;
 use super::body;
 use super::dto::{AtDeadline, Drain, DrainOrder, Gpu, MarkHealthy};
-use super::gpus::{answer, check_reason, gpu_id};
+use super::gpus::{answer, check_reason, drain_tag, gpu_id, order, turned};
 use super::problem::{Kind, Problem};
 use super::state::State;
 use super::view::View;
 use crate::kernel::drain;
 use crate::kernel::refusal::Refusal;
+use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
 
 /// Longest deadline of a drain, seconds: a week.
@@ -23,14 +24,18 @@ pub(super) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
 /// without it pods end by themselves or by `kubectl`. A new order takes the place of the old one; a
 /// GPU that is drained already stays so.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "drainGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(
+        ("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+    ),
     request_body(content = DrainOrder, description = "How; may be left out"),
     responses(
-        (status = 200, description = "The GPU, draining or drained", body = Gpu),
-        (status = 400, description = "No UUID, or no JSON"),
+        (status = 200, description = "The GPU, draining or drained", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
+        (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
         (status = 404, description = "No such GPU"),
         (status = 408, description = "The body came too slowly"),
         (status = 409, description = "Evicting needs an API server, and none is configured"),
+        (status = 412, description = "Somebody turned its drain state meanwhile"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An unknown key, or a value that cannot be taken"),
@@ -65,6 +70,7 @@ pub(super) async fn start(
                    --api-server off); or drain without evict and end the pods yourself",
         ));
     }
+    let _order = order(&state, &request, &gpu).await?;
     let now = state.door.now().wall_ms;
     let order = drain::Order {
         evict,
@@ -79,42 +85,54 @@ pub(super) async fn start(
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = OPERATOR, reason, evict, "a GPU is being drained");
     }
-    answer(&state, &gpu)
+    turned(&state, &gpu)
 }
 
 /// How far a GPU is drained
 ///
-/// Who still holds it and what keeps each, how many processes are left, and how much time.
+/// Who still holds it and what keeps each, how many processes are left, and how much time. The ETag
+/// names what operators set of it and stays as it is while holders leave, so that it can be sent as
+/// If-Match with the next order.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "getDrainOfGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
-        (status = 200, description = "Its state, with the progress while it is draining", body = Drain),
+        (status = 200, description = "Its state, with the progress while it is draining", body = Drain, headers(("ETag" = String, description = "The drain state, for If-Match"))),
         (status = 400, description = "No UUID"),
         (status = 404, description = "No such GPU"),
     ))]
 pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
     let gpu = gpu_id(&path)?;
+    let tag = drain_tag(&state, &gpu)?;
     let shown = View::of(&state).gpu(&gpu).ok_or(Refusal::UnknownGpu { gpu })?;
-    Ok(HttpResponse::Ok().json(shown.summary.drain))
+    Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown.summary.drain))
 }
 
 /// Call a drain off
 ///
 /// The GPU stays cordoned; uncordon it to have it granted again. Doing it twice changes nothing.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "stopDrainOfGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(
+        ("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+    ),
     responses(
-        (status = 200, description = "The GPU, cordoned or active", body = Gpu),
-        (status = 400, description = "No UUID"),
+        (status = 200, description = "The GPU, cordoned or active", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
+        (status = 400, description = "No UUID, or a malformed If-Match"),
         (status = 404, description = "No such GPU"),
+        (status = 412, description = "Somebody turned its drain state meanwhile"),
     ))]
-pub(super) async fn stop(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
+pub(super) async fn stop(
+    state: web::Data<State>,
+    path: web::Path<String>,
+    request: HttpRequest,
+) -> Result<HttpResponse, Problem> {
     let gpu = gpu_id(&path)?;
+    let _order = order(&state, &request, &gpu).await?;
     let applied = state.door.stop_drain(gpu.clone()).await?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = OPERATOR, "a drain was called off");
     }
-    answer(&state, &gpu)
+    turned(&state, &gpu)
 }
 
 /// Say that a GPU works again

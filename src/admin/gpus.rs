@@ -5,22 +5,71 @@ use super::body;
 use super::dto::{Cordon, Gpu, GpuList};
 use super::problem::{Kind, Problem};
 use super::state::State;
+use super::tag;
 use super::view::View;
 use crate::kernel::names::PartId;
 use crate::kernel::refusal::Refusal;
+use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 /// Longest reason of a cordon, bytes: it is shown in every list, and kept in a record of 16 KiB.
 pub(super) const CORDON_REASON_BYTES_MAX: usize = 1024;
 
+/// Which GPUs. All that are given must hold.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Filter {
+    /// In this health: `healthy`, `degraded`, `unhealthy` or `vanished`.
+    #[param(example = "healthy")]
+    health: Option<String>,
+    /// In this drain state: `active`, `cordoned`, `draining` or `drained`.
+    #[param(example = "active")]
+    drain: Option<String>,
+}
+
+const HEALTHS: [&str; 4] = ["healthy", "degraded", "unhealthy", "vanished"];
+const DRAINS: [&str; 4] = ["active", "cordoned", "draining", "drained"];
+
+impl Filter {
+    fn check(&self) -> Result<(), Problem> {
+        for (key, given, known) in [("health", &self.health, HEALTHS), ("drain", &self.drain, DRAINS)] {
+            if let Some(word) = given.as_deref().filter(|word| !known.contains(word)) {
+                let rule = format!("{key}: one of {}, not {word:?}", known.join(", "));
+                return Err(Problem::new(Kind::Query, rule));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// All GPUs at a glance
-#[utoipa::path(get, path = "/api/v1/gpus", tag = "gpus", operation_id = "listGpus",
-    responses((status = 200, description = "The GPUs, in the order of their index", body = GpuList)))]
-pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
-    HttpResponse::Ok().json(GpuList { items: View::of(&state).summaries() })
+///
+/// Each with its health, its drain state, and how many devices of which resource it has and how many of
+/// them are held. A node has so few that they come in one answer.
+#[utoipa::path(get, path = "/api/v1/gpus", tag = "gpus", operation_id = "listGpus", params(Filter),
+    responses(
+        (status = 200, description = "The GPUs, in the order of their index", body = GpuList),
+        (status = 400, description = "A malformed query, or an unknown key in it"),
+    ))]
+pub(super) async fn list(
+    state: web::Data<State>,
+    request: HttpRequest,
+    filter: web::Query<Filter>,
+) -> Result<HttpResponse, Problem> {
+    filter.check()?;
+    let is = |wanted: &Option<String>, state: &str| wanted.as_deref().is_none_or(|wanted| wanted == state);
+    let mut items = View::of(&state).summaries();
+    items.retain(|gpu| is(&filter.health, &gpu.health.state) && is(&filter.drain, &gpu.drain.state));
+    tag::fresh(&request, &GpuList { items })
 }
 
 /// One GPU with its parts, devices and links
+///
+/// All that is known of it: its facts, its health with what came before, its drain state with the
+/// progress, each device with who holds it, and how near it sits to the other GPUs.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "getGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
@@ -28,8 +77,12 @@ pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
         (status = 400, description = "No UUID"),
         (status = 404, description = "No such GPU"),
     ))]
-pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
-    answer(&state, &gpu_id(&path)?)
+pub(super) async fn show(
+    state: web::Data<State>,
+    request: HttpRequest,
+    path: web::Path<String>,
+) -> Result<HttpResponse, Problem> {
+    tag::fresh(&request, &shown(&state, &gpu_id(&path)?)?)
 }
 
 /// Let a vanished GPU go
@@ -59,13 +112,17 @@ pub(super) async fn forget(
 /// Withdraws its free devices at once; what is held stays. Doing it twice changes nothing but
 /// the reason, where another one is given.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "cordonGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(
+        ("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+    ),
     request_body(content = Cordon, description = "Why; may be left out"),
     responses(
-        (status = 200, description = "The GPU, cordoned", body = Gpu),
-        (status = 400, description = "No UUID, or no JSON"),
+        (status = 200, description = "The GPU, cordoned", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
+        (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
         (status = 404, description = "No such GPU"),
         (status = 408, description = "The body came too slowly"),
+        (status = 412, description = "Somebody turned its drain state meanwhile"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An unknown key, or a reason that cannot be taken"),
@@ -79,33 +136,40 @@ pub(super) async fn cordon(
     let gpu = gpu_id(&path)?;
     let Cordon { reason } = body::json_or_default(&request, payload).await?;
     check_reason(&reason)?;
+    let _order = order(&state, &request, &gpu).await?;
     let applied = state.door.cordon(gpu.clone(), OPERATOR.into(), reason.clone()).await?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = OPERATOR, reason, "a GPU was cordoned");
     }
-    answer(&state, &gpu)
+    turned(&state, &gpu)
 }
 
 /// Let a GPU be granted again
 ///
 /// Undoes a cordon or a drain at any point. Doing it twice changes nothing.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "uncordonGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(
+        ("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+    ),
     responses(
-        (status = 200, description = "The GPU, active", body = Gpu),
-        (status = 400, description = "No UUID"),
+        (status = 200, description = "The GPU, active", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
+        (status = 400, description = "No UUID, or a malformed If-Match"),
         (status = 404, description = "No such GPU"),
+        (status = 412, description = "Somebody turned its drain state meanwhile"),
     ))]
 pub(super) async fn uncordon(
     state: web::Data<State>,
     path: web::Path<String>,
+    request: HttpRequest,
 ) -> Result<HttpResponse, Problem> {
     let gpu = gpu_id(&path)?;
+    let _order = order(&state, &request, &gpu).await?;
     let applied = state.door.uncordon(gpu.clone()).await?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = OPERATOR, "a GPU was uncordoned");
     }
-    answer(&state, &gpu)
+    turned(&state, &gpu)
 }
 
 pub(super) fn check_reason(reason: &str) -> Result<(), Problem> {
@@ -120,8 +184,35 @@ pub(super) fn gpu_id(text: &str) -> Result<PartId, Problem> {
     PartId::parse(text).map_err(|error| Problem::new(Kind::Path, error))
 }
 
-pub(super) fn answer(state: &State, gpu: &PartId) -> Result<HttpResponse, Problem> {
+/// A GPU's turn to be ordered something, if the request's condition holds. Whoever has it is the only
+/// one who turns drain states, so nothing comes between the look and the order.
+pub(super) async fn order<'s>(
+    state: &'s State,
+    request: &HttpRequest,
+    gpu: &PartId,
+) -> Result<tokio::sync::MutexGuard<'s, ()>, Problem> {
+    let turn = state.orders.lock().await;
+    tag::check(request, &drain_tag(state, gpu)?)?;
+    Ok(turn)
+}
+
+pub(super) fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Problem> {
+    let ledger = state.door.snapshot();
+    let known = ledger.gpus.get(gpu).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })?;
+    Ok(tag::of_drain(&known.drain))
+}
+
+fn shown(state: &State, gpu: &PartId) -> Result<Gpu, Problem> {
     let shown = View::of(state).gpu(gpu);
-    let shown = shown.ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })?;
-    Ok(HttpResponse::Ok().json(shown))
+    Ok(shown.ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })?)
+}
+
+/// A GPU after its drain state was turned.
+pub(super) fn turned(state: &State, gpu: &PartId) -> Result<HttpResponse, Problem> {
+    let tag = drain_tag(state, gpu)?;
+    Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown(state, gpu)?))
+}
+
+pub(super) fn answer(state: &State, gpu: &PartId) -> Result<HttpResponse, Problem> {
+    Ok(HttpResponse::Ok().json(shown(state, gpu)?))
 }

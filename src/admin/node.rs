@@ -4,25 +4,29 @@ use super::dto::{Alive, Check, Counts, Node, ProcessSight, Ready, ResourceState,
 use super::facts::{NodeFacts, Step};
 use super::problem::{Kind, Problem};
 use super::state::State;
+use super::tag;
 use super::view::View;
 use crate::admission::Door;
 use crate::kernel::belongs::reaching;
 use crate::kernel::breaker::{Breaker, Phase};
 use crate::kernel::drain::Drain;
 use crate::kernel::names::Resource;
-use actix_web::{HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, web};
 use std::collections::BTreeMap;
 
 /// The node and its daemon
+///
+/// Whether it is ready and what it waits for, its resources as the kubelet is told of them, and how many
+/// GPUs, allocations and policies there are.
 #[utoipa::path(get, path = "/api/v1/node", tag = "node", operation_id = "getNode",
     responses((status = 200, description = "The node", body = Node)))]
-pub(super) async fn show(state: web::Data<State>) -> HttpResponse {
+pub(super) async fn show(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
     let facts = (state.facts)();
     let view = View::new(&state.door);
     let ledger = &view.ledger;
     let store_trouble = state.door.store_trouble();
     let checks = checks(&facts, &state.door);
-    HttpResponse::Ok().json(Node {
+    let node = Node {
         ready: checks.iter().all(|c| c.ok),
         checks,
         resources: resources(&facts, &view),
@@ -38,10 +42,13 @@ pub(super) async fn show(state: web::Data<State>) -> HttpResponse {
         stack_revision: ledger.stack.revision,
         processes: ProcessSight::of(ledger.sight()),
         counts: counts(&view),
-    })
+    };
+    tag::fresh(&request, &node)
 }
 
 /// Whether the daemon lives
+///
+/// For a liveness probe: it fails only where a restart is the remedy.
 #[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()),
     responses(
         (status = 200, description = "It lives", body = Alive),

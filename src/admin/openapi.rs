@@ -1,29 +1,37 @@
 //! The API's description, made from the handlers and the wire types, so that it cannot differ from
 //! them. A copy is committed as openapi/berth.json, and a test holds the two equal.
 
+mod examples;
+
+use super::dto::Event;
 use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::{
-    allocations, decisions, drain, gpus, node, policies, processes, scrape, stack, stack_history, trials,
-    tried,
+    allocations, decisions, drain, events, gpus, node, policies, processes, scrape, stack, stack_history,
+    trials, tried,
 };
 use actix_web::http::StatusCode;
+use actix_web::http::header::IF_NONE_MATCH;
 use std::sync::LazyLock;
-use utoipa::openapi::path::Operation;
+use utoipa::openapi::header::HeaderBuilder;
+use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{ContentBuilder, OpenApi as Document, PathItem, Ref, RefOr, Response, ResponseBuilder};
+use utoipa::openapi::{
+    ContentBuilder, OpenApi as Document, PathItem, Ref, RefOr, Required, Response, ResponseBuilder, Schema,
+};
 use utoipa::{Modify, OpenApi};
 
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Berth",
-        description = "The admin API of one GPU node: what its GPUs are and who holds them, which policies decide, and the operator's word.\n\nErrors are `application/problem+json` (RFC 9457). All of `/api/v1` needs the daemon's token: `Authorization: Bearer TOKEN`.",
+        description = "The admin API of one GPU node: what its GPUs are and who holds them, which policies decide, and the operator's word.\n\nErrors are `application/problem+json` (RFC 9457); the `type` of each is a page that says what it means and what to do, and `/problems` lists them. Lists that grow take `limit` and `cursor`, and answer with `next`. Answers with a weak ETag answer 304 to `If-None-Match`; a strong one is for `If-Match`. Bodies are compressed where `Accept-Encoding` allows gzip. All of `/api/v1` needs the daemon's token: `Authorization: Bearer TOKEN`.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     servers((url = "/", description = "This node")),
     paths(
         node::show, gpus::list, gpus::show, gpus::forget, gpus::cordon, gpus::uncordon, drain::start, drain::show, drain::stop, drain::mark_healthy,
-        processes::list, processes::bypass,
+        processes::list, processes::bypass, events::stream,
         allocations::list, allocations::show, allocations::end,
         decisions::list, decisions::show, decisions::input, decisions::explain,
         trials::replay, trials::list, trials::add, trials::show, trials::end, tried::add,
@@ -31,11 +39,12 @@ use utoipa::{Modify, OpenApi};
         stack::show, stack::activate, stack::reset, node::livez, node::readyz, scrape::metrics,
         stack_history::list, stack_history::roll_back, stack_history::end_suspension,
     ),
-    components(schemas(Problem)),
+    components(schemas(Problem, Event)),
     tags(
         (name = "node", description = "The node and its daemon"),
         (name = "gpus", description = "GPUs: health, devices, cordon and drain"),
         (name = "processes", description = "Who is on the GPUs, and by which right"),
+        (name = "events", description = "What changes, as it changes"),
         (name = "allocations", description = "Who holds which devices"),
         (name = "decisions", description = "What policies were asked and said, and what others would say"),
         (name = "policies", description = "Versions of policies"),
@@ -75,7 +84,54 @@ impl Modify for Errors {
                 complete(operation, path, guarded, asks);
             }
         }
+        examples::complete(document);
     }
+}
+
+/// Operations whose answers have a weak ETag, and answer 304 to whoever has them already.
+const CACHED: [&str; 15] = [
+    "getNode",
+    "listGpus",
+    "getGpu",
+    "listGpuProcesses",
+    "listBypasses",
+    "listAllocations",
+    "getAllocation",
+    "listDecisions",
+    "getDecision",
+    "listShadows",
+    "getShadow",
+    "listPolicies",
+    "getPolicy",
+    "listActivations",
+    "explainAllocation",
+];
+
+/// Operations whose body says how, and may be left out.
+const BODY_OPTIONAL: [&str; 3] = ["cordonGpu", "drainGpu", "rollBackStack"];
+
+/// The condition, the tag, and the answer to whoever has it.
+fn cached(operation: &mut Operation) {
+    let text = || Some(RefOr::T(Schema::Object(ObjectBuilder::new().schema_type(Type::String).build())));
+    let condition = ParameterBuilder::new()
+        .name(IF_NONE_MATCH.as_str())
+        .parameter_in(ParameterIn::Header)
+        .required(Required::False)
+        .description(Some("The ETag of an answer that the client has; 304 says that it is still so"))
+        .schema(text())
+        .example(Some("W/\"5d41402abc4b2a76\"".into()))
+        .build();
+    operation.parameters.get_or_insert_default().push(RefOr::T(condition));
+    let tag = || {
+        let about = "Names this answer, for If-None-Match";
+        HeaderBuilder::new().schema(text()).description(Some(about)).build()
+    };
+    let responses = &mut operation.responses.responses;
+    if let Some(RefOr::T(found)) = responses.get_mut("200") {
+        found.headers.entry("ETag".into()).or_insert_with(|| RefOr::T(tag()));
+    }
+    let same = ResponseBuilder::new().description("It is still what the client has").header("ETag", tag());
+    responses.insert("304".into(), RefOr::T(same.build()));
 }
 
 /// The operations of a path; whether each asks the ledger's thread for a change.
@@ -86,11 +142,20 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = (&mut Operation, bool
 }
 
 fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
+    let id = operation.operation_id.clone().unwrap_or_default();
+    if CACHED.contains(&id.as_str()) {
+        cached(operation);
+    }
+    if let Some(RefOr::T(body)) = &mut operation.request_body {
+        let needed = !BODY_OPTIONAL.contains(&id.as_str());
+        body.required = Some(if needed { Required::True } else { Required::False });
+    }
     let responses = &mut operation.responses.responses;
     let mut also = |status: &str, text: &str| {
         let response = ResponseBuilder::new().description(text).build();
         responses.entry(status.into()).or_insert(RefOr::T(response));
     };
+    also("406", "Accept-Encoding forbids every coding that there is");
     also("421", "The Host header names another machine");
     also("503", "Too much is waiting, the store fails, or the daemon stops");
     if guarded {
@@ -111,6 +176,7 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
     let detail = response.description.clone();
     let noun = path.strip_prefix("/api/v1/").and_then(|rest| rest.split('/').next());
     let kind = match (status.as_u16(), noun) {
+        (503, Some("events")) => Some(Kind::Streams),
         (404, Some("gpus")) => Some(Kind::UnknownGpu),
         (404, Some("allocations")) => Some(Kind::UnknownAllocation),
         (404, Some("decisions")) => Some(Kind::UnknownDecision),

@@ -3,17 +3,23 @@
 use super::auth::OPERATOR;
 use super::body;
 use super::dto::{Policy, PolicyDetail, PolicyList, Word};
+use super::idempotency::{self, Answered, Turn};
 use super::problem::{Kind, Problem};
 use super::state::State;
-use super::word;
+use super::{paging, tag, word};
 use crate::admission::Upload;
 use crate::kernel::names::Digest;
+use crate::kernel::policy::{PolicyVersion, VERSIONS_MAX};
 use crate::kernel::refusal::Refusal;
 use crate::kernel::trust::Signature;
+use actix_web::http::StatusCode;
 use actix_web::http::header::{CONTENT_DISPOSITION, LOCATION};
 use actix_web::{HttpRequest, HttpResponse, web};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::Deserialize;
+use std::cmp::Reverse;
+use utoipa::IntoParams;
 
 /// The header that a signature comes in.
 const SIGNATURE: &str = "berth-signature";
@@ -21,15 +27,86 @@ const SIGNATURE: &str = "berth-signature";
 /// When to retry while other uploads are at work: compiling takes seconds, as a rule.
 const UPLOAD_RETRY_S: u64 = 5;
 
-/// All versions of policies that this node knows
-#[utoipa::path(get, path = "/api/v1/policies", tag = "policies", operation_id = "listPolicies",
-    responses((status = 200, description = "By name, newest first", body = PolicyList)))]
-pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
+/// Most versions in one answer, and as many where the caller does not say: all that a node keeps of
+/// uploads, and as many that came with the daemon; each has some 0.5 KiB.
+const VERSIONS_LISTED_MAX: usize = 2 * VERSIONS_MAX;
+
+/// Which versions. All that are given must hold.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Filter {
+    /// Of the policy of this name.
+    #[param(example = "timeslice")]
+    name: Option<String>,
+    /// Whether it came with the daemon.
+    #[param(example = true)]
+    shipped: Option<bool>,
+    /// Whether it is in the active stack.
+    #[param(example = true)]
+    active: Option<bool>,
+    /// Most items; 512 if not given, which is the most.
+    #[param(minimum = 1, maximum = 512, example = 100)]
+    limit: Option<usize>,
+    /// Only those that follow: `next` of the answer before, with the same filter.
+    #[param(
+        example = "timeslice.1770092645000.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    )]
+    cursor: Option<String>,
+}
+
+/// What the list is sorted by. The digest tells versions apart that came in the same moment.
+type Key = (String, Reverse<u64>, Digest);
+
+fn key(version: &PolicyVersion) -> Key {
+    (version.name.clone(), Reverse(version.since_wall_ms), version.digest.clone())
+}
+
+fn parse_cursor(text: &str) -> Result<Key, Problem> {
+    let mut words = text.split('.');
+    let key = (|| {
+        let (name, since, digest) = (words.next()?, words.next()?, words.next()?);
+        Some((name.to_owned(), Reverse(since.parse().ok()?), Digest::parse(digest).ok()?))
+    })();
+    key.filter(|_| words.next().is_none()).ok_or_else(|| paging::malformed(text))
+}
+
+/// Versions of policies that this node knows
+///
+/// Those that came with the daemon and those that were uploaded, each with the hooks that it wants to be
+/// asked. A page at a time: `next` of one answer is the `cursor` of the following request.
+#[utoipa::path(get, path = "/api/v1/policies", tag = "policies", operation_id = "listPolicies", params(Filter),
+    responses(
+        (status = 200, description = "By name, newest first", body = PolicyList),
+        (status = 400, description = "A malformed query, or an unknown key in it"),
+    ))]
+pub(super) async fn list(
+    state: web::Data<State>,
+    request: HttpRequest,
+    filter: web::Query<Filter>,
+) -> Result<HttpResponse, Problem> {
+    let limit = paging::limit(filter.limit, VERSIONS_LISTED_MAX, VERSIONS_LISTED_MAX)?;
+    let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.door.snapshot();
-    let mut versions: Vec<_> = ledger.policies.values().collect();
-    versions.sort_by(|a, b| a.name.cmp(&b.name).then(b.since_wall_ms.cmp(&a.since_wall_ms)));
-    HttpResponse::Ok()
-        .json(PolicyList { items: versions.into_iter().map(|v| Policy::of(&ledger, v)).collect() })
+    let mut versions: Vec<_> = ledger.policies.values().map(AsRef::as_ref).collect();
+    versions.sort_by_cached_key(|version| key(version));
+    let (versions, next) = paging::page(
+        versions
+            .into_iter()
+            .filter(|version: &&PolicyVersion| {
+                let active = || ledger.stack.entries.iter().any(|entry| entry.digest == version.digest);
+                filter.name.as_ref().is_none_or(|name| *name == version.name)
+                    && filter.shipped.is_none_or(|shipped| shipped == version.shipped)
+                    && filter.active.is_none_or(|wanted| wanted == active())
+            })
+            .collect(),
+        after.as_ref(),
+        limit,
+        |version| key(version),
+    );
+    let items = versions.into_iter().map(|version| Policy::of(&ledger, version)).collect();
+    let next = next.map(|(name, Reverse(since), digest)| format!("{name}.{since}.{digest}"));
+    tag::fresh(&request, &PolicyList { items, next })
 }
 
 /// Upload a policy
@@ -38,20 +115,23 @@ pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
 /// checked, compiled in a limited child process, asked what it is, and kept under its digest. It is
 /// asked nothing else until a stack names it. The same bytes again change nothing, except that they
 /// may bring a signature. Where the configuration has `trustedKeys`, one of them must have signed the
-/// body, byte by byte; 403 says otherwise, and nothing of it is compiled.
+/// body, byte by byte; 403 says otherwise, and nothing of it is compiled. With an `Idempotency-Key` the
+/// very same request is answered as the first time, as long as the daemon remembers the key (64 of them,
+/// until it ends).
 #[utoipa::path(post, path = "/api/v1/policies", tag = "policies", operation_id = "uploadPolicy",
-    params(Word, ("Berth-Signature" = Option<String>, Header, description = "Ed25519 signature over the body, 64 bytes in base64")),
+    params(Word, ("Berth-Signature" = Option<String>, Header, description = "Ed25519 signature over the body, 64 bytes in base64", example = "O7Eu2jwpjbXeJVl/VNkk8uF+eKJq2JU+2CGO5oLwu76QIeLzAJ0VLJEb8fJexoOpAnFBZnZ6+9jlvQ+wEk7Lig=="),
+        ("Idempotency-Key" = Option<String>, Header, description = "A word of the client's own for this request; at most 128 visible characters", example = "8e03978e-40d5-43e8-bc93-6894a57f9324")),
     request_body(content = Vec<u8>, content_type = "application/wasm", description = "The component, at most 32 MiB"),
     responses(
         (status = 200, description = "Known already", body = PolicyDetail),
         (status = 201, description = "Taken", body = PolicyDetail, headers(("Location" = String, description = "Where it is"))),
-        (status = 400, description = "The body ended early, a malformed signature, or an unknown key in the query"),
+        (status = 400, description = "The body ended early, a malformed header, or an unknown key in the query"),
         (status = 403, description = "Keys are trusted and none of them signed it, or a core module is signed"),
         (status = 408, description = "The body came too slowly"),
-        (status = 409, description = "The node keeps as many versions as it may"),
+        (status = 409, description = "The node keeps as many versions as it may, or the key's first request is still at work"),
         (status = 413, description = "Over 32 MiB"),
         (status = 415, description = "The body is not application/wasm"),
-        (status = 422, description = "Not a policy, or too costly to compile"),
+        (status = 422, description = "Not a policy, too costly to compile, or a key that came before with another request"),
     ))]
 pub(super) async fn upload(
     state: web::Data<State>,
@@ -62,46 +142,76 @@ pub(super) async fn upload(
     let Word { by, reason } = said.into_inner();
     let by = word::checked(by, &reason)?;
     let signature = signature(&request)?;
+    let key = idempotency::key_of(&request)?;
     let _permit = state
         .uploads
         .try_acquire()
         .map_err(|_| Problem::new(Kind::Busy, "other uploads are at work").retry_after(UPLOAD_RETRY_S))?;
     let module = body::module(&request, payload).await?;
+    let signed = signature.as_ref().map(|signature| signature.0);
+    let parts: [&[u8]; 4] =
+        [&module, signed.as_ref().map_or(&[], |bytes| &bytes[..]), by.as_bytes(), reason.as_bytes()];
+    let claim = match state.keys.take(key, idempotency::request_of(&parts))? {
+        Turn::Again(answer) => return Ok(answered(answer)),
+        Turn::First(claim) => claim,
+    };
     let before = state.door.snapshot();
     let upload = Upload { module, signature, by, why: reason };
     let version = state.door.upload(upload).await?;
-    let shown = PolicyDetail::of(&state.door.snapshot(), &version);
-    if before.policies.contains_key(&version.digest) {
-        return Ok(HttpResponse::Ok().json(shown));
+    let new = !before.policies.contains_key(&version.digest);
+    if new {
+        tracing::info!(
+            policy = version.label(),
+            version = version.version,
+            by = version.origin.by,
+            why = version.origin.why,
+            signed_by = version.origin.signed_by,
+            "a policy was uploaded"
+        );
     }
-    tracing::info!(
-        policy = version.label(),
-        version = version.version,
-        by = version.origin.by,
-        why = version.origin.why,
-        signed_by = version.origin.signed_by,
-        "a policy was uploaded"
-    );
-    let location = format!("/api/v1/policies/{}", version.digest);
-    Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(shown))
+    let shown = PolicyDetail::of(&state.door.snapshot(), &version);
+    let answer = Answered {
+        status: if new { StatusCode::CREATED } else { StatusCode::OK },
+        location: new.then(|| format!("/api/v1/policies/{}", version.digest)),
+        body: serde_json::to_vec(&shown).map_err(|error| Problem::new(Kind::Internal, error))?,
+    };
+    claim.done(&answer);
+    Ok(answered(answer))
+}
+
+fn answered(answer: Answered) -> HttpResponse {
+    let mut response = HttpResponse::build(answer.status);
+    if let Some(location) = answer.location {
+        response.insert_header((LOCATION, location));
+    }
+    response.content_type("application/json").body(answer.body)
 }
 
 /// One version of a policy
+///
+/// What it says of itself, who uploaded it and why, and the schema of its parameters. Its ETag changes
+/// when it is signed, or enters or leaves the active stack.
 #[utoipa::path(get, path = "/api/v1/policies/{digest}", tag = "policies", operation_id = "getPolicy",
     params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
     responses(
-        (status = 200, description = "The version", body = PolicyDetail),
+        (status = 200, description = "The version", body = PolicyDetail, headers(("ETag" = String, description = "For If-None-Match, and for If-Match when it is deleted"))),
         (status = 400, description = "No digest"),
         (status = 404, description = "No such version"),
     ))]
-pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
+pub(super) async fn show(
+    state: web::Data<State>,
+    request: HttpRequest,
+    path: web::Path<String>,
+) -> Result<HttpResponse, Problem> {
     let digest = digest(&path)?;
     let ledger = state.door.snapshot();
     let version = ledger.policies.get(&digest).ok_or(Refusal::UnknownPolicy { digest })?;
-    Ok(HttpResponse::Ok().json(PolicyDetail::of(&ledger, version)))
+    tag::revised(&request, &PolicyDetail::of(&ledger, version))
 }
 
 /// The bytes of a policy
+///
+/// As they were uploaded; their sha256 is the digest.
 #[utoipa::path(get, path = "/api/v1/policies/{digest}/module", tag = "policies", operation_id = "getPolicyModule",
     params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
     responses(
@@ -125,20 +235,32 @@ pub(super) async fn module(
 }
 
 /// Delete a version of a policy
+///
+/// Its bytes and its compiled form go. The active stack, shadows and what came with the daemon are safe
+/// from it; a past stack that names it can no longer be rolled back to.
 #[utoipa::path(delete, path = "/api/v1/policies/{digest}", tag = "policies", operation_id = "deletePolicy",
-    params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
+    params(
+        ("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"),
+        ("If-Match" = Option<String>, Header, description = "Only if it is still what GET answered with this ETag", example = "\"5d41402abc4b2a76\""),
+    ),
     responses(
         (status = 204, description = "Deleted"),
-        (status = 400, description = "No digest"),
+        (status = 400, description = "No digest, or a malformed If-Match"),
         (status = 404, description = "No such version"),
         (status = 409, description = "It is in the active stack, is asked as a shadow, or came with the daemon"),
+        (status = 412, description = "It was signed or activated meanwhile"),
         (status = 503, description = "Policies are being uploaded, compiled or tried, perhaps this one"),
     ))]
 pub(super) async fn delete(
     state: web::Data<State>,
     path: web::Path<String>,
+    request: HttpRequest,
 ) -> Result<HttpResponse, Problem> {
     let digest = digest(&path)?;
+    let ledger = state.door.snapshot();
+    if let Some(version) = ledger.policies.get(&digest) {
+        tag::check(&request, &tag::of(&PolicyDetail::of(&ledger, version))?)?;
+    }
     state.door.delete_policy(digest.clone()).await?;
     tracing::info!(policy = digest.short(), by = OPERATOR, "a policy was deleted");
     Ok(HttpResponse::NoContent().finish())

@@ -61,7 +61,7 @@ macro_rules! kinds {
             pub const ALL: &[Self] = &[$(Self::$kind,)+];
 
             /// Type, status and title.
-            fn facts(self) -> (&'static str, StatusCode, &'static str) {
+            pub(super) fn facts(self) -> (&'static str, StatusCode, &'static str) {
                 match self {
                     $(Self::$kind => (concat!("/problems/", $slug), StatusCode::$status, $title),)+
                 }
@@ -147,6 +147,14 @@ kinds! {
     Store = "store-failed", SERVICE_UNAVAILABLE, "The store failed";
     /// Not ready yet.
     NotReady = "not-ready", SERVICE_UNAVAILABLE, "Not ready";
+    /// As many event streams as there may be.
+    Streams = "too-many-streams", SERVICE_UNAVAILABLE, "Too many event streams";
+    /// An `Idempotency-Key` came again with another body.
+    KeyReused = "key-reused", UNPROCESSABLE_ENTITY, "Idempotency key used before";
+    /// The request of an `Idempotency-Key` is still at work.
+    KeyBusy = "key-in-use", CONFLICT, "Idempotency key in use";
+    /// No coding of the answer is acceptable.
+    NotAcceptable = "not-acceptable", NOT_ACCEPTABLE, "Not acceptable";
     /// No answer in time.
     Late = "late", GATEWAY_TIMEOUT, "No answer in time";
     /// The daemon's own trouble.
@@ -154,6 +162,12 @@ kinds! {
 }
 
 impl Problem {
+    /// The kind behind a type such as `/problems/unknown-gpu`.
+    #[must_use]
+    pub fn kind_of(slug: &str) -> Option<Kind> {
+        Kind::ALL.iter().copied().find(|kind| kind.facts().0 == slug)
+    }
+
     /// A problem of this kind; `detail` says what happened here.
     #[must_use]
     pub fn new(kind: Kind, detail: impl fmt::Display) -> Self {

@@ -2,11 +2,16 @@
 
 use super::dto::{Bypass, BypassList, Process, ProcessList, ProcessSight, ReachingPod};
 use super::gpus::gpu_id;
-use super::problem::Problem;
+use super::problem::{Kind, Problem};
 use super::state::State;
+use super::{paging, tag};
+use crate::kernel::belongs;
 use crate::kernel::belongs::{Owners, reaching};
+use crate::kernel::names::PartId;
 use crate::kernel::refusal::Refusal;
-use actix_web::{HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, web};
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 /// Most processes in one answer, at about 400 bytes each: four GPUs full of strangers.
 const BYPASSES_MAX: usize = 1024;
@@ -22,7 +27,11 @@ const BYPASSES_MAX: usize = 1024;
         (status = 400, description = "No UUID"),
         (status = 404, description = "No such GPU"),
     ))]
-pub(super) async fn list(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
+pub(super) async fn list(
+    state: web::Data<State>,
+    request: HttpRequest,
+    path: web::Path<String>,
+) -> Result<HttpResponse, Problem> {
     let gpu = gpu_id(&path)?;
     let ledger = state.door.snapshot();
     if !ledger.gpus.contains_key(&gpu) {
@@ -31,23 +40,77 @@ pub(super) async fn list(state: web::Data<State>, path: web::Path<String>) -> Re
     let owners = Owners::of(&ledger);
     let all = owners.on(&gpu).unwrap_or_default().iter();
     let all = all.map(|(seen, whose)| Process::of(&ledger, gpu.as_str(), seen, whose));
-    Ok(HttpResponse::Ok().json(ProcessList { items: all.collect(), sight: ProcessSight::of(ledger.sight()) }))
+    tag::fresh(&request, &ProcessList { items: all.collect(), sight: ProcessSight::of(ledger.sight()) })
+}
+
+/// Which processes. All that are given must hold.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Filter {
+    /// On this GPU, by UUID.
+    #[param(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    gpu: Option<String>,
+    /// Most items; 1024 if not given, which is the most.
+    #[param(minimum = 1, maximum = 1024, example = 100)]
+    limit: Option<usize>,
+    /// Only those that follow: `next` of the answer before, with the same filter.
+    #[param(
+        example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5 4711 GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"
+    )]
+    cursor: Option<String>,
+}
+
+/// What tells a bypass from others: a process may be on several instances of a GPU.
+type Key = (PartId, u32, PartId);
+
+fn key(bypass: &belongs::Bypass) -> Key {
+    (bypass.gpu.clone(), bypass.process.pid, bypass.process.part.clone())
+}
+
+fn parse_cursor(text: &str) -> Result<Key, Problem> {
+    let mut words = text.split(' ');
+    let key = (|| {
+        let (gpu, pid, part) = (words.next()?, words.next()?, words.next()?);
+        Some((PartId::parse(gpu).ok()?, pid.parse().ok()?, PartId::parse(part).ok()?))
+    })();
+    key.filter(|_| words.next().is_none()).ok_or_else(|| paging::malformed(text))
 }
 
 /// Uses of GPUs that no allocation explains
 ///
 /// Processes on a GPU whose pod was not granted it, host processes, and what an ended allocation left
 /// behind: each is told once it is seen for ten seconds. And, where the API server is a source, pods
-/// whose spec lets them reach GPUs past every grant.
-#[utoipa::path(get, path = "/api/v1/bypass", tag = "processes", operation_id = "listBypasses",
-    responses((status = 200, description = "What is seen now", body = BypassList)))]
-pub(super) async fn bypass(state: web::Data<State>) -> HttpResponse {
+/// whose spec lets them reach GPUs past every grant. A page at a time: `next` of one answer is the
+/// `cursor` of the following request.
+#[utoipa::path(get, path = "/api/v1/bypass", tag = "processes", operation_id = "listBypasses", params(Filter),
+    responses(
+        (status = 200, description = "What is seen now, by GPU and process id", body = BypassList),
+        (status = 400, description = "A malformed query, or an unknown key in it"),
+    ))]
+pub(super) async fn bypass(
+    state: web::Data<State>,
+    request: HttpRequest,
+    filter: web::Query<Filter>,
+) -> Result<HttpResponse, Problem> {
+    let limit = paging::limit(filter.limit, BYPASSES_MAX, BYPASSES_MAX)?;
+    let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
+    let gpu = filter.gpu.as_deref().map(PartId::parse).transpose();
+    let gpu = gpu.map_err(|error| Problem::new(Kind::Query, format!("gpu: {error}")))?;
     let ledger = state.door.snapshot();
-    let found = Owners::of(&ledger).bypasses();
-    HttpResponse::Ok().json(BypassList {
-        sight: ProcessSight::of(ledger.sight()),
-        items: found.iter().take(BYPASSES_MAX).map(|b| Bypass::of(&ledger, b)).collect(),
-        total: found.len(),
-        pods: ledger.pods.is_some().then(|| reaching(&ledger).map(ReachingPod::of).collect()),
-    })
+    let mut found = Owners::of(&ledger).bypasses();
+    found.retain(|bypass| gpu.as_ref().is_none_or(|gpu| bypass.gpu == *gpu));
+    found.sort_by_cached_key(key);
+    let total = found.len();
+    let (found, next) = paging::page(found, after.as_ref(), limit, key);
+    tag::fresh(
+        &request,
+        &BypassList {
+            sight: ProcessSight::of(ledger.sight()),
+            items: found.iter().map(|b| Bypass::of(&ledger, b)).collect(),
+            total,
+            next: next.map(|(gpu, pid, part)| format!("{gpu} {pid} {part}")),
+            pods: ledger.pods.is_some().then(|| reaching(&ledger).map(ReachingPod::of).collect()),
+        },
+    )
 }

@@ -4,8 +4,8 @@ use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
 use super::unread::Unread;
 use super::{
-    allocations, decisions, drain, gpus, host, node, openapi, policies, processes, scrape, stack,
-    stack_history, swagger, trials, tried,
+    allocations, decisions, drain, events, gpus, host, node, openapi, policies, problem_pages, processes,
+    scrape, stack, stack_history, swagger, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -41,6 +41,7 @@ pub(super) fn admin(config: &mut ServiceConfig) {
         .service(resource("/gpus/{uuid}/health", "PUT").route(web::put().to(drain::mark_healthy)))
         .service(resource("/gpus/{uuid}/processes", "GET").route(read().to(processes::list)))
         .service(resource("/bypass", "GET").route(read().to(processes::bypass)))
+        .service(resource("/events", "GET").route(web::get().to(events::stream)))
         .service(resource("/allocations", "GET").route(read().to(allocations::list)))
         .service(
             resource("/allocations/{id}", "GET, DELETE")
@@ -92,6 +93,8 @@ pub(super) fn admin(config: &mut ServiceConfig) {
     config.service(resource("/swagger-ui", "GET").route(read().to(swagger::start)));
     config.service(resource("/swagger-ui/{file:.*}", "GET").route(read().to(swagger::file)));
     config.service(resource("/openapi.json", "GET").route(read().to(document)));
+    config.service(resource("/problems", "GET").route(read().to(problem_pages::index)));
+    config.service(resource("/problems/{word}", "GET").route(read().to(problem_pages::show)));
     health(config);
 }
 

@@ -3,10 +3,10 @@
 
 use super::state::State;
 use super::token::Token;
-use super::{Settings, routes};
+use super::{Settings, events, routes};
 use crate::admission::Door;
 use actix_web::http::KeepAlive;
-use actix_web::middleware::from_fn;
+use actix_web::middleware::{Compress, from_fn};
 use actix_web::rt;
 use actix_web::web::{Data, ServiceConfig};
 use actix_web::{App, HttpServer, dev};
@@ -21,6 +21,9 @@ const WORKERS: usize = 2;
 /// Connections of each worker; the rest waits in the system's queue. Two workers serve a few
 /// operators, browsers (6 connections each) and scripts.
 const CONNECTIONS_PER_WORKER: usize = 128;
+/// What was sent and not acknowledged for so long ends its connection: a client that does not read
+/// holds its place, and what the system buffers for it, no longer. Milliseconds.
+const UNREAD_MS_MAX: u32 = 60_000;
 /// Connections of the health listener's one worker: probes, one at a time.
 const HEALTH_CONNECTIONS: usize = 64;
 /// Threads of a worker for what may block: uploads and module reads.
@@ -166,9 +169,12 @@ impl Server {
         let handles: Vec<_> = servers.iter().map(dev::Server::handle).collect();
         let running: Vec<_> = servers.into_iter().map(rt::spawn).collect();
         let _ = started.send(Ok(()));
+        let feeding = rt::spawn(events::keep(state.clone()));
         stops.recv().await;
         // The library's own graceful stop looks only once a second whether all are done.
         state.gate.close();
+        feeding.abort();
+        state.feed.close("the daemon stops");
         let until = tokio::time::Instant::now() + FINISH_WAIT;
         while !state.gate.is_empty() && tokio::time::Instant::now() < until {
             tokio::time::sleep(FINISH_LOOK).await;
@@ -205,7 +211,8 @@ fn start(
     let shared = state.clone();
     let server = HttpServer::new(move || {
         let routes = |config: &mut ServiceConfig| routes::admin(config);
-        App::new().app_data(shared.clone()).configure(routes).wrap(from_fn(routes::admin_gate))
+        let app = App::new().app_data(shared.clone()).configure(routes);
+        app.wrap(Compress::default()).wrap(from_fn(routes::admin_gate))
     });
     let server = server.workers(WORKERS).max_connections(CONNECTIONS_PER_WORKER);
     servers.push(limited!(server).listen(admin)?.run());
@@ -222,11 +229,14 @@ fn start(
 }
 
 fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, AdminError> {
-    TcpListener::bind(address).map_err(|source| {
+    let listener = TcpListener::bind(address).map_err(|source| {
         if source.kind() == ErrorKind::AddrInUse {
             AdminError::Taken { address, flag }
         } else {
             AdminError::Listen { address, flag, source }
         }
-    })
+    })?;
+    // Every connection has it from its listener. A system without it serves all the same.
+    let _ = rustix::net::sockopt::set_tcp_user_timeout(&listener, UNREAD_MS_MAX);
+    Ok(listener)
 }

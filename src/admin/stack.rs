@@ -13,6 +13,9 @@ use actix_web::http::header::{ETAG, IF_MATCH};
 use actix_web::{HttpRequest, HttpResponse, web};
 
 /// The active stack
+///
+/// Its policies in the order in which they are asked, what each may do and how it fares, and the stack
+/// of the configuration file beside it.
 #[utoipa::path(get, path = "/api/v1/stack", tag = "stack", operation_id = "getStack",
     responses((status = 200, description = "The stack; its revision is the ETag", body = Stack,
         headers(("ETag" = String, description = "The revision, for If-Match")))))]

@@ -6,6 +6,7 @@ use super::dto::{Activation, ActivationList, Rollback, Stack, gone};
 use super::problem::{Kind, Problem};
 use super::stack::{answer, if_match, swap};
 use super::state::State;
+use super::tag;
 use super::word;
 use crate::kernel::command;
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -16,12 +17,12 @@ use actix_web::{HttpRequest, HttpResponse, web};
 /// restart. A version that none but past ones name may be deleted; `gone` says so then.
 #[utoipa::path(get, path = "/api/v1/stack/history", tag = "stack", operation_id = "listActivations",
     responses((status = 200, description = "Newest first", body = ActivationList)))]
-pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
+pub(super) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
     let ledger = state.door.snapshot();
     let past = ledger.past_stacks.values().rev();
     let items = std::iter::once(&ledger.stack).chain(past);
-    HttpResponse::Ok()
-        .json(ActivationList { items: items.map(|stack| Activation::of(&ledger, stack)).collect() })
+    let items = items.map(|stack| Activation::of(&ledger, stack)).collect();
+    tag::fresh(&request, &ActivationList { items })
 }
 
 /// Roll back to an earlier activation

@@ -1,11 +1,13 @@
 //! What every handler works with.
 
+use super::events::Feed;
+use super::idempotency::Keys;
 use super::token::Token;
 use super::{Facts, Settings};
 use crate::admission::Door;
 use crate::metrics::Metrics;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 
 /// Uploads under way at a time: each holds up to 32 MiB, and only one is compiled at a time.
 const UPLOADS_MAX: usize = 2;
@@ -17,6 +19,12 @@ pub(super) struct State {
     pub(super) facts: Facts,
     pub(super) token: Token,
     pub(super) uploads: Semaphore,
+    /// Whose turn it is to order something of a GPU.
+    pub(super) orders: Mutex<()>,
+    /// What uploads were answered, by their keys.
+    pub(super) keys: Keys,
+    /// What changes, for whoever looks on.
+    pub(super) feed: Feed,
     pub(super) gate: Gate,
 }
 
@@ -24,10 +32,13 @@ impl State {
     pub(super) fn new(settings: &Settings, token: Token, door: Door) -> Self {
         Self {
             metrics: Metrics::new(door.clone()),
+            feed: Feed::new(door.now()),
             door,
             facts: settings.facts.clone(),
             token,
             uploads: Semaphore::new(UPLOADS_MAX),
+            orders: Mutex::new(()),
+            keys: Keys::default(),
             gate: Gate::default(),
         }
     }

@@ -5,7 +5,8 @@ use super::dto::{Candidate, Replay, Shadow, ShadowList};
 use super::entries::resolve_version;
 use super::problem::{Kind, Problem};
 use super::state::State;
-use super::{auth::OPERATOR, decisions};
+use super::tag;
+use super::{auth::OPERATOR, decisions, paging};
 use crate::admission;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::policy::PARAMETERS_BYTES_MAX;
@@ -19,7 +20,7 @@ use utoipa::IntoParams;
 
 /// Decisions that a replay looks at if the caller does not say.
 const REPLAY_DEFAULT: u64 = 1_000;
-/// Most decisions of one replay; what does not fit into its time is asked for with `before`.
+/// Most decisions of one replay; what does not fit into its time is asked for with `cursor`.
 const REPLAY_MAX: u64 = 10_000;
 
 /// How many decisions.
@@ -31,8 +32,9 @@ pub(super) struct Limit {
     #[param(minimum = 1, maximum = 10000, example = 1000)]
     limit: Option<u64>,
     /// Only those that are older: `next` of the replay before.
-    #[param(example = 4711)]
-    before: Option<u64>,
+    #[serde(alias = "before")]
+    #[param(example = "4711")]
+    cursor: Option<String>,
     /// Only of this hook: `offer`, `place`, `admit` or `triage`.
     #[param(example = "place")]
     hook: Option<String>,
@@ -64,12 +66,9 @@ pub(super) async fn replay(
     query: web::Query<Limit>,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let limit = query.limit.unwrap_or(REPLAY_DEFAULT);
-    if !(1..=REPLAY_MAX).contains(&limit) {
-        return Err(Problem::new(Kind::Query, format!("limit: 1 to {REPLAY_MAX}, not {limit}")));
-    }
+    let limit = paging::limit(query.limit, REPLAY_DEFAULT, REPLAY_MAX)?;
     let ledger = state.door.snapshot();
-    let query = decisions::Query::of(query.hook.clone(), query.since.clone(), query.before);
+    let query = decisions::Query::of(query.hook.clone(), query.since.clone(), query.cursor.clone());
     let filter = decisions::filter(&ledger, &query)?;
     let candidate = candidate(&state, &ledger, body::json(&request, payload).await?)?;
     let label = candidate.policy.clone();
@@ -78,11 +77,14 @@ pub(super) async fn replay(
 }
 
 /// Policies that are asked beside the stack
+///
+/// Each with how its answers stand to those of the stack, and the newest differences. At most four, so
+/// they come in one answer.
 #[utoipa::path(get, path = "/api/v1/shadows", tag = "decisions", operation_id = "listShadows",
     responses((status = 200, description = "All of them", body = ShadowList)))]
-pub(super) async fn list(state: web::Data<State>) -> HttpResponse {
+pub(super) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
     let items = state.door.shadows().iter().map(Shadow::of).collect();
-    HttpResponse::Ok().json(ShadowList { items })
+    tag::fresh(&request, &ShadowList { items })
 }
 
 /// Ask a policy beside the stack
@@ -116,6 +118,8 @@ pub(super) async fn add(
 }
 
 /// One policy that is asked beside the stack
+///
+/// How often it would have answered otherwise than the stack did, by hook, and the newest differences.
 #[utoipa::path(get, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "getShadow",
     params(("id" = u64, Path, description = "Its number", example = 1)),
     responses(
@@ -123,13 +127,19 @@ pub(super) async fn add(
         (status = 400, description = "No number"),
         (status = 404, description = "No such shadow"),
     ))]
-pub(super) async fn show(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Problem> {
+pub(super) async fn show(
+    state: web::Data<State>,
+    request: HttpRequest,
+    path: web::Path<u64>,
+) -> Result<HttpResponse, Problem> {
     let shadows = state.door.shadows();
     let shadow = shadows.iter().find(|s| s.id == *path).ok_or_else(|| unknown(*path))?;
-    Ok(HttpResponse::Ok().json(Shadow::of(shadow)))
+    tag::fresh(&request, &Shadow::of(shadow))
 }
 
 /// Ask a shadow no more
+///
+/// Answers how it fared until now. Its number is not given again while the daemon lives.
 #[utoipa::path(delete, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "endShadow",
     params(("id" = u64, Path, description = "Its number", example = 1)),
     responses(

@@ -33,7 +33,7 @@ fn fetch(filter: &AllocationFilter, client: &Client) -> anyhow::Result<Allocatio
     let query = query(filter, client)?;
     let page = |limit: Option<usize>, after: Option<&str>| {
         let limit = limit.map(|l| format!("&limit={}", l.min(PAGE))).unwrap_or_default();
-        let after = after.map(|a| format!("&after={}", escaped(a))).unwrap_or_default();
+        let after = after.map(|a| format!("&cursor={}", escaped(a))).unwrap_or_default();
         client.get::<AllocationList>(&format!("/allocations{query}{limit}{after}"))
     };
     let mut all = page(filter.limit, filter.after.as_deref())?;

@@ -2,6 +2,7 @@
 
 pub(super) use super::decision::DecisionCommand;
 use super::drain::DrainArgs;
+use super::event::EventsArgs;
 pub(super) use super::process::ProcessCommand;
 use super::state::StateCommand;
 pub(super) use super::trial::{ShadowCommand, TrialCommand};
@@ -153,6 +154,14 @@ What was asked, newest first, and what each policy said:
         #[command(subcommand)]
         command: DecisionCommand,
     },
+    /// See what changes on the node, as it changes
+    #[command(after_help = "\
+Examples:
+  berth events
+  berth events --gpu 3 --kind gpuHealth,gpuDraining,gpuDrained
+  berth events --no-follow                 What happened lately?
+  berth events --since-id ID -o json       One JSON object a line, from where one left off")]
+    Events(EventsArgs),
     /// Write policies, try them, upload them and choose which are asked
     #[command(after_help = "\
 Without a daemon: new, check, test. A policy version is named by its name where that is plain, by its digest, the beginning of it, or

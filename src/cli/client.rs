@@ -9,8 +9,10 @@ use serde::de::DeserializeOwned;
 use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
+use ureq::config::ConfigBuilder;
 use ureq::http::request::Builder;
 use ureq::http::{Method, Request, Response, Uri};
+use ureq::typestate::AgentScope;
 use ureq::{Agent, Body, SendBody};
 
 /// Longest wait for an answer. The daemon answers within 8 s.
@@ -142,6 +144,17 @@ impl Client {
         Ok((response.status() == 201, read(response)?))
     }
 
+    /// A body that comes in little by little, for as long as it may take. Nothing of it is waited for
+    /// longer than for the head.
+    pub(super) fn stream(&self, path: &str) -> anyhow::Result<impl Read + use<>> {
+        let run = |_: Agent, request: Builder| {
+            let agent = settings().timeout_recv_response(Some(ANSWER_MAX)).build().new_agent();
+            agent.run(request.body(())?)
+        };
+        let response = self.exchange(Method::GET, path, &[], ANSWER_MAX, run)?;
+        Ok(response.into_body().into_reader())
+    }
+
     /// Bytes as they are, at most so many.
     pub(super) fn bytes(&self, path: &str, limit: u64) -> anyhow::Result<Vec<u8>> {
         let mut response = self.send(Method::GET, path, &[], None, UPLOAD_MAX)?;
@@ -246,15 +259,16 @@ pub(super) fn read_token(args: &ClientArgs) -> anyhow::Result<String> {
 }
 
 /// The token goes to no proxy and follows no redirect.
-fn agent(wait: Duration) -> Agent {
+fn settings() -> ConfigBuilder<AgentScope> {
     Agent::config_builder()
         .http_status_as_error(false)
         .proxy(None)
         .max_redirects(0)
-        .timeout_global(Some(wait))
         .timeout_connect(Some(CONNECT_MAX))
-        .build()
-        .new_agent()
+}
+
+fn agent(wait: Duration) -> Agent {
+    settings().timeout_global(Some(wait)).build().new_agent()
 }
 
 fn read<T: DeserializeOwned>(mut response: Response<Body>) -> anyhow::Result<T> {

@@ -94,13 +94,15 @@ pub(super) fn explain(id: &str, client: &Client, out: &mut Out) -> anyhow::Resul
 /// Page after page, until as many are there as were asked for or there are no more.
 fn fetch(filter: &DecisionFilter, client: &Client) -> anyhow::Result<DecisionRecordList> {
     let query = query(filter, client)?;
-    let page = |left: usize, before: Option<u64>| {
-        let before = before.map(|b| format!("&before={b}")).unwrap_or_default();
-        client.get::<DecisionRecordList>(&format!("/decisions?limit={}{query}{before}", left.clamp(1, PAGE)))
+    let page = |left: usize, cursor: Option<&str>| {
+        let cursor = cursor.map(|c| format!("&cursor={}", escaped(c))).unwrap_or_default();
+        client.get::<DecisionRecordList>(&format!("/decisions?limit={}{query}{cursor}", left.clamp(1, PAGE)))
     };
-    let mut all = page(filter.limit, filter.before)?;
+    let mut all = page(filter.limit, filter.before.map(|seq| seq.to_string()).as_deref())?;
     for _ in 0..EMPTY_PAGES {
-        let (left, Some(next)) = (filter.limit.saturating_sub(all.items.len()), all.next) else { break };
+        let (left, Some(next)) = (filter.limit.saturating_sub(all.items.len()), all.next.as_deref()) else {
+            break;
+        };
         if left == 0 {
             break;
         }
@@ -155,7 +157,7 @@ fn list(list: &DecisionRecordList) -> String {
         })
         .collect();
     let mut text = table(&["SEQ", "AT", "HOOK", "ASKED", "OUTCOME", "BY", "US", "REASON"], &rows);
-    if let Some(next) = list.next {
+    if let Some(next) = &list.next {
         text += &format!("--before {next} shows what came before\n");
     }
     if list.journal.lost > 0 {

@@ -9,6 +9,7 @@ mod colour;
 mod config_check;
 mod decision;
 mod drain;
+mod event;
 mod gpu;
 mod hints;
 mod names;
@@ -29,6 +30,7 @@ mod versions;
 mod watch;
 
 pub use args::{Cli, Command, Output};
+pub use event::EventsArgs;
 pub use process::ProcessCommand;
 pub use state::{StateCommand, StateDir, StateHooks, StateSummary};
 pub use usage::parse;
@@ -82,7 +84,8 @@ pub fn run(cli: &Cli, hooks: &Hooks) -> ExitCode {
         Command::Gpu { .. }
         | Command::Allocation { .. }
         | Command::Process { .. }
-        | Command::Decision { .. } => ask(cli, &mut out),
+        | Command::Decision { .. }
+        | Command::Events(_) => ask(cli, &mut out),
         Command::Policy { command } if author::is_offline(command) => {
             return author::run(command, &mut out);
         }
@@ -113,6 +116,7 @@ fn ask(cli: &Cli, out: &mut Out) -> anyhow::Result<()> {
         Command::Allocation { command } => allocation::run(command, &client, out),
         Command::Process { command } => process::run(command, &client, out),
         Command::Decision { command } => decision::run(command, &client, out),
+        Command::Events(args) => event::run(args, &client, out),
         Command::Policy { command } => policy::run(command, &client, out),
         // No other command talks to a daemon.
         _ => Ok(()),

@@ -56,7 +56,7 @@ pub(super) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
 
 /// As [`resolve`], the version itself.
 fn find(client: &Client, given: &str) -> anyhow::Result<Policy> {
-    let PolicyList { items } = client.get("/policies")?;
+    let PolicyList { items, .. } = client.get("/policies")?;
     let (name, digest) = match given.split_once('@') {
         Some((name, digest)) => (Some(name), digest),
         None => (None, given),

@@ -116,7 +116,7 @@ pub(super) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
                 }
             }
             if let Some(before) = before {
-                path += &format!("&before={before}");
+                path += &format!("&cursor={before}");
             }
             let replayed: Replay = client.try_out(&path, &candidate.candidate()?)?;
             out.answer(&replayed, |replayed| Names::of(client).told(&replay(replayed)))?;
@@ -181,7 +181,7 @@ fn replay(replay: &Replay) -> String {
     ]);
     text += &comparisons(&replay.counts);
     text += &differences(&replay.differences);
-    if let Some(next) = replay.next {
+    if let Some(next) = &replay.next {
         text += &format!("--before {next} goes on with older ones\n");
     }
     text

@@ -5,7 +5,9 @@
 
 mod admin_bench;
 mod admin_doors;
+mod admin_events;
 mod admin_policies;
+mod admin_rest;
 mod admin_routes;
 mod admin_twins;
 mod admin_versions;

@@ -33,14 +33,15 @@ fn every_operation_says_what_it_is_for_and_how_it_fails() {
     assert_eq!(document["openapi"], "3.1.0");
     assert_eq!(document["components"]["securitySchemes"]["token"]["scheme"], "bearer");
     let operations = operations(&document);
-    assert_eq!(operations.len(), 39);
+    assert_eq!(operations.len(), 40);
     let mut ids = BTreeSet::new();
     for (name, operation) in &operations {
         assert!(operation["summary"].as_str().is_some_and(|s| !s.is_empty()), "{name} has no summary");
+        assert!(operation["description"].as_str().is_some_and(|d| d.len() > 20), "{name} has no description");
         assert!(operation["tags"].as_array().is_some_and(|t| t.len() == 1), "{name} has no tag");
         assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{name} shares its id");
         let responses = operation["responses"].as_object().unwrap();
-        let mut expected = vec!["421", "503"];
+        let mut expected = vec!["406", "421", "503"];
         if name.contains("/api/v1/") {
             expected.push("401");
         }
@@ -49,6 +50,12 @@ fn every_operation_says_what_it_is_for_and_how_it_fails() {
         }
         if !name.starts_with("get ") {
             expected.push("504");
+        }
+        if operation["parameters"].as_array().is_some_and(|all| all.iter().any(|p| p["in"] == "query")) {
+            expected.push("400");
+        }
+        if operation["parameters"].as_array().is_some_and(|all| all.iter().any(|p| p["name"] == "If-Match")) {
+            expected.push("412");
         }
         if operation.get("requestBody").is_some() {
             expected.extend(["400", "408", "413", "415", "422"]);
@@ -65,6 +72,39 @@ fn every_operation_says_what_it_is_for_and_how_it_fails() {
         }
         let open = operation["security"] == serde_json::json!([{}]);
         assert_eq!(open, !name.contains("/api/v1/"), "{name}: who may ask is not said");
+    }
+}
+
+/// Each body and each parameter shows what it looks like.
+#[test]
+fn every_request_and_every_answer_has_an_example() {
+    let document = document();
+    for (name, operation) in operations(&document) {
+        for parameter in operation["parameters"].as_array().into_iter().flatten() {
+            let example = parameter.get("example").or(parameter["schema"].get("example"));
+            let fixed = parameter["schema"]["enum"].is_array();
+            assert!(example.is_some() || fixed, "{name}: {} has no example", parameter["name"]);
+            let text = parameter["description"].as_str().unwrap_or_default();
+            assert!(!text.is_empty(), "{name}: {} is not explained", parameter["name"]);
+        }
+        let mut bodies = vec![("the request", &operation["requestBody"])];
+        bodies.extend(operation["responses"].as_object().unwrap().iter().map(|(s, r)| (s.as_str(), r)));
+        for (which, body) in bodies {
+            for (kind, content) in body["content"].as_object().into_iter().flatten() {
+                let example = &content["example"];
+                assert!(!example.is_null(), "{name}: {which} ({kind}) has no example");
+                assert!(!empty(example), "{name}: the example of {which} ({kind}) says nothing");
+            }
+        }
+    }
+}
+
+fn empty(example: &Value) -> bool {
+    match example {
+        Value::Object(map) => map.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
     }
 }
 

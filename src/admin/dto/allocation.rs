@@ -18,7 +18,7 @@ pub struct AllocationList {
     /// How many match in all.
     #[schema(example = 1)]
     pub total: usize,
-    /// What to ask for the following ones with, as `after`; absent where there are none.
+    /// What to ask for the following ones with, as `cursor`; absent where there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "1770092645000.5eed0001-17")]
     pub next: Option<String>,

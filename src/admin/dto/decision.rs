@@ -18,11 +18,11 @@ use utoipa::ToSchema;
 pub struct DecisionRecordList {
     /// Those that match, up to the limit.
     pub items: Vec<DecisionRecord>,
-    /// What to ask for the following ones with, as `before`. It may be there although none follow, and
+    /// What to ask for the following ones with, as `cursor`. It may be there although none follow, and
     /// with no items: one answer looks at a part of the journal only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(example = 4711)]
-    pub next: Option<u64>,
+    #[schema(example = "4711")]
+    pub next: Option<String>,
     /// How much there is.
     pub journal: JournalState,
 }
@@ -166,7 +166,7 @@ impl DecisionRecordList {
         let Standing { kept, bytes, dropped, lost, .. } = standing;
         Self {
             items: found.decisions.iter().map(DecisionRecord::of).collect(),
-            next: found.next,
+            next: found.next.map(|seq| seq.to_string()),
             journal: JournalState { kept, bytes, dropped, lost },
         }
     }

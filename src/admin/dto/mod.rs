@@ -5,6 +5,7 @@ mod activation;
 mod allocation;
 mod decision;
 mod drain;
+mod event;
 mod gpu;
 mod node;
 mod policy;
@@ -26,6 +27,7 @@ pub use decision::{
 pub use drain::{
     AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainProgress, MarkHealthy,
 };
+pub use event::{Event, EventKind};
 pub use gpu::{
     Consumes, Device, DeviceState, Gpu, GpuList, GpuSummary, Health, HealthTurn, Link, Mig, OfferLine, Part,
     ResourceUse,

@@ -10,8 +10,14 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyList {
-    /// All that this node knows.
+    /// Those that match, up to the limit.
     pub items: Vec<Policy>,
+    /// What to ask for the following ones with, as `cursor`; absent where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        example = "timeslice.1770092645000.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    )]
+    pub next: Option<String>,
 }
 
 /// One version of a policy.

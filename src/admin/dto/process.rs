@@ -138,11 +138,17 @@ pub enum Right {
 pub struct BypassList {
     /// How far one can tell.
     pub sight: ProcessSight,
-    /// Processes on GPUs that no allocation explains, GPU by GPU, up to the limit of one answer.
+    /// Processes on GPUs that no allocation explains, GPU by GPU, up to the limit.
     pub items: Vec<Bypass>,
-    /// How many of them there are in all.
+    /// How many match in all.
     #[schema(example = 1)]
     pub total: usize,
+    /// What to ask for the following ones with, as `cursor`; absent where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5 4711 GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"
+    )]
+    pub next: Option<String>,
     /// Pods whose spec lets them reach GPUs past every grant, whether or not they do; absent where no
     /// source shows the node's pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -57,10 +57,10 @@ pub struct Replay {
     pub counts: BTreeMap<String, Comparison>,
     /// The newest differences and faults, newest first; at most 200.
     pub differences: Vec<Difference>,
-    /// If there is more: `before` of the next replay.
+    /// If there is more: `cursor` of the next replay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(example = 3500)]
-    pub next: Option<u64>,
+    #[schema(example = "3500")]
+    pub next: Option<String>,
 }
 
 /// How answers stand to what came of the questions.
@@ -148,7 +148,7 @@ impl Replay {
             unreadable: report.unreadable,
             counts: counts(&report.counts),
             differences: report.differences.iter().map(Difference::of).collect(),
-            next: report.next,
+            next: report.next.map(|seq| seq.to_string()),
         }
     }
 }

@@ -1,0 +1,221 @@
+//! `/events`: what changes on the node, as it changes, by server-sent events (the HTML standard's
+//! `text/event-stream`).
+
+mod names;
+mod news;
+mod people;
+mod reader;
+mod recent;
+
+use super::dto::{Event, EventKind, rfc3339};
+use super::problem::{Kind, Problem};
+use super::state::State;
+use crate::kernel::ledger::Ledger;
+use crate::kernel::names::PartId;
+use crate::kernel::time::Now;
+use actix_web::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use actix_web::{HttpRequest, HttpResponse, web};
+use news::{News, Told};
+use reader::{Reader, Waits, Wanted};
+use recent::{Following, Id, Ring, WORDS_BYTES_MAX};
+use serde::Deserialize;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use utoipa::IntoParams;
+
+/// Streams at a time: some pages and scripts of a node's operators. Each has a connection of its own, of
+/// which the listener has 256, and at most 100 KiB of what was not sent yet.
+const STREAMS_MAX: usize = 32;
+/// When to retry where all are taken.
+const STREAMS_RETRY_S: u64 = 10;
+/// After a look at the ledger the next one waits so long: a burst of Allocates is one look.
+const LOOK_WAIT: Duration = Duration::from_millis(50);
+/// What a stream is sent as.
+pub(super) const EVENT_STREAM: &str = "text/event-stream";
+/// The header that a client comes back with.
+const LAST_EVENT_ID: &str = "last-event-id";
+
+/// The node's events, and who reads them.
+pub(super) struct Feed {
+    ring: Arc<Ring>,
+    streams: Arc<Semaphore>,
+}
+
+impl Feed {
+    /// One that nothing was told to yet.
+    pub(super) fn new(now: Now) -> Self {
+        // No two runs of a daemon begin in the same millisecond.
+        Self { ring: Arc::new(Ring::new(now.wall_ms)), streams: Arc::new(Semaphore::new(STREAMS_MAX)) }
+    }
+
+    /// Ends all streams, with the reason.
+    pub(super) fn close(&self, why: &'static str) {
+        self.ring.close(why);
+    }
+
+    fn tell(&self, news: Vec<News>, ledger: &Ledger, now: Now) {
+        for one in news {
+            self.ring.add(&event(one, ledger, now));
+        }
+    }
+}
+
+/// Looks at each new ledger for what is to be told, for ever.
+pub(super) async fn keep(state: web::Data<State>) {
+    let (mut snapshots, mut standings) = (state.door.watch(), state.door.watch_standings());
+    let first = snapshots.borrow_and_update().clone();
+    let mut told = Told::new(first, standings.borrow_and_update().clone());
+    loop {
+        let changed = tokio::select! {
+            changed = snapshots.changed() => changed,
+            changed = standings.changed() => changed,
+        };
+        if changed.is_err() {
+            // The ledger's thread has ended, and the process will.
+            return state.feed.close("the daemon's ledger has ended");
+        }
+        let ledger = snapshots.borrow_and_update().clone();
+        let standings = standings.borrow_and_update().clone();
+        let news = told.step(Arc::clone(&ledger), standings);
+        state.feed.tell(news, &ledger, state.door.now());
+        tokio::time::sleep(LOOK_WAIT).await;
+    }
+}
+
+fn event(news: News, ledger: &Ledger, now: Now) -> Event {
+    let News { kind, gpu, allocation, policy, mut words } = news;
+    words.truncate(words.floor_char_boundary(WORDS_BYTES_MAX));
+    Event {
+        kind,
+        at: rfc3339(now.wall_ms),
+        generation: ledger.generation,
+        gpu: gpu.map(|gpu| gpu.to_string()),
+        allocation: allocation.map(|id| id.to_string()),
+        policy,
+        words,
+    }
+}
+
+/// Which events, and from where.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Query {
+    /// Only of these kinds, separated by commas.
+    #[param(example = "gpuHealth,gpuDrained")]
+    kind: Option<String>,
+    /// Only about this GPU, by UUID.
+    #[param(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    gpu: Option<String>,
+    /// Those that follow this id, for clients that cannot send the header; `0`: all that are kept.
+    #[param(example = "0")]
+    since: Option<String>,
+    /// Whether the stream goes on once all that is kept was sent; `true` if not given.
+    #[param(example = false)]
+    follow: Option<bool>,
+}
+
+/// What changes on the node, as it changes
+///
+/// Server-sent events. The first one, `here`, says where one stands; then comes one for each change, with
+/// an `Event` as its data. A client that comes back sends the last id that it got as `Last-Event-ID` (or
+/// `since`) and gets what it missed; where that is no longer kept (1024 events, until the daemon ends),
+/// `missed` says to read the state anew. A comment comes every 15 seconds. A stream ends with `end` and
+/// the reason: the daemon stops, the client reads too slowly, or an hour is over; come back then. At most
+/// 32 streams are served at a time.
+#[utoipa::path(get, path = "/api/v1/events", tag = "events", operation_id = "streamEvents",
+    params(Query, ("Last-Event-ID" = Option<String>, Header, description = "The id of the last event that the client got; goes before `since`", example = "19a8c3f2b10-17")),
+    responses(
+        (status = 200, description = "Events, until the stream ends", body = String, content_type = "text/event-stream"),
+        (status = 400, description = "A malformed query or Last-Event-ID, or an unknown key in the query"),
+    ))]
+pub(super) async fn stream(
+    state: web::Data<State>,
+    request: HttpRequest,
+    query: web::Query<Query>,
+) -> Result<HttpResponse, Problem> {
+    let wanted = wanted(&query)?;
+    let ring = &state.feed.ring;
+    let since = since(ring, &request, &query)?;
+    let permit = Arc::clone(&state.feed.streams).try_acquire_owned().map_err(|_| {
+        Problem::new(Kind::Streams, format!("{STREAMS_MAX} event streams are open, which is the most"))
+            .retry_after(STREAMS_RETRY_S)
+            .hint("close pages and `berth events` that nobody looks at, or ask with ?follow=false")
+    })?;
+    let (ledger, now) = (state.door.snapshot(), state.door.now());
+    let told =
+        |kind, after, words| recent::frame(ring.id(after), &event(News::new(kind, words), &ledger, now));
+    let (after, begin) = match since {
+        Since::Now => (ring.newest(), None),
+        Since::After(seq) => (seq, None),
+        Since::Gone => {
+            let words = "what came after that id is no longer kept, or of another run of the daemon: read \
+                         the state anew";
+            (ring.newest(), Some(words))
+        }
+    };
+    // Comes back after three seconds, where the client follows the standard.
+    let mut first = format!("retry: 3000\n{}", told(EventKind::Here, after, here(&ledger)));
+    if let Some(words) = begin {
+        first += &told(EventKind::Missed, after, words.to_owned());
+    }
+    let follow = query.follow.unwrap_or(true);
+    let reader = Reader::new(Arc::clone(ring), wanted, after, follow, first, permit, Waits::default());
+    let mut response = HttpResponse::Ok();
+    // Named so that nothing gathers frames so as to compress them.
+    response.insert_header((CONTENT_ENCODING, "identity"));
+    response.insert_header((CONTENT_TYPE, EVENT_STREAM));
+    response.insert_header(("x-accel-buffering", "no"));
+    Ok(response.streaming(reader.stream()))
+}
+
+enum Since {
+    Now,
+    After(u64),
+    Gone,
+}
+
+fn since(ring: &Ring, request: &HttpRequest, query: &Query) -> Result<Since, Problem> {
+    let mut given = request.headers().get_all(LAST_EVENT_ID);
+    let (first, second) = (given.next(), given.next());
+    let (text, kind, name) = match first {
+        Some(value) => (value.to_str().ok(), Kind::Header, "Last-Event-ID"),
+        None => match query.since.as_deref() {
+            None => return Ok(Since::Now),
+            Some("0") => return Ok(Since::After(ring.oldest())),
+            Some(text) => (Some(text), Kind::Query, "since"),
+        },
+    };
+    let id = text.filter(|_| second.is_none()).and_then(Id::parse).ok_or_else(|| {
+        Problem::new(kind, format!("{name}: the id of an event, such as {}", ring.id(ring.newest())))
+            .hint("leave it out for new events alone")
+    })?;
+    let known = id.start == ring.id(0).start && id.seq <= ring.newest();
+    match ring.following(id.seq, 0) {
+        Following::Gone => Ok(Since::Gone),
+        _ if known => Ok(Since::After(id.seq)),
+        _ => Ok(Since::Gone),
+    }
+}
+
+fn wanted(query: &Query) -> Result<Wanted, Problem> {
+    let bad = |rule: String| Problem::new(Kind::Query, rule);
+    let kinds = query.kind.as_deref().map(|text| {
+        let words = text.split(',').map(str::trim);
+        let kinds = words.map(|word| {
+            let shown: String = word.chars().take(80).collect();
+            EventKind::parse(word).ok_or_else(|| bad(format!("kind: no event is called {shown:?}")))
+        });
+        kinds.collect::<Result<BTreeSet<_>, _>>()
+    });
+    let gpu = query.gpu.as_deref().map(PartId::parse).transpose();
+    let gpu = gpu.map_err(|error| bad(format!("gpu: {error}")))?;
+    Ok(Wanted { kinds: kinds.transpose()?, gpu: gpu.map(|gpu| gpu.to_string()) })
+}
+
+/// Where one stands, in words.
+fn here(ledger: &Ledger) -> String {
+    format!("{} GPUs, {} allocations, stack {}", ledger.gpus.len(), ledger.live.len(), ledger.stack.revision)
+}

@@ -1,0 +1,277 @@
+//! One stream: a place in the ring that moves on as the client reads.
+
+use super::recent::{Following, Kept, Ring};
+use crate::admin::dto::{Event, EventKind, rfc3339};
+use actix_web::web::Bytes;
+use futures_util::stream::{self, Stream};
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::time::Instant;
+
+/// Events in one write: at some 500 bytes each 16 KiB, which is what waits for a reader beside the
+/// system's own buffers.
+const EVENTS_AT_ONCE: usize = 32;
+/// How often a stream without news says that it lives. Proxies cut what is silent for a minute.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Longest life of a stream: a token that was changed meanwhile ends it then.
+const STREAM_MAX: Duration = Duration::from_secs(3600);
+
+/// The waits of a stream.
+#[derive(Clone, Copy)]
+pub(super) struct Waits {
+    keep_alive: Duration,
+    life: Duration,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self { keep_alive: KEEP_ALIVE, life: STREAM_MAX }
+    }
+}
+
+/// Which events a reader wants.
+pub(super) struct Wanted {
+    /// Of these kinds; all if not given.
+    pub(super) kinds: Option<BTreeSet<EventKind>>,
+    /// About this GPU.
+    pub(super) gpu: Option<String>,
+}
+
+impl Wanted {
+    fn takes(&self, event: &Kept) -> bool {
+        self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&event.kind))
+            && self.gpu.as_deref().is_none_or(|gpu| event.gpu.as_deref() == Some(gpu))
+    }
+}
+
+/// The reader of one stream.
+pub(super) struct Reader {
+    ring: Arc<Ring>,
+    woken: watch::Receiver<u64>,
+    wanted: Wanted,
+    /// The number of the last event that was looked at.
+    after: u64,
+    follow: bool,
+    /// What is sent before anything else.
+    first: Option<String>,
+    keep_alive: Duration,
+    until: Instant,
+    over: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Reader {
+    pub(super) fn new(
+        ring: Arc<Ring>,
+        wanted: Wanted,
+        after: u64,
+        follow: bool,
+        first: String,
+        permit: OwnedSemaphorePermit,
+        waits: Waits,
+    ) -> Self {
+        Self {
+            woken: ring.watch(),
+            ring,
+            wanted,
+            after,
+            follow,
+            first: Some(first),
+            keep_alive: waits.keep_alive,
+            until: Instant::now() + waits.life,
+            over: false,
+            _permit: permit,
+        }
+    }
+
+    /// What is sent, piece by piece.
+    pub(super) fn stream(self) -> impl Stream<Item = Result<Bytes, Infallible>> + 'static {
+        stream::unfold(self, |mut reader| async move {
+            let piece = reader.next().await?;
+            Some((Ok(Bytes::from(piece)), reader))
+        })
+    }
+
+    async fn next(&mut self) -> Option<String> {
+        if self.over {
+            return None;
+        }
+        if let Some(first) = self.first.take() {
+            return Some(first);
+        }
+        loop {
+            // Seen before the look, so that what comes after the look wakes.
+            self.woken.borrow_and_update();
+            match self.ring.following(self.after, EVENTS_AT_ONCE) {
+                Following::Gone => {
+                    return Some(
+                        self.end("too slow: what came next is no longer kept; come back and read anew"),
+                    );
+                }
+                Following::Closed(why) => return Some(self.end(why)),
+                Following::Events(events, last) if !events.is_empty() => {
+                    self.after = last;
+                    let text: String =
+                        events.iter().filter(|event| self.wanted.takes(event)).map(|e| &*e.frame).collect();
+                    if !text.is_empty() {
+                        return Some(text);
+                    }
+                }
+                Following::Events(..) if !self.follow => return None,
+                Following::Events(..) => {
+                    if let Some(piece) = self.wait().await {
+                        return Some(piece);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Until there is news, or something is to be said without.
+    async fn wait(&mut self) -> Option<String> {
+        let alive = (Instant::now() + self.keep_alive).min(self.until);
+        // The ring is ours, too, so its sender is there.
+        if tokio::time::timeout_at(alive, self.woken.changed()).await.is_ok() {
+            return None;
+        }
+        if Instant::now() >= self.until {
+            return Some(self.end("an hour is over: come back, and nothing is missed"));
+        }
+        // The id moves on although nothing was wanted of what came, so that a client that comes back need
+        // not hear that it missed something. Without data it is no event.
+        Some(format!(": still here\nid: {}\n\n", self.ring.id(self.after)))
+    }
+
+    fn end(&mut self, why: &str) -> String {
+        self.over = true;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let event = Event {
+            kind: EventKind::End,
+            at: rfc3339(u64::try_from(now.as_millis()).unwrap_or(u64::MAX)),
+            generation: 0,
+            gpu: None,
+            allocation: None,
+            policy: None,
+            words: why.to_owned(),
+        };
+        super::recent::frame(self.ring.id(self.after), &event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recent::EVENTS_MAX;
+    use super::*;
+    use tokio::sync::Semaphore;
+
+    fn event(kind: EventKind, gpu: &str) -> Event {
+        Event {
+            kind,
+            at: String::new(),
+            generation: 1,
+            gpu: Some(gpu.into()),
+            allocation: None,
+            policy: None,
+            words: "w".into(),
+        }
+    }
+
+    const QUICK: Waits = Waits { keep_alive: Duration::from_millis(20), life: Duration::from_secs(3600) };
+
+    fn reader(ring: &Arc<Ring>, kinds: Option<EventKind>, gpu: Option<&str>, follow: bool) -> Reader {
+        with(ring, kinds, gpu, follow, QUICK)
+    }
+
+    fn with(
+        ring: &Arc<Ring>,
+        kinds: Option<EventKind>,
+        gpu: Option<&str>,
+        follow: bool,
+        waits: Waits,
+    ) -> Reader {
+        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let wanted = Wanted { kinds: kinds.map(|k| [k].into()), gpu: gpu.map(str::to_owned) };
+        Reader::new(Arc::clone(ring), wanted, 0, follow, "first".into(), permit, waits)
+    }
+
+    fn kinds(text: &str) -> Vec<&str> {
+        text.lines().filter_map(|line| line.strip_prefix("event: ")).collect()
+    }
+
+    #[tokio::test]
+    async fn a_reader_gets_what_he_wants_and_a_word_while_there_is_nothing() {
+        let ring = Arc::new(Ring::new(5));
+        let mut all = reader(&ring, None, None, true);
+        let mut some = reader(&ring, Some(EventKind::GpuHealth), Some("GPU-1"), true);
+        assert_eq!(all.next().await.unwrap(), "first");
+        assert_eq!(some.next().await.unwrap(), "first");
+        for (kind, gpu) in [
+            (EventKind::GpuHealth, "GPU-1"),
+            (EventKind::GpuHealth, "GPU-2"),
+            (EventKind::GpuDrained, "GPU-1"),
+        ] {
+            ring.add(&event(kind, gpu));
+        }
+        assert_eq!(kinds(&all.next().await.unwrap()), ["gpuHealth", "gpuHealth", "gpuDrained"]);
+        assert_eq!(kinds(&some.next().await.unwrap()), ["gpuHealth"]);
+        // Nothing more comes; the id moves past what was not wanted.
+        assert_eq!(some.next().await.unwrap(), ": still here\nid: 5-3\n\n");
+        // Whoever waits is woken long before it is time for another word.
+        all.keep_alive = Duration::from_secs(60);
+        let waiting = tokio::spawn(async move { all.next().await.unwrap() });
+        tokio::task::yield_now().await;
+        ring.add(&event(EventKind::Bypass, "GPU-1"));
+        assert_eq!(kinds(&waiting.await.unwrap()), ["bypass"]);
+    }
+
+    #[tokio::test]
+    async fn a_reader_who_does_not_follow_ends_with_what_is_there() {
+        let ring = Arc::new(Ring::new(5));
+        for _ in 0..2 * EVENTS_AT_ONCE {
+            ring.add(&event(EventKind::GpuHealth, "GPU-1"));
+        }
+        let mut reader = reader(&ring, None, None, false);
+        let (mut pieces, mut events) = (0, 0);
+        while let Some(piece) = reader.next().await {
+            pieces += 1;
+            events += kinds(&piece).len();
+        }
+        assert_eq!((pieces, events), (3, 2 * EVENTS_AT_ONCE));
+    }
+
+    #[tokio::test]
+    async fn a_slow_reader_is_ended_with_words_and_so_is_everybody_at_the_end() {
+        let ring = Arc::new(Ring::new(5));
+        let (mut slow, mut quick) = (reader(&ring, None, None, true), reader(&ring, None, None, true));
+        slow.next().await;
+        quick.next().await;
+        for _ in 0..=EVENTS_MAX {
+            ring.add(&event(EventKind::GpuHealth, "GPU-1"));
+        }
+        let end = slow.next().await.unwrap();
+        assert!(kinds(&end) == ["end"] && end.contains("too slow"), "{end}");
+        assert_eq!(slow.next().await, None);
+        quick.after = ring.newest();
+        ring.close("the daemon stops");
+        let end = quick.next().await.unwrap();
+        assert!(kinds(&end) == ["end"] && end.contains("the daemon stops"), "{end}");
+        assert_eq!(quick.next().await, None);
+    }
+
+    #[tokio::test]
+    async fn a_stream_ends_when_its_time_is_over() {
+        let ring = Arc::new(Ring::new(5));
+        let waits = Waits { life: Duration::from_millis(70), ..QUICK };
+        let mut reader = with(&ring, None, None, true, waits);
+        let mut pieces = Vec::new();
+        while let Some(piece) = reader.next().await {
+            pieces.push(piece);
+        }
+        let last = pieces.pop().unwrap();
+        assert!(kinds(&last) == ["end"] && last.contains("come back"), "{last}");
+        assert!(pieces.len() > 1, "{pieces:?}");
+    }
+}

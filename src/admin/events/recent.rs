@@ -1,0 +1,222 @@
+//! The newest events, in memory: whoever reads them has a place in the ring and no queue of his own,
+//! so a slow reader costs nothing but what he misses.
+
+use crate::admin::dto::{Event, EventKind};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::watch;
+
+/// Events that are kept for readers who come back. Each has at most [`WORDS_BYTES_MAX`] of words and
+/// some 300 bytes beside them: 1.3 MiB if all are as long as they may be, 0.4 MiB as a rule.
+pub(super) const EVENTS_MAX: usize = 1024;
+/// Longest words of an event, bytes.
+pub(super) const WORDS_BYTES_MAX: usize = 1024;
+
+/// One event as it is sent.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) kind: EventKind,
+    pub(super) gpu: Option<Box<str>>,
+    /// The frame, its id among it.
+    pub(super) frame: Box<str>,
+}
+
+/// The ring.
+pub(super) struct Ring {
+    /// Names this run of the daemon in ids: numbers begin anew with it.
+    start: u64,
+    kept: Mutex<Inner>,
+    /// The number of the newest event; wakes readers.
+    newest: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct Inner {
+    events: VecDeque<Arc<Kept>>,
+    /// The number of the newest event; the first one has 1.
+    newest: u64,
+    closed: Option<&'static str>,
+}
+
+/// What follows a place in the ring.
+pub(super) enum Following {
+    /// These, and where one stands after them. Empty where nothing is new.
+    Events(Vec<Arc<Kept>>, u64),
+    /// Some of it is no longer kept.
+    Gone,
+    /// Nothing, and nothing will: the reason.
+    Closed(&'static str),
+}
+
+/// The id of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Id {
+    pub(super) start: u64,
+    pub(super) seq: u64,
+}
+
+impl Id {
+    /// Takes `start-n`, as it was given, or `0` for before the first.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let (start, seq) = text.split_once('-')?;
+        let id = Self { start: u64::from_str_radix(start, 16).ok()?, seq: seq.parse().ok()? };
+        (id.to_string() == text).then_some(id)
+    }
+}
+
+impl std::fmt::Display for Id {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:x}-{}", self.start, self.seq)
+    }
+}
+
+impl Ring {
+    /// An empty one; `start` differs from that of every run before.
+    pub(super) fn new(start: u64) -> Self {
+        Self { start, kept: Mutex::default(), newest: watch::Sender::new(0) }
+    }
+
+    /// The id of the event with this number.
+    pub(super) fn id(&self, seq: u64) -> Id {
+        Id { start: self.start, seq }
+    }
+
+    /// The number of the newest event.
+    pub(super) fn newest(&self) -> u64 {
+        self.lock().newest
+    }
+
+    /// The number before the oldest event that is kept.
+    pub(super) fn oldest(&self) -> u64 {
+        let inner = self.lock();
+        inner.newest - inner.events.len() as u64
+    }
+
+    /// Wakes at each new event, and when the ring is closed.
+    pub(super) fn watch(&self) -> watch::Receiver<u64> {
+        self.newest.subscribe()
+    }
+
+    /// Puts an event in; the oldest goes where there is no room.
+    pub(super) fn add(&self, event: &Event) {
+        let mut inner = self.lock();
+        inner.newest += 1;
+        let frame = frame(self.id(inner.newest), event).into();
+        let gpu = event.gpu.as_deref().map(Into::into);
+        if inner.events.len() == EVENTS_MAX {
+            inner.events.pop_front();
+        }
+        inner.events.push_back(Arc::new(Kept { kind: event.kind, gpu, frame }));
+        self.newest.send_replace(inner.newest);
+    }
+
+    /// What follows event `after`, at most `most` of it.
+    pub(super) fn following(&self, after: u64, most: usize) -> Following {
+        let inner = self.lock();
+        let oldest = inner.newest - inner.events.len() as u64;
+        if after < oldest {
+            return Following::Gone;
+        }
+        let passed = usize::try_from(after - oldest).unwrap_or(usize::MAX);
+        let events: Vec<_> = inner.events.iter().skip(passed).take(most).cloned().collect();
+        match (events.is_empty(), inner.closed) {
+            (true, Some(why)) => Following::Closed(why),
+            _ => {
+                let last = after + events.len() as u64;
+                Following::Events(events, last)
+            }
+        }
+    }
+
+    /// Ends all readers once they have read what is there.
+    pub(super) fn close(&self, why: &'static str) {
+        self.lock().closed = Some(why);
+        self.newest.send_modify(|_| {});
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One event as a frame of the stream. JSON has no line breaks, so its data is one line.
+pub(super) fn frame(id: Id, event: &Event) -> String {
+    // A struct of strings and numbers always becomes JSON.
+    let data = serde_json::to_string(event).unwrap_or_default();
+    format!("id: {id}\nevent: {}\ndata: {data}\n\n", event.kind.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(n: u64) -> Event {
+        Event {
+            kind: EventKind::GpuHealth,
+            at: String::new(),
+            generation: n,
+            gpu: Some("GPU-0".into()),
+            allocation: None,
+            policy: None,
+            words: "two\nlines".into(),
+        }
+    }
+
+    fn ids(following: Following) -> Option<(Vec<String>, u64)> {
+        match following {
+            Following::Events(events, last) => {
+                let id = |kept: &Arc<Kept>| {
+                    kept.frame.lines().next().unwrap().trim_start_matches("id: ").to_owned()
+                };
+                Some((events.iter().map(id).collect(), last))
+            }
+            Following::Gone | Following::Closed(_) => None,
+        }
+    }
+
+    #[test]
+    fn readers_get_what_follows_their_place_and_are_told_when_it_is_gone() {
+        let ring = Ring::new(0xa7);
+        assert_eq!(ids(ring.following(0, 9)), Some((vec![], 0)));
+        for n in 1..=3 {
+            ring.add(&event(n));
+        }
+        assert_eq!(ids(ring.following(1, 9)), Some((vec!["a7-2".into(), "a7-3".into()], 3)));
+        assert_eq!(ids(ring.following(0, 2)), Some((vec!["a7-1".into(), "a7-2".into()], 2)));
+        assert_eq!(ids(ring.following(3, 9)), Some((vec![], 3)));
+        for n in 4..=EVENTS_MAX as u64 + 3 {
+            ring.add(&event(n));
+        }
+        assert!(matches!(ring.following(2, 9), Following::Gone));
+        assert_eq!((ring.oldest(), ring.newest()), (3, EVENTS_MAX as u64 + 3));
+        assert_eq!(ids(ring.following(3, usize::MAX)).unwrap().0.len(), EVENTS_MAX);
+    }
+
+    #[test]
+    fn a_closed_ring_ends_readers_after_what_is_left() {
+        let ring = Ring::new(1);
+        ring.add(&event(1));
+        ring.close("over");
+        assert_eq!(ids(ring.following(0, 9)).unwrap().1, 1);
+        assert!(matches!(ring.following(1, 9), Following::Closed("over")));
+    }
+
+    #[test]
+    fn a_frame_has_an_id_a_kind_and_one_line_of_data() {
+        let text = frame(Id { start: 0xff, seq: 7 }, &event(1));
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[..2], ["id: ff-7", "event: gpuHealth"]);
+        let data: Event = serde_json::from_str(lines[2].strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!((data, lines.len()), (event(1), 4));
+        assert!(text.ends_with("\n\n"));
+    }
+
+    #[test]
+    fn ids_are_taken_as_they_were_given() {
+        let id = Id { start: 0x19a, seq: 12 };
+        assert_eq!(Id::parse(&id.to_string()), Some(id));
+        for odd in ["", "-", "19a", "19A-12", "19a-012", "19a-+2", "19a-1-2", "x-1", " 19a-12"] {
+            assert_eq!(Id::parse(odd), None, "{odd}");
+        }
+    }
+}

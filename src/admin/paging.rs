@@ -1,0 +1,85 @@
+//! Lists that grow: `limit` and `cursor` in the query, `next` in the answer, everywhere the same.
+
+use super::problem::{Kind, Problem};
+use std::fmt::Display;
+
+/// How many items are asked for.
+///
+/// # Errors
+/// [`Kind::Query`] where it is none or more than `max`.
+pub(super) fn limit<N: Copy + Display + PartialOrd + From<u8>>(
+    given: Option<N>,
+    default: N,
+    max: N,
+) -> Result<N, Problem> {
+    let limit = given.unwrap_or(default);
+    if limit >= N::from(1) && limit <= max {
+        return Ok(limit);
+    }
+    Err(Problem::new(Kind::Query, format!("limit: 1 to {max}, not {limit}")))
+}
+
+/// A cursor that is a number.
+///
+/// # Errors
+/// [`Kind::Query`] where it is none.
+pub(super) fn number(cursor: Option<&str>) -> Result<Option<u64>, Problem> {
+    cursor.map(|text| text.parse().map_err(|_| malformed(text))).transpose()
+}
+
+/// Of a cursor that no answer had as its `next`.
+pub(super) fn malformed(text: &str) -> Problem {
+    let shown: String = text.chars().take(80).collect();
+    Problem::new(Kind::Query, format!("cursor: the `next` of an answer, not {shown:?}"))
+        .hint("leave it out for the first page")
+}
+
+/// One page of what is sorted by `key`: what follows the cursor, at most `limit`, and the cursor of the
+/// next page. Keys tell items apart and stay what they are, so a page begins where the one before ended
+/// whatever came or went meanwhile.
+pub(super) fn page<T, K: Ord>(
+    mut sorted: Vec<T>,
+    after: Option<&K>,
+    limit: usize,
+    key: impl Fn(&T) -> K,
+) -> (Vec<T>, Option<K>) {
+    sorted.retain(|item| after.is_none_or(|after| key(item) > *after));
+    let more = sorted.len() > limit;
+    sorted.truncate(limit);
+    let next = sorted.last().filter(|_| more).map(key);
+    (sorted, next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_follow_each_other_without_a_gap_or_an_overlap() {
+        for size in 0..8u32 {
+            for limit in 1..5 {
+                let (mut found, mut after) = (Vec::new(), None);
+                loop {
+                    let (items, next) = page((0..size).collect(), after.as_ref(), limit, |n| *n);
+                    assert!(items.len() <= limit);
+                    found.extend(items);
+                    let Some(next) = next else { break };
+                    after = Some(next);
+                }
+                assert_eq!(found, (0..size).collect::<Vec<_>>(), "{size} by {limit}");
+            }
+        }
+    }
+
+    #[test]
+    fn limits_and_cursors_that_mean_nothing_are_refused() {
+        assert_eq!(limit(None, 5, 9).unwrap(), 5);
+        for bad in [0, 10] {
+            assert_eq!(limit(Some(bad), 5, 9).unwrap_err().status, 400);
+        }
+        assert_eq!(number(Some("17")).unwrap(), Some(17));
+        for bad in ["", "x", "-1", "1e3", "18446744073709551616"] {
+            assert_eq!(number(Some(bad)).unwrap_err().status, 400, "{bad}");
+        }
+    }
+}

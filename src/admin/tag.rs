@@ -1,0 +1,207 @@
+//! ETags, and the conditions that requests bring.
+//!
+//! A weak tag (`W/"..."`) is a hash of an answer's body: for `If-None-Match` alone, so that whoever
+//! asks again and again is told 304 instead of the same once more. A strong one is a revision of what
+//! operators set, and is for `If-Match`, so that nobody undoes what he has not seen.
+
+use super::problem::{Kind, Problem};
+use crate::kernel::drain::{AtDeadline, Drain};
+use actix_web::http::header::{ETAG, HeaderMap, HeaderName, IF_MATCH, IF_NONE_MATCH};
+use actix_web::{HttpRequest, HttpResponse};
+use serde::Serialize;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// Most tags that one condition may name: a client remembers one, a cache on the way a few.
+const TAGS_MAX: usize = 16;
+
+/// 200 with a body and its weak tag, or 304 where the request shows that it has the body.
+pub(super) fn fresh<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Problem> {
+    let body = bytes(shown)?;
+    let tag = format!("W/\"{:016x}\"", hash_of(&body));
+    Ok(unless_known(request, tag, body))
+}
+
+/// The same with a strong tag, for what changes only when somebody changes it.
+pub(super) fn revised<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Problem> {
+    let body = bytes(shown)?;
+    let tag = strong(&body);
+    Ok(unless_known(request, tag, body))
+}
+
+/// The strong tag of what `shown` shows.
+pub(super) fn of<T: Serialize>(shown: &T) -> Result<String, Problem> {
+    Ok(strong(&bytes(shown)?))
+}
+
+/// The tag of a GPU's drain state: what operators set of it, and not how far it has come.
+pub(super) fn of_drain(drain: &Drain) -> String {
+    let Some(mark) = drain.mark() else {
+        return format!("\"{}\"", drain.as_str());
+    };
+    let order = drain.order().map(|order| {
+        let then = match order.at_deadline {
+            AtDeadline::Wait => 0u8,
+            AtDeadline::Delete => 1,
+            AtDeadline::GiveUp => 2,
+        };
+        (order.evict, order.deadline_wall_ms, then)
+    });
+    let mut hasher = DefaultHasher::new();
+    (&mark.by, &mark.why, mark.since_wall_ms, order).hash(&mut hasher);
+    format!("\"{}-{:016x}\"", drain.as_str(), hasher.finish())
+}
+
+/// Holds the request's `If-Match`, if it has one, against the present tag.
+///
+/// # Errors
+/// [`Kind::Changed`] where it names others, [`Kind::Header`] where it is malformed.
+pub(super) fn check(request: &HttpRequest, present: &str) -> Result<(), Problem> {
+    match tags(request.headers(), &IF_MATCH) {
+        None => Ok(()),
+        Some(Ok(Tags::Any)) => Ok(()),
+        // A weak tag never says that two things are the same (RFC 9110, 13.1.1).
+        Some(Ok(Tags::These(tags))) if tags.iter().any(|tag| tag == present) => Ok(()),
+        Some(Ok(Tags::These(_))) => {
+            Err(Problem::new(Kind::Changed, format!("it is {present} by now, and If-Match names another"))
+                .hint("read it again, and send its new ETag as If-Match"))
+        }
+        Some(Err(rule)) => Err(Problem::new(Kind::Header, format!("If-Match: {rule}"))),
+    }
+}
+
+fn unless_known(request: &HttpRequest, tag: String, body: Vec<u8>) -> HttpResponse {
+    let same = |given: &String| opaque(given) == opaque(&tag);
+    let known = match tags(request.headers(), &IF_NONE_MATCH) {
+        Some(Ok(Tags::Any)) => true,
+        Some(Ok(Tags::These(tags))) => tags.iter().any(same),
+        // What cannot be read is no condition: the whole answer is right in any case.
+        Some(Err(_)) | None => false,
+    };
+    if known {
+        return HttpResponse::NotModified().insert_header((ETAG, tag)).finish();
+    }
+    HttpResponse::Ok().insert_header((ETAG, tag)).content_type("application/json").body(body)
+}
+
+fn bytes<T: Serialize>(shown: &T) -> Result<Vec<u8>, Problem> {
+    serde_json::to_vec(shown)
+        .map_err(|error| Problem::new(Kind::Internal, format!("the answer cannot be written: {error}")))
+}
+
+fn strong(body: &[u8]) -> String {
+    format!("\"{:016x}\"", hash_of(body))
+}
+
+/// Its keys are fixed, so a tag outlives a restart of the same release.
+fn hash_of(body: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(body);
+    hasher.finish()
+}
+
+fn opaque(tag: &str) -> &str {
+    tag.strip_prefix("W/").unwrap_or(tag)
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Tags {
+    Any,
+    These(Vec<String>),
+}
+
+/// The tags of a condition; `None` where there is none.
+fn tags(headers: &HeaderMap, name: &HeaderName) -> Option<Result<Tags, String>> {
+    let mut given = headers.get_all(name).peekable();
+    given.peek()?;
+    let mut all = Vec::new();
+    for value in given {
+        let Ok(text) = value.to_str() else { return Some(Err("visible ASCII characters".into())) };
+        if text.trim() == "*" {
+            return Some(Ok(Tags::Any));
+        }
+        for tag in text.split(',').map(str::trim) {
+            let quoted = opaque(tag).strip_prefix('"').and_then(|t| t.strip_suffix('"'));
+            if quoted.is_none_or(|t| t.contains('"')) {
+                let shown: String = tag.chars().take(80).collect();
+                return Some(Err(format!("an ETag in its quotes, not {shown:?}")));
+            }
+            if all.len() == TAGS_MAX {
+                return Some(Err(format!("at most {TAGS_MAX} ETags")));
+            }
+            all.push(tag.to_owned());
+        }
+    }
+    Some(Ok(Tags::These(all)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::drain::{Mark, Order};
+    use actix_web::test::TestRequest;
+
+    fn asked(name: HeaderName, values: &[&str]) -> HttpRequest {
+        let mut request = TestRequest::default();
+        for value in values {
+            request = request.append_header((name.clone(), *value));
+        }
+        request.to_http_request()
+    }
+
+    #[test]
+    fn an_answer_that_is_known_is_not_sent_again() {
+        let body = serde_json::json!({"a": 1});
+        let tag_of = |response: &HttpResponse| {
+            response.headers().get(ETAG).and_then(|tag| tag.to_str().ok()).unwrap_or_default().to_owned()
+        };
+        let first = fresh(&asked(ETAG, &[]), &body).unwrap();
+        let tag = tag_of(&first);
+        assert!(first.status() == 200 && tag.starts_with("W/\""), "{tag}");
+        let strong = opaque(&tag).to_owned();
+        let several = format!("W/\"y\", \"z\", {tag}");
+        let known: [&[&str]; 4] = [&[&tag], &["\"x\"", &strong], &["*"], &[&several]];
+        for known in known {
+            let again = fresh(&asked(IF_NONE_MATCH, known), &body).unwrap();
+            assert_eq!((again.status().as_u16(), tag_of(&again)), (304, tag.clone()), "{known:?}");
+            let other = fresh(&asked(IF_NONE_MATCH, known), &serde_json::json!({"a": 2})).unwrap();
+            assert_eq!(other.status() == 200, known != ["*"]);
+        }
+        for odd in ["", "x", "\"", "W/", "\"a\"b\""] {
+            assert_eq!(fresh(&asked(IF_NONE_MATCH, &[odd]), &body).unwrap().status(), 200, "{odd}");
+        }
+    }
+
+    #[test]
+    fn if_match_holds_for_the_very_revision_alone() {
+        let check = |given: &[&str]| check(&asked(IF_MATCH, given), "\"3\"").map_err(|p| p.status);
+        for holds in [&[][..], &["\"3\""], &["*"], &["\"2\", \"3\""], &["\"2\"", "\"3\""]] {
+            assert_eq!(check(holds), Ok(()), "{holds:?}");
+        }
+        for moved in ["\"4\"", "W/\"3\"", "\"\""] {
+            assert_eq!(check(&[moved]), Err(412), "{moved}");
+        }
+        let many = vec!["\"9\""; TAGS_MAX + 1].join(",");
+        for malformed in ["3", "", "\"3", &many] {
+            assert_eq!(check(&[malformed]), Err(400), "{malformed}");
+        }
+    }
+
+    #[test]
+    fn the_tag_of_a_drain_follows_what_operators_set() {
+        let mark = |why: &str| Mark { by: "admin".into(), why: why.into(), since_wall_ms: 7 };
+        let late = Order { deadline_wall_ms: Some(9), ..Order::default() };
+        let states = [
+            Drain::Active,
+            Drain::Cordoned(mark("a")),
+            Drain::Cordoned(mark("b")),
+            Drain::Draining(mark("a"), Order::default()),
+            Drain::Draining(mark("a"), Order { evict: true, ..Order::default() }),
+            Drain::Draining(mark("a"), Order { at_deadline: AtDeadline::GiveUp, ..late }),
+            Drain::Draining(mark("a"), late),
+            Drain::Drained(mark("a")),
+        ];
+        let tags: std::collections::BTreeSet<_> = states.iter().map(of_drain).collect();
+        assert_eq!(tags.len(), states.len());
+        assert_eq!(of_drain(&states[1]), of_drain(&states[1].clone()));
+    }
+}

@@ -1,0 +1,178 @@
+//! `berth events`: what changes on the node, as it changes.
+
+use super::Output;
+use super::client::{Client, Passing, escaped};
+use super::gpu;
+use super::output::{self, Out, or_dash, printable};
+use crate::admin::dto::{Event, EventKind};
+use clap::Args;
+use std::io::{BufRead, BufReader, Read};
+use std::time::{Duration, Instant};
+
+/// A stream that ended is asked for anew after this long.
+const AGAIN: Duration = Duration::from_secs(1);
+/// A daemon that is not there any more is waited for so long: a restart takes a second, an update of a
+/// DaemonSet's pod half a minute.
+const AWAY_MAX: Duration = Duration::from_secs(60);
+/// Longest line of a stream, bytes: an event has at most 2 KiB, and escapes six times that.
+const LINE_BYTES_MAX: u64 = 64 * 1024;
+
+/// `berth events`.
+#[derive(Args, Clone, Debug, Default)]
+pub struct EventsArgs {
+    /// Only of these kinds, such as gpuHealth,gpuDrained
+    #[arg(long, value_name = "KINDS", value_delimiter = ',')]
+    pub kind: Vec<String>,
+    /// Only about this GPU: UUID, the beginning of it, or index
+    #[arg(long)]
+    pub gpu: Option<String>,
+    /// Begin after this event; 0: with the oldest that is kept
+    #[arg(long, value_name = "ID")]
+    pub since_id: Option<String>,
+    /// Go on until interrupted; the default
+    #[arg(long, conflicts_with = "no_follow")]
+    pub follow: bool,
+    /// Show what is kept and end
+    #[arg(long)]
+    pub no_follow: bool,
+}
+
+/// One event, and its id.
+#[derive(serde::Serialize)]
+struct Shown<'e> {
+    id: &'e str,
+    #[serde(flatten)]
+    event: &'e Event,
+}
+
+pub(super) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    let known = |word: &&String| EventKind::parse(word).is_none();
+    if let Some(word) = args.kind.iter().find(known) {
+        let all: Vec<_> = EventKind::ALL.iter().map(|kind| kind.as_str()).collect();
+        let rule = format!("--kind: no event is called {word:?}; there are {}", all.join(", "));
+        return Err(super::usage::BadUsage(rule).into());
+    }
+    let mut query = format!("?follow={}", !args.no_follow);
+    if !args.kind.is_empty() {
+        query += &format!("&kind={}", args.kind.join(","));
+    }
+    if let Some(gpu) = &args.gpu {
+        query += &format!("&gpu={}", escaped(&gpu::resolve(client, gpu)?));
+    }
+    // Without anything to wait for, what is there is meant.
+    let mut since = args.since_id.clone().or(args.no_follow.then(|| "0".into()));
+    let (mut met, mut away) = (false, None::<Instant>);
+    loop {
+        let from = since.as_deref().map(|id| format!("&since={}", escaped(id))).unwrap_or_default();
+        match client.stream(&format!("/events{query}{from}")) {
+            Ok(body) => {
+                (met, away) = (true, None);
+                follow(body, out, &mut since)?;
+            }
+            Err(error) => {
+                let gone = *away.get_or_insert_with(Instant::now);
+                // One that was never there is no restart.
+                if !met || !error.is::<Passing>() || gone.elapsed() > AWAY_MAX {
+                    return Err(error);
+                }
+            }
+        }
+        if args.no_follow || out.deserted() {
+            return Ok(());
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+/// Prints a stream until it ends, and keeps the id that it came to.
+fn follow(body: impl Read, out: &mut Out, since: &mut Option<String>) -> anyhow::Result<()> {
+    let mut lines = Lines(BufReader::new(body));
+    let (mut id, mut data) = (None::<String>, String::new());
+    let mut heading = out.for_people();
+    // A connection that breaks is an end like any other: the id says where to go on.
+    while let Some(line) = lines.next_line().filter(|_| !out.deserted()) {
+        if line.is_empty() {
+            if let Some(id) = id.clone() {
+                *since = Some(id);
+            }
+            if !data.is_empty() {
+                // One of a later release may not be understood, and the next one may.
+                if let Ok(event) = serde_json::from_str::<Event>(&data) {
+                    show(id.as_deref().unwrap_or_default(), &event, out, &mut heading)?;
+                }
+                data.clear();
+            }
+        } else if let Some(value) = line.strip_prefix("id:") {
+            id = Some(value.trim_start().to_owned());
+        } else if let Some(value) = line.strip_prefix("data:") {
+            data.push_str(value.trim_start());
+        }
+    }
+    Ok(())
+}
+
+fn show(id: &str, event: &Event, out: &mut Out, heading: &mut bool) -> anyhow::Result<()> {
+    match out.form() {
+        Output::Json => out.text(&(serde_json::to_string(&Shown { id, event })? + "\n")),
+        Output::Yaml => out.text(&format!("---\n{}", serde_norway::to_string(&Shown { id, event })?)),
+        Output::Table | Output::Wide => match event.kind {
+            EventKind::Here | EventKind::Missed | EventKind::End => {
+                output::note(&format!("{} ({id})", printable(&event.words)));
+                Ok(())
+            }
+            _ => {
+                let head = if std::mem::take(heading) {
+                    line("AT", "KIND", "ALLOCATION", "WHAT")
+                } else {
+                    String::new()
+                };
+                let allocation = or_dash(event.allocation.as_ref());
+                out.text(&(head + &line(&event.at, event.kind.as_str(), &allocation, &event.words)))
+            }
+        },
+    }
+}
+
+/// One line; columns are as wide as what is usually in them, since what follows is not known yet.
+fn line(at: &str, kind: &str, allocation: &str, what: &str) -> String {
+    format!("{at:24}  {kind:17}  {allocation:12}  {}\n", printable(what))
+}
+
+/// Lines of a stream, each of a bounded length.
+struct Lines<R>(BufReader<R>);
+
+impl<R: Read> Lines<R> {
+    /// The next whole line, `None` at the end of the stream, after a line without one, and where it breaks.
+    fn next_line(&mut self) -> Option<String> {
+        let mut line = Vec::new();
+        self.0.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).ok()?;
+        if line.pop() != Some(b'\n') {
+            return None;
+        }
+        String::from_utf8(line).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_is_read_frame_by_frame_and_its_id_is_kept() {
+        let event = |kind: &str| {
+            format!("{{\"kind\":\"{kind}\",\"at\":\"t\",\"generation\":1,\"words\":\"w\",\"later\":true}}")
+        };
+        let stream = format!(
+            "retry: 3000\nid: a-1\nevent: here\ndata: {}\n\nid: a-2\nevent: new\ndata: {}\n\n: still here\nid: a-7\n\nid: a-8\ndata: {}",
+            event("here"),
+            event("kindOfALaterRelease"),
+            event("end"),
+        );
+        let (mut out, mut since) = (Out::new(Output::Yaml), None);
+        follow(stream.as_bytes(), &mut out, &mut since).unwrap();
+        // The last frame was cut off, so it has not come.
+        assert_eq!(since.as_deref(), Some("a-7"));
+        let mut endless = Lines(BufReader::new(std::io::repeat(b'x')));
+        assert_eq!(endless.next_line(), None);
+    }
+}

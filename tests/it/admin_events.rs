@@ -1,0 +1,220 @@
+//! What `/events` tells, over HTTP: who comes back misses nothing, who is too many or too late is told.
+
+use crate::admin_bench::Bench;
+use crate::admin_twins::module;
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Longest wait for something that comes at once.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One frame of a stream.
+#[derive(Clone, Debug)]
+struct Frame {
+    id: String,
+    event: String,
+    data: Value,
+}
+
+impl Frame {
+    fn words(&self) -> &str {
+        self.data["words"].as_str().unwrap()
+    }
+}
+
+/// An open stream.
+struct Stream {
+    lines: BufReader<TcpStream>,
+    head: String,
+}
+
+impl Stream {
+    fn open(bench: &Bench, query: &str, headers: &str) -> Self {
+        let mut stream = TcpStream::connect(bench.address()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let token = &bench.token;
+        write!(
+            stream,
+            "GET /api/v1/events{query} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\
+             accept-encoding: gzip\r\n{headers}\r\n"
+        )
+        .unwrap();
+        let mut lines = BufReader::new(stream);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(lines.read_line(&mut head).unwrap() > 0, "{head}");
+        }
+        Self { lines, head }
+    }
+
+    /// The next frame with data; `None` at the end.
+    fn next(&mut self) -> Option<Frame> {
+        let (mut id, mut event, mut data) = (String::new(), String::new(), String::new());
+        loop {
+            let mut line = String::new();
+            if self.lines.read_line(&mut line).unwrap() == 0 {
+                return None;
+            }
+            // What lies between is the framing of the transfer: sizes of chunks.
+            let line = line.trim_end();
+            if let Some(value) = line.strip_prefix("id: ") {
+                id = value.into();
+            } else if let Some(value) = line.strip_prefix("event: ") {
+                event = value.into();
+            } else if let Some(value) = line.strip_prefix("data: ") {
+                data = value.into();
+            } else if line.is_empty() && !data.is_empty() {
+                return Some(Frame { id, event, data: serde_json::from_str(&data).unwrap() });
+            } else if line == "0" {
+                return None;
+            }
+        }
+    }
+
+    /// The next frame of this kind, after a look at those before it.
+    fn until(&mut self, kind: &str) -> Frame {
+        loop {
+            let frame = self.next().unwrap_or_else(|| panic!("the stream ended before {kind}"));
+            assert_eq!(frame.data["kind"], frame.event);
+            if frame.event == kind {
+                return frame;
+            }
+        }
+    }
+}
+
+fn kinds(bench: &Bench, query: &str) -> Vec<Frame> {
+    let mut stream = Stream::open(bench, query, "");
+    std::iter::from_fn(move || stream.next()).collect()
+}
+
+#[test]
+fn a_stream_says_where_one_stands_and_then_what_changes() {
+    let bench = Bench::new(2);
+    let mut stream = Stream::open(&bench, "", "");
+    assert!(stream.head.starts_with("HTTP/1.1 200"), "{}", stream.head);
+    assert!(stream.head.contains("content-type: text/event-stream"), "{}", stream.head);
+    assert!(!stream.head.contains("gzip"), "frames must not wait for others: {}", stream.head);
+    let here = stream.next().unwrap();
+    assert_eq!((here.event.as_str(), here.words()), ("here", "2 GPUs, 0 allocations, stack 0"));
+
+    bench.json("PUT", "/api/v1/gpus/GPU-1/cordon", r#"{"reason": "fan"}"#).expect(200);
+    let cordoned = stream.until("gpuCordoned");
+    assert_eq!(cordoned.data["gpu"], "GPU-1");
+    assert_eq!(cordoned.words(), "GPU 1 is cordoned by admin (fan)");
+    assert!(cordoned.data["generation"].as_u64() > here.data["generation"].as_u64());
+    assert!(cordoned.data["at"].as_str().unwrap().ends_with('Z'));
+
+    let allocation = bench.allocate(0).id.to_string();
+    let granted = stream.until("allocationGranted");
+    assert_eq!(
+        (&granted.data["allocation"], &granted.data["gpu"]),
+        (&allocation.clone().into(), &"GPU-0".into())
+    );
+    bench.delete(&format!("/api/v1/allocations/{allocation}")).expect(200);
+    assert_eq!(stream.until("allocationEnded").data["allocation"], allocation);
+    bench.json("PUT", "/api/v1/stack", r#"{"entries": [], "reason": "bare"}"#).expect(200);
+    assert_eq!(
+        stream.until("stackActivated").words(),
+        "stack 1 is active by admin (bare): the baseline alone"
+    );
+    bench.upload(&module("a", "")).expect(201);
+    assert!(stream.until("policyUploaded").data["policy"].as_str().unwrap().contains('@'));
+}
+
+#[test]
+fn whoever_comes_back_gets_what_he_missed() {
+    let bench = Bench::new(2);
+    let mut stream = Stream::open(&bench, "?gpu=GPU-0", "");
+    assert_eq!(stream.next().unwrap().event, "here");
+    bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").expect(200);
+    let last = stream.until("gpuCordoned");
+    drop(stream);
+    bench.delete("/api/v1/gpus/GPU-0/cordon").expect(200);
+    // Each change is told by itself only if somebody looks between them.
+    let seen = |kind: &str| kinds(&bench, "?since=0&follow=false").iter().any(|f| f.event == kind);
+    let deadline = Instant::now() + PATIENCE;
+    while !seen("gpuUncordoned") {
+        assert!(Instant::now() < deadline, "the change is not told");
+    }
+    bench.json("PUT", "/api/v1/gpus/GPU-1/cordon", "{}").expect(200);
+
+    let mut again = Stream::open(&bench, "?gpu=GPU-0", &format!("last-event-id: {}\r\n", last.id));
+    let here = again.next().unwrap();
+    assert_eq!((here.event.as_str(), &here.id), ("here", &last.id));
+    assert_eq!(again.next().unwrap().event, "gpuUncordoned");
+    // The same without the header, and of another GPU.
+    let mut other = Stream::open(&bench, &format!("?kind=gpuCordoned,gpuFound&since={}", last.id), "");
+    assert_eq!(other.next().unwrap().event, "here");
+    let told = other.next().unwrap();
+    assert_eq!((told.event.as_str(), &told.data["gpu"]), ("gpuCordoned", &"GPU-1".into()));
+}
+
+#[test]
+fn an_id_of_another_run_or_of_what_is_no_longer_kept_says_to_read_anew() {
+    let bench = Bench::new(1);
+    let all = kinds(&bench, "?since=0&follow=false");
+    assert_eq!(all[0].event, "here");
+    let (start, seq) = all[0].id.split_once('-').unwrap();
+    let newest: u64 = seq.parse().unwrap();
+    for id in [format!("1-{seq}"), format!("{start}-{}", newest + 1_000_000)] {
+        let told = kinds(&bench, &format!("?follow=false&since={id}"));
+        let told: Vec<_> = told.iter().map(|f| f.event.as_str()).collect();
+        assert_eq!(told, ["here", "missed"], "{id}");
+    }
+    // More than a ring of changes, each of its own look, would take a minute: `recent` has that test.
+    for odd in ["x", "1", "-", "1-x", "1-01"] {
+        let path = format!("/api/v1/events?since={odd}");
+        bench.get(&path).problem(400, "malformed-query");
+        let headers = [("last-event-id", odd)];
+        bench.ask("GET", "/api/v1/events", &headers, b"").problem(400, "malformed-header");
+    }
+    for odd in ["kind=none", "kind=", "gpu=%20", "more=1", "follow=maybe"] {
+        bench.get(&format!("/api/v1/events?{odd}")).problem(400, "malformed-query");
+    }
+    bench.ask_bare("GET", "/api/v1/events", &[], b"").problem(401, "unauthorized");
+}
+
+#[test]
+fn more_streams_than_there_may_be_are_told_to_come_later() {
+    let bench = Bench::new(1);
+    let mut open: Vec<_> = (0..32).map(|_| Stream::open(&bench, "", "")).collect();
+    for stream in &mut open {
+        assert_eq!(stream.next().unwrap().event, "here");
+    }
+    let refused = bench.get("/api/v1/events");
+    assert!(refused.problem(503, "too-many-streams").contains("32"));
+    assert!(refused.headers.contains_key("retry-after"));
+    // The rest of the API goes on beside them, and so does who looks on.
+    bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").expect(200);
+    for stream in &mut open {
+        stream.until("gpuCordoned");
+    }
+    drop(open);
+    let deadline = Instant::now() + PATIENCE;
+    while Stream::open(&bench, "?follow=false", "").head.contains(" 503") {
+        assert!(Instant::now() < deadline, "a place that was left stays taken");
+        // A connection that is gone is noticed when something is sent.
+        bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").expect(200);
+        bench.delete("/api/v1/gpus/GPU-0/cordon").expect(200);
+    }
+}
+
+#[test]
+fn a_daemon_that_stops_says_so_to_whoever_looks_on() {
+    let mut bench = Bench::new(1);
+    let mut stream = Stream::open(&bench, "", "");
+    assert_eq!(stream.next().unwrap().event, "here");
+    let begun = Instant::now();
+    bench.api.take().unwrap().stop();
+    assert!(begun.elapsed() < Duration::from_secs(1), "a stream holds the stop up");
+    let end = stream.until("end");
+    assert!(end.words().contains("stops"), "{end:?}");
+    assert!(stream.next().is_none());
+    let mut rest = Vec::new();
+    // Reset or closed: nothing more comes.
+    let _ = stream.lines.read_to_end(&mut rest);
+    assert!(rest.len() < 8, "{rest:?}");
+}

@@ -73,6 +73,14 @@ e2e *ARGS:
     cargo build --release --locked -p berth -p fake-nvml
     python3 tests/e2e/run.py {{ARGS}}
 
+# Swagger UI and the page at / in a headless Chromium (Debian: apt-get install chromium); screenshots in target/browser
+browser *ARGS:
+    cargo build --release --locked -p berth
+    cargo build --release --locked -p kubelet-standin --example node
+    python3 -m venv target/browser/venv
+    target/browser/venv/bin/pip install --quiet --disable-pip-version-check -r tests/browser/requirements.txt
+    target/browser/venv/bin/python tests/browser/run.py {{ARGS}}
+
 # deploy/ without a cluster: the chart by values, the plain manifests, alert rules, dashboard, Dockerfile; brings its tools
 deploy-check: deploy-tools
     cargo build --release --locked

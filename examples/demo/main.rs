@@ -113,6 +113,7 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
     daemon.bring_up().await?;
     let token = std::fs::read_to_string(&token_file).context("the token file")?;
     let api = api::Api::new(daemon.admin_address(), token.trim());
+    println!("page        http://{}/", daemon.admin_address());
     println!("Swagger UI  http://{}/swagger-ui/", daemon.admin_address());
     println!("token       {}", token.trim());
     println!(

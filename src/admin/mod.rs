@@ -20,6 +20,7 @@ mod host;
 mod idempotency;
 mod node;
 mod openapi;
+mod page;
 mod paging;
 mod policies;
 pub mod problem;

@@ -4,8 +4,8 @@ use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
 use super::unread::Unread;
 use super::{
-    allocations, decisions, drain, events, gpus, host, node, openapi, policies, problem_pages, processes,
-    scrape, stack, stack_history, swagger, trials, tried,
+    allocations, decisions, drain, events, gpus, host, node, openapi, page, policies, problem_pages,
+    processes, scrape, stack, stack_history, swagger, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -89,7 +89,8 @@ pub(super) fn admin(config: &mut ServiceConfig) {
         .service(resource("/stack/override", "DELETE").route(web::delete().to(stack::reset)))
         .default_service(web::to(no_route));
     config.service(api);
-    config.service(resource("/", "GET").route(read().to(swagger::start)));
+    config.service(resource("/", "GET").route(read().to(page::start)));
+    config.service(resource("/page/{file}", "GET").route(read().to(page::file)));
     config.service(resource("/swagger-ui", "GET").route(read().to(swagger::start)));
     config.service(resource("/swagger-ui/{file:.*}", "GET").route(read().to(swagger::file)));
     config.service(resource("/openapi.json", "GET").route(read().to(document)));

@@ -18,7 +18,7 @@ static CONFIG: LazyLock<Arc<Config<'static>>> = LazyLock::new(|| {
     Arc::new(config.persist_authorization(false).display_request_duration(true))
 });
 
-/// To the pages; `/` has nothing better to show yet.
+/// To the pages.
 pub(super) async fn start() -> HttpResponse {
     HttpResponse::Found().insert_header((LOCATION, "/swagger-ui/")).finish()
 }

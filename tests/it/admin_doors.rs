@@ -63,7 +63,16 @@ fn all_of_api_v1_is_closed_without_the_token_and_it_is_no_part_of_a_url() {
 #[test]
 fn other_hosts_are_turned_away_on_every_route() {
     let bench = Bench::new(1);
-    for path in ["/", "/livez", "/metrics", "/openapi.json", "/swagger-ui/", "/api/v1/node", "/nothing"] {
+    for path in [
+        "/",
+        "/page/page.js",
+        "/livez",
+        "/metrics",
+        "/openapi.json",
+        "/swagger-ui/",
+        "/api/v1/node",
+        "/nothing",
+    ] {
         for host in ["evil.example", "10.0.0.1:9470", "127.0.0.1.evil.example"] {
             bench.ask("GET", path, &[("host", host)], b"").problem(421, "wrong-host");
         }
@@ -104,6 +113,8 @@ fn what_is_not_there_and_what_cannot_be_done_to_it_are_problems() {
         ("POST", "/openapi.json", "GET"),
         ("OPTIONS", "/api/v1/policies", "GET, POST"),
         ("DELETE", "/swagger-ui/", "GET"),
+        ("POST", "/", "GET"),
+        ("PUT", "/page/page.js", "GET"),
     ] {
         let answer = bench.ask(method, path, &[], b"");
         answer.problem(405, "method-not-allowed");

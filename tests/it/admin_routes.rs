@@ -284,10 +284,8 @@ fn a_store_that_fails_is_said_and_nothing_changes() {
 #[test]
 fn swagger_ui_and_the_description_are_served_from_the_binary() {
     let bench = Bench::new(1);
-    for path in ["/", "/swagger-ui"] {
-        let start = bench.ask_bare("GET", path, &[], b"");
-        assert_eq!((start.status, start.headers["location"].as_str()), (302, "/swagger-ui/"));
-    }
+    let start = bench.ask_bare("GET", "/swagger-ui", &[], b"");
+    assert_eq!((start.status, start.headers["location"].as_str()), (302, "/swagger-ui/"));
     let page = bench.ask_bare("GET", "/swagger-ui/", &[], b"");
     assert_eq!(page.status, 200);
     assert!(page.headers["content-type"].starts_with("text/html"));

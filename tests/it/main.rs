@@ -6,6 +6,7 @@
 mod admin_bench;
 mod admin_doors;
 mod admin_events;
+mod admin_page;
 mod admin_policies;
 mod admin_rest;
 mod admin_routes;

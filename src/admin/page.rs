@@ -1,0 +1,117 @@
+//! `/`: the node at a glance, from files inside the binary. A shell without data, so it needs no token:
+//! what it shows it asks of `/api/v1`, with the token that the operator pastes into it.
+
+use super::problem::{Kind, Problem};
+use actix_web::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETag, EntityTag, Header, IfNoneMatch};
+use actix_web::{HttpRequest, HttpResponse, web};
+use sha2::{Digest, Sha256};
+use std::fmt::Write;
+use std::sync::LazyLock;
+
+/// Its own scripts, styles and requests to this server alone; nothing inline, no frame, no form that is
+/// sent. So text of a policy or a pod that found its way into the markup could run nothing.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'";
+/// A browser keeps the files and asks each time whether they are still the same: after an update of the
+/// daemon no old script meets a new page.
+const KEPT: &str = "no-cache";
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const SVG: &str = "image/svg+xml";
+/// The page itself, as a file.
+const START: &str = "index.html";
+
+struct File {
+    name: &'static str,
+    kind: &'static str,
+    text: &'static str,
+    tag: EntityTag,
+}
+
+impl File {
+    fn new(name: &'static str, kind: &'static str, text: &'static str) -> Self {
+        let mut tag = String::new();
+        for byte in Sha256::digest(text).iter().take(8) {
+            // Writing to a String cannot fail.
+            let _ = write!(tag, "{byte:02x}");
+        }
+        // Weak: the same file may be sent compressed.
+        Self { name, kind, text, tag: EntityTag::new_weak(tag) }
+    }
+}
+
+macro_rules! files {
+    ($($name:literal: $kind:ident,)+) => {
+        vec![$(File::new($name, $kind, include_str!(concat!("page/", $name))),)+]
+    };
+}
+
+static FILES: LazyLock<Vec<File>> = LazyLock::new(|| {
+    files! {
+        "index.html": HTML,
+        "page.css": CSS,
+        "icon.svg": SVG,
+        "api.js": SCRIPT,
+        "changes.js": SCRIPT,
+        "decisions.js": SCRIPT,
+        "dialog.js": SCRIPT,
+        "dom.js": SCRIPT,
+        "gpus.js": SCRIPT,
+        "links.js": SCRIPT,
+        "live.js": SCRIPT,
+        "model.js": SCRIPT,
+        "page.js": SCRIPT,
+        "stack.js": SCRIPT,
+    }
+});
+
+pub(super) async fn start(request: HttpRequest) -> Result<HttpResponse, Problem> {
+    answer(&request, START)
+}
+
+pub(super) async fn file(request: HttpRequest, path: web::Path<String>) -> Result<HttpResponse, Problem> {
+    answer(&request, &path)
+}
+
+fn answer(request: &HttpRequest, name: &str) -> Result<HttpResponse, Problem> {
+    let Some(file) = FILES.iter().find(|file| file.name == name) else {
+        return Err(Problem::new(Kind::NoRoute, "the page has no such file").hint("/ is the page"));
+    };
+    let known = match IfNoneMatch::parse(request) {
+        Ok(IfNoneMatch::Any) => true,
+        Ok(IfNoneMatch::Items(tags)) => tags.iter().any(|tag| tag.weak_eq(&file.tag)),
+        // A malformed condition is none: the whole file is never wrong.
+        Err(_) => false,
+    };
+    let mut response = if known { HttpResponse::NotModified() } else { HttpResponse::Ok() };
+    response
+        .insert_header(ETag(file.tag.clone()))
+        .insert_header((CACHE_CONTROL, KEPT))
+        .insert_header((CONTENT_SECURITY_POLICY, POLICY));
+    Ok(if known { response.finish() } else { response.content_type(file.kind).body(file.text) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FILES;
+    use std::path::Path;
+
+    #[test]
+    fn every_file_of_the_folder_is_served_and_nothing_is_inline() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/admin/page");
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            assert!(FILES.iter().any(|f| f.name == name), "{name} is not in the list of files");
+        }
+        for file in FILES.iter() {
+            for never in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
+                assert!(!file.text.contains(never), "{}: {never}", file.name);
+            }
+            assert!(!file.text.contains("https://"), "{} names another host", file.name);
+        }
+        let page = FILES.iter().find(|f| f.name == super::START).unwrap().text;
+        for never in ["<style", "style=", "onclick", "<script>"] {
+            assert!(!page.contains(never), "{never} would be refused by the content security policy");
+        }
+    }
+}

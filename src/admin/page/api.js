@@ -1,0 +1,116 @@
+// The REST API of the daemon that served this page. The token is in this tab's session storage and in
+// the Authorization header, never in a URL.
+
+const KEY = 'berth-token';
+/** Longest wait for an answer, milliseconds: an activation compiles and asks the whole stack. */
+const WAIT_MS = 30_000;
+/** Most requests at once: a browser opens six connections to a host, and the event stream has one. */
+const AT_ONCE = 4;
+
+/** An answer of the API that is a no: problem+json (RFC 9457), or the like of it. */
+export class Problem extends Error {
+  constructor({ title, detail, hint, status = 0 }) {
+    super(detail || title);
+    Object.assign(this, { title, detail, hint, status });
+  }
+}
+
+export class Api {
+  #token = sessionStorage.getItem(KEY) ?? '';
+  #known = new Map();
+  #free = AT_ONCE;
+  #waiting = [];
+
+  get signedIn() { return this.#token !== ''; }
+
+  signIn(token) {
+    this.#token = token;
+    this.#known.clear();
+    sessionStorage.setItem(KEY, token);
+  }
+
+  signOut() {
+    this.#token = '';
+    this.#known.clear();
+    sessionStorage.removeItem(KEY);
+  }
+
+  /** The answer to a GET. With `conditional`, one that has not changed is not sent again. */
+  async get(path, { conditional = true } = {}) {
+    const known = conditional ? this.#known.get(path) : undefined;
+    const response = await this.#ask('GET', path, { headers: known ? { 'If-None-Match': known.etag } : {} });
+    if (response.status === 304 && known) return known.data;
+    const data = await this.#read(response);
+    const etag = response.headers.get('ETag');
+    if (etag && conditional) this.#known.set(path, { etag, data });
+    return data;
+  }
+
+  /** A GET whose ETag the caller needs, for If-Match. */
+  async getWithTag(path) {
+    const response = await this.#ask('GET', path, {});
+    return { data: await this.#read(response), etag: response.headers.get('ETag') };
+  }
+
+  async put(path, body, headers = {}) {
+    const sent = { headers: { 'Content-Type': 'application/json', ...headers }, body: JSON.stringify(body) };
+    return this.#read(await this.#ask('PUT', path, sent));
+  }
+
+  async delete(path, headers = {}) {
+    return this.#read(await this.#ask('DELETE', path, { headers }));
+  }
+
+  /** The event stream's response, whatever its status; it stays open, so no time limit is set. */
+  stream(path, lastId, signal) {
+    const headers = { ...this.#authorization(), Accept: 'text/event-stream' };
+    if (lastId) headers['Last-Event-ID'] = lastId;
+    return fetch(`/api/v1${path}`, { headers, signal, cache: 'no-store', credentials: 'omit', redirect: 'error' });
+  }
+
+  #authorization() { return { Authorization: `Bearer ${this.#token}` }; }
+
+  async #ask(method, path, { headers = {}, body }) {
+    if (this.#free > 0) this.#free -= 1;
+    else await new Promise((resolve) => this.#waiting.push(resolve));
+    try {
+      return await fetch(`/api/v1${path}`, {
+        method,
+        body,
+        headers: { ...this.#authorization(), Accept: 'application/json, application/problem+json', ...headers },
+        cache: 'no-store',
+        credentials: 'omit',
+        redirect: 'error',
+        signal: AbortSignal.timeout(WAIT_MS),
+      });
+    } catch (error) {
+      throw new Problem({
+        title: 'No answer from the daemon',
+        detail: error.name === 'TimeoutError' ? `nothing came within ${WAIT_MS / 1000} seconds` : 'the connection failed',
+        hint: 'is the daemon running, and is the port still forwarded?',
+      });
+    } finally {
+      // Whoever waits takes this place over; with nobody waiting it is free.
+      const next = this.#waiting.shift();
+      if (next) next();
+      else this.#free += 1;
+    }
+  }
+
+  async #read(response) {
+    if (response.status === 204) return null;
+    let data;
+    try {
+      data = await response.json();
+    } catch {
+      data = null;
+    }
+    if (response.ok && data !== null) return data;
+    throw new Problem({
+      title: data?.title ?? `The daemon answered ${response.status}`,
+      detail: data?.detail ?? '',
+      hint: data?.hint ?? '',
+      status: response.status,
+    });
+  }
+}

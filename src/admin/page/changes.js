@@ -1,0 +1,94 @@
+// What the operator changes on a GPU: cordon, drain, uncordon. Each asks first.
+
+import { ask, field } from './dialog.js';
+import { count, el } from './dom.js';
+import { holderName } from './model.js';
+
+/** Longest deadline that the API takes, in minutes: a week. */
+const DEADLINE_MIN_MAX = 7 * 24 * 60;
+const path = (gpu, noun) => `/gpus/${encodeURIComponent(gpu.uuid)}/${noun}`;
+const reasonInput = () => el('input', { id: 'reason', type: 'text', maxlength: 1000, autocomplete: 'off' });
+const SHOWN_TO_ALL = 'Shown to everybody who looks at this GPU.';
+
+function holders(gpu) {
+  const names = [...new Set(gpu.allocations.map(holderName))];
+  if (names.length === 0) return 'Nobody holds anything of it now.';
+  const shown = names.slice(0, 5).join(', ');
+  const more = names.length > 5 ? ` and ${names.length - 5} more` : '';
+  return `${count(gpu.allocations.length, 'allocation')} on it: ${shown}${more}.`;
+}
+
+export function cordon(api, gpu) {
+  const reason = reasonInput();
+  return ask({
+    title: `Cordon GPU ${gpu.index}?`,
+    words: ['Its free devices are withdrawn at once and nothing new is granted on it. What runs on it stays.', holders(gpu)],
+    fields: [field('Reason', reason, SHOWN_TO_ALL)],
+    label: 'Cordon',
+    act: () => api.put(path(gpu, 'cordon'), { reason: reason.value.trim() }),
+  });
+}
+
+export function uncordon(api, gpu) {
+  const { state, by, why } = gpu.drain;
+  return ask({
+    title: `Uncordon GPU ${gpu.index}?`,
+    words: [
+      `It is ${state}${by ? ` by ${by}` : ''}${why ? `: ${why}` : ''}.`,
+      state === 'cordoned' ? 'It may be granted again at once.' : 'The drain is undone, and the GPU may be granted again at once.',
+    ],
+    label: 'Uncordon',
+    act: () => api.delete(path(gpu, 'cordon')),
+  });
+}
+
+export function stopDrain(api, gpu) {
+  return ask({
+    title: `Call off the drain of GPU ${gpu.index}?`,
+    words: ['Nobody else is asked to leave. Pods that are leaving already go on leaving. The GPU stays cordoned.'],
+    label: 'Call off',
+    act: () => api.delete(path(gpu, 'drain')),
+  });
+}
+
+export function markHealthy(api, gpu) {
+  const reason = reasonInput();
+  return ask({
+    title: `Say that GPU ${gpu.index} works again?`,
+    words: [`It is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}. Your word is believed until the next bad sign.`],
+    fields: [field('Reason', reason, 'What was done about it.')],
+    label: 'Mark healthy',
+    act: () => api.put(path(gpu, 'health'), { state: 'healthy', reason: reason.value.trim() }),
+  });
+}
+
+export function drain(api, gpu) {
+  const reason = reasonInput();
+  const evict = el('input', { id: 'evict', type: 'checkbox' });
+  const deadline = el('input', { id: 'deadline', type: 'number', min: 1, max: DEADLINE_MIN_MAX, step: 1, inputmode: 'numeric' });
+  const atDeadline = el('select', { id: 'at-deadline' },
+    el('option', { value: 'wait' }, 'go on, and show the drain as late'),
+    el('option', { value: 'giveUp' }, 'call the drain off'),
+    el('option', { value: 'delete' }, 'delete the pods that are left'));
+  return ask({
+    title: `Drain GPU ${gpu.index}?`,
+    words: ['Nothing new is granted on it, and it is watched until nobody holds it any more.', holders(gpu)],
+    fields: [
+      field('Reason', reason, SHOWN_TO_ALL),
+      el('div', { class: 'field check' }, evict, el('label', { for: 'evict' },
+        'Evict: ask the pods that hold it to leave, through the API server')),
+      field('Deadline in minutes', deadline, 'Empty: none.'),
+      field('At the deadline', atDeadline, 'Deleting needs Evict, and does not heed disruption budgets.'),
+    ],
+    label: 'Drain',
+    danger: true,
+    act: () => api.put(path(gpu, 'drain'), order(reason, evict, deadline, atDeadline)),
+  });
+}
+
+function order(reason, evict, deadline, atDeadline) {
+  const made = { reason: reason.value.trim(), evict: evict.checked };
+  if (deadline.value !== '') made.deadlineSeconds = Math.round(Number(deadline.value) * 60);
+  if (atDeadline.value !== 'wait') made.atDeadline = atDeadline.value;
+  return made;
+}

@@ -1,0 +1,79 @@
+// Elements and words. What comes from policies and pods is only ever set as text.
+
+/** An element; `props` are attributes, `on…` listeners, and `class`. Strings become text nodes. */
+export function el(tag, props = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith('on')) made.addEventListener(name.slice(2), value);
+    else made.setAttribute(name, value === true ? '' : String(value));
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return made;
+}
+
+export const byId = (id) => document.getElementById(id);
+
+/** Sets a text only where it changed: what a reader has selected or hears is left alone. */
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+/** Replaces the children if `sign` is another one than at the last call. True if it did. */
+export function renew(node, sign, make) {
+  const text = JSON.stringify(sign);
+  if (node.berthSign === text) return false;
+  node.berthSign = text;
+  node.replaceChildren(...[make()].flat());
+  return true;
+}
+
+/**
+ * A table with a caption. Its roles are written out, because on a phone its rows are shown as blocks,
+ * which would otherwise take its meaning from screen readers.
+ */
+export function table(caption, heads, rows, kind = '') {
+  const head = el('tr', { role: 'row' }, heads.map((h) => el('th', { role: 'columnheader', scope: 'col' }, h)));
+  const body = rows.map((cells) => el('tr', { role: 'row' }, cells.map((cell, column) =>
+    el('td', { role: 'cell', 'data-label': heads[column], 'data-empty': cell === '–' }, el('div', {}, ...[cell].flat())))));
+  return el('table', { role: 'table', class: kind },
+    el('caption', {}, caption),
+    el('thead', { role: 'rowgroup' }, head),
+    el('tbody', { role: 'rowgroup' }, body));
+}
+
+/** A state in a word, with a shape of its own: colour is never the only sign. */
+export function badge(text, kind) {
+  const shapes = { good: '●', warn: '▲', bad: '■', busy: '◆', plain: '○' };
+  return el('span', { class: `badge ${kind}` }, el('span', { 'aria-hidden': 'true' }, shapes[kind] ?? '○'), ` ${text}`);
+}
+
+export const number = (n) => n.toLocaleString('en');
+export const gib = (mib) => (mib / 1024).toLocaleString('en', { maximumFractionDigits: 1 });
+export const count = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`;
+
+/** `14:02:11`, with the day where it is another one. */
+export function time(text) {
+  const at = new Date(text);
+  if (Number.isNaN(at.getTime())) return text;
+  const clock = at.toLocaleTimeString('en-GB');
+  return at.toDateString() === new Date().toDateString() ? clock : `${at.toISOString().slice(0, 10)} ${clock}`;
+}
+
+export const timeOf = (text) => el('time', { datetime: text, title: text }, time(text));
+
+/** `1d 2h`, `9m 58s`: two units at most. */
+export function duration(seconds) {
+  const units = [['d', 86400], ['h', 3600], ['m', 60], ['s', 1]];
+  const parts = [];
+  let left = Math.max(0, Math.floor(seconds));
+  for (const [unit, size] of units) {
+    const n = Math.floor(left / size);
+    if (n > 0) parts.push(`${n}${unit}`);
+    left -= n * size;
+  }
+  return parts.slice(0, 2).join(' ') || '0s';
+}
+
+export const shortUuid = (uuid) => (uuid.length > 13 ? `${uuid.slice(0, 12)}…` : uuid);
+export const shortDigest = (digest) => digest.slice(0, 12);

@@ -1,0 +1,164 @@
+// What keeps the page fresh: the daemon's event stream, read with fetch because EventSource cannot send
+// an Authorization header; or a look every few seconds where the daemon has no stream.
+
+const EVENTS = '/events';
+/** Between looks without a stream, milliseconds. */
+const POLL_MS = 3000;
+/** Between looks beside the stream: memory in use and time left are told by no event. */
+const SLOW_MS = 15_000;
+/** First and longest wait before the stream is opened again. */
+const AGAIN_MS = 1000;
+const AGAIN_MAX_MS = 30_000;
+/** A stream that says nothing for so long, not even a comment, is taken for dead. */
+const SILENT_MS = 60_000;
+/** Events that come in a burst are one look; on a busy node there is one a second. */
+const GATHER_MS = 200;
+const APART_MS = 1000;
+
+/** Calls `look` when something changed, and `say` with how it stands: live, polling or lost. */
+export class Live {
+  #api; #look; #say;
+  #stop = new AbortController();
+  #lastId = '';
+  #timer = 0;
+  #due = Infinity;
+  #last = 0;
+  #looking = false;
+  #again = false;
+  #live = false;
+
+  constructor(api, look, say) {
+    this.#api = api;
+    this.#look = look;
+    this.#say = say;
+  }
+
+  start() {
+    this.#follow();
+    document.addEventListener('visibilitychange', () => this.soon(), { signal: this.#stop.signal });
+    this.soon(0);
+  }
+
+  stop() {
+    this.#stop.abort();
+    clearTimeout(this.#timer);
+  }
+
+  /** A look soon; while one is under way, one after it. */
+  soon(wait = GATHER_MS) {
+    if (this.#stop.signal.aborted || document.hidden) return;
+    if (this.#looking) {
+      this.#again = true;
+      return;
+    }
+    const now = performance.now();
+    const due = Math.max(now + wait, this.#last + APART_MS);
+    // One that is sooner stands: events without end must not put the look off for ever.
+    if (this.#due <= due) return;
+    this.#due = due;
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#run(), due - now);
+  }
+
+  async #run() {
+    this.#looking = true;
+    this.#again = false;
+    this.#due = Infinity;
+    this.#last = performance.now();
+    try {
+      await this.#look();
+    } finally {
+      this.#looking = false;
+      this.soon(this.#again ? GATHER_MS : this.#live ? SLOW_MS : POLL_MS);
+    }
+  }
+
+  async #follow() {
+    let wait = AGAIN_MS;
+    while (!this.#stop.signal.aborted) {
+      let over = false;
+      try {
+        const read = await this.#readStream();
+        if (read === 'none') {
+          this.#say('polling');
+          this.soon(POLL_MS);
+          return;
+        }
+        // The daemon ends each stream after a while; only one that cannot be opened again is lost.
+        over = read === 'ended';
+        if (over) wait = AGAIN_MS;
+      } catch {
+        // A lost connection: said below, and tried again.
+      }
+      if (this.#stop.signal.aborted) return;
+      if (!over) this.#lost();
+      // Spread, so that many pages do not come back at once after a restart of the daemon.
+      await new Promise((resolve) => setTimeout(resolve, wait * (0.75 + Math.random() / 2)));
+      wait = Math.min(wait * 2, AGAIN_MAX_MS);
+    }
+  }
+
+  #lost() {
+    this.#live = false;
+    this.#say('lost');
+    this.soon(POLL_MS);
+  }
+
+  /** 'none': the daemon has no stream. 'refused': not now. 'ended': it was open and is over. */
+  async #readStream() {
+    const silent = new AbortController();
+    const signal = AbortSignal.any([this.#stop.signal, silent.signal]);
+    let timer = setTimeout(() => silent.abort(), SILENT_MS);
+    try {
+      const response = await this.#api.stream(EVENTS, this.#lastId, signal);
+      if (response.status === 404 || response.status === 405) return 'none';
+      if (!response.ok || !response.body) return 'refused';
+      this.#live = true;
+      this.#say('live');
+      this.soon();
+      const parser = new Parser((id) => { this.#lastId = id; }, () => this.soon());
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) return 'ended';
+        clearTimeout(timer);
+        timer = setTimeout(() => silent.abort(), SILENT_MS);
+        parser.take(value);
+      }
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+}
+
+/** The lines of an event stream (HTML, 9.2.6), as far as this page needs them: ids, and that an event came. */
+export class Parser {
+  #rest = '';
+  #id;
+  #data = false;
+
+  constructor(onId, onEvent) {
+    this.onId = onId;
+    this.onEvent = onEvent;
+  }
+
+  take(text) {
+    // A lone CR at the end may be the first half of a CRLF: it waits for the next piece.
+    const lines = (this.#rest + text).split(/\r\n|\n|\r(?!$)/);
+    this.#rest = lines.pop();
+    for (const line of lines) this.#line(line);
+  }
+
+  #line(line) {
+    if (line === '') {
+      if (this.#id !== undefined) this.onId(this.#id);
+      if (this.#data) this.onEvent();
+      this.#id = undefined;
+      this.#data = false;
+      return;
+    }
+    const [, field, value] = /^([^:]*):? ?(.*)$/s.exec(line) ?? [];
+    if (field === 'id' && !value.includes('\0')) this.#id = value;
+    if (field === 'data') this.#data = true;
+  }
+}

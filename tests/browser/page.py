@@ -1,0 +1,281 @@
+"""The page `/`: the node at a glance, as an operator uses it."""
+
+from __future__ import annotations
+
+import json
+
+from browser import Watch, picture
+from node import SHARED, Node
+from playwright.sync_api import Locator, expect
+from say import Trouble, check, until
+
+
+def sign_in(watch: Watch, node: Node) -> None:
+    page = watch.page
+    if not node.with_events():
+        # The page asks for the stream, and goes on without.
+        watch.allow(404)
+    page.goto(f"{node.base}/")
+    page.get_by_label("Token", exact=True).fill(node.token)
+    page.get_by_role("button", name="Sign in").click()
+    page.locator(".tile").first.wait_for()
+
+
+def tile(watch: Watch, index: int) -> Locator:
+    return watch.page.get_by_role("article", name=f"GPU {index}", exact=True)
+
+
+def _press(watch: Watch, index: int, name: str) -> Locator:
+    """A button of a tile, and the dialog that it opens."""
+    tile(watch, index).get_by_role("button", name=name, exact=True).click()
+    dialog = watch.page.get_by_role("dialog")
+    dialog.wait_for()
+    return dialog
+
+
+def _no_sideways(watch: Watch, when: str) -> None:
+    wide, window = watch.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    check(wide <= window, f"{when}: {wide} px wide in a window of {window}")
+
+
+def the_shell_is_empty_and_a_wrong_token_is_explained(watch: Watch, node: Node) -> None:
+    page = watch.page
+    page.goto(f"{node.base}/")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    check("/var/lib/berth/token" in page.inner_text("body"), "the page does not say where the token lies")
+    check("GPU-" not in page.content() and "browser-node" not in page.content(), "the shell has data in it")
+    expect(page.get_by_label("Token", exact=True)).to_be_focused()
+    picture(page, "page-sign-in")
+    watch.allow(401)
+    page.keyboard.type("x" * 64)
+    page.keyboard.press("Enter")
+    said = page.get_by_role("alert")
+    expect(said).to_contain_text("What to do")
+    picture(page, "page-sign-in-refused")
+    check(page.evaluate("sessionStorage.length") == 0, "a refused token was kept")
+
+
+def signs_in_shows_the_node_and_forgets_it(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    expect(page.locator(".tile")).to_have_count(8)
+    expect(page.get_by_text("browser-node")).to_be_visible()
+    text = page.inner_text("main")
+    for words in ["team-a/train-0/main", "team-b/notebook-0/main", "team-b/<img/src=x>/main", "mixed", "NVIDIA H100"]:
+        check(words in text, f"{words} is not shown")
+    check(page.locator("main img").count() == 0, "a pod's name became an element")
+    held = node.ask("GET", "/allocations?state=live&pod=train-0")[1]["items"][0]["gpus"][0]
+    index = next(g["index"] for g in node.gpus() if g["uuid"] == held)
+    expect(tile(watch, index)).to_contain_text("79.6 granted, of 79.6 GiB")
+    tile(watch, index).get_by_text(f"Devices of GPU {index}").click()
+    expect(tile(watch, index).get_by_role("table")).to_contain_text("team-a/train-0/main")
+    where = page.evaluate("[Object.values(sessionStorage).join(), localStorage.length, document.cookie, location.href]")
+    check(where[0] == node.token and where[1:3] == [0, ""], "the token is kept elsewhere than in this tab's session")
+    check(node.token not in where[3] and node.token not in page.content(), "the token is in the URL or in the page")
+    picture(page, "page-light", full=True)
+    page.reload()
+    expect(page.locator(".tile")).to_have_count(8)
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("Token", exact=True)).to_be_focused()
+    left = page.content()
+    check("GPU-" not in left and "team-a" not in left and "browser-node" not in left, "data stayed after the sign-out")
+    check(page.evaluate("sessionStorage.length") == 0, "the token stayed after the sign-out")
+
+
+def _tab_to(watch: Watch, button: Locator) -> None:
+    wanted = button.element_handle()
+    for _ in range(200):
+        watch.page.keyboard.press("Tab")
+        if watch.page.evaluate("(b) => document.activeElement === b", wanted):
+            outline = watch.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            check(outline != "none", "the focus cannot be seen")
+            return
+    raise Trouble("the button cannot be reached by Tab")
+
+
+def cordons_by_keyboard_alone(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    cordon = tile(watch, 6).get_by_role("button", name="Cordon…", exact=True)
+    _tab_to(watch, cordon)
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="Cordon GPU 6?")
+    expect(dialog.get_by_label("Reason")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(cordon).to_be_focused()
+    check(node.drain_state(6) == "active", "Escape cordoned the GPU")
+    page.keyboard.press("Space")
+    page.keyboard.type("fan <b>replacement</b>")
+    picture(page, "page-cordon")
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    expect(tile(watch, 6)).to_contain_text("cordoned by admin: fan <b>replacement</b>")
+    check(node.drain_state(6) == "cordoned", "the GPU is not cordoned")
+    expect(page.locator("#said")).to_contain_text("GPU 6 is cordoned")
+    check(tile(watch, 6).locator("b").count() == 0, "a reason became an element")
+    inside = page.evaluate("document.activeElement.closest('.tile')?.querySelector('h3').textContent")
+    check(inside == "GPU 6", f"the focus went to {inside} after the cordon")
+    node.ask("DELETE", f"/gpus/{node.gpus()[6]['uuid']}/cordon")
+
+
+def drains_and_shows_why_a_refused_drain_was(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    held = node.ask("GET", "/allocations?state=live&pod=train-0")[1]["items"][0]["gpus"][0]
+    index = next(g["index"] for g in node.gpus() if g["uuid"] == held)
+    dialog = _press(watch, index, "Drain…")
+    expect(dialog).to_contain_text("team-a/train-0/main")
+    dialog.get_by_label("Reason").fill("new fan")
+    dialog.get_by_label("Evict", exact=False).first.check()
+    watch.allow(409)
+    dialog.get_by_role("button", name="Drain", exact=True).click()
+    refused = dialog.get_by_role("alert")
+    expect(refused).to_contain_text("No API server is configured")
+    expect(refused).to_contain_text("What to do: start the daemon with --kubeconfig")
+    picture(page, "page-drain-refused")
+    check(node.drain_state(index) == "active", "a refused drain did something")
+    dialog.get_by_label("Evict", exact=False).first.uncheck()
+    dialog.get_by_label("Deadline in minutes").fill("30")
+    dialog.get_by_label("At the deadline").select_option("giveUp")
+    dialog.get_by_role("button", name="Drain", exact=True).click()
+    expect(dialog).to_be_hidden()
+    expect(tile(watch, index)).to_contain_text("draining by admin: new fan")
+    expect(tile(watch, index)).to_contain_text("1 allocation left")
+    order = node.ask("GET", f"/gpus/{held}/drain")[1]["progress"]
+    check((order["atDeadline"], order["evict"]) == ("giveUp", False), f"another order than asked for: {order}")
+    picture(page, "page-draining")
+    _press(watch, index, "Stop drain…").get_by_role("button", name="Call off", exact=True).click()
+    expect(tile(watch, index).get_by_role("button", name="Uncordon…", exact=True)).to_be_visible()
+    expect(tile(watch, index).get_by_role("button", name="Stop drain…", exact=True)).to_be_hidden()
+    _press(watch, index, "Uncordon…").get_by_role("button", name="Uncordon", exact=True).click()
+    expect(tile(watch, index).get_by_role("button", name="Cordon…", exact=True)).to_be_visible()
+    check(node.drain_state(index) == "active", "the GPU is not active")
+
+
+def _stack(node: Node) -> dict:
+    return node.ask("GET", "/stack")[1]
+
+
+def activates_a_policy_and_shows_refusals(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    before = _stack(node)
+    shipped = next(p for p in node.ask("GET", "/policies")[1]["items"] if p["name"] == "binpack" and p["shipped"])
+    activate = page.get_by_role("button", name="Activate a policy…")
+    activate.click()
+    dialog = page.get_by_role("dialog", name="Activate a policy")
+    dialog.get_by_label("Policy and version").select_option(shipped["digest"])
+    expect(dialog).to_contain_text("The stack will be: mixed, binpack")
+    dialog.get_by_role("button", name="Activate", exact=True).click()
+    check(dialog.is_visible() and _stack(node)["revision"] == before["revision"], "activated without a reason")
+    dialog.get_by_label("Reason").fill("pack the shares")
+    picture(page, "page-activate")
+    dialog.get_by_role("button", name="Activate", exact=True).click()
+    expect(dialog).to_be_hidden()
+    expect(page.locator("#stack")).to_contain_text("pack the shares")
+    after = _stack(node)
+    check([e["policy"] for e in after["entries"]] == ["mixed", "binpack"], f"another stack: {after}")
+    check(after["entries"][0]["parameters"] == {"replicas": 4}, "the other entry lost its parameters")
+    expect(activate).to_be_focused()
+
+    # Parameters that the policy does not take.
+    activate.click()
+    dialog.get_by_label("Policy and version").select_option(before["entries"][0]["digest"])
+    check(json.loads(dialog.get_by_label("Parameters").input_value()) == {"replicas": 4}, "the entry's parameters are not there")
+    dialog.get_by_label("Parameters").fill("{")
+    dialog.get_by_label("Reason").fill("wrong")
+    dialog.get_by_role("button", name="Activate", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("no JSON object")
+    dialog.get_by_label("Parameters").fill('{"replicas": "four"}')
+    watch.allow(412, 422)
+    dialog.get_by_role("button", name="Activate", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("expected a whole number")
+    picture(page, "page-activate-refused")
+
+    # Somebody else was faster.
+    entries = [{k: e[k] for k in ("policy", "digest", "parameters", "permissions", "onFault")} for e in before["entries"]]
+    status, _ = node.ask("PUT", "/stack", {"entries": entries, "reason": "from elsewhere"})
+    check(status == 200, "the other activation failed")
+    dialog.get_by_label("Parameters").fill('{"replicas": 2}')
+    dialog.get_by_role("button", name="Activate", exact=True).click()
+    refused = dialog.get_by_role("alert")
+    expect(refused).to_contain_text("Changed meanwhile")
+    expect(refused).to_contain_text("What to do")
+    page.keyboard.press("Escape")
+    expect(page.locator("#stack")).to_contain_text("from elsewhere")
+
+
+def changes_from_outside_are_seen(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    # Live it is a matter of a second; without a stream of one look.
+    within = 3000 if node.with_events() else 10_000
+    word = "live" if node.with_events() else "every 3 s"
+    expect(page.locator("#pulse")).to_contain_text(word)
+    uuid = node.gpus()[5]["uuid"]
+    page.evaluate("document.querySelectorAll('.tile')[5].dataset.mark = 'kept'")
+    node.ask("PUT", f"/gpus/{uuid}/cordon", {"reason": "from outside"})
+    expect(tile(watch, 5)).to_contain_text("cordoned by admin: from outside", timeout=within)
+    expect(page.locator("#said")).to_contain_text("GPU 5 is cordoned: from outside")
+    node.ask("DELETE", f"/gpus/{uuid}/cordon")
+    expect(tile(watch, 5).get_by_role("button", name="Cordon…", exact=True)).to_be_visible(timeout=within)
+    check(page.locator(".tile[data-mark=kept]").count() == 1, "a tile was thrown away and made anew")
+    node.tell(f"run team-d/late-0 {SHARED} 1")
+    expect(page.locator("#tiles")).to_contain_text("team-d/late-0/main", timeout=30_000)
+    expect(page.locator("#decisions")).to_contain_text("team-d/late-0/main", timeout=30_000)
+
+
+def a_daemon_that_is_away_is_said_and_comes_back(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    watch.lost = True
+    page.route("**/api/v1/**", lambda route: route.abort())
+    page.get_by_role("button", name="Activate a policy…").click()
+    expect(page.locator("#notices")).to_contain_text("No answer from the daemon")
+    picture(page, "page-away")
+    page.unroute("**/api/v1/**")
+    expect(page.locator("#notices")).not_to_contain_text("No answer", timeout=25_000)
+
+
+def dark_light_and_less_motion(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.emulate_media(color_scheme="dark")
+    until("another ground in the dark", lambda: page.evaluate(ground) != light, 5)
+    picture(page, "page-dark", full=True)
+    moves = "getComputedStyle(document.querySelector('.bar .used')).transitionProperty + getComputedStyle(document.querySelector('.bar .used')).transitionDuration"
+    check("0.3s" in page.evaluate(moves), "the bar does not move at all")
+    page.emulate_media(color_scheme="dark", reduced_motion="reduce")
+    check("0.3s" not in page.evaluate(moves), "the bar moves although less motion is asked for")
+
+
+def a_phone_needs_no_sideways_scrolling(watch: Watch, node: Node) -> None:
+    page = watch.page
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(f"{node.base}/")
+    _no_sideways(watch, "signing in")
+    sign_in(watch, node)
+    for details in page.locator("details summary").all():
+        details.click()
+    _no_sideways(watch, "with everything open")
+    picture(page, "page-phone", full=True)
+    page.get_by_role("button", name="Activate a policy…").click()
+    page.get_by_role("dialog").wait_for()
+    _no_sideways(watch, "with the dialog")
+    picture(page, "page-phone-dialog")
+
+
+CASES = [
+    the_shell_is_empty_and_a_wrong_token_is_explained,
+    signs_in_shows_the_node_and_forgets_it,
+    cordons_by_keyboard_alone,
+    drains_and_shows_why_a_refused_drain_was,
+    activates_a_policy_and_shows_refusals,
+    changes_from_outside_are_seen,
+    a_daemon_that_is_away_is_said_and_comes_back,
+    dark_light_and_less_motion,
+    a_phone_needs_no_sideways_scrolling,
+]

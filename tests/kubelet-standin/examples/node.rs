@@ -1,0 +1,71 @@
+//! A stand-in kubelet on a folder, moved by lines on its standard input: for tests that run the daemon
+//! as a program of its own.
+//!
+//! ```text
+//! node FOLDER
+//! run NAMESPACE/POD RESOURCE COUNT    a pod with one container, main, starts
+//! end NAMESPACE/POD                   it has ended and is deleted
+//! wait RESOURCE COUNT                 until so many devices can be had, at most a minute
+//! ```
+//!
+//! Each line is answered by one: `ok`, or `no:` and why. It stops when its input ends.
+
+// It talks to the program that started it.
+#![allow(clippy::print_stdout)]
+
+use kubelet_standin::{Kubelet, PodSpec};
+use std::collections::BTreeMap;
+use std::io::{BufRead, stdin};
+use std::time::Duration;
+
+/// Longest `wait`.
+const WAIT: Duration = Duration::from_secs(60);
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = std::env::args().nth(1).ok_or("which folder? node FOLDER")?;
+    let kubelet = Kubelet::started(folder).await?;
+    println!("ok");
+    let mut pods = BTreeMap::new();
+    loop {
+        // Commands come one at a time: whoever asks waits for the answer.
+        let line = tokio::task::spawn_blocking(|| stdin().lock().lines().next()).await?;
+        let Some(line) = line.transpose()? else { break };
+        match command(&kubelet, &mut pods, &line).await {
+            Ok(()) => println!("ok"),
+            Err(why) => println!("no: {}", why.replace('\n', " ")),
+        }
+    }
+    kubelet.stop().await;
+    Ok(())
+}
+
+async fn command(kubelet: &Kubelet, pods: &mut BTreeMap<String, String>, line: &str) -> Result<(), String> {
+    let words: Vec<_> = line.split_whitespace().collect();
+    match words[..] {
+        ["run", pod, resource, count] => {
+            let (namespace, name) = pod.split_once('/').ok_or("a pod is NAMESPACE/POD")?;
+            let spec = PodSpec::new(namespace, name).container("main", &[(resource, number(count)?)]);
+            let uid = spec.uid.clone();
+            kubelet.admit(spec).await.map_err(|e| e.to_string())?;
+            kubelet.run(&uid).await.map_err(|e| e.to_string())?;
+            pods.insert(pod.to_owned(), uid);
+            Ok(())
+        }
+        ["end", pod] => {
+            let uid = pods.remove(pod).ok_or("no such pod runs")?;
+            kubelet.finish(&uid);
+            kubelet.delete(&uid);
+            Ok(())
+        }
+        ["wait", resource, count] => {
+            let met = kubelet.wait_allocatable(resource, number(count)?, WAIT).await;
+            met.map_err(|e| e.to_string())
+        }
+        _ => Err("run NAMESPACE/POD RESOURCE COUNT, end NAMESPACE/POD, wait RESOURCE COUNT".into()),
+    }
+}
+
+fn number(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| format!("{text} is no number"))
+}

@@ -10,6 +10,8 @@ mod recent;
 use super::dto::{Event, EventKind, rfc3339};
 use super::problem::{Kind, Problem};
 use super::state::State;
+use crate::admission::Standings;
+use crate::keeper::Snapshot;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::PartId;
 use crate::kernel::time::Now;
@@ -22,7 +24,7 @@ use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use utoipa::IntoParams;
 
 /// Streams at a time: some pages and scripts of a node's operators. Each has a connection of its own, of
@@ -62,11 +64,21 @@ impl Feed {
     }
 }
 
-/// Looks at each new ledger for what is to be told, for ever.
-pub(super) async fn keep(state: web::Data<State>) {
+/// Looks at each new ledger for what is to be told, for ever. What it is held against is the ledger of the
+/// call, whenever the future is first polled: what comes in between is told.
+pub(super) fn keep(state: web::Data<State>) -> impl Future<Output = ()> {
     let (mut snapshots, mut standings) = (state.door.watch(), state.door.watch_standings());
     let first = snapshots.borrow_and_update().clone();
-    let mut told = Told::new(first, standings.borrow_and_update().clone());
+    let told = Told::new(first, standings.borrow_and_update().clone());
+    look(state, snapshots, standings, told)
+}
+
+async fn look(
+    state: web::Data<State>,
+    mut snapshots: watch::Receiver<Snapshot>,
+    mut standings: watch::Receiver<Arc<Standings>>,
+    mut told: Told,
+) {
     loop {
         let changed = tokio::select! {
             changed = snapshots.changed() => changed,

@@ -167,9 +167,11 @@ impl Server {
             }
         };
         let handles: Vec<_> = servers.iter().map(dev::Server::handle).collect();
+        // From before the first answer: what a client changes is told.
+        let feed = events::keep(state.clone());
         let running: Vec<_> = servers.into_iter().map(rt::spawn).collect();
         let _ = started.send(Ok(()));
-        let feeding = rt::spawn(events::keep(state.clone()));
+        let feeding = rt::spawn(feed);
         stops.recv().await;
         // The library's own graceful stop looks only once a second whether all are done.
         state.gate.close();

@@ -140,7 +140,7 @@ mod tests {
     use crate::kernel::drain::{Mark, Order};
     use actix_web::test::TestRequest;
 
-    fn asked(name: HeaderName, values: &[&str]) -> HttpRequest {
+    fn asked(name: &HeaderName, values: &[&str]) -> HttpRequest {
         let mut request = TestRequest::default();
         for value in values {
             request = request.append_header((name.clone(), *value));
@@ -154,26 +154,26 @@ mod tests {
         let tag_of = |response: &HttpResponse| {
             response.headers().get(ETAG).and_then(|tag| tag.to_str().ok()).unwrap_or_default().to_owned()
         };
-        let first = fresh(&asked(ETAG, &[]), &body).unwrap();
+        let first = fresh(&asked(&ETAG, &[]), &body).unwrap();
         let tag = tag_of(&first);
         assert!(first.status() == 200 && tag.starts_with("W/\""), "{tag}");
         let strong = opaque(&tag).to_owned();
         let several = format!("W/\"y\", \"z\", {tag}");
         let known: [&[&str]; 4] = [&[&tag], &["\"x\"", &strong], &["*"], &[&several]];
         for known in known {
-            let again = fresh(&asked(IF_NONE_MATCH, known), &body).unwrap();
+            let again = fresh(&asked(&IF_NONE_MATCH, known), &body).unwrap();
             assert_eq!((again.status().as_u16(), tag_of(&again)), (304, tag.clone()), "{known:?}");
-            let other = fresh(&asked(IF_NONE_MATCH, known), &serde_json::json!({"a": 2})).unwrap();
+            let other = fresh(&asked(&IF_NONE_MATCH, known), &serde_json::json!({"a": 2})).unwrap();
             assert_eq!(other.status() == 200, known != ["*"]);
         }
         for odd in ["", "x", "\"", "W/", "\"a\"b\""] {
-            assert_eq!(fresh(&asked(IF_NONE_MATCH, &[odd]), &body).unwrap().status(), 200, "{odd}");
+            assert_eq!(fresh(&asked(&IF_NONE_MATCH, &[odd]), &body).unwrap().status(), 200, "{odd}");
         }
     }
 
     #[test]
     fn if_match_holds_for_the_very_revision_alone() {
-        let check = |given: &[&str]| check(&asked(IF_MATCH, given), "\"3\"").map_err(|p| p.status);
+        let check = |given: &[&str]| check(&asked(&IF_MATCH, given), "\"3\"").map_err(|p| p.status);
         for holds in [&[][..], &["\"3\""], &["*"], &["\"2\", \"3\""], &["\"2\"", "\"3\""]] {
             assert_eq!(check(holds), Ok(()), "{holds:?}");
         }

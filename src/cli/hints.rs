@@ -4,7 +4,7 @@
 use crate::admin::problem::Problem;
 
 /// What the API calls it, and what is typed instead. Longer texts before those they begin with.
-const WORDS: [(&str, &str); 16] = [
+const WORDS: [(&str, &str); 18] = [
     ("GET /api/v1/gpus lists", "`berth gpu list` shows"),
     ("GET /api/v1/allocations lists", "`berth allocation list` shows"),
     ("GET /api/v1/policies lists", "`berth policy list` shows"),
@@ -20,6 +20,8 @@ const WORDS: [(&str, &str); 16] = [
         "read the stack again and send its ETag as If-Match",
         "look at what is active now (`berth policy stack`) and give its revision with --if-revision",
     ),
+    ("cursor: the `next` of an answer", "--after: the `next` of an answer"),
+    ("read it again, and send its new ETag as If-Match", "look at it again, and repeat the command"),
     ("read the state again before a retry", "see whether it was done after all before you try again"),
     ("DELETE /api/v1/allocations/", "`berth allocation end` "),
     ("If-Match: one revision", "--if-revision: one revision"),

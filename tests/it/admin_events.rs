@@ -52,7 +52,10 @@ impl Stream {
     /// The next frame with data; `None` at the end.
     fn next(&mut self) -> Option<Frame> {
         let (mut id, mut event, mut data) = (String::new(), String::new(), String::new());
+        // The comments that say that a stream lives are no answer.
+        let deadline = Instant::now() + PATIENCE;
         loop {
+            assert!(Instant::now() < deadline, "nothing came");
             let mut line = String::new();
             if self.lines.read_line(&mut line).unwrap() == 0 {
                 return None;

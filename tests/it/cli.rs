@@ -189,7 +189,7 @@ fn a_long_list_says_how_to_see_the_rest_of_it() {
     let all: Value = serde_json::from_str(&list(&["--limit", "5000", "-o", "json"])).unwrap();
     assert_eq!((all["items"].as_array().unwrap().len(), all.get("next")), (1003, None));
     let strange = bench.berth(&["allocation", "list", "--after", "x"]);
-    assert!(strange.code == 2 && strange.err.contains("as it was given"), "{}", strange.err);
+    assert!(strange.code == 2 && strange.err.contains("--after: the `next` of an answer"), "{}", strange.err);
 }
 
 #[test]

@@ -182,12 +182,12 @@ class Tile {
     rows.sort((a, b) => (order[a.device.state] ?? 9) - (order[b.device.state] ?? 9));
     renew(this.devices, rows, () => [
       el('p', { class: 'muted uuid' }, gpu.uuid),
-      table(`Devices of GPU ${gpu.index}`, ['Device', 'State', 'Holder'],
+      table(`Devices of GPU ${gpu.index}`, ['Device', 'State and holder'],
         rows.map(({ device, part, who }) => [
           [el('code', {}, device.resource), el('br'),
             el('span', { class: 'muted', title: device.id }, deviceName(device.id), part ? ` (${part})` : '')],
-          badge(device.state, { held: 'busy', free: 'good', withdrawn: 'plain', leaving: 'warn' }[device.state] ?? 'plain'),
-          who || '–',
+          [badge(device.state, { held: 'busy', free: 'good', withdrawn: 'plain', leaving: 'warn' }[device.state] ?? 'plain'),
+            who && el('div', {}, who)].filter(Boolean),
         ]), 'stacked'),
     ]);
   }

@@ -1,6 +1,7 @@
 //! The settings: one struct, read once, from flags, environment, file and defaults, in that order
 //! of precedence. The only reader of files, environment and flags.
 
+mod admin;
 mod args;
 mod edits;
 mod file;
@@ -9,6 +10,10 @@ mod parsers;
 mod processes;
 mod trusted;
 
+pub use admin::{
+    AdminAccess, AdminFile, KubernetesReviews, NAME_BYTES_MAX, NamedToken, RateLimits, Right, TlsFiles,
+    TokenSource,
+};
 pub use args::ServeArgs;
 pub use edits::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount};
 pub use file::{FileConfig, StackEntryConfig};
@@ -48,6 +53,8 @@ pub struct Config {
     pub health_listen: Option<SocketAddr>,
     /// The bearer token's file; made on first start.
     pub token_file: PathBuf,
+    /// Who else may ask the admin API.
+    pub admin: AdminAccess,
     /// How logs are written.
     pub log: LogFormat,
     /// What containers are given.
@@ -214,9 +221,9 @@ impl Config {
         let defaults = Timing::default();
         let quiet_ms = health.quiet_seconds.map_or(defaults.quiet_ms, |s| s * 1000);
         let timing = file.timing.unwrap_or_default().over(&Timing { quiet_ms, ..defaults });
-        let admin =
-            args.admin_listen.clone().or(file.admin_listen).unwrap_or_else(|| "127.0.0.1:9470".into());
-        let admin_listen = admin_address(&admin)?;
+        let admin = file.admin.unwrap_or_default().over(args.admin_socket.clone())?;
+        let listen = args.admin_listen.clone().or(file.admin_listen);
+        let admin_listen = admin::listen(listen.as_deref().unwrap_or("127.0.0.1:9470"), admin.tls.is_some())?;
         let health_listen = args.health_listen.clone().or(file.health_listen);
         let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
         let edits = Edits::merge(&args.edits, file.container_edits.unwrap_or_default())?;
@@ -239,6 +246,7 @@ impl Config {
                 args.kubeconfig.clone().or(file.kubeconfig),
             ),
             gpus: gpu_source(&gpus, library, &edits.driver_root)?,
+            admin,
             admin_listen,
             health_listen: health_listen.as_deref().map(|h| address("healthListen", h)).transpose()?,
             log: args.log.or(file.log.map(Into::into)).unwrap_or_default(),
@@ -287,15 +295,6 @@ fn absolute(given: Option<PathBuf>, default: &str) -> PathBuf {
 
 fn address(setting: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
     text.parse().map_err(|_| bad(setting, text, "an IP address and a port, such as 127.0.0.1:9470"))
-}
-
-fn admin_address(text: &str) -> Result<SocketAddr, ConfigError> {
-    let admin = address("adminListen", text)?;
-    if !admin.ip().is_loopback() {
-        let rule = "a loopback address, such as 127.0.0.1:9470, while there is no TLS";
-        return Err(bad("adminListen", text, rule));
-    }
-    Ok(admin)
 }
 
 fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Result<GpuSource, ConfigError> {

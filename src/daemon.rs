@@ -1,6 +1,7 @@
 //! The composition root: the only file that names every room. Builds what must work at once, brings
 //! up what may have to wait, and stops in the reverse order.
 
+mod access;
 mod adopt;
 mod clock;
 mod gpus;
@@ -96,13 +97,7 @@ impl Daemon {
     pub async fn build(config: Config, options: Options) -> anyhow::Result<Self> {
         make_state_dir(&config)?;
         let progress = Arc::new(Progress::new(&config));
-        let told = Arc::clone(&progress);
-        let admin = admin::Server::bind(admin::Settings {
-            listen: config.admin_listen,
-            health_listen: config.health_listen,
-            token_file: config.token_file.clone(),
-            facts: Arc::new(move || told.facts()),
-        })?;
+        let admin = admin::Server::bind(access::settings(&config, &progress))?;
         let clock = Arc::new(SystemClock::default());
         let path = config.state_dir.join("store");
         // The disk gets a thread of its own, so that one that hangs costs an Allocate two seconds and
@@ -131,7 +126,7 @@ impl Daemon {
         let admin = admin.run(middle.door.clone())?;
         tracing::info!(
             token_file = %config.token_file.display(),
-            "admin API: Swagger UI at http://{}/swagger-ui/", admin.address
+            "admin API: Swagger UI at {}/swagger-ui/", admin.url
         );
         let mut daemon = Self {
             config,

@@ -1,6 +1,6 @@
 //! `/allocations`: who holds what, and the operator's word that ends one.
 
-use super::auth::OPERATOR;
+use super::caller;
 use super::dto::{Allocation, AllocationList};
 use super::problem::{Kind, Problem};
 use super::state::State;
@@ -210,7 +210,7 @@ pub(super) async fn end(state: web::Data<State>, path: web::Path<String>) -> Res
         return answer(&state, &before, id);
     }
     let applied = state.door.end(id).await?;
-    tracing::info!(allocation = %id, by = OPERATOR, "an allocation was ended");
+    tracing::info!(allocation = %id, by = caller::name(), "an allocation was ended");
     answer(&state, &applied.snapshot, id)
 }
 

@@ -1,4 +1,4 @@
-//! Who may ask: one bearer token, made on first start, and never in a log or a URL.
+//! Bearer tokens: one is made on first start, more are configured; none is ever in a log or a URL.
 
 use super::problem::{Kind, Problem};
 use super::server::AdminError;
@@ -28,29 +28,45 @@ impl TokenHash {
         Self(Sha256::digest(token.as_bytes()).into())
     }
 
-    /// Whether the headers carry the token. Hashes are compared, in constant time and at equal
+    /// From a configuration.
+    pub(super) const fn given(hash: [u8; 32]) -> Self {
+        Self(hash)
+    }
+
+    /// Whether it is the hash of the same token. Hashes are compared, in constant time and at equal
     /// length, so the time taken tells nothing of the token.
-    pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
-        let mut given = headers.get_all(AUTHORIZATION);
-        let (first, second) = (given.next(), given.next());
-        let token = match (first.map(|v| v.to_str()), second) {
-            (None, _) => return Err(refused("no token came with the request", "Bearer")),
-            (Some(Ok(text)), None) => bearer(text),
-            (Some(_), _) => None,
-        };
-        let Some(token) = token else {
-            return Err(refused("the Authorization header is not `Bearer TOKEN`", "Bearer"));
-        };
-        if bool::from(Self::of(token).0.ct_eq(&self.0)) {
-            Ok(())
-        } else {
-            Err(refused("the token is not the one of this daemon", "Bearer error=\"invalid_token\""))
-        }
+    pub(super) fn is(&self, other: &Self) -> bool {
+        bool::from(self.0.ct_eq(&other.0))
     }
 }
 
+/// The token that the headers carry, if any.
+///
+/// # Errors
+/// If there is an Authorization header that carries none, or two of them.
+pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+    let mut given = headers.get_all(AUTHORIZATION);
+    let (first, second) = (given.next(), given.next());
+    let token = match (first.map(|v| v.to_str()), second) {
+        (None, _) => return Ok(None),
+        (Some(Ok(text)), None) => after_scheme(text),
+        (Some(_), _) => None,
+    };
+    token.map(Some).ok_or_else(|| refused("the Authorization header is not `Bearer TOKEN`", "Bearer"))
+}
+
+/// Nothing came that says who asks.
+pub(super) fn no_token() -> Problem {
+    refused("no token came with the request", "Bearer")
+}
+
+/// A token came that is nobody's.
+pub(super) fn wrong_token() -> Problem {
+    refused("the token is not one that this daemon takes", "Bearer error=\"invalid_token\"")
+}
+
 /// The scheme's name is case-insensitive (RFC 9110, 11.1).
-fn bearer(header: &str) -> Option<&str> {
+fn after_scheme(header: &str) -> Option<&str> {
     let (scheme, token) = header.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
@@ -207,21 +223,22 @@ mod tests {
     #[test]
     fn only_one_bearer_header_with_the_token_opens() {
         let hash = TokenHash::of("secret");
-        assert!(hash.check(&headers(&["Bearer secret"])).is_ok());
-        assert!(hash.check(&headers(&["bearer  secret"])).is_ok());
-        for closed in [
-            &[][..],
-            &["secret"],
-            &["Basic secret"],
-            &["Bearer"],
-            &["Bearer "],
-            &["Bearer secret2"],
-            &["Bearer secre"],
-            &["Bearer secret", "Bearer secret"],
-        ] {
-            let problem = hash.check(&headers(closed)).unwrap_err();
-            assert_eq!(problem.status, 401, "{closed:?}");
-            assert!(!problem.to_string().contains("secret"), "{closed:?}");
+        let opens = |values: &[&str]| match bearer(&headers(values)) {
+            Ok(Some(token)) => Ok(hash.is(&TokenHash::of(token))),
+            Ok(None) => Ok(false),
+            Err(problem) => Err(problem),
+        };
+        assert!(opens(&["Bearer secret"]).unwrap());
+        assert!(opens(&["bearer  secret"]).unwrap());
+        for closed in [&[][..], &["Bearer "], &["Bearer secret2"], &["Bearer secre"]] {
+            assert!(!opens(closed).unwrap(), "{closed:?}");
+        }
+        for malformed in
+            [&["secret"][..], &["Basic secret"], &["Bearer"], &["Bearer secret", "Bearer secret"]]
+        {
+            let problem = opens(malformed).unwrap_err();
+            assert_eq!(problem.status, 401, "{malformed:?}");
+            assert!(!problem.to_string().contains("secret"), "{malformed:?}");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! `/gpus/{uuid}/drain` and `/gpus/{uuid}/health`: emptying a GPU, and an operator's word that one
 //! works again.
 
-use super::auth::OPERATOR;
 use super::body;
+use super::caller;
 use super::dto::{AtDeadline, Drain, DrainOrder, Gpu, MarkHealthy};
 use super::gpus::{answer, check_reason, drain_tag, gpu_id, order, turned};
 use super::problem::{Kind, Problem};
@@ -81,9 +81,9 @@ pub(super) async fn start(
             AtDeadline::GiveUp => drain::AtDeadline::GiveUp,
         },
     };
-    let applied = state.door.drain(gpu.clone(), OPERATOR.into(), reason.clone(), order).await?;
+    let applied = state.door.drain(gpu.clone(), caller::name(), reason.clone(), order).await?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = OPERATOR, reason, evict, "a GPU is being drained");
+        tracing::info!(%gpu, by = caller::name(), reason, evict, "a GPU is being drained");
     }
     turned(&state, &gpu)
 }
@@ -130,7 +130,7 @@ pub(super) async fn stop(
     let _order = order(&state, &request, &gpu).await?;
     let applied = state.door.stop_drain(gpu.clone()).await?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = OPERATOR, "a drain was called off");
+        tracing::info!(%gpu, by = caller::name(), "a drain was called off");
     }
     turned(&state, &gpu)
 }
@@ -168,9 +168,9 @@ pub(super) async fn mark_healthy(
         ));
     }
     check_reason(&reason)?;
-    let applied = state.door.heal(gpu.clone(), OPERATOR.into(), reason.clone()).await?;
+    let applied = state.door.heal(gpu.clone(), caller::name(), reason.clone()).await?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = OPERATOR, reason, "a GPU was marked healthy");
+        tracing::info!(%gpu, by = caller::name(), reason, "a GPU was marked healthy");
     }
     answer(&state, &gpu)
 }

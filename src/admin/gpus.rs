@@ -1,7 +1,7 @@
 //! `/gpus`: what they are, how they fare, who holds them; cordon, uncordon, forget.
 
-use super::auth::OPERATOR;
 use super::body;
+use super::caller;
 use super::dto::{Cordon, Gpu, GpuList};
 use super::problem::{Kind, Problem};
 use super::state::State;
@@ -103,7 +103,7 @@ pub(super) async fn forget(
 ) -> Result<HttpResponse, Problem> {
     let gpu = gpu_id(&path)?;
     state.door.forget(gpu.clone()).await?;
-    tracing::info!(%gpu, by = OPERATOR, "a GPU was let go");
+    tracing::info!(%gpu, by = caller::name(), "a GPU was let go");
     Ok(HttpResponse::NoContent().finish())
 }
 
@@ -137,9 +137,9 @@ pub(super) async fn cordon(
     let Cordon { reason } = body::json_or_default(&request, payload).await?;
     check_reason(&reason)?;
     let _order = order(&state, &request, &gpu).await?;
-    let applied = state.door.cordon(gpu.clone(), OPERATOR.into(), reason.clone()).await?;
+    let applied = state.door.cordon(gpu.clone(), caller::name(), reason.clone()).await?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = OPERATOR, reason, "a GPU was cordoned");
+        tracing::info!(%gpu, by = caller::name(), reason, "a GPU was cordoned");
     }
     turned(&state, &gpu)
 }
@@ -167,16 +167,18 @@ pub(super) async fn uncordon(
     let _order = order(&state, &request, &gpu).await?;
     let applied = state.door.uncordon(gpu.clone()).await?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = OPERATOR, "a GPU was uncordoned");
+        tracing::info!(%gpu, by = caller::name(), "a GPU was uncordoned");
     }
     turned(&state, &gpu)
 }
 
+/// Whether a reason can be taken; the audit line gets it then.
 pub(super) fn check_reason(reason: &str) -> Result<(), Problem> {
     if reason.len() > CORDON_REASON_BYTES_MAX || reason.chars().any(char::is_control) {
         let rule = format!("reason: at most {CORDON_REASON_BYTES_MAX} bytes, no control characters");
         return Err(Problem::new(Kind::Invalid, rule));
     }
+    caller::says_why(reason);
     Ok(())
 }
 

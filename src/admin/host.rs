@@ -23,6 +23,22 @@ pub(super) fn check(headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
+/// Whether a browser that sends its certificate along does so for a page of this API's own. Programs
+/// that are no browser send neither header.
+pub(super) fn same_site(headers: &HeaderMap) -> Result<(), Problem> {
+    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    let own = match (text("sec-fetch-site"), text("origin")) {
+        (Some(site), _) => matches!(site, "same-origin" | "none"),
+        (None, Some(origin)) => text("host").is_some_and(|host| origin == format!("https://{host}")),
+        (None, None) => true,
+    };
+    match own {
+        true => Ok(()),
+        false => Err(Problem::new(Kind::Forbidden, "a page of another site asks for this change")
+            .hint("open the daemon's own page for it")),
+    }
+}
+
 fn is_loopback(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => match rest.split_once(']') {
@@ -44,7 +60,33 @@ fn is_port(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::is_loopback;
+    use super::*;
+    use actix_web::http::header::{HeaderName, HeaderValue};
+
+    #[test]
+    fn a_page_of_another_site_changes_nothing_with_a_browsers_certificate() {
+        let may = |given: &[(&str, &str)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in given {
+                let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+                headers.insert(name, HeaderValue::from_str(value).unwrap());
+            }
+            same_site(&headers).is_ok()
+        };
+        let host = ("host", "gpu-1:9470");
+        assert!(may(&[host]));
+        assert!(may(&[host, ("origin", "https://gpu-1:9470")]));
+        assert!(may(&[host, ("sec-fetch-site", "same-origin"), ("origin", "https://gpu-1:9470")]));
+        for closed in [
+            [host, ("origin", "https://evil.example")],
+            [host, ("origin", "http://gpu-1:9470")],
+            [host, ("origin", "null")],
+            [host, ("sec-fetch-site", "cross-site")],
+            [host, ("sec-fetch-site", "same-site")],
+        ] {
+            assert!(!may(&closed), "{closed:?}");
+        }
+    }
 
     #[test]
     fn only_names_of_this_machine_are_taken() {

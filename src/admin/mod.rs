@@ -4,9 +4,13 @@
 //! `/openapi.json`; wire types end in [`dto`]. What is absent here: any rule about GPUs, and any
 //! state but the count of requests under way.
 
+mod access;
 mod allocations;
+mod audit;
 mod auth;
 mod body;
+mod caller;
+mod certificate;
 mod decisions;
 mod drain;
 mod draining;
@@ -22,20 +26,25 @@ mod node;
 mod openapi;
 mod page;
 mod paging;
+mod peer;
 mod policies;
 pub mod problem;
 mod problem_pages;
 mod problem_words;
 mod processes;
+mod rate;
 mod refusals;
+mod reviews;
 mod routes;
 mod scrape;
 mod server;
+mod socket;
 mod stack;
 mod stack_history;
 mod state;
 mod swagger;
 mod tag;
+mod tls;
 mod token;
 mod trials;
 mod tried;
@@ -48,12 +57,16 @@ pub use body::{JSON_BYTES_MAX, MODULE_BYTES_MAX};
 pub use entries::{NoVersion, resolve_version};
 pub use facts::{FileStack, NodeFacts, Registration, Step};
 pub use openapi::openapi_json;
+pub use reviews::{ReviewError, Reviewer, User};
 pub use server::{AdminError, Running, Server};
+pub use tls::{TLS_LOOK, use_ring};
 pub use token::rotate_token;
 
+use crate::config::AdminAccess;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What the daemon tells of itself when a request asks; it must not wait for anything.
 pub type Facts = Arc<dyn Fn() -> NodeFacts + Send + Sync>;
@@ -61,12 +74,18 @@ pub type Facts = Arc<dyn Fn() -> NodeFacts + Send + Sync>;
 /// What this room needs to start.
 #[derive(Clone)]
 pub struct Settings {
-    /// Where the API listens; loopback.
+    /// Where the API listens; loopback, unless there is TLS.
     pub listen: SocketAddr,
     /// Where only `/livez`, `/readyz` and `/metrics` are served, if anywhere.
     pub health_listen: Option<SocketAddr>,
     /// The bearer token's file; made if it is not there.
     pub token_file: PathBuf,
+    /// Who else may ask, and by which ways.
+    pub access: AdminAccess,
+    /// Who asks the API server about callers that the daemon does not know; `None`: they are nobody.
+    pub reviewer: Option<Arc<dyn Reviewer>>,
+    /// How often the files of TLS are looked at.
+    pub tls_look: Duration,
     /// What the ledger does not know.
     pub facts: Facts,
 }

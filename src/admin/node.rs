@@ -6,7 +6,6 @@ use super::problem::{Kind, Problem};
 use super::state::State;
 use super::tag;
 use super::view::View;
-use crate::admission::Door;
 use crate::kernel::belongs::reaching;
 use crate::kernel::breaker::{Breaker, Phase};
 use crate::kernel::drain::Drain;
@@ -25,7 +24,7 @@ pub(super) async fn show(state: web::Data<State>, request: HttpRequest) -> Resul
     let view = View::new(&state.door);
     let ledger = &view.ledger;
     let store_trouble = state.door.store_trouble();
-    let checks = checks(&facts, &state.door);
+    let checks = checks(&facts, &state);
     let node = Node {
         ready: checks.iter().all(|c| c.ok),
         checks,
@@ -73,7 +72,7 @@ pub(super) async fn livez(state: web::Data<State>) -> Result<HttpResponse, Probl
         (status = 503, description = "It is not; says why"),
     ))]
 pub(super) async fn readyz(state: web::Data<State>) -> Result<HttpResponse, Problem> {
-    let checks = checks(&(state.facts)(), &state.door);
+    let checks = checks(&(state.facts)(), &state);
     if checks.iter().all(|c| c.ok) {
         return Ok(HttpResponse::Ok().json(Ready { ready: true, checks }));
     }
@@ -87,7 +86,8 @@ pub(super) async fn readyz(state: web::Data<State>) -> Result<HttpResponse, Prob
     Err(problem)
 }
 
-fn checks(facts: &NodeFacts, door: &Door) -> Vec<Check> {
+fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
+    let door = &state.door;
     let store_trouble = door.store_trouble();
     let mig = door.mig_words(&door.snapshot());
     let mig_notes = (!mig.notes.is_empty()).then(|| mig.notes.join("; "));
@@ -104,7 +104,7 @@ fn checks(facts: &NodeFacts, door: &Door) -> Vec<Check> {
         Some(why) => Some(why),
         None => Some(unregistered.join("; ")).filter(|text| !text.is_empty()),
     };
-    vec![
+    let mut checks = vec![
         step("gpus", &facts.gpus),
         step("adoption", &facts.adoption),
         Check { name: "store".into(), ok: store_trouble.is_none(), detail: store_trouble },
@@ -117,7 +117,12 @@ fn checks(facts: &NodeFacts, door: &Door) -> Vec<Check> {
         },
         // Waiting for a kubelet is this daemon's work, not its failure.
         Check { name: "kubelet".into(), ok: true, detail: kubelet.map(|why| format!("waiting: {why}")) },
-    ]
+    ];
+    if let Some(tls) = state.access.tls() {
+        // What was in force before the files were broken goes on.
+        checks.push(Check { name: "tls".into(), ok: true, detail: tls.trouble() });
+    }
+    checks
 }
 
 fn waiting(step: &Step) -> Option<String> {

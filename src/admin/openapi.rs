@@ -25,7 +25,7 @@ use utoipa::{Modify, OpenApi};
 #[openapi(
     info(
         title = "Berth",
-        description = "The admin API of one GPU node: what its GPUs are and who holds them, which policies decide, and the operator's word.\n\nErrors are `application/problem+json` (RFC 9457); the `type` of each is a page that says what it means and what to do, and `/problems` lists them. Lists that grow take `limit` and `cursor`, and answer with `next`. Answers with a weak ETag answer 304 to `If-None-Match`; a strong one is for `If-Match`. Bodies are compressed where `Accept-Encoding` allows gzip. All of `/api/v1` needs the daemon's token: `Authorization: Bearer TOKEN`.",
+        description = "The admin API of one GPU node: what its GPUs are and who holds them, which policies decide, and the operator's word.\n\nErrors are `application/problem+json` (RFC 9457); the `type` of each is a page that says what it means and what to do, and `/problems` lists them. Lists that grow take `limit` and `cursor`, and answer with `next`. Answers with a weak ETag answer 304 to `If-None-Match`; a strong one is for `If-Match`. Bodies are compressed where `Accept-Encoding` allows gzip. All of `/api/v1` needs a token, `Authorization: Bearer TOKEN`, or a client certificate; GET and HEAD need the right to read, every other method the right to change.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     servers((url = "/", description = "This node")),
@@ -87,6 +87,9 @@ impl Modify for Errors {
         examples::complete(document);
     }
 }
+
+/// Of operations that are refused for no other reason.
+const NOT_ALLOWED: &str = "Whoever asks may not do this";
 
 /// Operations whose answers have a weak ETag, and answer 304 to whoever has them already.
 const CACHED: [&str; 15] = [
@@ -158,8 +161,10 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
     also("406", "Accept-Encoding forbids every coding that there is");
     also("421", "The Host header names another machine");
     also("503", "Too much is waiting, the store fails, or the daemon stops");
+    also("429", "Asked too often");
     if guarded {
-        also("401", "No token, or a wrong one");
+        also("401", "Nothing came that says who asks, or a wrong token");
+        also("403", NOT_ALLOWED);
     }
     if asks {
         also("504", "No answer in time; it may or may not be done");
@@ -183,6 +188,7 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
         (404, Some("shadows")) => Some(Kind::UnknownShadow),
         (409, Some("decisions" | "replays")) => Some(Kind::NoJournal),
         (409, Some("shadows" | "trials")) => Some(Kind::Limit),
+        (403, _) if detail == NOT_ALLOWED => Some(Kind::Forbidden),
         (403, _) => Some(Kind::Untrusted),
         (404, Some("policies")) => Some(Kind::UnknownPolicy),
         (404, Some("stack")) if path.ends_with("/suspension") => Some(Kind::UnknownEntry),

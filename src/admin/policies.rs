@@ -1,7 +1,7 @@
 //! `/policies`: upload, list, fetch and delete versions of policies.
 
-use super::auth::OPERATOR;
 use super::body;
+use super::caller;
 use super::dto::{Policy, PolicyDetail, PolicyList, Word};
 use super::idempotency::{self, Answered, Turn};
 use super::problem::{Kind, Problem};
@@ -262,7 +262,7 @@ pub(super) async fn delete(
         tag::check(&request, &tag::of(&PolicyDetail::of(&ledger, version))?)?;
     }
     state.door.delete_policy(digest.clone()).await?;
-    tracing::info!(policy = digest.short(), by = OPERATOR, "a policy was deleted");
+    tracing::info!(policy = digest.short(), by = caller::name(), "a policy was deleted");
     Ok(HttpResponse::NoContent().finish())
 }
 

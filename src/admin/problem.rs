@@ -95,6 +95,12 @@ kinds! {
     Slow = "too-slow", REQUEST_TIMEOUT, "Body came too slowly";
     /// No token, or a wrong one.
     Unauthorized = "unauthorized", UNAUTHORIZED, "A valid token is needed";
+    /// Known, and not allowed to do this.
+    Forbidden = "forbidden", FORBIDDEN, "Not allowed";
+    /// Asked too often.
+    TooMany = "too-many-requests", TOO_MANY_REQUESTS, "Asked too often";
+    /// The API server does not say who it is.
+    NoReview = "review-failed", SERVICE_UNAVAILABLE, "The API server does not say who this is";
     /// The Host header names another machine.
     Host = "wrong-host", MISDIRECTED_REQUEST, "Wrong host";
     /// No such GPU.

@@ -59,6 +59,18 @@ pub(super) fn words(kind: Kind) -> Words {
             "The request carries no token that this daemon takes.",
             "Send the content of the token file (by default /var/lib/berth/token on the node) as Authorization: Bearer TOKEN. `berth token rotate` makes a new one.",
         ),
+        Kind::Forbidden => (
+            "The daemon knows who asks, and they may not do this: a token or certificate that only reads, a user whom the cluster does not allow it, or a page of another site.",
+            "Use a token or a certificate with the right `change`, or have the right granted: `admin` in the daemon's configuration, or a ClusterRole with nonResourceURLs /berth/*.",
+        ),
+        Kind::TooMany => (
+            "One client asked more often than the daemon answers one client.",
+            "Wait as long as Retry-After says, and ask less often. The rates are `admin.limits` in the daemon's configuration.",
+        ),
+        Kind::NoReview => (
+            "The token is none of the daemon's own, and the API server did not say whose it is and what they may do.",
+            "Try again; the daemon's log says what is wrong. One of the daemon's own tokens opens meanwhile.",
+        ),
         Kind::Host => (
             "The Host header names another machine than this one. This guards against web pages that make a browser ask this listener.",
             "Use http://127.0.0.1 or http://localhost, on the node itself or through kubectl port-forward.",

@@ -1,10 +1,11 @@
 //! The route table. What is not in it is a problem, too.
 
+use super::peer::Peer;
 use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
 use super::unread::Unread;
 use super::{
-    allocations, decisions, drain, events, gpus, host, node, openapi, page, policies, problem_pages,
+    access, allocations, decisions, drain, events, gpus, host, node, openapi, page, policies, problem_pages,
     processes, scrape, stack, stack_history, swagger, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
@@ -16,10 +17,13 @@ use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{Data, PathConfig, QueryConfig, ServiceConfig};
 use actix_web::{Error, HttpRequest, HttpResponse, Resource, Route, guard, web};
 
+/// Where everything is that needs a token.
+const API: &str = "/api/v1";
+
 /// The routes of the admin listener.
 pub(super) fn admin(config: &mut ServiceConfig) {
-    let api = web::scope("/api/v1")
-        .wrap(from_fn(token))
+    let api = web::scope(API)
+        .wrap(from_fn(access::door))
         .service(resource("/node", "GET").route(read().to(node::show)))
         .service(resource("/gpus", "GET").route(read().to(gpus::list)))
         .service(
@@ -114,8 +118,18 @@ pub(super) async fn admin_gate(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
-    let misdirected = host::check(request.headers()).err();
-    pass(request, next, misdirected).await
+    let refused = match request.conn_data::<Peer>() {
+        // A page of another origin cannot connect to a Unix socket; and where it had its own name lead
+        // here, the certificate, which is another's, would end the connection.
+        Some(Peer::Unix { .. } | Peer::Tls { .. }) => Ok(()),
+        _ => host::check(request.headers()),
+    };
+    // Below /api/v1 the door counts, by name.
+    let refused = match request.path().starts_with(API) {
+        true => refused,
+        false => refused.and_then(|()| state(&request).map_or(Ok(()), |s| s.access.limit_public(&request))),
+    };
+    pass(request, next, refused.err()).await
 }
 
 /// Wraps everything that the health listener answers. Probes name the pod's address as host.
@@ -149,18 +163,7 @@ async fn pass(
     })
 }
 
-/// All of /api/v1 needs the token, unknown routes under it too.
-async fn token(
-    request: ServiceRequest,
-    next: Next<impl MessageBody + 'static>,
-) -> Result<ServiceResponse<BoxBody>, Error> {
-    match state(&request)?.token.check(request.headers()) {
-        Ok(()) => Ok(next.call(request).await?.map_into_boxed_body()),
-        Err(problem) => Ok(request.into_response(problem.response())),
-    }
-}
-
-fn state(request: &ServiceRequest) -> Result<Data<State>, Error> {
+pub(super) fn state(request: &ServiceRequest) -> Result<Data<State>, Error> {
     let state = request.app_data::<Data<State>>().cloned();
     state.ok_or_else(|| Problem::new(Kind::Internal, "the server has no state").into())
 }

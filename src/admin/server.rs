@@ -1,9 +1,10 @@
 //! The listeners and the threads behind them: bound at start, run once the ledger is open, stopped
 //! within a second.
 
+use super::access::Access;
+use super::socket::AdminSocket;
 use super::state::State;
-use super::token::Token;
-use super::{Settings, events, routes};
+use super::{Settings, events, peer, routes};
 use crate::admission::Door;
 use actix_web::http::KeepAlive;
 use actix_web::middleware::{Compress, from_fn};
@@ -12,6 +13,7 @@ use actix_web::web::{Data, ServiceConfig};
 use actix_web::{App, HttpServer, dev};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
@@ -28,6 +30,10 @@ const UNREAD_MS_MAX: u32 = 60_000;
 const HEALTH_CONNECTIONS: usize = 64;
 /// Threads of a worker for what may block: uploads and module reads.
 const BLOCKING_THREADS: usize = 4;
+/// Connections of the Unix socket's one worker: root and its scripts.
+const SOCKET_CONNECTIONS: usize = 64;
+/// Longest time for a TLS handshake. At most 256 are under way at a time in each worker, by the library.
+const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
 /// Longest time for a request's head to come in. Its size is limited by the library: 128 KiB, 96
 /// headers.
 const HEAD_WAIT: Duration = Duration::from_secs(5);
@@ -79,6 +85,28 @@ pub enum AdminError {
         #[source]
         source: Option<io::Error>,
     },
+    /// A file of TLS cannot be used.
+    #[error("the TLS file {path} {rule} (admin.tls in the configuration)")]
+    Tls {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        rule: String,
+        /// The system's word, where there is one.
+        #[source]
+        source: Option<io::Error>,
+    },
+    /// The Unix socket cannot be listened on.
+    #[error("the admin socket {path} cannot be used: {rule}")]
+    Socket {
+        /// The file.
+        path: PathBuf,
+        /// What to do.
+        rule: &'static str,
+        /// The system's word, where there is one.
+        #[source]
+        source: Option<io::Error>,
+    },
     /// The system gives no thread or socket.
     #[error("cannot start the admin API's threads")]
     Threads(#[source] io::Error),
@@ -92,6 +120,7 @@ macro_rules! limited {
             .client_request_timeout(HEAD_WAIT)
             .client_disconnect_timeout(CLOSE_WAIT)
             .keep_alive(KeepAlive::Timeout(KEEP_ALIVE))
+            .on_connect(peer::note)
             .disable_signals()
     };
 }
@@ -99,9 +128,10 @@ macro_rules! limited {
 /// A server that listens but does not answer yet: connections wait in the system's queue.
 pub struct Server {
     settings: Settings,
-    token: Token,
+    access: Access,
     admin: TcpListener,
     health: Option<TcpListener>,
+    socket: Option<AdminSocket>,
 }
 
 /// A server that answers. Dropping it stops it without waiting.
@@ -110,6 +140,8 @@ pub struct Running {
     stopped: mpsc::Receiver<()>,
     /// Where the API listens: the port that the system gave, if 0 was asked for.
     pub address: SocketAddr,
+    /// The same as a URL, `https` with TLS.
+    pub url: String,
     /// Where health is served.
     pub health_address: Option<SocketAddr>,
 }
@@ -123,7 +155,10 @@ impl Server {
     pub fn bind(settings: Settings) -> Result<Self, AdminError> {
         let admin = listen(settings.listen, "--admin-listen")?;
         let health = settings.health_listen.map(|address| listen(address, "--health-listen"));
-        Ok(Self { token: Token::open(&settings.token_file)?, health: health.transpose()?, settings, admin })
+        let health = health.transpose()?;
+        let access = Access::open(&settings)?;
+        let socket = settings.access.socket.as_deref().map(AdminSocket::bind).transpose()?;
+        Ok(Self { settings, access, admin, health, socket })
     }
 
     /// Answers, on threads of its own.
@@ -134,6 +169,7 @@ impl Server {
         let address = self.admin.local_addr().map_err(AdminError::Threads)?;
         let health_address = self.health.as_ref().map(TcpListener::local_addr);
         let health_address = health_address.transpose().map_err(AdminError::Threads)?;
+        let scheme = if self.access.tls().is_some() { "https" } else { "http" };
         let (stop, stops) = tokio::sync::mpsc::channel(1);
         let (ended, stopped) = mpsc::channel();
         let (started, starts) = mpsc::channel();
@@ -149,7 +185,7 @@ impl Server {
             Err(gone) => return Err(AdminError::Threads(io::Error::other(gone))),
         }
         tracing::debug!(%address, "the admin API answers");
-        Ok(Running { stop, stopped, address, health_address })
+        Ok(Running { stop, stopped, address, url: format!("{scheme}://{address}"), health_address })
     }
 
     async fn serve(
@@ -158,8 +194,9 @@ impl Server {
         mut stops: tokio::sync::mpsc::Receiver<()>,
         started: &mpsc::Sender<io::Result<()>>,
     ) {
-        let state = Data::new(State::new(&self.settings, self.token, door));
-        let servers = match start(&state, self.admin, self.health) {
+        let state = Data::new(State::new(&self.settings, self.access, door));
+        let (socket, _file) = self.socket.map(AdminSocket::split).unzip();
+        let servers = match start(&state, self.admin, self.health, socket) {
             Ok(servers) => servers,
             Err(error) => {
                 let _ = started.send(Err(error));
@@ -172,7 +209,10 @@ impl Server {
         let running: Vec<_> = servers.into_iter().map(rt::spawn).collect();
         let _ = started.send(Ok(()));
         let feeding = rt::spawn(feed);
-        stops.recv().await;
+        tokio::select! {
+            _ = stops.recv() => {}
+            () = look_at_tls(&state, self.settings.tls_look) => {}
+        }
         // The library's own graceful stop looks only once a second whether all are done.
         state.gate.close();
         feeding.abort();
@@ -208,6 +248,7 @@ fn start(
     state: &Data<State>,
     admin: TcpListener,
     health: Option<TcpListener>,
+    socket: Option<UnixListener>,
 ) -> io::Result<Vec<dev::Server>> {
     let mut servers = Vec::new();
     let shared = state.clone();
@@ -216,8 +257,24 @@ fn start(
         let app = App::new().app_data(shared.clone()).configure(routes);
         app.wrap(Compress::default()).wrap(from_fn(routes::admin_gate))
     });
-    let server = server.workers(WORKERS).max_connections(CONNECTIONS_PER_WORKER);
-    servers.push(limited!(server).listen(admin)?.run());
+    let server = limited!(server.workers(WORKERS).max_connections(CONNECTIONS_PER_WORKER));
+    let server = match state.access.tls() {
+        Some(tls) => server
+            .tls_handshake_timeout(HANDSHAKE_WAIT)
+            .listen_rustls_0_23(admin, tls.server_config().map_err(io::Error::other)?)?,
+        None => server.listen(admin)?,
+    };
+    servers.push(server.run());
+    if let Some(listener) = socket {
+        // Workers and connections of its own: root gets in while the others are all taken.
+        let shared = state.clone();
+        let server = HttpServer::new(move || {
+            let routes = |config: &mut ServiceConfig| routes::admin(config);
+            App::new().app_data(shared.clone()).configure(routes).wrap(from_fn(routes::admin_gate))
+        });
+        let server = limited!(server.workers(1).max_connections(SOCKET_CONNECTIONS));
+        servers.push(server.listen_uds(listener)?.run());
+    }
     if let Some(listener) = health {
         let shared = state.clone();
         let server = HttpServer::new(move || {
@@ -228,6 +285,16 @@ fn start(
         servers.push(limited!(server).listen(listener)?.run());
     }
     Ok(servers)
+}
+
+/// Takes renewed files of TLS over; never ends. They are small, and read on the thread that waits for the
+/// stop, which answers nobody.
+async fn look_at_tls(state: &State, every: Duration) {
+    let Some(tls) = state.access.tls() else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(every).await;
+        tls.look();
+    }
 }
 
 fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, AdminError> {

@@ -1,8 +1,8 @@
 //! What every handler works with.
 
+use super::access::Access;
 use super::events::Feed;
 use super::idempotency::Keys;
-use super::token::Token;
 use super::{Facts, Settings};
 use crate::admission::Door;
 use crate::metrics::Metrics;
@@ -17,7 +17,7 @@ pub(super) struct State {
     pub(super) door: Door,
     pub(super) metrics: Metrics,
     pub(super) facts: Facts,
-    pub(super) token: Token,
+    pub(super) access: Access,
     pub(super) uploads: Semaphore,
     /// Whose turn it is to order something of a GPU.
     pub(super) orders: Mutex<()>,
@@ -29,13 +29,13 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(settings: &Settings, token: Token, door: Door) -> Self {
+    pub(super) fn new(settings: &Settings, access: Access, door: Door) -> Self {
         Self {
             metrics: Metrics::new(door.clone()),
             feed: Feed::new(door.now()),
             door,
             facts: settings.facts.clone(),
-            token,
+            access,
             uploads: Semaphore::new(UPLOADS_MAX),
             orders: Mutex::new(()),
             keys: Keys::default(),

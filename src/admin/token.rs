@@ -1,14 +1,13 @@
 //! The token that is in force: the content of its file, read again when the file is another one.
 //! So a rotated token holds at once and without a restart.
 
-use super::auth::{self, TokenHash};
-use super::problem::Problem;
+use super::auth::{self, OPERATOR, TokenHash};
 use super::server::AdminError;
-use actix_web::http::header::HeaderMap;
+use crate::config::{NamedToken, Right, TokenSource};
 use std::fs::{File, metadata, rename, symlink_metadata};
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Tells one version of the file from another: device, inode, size and time of change.
 type Stamp = (u64, u64, u64, i64, i64);
@@ -25,20 +24,24 @@ impl Token {
     /// # Errors
     /// As [`auth::token`].
     pub(super) fn open(path: &Path) -> Result<Self, AdminError> {
-        let hash = auth::token(path)?;
-        // Stamped after it was read: a change in between would be missed, so the first request
-        // reads once more.
-        Ok(Self { path: path.into(), known: Mutex::new((None, hash)) })
+        Ok(Self::of(path, auth::token(path)?))
     }
 
-    /// Whether the headers carry the token that is in force. One `stat` a request.
+    /// Reads the token of a file that somebody else makes.
     ///
     /// # Errors
-    /// If they do not.
-    pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
-        self.current().check(headers)
+    /// As [`auth::read`].
+    fn open_given(path: &Path) -> Result<Self, AdminError> {
+        Ok(Self::of(path, auth::read(path)?))
     }
 
+    fn of(path: &Path, hash: TokenHash) -> Self {
+        // Stamped after it was read: a change in between would be missed, so the first request
+        // reads once more.
+        Self { path: path.into(), known: Mutex::new((None, hash)) }
+    }
+
+    /// The one that is in force. One `stat` a request.
     fn current(&self) -> TokenHash {
         let stamp = stamp(&self.path);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,6 +64,51 @@ impl Token {
             }
         }
         known.1.clone()
+    }
+}
+
+/// All tokens of the daemon's own, with their names and rights.
+pub(super) struct Tokens {
+    all: Vec<(Arc<str>, Right, Source)>,
+}
+
+enum Source {
+    File(Token),
+    Hash(TokenHash),
+}
+
+impl Tokens {
+    /// The first start's token, which is made if it is not there, and those of the configuration.
+    ///
+    /// # Errors
+    /// If one of their files cannot be used.
+    pub(super) fn open(path: &Path, named: &[NamedToken]) -> Result<Self, AdminError> {
+        let mut all = vec![(OPERATOR.into(), Right::Change, Source::File(Token::open(path)?))];
+        for NamedToken { name, right, source } in named {
+            let source = match source {
+                TokenSource::File(path) => Source::File(Token::open_given(path)?),
+                TokenSource::Sha256(hash) => Source::Hash(TokenHash::given(*hash)),
+            };
+            all.push((name.as_str().into(), *right, source));
+        }
+        Ok(Self { all })
+    }
+
+    /// Whose token it is. It is compared with each of them, whichever it is, so the time taken does not
+    /// tell how many come before it. Where two are the same token, the lesser right counts.
+    pub(super) fn find(&self, token: &str) -> Option<(Arc<str>, Right)> {
+        let given = TokenHash::of(token);
+        let mut found: Option<&(Arc<str>, Right, Source)> = None;
+        for one in &self.all {
+            let same = match &one.2 {
+                Source::File(token) => token.current().is(&given),
+                Source::Hash(hash) => hash.is(&given),
+            };
+            if same && found.is_none_or(|before| one.1 < before.1) {
+                found = Some(one);
+            }
+        }
+        found.map(|(name, right, _)| (Arc::clone(name), *right))
     }
 }
 
@@ -92,14 +140,41 @@ pub fn rotate_token(path: &Path) -> Result<(), AdminError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use actix_web::http::header::{AUTHORIZATION, HeaderValue};
+    use sha2::Digest;
     use std::fs::{read_dir, read_to_string, write};
     use std::os::unix::fs::PermissionsExt;
 
     fn opens(token: &Token, text: &str) -> bool {
-        let mut headers = HeaderMap::new();
-        headers.insert(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {}", text.trim())).unwrap());
-        token.check(&headers).is_ok()
+        token.current().is(&TokenHash::of(text.trim()))
+    }
+
+    #[test]
+    fn each_token_has_its_name_and_right_and_the_lesser_right_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            write(&path, text).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+            path
+        };
+        let (reads, both) = ("r".repeat(40), "b".repeat(40));
+        let named = |name: &str, right, source| NamedToken { name: name.into(), right, source };
+        let all = [
+            named("grafana", Right::Read, TokenSource::File(file("grafana", &reads))),
+            named("ci", Right::Change, TokenSource::Sha256(sha2::Sha256::digest(&both).into())),
+            named("also", Right::Read, TokenSource::Sha256(sha2::Sha256::digest(&both).into())),
+        ];
+        let path = dir.path().join("token");
+        let tokens = Tokens::open(&path, &all).unwrap();
+        let found = |text: &str| tokens.find(text.trim()).map(|(name, right)| (name.to_string(), right));
+        assert_eq!(found(&read_to_string(&path).unwrap()), Some(("admin".into(), Right::Change)));
+        assert_eq!(found(&reads), Some(("grafana".into(), Right::Read)));
+        assert_eq!(found(&both), Some(("also".into(), Right::Read)));
+        assert_eq!((found(""), found("x"), found("grafana")), (None, None, None));
+        // A token that the configuration names is nobody's to make.
+        let missing = [named("gone", Right::Read, TokenSource::File(dir.path().join("gone")))];
+        assert!(Tokens::open(&path, &missing).is_err());
+        assert!(!dir.path().join("gone").exists());
     }
 
     #[test]

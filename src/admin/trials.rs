@@ -6,7 +6,7 @@ use super::entries::resolve_version;
 use super::problem::{Kind, Problem};
 use super::state::State;
 use super::tag;
-use super::{auth::OPERATOR, decisions, paging};
+use super::{caller, decisions, paging};
 use crate::admission;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::policy::PARAMETERS_BYTES_MAX;
@@ -112,7 +112,7 @@ pub(super) async fn add(
     let wanted = body::json(&request, payload).await?;
     let candidate = candidate(&state, &state.door.snapshot(), wanted)?;
     let shadow = state.door.add_shadow(candidate).await?;
-    tracing::info!(policy = shadow.candidate.policy, by = OPERATOR, "a policy is asked as a shadow");
+    tracing::info!(policy = shadow.candidate.policy, by = caller::name(), "a policy is asked as a shadow");
     let location = format!("/api/v1/shadows/{}", shadow.id);
     Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(Shadow::of(&shadow)))
 }
@@ -149,7 +149,7 @@ pub(super) async fn show(
     ))]
 pub(super) async fn end(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Problem> {
     let shadow = state.door.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
-    tracing::info!(policy = shadow.candidate.policy, by = OPERATOR, "a shadow is asked no more");
+    tracing::info!(policy = shadow.candidate.policy, by = caller::name(), "a shadow is asked no more");
     Ok(HttpResponse::Ok().json(Shadow::of(&shadow)))
 }
 

@@ -45,10 +45,10 @@ pub struct Cli {
 }
 
 /// How to reach a running daemon, and how to print what it says.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Talking to a running daemon")]
 pub struct ClientArgs {
-    /// Where the daemon's admin API is
+    /// Where the daemon's admin API is: http://, https:// or unix:///PATH, the socket of --admin-socket
     #[arg(
         long,
         global = true,
@@ -61,6 +61,15 @@ pub struct ClientArgs {
     /// for `serve` and `node check`: token in the state folder]
     #[arg(long, global = true, env = "BERTH_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// With https: whose certificate the daemon's must be signed by, PEM [default: those of this machine]
+    #[arg(long, global = true, env = "BERTH_CA_FILE", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+    /// With https: a client certificate instead of a token, PEM
+    #[arg(long, global = true, env = "BERTH_CLIENT_CERT", value_name = "FILE")]
+    pub client_cert: Option<PathBuf>,
+    /// The key of the client certificate, PEM
+    #[arg(long, global = true, env = "BERTH_CLIENT_KEY", value_name = "FILE")]
+    pub client_key: Option<PathBuf>,
     /// How answers are printed
     #[arg(short, long, global = true, value_enum, default_value_t)]
     pub output: Output,

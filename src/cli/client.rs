@@ -2,25 +2,22 @@
 
 use super::args::ClientArgs;
 use super::hints;
+use super::reach::Reach;
 use super::usage::BadUsage;
 use crate::admin::problem::Problem;
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use serde::de::DeserializeOwned;
 use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
-use ureq::config::ConfigBuilder;
 use ureq::http::request::Builder;
-use ureq::http::{Method, Request, Response, Uri};
-use ureq::typestate::AgentScope;
+use ureq::http::{Method, Request, Response};
 use ureq::{Agent, Body, SendBody};
 
 /// Longest wait for an answer. The daemon answers within 8 s.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
 /// Longest wait for an upload, 60 s to send and 90 s to compile, and for whatever has a policy compiled.
 const UPLOAD_MAX: Duration = Duration::from_secs(160);
-/// Longest wait for the connection.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Largest answer: 5120 allocations of at most 16 KiB, rarely a tenth of it.
 const ANSWER_BYTES_MAX: u64 = 96 * 1024 * 1024;
 
@@ -32,8 +29,9 @@ pub(super) struct Passing(pub(super) String);
 
 /// A daemon to talk to.
 pub(super) struct Client {
-    server: String,
-    token: String,
+    reach: Reach,
+    /// None where the daemon knows who asks by other means.
+    token: Option<String>,
     token_file: PathBuf,
 }
 
@@ -44,28 +42,13 @@ fn patience(path: &str) -> Duration {
 
 impl Client {
     pub(super) fn new(args: &ClientArgs) -> anyhow::Result<Self> {
-        let uri: Uri = args
-            .server
-            .parse()
-            .ok()
-            .filter(|u: &Uri| u.scheme_str() == Some("http") && u.authority().is_some())
-            .ok_or_else(|| {
-                let given = &args.server;
-                BadUsage(format!(
-                    "--server (or BERTH_SERVER) {given:?} is no address such as http://127.0.0.1:9470"
-                ))
-            })?;
-        if uri.path() != "/" || uri.query().is_some() {
-            bail!(BadUsage(format!(
-                "--server (or BERTH_SERVER) {:?} has a path; only http://HOST:PORT is taken",
-                args.server
-            )));
+        let reach = Reach::of(args)?;
+        let token_file = args.token_file();
+        if args.token_file.is_none() && reach.may_need_no_token() {
+            return Ok(Self { reach, token: None, token_file });
         }
-        Ok(Self {
-            server: format!("http://{}", uri.authority().map(ToString::to_string).unwrap_or_default()),
-            token: read_token(args)?,
-            token_file: args.token_file(),
-        })
+        let token = Some(read_token(args)?);
+        Ok(Self { reach, token, token_file })
     }
 
     pub(super) fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
@@ -147,10 +130,7 @@ impl Client {
     /// A body that comes in little by little, for as long as it may take. Nothing of it is waited for
     /// longer than for the head.
     pub(super) fn stream(&self, path: &str) -> anyhow::Result<impl Read + use<>> {
-        let run = |_: Agent, request: Builder| {
-            let agent = settings().timeout_recv_response(Some(ANSWER_MAX)).build().new_agent();
-            agent.run(request.body(())?)
-        };
+        let run = |_: Agent, request: Builder| self.reach.stream_agent(ANSWER_MAX).run(request.body(())?);
         let response = self.exchange(Method::GET, path, &[], ANSWER_MAX, run)?;
         Ok(response.into_body().into_reader())
     }
@@ -185,14 +165,14 @@ impl Client {
         wait: Duration,
         run: impl FnOnce(Agent, Builder) -> Result<Response<Body>, ureq::Error>,
     ) -> anyhow::Result<Response<Body>> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(format!("{}/api/v1{path}", self.server))
-            .header("authorization", format!("Bearer {}", self.token));
+        let mut request = Request::builder().method(method).uri(format!("{}/api/v1{path}", self.reach.base));
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let mut response = run(agent(wait), request).map_err(|error| self.unreachable(error))?;
+        let mut response = run(self.reach.agent(wait), request).map_err(|error| self.unreachable(error))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -203,18 +183,25 @@ impl Client {
             Some(problem) => Err(self.refused(&problem)),
             // A proxy on the way, where there is one, says so of a daemon that is not there.
             None if status.is_server_error() => {
-                Err(Passing(format!("{} answered {status}", self.server)).into())
+                Err(Passing(format!("{} answered {status}", self.reach.shown)).into())
             }
-            None => Err(anyhow!("{} answered {status} and is no berth daemon", self.server)),
+            None => Err(anyhow!("{} answered {status} and is no berth daemon", self.reach.shown)),
         }
     }
 
     fn refused(&self, problem: &Problem) -> anyhow::Error {
+        let server = &self.reach.shown;
+        if problem.status == 401 && self.token.is_none() {
+            return anyhow!(
+                "the daemon at {server} does not let you in ({}): give a token file with --token-file or \
+                 BERTH_TOKEN_FILE",
+                problem.detail
+            );
+        }
         if problem.status == 401 {
             return anyhow!(
-                "the daemon at {} does not take the token in {}: give its own token file with --token-file or \
+                "the daemon at {server} does not take the token in {}: give its own token file with --token-file or \
                  BERTH_TOKEN_FILE",
-                self.server,
                 self.token_file.display()
             );
         }
@@ -229,18 +216,20 @@ impl Client {
     }
 
     fn unreachable(&self, error: ureq::Error) -> anyhow::Error {
-        let server = &self.server;
+        let server = &self.reach.shown;
         match error {
             ureq::Error::Timeout(_) => {
                 Passing(format!("the daemon at {server} did not answer in time: {error}")).into()
             }
-            ureq::Error::Io(_) | ureq::Error::ConnectionFailed | ureq::Error::HostNotFound => Passing(format!(
-                "cannot reach the daemon at {server} ({error}): is `berth serve` running there? Its admin API \
-                 listens on loopback only, so run this on the node, or forward the port and give the address \
-                 with --server or BERTH_SERVER"
-            ))
-            .into(),
-            other => anyhow!("no usable answer from {server}: {other}"),
+            // It is there, and would be as wrong the next time.
+            ureq::Error::Io(cause) if cause.kind() == std::io::ErrorKind::InvalidData => {
+                anyhow!("no usable answer from {server} ({cause}): {}", self.reach.advice())
+            }
+            ureq::Error::Io(_) | ureq::Error::ConnectionFailed | ureq::Error::HostNotFound => {
+                Passing(format!("cannot reach the daemon at {server} ({error}): {}", self.reach.advice()))
+                    .into()
+            }
+            other => anyhow!("no usable answer from {server} ({other}): {}", self.reach.advice()),
         }
     }
 }
@@ -256,19 +245,6 @@ pub(super) fn read_token(args: &ClientArgs) -> anyhow::Result<String> {
         )
     })?;
     Ok(token.trim().to_owned())
-}
-
-/// The token goes to no proxy and follows no redirect.
-fn settings() -> ConfigBuilder<AgentScope> {
-    Agent::config_builder()
-        .http_status_as_error(false)
-        .proxy(None)
-        .max_redirects(0)
-        .timeout_connect(Some(CONNECT_MAX))
-}
-
-fn agent(wait: Duration) -> Agent {
-    settings().timeout_global(Some(wait)).build().new_agent()
 }
 
 fn read<T: DeserializeOwned>(mut response: Response<Body>) -> anyhow::Result<T> {
@@ -294,8 +270,13 @@ pub(super) fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Client, Passing, escaped};
+    use super::{Client, ClientArgs, Passing, Reach, escaped};
     use std::io::{Read, Write};
+
+    fn client(server: String) -> Client {
+        let args = ClientArgs { server, ..ClientArgs::default() };
+        Client { reach: Reach::of(&args).unwrap(), token: Some("t".into()), token_file: "token".into() }
+    }
 
     /// The error of a client whose daemon answers once with this status and body.
     fn error_of(status: &'static str, body: &'static str) -> anyhow::Error {
@@ -308,7 +289,7 @@ mod tests {
             let head = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
             stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
         });
-        let client = Client { server, token: "t".into(), token_file: "token".into() };
+        let client = client(server);
         let error = client.get::<serde_json::Value>("/gpus").unwrap_err();
         serving.join().unwrap();
         error
@@ -332,8 +313,7 @@ mod tests {
         }
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let server = format!("http://{nobody}");
-        let client = Client { server, token: "t".into(), token_file: "token".into() };
-        assert!(client.get::<serde_json::Value>("/gpus").unwrap_err().is::<Passing>());
+        assert!(client(server).get::<serde_json::Value>("/gpus").unwrap_err().is::<Passing>());
     }
 
     #[test]

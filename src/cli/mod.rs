@@ -19,11 +19,13 @@ mod parameters;
 mod policy;
 mod policy_new;
 mod process;
+mod reach;
 mod shell;
 mod stack_file;
 mod state;
 mod trial;
 mod tried;
+mod unix;
 mod upload;
 mod usage;
 mod versions;
@@ -35,7 +37,7 @@ pub use process::ProcessCommand;
 pub use state::{StateCommand, StateDir, StateHooks, StateSummary};
 pub use usage::parse;
 
-use crate::config::{Config, GpuSource, ServeArgs};
+use crate::config::{Config, ConfigError, GpuSource, ServeArgs};
 use crate::kernel::gpu::Part;
 use crate::kernel::process::Sight;
 use args::ClientArgs;
@@ -147,7 +149,13 @@ fn ended(done: anyhow::Result<()>) -> ExitCode {
 fn load(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks) -> anyhow::Result<Config> {
     // One flag for all commands: to the daemon it says where the token is to be.
     let args = ServeArgs { token_file: client.token_file.clone(), ..args.clone() };
-    let config = Config::load(&args)?;
+    let config = Config::load(&args).map_err(|error| match (&error, &args.admin_listen) {
+        // Only the file can say whether there is TLS.
+        (ConfigError::Bad { setting: "adminListen", rule, .. }, Some(given)) => {
+            usage::BadUsage(format!("--admin-listen (or BERTH_ADMIN_LISTEN) {given:?}: give {rule}")).into()
+        }
+        _ => anyhow::Error::new(error),
+    })?;
     (hooks.check_source)(&config.gpus).map_err(|error| match args.gpus {
         Some(_) => usage::BadUsage(format!("{error:#}")).into(),
         None => error,

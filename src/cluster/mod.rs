@@ -13,9 +13,11 @@ mod news;
 mod pod;
 mod pods;
 mod policies;
+mod reviews;
 
 pub use client::{ConnectError, connect, words};
 pub use pod::understand;
+pub use reviews::{ReviewError, Reviews, User};
 
 use crate::admission::Door;
 use crate::config::ApiServer;

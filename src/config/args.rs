@@ -37,9 +37,12 @@ pub struct ServeArgs {
     /// How to reach the API server from outside of a pod; one that runs a program (exec) is refused
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Where the admin API listens; loopback only, as long as there is no TLS [default: 127.0.0.1:9470]
+    /// Where the admin API listens; loopback only, unless admin.tls is configured [default: 127.0.0.1:9470]
     #[arg(long, env = "BERTH_ADMIN_LISTEN", value_name = "ADDRESS", value_parser = parsers::admin_listen)]
     pub admin_listen: Option<String>,
+    /// A Unix socket where root of this node needs no token [default: none]
+    #[arg(long, env = "BERTH_ADMIN_SOCKET", value_name = "FILE")]
+    pub admin_socket: Option<PathBuf>,
     /// Where only /livez, /readyz and /metrics are served, without a token [default: nowhere]
     #[arg(long, env = "BERTH_HEALTH_LISTEN", value_name = "ADDRESS", value_parser = parsers::health_listen)]
     pub health_listen: Option<String>,

@@ -1,5 +1,6 @@
 //! The configuration file. Unknown keys are refused; units are in the names.
 
+use super::admin::AdminFile;
 use super::edits::EditsFile;
 use super::processes::ProcessesFile;
 use super::trusted::TrustedKeyFile;
@@ -28,6 +29,7 @@ pub struct FileConfig {
     pub api_server: Option<ApiServerFile>,
     pub kubeconfig: Option<PathBuf>,
     pub admin_listen: Option<String>,
+    pub admin: Option<AdminFile>,
     pub health_listen: Option<String>,
     pub token_file: Option<PathBuf>,
     pub log: Option<LogFile>,

@@ -22,7 +22,8 @@ pub(super) fn mig_strategy(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn admin_listen(text: &str) -> Result<String, String> {
-    rule(super::admin_address(text), text)
+    // Whether it may lie beyond this machine depends on the file: `Config::merge` says.
+    rule(super::address("adminListen", text), text)
 }
 
 pub(super) fn health_listen(text: &str) -> Result<String, String> {

@@ -4,6 +4,7 @@ use crate::admin_twins::{KeptPolicies, SwitchStore, digest_of};
 use crate::kubelet_twins::RealClock;
 use berth::admin::{FileStack, NodeFacts, Running, Server, Settings, Step};
 use berth::admission::{Baseline, Door, Middle};
+use berth::config::AdminAccess;
 use berth::keeper::Keeper;
 use berth::kernel::allocation::Allocation;
 use berth::kernel::command::Rules;
@@ -100,6 +101,9 @@ impl Bench {
             listen: loopback,
             health_listen: Some(loopback),
             token_file: self.dir.path().join("token"),
+            access: AdminAccess::default(),
+            reviewer: None,
+            tls_look: Duration::from_millis(20),
             facts: Arc::new(move || facts.lock().unwrap().clone()),
         }
     }
@@ -111,6 +115,14 @@ impl Bench {
     /// The same where it was before it was stopped.
     pub(crate) fn start_at(&mut self, address: SocketAddr) {
         self.start_with(Settings { listen: address, ..self.settings() });
+    }
+
+    /// The same with other settings; ends what ran before.
+    pub(crate) fn start_again(&mut self, settings: Settings) {
+        if let Some(running) = self.api.take() {
+            running.stop();
+        }
+        self.start_with(settings);
     }
 
     fn start_with(&mut self, settings: Settings) {
@@ -217,30 +229,46 @@ pub(crate) fn ask(
     headers: &[(&str, &str)],
     body: &[u8],
 ) -> Answer {
-    let config = ureq::Agent::config_builder()
+    let agent = agent(ureq::tls::TlsConfig::default());
+    ask_by(&agent, &format!("http://{address}{path}"), method, headers, body).unwrap()
+}
+
+/// A client that takes any answer as it comes.
+pub(crate) fn agent(tls: ureq::tls::TlsConfig) -> ureq::Agent {
+    ureq::Agent::config_builder()
         .http_status_as_error(false)
         .proxy(None)
         .max_redirects(0)
         .timeout_global(Some(Duration::from_secs(20)))
         .allow_non_standard_methods(true)
-        .build();
-    let mut request = ureq::http::Request::builder().method(method).uri(format!("http://{address}{path}"));
+        .tls_config(tls)
+        .build()
+        .new_agent()
+}
+
+/// One request of this client's.
+pub(crate) fn ask_by(
+    agent: &ureq::Agent,
+    url: &str,
+    method: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Result<Answer, ureq::Error> {
+    let mut request = ureq::http::Request::builder().method(method).uri(url);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let agent = config.new_agent();
-    let response = if body.is_empty() {
-        agent.run(request.body(()).unwrap())
+    let mut response = if body.is_empty() {
+        agent.run(request.body(()).unwrap())?
     } else {
-        agent.run(request.body(body).unwrap())
+        agent.run(request.body(body).unwrap())?
     };
-    let mut response = response.unwrap();
     let headers = response.headers().iter();
-    Answer {
+    Ok(Answer {
         status: response.status().as_u16(),
         headers: headers.map(|(n, v)| (n.to_string(), v.to_str().unwrap().to_owned())).collect(),
-        body: response.body_mut().with_config().limit(64 << 20).read_to_vec().unwrap(),
-    }
+        body: response.body_mut().with_config().limit(64 << 20).read_to_vec()?,
+    })
 }
 
 impl Answer {

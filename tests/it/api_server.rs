@@ -1,6 +1,7 @@
 //! A stand-in API server over real HTTP: one node, its pods, lists and watches as kube clients ask
 //! for them. What it is told to do wrong, it does.
 
+use crate::api_reviews::{self, Reviews};
 use crate::api_writes::{self, Writes};
 use actix_web::dev::ServerHandle;
 use actix_web::web::{self, Bytes};
@@ -55,6 +56,8 @@ pub(crate) struct State {
     unread: usize,
     /// What clients wrote, and what is done to their writes.
     pub(crate) writes: Writes,
+    /// Whom it knows, and what they may do.
+    pub(crate) reviews: Reviews,
 }
 
 /// A kind of read: the whole node object, or lists and watches of pods.
@@ -103,6 +106,7 @@ impl ApiServer {
                         .route("/api/v1/nodes/{name}", web::get().to(node))
                         .route("/api/v1/pods", web::get().to(pods))
                         .configure(api_writes::routes)
+                        .configure(api_reviews::routes)
                 };
                 let server = HttpServer::new(app).workers(1).disable_signals().shutdown_timeout(0);
                 let server = server.listen(listener).unwrap().run();

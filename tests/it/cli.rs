@@ -391,7 +391,7 @@ fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
     write(&wrong, "0".repeat(64));
     let says = ask(&here, &wrong);
     assert!(says.contains("does not take the token") && !says.contains("0000"), "{says}");
-    for server in ["https://127.0.0.1", "127.0.0.1:9470", "http://h/path", ""] {
+    for server in ["ftp://127.0.0.1", "127.0.0.1:9470", "http://h/path", ""] {
         assert!(ends(2, server, &token).contains("--server"), "{server}");
     }
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -443,7 +443,7 @@ fn bad_values_of_flags_and_of_the_environment_are_2_with_what_to_give() {
     for (flag, variable, value, says) in [
         ("--gpus", "BERTH_GPUS", "amd", "sim:8xh100"),
         ("--gpus", "BERTH_GPUS", "sim:8xb900", "known are t4"),
-        ("--admin-listen", "BERTH_ADMIN_LISTEN", "0.0.0.0:9470", "a loopback address"),
+        ("--admin-listen", "BERTH_ADMIN_LISTEN", "everywhere", "an IP address and a port"),
         ("--health-listen", "BERTH_HEALTH_LISTEN", "here", "an IP address and a port"),
         ("--log", "BERTH_LOG", "xml", "json"),
         ("--skip-adoption", "BERTH_SKIP_ADOPTION", "maybe", "boolean"),
@@ -470,6 +470,9 @@ fn bad_values_of_flags_and_of_the_environment_are_2_with_what_to_give() {
             assert!(!by_flag.err.contains("environment variable"), "{}", by_flag.err);
         }
     }
+    // What only the file could allow is bad usage without it, too.
+    let beyond = ran(berth(&["serve", "--state-dir", "/dev/null/x", "--admin-listen", "0.0.0.0:9470"]));
+    assert!(beyond.code == 2 && beyond.err.contains("a loopback address"), "{}", beyond.err);
 }
 
 #[test]

@@ -61,11 +61,18 @@ fn roles(path: &str) -> Vec<(String, BTreeSet<String>)> {
 
 #[test]
 fn each_role_gives_one_kind_of_right_and_no_more() {
-    let wanted: [(&str, &[&str]); 4] = [
+    let wanted: [(&str, &[&str]); 5] = [
         ("berth", &["get /nodes", "list /pods", "watch /pods"]),
         ("berth-tell", &["create events.k8s.io/events", "patch events.k8s.io/events", "patch /nodes/status"]),
         ("berth-evict", &["create /pods/eviction"]),
         ("berth-delete", &["delete /pods"]),
+        (
+            "berth-review",
+            &[
+                "create authentication.k8s.io/tokenreviews",
+                "create authorization.k8s.io/subjectaccessreviews",
+            ],
+        ),
     ];
     let wanted =
         wanted.map(|(name, rights)| (name.to_owned(), rights.iter().map(|r| (*r).to_owned()).collect()));
@@ -75,8 +82,9 @@ fn each_role_gives_one_kind_of_right_and_no_more() {
 
 #[test]
 fn every_role_is_known_to_readers_to_the_daemon_and_to_the_end_to_end_test() {
-    let sources: String =
-        ["client", "condition", "events", "evict"].map(|f| read(&format!("src/cluster/{f}.rs"))).concat();
+    let sources: String = ["client", "condition", "events", "evict", "reviews"]
+        .map(|f| read(&format!("src/cluster/{f}.rs")))
+        .concat();
     let (readme, test) = (read("README.md"), read("tests/e2e/controlplane.py"));
     for (name, _) in roles("deploy/cluster-role.yaml") {
         assert!(sources.contains(&format!("ClusterRole {name}")), "no error of the daemon names {name}");

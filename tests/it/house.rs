@@ -53,6 +53,8 @@ const LIBRARIES: &[(&str, &str)] = &[
     ("tonic", "kubelet"),
     ("prost", "kubelet"),
     ("actix_web", "admin"),
+    ("actix_tls", "admin"),
+    ("rustls", "admin"),
     ("utoipa", "admin"),
     ("utoipa_swagger_ui", "admin"),
     ("kube", "cluster"),

@@ -86,6 +86,9 @@ impl Api {
             listen: "127.0.0.1:0".parse().unwrap(),
             health_listen: None,
             token_file: token_file.clone(),
+            access: berth::config::AdminAccess::default(),
+            reviewer: None,
+            tls_look: berth::admin::TLS_LOOK,
             facts: Arc::new(NodeFacts::default),
         };
         let running = Server::bind(settings).unwrap().run(node.door.clone()).unwrap();

@@ -3,15 +3,20 @@
 // A test that cannot go on says so by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod admin_access;
+mod admin_audit;
 mod admin_bench;
 mod admin_doors;
 mod admin_events;
 mod admin_page;
 mod admin_policies;
 mod admin_rest;
+mod admin_reviews;
 mod admin_routes;
+mod admin_tls;
 mod admin_twins;
 mod admin_versions;
+mod api_reviews;
 mod api_server;
 mod api_writes;
 mod author;

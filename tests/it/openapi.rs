@@ -41,9 +41,9 @@ fn every_operation_says_what_it_is_for_and_how_it_fails() {
         assert!(operation["tags"].as_array().is_some_and(|t| t.len() == 1), "{name} has no tag");
         assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{name} shares its id");
         let responses = operation["responses"].as_object().unwrap();
-        let mut expected = vec!["406", "421", "503"];
+        let mut expected = vec!["406", "421", "429", "503"];
         if name.contains("/api/v1/") {
-            expected.push("401");
+            expected.extend(["401", "403"]);
         }
         if name.contains('{') {
             expected.extend(["400", "404"]);

@@ -3,19 +3,20 @@
 
 use super::Line;
 use crate::admin::dto::Node;
-use crate::cli::args::{ClientArgs, Output};
+use crate::cli::args::ClientArgs;
 use crate::cli::client::Client;
 use crate::config::Config;
 use std::net::TcpListener;
 
 /// Whether the daemon that answers at the admin address takes the token of this state folder.
 pub(super) fn answers(config: &Config) -> bool {
-    let args = ClientArgs {
-        server: format!("http://{}", config.admin_listen),
-        token_file: Some(config.token_file.clone()),
-        output: Output::default(),
-        watch: None,
+    let server = match (&config.admin.socket, &config.admin.tls) {
+        (Some(path), _) => format!("unix://{}", path.display()),
+        // Answers only where the certificate names the address, and a CA of this machine signed it.
+        (None, Some(_)) => format!("https://{}", config.admin_listen),
+        (None, None) => format!("http://{}", config.admin_listen),
     };
+    let args = ClientArgs { server, token_file: Some(config.token_file.clone()), ..ClientArgs::default() };
     Client::new(&args).and_then(|client| client.get::<Node>("/node")).is_ok()
 }
 

@@ -1,0 +1,221 @@
+//! The door of `/api/v1`: who asks, whether they may, how often, and the audit line of what they change.
+//!
+//! A bearer token that comes decides alone, even where the connection has a certificate or is root's:
+//! whoever shows one means it. Reading is GET and HEAD; every other method is changing, trials and
+//! replays among them, so that no route can forget to say so.
+
+use super::Settings;
+use super::audit::Line;
+use super::auth;
+use super::caller::{self, Caller, Said};
+use super::certificate::ClientCertificate;
+use super::host;
+use super::peer::Peer;
+use super::problem::{Kind, Problem};
+use super::rate::{Client, Limiter};
+use super::reviews::Reviews;
+use super::routes::state;
+use super::server::AdminError;
+use super::socket;
+use super::tls::Tls;
+use super::token::Tokens;
+use crate::config::Right;
+use actix_web::Error;
+use actix_web::body::{BoxBody, MessageBody};
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::Method;
+use actix_web::middleware::Next;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Requests a second of one address that open nothing: without a token, with a wrong one, or with one
+/// that the API server is asked about. Own tokens are not among them, so nobody is locked out by others.
+const STRANGERS_PER_SECOND: u32 = 50;
+
+/// Everything that lets in.
+pub(super) struct Access {
+    tokens: Tokens,
+    tls: Option<Arc<Tls>>,
+    /// What each client certificate's name may do; `None`: all may change.
+    clients: Option<BTreeMap<String, Right>>,
+    reviews: Option<Reviews>,
+    reads: Limiter,
+    changes: Limiter,
+    strangers: Limiter,
+    own_uid: u32,
+}
+
+impl Access {
+    /// # Errors
+    /// If a token's file or one of TLS cannot be used.
+    pub(super) fn open(settings: &Settings) -> Result<Self, AdminError> {
+        let access = &settings.access;
+        Ok(Self {
+            tokens: Tokens::open(&settings.token_file, &access.tokens)?,
+            tls: access.tls.clone().map(Tls::open).transpose()?,
+            clients: access.tls.as_ref().and_then(|tls| tls.clients.clone()),
+            reviews: settings.reviewer.clone().map(Reviews::new),
+            reads: Limiter::new("reads", access.limits.reads_per_second),
+            changes: Limiter::new("changes", access.limits.changes_per_second),
+            strangers: Limiter::new("requests that open nothing", STRANGERS_PER_SECOND),
+            own_uid: rustix::process::geteuid().as_raw(),
+        })
+    }
+
+    pub(super) fn tls(&self) -> Option<&Arc<Tls>> {
+        self.tls.as_ref()
+    }
+
+    /// Who asks.
+    async fn known(&self, request: &ServiceRequest) -> Result<Caller, Problem> {
+        let peer = request.conn_data::<Peer>();
+        let stranger = |problem| self.strangers.take(&Client::of(peer)).and(Err(problem));
+        let token = match auth::bearer(request.headers()) {
+            Ok(token) => token,
+            Err(problem) => return stranger(problem),
+        };
+        if let Some(token) = token {
+            if let Some((name, right)) = self.tokens.find(token) {
+                return Ok(Caller { name, right: Some(right), by: "token", user: None });
+            }
+            let Some(reviews) = &self.reviews else { return stranger(auth::wrong_token()) };
+            let user = match reviews.known(token) {
+                Some(user) => user,
+                None => {
+                    self.strangers.take(&Client::of(peer))?;
+                    reviews.who(token).await?.ok_or_else(auth::wrong_token)?
+                }
+            };
+            return Ok(Caller {
+                name: user.name.as_str().into(),
+                right: None,
+                by: "kubernetes",
+                user: Some(user),
+            });
+        }
+        let known = match peer {
+            Some(Peer::Unix { uid, .. }) => socket::trusted(*uid, self.own_uid)
+                .map(|name| Caller {
+                    name: name.into(),
+                    right: Some(Right::Change),
+                    by: "socket",
+                    user: None,
+                })
+                .ok_or_else(auth::no_token),
+            Some(Peer::Tls { certificate: Some(certificate), .. }) => self.certified(certificate),
+            _ => Err(auth::no_token()),
+        };
+        known.or_else(stranger)
+    }
+
+    fn certified(&self, certificate: &ClientCertificate) -> Result<Caller, Problem> {
+        if !self.tls.as_ref().is_some_and(|tls| certificate.is_good(tls)) {
+            return Err(Problem::new(
+                Kind::Unauthorized,
+                "the client certificate has expired, or its CA is no longer taken",
+            )
+            .hint("renew it, and connect anew")
+            .challenge("Bearer"));
+        }
+        let Some(name) = certificate.name() else {
+            return Err(Problem::new(
+                Kind::Unauthorized,
+                "the client certificate has no common name (CN) of 1 to 64 bytes",
+            )
+            .challenge("Bearer"));
+        };
+        let right = match &self.clients {
+            None => Right::Change,
+            Some(clients) => *clients.get(name).ok_or_else(|| {
+                Problem::new(
+                    Kind::Forbidden,
+                    format!("the client certificate of {name:?} opens nothing here"),
+                )
+                .hint("the daemon's configuration names those that do: admin.tls.clients")
+            })?,
+        };
+        Ok(Caller { name: name.into(), right: Some(right), by: "certificate", user: None })
+    }
+
+    /// Whether they may do this, now.
+    async fn permits(&self, caller: &Caller, request: &ServiceRequest) -> Result<(), Problem> {
+        let needed = needed(request.method());
+        let limiter = match needed {
+            Right::Read => &self.reads,
+            Right::Change => &self.changes,
+        };
+        limiter.take(&Client::Named(caller.by, Arc::clone(&caller.name)))?;
+        // A browser sends its certificate along with what any page makes it ask. A token it does not.
+        if caller.by == "certificate" && needed == Right::Change {
+            host::same_site(request.headers())?;
+        }
+        let may = match (caller.right, &caller.user, &self.reviews) {
+            (Some(right), ..) => right >= needed,
+            (None, Some(user), Some(reviews)) => reviews.may(user, request.method(), request.path()).await?,
+            (None, ..) => false,
+        };
+        match may {
+            true => Ok(()),
+            false => Err(forbidden(caller, needed)),
+        }
+    }
+
+    /// Whether whoever asks for what needs no token asks too often.
+    pub(super) fn limit_public(&self, request: &ServiceRequest) -> Result<(), Problem> {
+        self.reads.take(&Client::of(request.conn_data::<Peer>()))
+    }
+}
+
+fn forbidden(caller: &Caller, needed: Right) -> Problem {
+    let what = match needed {
+        Right::Read => "read",
+        Right::Change => "change anything",
+    };
+    let name = &caller.name;
+    Problem::new(Kind::Forbidden, format!("{name:?} may not {what} here")).hint(match caller.by {
+        "kubernetes" => "grant it in the cluster: a ClusterRole with nonResourceURLs /berth/* and the verb",
+        _ => "use a token or a certificate with the right `change`",
+    })
+}
+
+fn needed(method: &Method) -> Right {
+    match *method {
+        Method::GET | Method::HEAD => Right::Read,
+        _ => Right::Change,
+    }
+}
+
+/// Wraps all of /api/v1, unknown routes under it too.
+pub(super) async fn door(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let state = state(&request)?;
+    let mut line = (needed(request.method()) == Right::Change).then(|| Line::of(&request));
+    let let_in = match state.access.known(&request).await {
+        Ok(caller) => {
+            if let Some(line) = &mut line {
+                line.caller(&caller);
+            }
+            state.access.permits(&caller, &request).await.map(|()| caller)
+        }
+        Err(problem) => Err(problem),
+    };
+    let answered = match let_in {
+        Err(problem) => Ok(request.into_response(problem.response())),
+        Ok(caller) => {
+            let said = Said::new(caller);
+            if let Some(line) = &mut line {
+                line.listen(&said);
+            }
+            caller::scope(said, next.call(request)).await.map(ServiceResponse::map_into_boxed_body)
+        }
+    };
+    if let Some(line) = line {
+        line.answered(match &answered {
+            Ok(response) => response.status(),
+            Err(error) => error.as_response_error().status_code(),
+        });
+    }
+    answered
+}

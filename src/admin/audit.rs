@@ -1,0 +1,89 @@
+//! The audit line: one for each request that would change something, at target `audit`, whatever came
+//! of it. What is never in it: a token, a certificate, a query, a body.
+//!
+//! Requests that were turned away for asking too often have none of their own: they changed nothing,
+//! and a flood of them would be a flood of lines. [`super::rate`] tells of them once a minute.
+
+use super::caller::{Caller, Said};
+use super::peer::Peer;
+use crate::config::Right;
+use actix_web::dev::ServiceRequest;
+use actix_web::http::StatusCode;
+use std::rc::Rc;
+
+/// Longest path that is shown, bytes: that of a version's module has 90.
+const PATH_BYTES_MAX: usize = 200;
+
+/// A line that is to be written. It is written when it is dropped, so a request whose client hung up,
+/// or whose handler panicked, has one too: what it asked for may have been done.
+pub(super) struct Line {
+    method: String,
+    path: String,
+    from: String,
+    caller: Option<Caller>,
+    said: Option<Rc<Said>>,
+    status: Option<StatusCode>,
+}
+
+impl Line {
+    pub(super) fn of(request: &ServiceRequest) -> Self {
+        let path = request.path();
+        let end = (0..=path.len().min(PATH_BYTES_MAX)).rev().find(|i| path.is_char_boundary(*i));
+        Self {
+            method: request.method().to_string(),
+            path: path[..end.unwrap_or(0)].to_owned(),
+            from: request.conn_data::<Peer>().map_or_else(|| "unknown".into(), ToString::to_string),
+            caller: None,
+            said: None,
+            status: None,
+        }
+    }
+
+    /// The door knows who it is.
+    pub(super) fn caller(&mut self, caller: &Caller) {
+        self.caller = Some(caller.clone());
+    }
+
+    /// What the handler is told will be told here.
+    pub(super) fn listen(&mut self, said: &Rc<Said>) {
+        self.said = Some(Rc::clone(said));
+    }
+
+    /// It was answered.
+    pub(super) fn answered(mut self, status: StatusCode) {
+        self.status = Some(status);
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if self.status == Some(StatusCode::TOO_MANY_REQUESTS) {
+            return;
+        }
+        let outcome = match self.status {
+            Some(status) if status.is_success() => "done",
+            Some(status) if status.is_server_error() => "failed",
+            Some(_) => "refused",
+            None => "unanswered",
+        };
+        let (who, right, known_by) = match &self.caller {
+            Some(caller) => (&*caller.name, caller.right.map_or("reviewed", Right::word), caller.by),
+            None => ("nobody", "none", "nothing"),
+        };
+        let (by, reason) = match &self.said {
+            Some(said) => (said.by.borrow().clone(), said.reason.borrow().clone()),
+            None => (None, None),
+        };
+        tracing::info!(
+            target: "audit",
+            who, right, known_by,
+            method = self.method,
+            path = self.path,
+            from = self.from,
+            status = self.status.map(|s| s.as_u16()),
+            outcome,
+            by, reason,
+            "change"
+        );
+    }
+}

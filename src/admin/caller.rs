@@ -1,0 +1,63 @@
+//! Who asks, for as long as their request is at work. The door sets it around the handler, so that no
+//! handler can forget to hand it on, and the audit line knows what the handler was told.
+
+use super::auth::OPERATOR;
+use super::reviews::User;
+use crate::config::Right;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Somebody whom the door let in.
+#[derive(Clone, Debug)]
+pub(super) struct Caller {
+    /// Their name: of a token, a certificate, a user of the cluster.
+    pub(super) name: Arc<str>,
+    /// What they may do; `None` of a user of the cluster, where each request is reviewed.
+    pub(super) right: Option<Right>,
+    /// How they are known: `token`, `certificate`, `socket` or `kubernetes`.
+    pub(super) by: &'static str,
+    /// A user of the cluster.
+    pub(super) user: Option<Arc<User>>,
+}
+
+/// What a request said of itself, for the audit line.
+#[derive(Debug)]
+pub(super) struct Said {
+    caller: Caller,
+    /// Who they say it is for, where they do.
+    pub(super) by: RefCell<Option<String>>,
+    /// Why, where they say so.
+    pub(super) reason: RefCell<Option<String>>,
+}
+
+tokio::task_local! {
+    static SAID: Rc<Said>;
+}
+
+impl Said {
+    pub(super) fn new(caller: Caller) -> Rc<Self> {
+        Rc::new(Self { caller, by: RefCell::default(), reason: RefCell::default() })
+    }
+}
+
+/// Runs a request's handler as this caller's.
+pub(super) async fn scope<F: Future>(said: Rc<Said>, work: F) -> F::Output {
+    SAID.scope(said, work).await
+}
+
+/// The name of whoever asks; what their change is signed with where they say nothing else.
+pub(super) fn name() -> String {
+    SAID.try_with(|said| said.caller.name.to_string()).unwrap_or_else(|_| OPERATOR.into())
+}
+
+/// Takes down why they do it.
+pub(super) fn says_why(reason: &str) {
+    let _ = SAID
+        .try_with(|said| *said.reason.borrow_mut() = Some(reason.into()).filter(|r: &String| !r.is_empty()));
+}
+
+/// Takes down who they say it is for.
+pub(super) fn says_who(by: &str) {
+    let _ = SAID.try_with(|said| *said.by.borrow_mut() = Some(by.into()));
+}

@@ -1,0 +1,161 @@
+//! The name in a client certificate: the common name (CN) of its subject.
+//!
+//! Read by hand from the DER, since the name is all that is wanted, and only of certificates that the
+//! TLS library has parsed and found signed by the configured CA. Anything odd is no name.
+
+use super::tls::Tls;
+use crate::config::NAME_BYTES_MAX;
+use rustls::pki_types::CertificateDer;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A certificate is looked at again after this long: it may have expired on an open connection.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+
+const SEQUENCE: u8 = 0x30;
+const SET: u8 = 0x31;
+const OBJECT_ID: u8 = 0x06;
+/// `[0] EXPLICIT`: the version of the certificate.
+const VERSION: u8 = 0xa0;
+/// UTF8String, PrintableString, IA5String: their bytes are UTF-8.
+const STRINGS: [u8; 3] = [0x0c, 0x13, 0x16];
+/// id-at-commonName, 2.5.4.3.
+const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
+
+/// What a client showed in the handshake.
+pub(super) struct ClientCertificate {
+    chain: Vec<CertificateDer<'static>>,
+    name: Option<String>,
+    /// When it was last found good, and by which state of the CA's file.
+    good: Mutex<(Instant, u64)>,
+}
+
+impl ClientCertificate {
+    /// `None` for an empty chain.
+    pub(super) fn of(chain: &[CertificateDer<'static>]) -> Option<Self> {
+        let name = common_name(chain.first()?);
+        // The handshake knew some state of the file; which one is not known here, so it is looked at anew.
+        Some(Self { chain: chain.to_vec(), name, good: Mutex::new((Instant::now(), 0)) })
+    }
+
+    /// Its common name, where it has exactly one that can be shown.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Whether it is still good: signed by a CA of the file as it is now, and not expired.
+    pub(super) fn is_good(&self, tls: &Tls) -> bool {
+        let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = tls.state();
+        if good.1 == state && good.0.elapsed() < LOOK_AGAIN {
+            return true;
+        }
+        let is_good = tls.verify(&self.chain);
+        // What is not good is looked at again next time.
+        *good = (Instant::now(), if is_good { state } else { 0 });
+        is_good
+    }
+}
+
+/// One element: its tag, its content, and what follows it.
+fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (&tag, rest) = der.split_first()?;
+    let (&first, rest) = rest.split_first()?;
+    let (length, rest) = match first {
+        0..=0x7f => (usize::from(first), rest),
+        // Long form, of one to four bytes; certificates are far below 4 GiB.
+        0x81..=0x84 => {
+            let (bytes, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
+            (bytes.iter().fold(0, |length, byte| length << 8 | usize::from(*byte)), rest)
+        }
+        _ => return None,
+    };
+    let (content, rest) = rest.split_at_checked(length)?;
+    Some((tag, content, rest))
+}
+
+/// The content of the next element, which must have this tag; and what follows it.
+fn expect(tag: u8, der: &[u8]) -> Option<(&[u8], &[u8])> {
+    element(der).filter(|e| e.0 == tag).map(|(_, content, rest)| (content, rest))
+}
+
+/// RFC 5280, 4.1: Certificate, TBSCertificate, subject.
+fn common_name(certificate: &[u8]) -> Option<String> {
+    let (certificate, _) = expect(SEQUENCE, certificate)?;
+    let (mut rest, _) = expect(SEQUENCE, certificate)?;
+    if let Some((VERSION, _, after)) = element(rest) {
+        rest = after;
+    }
+    // Serial number, algorithm, issuer, validity.
+    for _ in 0..4 {
+        (_, _, rest) = element(rest)?;
+    }
+    let (mut subject, _) = expect(SEQUENCE, rest)?;
+    let mut name = None;
+    while !subject.is_empty() {
+        let (mut set, after) = expect(SET, subject)?;
+        subject = after;
+        while !set.is_empty() {
+            let (attribute, after) = expect(SEQUENCE, set)?;
+            set = after;
+            let (kind, value) = expect(OBJECT_ID, attribute)?;
+            if kind != COMMON_NAME {
+                continue;
+            }
+            let (tag, text, _) = element(value)?;
+            let text = std::str::from_utf8(text).ok().filter(|_| STRINGS.contains(&tag))?;
+            // Two names: whoever reads another one of them than we do would mean somebody else.
+            if name.replace(text).is_some() {
+                return None;
+            }
+        }
+    }
+    let shown = |n: &&str| {
+        (1..=NAME_BYTES_MAX).contains(&n.len()) && !n.trim().is_empty() && !n.chars().any(char::is_control)
+    };
+    name.filter(shown).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, DistinguishedName, DnType, DnValue, KeyPair};
+
+    fn certificate(names: &[(DnType, &str)]) -> Vec<u8> {
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        for (kind, name) in names {
+            params.distinguished_name.push(kind.clone(), DnValue::Utf8String((*name).into()));
+        }
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    }
+
+    #[test]
+    fn the_common_name_is_found_and_nothing_else_is_taken_for_it() {
+        let named = |name| certificate(&[(DnType::OrganizationName, "ops"), (DnType::CommonName, name)]);
+        assert_eq!(common_name(&named("alice")).as_deref(), Some("alice"));
+        assert_eq!(common_name(&named("J\u{f6}rg Z")).as_deref(), Some("J\u{f6}rg Z"));
+        assert_eq!(common_name(&certificate(&[(DnType::OrganizationName, "alice")])), None);
+        assert_eq!(common_name(&certificate(&[])), None);
+        for odd in ["", " ", "a\nb", "a\0b", &"x".repeat(NAME_BYTES_MAX + 1)] {
+            assert_eq!(common_name(&named(odd)), None, "{odd:?}");
+        }
+        let twice = [(DnType::CommonName, "alice"), (DnType::CustomDnType(vec![2, 5, 4, 3]), "root")];
+        assert_eq!(common_name(&certificate(&twice)), None);
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic() {
+        let whole = certificate(&[(DnType::CommonName, "alice")]);
+        for end in 0..whole.len() {
+            assert_eq!(common_name(&whole[..end]), None);
+        }
+        for at in 0..whole.len() {
+            for value in [0, 1, 0x7f, 0x80, 0x81, 0x84, 0x85, 0xff] {
+                let mut broken = whole.clone();
+                broken[at] = value;
+                let _ = common_name(&broken);
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! How often one client may ask: a bucket of permits for each, filled at a steady rate. A client is a
+//! name once it is known, and an address before that.
+
+use super::peer::Peer;
+use super::problem::{Kind, Problem};
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Clients that are counted one by one: some 100 bytes each. Those beyond share one bucket.
+const CLIENTS_MAX: usize = 1024;
+/// A bucket holds what comes in so many seconds: a page or a script that begins with a burst.
+const BURST_S: f64 = 2.0;
+/// A client that asks too often is told of in the log at most once in this time.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// Whose bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Client {
+    /// Whom the door knows, and by which way: names of different ways are different clients.
+    Named(&'static str, Arc<str>),
+    /// An IPv4 address, or the /64 of an IPv6 one, which is what one host has.
+    Net([u8; 8]),
+    /// A user of this machine.
+    User(u32),
+    /// All that are too many to be counted one by one.
+    Others,
+}
+
+impl Client {
+    /// A client that is not known by name yet.
+    pub(super) fn of(peer: Option<&Peer>) -> Self {
+        match peer {
+            Some(Peer::Tcp(from) | Peer::Tls { from, .. }) => Self::at(from.ip()),
+            Some(Peer::Unix { uid, .. }) => Self::User(*uid),
+            None => Self::Others,
+        }
+    }
+
+    fn at(ip: IpAddr) -> Self {
+        let mut net = [0; 8];
+        match ip.to_canonical() {
+            // Some IPv6 network may have these bytes too; then two share a bucket.
+            IpAddr::V4(ip) => net[4..].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => net.copy_from_slice(&ip.octets()[..8]),
+        }
+        Self::Net(net)
+    }
+}
+
+/// A rate, and who has used how much of it.
+pub(super) struct Limiter {
+    what: &'static str,
+    per_second: f64,
+    clients: Mutex<HashMap<Client, Bucket>>,
+}
+
+struct Bucket {
+    permits: f64,
+    at: Instant,
+    told: Option<Instant>,
+}
+
+impl Limiter {
+    /// So many a second, `what` in words.
+    pub(super) fn new(what: &'static str, per_second: u32) -> Self {
+        Self { what, per_second: f64::from(per_second), clients: Mutex::default() }
+    }
+
+    fn burst(&self) -> f64 {
+        (self.per_second * BURST_S).max(1.0)
+    }
+
+    /// Takes one permit.
+    ///
+    /// # Errors
+    /// If there is none: 429, with the whole seconds after which there is one.
+    pub(super) fn take(&self, client: &Client) -> Result<(), Problem> {
+        self.take_at(client, Instant::now())
+    }
+
+    fn take_at(&self, client: &Client, now: Instant) -> Result<(), Problem> {
+        let (burst, per_second) = (self.burst(), self.per_second);
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let filled = |b: &Bucket| b.permits + now.saturating_duration_since(b.at).as_secs_f64() * per_second;
+        if clients.len() >= CLIENTS_MAX && !clients.contains_key(client) {
+            // A bucket that is full again says nothing that a new one would not.
+            clients.retain(|_, b| filled(b) < burst);
+        }
+        let client = match clients.len() >= CLIENTS_MAX && !clients.contains_key(client) {
+            true => Client::Others,
+            false => client.clone(),
+        };
+        let fresh = || Bucket { permits: burst, at: now, told: None };
+        let bucket = clients.entry(client.clone()).or_insert_with(fresh);
+        bucket.permits = filled(bucket).min(burst);
+        bucket.at = now;
+        if bucket.permits >= 1.0 {
+            bucket.permits -= 1.0;
+            return Ok(());
+        }
+        if bucket.told.is_none_or(|told| now.saturating_duration_since(told) >= TOLD_EVERY) {
+            bucket.told = Some(now);
+            tracing::warn!(?client, per_second, "a client of the admin API asks too often: {}", self.what);
+        }
+        // One permit comes in at most a second, since a rate is at least one.
+        Err(Problem::new(Kind::TooMany, format!("more than {per_second} {} a second", self.what))
+            .retry_after(1)
+            .hint("wait a second, and ask less often; the rate is the daemon's admin.limits"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str) -> Client {
+        Client::Named("token", name.into())
+    }
+
+    #[test]
+    fn a_burst_is_let_through_then_the_rate_and_no_client_uses_anothers() {
+        let limiter = Limiter::new("reads", 10);
+        let start = Instant::now();
+        let (a, b) = (named("a"), named("b"));
+        let taken = (0..100).filter(|_| limiter.take_at(&a, start).is_ok()).count();
+        assert_eq!(taken, 20);
+        let refused = limiter.take_at(&a, start).unwrap_err();
+        assert_eq!(refused.status, 429);
+        assert_eq!(refused.response().headers().get("retry-after").unwrap(), "1");
+        assert!(limiter.take_at(&b, start).is_ok());
+        let later = start + Duration::from_millis(500);
+        assert_eq!((0..100).filter(|_| limiter.take_at(&a, later).is_ok()).count(), 5);
+        // A long wait fills the bucket and no more.
+        let much_later = start + Duration::from_secs(3600);
+        assert_eq!((0..100).filter(|_| limiter.take_at(&a, much_later).is_ok()).count(), 20);
+    }
+
+    #[test]
+    fn a_crowd_of_addresses_takes_no_more_room_and_pushes_nobody_out() {
+        let limiter = Limiter::new("reads", 1);
+        let start = Instant::now();
+        let known = named("known");
+        while limiter.take_at(&known, start).is_ok() {}
+        for i in 0..10_000_u32 {
+            let _ = limiter.take_at(&Client::Net(u64::from(i).to_be_bytes()), start);
+        }
+        assert!(limiter.clients.lock().unwrap().len() <= CLIENTS_MAX + 1);
+        assert!(limiter.take_at(&known, start).is_err(), "its bucket was forgotten");
+        // Once their buckets are full again they make room.
+        let later = start + Duration::from_secs(10);
+        assert!(limiter.take_at(&named("new"), later).is_ok());
+        assert!(limiter.clients.lock().unwrap().len() < 10);
+    }
+
+    #[test]
+    fn a_host_with_many_ipv6_addresses_is_one_client() {
+        let at = |text: &str| Client::at(text.parse().unwrap());
+        assert_eq!(at("2001:db8:1:2::1"), at("2001:db8:1:2:ffff::9"));
+        assert_ne!(at("2001:db8:1:2::1"), at("2001:db8:1:3::1"));
+        assert_eq!(at("10.0.0.1"), at("::ffff:10.0.0.1"));
+        assert_ne!(at("10.0.0.1"), at("10.0.0.2"));
+    }
+}

@@ -1,0 +1,143 @@
+//! The Unix socket for root of this node: a file that only its owner may connect to, and a peer whom
+//! the kernel names. Nobody there needs a token: whoever is root could read it anyway.
+
+use super::server::AdminError;
+use std::fs::{DirBuilder, Permissions, remove_file, rename, set_permissions, symlink_metadata};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// A socket that is listened on.
+pub(super) struct AdminSocket {
+    path: PathBuf,
+    file: (u64, u64),
+    listener: UnixListener,
+}
+
+/// The file of a socket; removed when this is dropped.
+pub(super) struct SocketFile {
+    path: PathBuf,
+    file: (u64, u64),
+}
+
+impl AdminSocket {
+    /// Listens. A file that a dead daemon left is replaced; one that somebody listens on is not.
+    ///
+    /// # Errors
+    /// If the path cannot be used; says what to do.
+    pub(super) fn bind(path: &Path) -> Result<Self, AdminError> {
+        let bad = |rule, source| AdminError::Socket { path: path.into(), rule, source };
+        match symlink_metadata(path) {
+            Ok(there) if !there.file_type().is_socket() => {
+                return Err(bad(
+                    "something else is there: remove it, or choose another with --admin-socket",
+                    None,
+                ));
+            }
+            Ok(_) if UnixStream::connect(path).is_ok() => {
+                return Err(bad(
+                    "another daemon listens there: stop it, or choose another with --admin-socket",
+                    None,
+                ));
+            }
+            _ => {}
+        }
+        Self::put(path).map_err(|source| {
+            let rule = match source.kind() {
+                ErrorKind::InvalidInput => "its path is longer than the 107 bytes that a socket's may have",
+                _ => "it cannot be made; is its folder writable? (--admin-socket)",
+            };
+            bad(rule, Some(source))
+        })
+    }
+
+    /// Made beside its place and moved there once its mode is right, so that nobody finds it open. (The
+    /// peer is checked whatever the mode says.)
+    fn put(path: &Path) -> io::Result<Self> {
+        if let Some(folder) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
+            DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+        }
+        let draft = PathBuf::from(format!("{}.new", path.display()));
+        match remove_file(&draft) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&draft)?;
+        set_permissions(&draft, Permissions::from_mode(0o600))?;
+        rename(&draft, path)?;
+        // The HTTP library waits for it.
+        listener.set_nonblocking(true)?;
+        let about = symlink_metadata(path)?;
+        Ok(Self { path: path.into(), file: (about.dev(), about.ino()), listener })
+    }
+
+    /// The listener, and what keeps its file there.
+    pub(super) fn split(self) -> (UnixListener, SocketFile) {
+        (self.listener, SocketFile { path: self.path, file: self.file })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // A daemon that took the place over meanwhile keeps its own.
+        let ours = symlink_metadata(&self.path).is_ok_and(|a| (a.dev(), a.ino()) == self.file);
+        if ours {
+            let _ = remove_file(&self.path);
+        }
+    }
+}
+
+/// The name of a user who needs no token: root, or whoever the daemon itself runs as, who could read the
+/// token file. `None`: they need one, like anybody.
+pub(super) fn trusted(uid: u32, own: u32) -> Option<String> {
+    match uid {
+        0 => Some("root".into()),
+        uid if uid == own => Some(format!("user-{uid}")),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_root_and_the_daemons_own_user_need_no_token() {
+        assert_eq!(trusted(0, 0).as_deref(), Some("root"));
+        assert_eq!(trusted(0, 1000).as_deref(), Some("root"));
+        assert_eq!(trusted(1000, 1000).as_deref(), Some("user-1000"));
+        // Neither another user, nor one of another user namespace, which the kernel shows as 65534.
+        for uid in [1, 1001, 65534, u32::MAX] {
+            assert_eq!(trusted(uid, 1000), None);
+            assert_eq!(trusted(uid, 0), None);
+        }
+    }
+
+    #[test]
+    fn a_dead_daemons_socket_is_replaced_and_a_living_ones_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/admin.sock");
+        let first = AdminSocket::bind(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(matches!(AdminSocket::bind(&path), Err(AdminError::Socket { .. })));
+        drop(first);
+        assert!(path.exists(), "as after a kill");
+        let (listener, file) = AdminSocket::bind(&path).unwrap().split();
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(listener);
+        // The next daemon is faster than the end of this one.
+        let (next, next_file) = AdminSocket::bind(&path).unwrap().split();
+        drop(file);
+        assert!(UnixStream::connect(&path).is_ok());
+        drop((next, next_file));
+        assert!(!path.exists());
+        std::fs::write(&path, "not a socket").unwrap();
+        assert!(AdminSocket::bind(&path).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "not a socket");
+        let long = dir.path().join("x".repeat(120));
+        let said = AdminSocket::bind(&long).err().unwrap().to_string();
+        assert!(said.contains("107 bytes"), "{said}");
+    }
+}

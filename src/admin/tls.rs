@@ -1,0 +1,265 @@
+//! TLS of the admin listener: which certificate is shown, whose clients' are taken, and both anew when
+//! their files change.
+//!
+//! rustls is named in this room alone: kube and ureq bring and drive it by themselves, and the admin
+//! listener is the only server of TLS that there is. Its cryptography is ring, which is compiled in for
+//! them anyway.
+
+use super::server::AdminError;
+use crate::config::TlsFiles;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::{CryptoProvider, ring as by_ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
+use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme};
+use sha2::{Digest, Sha256};
+use std::fmt;
+use std::io::Read;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+/// Largest file of certificates or of a key, bytes: a bundle of a few hundred CAs.
+const FILE_BYTES_MAX: u64 = 1024 * 1024;
+/// How often the files are looked at. A mount of a Secret is some minute late anyway.
+pub const TLS_LOOK: Duration = Duration::from_secs(10);
+
+/// Makes ring the cryptography of whoever asks rustls for a default: the client half, which speaks TLS
+/// through ureq.
+pub fn use_ring() {
+    // An error means that it was chosen already.
+    let _ = by_ring::default_provider().install_default();
+}
+
+/// What is in force, and where it comes from.
+pub(super) struct Tls {
+    files: TlsFiles,
+    provider: Arc<CryptoProvider>,
+    now: RwLock<InForce>,
+    /// Why the files as they are now are not in force, if so.
+    trouble: Mutex<Option<String>>,
+}
+
+/// One reading of the files.
+struct InForce {
+    /// The SHA-256 of each file, which is not fooled by times of change.
+    read: Vec<[u8; 32]>,
+    /// Counts the readings, from 1.
+    state: u64,
+    key: Arc<CertifiedKey>,
+    clients: Option<Arc<dyn ClientCertVerifier>>,
+}
+
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// If one is missing or they do not fit together; says which and what to do.
+    pub(super) fn open(files: TlsFiles) -> Result<Arc<Self>, AdminError> {
+        let provider = Arc::new(by_ring::default_provider());
+        let now = load(&files, &provider, &read_all(&files)?, 1)?;
+        Ok(Arc::new(Self { files, provider, now: RwLock::new(now), trouble: Mutex::default() }))
+    }
+
+    /// For the listener. A session is never resumed: that would let in a client whose CA is gone.
+    ///
+    /// # Errors
+    /// If the cryptography cannot speak TLS 1.2 and 1.3, which ring does.
+    pub(super) fn server_config(self: &Arc<Self>) -> Result<ServerConfig, Error> {
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_safe_default_protocol_versions()?;
+        let builder = match self.files.client_ca {
+            Some(_) => builder.with_client_cert_verifier(Arc::<Self>::clone(self)),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(Arc::<Self>::clone(self));
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(config)
+    }
+
+    /// Takes the files over if they changed and fit together. Otherwise what was in force stays, with one
+    /// line in the log for each new trouble.
+    pub(super) fn look(&self) {
+        let taken = self.take_over();
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        match taken {
+            Ok(false) => *trouble = None,
+            Ok(true) => {
+                *trouble = None;
+                tracing::info!(certificate = %self.files.cert.display(), "the admin API's renewed TLS files are in force");
+            }
+            Err(error) => {
+                let words = format!("{:#}", anyhow::Error::new(error));
+                if trouble.as_ref() != Some(&words) {
+                    tracing::error!("the admin API goes on with the TLS files from before: {words}");
+                }
+                *trouble = Some(words);
+            }
+        }
+    }
+
+    fn take_over(&self) -> Result<bool, AdminError> {
+        let read = read_all(&self.files)?;
+        let state = {
+            let now = self.now.read().unwrap_or_else(PoisonError::into_inner);
+            if now.read == digests(&read) {
+                return Ok(false);
+            }
+            now.state + 1
+        };
+        let new = load(&self.files, &self.provider, &read, state)?;
+        *self.now.write().unwrap_or_else(PoisonError::into_inner) = new;
+        Ok(true)
+    }
+
+    /// Why the files as they are now are not in force, if so.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Which reading of the files is in force.
+    pub(super) fn state(&self) -> u64 {
+        self.now.read().unwrap_or_else(PoisonError::into_inner).state
+    }
+
+    /// Whether a client's certificate is good by what is in force now.
+    pub(super) fn verify(&self, chain: &[CertificateDer<'_>]) -> bool {
+        let Some((first, others)) = chain.split_first() else { return false };
+        self.verify_client_cert(first, others, UnixTime::now()).is_ok()
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+impl ResolvesServerCert for Tls {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner).key))
+    }
+}
+
+/// Hands on to the CA that is in force.
+impl ClientCertVerifier for Tls {
+    fn client_auth_mandatory(&self) -> bool {
+        self.files.require_client_cert
+    }
+
+    /// None: the list would have to outlive a change of the CA, and clients have one certificate to show.
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let clients = self.now.read().unwrap_or_else(PoisonError::into_inner).clients.clone();
+        match clients {
+            Some(clients) => clients.verify_client_cert(end_entity, intermediates, now),
+            None => Err(Error::General("no client certificates are taken".into())),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// The certificate's, the key's and, where there is one, the CA's file.
+fn read_all(files: &TlsFiles) -> Result<Vec<Vec<u8>>, AdminError> {
+    let all = [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()];
+    all.into_iter().flatten().map(|path| read(path)).collect()
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, AdminError> {
+    let unreadable =
+        |source| AdminError::Tls { path: path.into(), rule: "cannot be read".into(), source: Some(source) };
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > FILE_BYTES_MAX {
+        return Err(wrong(path, "is larger than 1 MiB"));
+    }
+    Ok(bytes)
+}
+
+fn digests(read: &[Vec<u8>]) -> Vec<[u8; 32]> {
+    read.iter().map(|bytes| Sha256::digest(bytes).into()).collect()
+}
+
+fn wrong(path: &Path, rule: impl Into<String>) -> AdminError {
+    AdminError::Tls { path: path.into(), rule: rule.into(), source: None }
+}
+
+fn load(
+    files: &TlsFiles,
+    provider: &Arc<CryptoProvider>,
+    read: &[Vec<u8>],
+    state: u64,
+) -> Result<InForce, AdminError> {
+    let chain = certificates(&files.cert, &read[0])?;
+    // Not the parser's words: they may show what is in the file.
+    let key = PrivateKeyDer::from_pem_slice(&read[1]).map_err(|_| {
+        wrong(&files.key, "holds no private key in PEM, unencrypted (PKCS #8, PKCS #1 or SEC1)")
+    })?;
+    let key = CertifiedKey::from_der(chain, key, provider).map_err(|error| {
+        let of = files.cert.display();
+        wrong(&files.key, format!("does not go with the certificate in {of}: {error}"))
+    })?;
+    let clients = match (&files.client_ca, read.get(2)) {
+        (Some(path), Some(pem)) => Some(client_verifier(path, pem, provider)?),
+        _ => None,
+    };
+    Ok(InForce { read: digests(read), state, key: Arc::new(key), clients })
+}
+
+fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, AdminError> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match all {
+        Ok(all) if !all.is_empty() => Ok(all),
+        _ => Err(wrong(path, "holds no certificate in PEM, or a broken one")),
+    }
+}
+
+fn client_verifier(
+    path: &Path,
+    pem: &[u8],
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, AdminError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path, pem)? {
+        roots
+            .add(certificate)
+            .map_err(|error| wrong(path, format!("holds a CA that cannot be used: {error}")))?;
+    }
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+        .build()
+        .map_err(|error| wrong(path, format!("cannot be used: {error}")))
+}

@@ -1,0 +1,179 @@
+//! The way to a daemon: HTTP on loopback, HTTPS, or the Unix socket.
+
+use super::args::ClientArgs;
+use super::unix::{NoNames, UnixConnector};
+use super::usage::BadUsage;
+use anyhow::{Context, bail};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use ureq::Agent;
+use ureq::config::{Config, ConfigBuilder};
+use ureq::http::Uri;
+use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
+use ureq::typestate::AgentScope;
+
+/// Longest wait for the connection.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Where a daemon is, and how it is talked to.
+pub(super) struct Reach {
+    /// What requests begin with: scheme, host and port.
+    pub(super) base: String,
+    /// How it was named.
+    pub(super) shown: String,
+    way: Way,
+}
+
+enum Way {
+    Plain,
+    Tls(Box<TlsConfig>),
+    Socket(PathBuf),
+}
+
+impl Reach {
+    /// As the flags say.
+    ///
+    /// # Errors
+    /// If the address is none, or a file cannot be read.
+    pub(super) fn of(args: &ClientArgs) -> anyhow::Result<Self> {
+        let shown = args.server.clone();
+        if let Some(path) = shown.strip_prefix("unix://") {
+            if !path.starts_with('/') {
+                bail!(BadUsage(format!(
+                    "--server (or BERTH_SERVER) {shown:?} is no socket such as unix:///run/berth/admin.sock"
+                )));
+            }
+            // A host name is needed for the request, and nobody looks at it.
+            return Ok(Self { base: "http://localhost".into(), way: Way::Socket(path.into()), shown });
+        }
+        let uri = shown
+            .parse()
+            .ok()
+            .filter(|u: &Uri| matches!(u.scheme_str(), Some("http" | "https")) && u.authority().is_some());
+        let Some(uri) = uri else {
+            bail!(BadUsage(format!(
+                "--server (or BERTH_SERVER) {shown:?} is no address such as http://127.0.0.1:9470, \
+                 https://gpu-1:9470 or unix:///run/berth/admin.sock"
+            )));
+        };
+        if uri.path() != "/" || uri.query().is_some() {
+            bail!(BadUsage(format!(
+                "--server (or BERTH_SERVER) {shown:?} has a path; only http://HOST:PORT is taken"
+            )));
+        }
+        let tls = uri.scheme_str() == Some("https");
+        let flags = [
+            ("--ca-file", &args.ca_file),
+            ("--client-cert", &args.client_cert),
+            ("--client-key", &args.client_key),
+        ];
+        if !tls && let Some((flag, _)) = flags.iter().find(|(_, file)| file.is_some()) {
+            bail!(BadUsage(format!(
+                "{flag} is for a --server that begins with https://, and it is {shown:?}"
+            )));
+        }
+        let scheme = if tls { "https" } else { "http" };
+        let base = format!("{scheme}://{}", uri.authority().map(ToString::to_string).unwrap_or_default());
+        let way = if tls { Way::Tls(Box::new(tls_config(args)?)) } else { Way::Plain };
+        Ok(Self { base, way, shown })
+    }
+
+    /// Whether the daemon may know who asks without a token.
+    pub(super) fn may_need_no_token(&self) -> bool {
+        match &self.way {
+            Way::Plain => false,
+            Way::Tls(tls) => tls.client_cert().is_some(),
+            Way::Socket(_) => true,
+        }
+    }
+
+    /// What to look at where nobody answers.
+    pub(super) fn advice(&self) -> &'static str {
+        match self.way {
+            Way::Plain => {
+                "is `berth serve` running there? Without TLS its admin API listens on loopback only, so run this on the \
+                 node, or forward the port and give the address with --server or BERTH_SERVER"
+            }
+            Way::Tls(_) => {
+                "is `berth serve` running there, with admin.tls? A CA that this machine does not know is given with \
+                 --ca-file"
+            }
+            Way::Socket(_) => {
+                "is `berth serve` running with --admin-socket, and are you root? Only root and the daemon's own user \
+                 may connect"
+            }
+        }
+    }
+
+    /// For one answer, which must be there whole after so long.
+    pub(super) fn agent(&self, wait: Duration) -> Agent {
+        self.made(self.settings().timeout_global(Some(wait)).build())
+    }
+
+    /// For an answer that comes in little by little: only its head is waited for so long.
+    pub(super) fn stream_agent(&self, head: Duration) -> Agent {
+        self.made(self.settings().timeout_recv_response(Some(head)).build())
+    }
+
+    /// The token goes to no proxy and follows no redirect.
+    fn settings(&self) -> ConfigBuilder<AgentScope> {
+        let settings = Agent::config_builder()
+            .http_status_as_error(false)
+            .proxy(None)
+            .max_redirects(0)
+            .timeout_connect(Some(CONNECT_MAX));
+        match &self.way {
+            Way::Tls(tls) => settings.tls_config((**tls).clone()),
+            _ => settings,
+        }
+    }
+
+    fn made(&self, config: Config) -> Agent {
+        match &self.way {
+            Way::Socket(path) => Agent::with_parts(config, UnixConnector(path.clone()), NoNames),
+            _ => config.new_agent(),
+        }
+    }
+}
+
+fn tls_config(args: &ClientArgs) -> anyhow::Result<TlsConfig> {
+    crate::admin::use_ring();
+    let roots = match &args.ca_file {
+        Some(path) => {
+            let all = certificates(path)?;
+            RootCerts::new_with_certs(&all)
+        }
+        None => RootCerts::PlatformVerifier,
+    };
+    let client = match (&args.client_cert, &args.client_key) {
+        (Some(cert), Some(key)) => {
+            let pem = read(key)?;
+            let key = PrivateKey::from_pem(&pem)
+                .ok()
+                .with_context(|| format!("{} holds no private key in PEM, unencrypted", key.display()))?;
+            Some(ClientCert::new_with_certs(&certificates(cert)?, key))
+        }
+        (None, None) => None,
+        _ => bail!(BadUsage("--client-cert and --client-key go together".into())),
+    };
+    Ok(TlsConfig::builder().root_certs(roots).client_cert(client).build())
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn certificates(path: &Path) -> anyhow::Result<Vec<Certificate<'static>>> {
+    let mut all = Vec::new();
+    for item in parse_pem(&read(path)?) {
+        match item {
+            Ok(PemItem::Certificate(certificate)) => all.push(certificate),
+            Ok(_) => {}
+            Err(_) => bail!("{} is no PEM", path.display()),
+        }
+    }
+    if all.is_empty() {
+        bail!("{} holds no certificate in PEM", path.display());
+    }
+    Ok(all)
+}

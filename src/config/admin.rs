@@ -1,0 +1,372 @@
+//! `admin`: who may ask the admin API, by which ways, and how often.
+
+use super::{ConfigError, absolute, address, bad};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Most named tokens: whatever comes is compared with each of them, and the file of each is looked at.
+const TOKENS_MAX: usize = 32;
+/// Most names of client certificates.
+const CLIENTS_MAX: usize = 256;
+/// Most audiences of a review.
+const AUDIENCES_MAX: usize = 8;
+/// Longest name of a token or of a client certificate, bytes: it stands beside every change.
+pub const NAME_BYTES_MAX: usize = 64;
+/// Reads a second of one client. Two processors answer some 5,000; more than that no client needs.
+const READS_PER_SECOND: u32 = 6_000;
+/// Changes a second of one client. Each is written to disk in about 0.2 ms by the thread that answers
+/// the kubelet, so 100 of them take a fiftieth of its time.
+const CHANGES_PER_SECOND: u32 = 100;
+/// Highest rate that can be set, a second.
+const PER_SECOND_MAX: u32 = 1_000_000;
+
+/// What a caller may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Right {
+    /// GET and HEAD.
+    Read,
+    /// All methods.
+    Change,
+}
+
+impl Right {
+    /// As it is written in the file.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Change => "change",
+        }
+    }
+}
+
+/// Who may ask, beside whoever has the token that the first start made.
+#[derive(Clone, Debug, Default)]
+pub struct AdminAccess {
+    /// Further tokens.
+    pub tokens: Vec<NamedToken>,
+    /// TLS on the admin listener; `None`: plain HTTP, on loopback.
+    pub tls: Option<TlsFiles>,
+    /// A Unix socket for root of this node.
+    pub socket: Option<PathBuf>,
+    /// How often one client may ask.
+    pub limits: RateLimits,
+    /// Callers that the API server knows; `None`: none of them.
+    pub kubernetes: Option<KubernetesReviews>,
+}
+
+/// A further token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedToken {
+    /// Who has it.
+    pub name: String,
+    /// What they may do.
+    pub right: Right,
+    /// Where it is known from.
+    pub source: TokenSource,
+}
+
+/// Where a token is known from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenSource {
+    /// The file that holds it; read again when it changes.
+    File(PathBuf),
+    /// The SHA-256 of it: the token itself is not on this node.
+    Sha256([u8; 32]),
+}
+
+/// The files of TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate and those between it and its root, PEM.
+    pub cert: PathBuf,
+    /// Its key, PEM.
+    pub key: PathBuf,
+    /// Whose client certificates are taken, PEM; `None`: nobody's.
+    pub client_ca: Option<PathBuf>,
+    /// Whoever has no client certificate does not get as far as a request.
+    pub require_client_cert: bool,
+    /// What each name (CN) may do; `None`: all that the CA signed may change.
+    pub clients: Option<BTreeMap<String, Right>>,
+}
+
+/// How often one client may ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RateLimits {
+    /// Reads a second.
+    pub reads_per_second: u32,
+    /// Changes a second.
+    pub changes_per_second: u32,
+}
+
+impl Default for RateLimits {
+    fn default() -> Self {
+        Self { reads_per_second: READS_PER_SECOND, changes_per_second: CHANGES_PER_SECOND }
+    }
+}
+
+/// Callers that the API server knows: TokenReview says who they are, SubjectAccessReview what they may.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubernetesReviews {
+    /// A token must be meant for one of these; empty: for the API server itself.
+    pub audiences: Vec<String>,
+}
+
+/// `admin` in the file.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)] // each is documented at the setting that it becomes, above
+pub struct AdminFile {
+    pub socket: Option<PathBuf>,
+    #[serde(default)]
+    pub tokens: Vec<TokenFile>,
+    pub tls: Option<TlsFile>,
+    pub limits: Option<LimitsFile>,
+    pub kubernetes: Option<KubernetesFile>,
+}
+
+/// One of `tokens`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct TokenFile {
+    pub name: String,
+    pub file: Option<PathBuf>,
+    pub sha256: Option<String>,
+    pub right: Right,
+}
+
+/// `tls`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct TlsFile {
+    pub cert_file: PathBuf,
+    pub key_file: PathBuf,
+    pub client_ca_file: Option<PathBuf>,
+    #[serde(default)]
+    pub require_client_cert: bool,
+    pub clients: Option<Vec<ClientFile>>,
+}
+
+/// One of `tls.clients`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct ClientFile {
+    pub name: String,
+    pub right: Right,
+}
+
+/// `limits`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct LimitsFile {
+    pub reads_per_second: Option<u32>,
+    pub changes_per_second: Option<u32>,
+}
+
+/// `kubernetes`; that it is there turns it on.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct KubernetesFile {
+    #[serde(default)]
+    pub audiences: Vec<String>,
+}
+
+impl AdminFile {
+    /// With the flag over it.
+    pub(super) fn over(self, socket: Option<PathBuf>) -> Result<AdminAccess, ConfigError> {
+        Ok(AdminAccess {
+            tokens: tokens(self.tokens)?,
+            tls: self.tls.map(tls).transpose()?,
+            socket: socket.or(self.socket).map(|path| absolute(Some(path), "")),
+            limits: limits(&self.limits.unwrap_or_default())?,
+            kubernetes: self.kubernetes.map(kubernetes).transpose()?,
+        })
+    }
+}
+
+/// Where the admin API may listen: beyond this machine only where nobody on the way can read a token.
+pub(super) fn listen(text: &str, tls: bool) -> Result<SocketAddr, ConfigError> {
+    let admin = address("adminListen", text)?;
+    if !tls && !admin.ip().is_loopback() {
+        let rule = "a loopback address, such as 127.0.0.1:9470, while there is no TLS (admin.tls in the \
+                    configuration file)";
+        return Err(bad("adminListen", text, rule));
+    }
+    Ok(admin)
+}
+
+fn tokens(file: Vec<TokenFile>) -> Result<Vec<NamedToken>, ConfigError> {
+    if file.len() > TOKENS_MAX {
+        return Err(bad("admin.tokens", &file.len().to_string(), format!("at most {TOKENS_MAX} tokens")));
+    }
+    let mut all: Vec<NamedToken> = Vec::with_capacity(file.len());
+    for TokenFile { name, file, sha256, right } in file {
+        check_name("admin.tokens.name", &name)?;
+        if all.iter().any(|t| t.name == name) {
+            return Err(bad("admin.tokens.name", &name, "each name once"));
+        }
+        let source = match (file, sha256) {
+            (Some(file), None) => TokenSource::File(absolute(Some(file), "")),
+            (None, Some(text)) => TokenSource::Sha256(hash(&text).ok_or_else(|| {
+                // Not the value: whoever put the token itself here should not find it in a log.
+                bad("admin.tokens.sha256", &name, "64 hex digits, as of `printf %s TOKEN | sha256sum`")
+            })?),
+            _ => return Err(bad("admin.tokens", &name, "either file or sha256")),
+        };
+        all.push(NamedToken { name, right, source });
+    }
+    Ok(all)
+}
+
+fn tls(file: TlsFile) -> Result<TlsFiles, ConfigError> {
+    let TlsFile { cert_file, key_file, client_ca_file, require_client_cert, clients } = file;
+    if client_ca_file.is_none() && (require_client_cert || clients.is_some()) {
+        return Err(bad("admin.tls.clientCaFile", "", "a file, where client certificates are asked for"));
+    }
+    let clients = clients.map(|list| {
+        let count = list.len();
+        let mut rights = BTreeMap::new();
+        for ClientFile { name, right } in list {
+            check_name("admin.tls.clients.name", &name)?;
+            if rights.insert(name.clone(), right).is_some() {
+                return Err(bad("admin.tls.clients.name", &name, "each name once"));
+            }
+        }
+        match count <= CLIENTS_MAX {
+            true => Ok(rights),
+            false => Err(bad("admin.tls.clients", &count.to_string(), format!("at most {CLIENTS_MAX}"))),
+        }
+    });
+    let path = |path| absolute(Some(path), "");
+    Ok(TlsFiles {
+        cert: path(cert_file),
+        key: path(key_file),
+        client_ca: client_ca_file.map(path),
+        require_client_cert,
+        clients: clients.transpose()?,
+    })
+}
+
+fn limits(file: &LimitsFile) -> Result<RateLimits, ConfigError> {
+    let defaults = RateLimits::default();
+    let check = |setting, given: Option<u32>, default| {
+        let value = given.unwrap_or(default);
+        match (1..=PER_SECOND_MAX).contains(&value) {
+            true => Ok(value),
+            false => Err(bad(setting, &value.to_string(), format!("1 to {PER_SECOND_MAX}"))),
+        }
+    };
+    Ok(RateLimits {
+        reads_per_second: check(
+            "admin.limits.readsPerSecond",
+            file.reads_per_second,
+            defaults.reads_per_second,
+        )?,
+        changes_per_second: check(
+            "admin.limits.changesPerSecond",
+            file.changes_per_second,
+            defaults.changes_per_second,
+        )?,
+    })
+}
+
+fn kubernetes(file: KubernetesFile) -> Result<KubernetesReviews, ConfigError> {
+    let audiences = file.audiences;
+    if audiences.len() > AUDIENCES_MAX {
+        let rule = format!("at most {AUDIENCES_MAX}");
+        return Err(bad("admin.kubernetes.audiences", &audiences.len().to_string(), rule));
+    }
+    match audiences.iter().find(|a| a.is_empty() || a.chars().any(char::is_control)) {
+        Some(wrong) => Err(bad("admin.kubernetes.audiences", wrong, "names, such as berth")),
+        None => Ok(KubernetesReviews { audiences }),
+    }
+}
+
+fn check_name(setting: &'static str, name: &str) -> Result<(), ConfigError> {
+    if (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control) {
+        return Ok(());
+    }
+    Err(bad(setting, name, format!("1 to {NAME_BYTES_MAX} bytes, no control characters")))
+}
+
+fn hash(text: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    let digits = text.as_bytes();
+    if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, FileConfig, ServeArgs};
+
+    fn merged(yaml: &str) -> Result<Config, String> {
+        let file = FileConfig::parse(yaml)?;
+        Config::merge(&ServeArgs::default(), file).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn who_may_ask_is_read_as_it_is_written() {
+        let digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+        let config = merged(&format!(
+            "adminListen: 0.0.0.0:9470\n\
+             admin:\n  socket: /run/berth/admin.sock\n  tokens:\n  - {{name: grafana, file: /etc/g, right: read}}\n  \
+             - {{name: ci, sha256: {digest}, right: change}}\n  \
+             tls: {{certFile: /c, keyFile: /k, clientCaFile: /ca, clients: [{{name: alice, right: read}}]}}\n  \
+             limits: {{changesPerSecond: 5}}\n  kubernetes: {{}}\n"
+        ))
+        .unwrap();
+        let AdminAccess { tokens, tls, socket, limits, kubernetes } = config.admin;
+        assert_eq!(tokens[0].source, TokenSource::File("/etc/g".into()));
+        assert!(matches!(tokens[1].source, TokenSource::Sha256(h) if h[..2] == [0x9f, 0x86]));
+        assert_eq!((tokens[0].right, tokens[1].right), (Right::Read, Right::Change));
+        assert_eq!(tls.unwrap().clients.unwrap()["alice"], Right::Read);
+        assert_eq!(socket.unwrap(), PathBuf::from("/run/berth/admin.sock"));
+        assert_eq!((limits.reads_per_second, limits.changes_per_second), (READS_PER_SECOND, 5));
+        assert!(kubernetes.unwrap().audiences.is_empty());
+        let none = merged("").unwrap().admin;
+        assert!(none.tokens.is_empty() && none.tls.is_none() && none.socket.is_none());
+        assert!(none.kubernetes.is_none(), "off unless it is asked for");
+    }
+
+    #[test]
+    fn what_would_leave_a_door_open_is_refused() {
+        for (yaml, says) in [
+            ("adminListen: 0.0.0.0:9470", "admin.tls"),
+            ("admin: {tokens: [{name: a, right: read}]}", "either file or sha256"),
+            ("admin: {tokens: [{name: a, file: /x, sha256: y, right: read}]}", "either file or sha256"),
+            ("admin: {tokens: [{name: a, file: /x}]}", "right"),
+            ("admin: {tokens: [{name: a, file: /x, right: write}]}", "write"),
+            ("admin: {tokens: [{name: '', file: /x, right: read}]}", "1 to 64"),
+            (
+                "admin: {tokens: [{name: a, file: /x, right: read}, {name: a, file: /y, right: change}]}",
+                "each name once",
+            ),
+            ("admin: {tls: {certFile: /c}}", "keyFile"),
+            ("admin: {tls: {certFile: /c, keyFile: /k, requireClientCert: true}}", "clientCaFile"),
+            ("admin: {tls: {certFile: /c, keyFile: /k, clients: []}}", "clientCaFile"),
+            ("admin: {limits: {readsPerSecond: 0}}", "1 to 1000000"),
+            ("admin: {kubernetes: {audiences: ['']}}", "such as berth"),
+            ("admin: {token: x}", "token"),
+        ] {
+            let said = merged(yaml).unwrap_err();
+            assert!(said.contains(says), "{yaml}: {said}");
+        }
+        let said = merged("admin: {tokens: [{name: a, sha256: s3cret, right: read}]}").unwrap_err();
+        assert!(said.contains("sha256sum") && !said.contains("s3cret"), "{said}");
+    }
+}

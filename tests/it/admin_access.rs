@@ -1,0 +1,230 @@
+//! Who may do what: named tokens and their rights, the Unix socket, how often one may ask, and how slowly.
+
+use crate::admin_bench::{Answer, Bench};
+use berth::admin::{AdminError, Server, Settings};
+use berth::config::{AdminAccess, NamedToken, RateLimits, Right, TokenSource};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn sha256(text: &str) -> [u8; 32] {
+    use sha2::Digest;
+    sha2::Sha256::digest(text).into()
+}
+
+fn write_token(path: &Path, text: &str) {
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+}
+
+fn with(bench: &Bench, access: AdminAccess) -> Settings {
+    Settings { access, ..bench.settings() }
+}
+
+fn named(name: &str, right: Right, source: TokenSource) -> NamedToken {
+    NamedToken { name: name.into(), right, source }
+}
+
+fn ask(bench: &Bench, token: &str, method: &str, path: &str) -> Answer {
+    let bearer = format!("Bearer {token}");
+    bench.ask_bare(method, path, &[("authorization", &bearer)], b"")
+}
+
+#[test]
+fn a_token_that_reads_changes_nothing_and_each_is_signed_with_its_name() {
+    let mut bench = Bench::new(1);
+    let (reads, changes) = ("r".repeat(40), "c".repeat(40));
+    let file = bench.dir.path().join("grafana");
+    write_token(&file, &reads);
+    let tokens = vec![
+        named("grafana", Right::Read, TokenSource::File(file.clone())),
+        named("ci", Right::Change, TokenSource::Sha256(sha256(&changes))),
+    ];
+    bench.start_again(with(&bench, AdminAccess { tokens, ..AdminAccess::default() }));
+    let cordon = "/api/v1/gpus/GPU-0/cordon";
+    ask(&bench, &reads, "GET", "/api/v1/gpus").expect(200);
+    assert_eq!(ask(&bench, &reads, "HEAD", "/api/v1/gpus").status, 200);
+    for (method, path) in [
+        ("PUT", cordon),
+        ("DELETE", cordon),
+        ("POST", "/api/v1/policies"),
+        ("POST", "/api/v1/trials"),
+        ("PATCH", "/api/v1/gpus"),
+        ("POST", "/api/v1/nothing"),
+    ] {
+        let said = ask(&bench, &reads, method, path).problem(403, "forbidden");
+        assert!(said.contains("grafana") && said.contains("change"), "{said}");
+    }
+    let gpu = ask(&bench, &changes, "PUT", cordon).expect(200);
+    assert_eq!(gpu["drain"]["by"], "ci");
+    assert_eq!(bench.ask("PUT", "/api/v1/gpus/GPU-0/drain", &[], b"").expect(200)["drain"]["by"], "admin");
+    for wrong in ["", "x", "grafana", "ci", &reads[1..], &format!("{changes}c")] {
+        ask(&bench, wrong, "GET", "/api/v1/gpus").problem(401, "unauthorized");
+    }
+    for scheme in ["Basic", "Token", "Digest"] {
+        let header = format!("{scheme} {changes}");
+        bench
+            .ask_bare("GET", "/api/v1/gpus", &[("authorization", &header)], b"")
+            .problem(401, "unauthorized");
+    }
+    // A token whose file has another one now opens with that one, and no more with the old one.
+    let renewed = "n".repeat(40);
+    write_token(&file, &renewed);
+    ask(&bench, &renewed, "GET", "/api/v1/gpus").expect(200);
+    ask(&bench, &reads, "GET", "/api/v1/gpus").problem(401, "unauthorized");
+}
+
+#[test]
+fn a_named_token_without_its_file_stops_the_start() {
+    let bench = Bench::new(1);
+    let gone = named("gone", Right::Read, TokenSource::File(bench.dir.path().join("gone")));
+    let settings = with(&bench, AdminAccess { tokens: vec![gone], ..AdminAccess::default() });
+    assert!(matches!(Server::bind(settings), Err(AdminError::Token { .. })));
+}
+
+#[test]
+fn whoever_asks_too_often_waits_and_nobody_else_does() {
+    let mut bench = Bench::new(1);
+    let other = "o".repeat(40);
+    let tokens = vec![named("other", Right::Change, TokenSource::Sha256(sha256(&other)))];
+    let limits = RateLimits { reads_per_second: 5, changes_per_second: 1 };
+    bench.start_again(with(&bench, AdminAccess { tokens, limits, ..AdminAccess::default() }));
+    let refused = until_refused(|| bench.get("/api/v1/gpus"));
+    refused.problem(429, "too-many-requests");
+    assert_eq!(refused.headers["retry-after"], "1");
+    // Another name, and what needs no name, have permits of their own; so have changes.
+    ask(&bench, &other, "GET", "/api/v1/gpus").expect(200);
+    bench.ask_bare("GET", "/livez", &[], b"").expect(200);
+    bench.delete("/api/v1/gpus/GPU-0/cordon").expect(200);
+    until_refused(|| bench.delete("/api/v1/gpus/GPU-0/cordon")).problem(429, "too-many-requests");
+    until_refused(|| bench.ask_bare("GET", "/openapi.json", &[], b"")).problem(429, "too-many-requests");
+    // Strangers are stopped, and whoever has a token is not stopped with them.
+    until_refused(|| ask(&bench, "wrong", "GET", "/api/v1/gpus")).problem(429, "too-many-requests");
+    let end = Instant::now() + Duration::from_secs(20);
+    while ask(&bench, &other, "GET", "/api/v1/gpus").status != 200 {
+        assert!(Instant::now() < end, "the permits never came back");
+    }
+}
+
+fn until_refused(ask: impl Fn() -> Answer) -> Answer {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        let answer = ask();
+        if answer.status == 429 {
+            return answer;
+        }
+        assert!(Instant::now() < end, "it was never refused");
+    }
+}
+
+/// One request over a Unix socket, without a token.
+fn over_socket(path: &Path, request: &str) -> String {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8(answer).unwrap()
+}
+
+#[test]
+fn over_the_unix_socket_the_daemons_user_needs_no_token_and_a_wrong_one_does_not_help() {
+    let mut bench = Bench::new(1);
+    let path = bench.dir.path().join("run/admin.sock");
+    let socket = Some(path.clone());
+    bench.start_again(with(&bench, AdminAccess { socket, ..AdminAccess::default() }));
+    let head = "Host: anything\r\nConnection: close\r\n";
+    let answer = over_socket(&path, &format!("GET /api/v1/node HTTP/1.1\r\n{head}\r\n"));
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let answer = over_socket(&path, &format!("PUT /api/v1/gpus/GPU-0/cordon HTTP/1.1\r\n{head}\r\n"));
+    let own = rustix::process::geteuid().as_raw();
+    let name = if own == 0 { "root".to_owned() } else { format!("user-{own}") };
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(&format!("\"by\":\"{name}\"")), "{answer}");
+    let wrong = format!("GET /api/v1/node HTTP/1.1\r\n{head}Authorization: Bearer wrong\r\n\r\n");
+    assert!(over_socket(&path, &wrong).starts_with("HTTP/1.1 401"));
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // A second daemon does not take it away, and a stop takes it down.
+    let socket = Some(path.clone());
+    let second = with(&bench, AdminAccess { socket, ..AdminAccess::default() });
+    assert!(matches!(Server::bind(second), Err(AdminError::Socket { .. })));
+    bench.api.take().unwrap().stop();
+    assert!(!path.exists());
+}
+
+/// Root can be somebody else: whom the kernel names, not the file's mode, decides.
+#[test]
+fn over_the_unix_socket_another_user_needs_a_token() {
+    let tools = ["/usr/bin/setpriv", "/usr/bin/perl"].iter().all(|tool| Path::new(tool).exists());
+    if rustix::process::geteuid().as_raw() != 0 || !tools {
+        // Only root can ask as somebody else; the rule itself has a test beside it.
+        return;
+    }
+    let mut bench = Bench::new(1);
+    let folder = bench.dir.path().to_owned();
+    let path = folder.join("admin.sock");
+    let socket = Some(path.clone());
+    bench.start_again(with(&bench, AdminAccess { socket, ..AdminAccess::default() }));
+    std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
+    let script = "my $s = IO::Socket::UNIX->new(Peer => $ARGV[0]) or do { print qq(cannot connect: $!); exit };\n\
+        print $s qq(GET /api/v1/node HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n); print <$s>;";
+    let as_nobody = || {
+        let output = std::process::Command::new("/usr/bin/setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .args(["/usr/bin/perl", "-MIO::Socket::UNIX", "-e", script])
+            .arg(&path)
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let closed = as_nobody();
+    assert_eq!(closed, "cannot connect: Permission denied");
+    // Even where somebody opened the file up.
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).unwrap();
+    let open = as_nobody();
+    assert!(open.starts_with("HTTP/1.1 401"), "{open}");
+}
+
+#[test]
+fn slow_heads_and_heads_that_are_too_large_end_their_connection() {
+    let bench = Bench::new(1);
+    // A client that sends a byte of its head now and then is cut off, whether it goes on or not.
+    let began = Instant::now();
+    let mut slow = TcpStream::connect(bench.address()).unwrap();
+    slow.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut drip = slow.try_clone().unwrap();
+    let dripping = std::thread::spawn(move || {
+        let head = format!("GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Slow: {}\r\n\r\n", "x".repeat(400));
+        for byte in head.bytes() {
+            if drip.write_all(&[byte]).is_err() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let mut answer = Vec::new();
+    let _ = slow.read_to_end(&mut answer);
+    assert!(began.elapsed() < Duration::from_secs(12), "it waited for the head: {:?}", began.elapsed());
+    assert!(!String::from_utf8_lossy(&answer).contains(" 200 "));
+    let _ = slow.shutdown(Shutdown::Both);
+    dripping.join().unwrap();
+
+    for (name, value) in
+        [("x-a", "b".repeat(200_000)), ("authorization", format!("Bearer {}", "x".repeat(200_000)))]
+    {
+        let mut stream = TcpStream::connect(bench.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let _ = stream.write_all(
+            format!("GET /api/v1/node HTTP/1.1\r\nHost: localhost\r\n{name}: {value}\r\n\r\n").as_bytes(),
+        );
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(!String::from_utf8_lossy(&answer).contains(" 200 "));
+    }
+    // A long token within the limits of a head is merely wrong.
+    ask(&bench, &"x".repeat(50_000), "GET", "/api/v1/node").problem(401, "unauthorized");
+    bench.get("/api/v1/node").expect(200);
+}

@@ -1,0 +1,127 @@
+//! Callers whom the cluster knows: the daemon asks the stand-in API server who they are and what they may,
+//! and opens for nobody of whom it does not say so.
+
+use crate::api_server::{ApiServer, NODE};
+use crate::daemon::{House, SOON, Serving};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+struct Cluster {
+    api: ApiServer,
+    house: House,
+    serving: Serving,
+}
+
+const GRAFANA: &str = "system:serviceaccount:monitoring:grafana";
+const GRAFANAS_TOKEN: &str = "the-token-of-grafana";
+
+impl Cluster {
+    async fn new(settings: &str) -> Self {
+        let api = ApiServer::start();
+        let house = House::new(&format!("gpus: sim:1xt4\nnodeName: {NODE}\n{settings}")).await;
+        let kubeconfig = api.kubeconfig(house.folder.path());
+        let serving = house.serve_with(&["--kubeconfig", kubeconfig.to_str().unwrap()]);
+        {
+            let mut state = api.world.state.lock().unwrap();
+            let token = (GRAFANA.to_owned(), "berth".to_owned());
+            state.reviews.tokens.insert(GRAFANAS_TOKEN.into(), token);
+            let allowed = (GRAFANA.to_owned(), "get".to_owned(), "/berth/api/v1/node".to_owned());
+            state.reviews.allowed.insert(allowed);
+        }
+        Self { api, house, serving }
+    }
+
+    /// Status and type of the problem.
+    fn ask(&self, token: &str, method: &str, path: &str) -> (u16, String) {
+        let agent: ureq::Agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .proxy(None)
+            .timeout_global(Some(SOON))
+            .build()
+            .into();
+        let request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.serving.base))
+            .header("authorization", format!("Bearer {token}"))
+            .body(())
+            .unwrap();
+        let mut response = agent.run(request).unwrap();
+        let status = response.status().as_u16();
+        let body = response.body_mut().read_to_string().unwrap();
+        let value: Value = serde_json::from_str(&body).unwrap_or_default();
+        (status, value["type"].as_str().unwrap_or_default().to_owned())
+    }
+
+    fn asked(&self, kind: &str) -> usize {
+        self.api.world.state.lock().unwrap().reviews.asked.get(kind).copied().unwrap_or(0)
+    }
+
+    fn refuse(&self, code: Option<u16>) {
+        self.api.world.state.lock().unwrap().reviews.refuse = code;
+    }
+}
+
+fn problem(status: u16, kind: &str) -> (u16, String) {
+    (status, format!("/problems/{kind}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_api_server_says_who_it_is_and_what_they_may() {
+    let cluster = Cluster::new("admin: {kubernetes: {audiences: [berth]}}").await;
+    let forbidden = problem(403, "forbidden");
+    // A stranger's token is nobody's; so is one that is meant for somebody else.
+    assert_eq!(cluster.ask("no-such-token", "GET", "/node"), problem(401, "unauthorized"));
+    let other = ("system:serviceaccount:x:y".to_owned(), "vault".to_owned());
+    cluster.api.world.state.lock().unwrap().reviews.tokens.insert("for-vault".into(), other);
+    assert_eq!(cluster.ask("for-vault", "GET", "/node"), problem(401, "unauthorized"));
+    // What is allowed, and nothing else of it.
+    assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0, 200);
+    assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/gpus"), forbidden);
+    assert_eq!(cluster.ask(GRAFANAS_TOKEN, "PUT", "/node"), forbidden);
+    assert_eq!(cluster.ask(GRAFANAS_TOKEN, "PUT", "/gpus/GPU-0/cordon"), forbidden);
+    let log = cluster.serving.log();
+    let line = log.lines().find(|l| l.contains("/cordon\"") && l.contains(" audit: ")).unwrap();
+    assert!(line.contains(GRAFANA) && line.contains("known_by=\"kubernetes\""), "{line}");
+    // Asked once a minute, not with each request.
+    let (tokens, accesses) = (cluster.asked("TokenReview"), cluster.asked("SubjectAccessReview"));
+    for _ in 0..20 {
+        assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0, 200);
+    }
+    assert_eq!((cluster.asked("TokenReview"), cluster.asked("SubjectAccessReview")), (tokens, accesses));
+    // The daemon's own token is never shown to the API server.
+    assert_eq!(cluster.ask(&cluster.serving.token, "GET", "/gpus").0, 200);
+    assert_eq!(cluster.asked("TokenReview"), tokens);
+    assert!(!cluster.serving.log().contains(GRAFANAS_TOKEN));
+    cluster.serving.stop();
+    drop(cluster.house);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_does_not_say_opens_nothing() {
+    let mut cluster = Cluster::new("admin: {kubernetes: {}}").await;
+    for code in [403, 500, 503] {
+        cluster.refuse(Some(code));
+        assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node"), problem(503, "review-failed"));
+        assert_eq!(cluster.ask("no-such-token", "GET", "/node"), problem(503, "review-failed"));
+    }
+    cluster.refuse(None);
+    assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0, 200);
+    // Known by now, but not whether they may do that.
+    cluster.refuse(Some(500));
+    assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/gpus"), problem(503, "review-failed"));
+    cluster.refuse(None);
+    cluster.api.stop();
+    let began = Instant::now();
+    assert_eq!(cluster.ask("another-token", "GET", "/node"), problem(503, "review-failed"));
+    assert!(began.elapsed() < Duration::from_secs(15));
+    assert_eq!(cluster.ask(&cluster.serving.token, "GET", "/gpus").0, 200, "own tokens go on");
+    cluster.serving.stop();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unless_it_is_asked_for_the_api_server_is_asked_nothing() {
+    let cluster = Cluster::new("").await;
+    assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node"), problem(401, "unauthorized"));
+    assert_eq!(cluster.asked("TokenReview"), 0);
+    cluster.serving.stop();
+}

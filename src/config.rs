@@ -5,6 +5,7 @@ mod admin;
 mod args;
 mod edits;
 mod file;
+mod labels;
 mod mps;
 mod parsers;
 mod processes;
@@ -17,6 +18,7 @@ pub use admin::{
 pub use args::ServeArgs;
 pub use edits::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount};
 pub use file::{FileConfig, StackEntryConfig};
+pub use labels::LabelSettings;
 pub use mps::MpsEdits;
 pub use processes::{IGNORED_PROCESSES, ProcessSettings};
 pub use trusted::TrustedKeyFile;
@@ -73,6 +75,8 @@ pub struct Config {
     pub processes: ProcessSettings,
     /// How often all GPUs are looked at.
     pub poll: Duration,
+    /// How the node is labelled.
+    pub labels: LabelSettings,
     /// The waits of rounds.
     pub rounds: RoundTiming,
     /// Register even if running pods cannot be adopted.
@@ -262,6 +266,7 @@ impl Config {
             ignored_xids: ignored_xids(args, health.ignored_xids)?,
             processes: file.processes.unwrap_or_default().over(ProcessSettings::default())?,
             poll: Duration::from_secs_f64(poll_seconds),
+            labels: file.labels.unwrap_or_default().checked()?,
             rounds: file.rounds.unwrap_or_default().over(&RoundTiming::default()),
             skip_adoption: args.skip_adoption || file.skip_adoption.unwrap_or(false),
             stack: file.stack.unwrap_or_default(),

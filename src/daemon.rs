@@ -5,11 +5,13 @@ mod access;
 mod adopt;
 mod clock;
 mod gpus;
+mod labels;
 mod memory;
 mod policies;
 mod progress;
 mod rehearsal;
 mod serve;
+mod setup;
 mod stack;
 
 pub use clock::SystemClock;
@@ -18,8 +20,10 @@ pub use progress::Progress;
 pub use rehearsal::{check_source, rehearse};
 pub use serve::{serve, serve_with};
 
+use setup::{baseline, make_state_dir};
+
 use crate::admin::{self, FileStack};
-use crate::admission::{self, Baseline, Door, GpuWatch, Looker, Middle};
+use crate::admission::{self, Door, GpuWatch, Looker, Middle};
 use crate::cluster;
 use crate::config::Config;
 use crate::journal::FileJournal;
@@ -32,7 +36,6 @@ use crate::store::{Deadline, SledStore};
 use crate::wasm::{self, WasmPolicies};
 use anyhow::Context;
 use std::net::SocketAddr;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,6 +88,7 @@ pub struct Daemon {
     /// How the last process left the ledger, until somebody told what turned since.
     left: Option<Snapshot>,
     kubelet: Option<kubelet::Running>,
+    labels: labels::Labelling,
     /// What goes on until the stop.
     tasks: JoinSet<()>,
 }
@@ -138,6 +142,7 @@ impl Daemon {
             cluster: None,
             left,
             kubelet: None,
+            labels: labels::Labelling::default(),
             tasks: JoinSet::new(),
         };
         let keys = daemon.config.rules.trusted_keys.clone();
@@ -204,6 +209,7 @@ impl Daemon {
         let running = front.start();
         self.progress.registering(running.registrations());
         self.kubelet = Some(running);
+        self.start_labels();
         self.tasks.spawn(memory::trim_soon());
         Ok(())
     }
@@ -213,7 +219,9 @@ impl Daemon {
         if self.cluster.is_none() {
             let (api_server, node) = (self.config.api_server.clone(), self.config.node_name.clone());
             let left = self.left.take().unwrap_or_else(|| self.door().snapshot());
-            let cluster = cluster::start(cluster::Settings::new(api_server, node), self.door().clone(), left);
+            let mut settings = cluster::Settings::new(api_server, node);
+            settings.labels = self.labels.work(&self.config);
+            let cluster = cluster::start(settings, self.door().clone(), left);
             self.progress.cluster(cluster.link());
             self.cluster = Some(cluster);
         }
@@ -372,24 +380,4 @@ fn open_journal(config: &Config) -> Option<Arc<dyn Journal>> {
             None
         }
     }
-}
-
-fn baseline(config: &Config) -> Baseline {
-    Baseline {
-        resource: config.resource.clone(),
-        mig: config.mig_strategy,
-        mps_sockets: config.edits.mps_sockets(),
-        ignored_xids: config.ignored_xids.clone(),
-        quiet_ms: config.rules.timing.quiet_ms,
-    }
-}
-
-fn make_state_dir(config: &Config) -> anyhow::Result<()> {
-    let path = &config.state_dir;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(|| {
-        format!(
-            "cannot make the state folder {} (set --state-dir to a folder that this user may write)",
-            path.display()
-        )
-    })
 }

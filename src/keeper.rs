@@ -4,7 +4,13 @@
 //! Readers only ever see snapshots, so a slow reader cannot slow an Allocate. What is absent here:
 //! locks around the ledger, and any other place that changes it.
 
-use crate::kernel::change::Entry;
+mod inbox;
+
+pub use inbox::{Handle, KUBELET_INBOX, OTHER_INBOX, Running, spawn};
+
+use crate::figures::Figures;
+use crate::kernel::allocation::ADOPTED;
+use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::{Command, Rules};
 use crate::kernel::decide::{Verdict, decide};
 use crate::kernel::ledger::Ledger;
@@ -14,23 +20,14 @@ use crate::kernel::refusal::Refusal;
 use crate::kernel::restore::{carry_over, restore};
 use crate::kill_points::{Point, pass};
 use crate::ports::{Clock, Store, StoreError};
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased, tick};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
-use tokio::sync::{oneshot, watch};
+use std::time::Instant;
+use tokio::sync::watch;
 
 /// The ledger as readers see it: a value that no longer changes.
 pub type Snapshot = Arc<Ledger>;
 
-/// Asks of the kubelet that may wait: it calls serially, so one a resource ([`crate::kernel::offer::RESOURCES_MAX`] = 64).
-pub const KUBELET_INBOX: usize = 64;
-/// Other asks that may wait: a turn takes well under a millisecond beside a disk of 0.2 ms, so a
-/// full inbox is a fraction of a second of work. Full is an answer, not a wait.
-pub const OTHER_INBOX: usize = 256;
-/// How often time passes for the ledger.
-const TICK: Duration = Duration::from_secs(1);
 /// A store that failed is tried again at most this often, milliseconds.
 const REOPEN_MS: u64 = 500;
 
@@ -63,6 +60,20 @@ pub enum AskError {
     Stopping,
 }
 
+impl AskError {
+    /// Which it is, in a word.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Refused(refusal) => refusal.kind(),
+            Self::Store(_) => "store",
+            Self::Busy => "busy",
+            Self::Late(_) => "late",
+            Self::Stopping => "stopping",
+        }
+    }
+}
+
 impl From<Refusal> for AskError {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(refusal)
@@ -84,6 +95,7 @@ pub struct Keeper {
     trouble: Trouble,
     /// Set while memory and store may differ: when to try again, monotonic milliseconds.
     reopen_at: Option<u64>,
+    figures: Arc<Figures>,
 }
 
 /// What is wrong with the store, for readiness.
@@ -99,6 +111,8 @@ impl Keeper {
         let written_health = health_of(&records);
         let ledger = Arc::new(restore(records, clock.now()));
         let (publisher, _) = watch::channel(Arc::clone(&ledger));
+        let figures = Arc::<Figures>::default();
+        figures.keeper.set_store_bytes(store.bytes());
         Ok(Self {
             ledger,
             store,
@@ -108,6 +122,7 @@ impl Keeper {
             written_health,
             trouble: Trouble::default(),
             reopen_at: None,
+            figures,
         })
     }
 
@@ -175,16 +190,40 @@ impl Keeper {
             }
             self.append(&writes(&self.ledger, entry, &next))?;
         }
+        self.count(entry);
         self.publish(next);
         Ok(())
     }
 
+    /// Counts what begins and ends with an entry that is about to be applied.
+    fn count(&self, entry: &Entry) {
+        let figures = &self.figures.keeper;
+        for change in &entry.changes {
+            match change {
+                Change::Granted(allocation) => {
+                    let adopted = allocation.decision.by.iter().any(|by| by == ADOPTED);
+                    figures.granted(allocation.resource.as_str(), if adopted { ADOPTED } else { "granted" });
+                }
+                Change::Ended { id, reason } => {
+                    if let Some(allocation) = self.ledger.live.get(id) {
+                        figures.ended(allocation.resource.as_str(), reason.as_str());
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
     fn append(&mut self, writes: &[Write]) -> Result<(), AskError> {
         pass(Point::BeforeAppend);
+        let began = Instant::now();
         let Err(error) = self.store.append(writes) else {
             pass(Point::AfterAppend);
+            self.figures.keeper.appends.add(began.elapsed());
+            self.figures.keeper.set_store_bytes(self.store.bytes());
             return Ok(());
         };
+        self.figures.keeper.append_failed();
         let said = chain(&error);
         // Too large is known before anything was written.
         if !matches!(error, StoreError::TooLarge { .. }) {
@@ -233,6 +272,13 @@ impl Keeper {
     }
 
     fn publish(&mut self, next: Ledger) {
+        for (gpu, state) in &next.gpus {
+            let health = state.health.state;
+            let before = self.ledger.gpus.get(gpu).map(|old| old.health.state);
+            if before.is_some_and(|before| before != health) {
+                self.figures.keeper.turned(health.as_str());
+            }
+        }
         self.ledger = Arc::new(next);
         pass(Point::AfterApply);
         self.publisher.send_replace(Arc::clone(&self.ledger));
@@ -268,122 +314,6 @@ fn chain(error: &dyn std::error::Error) -> String {
         cause = next.source();
     }
     text
-}
-
-struct Ask {
-    command: Command,
-    reply: oneshot::Sender<Answered>,
-}
-
-/// The way to the keeper.
-#[derive(Clone)]
-pub struct Handle {
-    kubelet: Sender<Ask>,
-    other: Sender<Ask>,
-    snapshots: watch::Receiver<Snapshot>,
-    trouble: Trouble,
-}
-
-impl Handle {
-    /// The newest snapshot.
-    #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
-        Arc::clone(&self.snapshots.borrow())
-    }
-
-    /// A receiver that wakes at each new snapshot.
-    #[must_use]
-    pub fn watch(&self) -> watch::Receiver<Snapshot> {
-        self.snapshots.clone()
-    }
-
-    /// What is wrong with the store, if anything.
-    #[must_use]
-    pub fn store_trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Puts a command into the inbox: the kubelet's for Allocate, else the other one.
-    ///
-    /// # Errors
-    /// [`AskError::Busy`] if the inbox is full, [`AskError::Stopping`] if nobody reads it any more.
-    pub fn submit(&self, command: Command) -> Result<oneshot::Receiver<Answered>, AskError> {
-        let inbox = if matches!(command, Command::Allocate { .. }) { &self.kubelet } else { &self.other };
-        let (reply, answer) = oneshot::channel();
-        match inbox.try_send(Ask { command, reply }) {
-            Ok(()) => Ok(answer),
-            Err(TrySendError::Full(_)) => Err(AskError::Busy),
-            Err(TrySendError::Disconnected(_)) => Err(AskError::Stopping),
-        }
-    }
-
-    /// Submits and waits, from a thread that may block.
-    ///
-    /// # Errors
-    /// As [`Keeper::turn`] and [`Handle::submit`].
-    pub fn ask(&self, command: Command) -> Answered {
-        self.submit(command)?.blocking_recv().unwrap_or(Err(AskError::Stopping))
-    }
-}
-
-/// The running keeper. Dropping its last [`Handle`] ends the thread after what it has begun.
-pub struct Running {
-    /// The way to it.
-    pub handle: Handle,
-    /// Ends when all handles are gone.
-    pub thread: JoinHandle<()>,
-}
-
-/// Starts the keeper's thread. `nudge` is told, without waiting, that something was published.
-///
-/// # Errors
-/// If the system gives no thread.
-pub fn spawn(keeper: Keeper, nudge: Sender<()>) -> std::io::Result<Running> {
-    let (kubelet, kubelet_asks) = bounded(KUBELET_INBOX);
-    let (other, other_asks) = bounded(OTHER_INBOX);
-    let snapshots = keeper.publisher.subscribe();
-    let trouble = Arc::clone(&keeper.trouble);
-    let thread = std::thread::Builder::new()
-        .name("keeper".into())
-        .spawn(move || run(keeper, &kubelet_asks, &other_asks, &nudge))?;
-    Ok(Running { handle: Handle { kubelet, other, snapshots, trouble }, thread })
-}
-
-fn run(mut keeper: Keeper, kubelet: &Receiver<Ask>, other: &Receiver<Ask>, nudge: &Sender<()>) {
-    let ticks = tick(TICK);
-    loop {
-        let generation = keeper.ledger.generation;
-        // The kubelet's asks always first: it has no timeout and admits no other pod meanwhile.
-        select_biased! {
-            recv(kubelet) -> ask => match ask {
-                Ok(ask) => answer(&mut keeper, ask),
-                Err(_) => return,
-            },
-            recv(other) -> ask => match ask {
-                Ok(ask) => answer(&mut keeper, ask),
-                Err(_) => return,
-            },
-            recv(ticks) -> _ => {
-                if let Err(error) = keeper.turn(&Command::Tick) {
-                    tracing::debug!(%error, "tick");
-                }
-            }
-        }
-        if keeper.ledger.generation != generation {
-            // A nudge that is already waiting says the same.
-            let _ = nudge.try_send(());
-        }
-    }
-}
-
-fn answer(keeper: &mut Keeper, ask: Ask) {
-    if matches!(ask.command, Command::Allocate { .. }) && ask.reply.is_closed() {
-        return;
-    }
-    let answered = keeper.turn(&ask.command);
-    pass(Point::BeforeReply);
-    // Whoever asked may have given up waiting; what is applied stays applied.
-    let _ = ask.reply.send(answered);
 }
 
 #[cfg(test)]

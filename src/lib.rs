@@ -11,7 +11,9 @@
 //!
 //! The modules in reading order. Which may name which is held by a test that reads the sources.
 
+pub mod figures;
 pub mod kernel;
+pub mod labels;
 pub mod ports;
 
 pub mod keeper;

@@ -71,6 +71,12 @@ pub trait Store: Send {
     fn waker(&self) -> Option<Waker> {
         None
     }
+
+    /// Bytes that its files take, where it tells them, as they were when they were last looked at. Does
+    /// not wait.
+    fn bytes(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// See [`Store::waker`].

@@ -30,6 +30,8 @@ pub struct NodeFacts {
     pub api_server: Option<Step>,
     /// Why a policy of the active stack cannot be called, if so. The daemon goes on trying.
     pub uncallable: Option<String>,
+    /// Whether the node's labels stand, and why not; `None` where none are wanted.
+    pub labels: Option<Step>,
     /// The stack of the configuration file, in force or not.
     pub file_stack: FileStack,
 }

@@ -1,6 +1,6 @@
 //! `/node`, and whether the daemon lives and is ready.
 
-use super::dto::{Alive, Check, Counts, Node, ProcessSight, Ready, ResourceState, StepState};
+use super::dto::{Check, Counts, Node, ProcessSight, Ready, ResourceState, StepState};
 use super::facts::{NodeFacts, Step};
 use super::problem::{Kind, Problem};
 use super::state::State;
@@ -45,27 +45,12 @@ pub(super) async fn show(state: web::Data<State>, request: HttpRequest) -> Resul
     tag::fresh(&request, &node)
 }
 
-/// Whether the daemon lives
-///
-/// For a liveness probe: it fails only where a restart is the remedy.
-#[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()),
-    responses(
-        (status = 200, description = "It lives", body = Alive),
-        (status = 503, description = "Its ledger has stopped: restart it"),
-    ))]
-pub(super) async fn livez(state: web::Data<State>) -> Result<HttpResponse, Problem> {
-    // The keeper owns the sending half, so an error means that its thread has ended.
-    if state.door.watch().has_changed().is_err() {
-        return Err(Problem::new(Kind::Stopping, "the thread that owns the ledger has ended"));
-    }
-    Ok(HttpResponse::Ok().json(Alive { alive: true }))
-}
-
 /// Whether the daemon is ready
 ///
-/// Ready: the GPUs were looked at, what running pods hold was taken over, and the store takes
-/// writes. A kubelet that is not there is waited for, and said, but does not make it unready; nor do
-/// policies of the active stack that cannot be called yet.
+/// Ready: the GPUs were looked at, what running pods hold was taken over, the store takes writes, and
+/// the kubelet took every resource once since the daemon started: a rollout goes on to the next node when
+/// this one is ready, and must not when its resources are gone. A kubelet that went later is waited for,
+/// and said, but does not make it unready; nor do policies of the active stack that cannot be called yet.
 #[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()),
     responses(
         (status = 200, description = "It is ready", body = Ready),
@@ -86,7 +71,7 @@ pub(super) async fn readyz(state: web::Data<State>) -> Result<HttpResponse, Prob
     Err(problem)
 }
 
-fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
+pub(super) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
     let door = &state.door;
     let store_trouble = door.store_trouble();
     let mig = door.mig_words(&door.snapshot());
@@ -104,6 +89,8 @@ fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
         Some(why) => Some(why),
         None => Some(unregistered.join("; ")).filter(|text| !text.is_empty()),
     };
+    let standings = door.figures().kubelet.standings();
+    let was_registered = !standings.is_empty() && standings.values().all(|s| s.was_registered);
     let mut checks = vec![
         step("gpus", &facts.gpus),
         step("adoption", &facts.adoption),
@@ -115,9 +102,17 @@ fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
             ok: true,
             detail: facts.uncallable.as_ref().map(|why| format!("waiting: {why}")),
         },
-        // Waiting for a kubelet is this daemon's work, not its failure.
-        Check { name: "kubelet".into(), ok: true, detail: kubelet.map(|why| format!("waiting: {why}")) },
+        // Waiting for a kubelet that went is this daemon's work, not its failure.
+        Check {
+            name: "kubelet".into(),
+            ok: kubelet.is_none() || was_registered,
+            detail: kubelet.map(|why| format!("waiting: {why}")),
+        },
     ];
+    if let Some(labels) = &facts.labels {
+        // Pods that select by them are held against the node, not against this daemon.
+        checks.push(Check { name: "labels".into(), ok: true, detail: waiting(labels) });
+    }
     if let Some(tls) = state.access.tls() {
         // What was in force before the files were broken goes on.
         checks.push(Check { name: "tls".into(), ok: true, detail: tls.trouble() });

@@ -6,8 +6,8 @@ mod examples;
 use super::dto::Event;
 use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::{
-    allocations, decisions, drain, events, gpus, node, policies, processes, scrape, stack, stack_history,
-    trials, tried,
+    allocations, decisions, drain, events, gpus, live, node, policies, processes, scrape, stack,
+    stack_history, trials, tried,
 };
 use actix_web::http::StatusCode;
 use actix_web::http::header::IF_NONE_MATCH;
@@ -36,7 +36,7 @@ use utoipa::{Modify, OpenApi};
         decisions::list, decisions::show, decisions::input, decisions::explain,
         trials::replay, trials::list, trials::add, trials::show, trials::end, tried::add,
         policies::list, policies::upload, policies::show, policies::module, policies::delete,
-        stack::show, stack::activate, stack::reset, node::livez, node::readyz, scrape::metrics,
+        stack::show, stack::activate, stack::reset, live::livez, node::readyz, scrape::metrics,
         stack_history::list, stack_history::roll_back, stack_history::end_suspension,
     ),
     components(schemas(Problem, Event)),
@@ -198,6 +198,7 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
         (409, Some(_)) => Some(Kind::State),
         (422, Some("policies")) => Some(Kind::NotAPolicy),
         (422, Some("stack")) => Some(Kind::StackFails),
+        (503, None) if path == "/livez" => Some(Kind::NotAlive),
         (503, None) => Some(Kind::NotReady),
         _ => None,
     };

@@ -30,7 +30,7 @@ pub struct Problem {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "GET /api/v1/gpus lists them")]
     pub hint: Option<String>,
-    /// What readiness was held against; only `/readyz` has it.
+    /// What readiness or life was held against; only `/readyz` and `/livez` have it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checks: Vec<Check>,
     /// Goes into headers.
@@ -153,6 +153,8 @@ kinds! {
     Store = "store-failed", SERVICE_UNAVAILABLE, "The store failed";
     /// Not ready yet.
     NotReady = "not-ready", SERVICE_UNAVAILABLE, "Not ready";
+    /// Something that has to move does not.
+    NotAlive = "not-alive", SERVICE_UNAVAILABLE, "Not alive";
     /// As many event streams as there may be.
     Streams = "too-many-streams", SERVICE_UNAVAILABLE, "Too many event streams";
     /// An `Idempotency-Key` came again with another body.

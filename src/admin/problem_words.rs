@@ -175,6 +175,10 @@ pub(super) fn words(kind: Kind) -> Words {
             "The daemon lives and cannot grant yet. `checks` says what it waits for.",
             "`berth node check` on the node says what is missing, with the fix.",
         ),
+        Kind::NotAlive => (
+            "Something that has to move does not: the ledger's writer, the policy thread, a look at the GPUs or a stream. `checks` says which.",
+            "The kubelet restarts the daemon by its liveness probe. Where looks at the GPUs hang, NVML or the GPU does: look at `dmesg` for Xid errors and reset the GPU or restart the node.",
+        ),
         Kind::Streams => (
             "As many event streams are open as this daemon serves at a time.",
             "Close pages and `berth events` that nobody looks at, or ask with ?follow=false now and then.",

@@ -5,8 +5,8 @@ use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
 use super::unread::Unread;
 use super::{
-    access, allocations, decisions, drain, events, gpus, host, node, openapi, page, policies, problem_pages,
-    processes, scrape, stack, stack_history, swagger, trials, tried,
+    access, allocations, counting, decisions, drain, events, gpus, host, live, node, openapi, page, policies,
+    problem_pages, processes, scrape, stack, stack_history, swagger, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -16,6 +16,7 @@ use actix_web::http::header::{
 use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{Data, PathConfig, QueryConfig, ServiceConfig};
 use actix_web::{Error, HttpRequest, HttpResponse, Resource, Route, guard, web};
+use std::time::Instant;
 
 /// Where everything is that needs a token.
 const API: &str = "/api/v1";
@@ -107,7 +108,7 @@ pub(super) fn admin(config: &mut ServiceConfig) {
 pub(super) fn health(config: &mut ServiceConfig) {
     config.app_data(PathConfig::default().error_handler(|e, _| Problem::new(Kind::Path, e).into()));
     config.app_data(QueryConfig::default().error_handler(|e, _| Problem::new(Kind::Query, e).into()));
-    config.service(resource("/livez", "GET").route(read().to(node::livez)));
+    config.service(resource("/livez", "GET").route(read().to(live::livez)));
     config.service(resource("/readyz", "GET").route(read().to(node::readyz)));
     config.service(resource("/metrics", "GET").route(read().to(scrape::metrics)));
     config.default_service(web::to(no_route));
@@ -145,6 +146,7 @@ async fn pass(
     next: Next<impl MessageBody + 'static>,
     refused: Option<Problem>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
+    let began = Instant::now();
     let state = state(&request)?;
     let inside = state.gate.enter();
     let refused = match &inside {
@@ -157,6 +159,7 @@ async fn pass(
         None => next.call(request).await?.map_into_boxed_body(),
     };
     let response = finish(response);
+    counting::count(&state, response.request(), response.status().as_u16(), began);
     Ok(match unread {
         Some(unread) => response.map_body(|_, body| unread.held_by(body)),
         None => response,

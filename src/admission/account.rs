@@ -4,6 +4,7 @@ use super::Door;
 use super::faults::{FAULTS_TO_SUSPEND, Faults, Record, Standings};
 use super::tally::Tally;
 use super::thread::Worker;
+use crate::figures::Figures;
 use crate::kernel::decision::{CallNote, Said};
 use crate::kernel::policy::Hook;
 use crate::kernel::stack::{Stack, StackEntry};
@@ -76,6 +77,18 @@ impl Worker {
 }
 
 impl Door {
+    /// What is counted as long as the daemon lives, for metrics and signs of life.
+    #[must_use]
+    pub fn figures(&self) -> &Arc<Figures> {
+        self.keeper.figures()
+    }
+
+    /// How many commands wait for the keeper: the kubelet's, and others'.
+    #[must_use]
+    pub fn waiting(&self) -> (usize, usize) {
+        self.keeper.waiting()
+    }
+
     /// What was counted since the daemon started.
     #[must_use]
     pub fn tally(&self) -> Tally {

@@ -50,8 +50,14 @@ impl GpuWatch {
 fn looks(looker: &Looker, door: &Door, stop: &AtomicBool, every: Duration) {
     let mut failing = false;
     let mut bypasses = BypassLog::default();
+    let figures = &door.figures().gpus;
     while pause(every, stop) {
-        match looker.look() {
+        let busy = figures.beat.begin();
+        let began = Instant::now();
+        let looked = looker.look();
+        drop(busy);
+        figures.looked(began.elapsed(), looked.as_ref().err().map(ToString::to_string));
+        match looked {
             Ok(inventory) => {
                 if std::mem::take(&mut failing) {
                     tracing::info!("GPUs can be read again");

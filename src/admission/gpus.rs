@@ -2,9 +2,10 @@
 
 use super::thread::OtherJob;
 use super::{Door, send};
+use crate::figures::Versions;
 use crate::keeper::{Applied, AskError, Snapshot};
 use crate::kernel::command::Command;
-use crate::kernel::gpu::{Inventory, Reading};
+use crate::kernel::gpu::{Inventory, Reading, XID};
 use crate::kernel::mig;
 
 impl Door {
@@ -14,6 +15,8 @@ impl Door {
     /// If it could not be recorded; what needs no record is published all the same.
     pub fn looked(&self, mut inventory: Inventory) -> Result<Applied, AskError> {
         let signs = std::mem::take(&mut inventory.signs);
+        let (driver, cuda) = (inventory.driver_version.clone(), inventory.cuda_version.clone());
+        self.figures().gpus.set_versions(Versions { driver, cuda });
         // First what is there: a sign of a GPU that nobody knows yet would mean nothing.
         let applied = self.keeper.ask(Command::Look(inventory));
         for sign in signs {
@@ -29,6 +32,11 @@ impl Door {
     /// # Errors
     /// If too many wait already.
     pub fn read(&self, reading: Reading) -> Result<(), AskError> {
+        if reading.source == XID {
+            let snapshot = self.snapshot();
+            let gpu = snapshot.part(&reading.part).map_or(&reading.part, |part| part.part.gpu());
+            self.figures().gpus.xid(gpu.as_str(), reading.code);
+        }
         send(&self.other_jobs, OtherJob::Triage(reading))
     }
 

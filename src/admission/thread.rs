@@ -161,6 +161,7 @@ impl Worker {
                     Err(_) => return,
                 },
                 recv(timer) -> _ => {
+                    let _busy = self.keeper.figures().policies.begin();
                     // An offer that could not be recorded is asked for again, like one that failed.
                     let again = self.reoffer().map_or(Some(1), |(_, again)| again);
                     ask_at = again.map(|s| Instant::now() + Duration::from_secs(u64::from(s.max(1))));
@@ -170,6 +171,7 @@ impl Worker {
     }
 
     fn kubelet_job(&self, job: KubeletJob) {
+        let _busy = self.keeper.figures().policies.begin();
         match job {
             // Whoever gave up waiting has failed the pod: a grant now would hold GPUs for nobody.
             KubeletJob::Allocate { reply, .. } if reply.is_closed() => {}
@@ -188,6 +190,7 @@ impl Worker {
     }
 
     fn other_job(&self, job: OtherJob) {
+        let _busy = self.keeper.figures().policies.begin();
         match job {
             OtherJob::Triage(reading) => self.triage(reading),
             OtherJob::Offer { reply } => {

@@ -8,6 +8,7 @@ mod client;
 mod condition;
 mod events;
 mod evict;
+mod labels;
 mod log;
 mod news;
 mod pod;
@@ -16,6 +17,7 @@ mod policies;
 mod reviews;
 
 pub use client::{ConnectError, connect, words};
+pub use labels::{LabelWork, Labelled};
 pub use pod::understand;
 pub use reviews::{ReviewError, Reviews, User};
 
@@ -46,6 +48,8 @@ pub struct Settings {
     pub listed: Duration,
     /// The first wait after something failed; doubles up to [`AGAIN_MAX`].
     pub again: Duration,
+    /// The labels of the node object, if it is to have any of ours.
+    pub labels: Option<LabelWork>,
 }
 
 /// The longest wait before the API server is asked again.
@@ -67,6 +71,7 @@ impl Settings {
             // A list reaches the kubelet within milliseconds; a container takes longer to end.
             listed: Duration::from_millis(250),
             again: Duration::from_secs(1),
+            labels: None,
         }
     }
 }
@@ -116,7 +121,7 @@ pub fn start(settings: Settings, door: Door, before: Arc<Ledger>) -> Running {
         return Running { link: watch::channel(Link::Off).1, tasks: vec![log] };
     }
     let (told, link) = watch::channel(Link::Connecting { trouble: None });
-    let task = tokio::spawn(async move { run(&settings, &door, &told, before).await });
+    let task = tokio::spawn(async move { Box::pin(run(&settings, &door, &told, before)).await });
     Running { link, tasks: vec![log, task] }
 }
 
@@ -129,7 +134,12 @@ async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>, befor
             pods::keep(settings, client.clone(), door, told),
             evict::keep(settings, client.clone(), door),
             events::publish(settings, client.clone(), &mut notices),
-            condition::keep(settings, client, door),
+            condition::keep(settings, client.clone(), door),
+            async {
+                if let Some(work) = &settings.labels {
+                    labels::keep(settings, client, work).await;
+                }
+            },
         );
     };
     tokio::join!(events::collect(settings, door, before, tell), work);

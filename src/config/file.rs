@@ -2,6 +2,7 @@
 
 use super::admin::AdminFile;
 use super::edits::EditsFile;
+use super::labels::LabelsFile;
 use super::processes::ProcessesFile;
 use super::trusted::TrustedKeyFile;
 use super::{ApiServerMode, ConfigError, LogFormat, RoundTiming, bad};
@@ -41,6 +42,7 @@ pub struct FileConfig {
     pub history: Option<HistoryFile>,
     pub decisions: Option<DecisionsFile>,
     pub processes: Option<ProcessesFile>,
+    pub labels: Option<LabelsFile>,
     pub container_edits: Option<EditsFile>,
     pub rounds: Option<RoundsFile>,
     pub timing: Option<TimingFile>,

@@ -86,6 +86,11 @@ impl Progress {
         lock(&self.facts).file_stack = stack;
     }
 
+    /// How it stands with the node's labels.
+    pub fn labels(&self, step: Step) {
+        lock(&self.facts).labels = Some(step);
+    }
+
     /// Policies of the active stack cannot be called, and why; or they can.
     pub fn uncallable(&self, why: Option<String>) {
         lock(&self.facts).uncallable = why;

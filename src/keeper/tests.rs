@@ -1,3 +1,4 @@
+use super::inbox::{Ask, run};
 use super::*;
 use crate::kernel::command::{Attempt, StackAnswer};
 use crate::kernel::gpu::{Inventory, Part};
@@ -6,6 +7,7 @@ use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::policy::{AdmitRequest, Terms};
 use crate::kernel::record::{Record, RecordKey, Write};
 use crate::kernel::time::Now;
+use crossbeam_channel::bounded;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -121,10 +123,10 @@ fn an_allocate_that_nobody_waits_for_any_more_is_not_granted() {
     let (kubelet, asks) = bounded(4);
     let (_other, other_asks) = bounded(4);
     let (nudge, _nudged) = bounded(1);
-    let (reply, given_up) = oneshot::channel();
+    let (reply, given_up) = tokio::sync::oneshot::channel();
     kubelet.send(Ask { command: allocate(0), reply }).unwrap();
     drop(given_up);
-    let (reply, mut answer) = oneshot::channel();
+    let (reply, mut answer) = tokio::sync::oneshot::channel();
     kubelet.send(Ask { command: allocate(1), reply }).unwrap();
     drop(kubelet);
     run(keeper, &asks, &other_asks, &nudge);

@@ -156,6 +156,8 @@ pub struct Inventory {
     pub cuda_version: Option<String>,
 }
 
+/// Source of an event: NVIDIA's driver reports an error; the code is its number.
+pub const XID: &str = "xid";
 /// Source of a sign: the GPU asks for an action; the code is NVML's number of it.
 pub const RECOVERY: &str = "recovery";
 /// Source of a sign: rows of the GPU's memory; the code is [`ROWS_PENDING`] or [`ROWS_FAILED`].

@@ -1,6 +1,6 @@
 //! One health state per GPU, from readings and from what policies make of them.
 
-use super::gpu::{ROWS, ROWS_PENDING, Reading};
+use super::gpu::{ROWS, ROWS_PENDING, Reading, XID};
 use super::policy::{Severity, TriageAnswer};
 use super::time::Now;
 
@@ -177,7 +177,7 @@ impl Health {
 /// What a reading means if no policy says otherwise.
 #[must_use]
 pub fn baseline_triage(reading: &Reading, ignored_xids: &[u64], quiet_ms: u64) -> TriageAnswer {
-    let ignored = reading.source == "xid" && ignored_xids.contains(&reading.code);
+    let ignored = reading.source == XID && ignored_xids.contains(&reading.code);
     let harmless = reading.source == ROWS && reading.code == ROWS_PENDING;
     let severity = match (ignored, harmless) {
         (true, _) => Severity::Ignore,
@@ -185,7 +185,7 @@ pub fn baseline_triage(reading: &Reading, ignored_xids: &[u64], quiet_ms: u64) -
         (false, false) => Severity::Unhealthy,
     };
     let reason = match reading.source.as_str() {
-        "xid" => format!("XID {}: {}", reading.code, reading.detail),
+        XID => format!("XID {}: {}", reading.code, reading.detail),
         other => format!("{other}: {}", reading.detail),
     };
     let again_after_s = u32::try_from(quiet_ms / 1000).ok();

@@ -67,6 +67,38 @@ impl Refusal {
     pub fn round_may_cure(&self) -> bool {
         matches!(self, Self::Held { .. } | Self::DoesNotFit { .. })
     }
+
+    /// Which it is, in a word.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::UnknownDevice { .. } => "unknownDevice",
+            Self::NotOffered { .. } => "notOffered",
+            Self::Held { .. } => "held",
+            Self::DoesNotFit { .. } => "doesNotFit",
+            Self::Cordoned { .. } => "cordoned",
+            Self::Unhealthy { .. } => "unhealthy",
+            Self::Vanished { .. } => "vanished",
+            Self::Denied { .. } => "denied",
+            Self::Faulted { .. } => "faulted",
+            Self::Moved => "moved",
+            Self::LedgerFull { .. } => "ledgerFull",
+            Self::UnknownGpu { .. } => "unknownGpu",
+            Self::NoAnswer { .. } => "noAnswer",
+            Self::StillThere { .. } => "stillThere",
+            Self::StillHeld { .. } => "stillHeld",
+            Self::TooSoon { .. } => "tooSoon",
+            Self::UnknownAllocation { .. } => "unknownAllocation",
+            Self::StackMoved { .. } => "stackMoved",
+            Self::PolicyInUse { .. } => "policyInUse",
+            Self::PolicyShadows { .. } => "policyShadows",
+            Self::UnknownPolicy { .. } => "unknownPolicy",
+            Self::PolicyShipped { .. } => "policyShipped",
+            Self::Untrusted { .. } => "untrusted",
+            Self::TooManyVersions { .. } => "tooManyVersions",
+            Self::BadOffer { .. } => "badOffer",
+        }
+    }
 }
 
 impl fmt::Display for Refusal {

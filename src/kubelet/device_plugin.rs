@@ -13,6 +13,7 @@ use super::wire::v1beta1::{
 use super::{convert, parse, parse::BadRequest, status};
 use crate::admission::{Attempt, Door, Granted};
 use crate::config::Edits;
+use crate::figures::Rpc;
 use crate::keeper::AskError;
 use crate::kernel::names::{DeviceId, Resource};
 use crate::kernel::policy::{AdmitRequest, PlaceRequest};
@@ -49,36 +50,31 @@ impl DevicePlugin for Service {
         &self,
         _: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
-        Ok(Response::new(DevicePluginOptions {
-            // Nothing is done to a GPU before a start, and the call would cost each restart.
-            pre_start_required: false,
-            get_preferred_allocation_available: true,
-        }))
+        let options = async {
+            Ok(Response::new(DevicePluginOptions {
+                // Nothing is done to a GPU before a start, and the call would cost each restart.
+                pre_start_required: false,
+                get_preferred_allocation_available: true,
+            }))
+        };
+        self.0.counted(Rpc::GetDevicePluginOptions, options).await
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        // One message at a time: a reader that lags gets the newest list, not all of them.
-        let (sender, receiver) = mpsc::channel(1);
-        tokio::spawn(show(Arc::clone(&self.0), sender));
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        let stream = async {
+            // One message at a time: a reader that lags gets the newest list, not all of them.
+            let (sender, receiver) = mpsc::channel(1);
+            tokio::spawn(show(Arc::clone(&self.0), sender));
+            Ok(Response::new(ReceiverStream::new(receiver)))
+        };
+        self.0.counted(Rpc::ListAndWatch, stream).await
     }
 
     async fn get_preferred_allocation(
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        let requests = request.into_inner().container_requests;
-        check_containers(requests.len())?;
-        let ledger = self.0.door.snapshot();
-        let mut container_responses = Vec::new();
-        for request in &requests {
-            let place = parse::place(&ledger, &self.0.resource, request)
-                .map_err(|error| status::bad_request(&error))?;
-            let devices = self.0.place(place).await;
-            let device_i_ds = devices.iter().map(DeviceId::to_string).collect();
-            container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
-        }
-        Ok(Response::new(PreferredAllocationResponse { container_responses }))
+        self.0.counted(Rpc::GetPreferredAllocation, self.0.preferred(request.into_inner())).await
     }
 
     async fn allocate(
@@ -86,19 +82,24 @@ impl DevicePlugin for Service {
         request: Request<AllocateRequest>,
     ) -> Result<Response<AllocateResponse>, Status> {
         let requests = request.into_inner().container_requests;
-        check_containers(requests.len())?;
-        let mut container_responses = Vec::new();
-        for request in &requests {
-            container_responses.push(self.0.allocate(request).await?);
-        }
-        Ok(Response::new(AllocateResponse { container_responses }))
+        let granted = async {
+            check_containers(requests.len())?;
+            let mut container_responses = Vec::new();
+            for request in &requests {
+                container_responses.push(self.0.allocate(request).await?);
+            }
+            Ok(Response::new(AllocateResponse { container_responses }))
+        };
+        self.0.counted(Rpc::Allocate, granted).await
     }
 
     async fn pre_start_container(
         &self,
         _: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
-        Ok(Response::new(PreStartContainerResponse {}))
+        self.0
+            .counted(Rpc::PreStartContainer, async { Ok(Response::new(PreStartContainerResponse {})) })
+            .await
     }
 }
 
@@ -115,6 +116,7 @@ fn check_containers(given: usize) -> Result<(), Status> {
 /// One stream: the whole list now, and again whenever the board turns.
 async fn show(desk: Arc<Desk>, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
     let _counted = Counted::new(&desk.streams);
+    let _shown = Shown::new(&desk);
     let mut ending = desk.ending.subscribe();
     ending.borrow_and_update();
     let mut sheets = desk.board.subscribe();
@@ -135,7 +137,54 @@ async fn show(desk: Arc<Desk>, sender: mpsc::Sender<Result<ListAndWatchResponse,
     }
 }
 
+/// Counts a stream in the figures for as long as it lives.
+struct Shown<'d>(&'d Desk);
+
+impl<'d> Shown<'d> {
+    fn new(desk: &'d Desk) -> Self {
+        desk.door.figures().kubelet.stream_began(desk.resource.as_str());
+        Self(desk)
+    }
+}
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        self.0.door.figures().kubelet.stream_ended(self.0.resource.as_str());
+    }
+}
+
 impl Desk {
+    /// Counts a call, how long it takes and how it ends. One that its caller no longer waits for is
+    /// dropped half way, and counts as cancelled.
+    async fn counted<T>(
+        &self,
+        rpc: Rpc,
+        answer: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
+        let call = self.door.figures().kubelet.begin(rpc);
+        let answer = answer.await;
+        call.end(answer.as_ref().err().map_or(0, |status| status.code().into()));
+        answer
+    }
+
+    async fn preferred(
+        &self,
+        request: PreferredAllocationRequest,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let requests = request.container_requests;
+        check_containers(requests.len())?;
+        let ledger = self.door.snapshot();
+        let mut container_responses = Vec::new();
+        for request in &requests {
+            let place = parse::place(&ledger, &self.resource, request)
+                .map_err(|error| status::bad_request(&error))?;
+            let devices = self.place(place).await;
+            let device_i_ds = devices.iter().map(DeviceId::to_string).collect();
+            container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
+        }
+        Ok(Response::new(PreferredAllocationResponse { container_responses }))
+    }
+
     /// Asks where to place, and holds the answer against the request: whatever the middle said,
     /// the kubelet gets that many of the available ids with the required ones among them.
     async fn place(&self, request: PlaceRequest) -> Vec<DeviceId> {
@@ -162,9 +211,12 @@ impl Desk {
         request: &ContainerAllocateRequest,
     ) -> Result<ContainerAllocateResponse, Status> {
         let ledger = self.door.snapshot();
-        let admit =
-            parse::admit(&ledger, &self.resource, request).map_err(|error| status::bad_request(&error))?;
+        let admit = parse::admit(&ledger, &self.resource, request).map_err(|error| {
+            self.door.figures().kubelet.refused_allocate("badRequest");
+            status::bad_request(&error)
+        })?;
         let granted = self.grant(admit).await.map_err(|error| {
+            self.door.figures().kubelet.refused_allocate(error.kind());
             tracing::warn!(resource = %self.resource, %error, "no grant");
             status::declined(&self.resource, &error)
         })?;

@@ -14,6 +14,7 @@ use super::folder::{FileId, Seen, socket_id};
 use super::register::{Tried, register};
 use super::settings::Settings;
 use super::socket::Socket;
+use crate::figures::At;
 use crate::kernel::names::Resource;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
@@ -39,6 +40,17 @@ pub enum Registration {
     Registered,
     /// Another plugin registers the same resource; we stay away for a while.
     Contested,
+}
+
+impl Registration {
+    fn at(&self) -> At {
+        match self {
+            Self::Waiting => At::Waiting,
+            Self::Registering { .. } => At::Registering,
+            Self::Registered => At::Registered,
+            Self::Contested => At::Contested,
+        }
+    }
 }
 
 /// The registrations of all resources.
@@ -120,6 +132,7 @@ impl Plugin {
         self.registrations.send_modify(|all| {
             all.remove(&resource);
         });
+        self.desk.door.figures().kubelet.turned(resource.as_str(), None);
     }
 
     async fn keep_registered(&mut self) {
@@ -166,10 +179,11 @@ impl Plugin {
         match self.try_register(kubelet).await {
             None | Some(Tried::NobodyThere(_)) => return,
             Some(Tried::Refused(why)) => {
+                self.desk.door.figures().kubelet.register_answered(false);
                 self.refused(kubelet, why).await;
                 return;
             }
-            Some(Tried::Registered) => {}
+            Some(Tried::Registered) => self.desk.door.figures().kubelet.register_answered(true),
         }
         self.known_to = Some(kubelet);
         self.refused_wait = self.settings.waits.refused_again;
@@ -300,6 +314,7 @@ impl Plugin {
     /// Publishes where we stand; true if that is news.
     fn turn(&self, registration: Registration) -> bool {
         let resource = &self.desk.resource;
+        self.desk.door.figures().kubelet.turned(resource.as_str(), Some(registration.at()));
         self.registrations.send_if_modified(|all| {
             // The same trouble after another try is no news.
             let news = all.get(resource) != Some(&registration);

@@ -76,6 +76,19 @@ impl Rounds {
     /// One full round.
     pub(super) async fn round(&self) -> Result<(), RoundError> {
         let mut last = self.last.lock().await;
+        let began = Instant::now();
+        let taken = self.take(&mut last).await;
+        let outcome = match taken {
+            Ok(true) => "applied",
+            Ok(false) => "partial",
+            Err(_) => "failed",
+        };
+        self.door.figures().kubelet.round(outcome, began.elapsed());
+        taken.map(drop)
+    }
+
+    /// The same, while `last` is held. Answers whether both accounts could be seen.
+    async fn take(&self, last: &mut Option<Instant>) -> Result<bool, RoundError> {
         let mut view = self.begin();
         let ours = self.ours();
         view.list = self.list(&ours).await;
@@ -88,9 +101,12 @@ impl Rounds {
             view.fresh = Some(read.file) != before;
             view.checkpoint = Some(read.entries);
         }
+        // Before its first grant a kubelet has no checkpoint.
+        let nothing = view.checkpoint.is_none() && self.door.snapshot().live.is_empty();
+        let whole = view.list.is_some() && (view.checkpoint.is_some() || nothing);
         let applied = self.door.observe(view).await;
         *last = Some(Instant::now());
-        applied.map(drop).map_err(RoundError::Ask)
+        applied.map(|_| whole).map_err(RoundError::Ask)
     }
 
     /// Waits until the checkpoint is another file than `before`. The watcher wakes us, but the folder

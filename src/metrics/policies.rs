@@ -1,54 +1,55 @@
-//! Policies: calls, faults and times by version and hook, and who is suspended.
+//! Policies: calls, faults and times by version and hook, who is suspended; and the record of decisions.
 
 use super::Seen;
-use super::families::{Families, Label};
+use super::families::{Families, Values};
+use super::table;
 use crate::admission::Fared;
 use std::fmt;
 
 /// Name and beginning of the digest, of a label `name@digest`.
-fn version(label: &str) -> [Label<'_>; 2] {
+fn version(label: &str) -> [&str; 2] {
     let (policy, digest) = label.split_once('@').unwrap_or((label, ""));
-    [("policy", policy), ("digest", digest)]
+    [policy, digest]
+}
+
+fn with<'a>(labels: &[&'a str], last: &'a str) -> Values<'a> {
+    [labels, &[last]].concat()
 }
 
 pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
+    families.one(&table::REVISION, Some(seen.ledger.stack.revision))?;
+    let decisions = seen.tally.decisions.iter();
+    families.counter(
+        &table::DECISIONS,
+        decisions.map(|((hook, outcome), n)| (vec![hook.as_str(), *outcome], *n)),
+    )?;
     let hooks = || {
         let all = seen.tally.policies.iter();
         all.flat_map(|(label, counted)| {
-            counted.hooks.iter().map(move |(hook, fared)| {
-                let labels = [version(label).as_slice(), &[("hook", hook.as_str())]].concat();
-                (labels, fared)
-            })
+            counted.hooks.iter().map(move |(hook, fared)| (with(&version(label), hook.as_str()), fared))
         })
     };
     families.counter(
-        "policy_calls",
-        "Calls of policies. An answer that breaks a rule is a fault.",
-        hooks().flat_map(|(labels, fared)| {
-            outcomes(fared).map(|(outcome, n)| ([labels.as_slice(), &[("outcome", outcome)]].concat(), n))
-        }),
+        &table::POLICY_CALLS,
+        hooks().flat_map(|(labels, fared)| outcomes(fared).map(|(outcome, n)| (with(&labels, outcome), n))),
     )?;
     families.counter(
-        "policy_faults",
-        "Calls that failed, by the kind of fault.",
+        &table::POLICY_FAULTS,
         hooks().flat_map(|(labels, fared)| {
-            let kinds = fared.faults.iter();
-            kinds.map(move |(kind, n)| ([labels.as_slice(), &[("kind", kind.as_str())]].concat(), *n))
+            fared.faults.iter().map(move |(kind, n)| (with(&labels, kind.as_str()), *n))
         }),
     )?;
-    families.seconds(
-        "policy_call_duration",
-        "Wall time of calls of policies.",
-        hooks().map(|(labels, fared)| (labels, fared.times)),
-    )?;
+    families.histogram(&table::POLICY_TIME, hooks().map(|(labels, fared)| (labels, fared.times.into())))?;
+    let standings = seen.standings.iter();
     families.gauge(
-        "policy_suspended",
-        "Whether a policy of the active stack is no longer asked, after faults in a row.",
-        None,
-        seen.standings
-            .iter()
-            .map(|(label, standing)| (version(label).to_vec(), u64::from(standing.suspended))),
-    )
+        &table::POLICY_SUSPENDED,
+        standings.map(|(label, standing)| (version(label).to_vec(), u64::from(standing.suspended))),
+    )?;
+    let Some(journal) = seen.journal else { return Ok(()) };
+    families.one(&table::JOURNAL_KEPT, Some(journal.kept))?;
+    families.one(&table::JOURNAL_BYTES, Some(journal.bytes))?;
+    families.counter(&table::JOURNAL_DROPPED, [(Vec::new(), journal.dropped)])?;
+    families.counter(&table::JOURNAL_LOST, [(Vec::new(), journal.lost)])
 }
 
 fn outcomes(fared: &Fared) -> [(&'static str, u64); 3] {

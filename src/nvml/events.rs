@@ -3,7 +3,7 @@
 use super::fence::{Fence, Lane};
 use super::map;
 use super::raw::{self, Event, EventSet};
-use crate::kernel::gpu::Reading;
+use crate::kernel::gpu::{Reading, XID};
 use crate::kernel::names::PartId;
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 use nvml_wrapper::Nvml;
@@ -218,7 +218,7 @@ impl Watch {
     fn happened(&self, event: Event) {
         let watched = lock(&self.shared.watched).clone();
         let (source, detail) = match event.kind {
-            raw::EVENT_XID => ("xid", map::xid_text(event.data)),
+            raw::EVENT_XID => (XID, map::xid_text(event.data)),
             raw::EVENT_DOUBLE_BIT_ECC => ("ecc", "double bit ECC error"),
             // Nothing else was asked for.
             _ => return,

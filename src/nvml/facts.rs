@@ -7,6 +7,7 @@ use super::running::{self, Running};
 use crate::kernel::gpu::{RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING, Usage};
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 use std::fs;
@@ -24,6 +25,10 @@ pub(super) struct GpuFacts {
     pub(super) compute_capability: Option<String>,
     pub(super) architecture: Option<String>,
     pub(super) brand: Option<String>,
+    /// Whether it has a MIG mode, on or off.
+    pub(super) mig_capable: bool,
+    /// The class of its PCI slot, `0x030200`, where sysfs shows it.
+    pub(super) pci_class: Option<String>,
 }
 
 /// The same of a MIG instance.
@@ -36,6 +41,8 @@ pub(super) struct InstanceFacts {
     pub(super) compute_instance: u32,
     /// Of the GPU instance and of the compute instance.
     pub(super) slices: Option<(u32, u32)>,
+    /// Its share of the GPU's units, by name.
+    pub(super) units: Vec<(&'static str, u32)>,
     /// `NVML_GPU_INSTANCE_PROFILE_*`, where the daemon may ask.
     pub(super) gpu_instance_profile: Option<u32>,
 }
@@ -169,6 +176,8 @@ fn gpu_facts(device: &Device, uuid: String, sysfs: &Path, steps: &Steps) -> Resu
         compute_capability: capability.map(|c| format!("{}.{}", c.major, c.minor)),
         architecture: architecture.map(|a| a.to_string().to_ascii_lowercase()),
         brand: brand.map(|b| format!("{b:?}").to_ascii_lowercase()),
+        mig_capable: ask_if_known(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?.is_some(),
+        pci_class: slot_file(sysfs, &pci_bus, "class"),
         uuid,
         pci_bus,
     })
@@ -181,13 +190,18 @@ fn numa_node(device: &Device, pci_bus: &str, sysfs: &Path, steps: &Steps) -> Res
     /// 4 x 64 nodes: more than any machine has.
     const WORDS: usize = 4;
     const SCOPE_NODE: u32 = 0;
-    let file = sysfs.join("bus/pci/devices").join(map::sysfs_name(pci_bus)).join("numa_node");
-    if let Ok(text) = fs::read_to_string(file) {
-        return Ok(text.trim().parse().ok());
+    if let Some(text) = slot_file(sysfs, pci_bus, "numa_node") {
+        return Ok(text.parse().ok());
     }
     let words =
         ask_if_known(steps, "nvmlDeviceGetMemoryAffinity", || device.memory_affinity(WORDS, SCOPE_NODE))?;
     Ok(words.and_then(|words| only_bit(&words)))
+}
+
+/// What sysfs says of a PCI slot.
+fn slot_file(sysfs: &Path, pci_bus: &str, name: &str) -> Option<String> {
+    let file = sysfs.join("bus/pci/devices").join(map::sysfs_name(pci_bus)).join(name);
+    fs::read_to_string(file).ok().map(|text| text.trim().to_owned())
 }
 
 /// The position of the one bit that is set.
@@ -247,9 +261,24 @@ fn instance_facts(
         memory_bytes: memory.total,
         gpu_instance,
         compute_instance,
-        slices: attributes.map(|a| (a.gpu_instance_slice_count, a.compute_instance_slice_count)),
+        slices: attributes.as_ref().map(|a| (a.gpu_instance_slice_count, a.compute_instance_slice_count)),
+        units: attributes.as_ref().map(units).unwrap_or_default(),
         gpu_instance_profile: profile.flatten(),
     })
+}
+
+/// By the names that NVIDIA's feature discovery gives them.
+fn units(of: &DeviceAttributes) -> Vec<(&'static str, u32)> {
+    vec![
+        ("multiprocessors", of.multiprocessor_count),
+        ("slices.gi", of.gpu_instance_slice_count),
+        ("slices.ci", of.compute_instance_slice_count),
+        ("engines.copy", of.shared_copy_engine_count),
+        ("engines.decoder", of.shared_decoder_count),
+        ("engines.encoder", of.shared_encoder_count),
+        ("engines.jpeg", of.shared_jpeg_count),
+        ("engines.ofa", of.shared_ofa_count),
+    ]
 }
 
 /// Memory in use and processes; `None` where the processes cannot be seen.

@@ -19,6 +19,8 @@ pub(super) fn gpu_part(facts: &GpuFacts, index: u32, mig_enabled: bool) -> Resul
         ("compute.capability", facts.compute_capability.clone()),
         ("architecture", facts.architecture.clone()),
         ("brand", facts.brand.clone()),
+        ("mig.capable", Some(facts.mig_capable.to_string())),
+        ("pci.class", facts.pci_class.clone()),
     ];
     Ok(Part {
         id: PartId::parse(&facts.uuid)?,
@@ -43,6 +45,7 @@ pub(super) fn gpu_part(facts: &GpuFacts, index: u32, mig_enabled: bool) -> Resul
 pub(super) fn instance_part(facts: &InstanceFacts, index: u32, gpu: &Part) -> Result<Part, BadName> {
     let mut attributes = gpu.attributes.clone();
     attributes.insert(MIG_INDEX.to_owned(), index.to_string());
+    attributes.extend(facts.units.iter().map(|(unit, n)| (format!("mig.{unit}"), n.to_string())));
     Ok(Part {
         attributes,
         id: PartId::parse(&facts.uuid)?,
@@ -261,6 +264,7 @@ mod tests {
                 gpu_instance: 7,
                 compute_instance: 0,
                 slices,
+                units: Vec::new(),
                 gpu_instance_profile,
             };
             profile(&facts, 81_559)

@@ -91,6 +91,9 @@ fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Par
         ("compute.capability", model.compute_capability),
         ("architecture", model.architecture),
         ("brand", "nvidia"),
+        ("mig.capable", if model.mig { "true" } else { "false" }),
+        // Boards without a display.
+        ("pci.class", "0x030200"),
         ("simulated", "true"),
     ];
     Some(Part {
@@ -111,9 +114,10 @@ fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Par
 
 fn instances(model: &Model, gpu: &Part, profiles: &[String]) -> Option<Vec<Part>> {
     let instance = |(number, profile): (u32, &String)| {
-        let (_, memory_mib) = model.profile(profile)?;
+        let (slices, memory_mib) = model.profile(profile)?;
         let mut attributes = gpu.attributes.clone();
         attributes.insert(MIG_INDEX.to_owned(), number.to_string());
+        attributes.extend(["gi", "ci"].map(|of| (format!("mig.slices.{of}"), slices.to_string())));
         Some(Part {
             id: PartId::parse(&format!("MIG-{}", uuid(&format!("{}/{number}", gpu.id)))).ok()?,
             parent: Some(gpu.id.clone()),

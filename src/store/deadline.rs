@@ -12,8 +12,10 @@ use crate::ports::{Store, StoreError, Waker};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long an append may take. A healthy drive needs under a millisecond, one that stalls for its
 /// own housekeeping some hundred; the kubelet has no timeout of its own and admits no pod meanwhile.
@@ -22,6 +24,9 @@ pub const APPEND_WAIT: Duration = Duration::from_secs(2);
 /// keeper waits for it. At the largest (a copy and a read of some 60 MiB)
 /// under a second on a slow disk.
 pub const LOAD_WAIT: Duration = Duration::from_secs(15);
+
+/// How often the store's thread looks at the size of its files: some twenty microseconds, after an answer.
+const BYTES_EVERY: Duration = Duration::from_secs(10);
 
 /// Any store, with deadlines.
 #[derive(Debug)]
@@ -39,6 +44,8 @@ pub struct Deadline {
     waker: NoDebug,
     /// How often a late call was looked at since it is late.
     looks: u32,
+    /// The size of the store's files; 0 where it is not known.
+    bytes: Arc<AtomicU64>,
 }
 
 /// The store's waker, if it has one.
@@ -103,9 +110,11 @@ impl Deadline {
         let (asks, asked) = bounded(1);
         let (answer, answers) = bounded(1);
         let words = trouble.clone();
+        let bytes = Arc::new(AtomicU64::new(0));
+        let seen = Arc::clone(&bytes);
         let thread = std::thread::Builder::new()
             .name("store".into())
-            .spawn(move || serve(open, &words, &asked, &answer))
+            .spawn(move || serve(open, &words, &asked, &answer, &seen))
             .map_err(|e| trouble.io("starting its thread", &e))?;
         let mut this = Self {
             trouble,
@@ -118,6 +127,7 @@ impl Deadline {
             thread: Some(thread),
             waker: NoDebug(None),
             looks: 0,
+            bytes,
         };
         match this.wait(load_wait)? {
             Answer::Opened(Ok(waker)) => {
@@ -215,6 +225,10 @@ impl Store for Deadline {
             Answer::Opened(_) | Answer::Loaded(_) => Err(self.confused()),
         }
     }
+
+    fn bytes(&self) -> Option<u64> {
+        Some(self.bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
+    }
 }
 
 impl Drop for Deadline {
@@ -236,6 +250,7 @@ fn serve<S: Store>(
     trouble: &Trouble,
     asked: &Receiver<Ask>,
     answer: &Sender<Answer>,
+    bytes: &AtomicU64,
 ) {
     let (mut store, opened) = match open() {
         Ok(store) => {
@@ -248,6 +263,7 @@ fn serve<S: Store>(
         return;
     }
     let Some(store) = &mut store else { return };
+    let mut measured: Option<Instant> = None;
     for ask in asked {
         let answered = catch_unwind(AssertUnwindSafe(|| match &ask {
             Ask::Load => Answer::Loaded(store.load()),
@@ -260,8 +276,18 @@ fn serve<S: Store>(
                 Ask::Append(_) => Answer::Appended(Err(error)),
             }
         });
+        // Before the answer of the first reading, which nobody waits for yet; later after it.
+        let first = measured.is_none();
+        if first {
+            bytes.store(store.bytes().unwrap_or(0), Ordering::Relaxed);
+            measured = Some(Instant::now());
+        }
         if answer.send(answered).is_err() {
             return;
+        }
+        if !first && measured.is_some_and(|at| at.elapsed() >= BYTES_EVERY) {
+            bytes.store(store.bytes().unwrap_or(0), Ordering::Relaxed);
+            measured = Some(Instant::now());
         }
     }
 }

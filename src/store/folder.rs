@@ -74,6 +74,24 @@ impl Folder {
         self.data().join("counter")
     }
 
+    /// What its files take, bytes: sled's log, a snapshot of it, and values too large for the log.
+    pub(super) fn bytes(&self) -> io::Result<u64> {
+        let mut sum = 0;
+        for folder in [self.data(), self.data().join("blobs")] {
+            let entries = match fs::read_dir(folder) {
+                Ok(entries) => entries,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(e),
+            };
+            for entry in entries {
+                // A file may go while they are counted.
+                let file = entry?.metadata().ok().filter(fs::Metadata::is_file);
+                sum += file.map_or(0, |file| file.len());
+            }
+        }
+        Ok(sum)
+    }
+
     /// Whether there is a store.
     pub(super) fn is_made(&self) -> Result<bool, StoreError> {
         fs::exists(self.data()).map_err(|e| self.trouble.io("looking for it", &e))

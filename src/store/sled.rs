@@ -178,6 +178,10 @@ impl Store for SledStore {
         let flushing = self.flushing.clone();
         Some(Box::new(move || flushing.wake()))
     }
+
+    fn bytes(&self) -> Option<u64> {
+        self.folder.bytes().ok()
+    }
 }
 
 impl Open {

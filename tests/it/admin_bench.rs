@@ -33,6 +33,7 @@ pub(crate) struct Bench {
     pub(crate) token: String,
     pub(crate) facts: Arc<Mutex<NodeFacts>>,
     pub(crate) store_fails: Arc<AtomicBool>,
+    pub(crate) store_held: Arc<Mutex<()>>,
     pub(crate) policies: Arc<KeptPolicies>,
     pub(crate) runtime: tokio::runtime::Runtime,
 }
@@ -53,7 +54,7 @@ impl Bench {
     /// One whose policies must be signed, where there are keys.
     pub(crate) fn trusting(gpus: u32, trusted_keys: Vec<TrustedKey>) -> Self {
         let store = SwitchStore::default();
-        let store_fails = Arc::clone(&store.fails);
+        let (store_fails, store_held) = (Arc::clone(&store.fails), Arc::clone(&store.held));
         let timing = Timing { retire_ms: 0, ..Timing::default() };
         let rules = Rules { timing, trusted_keys, ..Rules::default() };
         let clock = Arc::new(RealClock(Instant::now()));
@@ -85,6 +86,7 @@ impl Bench {
             token: String::new(),
             facts,
             store_fails,
+            store_held,
             policies,
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
         };

@@ -79,8 +79,7 @@ async fn the_api_server_says_who_it_is_and_what_they_may() {
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/gpus"), forbidden);
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "PUT", "/node"), forbidden);
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "PUT", "/gpus/GPU-0/cordon"), forbidden);
-    let log = cluster.serving.log();
-    let line = log.lines().find(|l| l.contains("/cordon\"") && l.contains(" audit: ")).unwrap();
+    let line = cluster.serving.line(|l| l.contains("/cordon\"") && l.contains(" audit: "));
     assert!(line.contains(GRAFANA) && line.contains("known_by=\"kubernetes\""), "{line}");
     // Asked once a minute, not with each request.
     let (tokens, accesses) = (cluster.asked("TokenReview"), cluster.asked("SubjectAccessReview"));

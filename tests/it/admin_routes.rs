@@ -2,6 +2,7 @@
 
 use crate::admin_bench::{Bench, GPU};
 use berth::admin::{Registration, Step};
+use berth::figures::At;
 use berth::kernel::names::Resource;
 use std::sync::atomic::Ordering;
 
@@ -28,7 +29,12 @@ fn the_node_shows_itself_its_resources_and_what_it_waits_for() {
     bench.facts.lock().unwrap().registrations = vec![registration];
     let node = bench.get("/api/v1/node").expect(200);
     assert_eq!(node["resources"][0]["registration"]["waiting"], "no kubelet.sock");
-    assert_eq!(node["ready"], true, "a kubelet that is not there is waited for");
+    assert_eq!(node["ready"], false, "it was never registered, and a rollout is not to go on");
+    let kubelet = &bench.door.figures().kubelet;
+    kubelet.turned(GPU, Some(At::Registered));
+    kubelet.turned(GPU, Some(At::Waiting));
+    let node = bench.get("/api/v1/node").expect(200);
+    assert_eq!(node["ready"], true, "a kubelet that went is waited for");
     bench.delete(&format!("/api/v1/allocations/{}", allocation.id)).expect(200);
     let after = bench.get("/api/v1/node").expect(200);
     assert!(after["generation"].as_u64() > node["generation"].as_u64());

@@ -19,6 +19,8 @@ use std::sync::{Arc, Condvar, Mutex};
 pub(crate) struct SwitchStore {
     inner: MapStore,
     pub(crate) fails: Arc<AtomicBool>,
+    /// Whoever has it keeps every append waiting.
+    pub(crate) held: Arc<Mutex<()>>,
 }
 
 impl SwitchStore {
@@ -37,6 +39,7 @@ impl Store for SwitchStore {
     }
 
     fn append(&mut self, writes: &[Write]) -> Result<(), StoreError> {
+        drop(self.held.lock().unwrap());
         self.check()?;
         self.inner.append(writes)
     }

@@ -264,8 +264,7 @@ async fn node(world: web::Data<World>, name: web::Path<String>, request: HttpReq
         }
         return HttpResponse::Ok().json(api_writes::node_object(&world));
     }
-    HttpResponse::Ok().json(json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
-        "metadata": {"name": NODE, "uid": NODE}}))
+    HttpResponse::Ok().json(api_writes::node_metadata(&world))
 }
 
 async fn pods(world: web::Data<World>, request: HttpRequest) -> HttpResponse {

@@ -6,7 +6,7 @@ use crate::api_server::{NODE, State, World, refused, status};
 use actix_web::web::{self, Data, Json, Path, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::{Instant, sleep};
 
@@ -26,6 +26,8 @@ pub(crate) struct Writes {
     pub(crate) event_writes: usize,
     /// Conditions of the node by type.
     pub(crate) conditions: BTreeMap<String, Value>,
+    /// Labels of the node, with who has applied them.
+    labels: BTreeMap<String, (String, BTreeSet<String>)>,
     /// Patches of the node's status.
     pub(crate) patches: usize,
     /// Kinds of write that are answered with 403, or not at all.
@@ -51,6 +53,7 @@ pub(crate) enum Write {
     Delete,
     Event,
     Status,
+    Labels,
 }
 
 /// What is done to a kind of write.
@@ -66,7 +69,8 @@ pub(crate) fn routes(config: &mut ServiceConfig) {
         .route("/api/v1/namespaces/{namespace}/pods/{name}", web::delete().to(delete))
         .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events", web::post().to(create_event))
         .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events/{name}", web::patch().to(repeat_event))
-        .route("/api/v1/nodes/{name}/status", web::patch().to(patch_status));
+        .route("/api/v1/nodes/{name}/status", web::patch().to(patch_status))
+        .route("/api/v1/nodes/{name}", web::patch().to(apply_labels));
 }
 
 impl World {
@@ -114,6 +118,18 @@ impl World {
         self.state.lock().unwrap().writes.conditions.get(kind).cloned()
     }
 
+    /// Somebody labels the node.
+    pub(crate) fn label(&self, key: &str, value: &str, manager: &str) {
+        let labels = &mut self.state.lock().unwrap().writes.labels;
+        labels.insert(key.into(), (value.into(), BTreeSet::from([manager.to_owned()])));
+    }
+
+    /// The node's labels.
+    pub(crate) fn labels(&self) -> BTreeMap<String, String> {
+        let state = self.state.lock().unwrap();
+        state.writes.labels.iter().map(|(key, (value, _))| (key.clone(), value.clone())).collect()
+    }
+
     /// The pod under a name is another one from now on, and no watch says so.
     pub(crate) fn replace_unseen(&self, uid: &str, new_uid: &str) {
         let mut state = self.state.lock().unwrap();
@@ -121,6 +137,70 @@ impl World {
         pod["metadata"]["uid"] = json!(new_uid);
         state.pods.insert(new_uid.into(), pod);
     }
+}
+
+/// Name, labels and their owners.
+pub(crate) fn node_metadata(world: &World) -> Value {
+    let state = world.state.lock().unwrap();
+    let labels = &state.writes.labels;
+    let managers: BTreeSet<&String> = labels.values().flat_map(|(_, managers)| managers).collect();
+    let fields = managers.into_iter().map(|manager| {
+        let of = labels.iter().filter(|(_, (_, managers))| managers.contains(manager));
+        let keys: BTreeMap<String, Value> = of.map(|(key, _)| (format!("f:{key}"), json!({}))).collect();
+        json!({"manager": manager, "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:metadata": {"f:labels": keys}}})
+    });
+    let fields: Vec<Value> = fields.collect();
+    let labels: BTreeMap<&String, &String> = labels.iter().map(|(key, (value, _))| (key, value)).collect();
+    json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+        "metadata": {"name": NODE, "uid": NODE, "labels": labels, "managedFields": fields}})
+}
+
+/// Server-side apply of labels: each manager's own, conflicts refused unless by force.
+async fn apply_labels(
+    world: Data<World>,
+    name: Path<String>,
+    request: HttpRequest,
+    body: web::Bytes,
+) -> HttpResponse {
+    if let Some(faulty) = faulty(&world, Write::Labels).await {
+        return faulty;
+    }
+    let kind = request.headers().get("content-type").unwrap();
+    if *name != NODE || kind != "application/apply-patch+yaml" {
+        return status(415, "not by server-side apply");
+    }
+    let query = web::Query::<BTreeMap<String, String>>::from_query(request.query_string()).unwrap();
+    let (manager, force) = (query["fieldManager"].clone(), query.get("force").is_some_and(|f| f == "true"));
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    let only: Vec<&String> = body["metadata"].as_object().unwrap().keys().collect();
+    if only != ["labels", "name"] || body["kind"] != "Node" {
+        return status(422, "it applies more than labels");
+    }
+    let wanted: BTreeMap<String, String> =
+        serde_json::from_value(body["metadata"]["labels"].clone()).unwrap();
+    {
+        let labels = &mut world.state.lock().unwrap().writes.labels;
+        for (key, value) in &wanted {
+            let others =
+                |(now, by): &(String, BTreeSet<String>)| now != value && by.iter().any(|m| *m != manager);
+            if !force && labels.get(key).is_some_and(others) {
+                return status(409, &format!("Apply failed with 1 conflict: .metadata.labels.{key}"));
+            }
+        }
+        for (key, (_, by)) in labels.iter_mut() {
+            if !wanted.contains_key(key) {
+                by.remove(&manager);
+            }
+        }
+        labels.retain(|_, (_, by)| !by.is_empty());
+        for (key, value) in wanted {
+            let label = labels.entry(key).or_default();
+            label.0 = value;
+            label.1.insert(manager.clone());
+        }
+    }
+    HttpResponse::Ok().json(node_metadata(&world))
 }
 
 /// The whole node.

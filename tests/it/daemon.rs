@@ -172,6 +172,20 @@ impl Serving {
         self.log.lock().unwrap().clone()
     }
 
+    /// The first line of the log that is of this kind, once it is there: the log comes through a pipe, and
+    /// may come after the answer that it tells of.
+    pub(crate) fn line(&self, of: impl Fn(&str) -> bool) -> String {
+        let end = Instant::now() + SOON;
+        loop {
+            let log = self.log();
+            if let Some(line) = log.lines().find(|line| of(line)) {
+                return line.to_owned();
+            }
+            assert!(Instant::now() < end, "no such line came:\n{log}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Ends it as a kubelet would, and waits.
     pub(crate) fn stop(mut self) {
         self.signal("-TERM");

@@ -61,11 +61,12 @@ fn roles(path: &str) -> Vec<(String, BTreeSet<String>)> {
 
 #[test]
 fn each_role_gives_one_kind_of_right_and_no_more() {
-    let wanted: [(&str, &[&str]); 5] = [
+    let wanted: [(&str, &[&str]); 6] = [
         ("berth", &["get /nodes", "list /pods", "watch /pods"]),
         ("berth-tell", &["create events.k8s.io/events", "patch events.k8s.io/events", "patch /nodes/status"]),
         ("berth-evict", &["create /pods/eviction"]),
         ("berth-delete", &["delete /pods"]),
+        ("berth-label", &["patch /nodes"]),
         (
             "berth-review",
             &[
@@ -77,12 +78,12 @@ fn each_role_gives_one_kind_of_right_and_no_more() {
     let wanted =
         wanted.map(|(name, rights)| (name.to_owned(), rights.iter().map(|r| (*r).to_owned()).collect()));
     assert_eq!(roles("deploy/cluster-role.yaml"), wanted);
-    assert_eq!(documents("deploy/cluster-role.yaml").len(), 4, "it holds roles and nothing else");
+    assert_eq!(documents("deploy/cluster-role.yaml").len(), 6, "it holds roles and nothing else");
 }
 
 #[test]
 fn every_role_is_known_to_readers_to_the_daemon_and_to_the_end_to_end_test() {
-    let sources: String = ["client", "condition", "events", "evict", "reviews"]
+    let sources: String = ["client", "condition", "events", "evict", "reviews", "labels"]
         .map(|f| read(&format!("src/cluster/{f}.rs")))
         .concat();
     let (readme, test) = (read("README.md"), read("tests/e2e/controlplane.py"));

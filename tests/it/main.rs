@@ -55,6 +55,8 @@ mod kubelet_rounds;
 mod kubelet_sources;
 mod kubelet_traps;
 mod kubelet_twins;
+mod labels;
+mod livez;
 mod metrics;
 mod mig;
 mod nvml_faults;

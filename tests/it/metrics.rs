@@ -4,6 +4,7 @@
 use crate::admin_bench::{Bench, ask};
 use crate::admin_twins::module;
 use crate::daemon::{House, SHARED, SOON, Serving};
+use berth::metrics::table::{Family, GROUPS, Kind, page};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -28,7 +29,8 @@ impl Scrape {
                 assert!(help.ends_with('.') && helped.insert(name.to_owned()), "{line}");
             } else if let Some(rest) = line.strip_prefix("# TYPE ") {
                 let (name, kind) = rest.split_once(' ').unwrap();
-                assert!(name.starts_with("berth_") && helped.contains(name), "{line}");
+                let ours = name.starts_with("berth_") || name.starts_with("process_");
+                assert!(ours && helped.contains(name), "{line}");
                 assert!(scrape.types.insert(name.into(), kind.into()).is_none(), "{line}");
                 family = name.to_owned();
             } else if let Some(rest) = line.strip_prefix("# UNIT ") {
@@ -53,13 +55,17 @@ impl Scrape {
                 );
             }
         }
+        assert_eq!(helped.len(), scrape.types.len());
         scrape.histograms_add_up();
         scrape
     }
 
     fn histograms_add_up(&self) {
-        for (series, count) in self.values.iter().filter(|(name, _)| name.contains("_count{")) {
-            let (name, labels) = series.strip_suffix('}').unwrap().split_once("_count{").unwrap();
+        let counts =
+            self.values.iter().filter(|(series, _)| series.split('{').next().unwrap().ends_with("_count"));
+        for (series, count) in counts {
+            let (name, labels) = series.split_once("_count").unwrap();
+            let labels = labels.strip_prefix('{').map_or("", |labels| labels.strip_suffix('}').unwrap());
             let mut buckets: Vec<(f64, f64)> = Vec::new();
             for (series, n) in self.values.iter().filter(|(s, _)| s.starts_with(&format!("{name}_bucket{{")))
             {
@@ -69,7 +75,7 @@ impl Scrape {
                 }
             }
             buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
-            assert_eq!(buckets.len(), 11, "{series}");
+            assert!((11..=13).contains(&buckets.len()), "{series}");
             assert!(buckets.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{series}: {buckets:?}");
             assert_eq!(buckets.last(), Some(&(f64::INFINITY, *count)), "{series}");
         }
@@ -238,4 +244,199 @@ fn whoever_tells_of_policies_hears_of_faults_suspension_and_its_end() {
     bench.policies.broken.store(false, Ordering::SeqCst);
     bench.delete("/api/v1/stack/entries/0/suspension").expect(200);
     assert!(!standing(&told.borrow_and_update()).suspended);
+}
+
+/// A family's samples: as queries name them.
+fn samples(family: &Family) -> Vec<String> {
+    match family.kind {
+        Kind::Histogram => ["_bucket", "_sum", "_count"].map(|end| format!("{}{end}", family.name)).to_vec(),
+        _ => vec![family.name.to_owned()],
+    }
+}
+
+fn families() -> impl Iterator<Item = &'static Family> {
+    GROUPS.iter().flat_map(|(_, families)| *families)
+}
+
+#[test]
+fn the_page_of_metrics_is_the_table_and_names_follow_the_rules() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/METRICS.md");
+    if std::env::var_os("BERTH_WRITE_PAGES").is_some() {
+        std::fs::write(path, page()).unwrap();
+    }
+    let committed = std::fs::read_to_string(path).unwrap();
+    assert!(
+        committed == page(),
+        "deploy/METRICS.md differs from src/metrics/table.rs; to write it: BERTH_WRITE_PAGES=1 cargo test --test it the_page_of_metrics"
+    );
+    let mut names = BTreeSet::new();
+    for family in families() {
+        let Family { name, kind, labels, help } = family;
+        assert!(names.insert(name), "{name} twice");
+        assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{name}");
+        assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name}");
+        assert_eq!(name.ends_with("_info"), *kind == Kind::Info, "{name}");
+        assert!(*kind != Kind::Histogram || name.ends_with("_duration_seconds"), "{name}");
+        for wrong in ["_ms", "_millis", "_mib", "_kb", "_percent", "_us", "_minutes"] {
+            assert!(!name.ends_with(wrong), "{name} is not in a base unit");
+        }
+        assert!(help.ends_with('.') && !help.contains('|') && help.len() < 200, "{name}: {help}");
+        for label in *labels {
+            assert!(
+                !["pod", "namespace", "container", "le", "job", "instance"].contains(label),
+                "{name} {label}"
+            );
+        }
+    }
+}
+
+/// Everything that a node does: grants, refusals, an XID, a cordon, a drain, requests that mean nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_family_of_the_table_is_told_and_counters_do_not_fall() {
+    let machine = tempfile::NamedTempFile::new().unwrap();
+    let mut simulated = json!({"model": "h100", "count": 3});
+    std::fs::write(machine.path(), simulated.to_string()).unwrap();
+    let house = House::new(&format!(
+        "gpus: \"sim:{}\"\nstack: [{{ policy: timeslice, parameters: {{ replicas: 2 }} }}, {{ policy: quota }}]",
+        machine.path().display()
+    ))
+    .await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
+    let before = of_daemon(&serving);
+    house.start("a", SHARED, 1).await.unwrap();
+    simulated["events"] = json!([{"seq": 1, "gpu": 2, "xid": 79}]);
+    std::fs::write(machine.path(), simulated.to_string()).unwrap();
+    let gpus = serving.call("GET", "/gpus", &serde_json::Value::Null)["items"].as_array().unwrap().clone();
+    let holds =
+        |gpu: &&serde_json::Value| gpu["resources"].as_array().unwrap().iter().any(|of| of["held"] == 1);
+    let held = gpus.iter().find(holds).unwrap_or_else(|| panic!("{gpus:?}"))["uuid"].as_str().unwrap();
+    let deadline = json!({"reason": "fans", "deadlineSeconds": 3600});
+    serving.call("PUT", &format!("/gpus/{held}/drain"), &deadline);
+    let journal = |scrape: &Scrape| scrape.sum("berth_journal_kept", &[]) > 0.0;
+    let end = Instant::now() + SOON;
+    let after = loop {
+        let scrape = of_daemon(&serving);
+        let looked = scrape.sum("berth_gpu_look_timestamp_seconds", &[]) > 0.0;
+        let rounds = scrape.sum("berth_rounds_total", &[]) > 0.0;
+        let drains = scrape.sum("berth_gpu_drain_holders", &[]) > 0.0;
+        let sick = scrape.sum("berth_gpu_health_changes_total", &["state=\"unhealthy\""]) > 0.0;
+        if journal(&scrape) && looked && rounds && drains && sick {
+            break scrape;
+        }
+        assert!(Instant::now() < end, "{:?}", scrape.values);
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let told = |name: &str| after.values.keys().any(|series| series.split('{').next() == Some(name));
+    // Families without a sample yet: nothing of theirs happened.
+    let quiet = ["berth_policy_faults_total", "berth_allocate_refusals_total"];
+    for family in families().filter(|family| !quiet.contains(&family.name)) {
+        for sample in samples(family) {
+            let limitless = sample == "process_max_fds";
+            assert!(told(&sample) || limitless, "{sample} is not told");
+        }
+    }
+    for name in after.types.keys() {
+        let of = |family: &Family| samples(family).iter().any(|sample| sample.starts_with(name.as_str()));
+        assert!(families().any(of), "{name} is in no table");
+    }
+    // Labels are those of the table, in that order.
+    for series in after.values.keys() {
+        let Some((name, rest)) = series.split_once('{') else { continue };
+        let family = families().find(|family| samples(family).iter().any(|sample| sample == name)).unwrap();
+        let keys: Vec<&str> =
+            rest.split("=\"").filter_map(|part| part.rsplit(['"', ',', '{']).next()).collect();
+        let keys: Vec<&str> =
+            keys.into_iter().filter(|key| !key.is_empty() && *key != "}" && *key != "le").collect();
+        assert_eq!(keys, family.labels, "{series}");
+    }
+    let counters: BTreeSet<String> =
+        families().filter(|f| f.kind == Kind::Counter).flat_map(samples).collect();
+    let falls = |(series, value): (&String, &f64)| {
+        let counter = counters.contains(series.split('{').next().unwrap());
+        // Zeros of a resource that is no longer listed go with it.
+        counter && after.values.get(series).copied().unwrap_or(0.0) < *value
+    };
+    assert!(!before.values.iter().any(falls), "a counter fell");
+    let grew = |name, labels: &[&str]| after.sum(name, labels) - before.sum(name, labels);
+    assert_eq!(grew("berth_allocations_granted_total", &["how=\"granted\""]), 1.0);
+    assert_eq!(grew("berth_gpu_health_changes_total", &["state=\"unhealthy\""]), 1.0);
+    assert_eq!(grew("berth_gpu_xids_total", &["code=\"79\""]), 1.0);
+    assert_eq!(grew("berth_grpc_calls_total", &["method=\"Allocate\"", "code=\"OK\""]), 1.0);
+    assert_eq!(after.sum("berth_allocations", &[&format!("uuid=\"{held}\"")]), 1.0);
+    // Before its stack could be called the node offered whole GPUs, which may still be on their way out.
+    let shared = format!("resource=\"{SHARED}\"");
+    assert_eq!(after.sum("berth_devices", &[&shared, "state=\"held\""]), 1.0);
+    assert_eq!(after.sum("berth_devices", &[&shared]), 6.0);
+    assert_eq!(after.sum("berth_gpu_drain", &["state=\"draining\""]), 1.0);
+    assert_eq!((after.sum("berth_gpu_drain", &[]), after.sum("berth_gpu_health", &[])), (3.0, 3.0));
+    assert_eq!(after.sum("berth_gpu_memory_capacity_bytes", &[]), 3.0 * 81_559.0 * 1_048_576.0);
+    assert_eq!(after.sum("berth_kubelet_registration", &[&shared, "state=\"registered\""]), 1.0);
+    assert_eq!(
+        (after.sum("berth_list_and_watch_streams", &[&shared]), after.sum("berth_live", &[])),
+        (1.0, 4.0)
+    );
+    assert!(after.sum("berth_store_size_bytes", &[]) > 1_000.0);
+    let age = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64()
+        - after.sum("process_start_time_seconds", &[]);
+    assert!((0.0..SOON.as_secs_f64()).contains(&age), "started {age} s ago");
+    let resident = after.sum("process_resident_memory_bytes", &[]);
+    assert!((5e6..1e9).contains(&resident), "{resident}");
+}
+
+/// Whatever clients ask for, and however often, the number of series stays what the table says.
+#[test]
+fn no_client_and_no_pod_adds_labels() {
+    let bench = Bench::new(2);
+    let door = &bench.door;
+    scraped(&bench);
+    let routes = |scrape: &Scrape| scrape.values.keys().filter(|s| s.starts_with("berth_http")).count();
+    bench.get("/api/v1/gpus/GPU-0").expect(200);
+    bench.get("/api/v1/gpus/unknown").problem(404, "unknown-gpu");
+    ask(bench.address(), "GET", "/nothing", &[], b"").problem(404, "no-such-route");
+    ask(bench.address(), "BREW", "/livez", &[], b"");
+    scraped(&bench);
+    let before = scraped(&bench);
+    for n in 0..200 {
+        bench.get(&format!("/api/v1/gpus/GPU-x{n}")).problem(404, "unknown-gpu");
+        ask(bench.address(), "GET", &format!("/nothing/{n}"), &[], b"").problem(404, "no-such-route");
+        ask(bench.address(), &format!("BREW{}", char::from(b'A' + (n % 26) as u8)), "/livez", &[], b"");
+        door.figures().gpus.xid("GPU-0", 1_000 + n);
+        door.figures().gpus.xid(&format!("GPU-{n}"), 79);
+    }
+    let after = scraped(&bench);
+    assert_eq!(routes(&after), routes(&before));
+    let unknown = ["route=\"/api/v1/gpus/{uuid}\"", "method=\"GET\"", "status=\"4xx\""];
+    assert_eq!(after.sum("berth_http_requests_total", &unknown), 201.0);
+    assert_eq!(after.sum("berth_http_requests_total", &["route=\"unmatched\""]), 201.0);
+    let xids = after.values.keys().filter(|s| s.starts_with("berth_gpu_xids_total{")).count();
+    assert_eq!(xids, berth::figures::XIDS_COUNTED_MAX + 1);
+    assert_eq!(after.sum("berth_gpu_xids_total", &[]), 400.0);
+    assert!(after.values.len() < 2_000, "{} series", after.values.len());
+}
+
+/// What reads snapshots does not wait for who works.
+#[test]
+fn a_scrape_waits_neither_for_the_ledger_nor_for_policies() {
+    let bench = Bench::new(1);
+    let held = bench.store_held.lock().unwrap();
+    let cordon = {
+        let (address, bearer) = (bench.address(), format!("Bearer {}", bench.token));
+        std::thread::spawn(move || {
+            let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+            ask(address, "PUT", "/api/v1/gpus/GPU-0/cordon", &headers, b"{}").status
+        })
+    };
+    let end = Instant::now() + SOON;
+    while bench.door.figures().keeper.beat.busy_for().is_none_or(|busy| busy < Duration::from_millis(300)) {
+        assert!(Instant::now() < end, "it never waits for its store");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let began = Instant::now();
+    scraped(&bench);
+    let took = began.elapsed();
+    drop(held);
+    assert_eq!(cordon.join().unwrap(), 200);
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(scraped(&bench).sum("berth_keeper_turn_duration_seconds_count", &[]) > 1.0);
 }

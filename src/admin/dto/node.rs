@@ -124,10 +124,10 @@ pub struct StepState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Check {
-    /// `gpus`, `adoption`, `store` or `kubelet`.
+    /// `gpus`, `adoption`, `store`, `kubelet`, ...
     #[schema(example = "kubelet")]
     pub name: String,
-    /// Whether it stands in the way of readiness.
+    /// Whether it is well; false stands in the way of readiness, or of life.
     pub ok: bool,
     /// In words, where there is something to say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,6 +141,8 @@ pub struct Check {
 pub struct Alive {
     /// Always true; a daemon that does not live does not answer, or answers 503.
     pub alive: bool,
+    /// What life was held against: `keeper`, `policies`, `looks`, `streams`.
+    pub checks: Vec<Check>,
 }
 
 /// The daemon is ready.

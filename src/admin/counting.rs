@@ -1,0 +1,18 @@
+//! Counts answers, for `/metrics`.
+
+use super::state::State;
+use crate::figures::Method;
+use actix_web::HttpRequest;
+use std::time::Instant;
+
+/// The route of what is in no route table, or was refused before one was looked for.
+const NO_ROUTE: &str = "unmatched";
+
+/// Counts an answer with this status. The route is the template of the table, never the path: that is
+/// the client's.
+pub(super) fn count(state: &State, request: &HttpRequest, status: u16, began: Instant) {
+    let route = request.match_pattern().map(|pattern| pattern.replace(":.*}", "}"));
+    let route = route.as_deref().unwrap_or(NO_ROUTE);
+    let method = Method::of(request.method().as_str());
+    state.door.figures().http.answered(route, method, status, began.elapsed());
+}

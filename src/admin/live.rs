@@ -1,0 +1,84 @@
+//! Whether the daemon lives: whether what has to move, moves.
+//!
+//! A daemon that does not live is ended by the kubelet and started again. So each check is of something
+//! that has an end of its own and came to none, and not of something that fails: a disk that is full, an
+//! NVML that answers with an error (it is opened anew with each look), a kubelet that is away are told by
+//! `/readyz`, and a restart would only take the node's resources away from its containers.
+
+use super::dto::{Alive, Check};
+use super::problem::{Kind, Problem};
+use super::state::State;
+use crate::admission::Door;
+use crate::figures::At;
+use actix_web::{HttpResponse, web};
+use std::time::Duration;
+
+/// Whether the daemon lives
+///
+/// It lives while the writer of its ledger takes turns, the policy thread comes back from what it is
+/// asked, looks at the GPUs end, and every registered resource has the stream on which the kubelet watches
+/// it. What fails and is tried again is a matter of `/readyz`.
+#[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()),
+    responses(
+        (status = 200, description = "It lives", body = Alive),
+        (status = 503, description = "It does not; says why: restart it"),
+    ))]
+pub(super) async fn livez(state: web::Data<State>) -> Result<HttpResponse, Problem> {
+    let checks = checks(&state.door);
+    if checks.iter().all(|check| check.ok) {
+        return Ok(HttpResponse::Ok().json(Alive { alive: true, checks }));
+    }
+    let why: Vec<_> =
+        checks.iter().filter(|check| !check.ok).filter_map(|check| check.detail.clone()).collect();
+    let mut problem = Problem::new(Kind::NotAlive, why.join("; "));
+    problem.checks = checks;
+    Err(problem)
+}
+
+/// What life is held against.
+pub(super) fn checks(door: &Door) -> Vec<Check> {
+    let figures = door.figures();
+    let limits = figures.limits();
+    let check = |name: &str, trouble: Option<String>, note: Option<String>| Check {
+        name: name.into(),
+        ok: trouble.is_none(),
+        detail: trouble.or(note),
+    };
+    // The keeper owns the sending half, so an error means that its thread has ended.
+    let ended = door.watch().has_changed().is_err();
+    let ended = ended.then(|| "the thread that owns the ledger has ended".to_owned());
+    let silent = figures.keeper.beat.silent_for().filter(|silent| *silent > limits.keeper);
+    let silent = silent
+        .map(|silent| format!("the thread that owns the ledger has taken no turn for {}", seconds(silent)));
+    let stuck = figures.policies.busy_for().filter(|busy| *busy > limits.policies);
+    let stuck = stuck.map(|busy| format!("the policy thread is at one question for {}", seconds(busy)));
+    let hangs = figures.gpus.beat.busy_for().filter(|busy| *busy > limits.look);
+    let hangs =
+        hangs.map(|busy| format!("a look at the GPUs hangs for {}: NVML does not answer", seconds(busy)));
+    let fails = figures.gpus.trouble().map(|why| format!("the last look at the GPUs failed: {why}"));
+    vec![
+        check("keeper", ended.or(silent), None),
+        check("policies", stuck, None),
+        check("looks", hangs, fails),
+        check("streams", unwatched(door, limits.stream), None),
+    ]
+}
+
+/// Resources that count as registered while nobody watches them.
+fn unwatched(door: &Door, limit: Duration) -> Option<String> {
+    let standings = door.figures().kubelet.standings();
+    let unwatched: Vec<&str> = standings
+        .iter()
+        .filter(|(_, standing)| standing.at == Some(At::Registered) && standing.streams == 0)
+        .filter(|(_, standing)| standing.since.elapsed() > limit)
+        .map(|(resource, _)| resource.as_str())
+        .collect();
+    let words = || {
+        format!("registered, but no stream is open on which the kubelet watches: {}", unwatched.join(", "))
+    };
+    (!unwatched.is_empty()).then(words)
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.0} s", time.as_secs_f64())
+}

@@ -1,0 +1,151 @@
+//! Labels of the node object, by server-side apply: the API server keeps account of which labels are ours,
+//! takes away those that we no longer name, and refuses to overwrite those of somebody else.
+
+use super::client::{ANSWER_MAX, words};
+use super::{AGAIN_MAX, Settings};
+use crate::labels::{Labels, OTHER_WRITER};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::json;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+/// Whose labels they are, in the API server's account.
+const MANAGER: &str = "berth";
+/// How often it is looked at whether another writer came or went, and whether our labels still stand.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+
+/// How it stands with the labels of the node object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Labelled {
+    /// They stand.
+    Done,
+    /// They do not, and why.
+    Not(String),
+}
+
+/// What the node is to be called, and how that stands.
+#[derive(Clone, Debug)]
+pub struct LabelWork {
+    /// The labels that are wanted; `None` as long as nobody knows.
+    pub wanted: watch::Receiver<Option<Labels>>,
+    /// Told how it stands.
+    pub told: watch::Sender<Labelled>,
+}
+
+/// Keeps the labels up to date for ever.
+pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) {
+    let nodes: Api<Node> = Api::all(client);
+    let mut wanted = work.wanted.clone();
+    let mut wait = settings.again;
+    loop {
+        let known = wanted.wait_for(Option::is_some).await.ok().map(|labels| labels.clone());
+        let Some(labels) = known.flatten() else { return std::future::pending().await };
+        wanted.mark_unchanged();
+        let next = match step(&nodes, &settings.node, &labels).await {
+            Ok(()) => {
+                tell(work, Labelled::Done);
+                wait = settings.again;
+                LOOK_AGAIN
+            }
+            Err(Stop::OtherWriter) => {
+                let why = format!(
+                    "another writer's {OTHER_WRITER} is on the node: remove GPU feature discovery from it, or switch `labels.node` off"
+                );
+                tell(work, Labelled::Not(why));
+                LOOK_AGAIN
+            }
+            Err(Stop::Failed(why)) => {
+                tell(work, Labelled::Not(why));
+                let now = wait;
+                wait = (wait * 2).min(AGAIN_MAX);
+                now
+            }
+        };
+        tokio::select! {
+            changed = wanted.changed() => {
+                if changed.is_err() {
+                    return std::future::pending().await;
+                }
+                // A burst of changes is one patch.
+                sleep(settings.gather).await;
+            }
+            () = sleep(next) => {}
+        }
+    }
+}
+
+/// Says it in the log whenever it is something else.
+fn tell(work: &LabelWork, labelled: Labelled) {
+    work.told.send_if_modified(|told| {
+        let news = *told != labelled;
+        if news {
+            match &labelled {
+                Labelled::Done => tracing::info!("the node object has the labels of its GPUs"),
+                Labelled::Not(why) => tracing::warn!(why, "the node object is not labelled"),
+            }
+            *told = labelled;
+        }
+        news
+    });
+}
+
+enum Stop {
+    OtherWriter,
+    Failed(String),
+}
+
+/// Looks at the node, and writes what differs.
+async fn step(nodes: &Api<Node>, node: &str, wanted: &Labels) -> Result<(), Stop> {
+    let now = answered(nodes.get_metadata(node), "get nodes (ClusterRole berth)").await?;
+    let labels = now.metadata.labels.unwrap_or_default();
+    let ours: Vec<String> = ours(&now.metadata.managed_fields.unwrap_or_default());
+    if labels.contains_key(OTHER_WRITER) {
+        // What we wrote before it came goes; what it wrote as well stays, since it is its own, too.
+        if !ours.is_empty() {
+            apply(nodes, node, &Labels::new()).await?;
+        }
+        return Err(Stop::OtherWriter);
+    }
+    let stands = wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
+        && ours.iter().all(|key| wanted.contains_key(key))
+        && wanted.keys().all(|key| ours.contains(key));
+    if stands { Ok(()) } else { apply(nodes, node, wanted).await }
+}
+
+/// The labels that the API server has down as ours.
+fn ours(fields: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry]) -> Vec<String> {
+    let applied = fields
+        .iter()
+        .filter(|entry| entry.manager.as_deref() == Some(MANAGER))
+        .filter(|entry| entry.operation.as_deref() == Some("Apply"));
+    let labels = applied.filter_map(|entry| {
+        Some(entry.fields_v1.as_ref()?.0.pointer("/f:metadata/f:labels")?.as_object()?.clone())
+    });
+    let keys = labels.flat_map(|labels| labels.into_iter().map(|(key, _)| key));
+    keys.filter_map(|key| Some(key.strip_prefix("f:")?.to_owned())).collect()
+}
+
+async fn apply(nodes: &Api<Node>, node: &str, labels: &Labels) -> Result<(), Stop> {
+    let patch = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": labels}});
+    // Not by force: a label of another owner is not ours to change.
+    let how = PatchParams::apply(MANAGER);
+    let patch = Patch::Apply(&patch);
+    let sent = nodes.patch_metadata(node, &how, &patch);
+    answered(sent, "patch nodes (ClusterRole berth-label)").await.map(drop)
+}
+
+/// An answer in time, or why there is none. `right`: what is needed for it.
+async fn answered<T>(sent: impl Future<Output = kube::Result<T>>, right: &str) -> Result<T, Stop> {
+    match timeout(ANSWER_MAX, sent).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(Stop::Failed(format!(
+            "{} (the daemon needs: {right}; see deploy/cluster-role.yaml)",
+            status.message
+        ))),
+        Ok(Err(error)) => Err(Stop::Failed(words(&error))),
+        Err(_) => Err(Stop::Failed(format!("no answer within {} s", ANSWER_MAX.as_secs()))),
+    }
+}

@@ -1,0 +1,26 @@
+//! What a start makes of the configuration, once.
+
+use crate::admission::Baseline;
+use crate::config::Config;
+use anyhow::Context;
+use std::os::unix::fs::DirBuilderExt;
+
+pub(super) fn baseline(config: &Config) -> Baseline {
+    Baseline {
+        resource: config.resource.clone(),
+        mig: config.mig_strategy,
+        mps_sockets: config.edits.mps_sockets(),
+        ignored_xids: config.ignored_xids.clone(),
+        quiet_ms: config.rules.timing.quiet_ms,
+    }
+}
+
+pub(super) fn make_state_dir(config: &Config) -> anyhow::Result<()> {
+    let path = &config.state_dir;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(|| {
+        format!(
+            "cannot make the state folder {} (set --state-dir to a folder that this user may write)",
+            path.display()
+        )
+    })
+}

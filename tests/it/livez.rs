@@ -1,0 +1,182 @@
+//! `/livez` while something that has to move does not: the ledger's writer, the policy thread, a look at
+//! the GPUs, a stream; and while something only fails.
+
+use crate::admin_bench::{Bench, GPU, ask};
+use crate::admin_twins::module;
+use berth::admission::{GpuWatch, Looker};
+use berth::figures::{At, Limits};
+use berth::kernel::gpu::{Inventory, Reading};
+use berth::kernel::process::{Sight, Who};
+use berth::ports::{Gpus, GpusError, Processes};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// So long that nothing else is missed meanwhile.
+const LONG: Limits = Limits { keeper: SOON, policies: SOON, look: SOON, stream: SOON };
+/// So short that a test sees it.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// What `/livez` says against life, asked on both listeners.
+fn trouble(bench: &Bench) -> Option<String> {
+    let health = bench.api.as_ref().unwrap().health_address.unwrap();
+    let [one, two] = [bench.address(), health].map(|address| ask(address, "GET", "/livez", &[], b""));
+    if one.status == 200 || two.status == 200 {
+        return None;
+    }
+    assert_eq!(one.value()["checks"].as_array().unwrap().len(), 4);
+    Some(two.problem(503, "not-alive"))
+}
+
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + SOON;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn alive_again(bench: &Bench) {
+    until("it lives again", || (ask(bench.address(), "GET", "/livez", &[], b"").status == 200).then_some(()));
+}
+
+#[test]
+fn a_writer_of_the_ledger_that_takes_no_turn_is_no_life() {
+    let bench = Bench::new(1);
+    // Longer than the second in which the writer moves by itself.
+    bench.door.figures().set_limits(Limits { keeper: Duration::from_secs(3), ..LONG });
+    assert_eq!(trouble(&bench), None);
+    let held = bench.store_held.lock().unwrap();
+    // Its append waits for the store.
+    let cordon = std::thread::spawn({
+        let (address, token) = (bench.address(), bench.token.clone());
+        move || {
+            let headers =
+                [("authorization", format!("Bearer {token}")), ("content-type", "application/json".into())];
+            let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            ask(address, "PUT", "/api/v1/gpus/GPU-0/cordon", &headers, b"{}").status
+        }
+    });
+    let says = until("the writer is missed", || trouble(&bench));
+    assert!(says.contains("owns the ledger has taken no turn for"), "{says}");
+    // What reads snapshots answers all the same.
+    let scrape = ask(bench.address(), "GET", "/metrics", &[], b"");
+    let text = String::from_utf8(scrape.body).unwrap();
+    assert!(text.contains("berth_live{check=\"keeper\"} 0\n"), "{text}");
+    drop(held);
+    assert_eq!(cordon.join().unwrap(), 200);
+    alive_again(&bench);
+}
+
+#[test]
+fn a_policy_thread_that_does_not_come_back_is_no_life() {
+    let bench = Bench::new(1);
+    bench.upload(&module("share", "1")).expect(201);
+    let entries = serde_json::json!({"entries": [{"policy": "share", "parameters": {"shares": 2}}]});
+    bench.json("PUT", "/api/v1/stack", &entries.to_string()).expect(200);
+    bench.door.figures().set_limits(Limits { policies: SHORT, ..LONG });
+    let policies = Arc::clone(&bench.policies);
+    let held = policies.calls.lock().unwrap();
+    let door = bench.door.clone();
+    let reoffer = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(door.reoffer()).is_ok()
+    });
+    let says = until("it is missed", || trouble(&bench));
+    assert!(says.contains("the policy thread is at one question"), "{says}");
+    drop(held);
+    assert!(reoffer.join().unwrap());
+    alive_again(&bench);
+}
+
+/// GPUs whose look hangs while somebody holds them, and fails while it is told to.
+#[derive(Default)]
+struct HangingGpus {
+    held: Mutex<()>,
+    fails: Mutex<bool>,
+}
+
+impl Gpus for HangingGpus {
+    fn look(&self) -> Result<Inventory, GpusError> {
+        let _held = self.held.lock().unwrap();
+        if *self.fails.lock().unwrap() {
+            return Err(GpusError { what: "NVML cannot count the GPUs".into(), source: None });
+        }
+        Ok(Inventory::default())
+    }
+
+    fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError> {
+        std::thread::sleep(wait);
+        Ok(None)
+    }
+
+    fn describe(&self) -> String {
+        "GPUs that hang".into()
+    }
+}
+
+struct Nobody;
+
+impl Processes for Nobody {
+    fn sight(&self) -> Sight {
+        Sight::default()
+    }
+
+    fn who(&self, _: &BTreeSet<u32>) -> BTreeMap<u32, Who> {
+        BTreeMap::new()
+    }
+}
+
+#[test]
+fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
+    let bench = Bench::new(1);
+    bench.door.figures().set_limits(Limits { look: SHORT, ..LONG });
+    let gpus = Arc::new(HangingGpus::default());
+    let looker = Looker::new(gpus.clone(), Arc::new(Nobody));
+    let watch = GpuWatch::start(&looker, &bench.door, Duration::from_millis(50)).unwrap();
+    let figures = &bench.door.figures().gpus;
+    until("it looks", || figures.answered_wall_ms());
+    {
+        let _held = gpus.held.lock().unwrap();
+        let says = until("the look is missed", || trouble(&bench));
+        assert!(says.contains("a look at the GPUs hangs for"), "{says}");
+    }
+    alive_again(&bench);
+
+    *gpus.fails.lock().unwrap() = true;
+    let said = until("the failure is said", || {
+        let answer = ask(bench.address(), "GET", "/livez", &[], b"").expect(200);
+        let checks = answer["checks"].as_array().unwrap().clone();
+        let looks = checks.into_iter().find(|check| check["name"] == "looks").unwrap();
+        looks["detail"].as_str().map(String::from)
+    });
+    assert!(said.contains("NVML cannot count the GPUs"), "{said}");
+    *gpus.fails.lock().unwrap() = false;
+    until("the failure is over", || figures.trouble().is_none().then_some(()));
+    watch.stop();
+}
+
+#[test]
+fn a_resource_that_is_registered_and_not_watched_is_no_life() {
+    let bench = Bench::new(1);
+    bench.door.figures().set_limits(Limits { stream: SHORT, ..LONG });
+    let kubelet = &bench.door.figures().kubelet;
+    kubelet.turned(GPU, Some(At::Registering));
+    kubelet.stream_began(GPU);
+    kubelet.turned(GPU, Some(At::Registered));
+    assert_eq!(trouble(&bench), None);
+    kubelet.stream_ended(GPU);
+    let says = until("the stream is missed", || trouble(&bench));
+    assert!(
+        says.contains(&format!("registered, but no stream is open on which the kubelet watches: {GPU}")),
+        "{says}"
+    );
+    // Whoever waits for a kubelet lives.
+    kubelet.turned(GPU, Some(At::Waiting));
+    alive_again(&bench);
+}

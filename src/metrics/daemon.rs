@@ -22,6 +22,13 @@ pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
     Ok(())
 }
 
+/// All zero while traces are off.
+pub(super) fn tell_traces(families: &mut Families<'_>) -> fmt::Result {
+    let counts = crate::trace::counts().unwrap_or_default();
+    let by = [("exported", counts.exported), ("failed", counts.failed), ("dropped", counts.dropped)];
+    families.counter(&table::TRACE_SPANS, by.map(|(outcome, n)| (vec![outcome], n)))
+}
+
 pub(super) fn tell_http(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
     let served = seen.figures.http.served();
     let requests = served.iter().flat_map(|((route, method), served)| {

@@ -131,6 +131,7 @@ impl Collector for Seen {
         policies::tell(self, &mut families)?;
         kubelet::tell(self, &mut families)?;
         daemon::tell_http(self, &mut families)?;
+        daemon::tell_traces(&mut families)?;
         process::tell(&mut families)
     }
 }

@@ -188,6 +188,10 @@ families! {
         HTTP_TIME = histogram("berth_http_request_duration_seconds", &["route", "method"],
             "How long it took until the head of an answer was ready; streams go on after it.");
     }
+    "Traces" {
+        TRACE_SPANS = counter("berth_trace_spans_total", &["outcome"],
+            "Spans of traces: exported, failed (the collector could not be reached or refused them), dropped (too many waited).");
+    }
     "The process" {
         CPU = counter("process_cpu_seconds_total", &[], "Processor time of user and system.");
         OPEN_FDS = gauge("process_open_fds", &[], "File descriptors that are open.");

@@ -25,9 +25,34 @@ import dashboard  # noqa: E402
 #: The oldest that the chart takes, and the newest whose schemas are there.
 VERSIONS = ("1.30", "1.36")
 #: Kinds of others, which have no schema here.
-FOREIGN = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
+FOREIGN = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "Certificate"}
 
-ALL_RIGHTS = {"rbac": {"tell": True, "evict": True, "delete": True}}
+ADMIN = {
+    "adminAddress": "::",
+    "admin": {
+        "tls": {
+            "secretName": "berth-tls",
+            "clientCASecretName": "berth-tls",
+            "requireClientCert": True,
+            "clients": [{"name": "alice", "right": "change"}, {"name": "bob", "right": "read"}],
+            "issuerRef": {"name": "ours", "kind": "ClusterIssuer"},
+        },
+        "tokens": [
+            {"name": "grafana", "right": "read", "secretName": "berth-tokens", "key": "grafana"},
+            {"name": "ci.example.com", "right": "change", "secretName": "ci"},
+        ],
+        "kubernetes": {"enabled": True, "audiences": ["berth"]},
+        "socket": {"hostDir": "/run/berth"},
+        "limits": {"readsPerSecond": 100, "changesPerSecond": 5},
+    },
+    "rbac": {"review": True},
+    "networkPolicy": {"adminFrom": [{"podSelector": {}}], "extraEgress": [{"ports": [{"port": 4317}]}]},
+}
+OWN_TLS = {
+    "config": {"admin": {"tls": {"certFile": "/c/tls.crt", "keyFile": "/c/tls.key"}, "tokens": [{"name": "a", "right": "read", "sha256": "0" * 64}]}},
+    "extraVolumes": [{"name": "c", "secret": {"secretName": "mine"}}],
+    "extraVolumeMounts": [{"name": "c", "mountPath": "/c", "readOnly": True}],
+}
 NVIDIA = {
     "runtimeClassName": "nvidia",
     "nvidiaDriverRoot": "/run/nvidia/driver",
@@ -52,7 +77,12 @@ GOOD = {
     "default": {},
     "profiles": {"profiles": chart.PROFILES},
     "only profiles": {"profiles": {**chart.PROFILES, "sim": {"config": {"gpus": "sim:8xh100"}, "hostPID": False}}, "onlyProfiles": True},
-    "all rights": ALL_RIGHTS,
+    "all rights": {"rbac": chart.ALL_RIGHTS},
+    "admin API over TLS": ADMIN,
+    "TLS by the file": OWN_TLS,
+    "further tokens without TLS": {"admin": {"tokens": ADMIN["admin"]["tokens"], "socket": {"enabled": True}}},
+    "labels by NFD": {"gfd": {"enabled": True}, "profiles": {"a": {"config": {"labels": {"nfdFile": "/nfd/features.d/x"}}}}},
+    "labels of the node": {"labels": {"node": True}, "rbac": {"label": True}},
     "no API server": {"rbac": {"read": False}},
     "apiServer off, unquoted": {"config": {"apiServer": False}},
     "nvidia runtime": NVIDIA,
@@ -76,6 +106,15 @@ BAD = {
     "NVIDIA's config.map": ({"config": {"map": {}}}, "map"),
     "two daemons on a node": ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "maxSurge must stay 0"),
     "rights without the first": ({"rbac": {"read": False, "evict": True}}, "rbac.read"),
+    "labels of the node without the right": ({"labels": {"node": True}}, "rbac.label"),
+    "a profile's labels without the right": ({"profiles": {"a": {"config": {"labels": {"node": True}}}}}, "rbac.label"),
+    "reviews without the right": ({"admin": {"kubernetes": {"enabled": True}}}, "rbac.review"),
+    "the network without TLS": ({"adminAddress": "0.0.0.0"}, "needs TLS"),
+    "client certificates without a CA": ({"admin": {"tls": {"secretName": "a", "requireClientCert": True}}}, "clientCASecretName"),
+    "a CA without TLS": ({"admin": {"tls": {"clientCASecretName": "a"}}}, "needs secretName"),
+    "a token without its Secret": ({"admin": {"tokens": [{"name": "a", "right": "read"}]}}, "secretName"),
+    "a token whose name is a path": ({"admin": {"tokens": [{"name": "../a", "right": "read", "secretName": "a"}]}}, "name"),
+    "a token that may write": ({"admin": {"tokens": [{"name": "a", "right": "write", "secretName": "a"}]}}, "right"),
     "Deny and Warn": ({"bypassPolicy": {"validationActions": ["Deny", "Warn"]}}, "validationActions"),
     "a profile that is called default": ({"profiles": {"default": {}}}, "default"),
     "rights by profile": ({"profiles": {"a": {"rbac": {"evict": True}}}}, "rbac"),

@@ -103,7 +103,8 @@ fn the_manifests_give_the_first_role_and_the_others_only_where_asked_for() {
     assert_eq!(all, known);
     let review = known.iter().filter(|(name, _)| ["berth", "berth-review"].contains(&name.as_str()));
     assert_eq!(roles("deploy/manifests/admin-tls.yaml"), review.cloned().collect::<Vec<_>>());
-    for path in ["berth.yaml", "rights.yaml", "admin-tls.yaml"].map(|name| format!("deploy/manifests/{name}")) {
+    for path in ["berth.yaml", "rights.yaml", "admin-tls.yaml"].map(|name| format!("deploy/manifests/{name}"))
+    {
         let path = path.as_str();
         let bindings = of_kind(path, "ClusterRoleBinding");
         assert_eq!(bindings.len(), roles(path).len());

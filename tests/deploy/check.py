@@ -46,7 +46,7 @@ ADMIN = {
         "limits": {"readsPerSecond": 100, "changesPerSecond": 5},
     },
     "rbac": {"review": True},
-    "networkPolicy": {"adminFrom": [{"podSelector": {}}], "extraEgress": [{"ports": [{"port": 4317}]}]},
+    "networkPolicy": {"adminFrom": [{"podSelector": {}}], "egress": [{"ports": [{"port": 4317}]}]},
 }
 OWN_TLS = {
     "config": {"admin": {"tls": {"certFile": "/c/tls.crt", "keyFile": "/c/tls.key"}, "tokens": [{"name": "a", "right": "read", "sha256": "0" * 64}]}},
@@ -122,6 +122,28 @@ BAD = {
 }
 
 
+#: What else must be in what is rendered of GOOD, and what must not: words of the DaemonSets, the Service, the policies.
+RENDERED = {
+    "default": (
+        ["value: http://127.0.0.1:9470"],
+        ["features.d", "berth-admin", "/run/berth", "containerPort: 9470", "port: admin", "targetPort: admin"],
+    ),
+    "admin API over TLS": (
+        ["value: unix:///run/berth/admin.sock", "hostPath: { path: /run/berth, type: DirectoryOrCreate }", "containerPort: 9470"]
+        + ["port: admin", "targetPort: admin", "adminListen: '[::]:9470'", "kind: Certificate", 'key: ca.crt', "path: \"ci.example.com\""],
+        ["features.d", "emptyDir", "scheme: HTTPS"],
+    ),
+    "further tokens without TLS": (["emptyDir", "adminListen: 127.0.0.1:9470", "unix:///run/berth"], ["containerPort: 9470"]),
+    "TLS by the file": (["mountPath: /c", "containerPort: 9470", "port: admin"], ["admin-tls"]),
+    "labels by NFD": (
+        ["hostPath: { path: /etc/kubernetes/node-feature-discovery/features.d, type: DirectoryOrCreate }"]
+        + ["hostPath: { path: /nfd/features.d, type: DirectoryOrCreate }", "nfdFile: /nfd/features.d/x"],
+        ["berth-label", "node: true"],
+    ),
+    "labels of the node": (["name: berth-label-own-node", "node: true"], ["features.d"]),
+}
+
+
 class Check:
     def __init__(self, berth: Path) -> None:
         self._berth = berth
@@ -138,7 +160,7 @@ class Check:
         stale = dashboard.OUT.read_text(encoding="utf-8") != dashboard.text()
         self.note("the dashboard is what dashboard.py says", ["run `just deploy-render`"] if stale else [])
         for name, values in GOOD.items():
-            self.note(f"values: {name}", self._good(values))
+            self.note(f"values: {name}", self._good(values) + _rendered(name, values))
         for name, (values, word) in BAD.items():
             self.note(f"refused: {name}", _bad(values, word))
         self.note("helm lint", _ran([chart.helm(), "lint", "--strict", "--kube-version", chart.KUBERNETES, chart.CHART]))
@@ -176,6 +198,12 @@ class Check:
             file.write(text)
             file.flush()
             return [f"ConfigMap {name}: {fault}" for fault in _ran([self._berth, "config", "check", file.name])]
+
+
+def _rendered(name: str, values: dict) -> list[str]:
+    there, absent = RENDERED.get(name, ([], []))
+    text = "\n".join(chart.render(values)) if there or absent else ""
+    return [f"{w!r} is not rendered" for w in there if w not in text] + [f"{w!r} is rendered" for w in absent if w in text]
 
 
 def _bad(values: dict, word: str) -> list[str]:

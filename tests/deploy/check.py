@@ -18,6 +18,7 @@ sys.dont_write_bytecode = True
 
 import chart  # noqa: E402
 import metrics  # noqa: E402
+import queries  # noqa: E402
 
 sys.path.insert(0, str(chart.REPO / "deploy" / "grafana"))
 import dashboard  # noqa: E402
@@ -170,6 +171,8 @@ class Check:
         self.note("queries of the dashboard can be read", _readable())
         self.note("hadolint", _ran(["hadolint", chart.REPO / "deploy" / "Dockerfile"]))
         self.note("metrics of a daemon", _ran([sys.executable, Path(metrics.__file__), "--berth", self._berth]))
+        asked = [sys.executable, Path(queries.__file__), "--berth", self._berth]
+        self.note("a Prometheus that scrapes it answers every query", _ran(asked))
         return 1 if self.wrong else 0
 
     def _good(self, values: dict) -> list[str]:

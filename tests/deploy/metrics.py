@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -132,44 +131,80 @@ def _lists(about: str, value: str) -> bool:
     return value in re.findall(r"[A-Za-z0-9]+", about)
 
 
-def scrape(berth: Path) -> str:
-    """The metrics of a daemon with simulated GPUs and a policy that is asked."""
-    with tempfile.TemporaryDirectory(prefix="berth-metrics-") as folder:
-        (Path(folder) / "kubelet" / "device-plugins").mkdir(parents=True)
-        config = Path(folder) / "config.yaml"
-        health = f"127.0.0.1:{_free_port()}"
+class Daemon:
+    """`with Daemon(berth) as daemon:` one with two simulated GPUs, one of which reports an XID, and a policy that is asked."""
+
+    def __init__(self, berth: Path) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="berth-metrics-")
+        folder = Path(self._folder.name)
+        (folder / "kubelet" / "device-plugins").mkdir(parents=True)
+        self._machine = folder / "gpus.yaml"
+        self._machine.write_text(json.dumps({"model": "h100", "count": 2}), encoding="utf-8")
+        #: The ports of both listeners.
+        self.health, self._admin = free_port(), free_port()
+        self._token = folder / "state" / "token"
         settings = {
-            "gpus": "sim:2xh100",
+            "gpus": f"sim:{self._machine}",
             "apiServer": "off",
             "kubeletDir": f"{folder}/kubelet",
             "stateDir": f"{folder}/state",
-            "adminListen": f"127.0.0.1:{_free_port()}",
-            "healthListen": health,
+            "adminListen": f"127.0.0.1:{self._admin}",
+            "healthListen": f"127.0.0.1:{self.health}",
             "stack": [{"policy": "timeslice"}],
         }
+        config = folder / "config.yaml"
         config.write_text(json.dumps(settings), encoding="utf-8")
-        daemon = subprocess.Popen([berth, "serve", "--config", config], stderr=subprocess.PIPE, text=True)
-        try:
-            return _asked(f"http://{health}", daemon)
-        finally:
-            daemon.terminate()
-            daemon.wait()
+        self._command = [berth, "serve", "--config", config]
 
-
-def _asked(url: str, daemon: subprocess.Popen) -> str:
-    end = time.monotonic() + 30
-    while True:
+    def __enter__(self) -> Daemon:
+        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
         try:
-            text = fetch(url)
             # The policy was asked what it offers.
-            if "berth_policy_calls_total{" in text:
-                return text
-        except (urllib.error.URLError, OSError):
-            pass
-        if daemon.poll() is not None or time.monotonic() > end:
-            daemon.kill()
-            raise SystemExit(f"the daemon shows no metrics: {daemon.communicate()[1][-800:]}")
-        time.sleep(0.05)
+            self._wait("berth_policy_calls_total{")
+            # Events that are there from the start are over.
+            draft = self._machine.with_suffix(".new")
+            events = [{"seq": 1, "gpu": 0, "xid": 48}]
+            draft.write_text(json.dumps({"model": "h100", "count": 2, "events": events}), encoding="utf-8")
+            draft.rename(self._machine)
+            self._wait("berth_gpu_xids_total{")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._folder.cleanup()
+
+    def metrics(self) -> str:
+        return fetch(f"http://127.0.0.1:{self.health}")
+
+    def drained(self) -> None:
+        """Orders a drain with a deadline of each GPU: one alone would have any partner in a join."""
+        for gpu in json.loads(self._ask("GET", "/gpus"))["items"]:
+            self._ask("PUT", f"/gpus/{gpu['uuid']}/drain", {"reason": "a check", "deadlineSeconds": 3600})
+
+    def _ask(self, method: str, path: str, body: dict | None = None) -> str:
+        token = self._token.read_text(encoding="ascii").strip()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(f"http://127.0.0.1:{self._admin}/api/v1{path}", data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return reply.read().decode()
+
+    def _wait(self, words: str) -> None:
+        end = time.monotonic() + 30
+        while True:
+            try:
+                if words in self.metrics():
+                    return
+            except OSError:
+                pass
+            if self._process.poll() is not None or time.monotonic() > end:
+                self._process.kill()
+                raise SystemExit(f"the daemon shows no metrics: {self._process.communicate()[1][-800:]}")
+            time.sleep(0.05)
 
 
 def fetch(url: str) -> str:
@@ -177,7 +212,7 @@ def fetch(url: str) -> str:
         return reply.read().decode()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
@@ -188,13 +223,18 @@ def main() -> int:
     parser.add_argument("--berth", type=Path, default=REPO / "target" / "release" / "berth")
     parser.add_argument("--url")
     args = parser.parse_args()
-    metrics, faults = metrics_of(fetch(args.url) if args.url else scrape(args.berth))
+    if args.url:
+        text = fetch(args.url)
+    else:
+        with Daemon(args.berth) as daemon:
+            text = daemon.metrics()
+    metrics, faults = metrics_of(text)
     asked = queries()
     for where, query in asked.items():
         faults += [f"{where}: {what}\n    {query}" for what in wrong(query, metrics)]
-    text = " ".join(asked.values())
+    words = " ".join(asked.values())
     families = {re.sub(r"_(total|bucket|sum|count|info)$", "", name) for name in metrics}
-    unused = sorted(family for family in families if family not in text and family not in _UNUSED)
+    unused = sorted(family for family in families if family not in words and family not in _UNUSED)
     faults += [f"{family} is neither on the dashboard nor in a rule" for family in unused]
     for fault in faults:
         print(fault, file=sys.stderr)

@@ -2,7 +2,7 @@
 """deploy/manifests on a whole control plane and a real kubelet: `just deploy-cluster`, or `sudo -E python3 tests/e2e/deployed.py`.
 
 Berth runs in a pod here, as its DaemonSet says, with simulated GPUs and the token of its service account. What the
-policies of deploy/ allow and refuse is asked of the API server itself. It needs what run.py needs.
+policies of deploy/ allow and refuse is asked of the API server itself. It needs what run.py needs, and Helm.
 Exit status: 0 all passed, 1 a case failed, 2 the test could not be run.
 """
 
@@ -23,6 +23,9 @@ from pathlib import Path
 # As in run.py.
 sys.dont_write_bytecode = True
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "deploy"))
+
+import chart  # noqa: E402
 import controlplane  # noqa: E402
 import images  # noqa: E402
 import kubelet  # noqa: E402
@@ -44,6 +47,7 @@ _STATE = places.LIB / "state"
 _HERE, _ELSEWHERE = "rights-here", "rights-elsewhere"
 #: The manifests' port of the admin API; the pods of this test have the host's network.
 _ADMIN_PORT = 9470
+_NEW_CERTIFICATE = "openssl req -x509 -days 2 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1".split()
 _STRATEGIC = "application/strategic-merge-patch+json"
 _WHOLE, _SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 
@@ -383,6 +387,57 @@ class Deployed:
             raise Trouble("it was started anew")
         return f"in_force_after_s={time.monotonic() - begin:.0f}"
 
+    def the_chart_with_all_that_is_off_by_default(self) -> str:
+        """Helm's rendering: a file for NFD, further tokens, client certificates, the socket on the host, limits."""
+        features, socket = places.LIB / "features.d", places.RUN / "admin-socket"
+        folder = places.RUN / "admin-tls"
+        secret = "x" * 43
+        self._signed("alice", "client", [])
+        self.cluster.kubectl("-n", BERTH, "create", "secret", "generic", "berth-clients", f"--from-file={folder}/ca.crt")
+        self.cluster.kubectl("-n", BERTH, "create", "secret", "generic", "berth-tokens", f"--from-literal=ci={secret}")
+        address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(machine.API_SERVER_PORT)}
+        repository, _, tag = IMAGE.rpartition(":")
+        values = {
+            "image": {"repository": repository, "tag": tag},
+            "hostNetwork": True,
+            "stateDir": str(_STATE),
+            "config": {"gpus": "sim:2xh100", "log": "json"},
+            "extraEnv": [{"name": name, "value": value} for name, value in address.items()],
+            "labels": {"nfdFile": str(features / "berth")},
+            "admin": {
+                "tls": {
+                    "secretName": "berth-tls",
+                    "clientCASecretName": "berth-clients",
+                    "clients": [{"name": "alice", "right": "read"}],
+                },
+                "tokens": [{"name": "ci", "right": "change", "secretName": "berth-tokens", "key": "ci"}],
+                "socket": {"hostDir": str(socket)},
+                "limits": {"readsPerSecond": 200},
+            },
+        }
+        rendered = places.RUN / "rendered.yaml"
+        rendered.write_text("---\n".join(chart.render(values)), encoding="utf-8")
+        shutil.rmtree(features, ignore_errors=True)
+        self.cluster.kubectl("-n", BERTH, "apply", "-f", rendered)
+        product = "nvidia.com/gpu.product=NVIDIA-H100"
+        file = features / "berth"
+        until("the file for NFD is there", 120, lambda: file.exists() and product in file.read_text(encoding="ascii"))
+        self._ready("berth")
+        # Root of the node, who has no token there.
+        process.run([self._berth, "gpu", "list"], "berth by the socket", {"BERTH_SERVER": f"unix://{socket}/admin.sock"})
+        self._over_tls(secret, "gpu", "cordon", "0", "--reason", "e2e")
+        self._over_tls(secret, "gpu", "uncordon", "0")
+        alice = ("--client-cert", folder / "client.crt", "--client-key", folder / "client.key")
+        env = {"BERTH_SERVER": f"https://127.0.0.1:{_ADMIN_PORT}", "BERTH_CA_FILE": str(folder / "ca.crt")}
+        process.run([self._berth, *alice, "gpu", "list"], "berth with a client certificate", env)
+        try:
+            process.run([self._berth, *alice, "gpu", "cordon", "0"], "a change with it", env)
+        except Trouble as why:
+            if "may" not in str(why):
+                raise
+            return "file, token, certificate, socket"
+        raise Trouble("a client certificate that may only read has changed something")
+
     # Profiles
 
     def a_node_gets_what_its_profile_says(self) -> str:
@@ -416,6 +471,7 @@ class Deployed:
         its_pod_labels_the_node,
         over_tls_the_cluster_says_who,
         a_renewed_certificate_is_taken,
+        the_chart_with_all_that_is_off_by_default,
         a_node_gets_what_its_profile_says,
     )
 
@@ -548,14 +604,17 @@ class Deployed:
         """A certificate for a forwarded port, of an authority that is made with the first one."""
         folder = places.RUN / "admin-tls"
         folder.mkdir(exist_ok=True)
-        new = "openssl req -x509 -days 2 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1".split()
-        ca, key = folder / "ca.crt", folder / "ca.key"
-        if not ca.exists():
-            process.run([*new, "-subj", "/CN=berth-e2e-admin", "-keyout", key, "-out", ca], "make an authority")
-        leaf = [*new, "-subj", f"/CN={name}", "-keyout", folder / "tls.key", "-out", folder / "tls.crt"]
-        leaf += ["-CA", ca, "-CAkey", key, "-addext", "basicConstraints=critical,CA:FALSE"]
-        leaf += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-        process.run(leaf, "make a certificate (openssl 3)")
+        if not (folder / "ca.crt").exists():
+            authority = [*_NEW_CERTIFICATE, "-subj", "/CN=berth-e2e-admin"]
+            process.run([*authority, "-keyout", folder / "ca.key", "-out", folder / "ca.crt"], "make an authority")
+        self._signed(name, "tls", ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"])
+
+    def _signed(self, name: str, file: str, more: list[str]) -> None:
+        """A certificate of that authority with that common name, in FILE.crt and FILE.key."""
+        folder = places.RUN / "admin-tls"
+        leaf = [*_NEW_CERTIFICATE, "-subj", f"/CN={name}", "-keyout", folder / f"{file}.key", "-out", folder / f"{file}.crt"]
+        leaf += ["-CA", folder / "ca.crt", "-CAkey", folder / "ca.key", "-addext", "basicConstraints=critical,CA:FALSE"]
+        process.run([*leaf, *more], "make a certificate (openssl 3)")
 
     def _account_token(self, account: str, audience: str) -> str:
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token"

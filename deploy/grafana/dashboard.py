@@ -366,6 +366,7 @@ ROWS = [
                 [(f"{_of('process_open_fds', _OURS)} / {_of('process_max_fds', _OURS)}", "{{instance}}")],
                 "percentunit",
             ),
+            Panel("Spans of traces", [(_rate("berth_trace_spans_total", "outcome"), "{{outcome}}")], "ops"),
         ],
     ),
     (

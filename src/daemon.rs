@@ -221,6 +221,7 @@ impl Daemon {
             let left = self.left.take().unwrap_or_else(|| self.door().snapshot());
             let mut settings = cluster::Settings::new(api_server, node);
             settings.labels = self.labels.work(&self.config);
+            settings.other_writer = self.labels.other_writer(&self.config);
             let cluster = cluster::start(settings, self.door().clone(), left);
             self.progress.cluster(cluster.link());
             self.cluster = Some(cluster);

@@ -61,6 +61,7 @@ pub use facts::{FileStack, NodeFacts, Registration, Step};
 pub use openapi::openapi_json;
 pub use reviews::{ReviewError, Reviewer, User};
 pub use server::{AdminError, Running, Server};
+pub use socket::connect_within;
 pub use tls::{TLS_LOOK, use_ring};
 pub use token::rotate_token;
 

@@ -40,6 +40,7 @@ mod reviews;
 mod routes;
 mod scrape;
 mod server;
+mod sight;
 mod socket;
 mod stack;
 mod stack_history;

@@ -145,6 +145,7 @@ impl Daemon {
             labels: labels::Labelling::default(),
             tasks: JoinSet::new(),
         };
+        daemon.tasks.spawn(progress::beat(Arc::clone(daemon.door().figures())));
         let keys = daemon.config.rules.trusted_keys.clone();
         let (door, progress) = (daemon.door().clone(), Arc::clone(&daemon.progress));
         if let Some(why) = policies::load(door.clone(), Arc::clone(&policies), keys.clone()).await? {

@@ -84,7 +84,7 @@ families! {
         READY = gauge("berth_ready", &["check"],
             "What /readyz is held against, 1 if it is well: gpus, adoption, store, mig, policies, kubelet.");
         LIVE = gauge("berth_live", &["check"],
-            "What /livez is held against, 1 if it is well: keeper, policies, looks, streams.");
+            "What /livez is held against, 1 if it is well: keeper, policies, looks, kubelet, streams.");
     }
     "GPUs" {
         GPU = info("berth_gpu_info", &["gpu", "uuid", "model", "pci_bus", "compute_capability"],

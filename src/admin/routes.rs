@@ -6,7 +6,7 @@ use super::state::State;
 use super::unread::Unread;
 use super::{
     access, allocations, counting, decisions, drain, events, gpus, host, live, node, openapi, page, policies,
-    problem_pages, processes, scrape, sight, stack, stack_history, swagger, trials, tried,
+    problem_pages, processes, scrape, sight, stack, stack_history, swagger, traced, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -171,7 +171,7 @@ async fn pass(
     let unread = Unread::of(&mut request);
     let response = match refused {
         Some(problem) => request.into_response(problem.response()),
-        None => next.call(request).await?.map_into_boxed_body(),
+        None => traced::call(request, next).await?.map_into_boxed_body(),
     };
     let response = finish(response);
     counting::count(&state, response.request(), response.status().as_u16(), began);

@@ -146,6 +146,7 @@ impl Daemon {
             labels: labels::Labelling::default(),
             tasks: JoinSet::new(),
         };
+        daemon.tasks.spawn(progress::beat(Arc::clone(daemon.door().figures())));
         let keys = daemon.config.rules.trusted_keys.clone();
         let (door, progress) = (daemon.door().clone(), Arc::clone(&daemon.progress));
         if let Some(why) = policies::load(door.clone(), Arc::clone(&policies), keys.clone()).await? {
@@ -222,6 +223,7 @@ impl Daemon {
             let left = self.left.take().unwrap_or_else(|| self.door().snapshot());
             let mut settings = cluster::Settings::new(api_server, node);
             settings.labels = self.labels.work(&self.config);
+            settings.other_writer = self.labels.other_writer(&self.config);
             let cluster = cluster::start(settings, self.door().clone(), left);
             self.progress.cluster(cluster.link());
             self.cluster = Some(cluster);

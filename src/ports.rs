@@ -294,7 +294,8 @@ pub trait Journal: Send + Sync {
     /// How much there is.
     fn standing(&self) -> Standing;
 
-    /// The same without what must be read from the disk: `oldest_wall_ms`.
+    /// The same without what must be read from the disk, `oldest_wall_ms`, and without waiting for anybody: a
+    /// disk that hangs does not hold up whoever asks.
     fn size(&self) -> Standing {
         self.standing()
     }

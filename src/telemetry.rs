@@ -17,6 +17,9 @@ use tracing_subscriber::{EnvFilter, fmt, registry};
 /// by itself, and hands the error on to us, who say it once; likewise `kube_client` of each 5xx.
 const DEFAULT_FILTER: &str = "info,actix_server=warn,kube_runtime=error,kube_client::client::builder=off";
 
+/// The target of audit lines.
+const AUDIT: &str = "audit";
+
 /// Logs that cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
@@ -43,7 +46,7 @@ pub enum TelemetryError {
 
 /// Starts logs, and traces where they are configured; then whoever has a runtime runs what is given back.
 /// What is logged is said by `BERTH_LOG_FILTER`, else `RUST_LOG`, else it is `info` for all but
-/// libraries that tell what we tell.
+/// libraries that tell what we tell. Audit lines are logged unless the filter names them.
 ///
 /// # Errors
 /// If the filter is malformed, the collector's headers are, or logs were started already.
@@ -78,12 +81,43 @@ fn filter() -> Result<EnvFilter, TelemetryError> {
     });
     let filter = match given {
         None => EnvFilter::new(DEFAULT_FILTER),
-        Some((variable, given)) => {
-            EnvFilter::try_new(&given).map_err(|source| TelemetryError::Filter { variable, given, source })?
-        }
+        Some((variable, given)) => EnvFilter::try_new(with_audit(&given))
+            .map_err(|source| TelemetryError::Filter { variable, given, source })?,
     };
     // Lines of the log say what they are about; spans are for traces. While those are off nobody wants
     // a span, and none is made.
     let none: Result<Directive, _> = format!("{}=off", spans::TARGET).parse();
     Ok(none.into_iter().fold(filter, EnvFilter::add_directive))
+}
+
+/// A filter that was set to look for something else does not take the audit lines away; one that names them
+/// means it.
+fn with_audit(given: &str) -> String {
+    let names = |directive: &str| {
+        let target = directive.trim().split(['=', '[']).next().unwrap_or_default();
+        target == AUDIT || target.starts_with("audit::")
+    };
+    let given = given.trim().trim_end_matches(',');
+    if given.split(',').any(names) { given.to_owned() } else { format!("{given},{AUDIT}=info") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_audit;
+
+    #[test]
+    fn audit_lines_stay_unless_the_filter_names_them() {
+        for (given, becomes) in [
+            ("warn", "warn,audit=info"),
+            ("off", "off,audit=info"),
+            ("berth::wasm=debug, warn,", "berth::wasm=debug, warn,audit=info"),
+            ("berth::admin::audit=debug", "berth::admin::audit=debug,audit=info"),
+            ("warn,audit=off", "warn,audit=off"),
+            ("warn, audit", "warn, audit"),
+            ("audit[change]=warn", "audit[change]=warn"),
+        ] {
+            assert_eq!(with_audit(given), becomes);
+            tracing_subscriber::EnvFilter::try_new(becomes).unwrap();
+        }
+    }
 }

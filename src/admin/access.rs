@@ -14,7 +14,7 @@ use super::peer::Peer;
 use super::problem::{Kind, Problem};
 use super::rate::{Client, Limiter};
 use super::reviews::Reviews;
-use super::routes::state;
+use super::routes::{self, state};
 use super::server::AdminError;
 use super::socket;
 use super::tls::Tls;
@@ -32,12 +32,18 @@ use std::sync::Arc;
 /// that the API server is asked about. Own tokens are not among them, so nobody is locked out by others.
 const STRANGERS_PER_SECOND: u32 = 50;
 
+/// Longest path that the API server is asked about, bytes: names of GPUs, allocations and policies have at
+/// most 90.
+const REVIEWED_PATH_BYTES_MAX: usize = 256;
+
 /// Everything that lets in.
 pub(super) struct Access {
     tokens: Tokens,
     tls: Option<Arc<Tls>>,
-    /// What each client certificate's name may do; `None`: all may change.
-    clients: Option<BTreeMap<String, Right>>,
+    /// What each client certificate's name may do.
+    clients: BTreeMap<String, Right>,
+    /// What certificates of other names may do.
+    others: Option<Right>,
     reviews: Option<Reviews>,
     reads: Limiter,
     changes: Limiter,
@@ -53,7 +59,8 @@ impl Access {
         Ok(Self {
             tokens: Tokens::open(&settings.token_file, &access.tokens)?,
             tls: access.tls.clone().map(Tls::open).transpose()?,
-            clients: access.tls.as_ref().and_then(|tls| tls.clients.clone()),
+            clients: access.tls.as_ref().and_then(|tls| tls.clients.clone()).unwrap_or_default(),
+            others: access.tls.as_ref().and_then(|tls| tls.others_may),
             reviews: settings.reviewer.clone().map(Reviews::new),
             reads: Limiter::new("reads", access.limits.reads_per_second),
             changes: Limiter::new("changes", access.limits.changes_per_second),
@@ -82,7 +89,10 @@ impl Access {
             let user = match reviews.known(token) {
                 Some(user) => user,
                 None => {
-                    self.strangers.take(&Client::of(peer))?;
+                    // Whoever was known is not held up by the strangers of their network.
+                    if !reviews.was_known(token) {
+                        self.strangers.take(&Client::of(peer))?;
+                    }
                     reviews.who(token).await?.ok_or_else(auth::wrong_token)?
                 }
             };
@@ -124,16 +134,10 @@ impl Access {
             )
             .challenge("Bearer"));
         };
-        let right = match &self.clients {
-            None => Right::Change,
-            Some(clients) => *clients.get(name).ok_or_else(|| {
-                Problem::new(
-                    Kind::Forbidden,
-                    format!("the client certificate of {name:?} opens nothing here"),
-                )
-                .hint("the daemon's configuration names those that do: admin.tls.clients")
-            })?,
-        };
+        let right = self.clients.get(name).copied().or(self.others).ok_or_else(|| {
+            Problem::new(Kind::Forbidden, format!("the client certificate of {name:?} opens nothing here"))
+                .hint("the daemon's configuration says which do: admin.tls.clients, and othersMay")
+        })?;
         Ok(Caller { name: name.into(), right: Some(right), by: "certificate", user: None })
     }
 
@@ -151,7 +155,9 @@ impl Access {
         }
         let may = match (caller.right, &caller.user, &self.reviews) {
             (Some(right), ..) => right >= needed,
-            (None, Some(user), Some(reviews)) => reviews.may(user, request.method(), request.path()).await?,
+            (None, Some(user), Some(reviews)) => {
+                reviews.may(user, request.method(), reviewed(request)?).await?
+            }
             (None, ..) => false,
         };
         match may {
@@ -160,10 +166,33 @@ impl Access {
         }
     }
 
+    /// Whether they may read what is open to this node alone: the same rules as below `/api/v1`.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) async fn may_read(&self, request: &ServiceRequest) -> Result<(), Problem> {
+        let caller = self.known(request).await?;
+        self.permits(&caller, request).await
+    }
+
     /// Whether whoever asks for what needs no token asks too often.
     pub(super) fn limit_public(&self, request: &ServiceRequest) -> Result<(), Problem> {
         self.reads.take(&Client::of(request.conn_data::<Peer>()))
     }
+}
+
+/// What the API server is asked about: the path as it is routed, with its escapes undone, so that it is
+/// asked about what is then done. What is at no route it is not asked about.
+fn reviewed(request: &ServiceRequest) -> Result<&str, Problem> {
+    let path = routes::path(request);
+    if request.resource_map().match_pattern(path).is_none() {
+        return Err(routes::nothing_at(path));
+    }
+    if path.len() > REVIEWED_PATH_BYTES_MAX {
+        let rule = format!("the path is longer than {REVIEWED_PATH_BYTES_MAX} bytes");
+        return Err(Problem::new(Kind::Path, rule));
+    }
+    Ok(path)
 }
 
 fn forbidden(caller: &Caller, needed: Right) -> Problem {

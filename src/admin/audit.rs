@@ -6,6 +6,7 @@
 
 use super::caller::{Caller, Said};
 use super::peer::Peer;
+use super::routes;
 use crate::config::Right;
 use actix_web::dev::ServiceRequest;
 use actix_web::http::StatusCode;
@@ -13,6 +14,12 @@ use std::rc::Rc;
 
 /// Longest path that is shown, bytes: that of a version's module has 90.
 const PATH_BYTES_MAX: usize = 200;
+/// Longest method that is shown, bytes; any token may come as one.
+const METHOD_BYTES_MAX: usize = 16;
+
+fn cut(text: &str, most: usize) -> String {
+    text[..text.floor_char_boundary(most)].to_owned()
+}
 
 /// A line that is to be written. It is written when it is dropped, so a request whose client hung up,
 /// or whose handler panicked, has one too: what it asked for may have been done.
@@ -27,11 +34,10 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn of(request: &ServiceRequest) -> Self {
-        let path = request.path();
-        let end = (0..=path.len().min(PATH_BYTES_MAX)).rev().find(|i| path.is_char_boundary(*i));
         Self {
-            method: request.method().to_string(),
-            path: path[..end.unwrap_or(0)].to_owned(),
+            method: cut(request.method().as_str(), METHOD_BYTES_MAX),
+            // As it is routed, so that no escape hides what is done.
+            path: cut(routes::path(request), PATH_BYTES_MAX),
             from: request.conn_data::<Peer>().map_or_else(|| "unknown".into(), ToString::to_string),
             caller: None,
             said: None,

@@ -1,7 +1,6 @@
 //! Who asks, for as long as their request is at work. The door sets it around the handler, so that no
 //! handler can forget to hand it on, and the audit line knows what the handler was told.
 
-use super::auth::OPERATOR;
 use super::reviews::User;
 use crate::config::Right;
 use std::cell::RefCell;
@@ -46,9 +45,31 @@ pub(super) async fn scope<F: Future>(said: Rc<Said>, work: F) -> F::Output {
     SAID.scope(said, work).await
 }
 
-/// The name of whoever asks; what their change is signed with where they say nothing else.
+/// Longest name of whoever signs a record, bytes.
+pub(super) const BY_BYTES_MAX: usize = 128;
+/// Nobody who is known.
+const UNKNOWN: &str = "unknown";
+
+impl Caller {
+    /// What a record is signed with. Names that others give away, a CA or a cluster, have before them how
+    /// they are known: none of them is that of one of the daemon's own tokens, or root's.
+    fn signature(&self) -> String {
+        let name = match self.by {
+            "certificate" | "kubernetes" => format!("{}:{}", self.by, self.name),
+            _ => self.name.to_string(),
+        };
+        if name.len() <= BY_BYTES_MAX {
+            return name;
+        }
+        // That it was cut is told.
+        let more = "...";
+        format!("{}{more}", &name[..name.floor_char_boundary(BY_BYTES_MAX - more.len())])
+    }
+}
+
+/// The name of whoever asks; what their change is signed with.
 pub(super) fn name() -> String {
-    SAID.try_with(|said| said.caller.name.to_string()).unwrap_or_else(|_| OPERATOR.into())
+    SAID.try_with(|said| said.caller.signature()).unwrap_or_else(|_| UNKNOWN.into())
 }
 
 /// Takes down why they do it.

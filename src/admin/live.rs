@@ -7,30 +7,30 @@
 
 use super::dto::{Alive, Check};
 use super::problem::{Kind, Problem};
+use super::sight;
 use super::state::State;
 use crate::admission::Door;
 use crate::figures::At;
-use actix_web::{HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, web};
 use std::time::Duration;
 
 /// Whether the daemon lives
 ///
 /// It lives while the writer of its ledger takes turns, the policy thread comes back from what it is
-/// asked, looks at the GPUs end, and every registered resource has the stream on which the kubelet watches
-/// it. What fails and is tried again is a matter of `/readyz`.
+/// asked, looks at the GPUs are begun and end, the runtime that answers the kubelet runs, and every registered
+/// resource has the stream on which the kubelet watches it. What fails and is tried again is a matter of
+/// `/readyz`. Over TLS from another machine the details are for whoever may read.
 #[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()),
     responses(
         (status = 200, description = "It lives", body = Alive),
         (status = 503, description = "It does not; says why: restart it"),
     ))]
-pub(super) async fn livez(state: web::Data<State>) -> Result<HttpResponse, Problem> {
-    let checks = checks(&state.door);
+pub(super) async fn livez(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
+    let checks = sight::shown(&request, checks(&state.door));
     if checks.iter().all(|check| check.ok) {
         return Ok(HttpResponse::Ok().json(Alive { alive: true, checks }));
     }
-    let why: Vec<_> =
-        checks.iter().filter(|check| !check.ok).filter_map(|check| check.detail.clone()).collect();
-    let mut problem = Problem::new(Kind::NotAlive, why.join("; "));
+    let mut problem = Problem::new(Kind::NotAlive, sight::why(&checks));
     problem.checks = checks;
     Err(problem)
 }
@@ -55,11 +55,23 @@ pub(super) fn checks(door: &Door) -> Vec<Check> {
     let hangs = figures.gpus.beat.busy_for().filter(|busy| *busy > limits.look);
     let hangs =
         hangs.map(|busy| format!("a look at the GPUs hangs for {}: NVML does not answer", seconds(busy)));
+    let unbegun = figures.gpus.every().and_then(|every| {
+        let silent = figures.gpus.beat.silent_for().filter(|silent| *silent > every + limits.look)?;
+        Some(format!(
+            "no look at the GPUs was begun for {}: the thread that takes them has ended",
+            seconds(silent)
+        ))
+    });
+    let quiet = figures.front.silent_for().filter(|silent| *silent > limits.front);
+    let quiet = quiet.map(|silent| {
+        format!("the runtime that answers the kubelet gave no sign of life for {}", seconds(silent))
+    });
     let fails = figures.gpus.trouble().map(|why| format!("the last look at the GPUs failed: {why}"));
     vec![
         check("keeper", ended.or(silent), None),
         check("policies", stuck, None),
-        check("looks", hangs, fails),
+        check("looks", hangs.or(unbegun), fails),
+        check("kubelet", quiet, None),
         check("streams", unwatched(door, limits.stream), None),
     ]
 }

@@ -40,6 +40,7 @@ mod reviews;
 mod routes;
 mod scrape;
 mod server;
+mod sight;
 mod socket;
 mod stack;
 mod stack_history;
@@ -62,6 +63,7 @@ pub use facts::{FileStack, NodeFacts, Registration, Step};
 pub use openapi::openapi_json;
 pub use reviews::{ReviewError, Reviewer, User};
 pub use server::{AdminError, Running, Server};
+pub use socket::connect_within;
 pub use tls::{TLS_LOOK, use_ring};
 pub use token::rotate_token;
 

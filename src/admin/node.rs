@@ -3,9 +3,11 @@
 use super::dto::{Check, Counts, Node, ProcessSight, Ready, ResourceState, StepState};
 use super::facts::{NodeFacts, Step};
 use super::problem::{Kind, Problem};
+use super::sight;
 use super::state::State;
 use super::tag;
 use super::view::View;
+use crate::admission::Door;
 use crate::kernel::belongs::reaching;
 use crate::kernel::breaker::{Breaker, Phase};
 use crate::kernel::drain::Drain;
@@ -51,22 +53,19 @@ pub(super) async fn show(state: web::Data<State>, request: HttpRequest) -> Resul
 /// the kubelet took every resource once since the daemon started: a rollout goes on to the next node when
 /// this one is ready, and must not when its resources are gone. A kubelet that went later is waited for,
 /// and said, but does not make it unready; nor do policies of the active stack that cannot be called yet.
+/// Over TLS from another machine the details are for whoever may read; anybody else sees the names of the
+/// checks.
 #[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()),
     responses(
         (status = 200, description = "It is ready", body = Ready),
         (status = 503, description = "It is not; says why"),
     ))]
-pub(super) async fn readyz(state: web::Data<State>) -> Result<HttpResponse, Problem> {
-    let checks = checks(&(state.facts)(), &state);
+pub(super) async fn readyz(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
+    let checks = sight::shown(&request, checks(&(state.facts)(), &state));
     if checks.iter().all(|c| c.ok) {
         return Ok(HttpResponse::Ok().json(Ready { ready: true, checks }));
     }
-    let why: Vec<_> = checks
-        .iter()
-        .filter(|c| !c.ok)
-        .map(|c| format!("{}: {}", c.name, c.detail.as_deref().unwrap_or("not ok")))
-        .collect();
-    let mut problem = Problem::new(Kind::NotReady, why.join("; ")).retry_after(1);
+    let mut problem = Problem::new(Kind::NotReady, sight::why(&checks)).retry_after(1);
     problem.checks = checks;
     Err(problem)
 }
@@ -80,17 +79,20 @@ pub(super) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
         let waiting = waiting(step);
         Check { name: name.into(), ok: waiting.is_none(), detail: waiting }
     };
-    let unregistered: Vec<_> = facts
+    let under_way: Vec<_> = facts
         .registrations
         .iter()
         .filter_map(|r| waiting(&r.state).map(|why| format!("{}: {why}", r.resource)))
         .collect();
     let kubelet = match waiting(&facts.kubelet) {
         Some(why) => Some(why),
-        None => Some(unregistered.join("; ")).filter(|text| !text.is_empty()),
+        None => Some(under_way.join("; ")).filter(|text| !text.is_empty()),
     };
-    let standings = door.figures().kubelet.standings();
-    let was_registered = !standings.is_empty() && standings.values().all(|s| s.was_registered);
+    let (kubelet_ok, kubelet) = match registered(door) {
+        Registered::Nothing => (kubelet.is_none(), kubelet),
+        Registered::All => (true, kubelet),
+        Registered::Waiting(missing) => (false, Some(kubelet.unwrap_or(missing))),
+    };
     let mut checks = vec![
         step("gpus", &facts.gpus),
         step("adoption", &facts.adoption),
@@ -105,7 +107,7 @@ pub(super) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
         // Waiting for a kubelet that went is this daemon's work, not its failure.
         Check {
             name: "kubelet".into(),
-            ok: kubelet.is_none() || was_registered,
+            ok: kubelet_ok,
             detail: kubelet.map(|why| format!("waiting: {why}")),
         },
     ];
@@ -118,6 +120,36 @@ pub(super) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
         checks.push(Check { name: "tls".into(), ok: true, detail: tls.trouble() });
     }
     checks
+}
+
+/// How far the kubelet has taken what there is to register.
+enum Registered {
+    /// There is nothing: a node without GPUs is ready.
+    Nothing,
+    /// Each resource once since the start.
+    All,
+    /// Not yet, and what is missing.
+    Waiting(String),
+}
+
+/// Held against the ledger, which knows what there is to register before anybody has begun to.
+fn registered(door: &Door) -> Registered {
+    let ledger = door.snapshot();
+    let resources = ledger.resources();
+    if resources.is_empty() {
+        let mut present = ledger.parts.values().filter(|part| part.present);
+        return match present.any(|part| part.offered_by.is_empty()) {
+            true => Registered::Waiting("the GPUs are not offered yet".into()),
+            false => Registered::Nothing,
+        };
+    }
+    let standings = door.figures().kubelet.standings();
+    let taken = |resource: &str| standings.get(resource).is_some_and(|standing| standing.was_registered);
+    let missing: Vec<&str> = resources.iter().map(Resource::as_str).filter(|name| !taken(name)).collect();
+    match missing.is_empty() {
+        true => Registered::All,
+        false => Registered::Waiting(format!("the kubelet has not taken {} yet", missing.join(", "))),
+    }
 }
 
 fn waiting(step: &Step) -> Option<String> {

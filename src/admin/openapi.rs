@@ -49,7 +49,7 @@ use utoipa::{Modify, OpenApi};
         (name = "decisions", description = "What policies were asked and said, and what others would say"),
         (name = "policies", description = "Versions of policies"),
         (name = "stack", description = "Which policies are asked, in which order"),
-        (name = "health", description = "For probes and scrapes; no token"),
+        (name = "health", description = "For probes and scrapes; no token on the node and on the health listener"),
     ),
     security(("token" = [])),
     modifiers(&Errors),

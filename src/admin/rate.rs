@@ -24,6 +24,8 @@ pub(super) enum Client {
     Net([u8; 8]),
     /// A user of this machine.
     User(u32),
+    /// A token, by the beginning of its hash.
+    Token([u8; 8]),
     /// All that are too many to be counted one by one.
     Others,
 }
@@ -36,6 +38,12 @@ impl Client {
             Some(Peer::Unix { uid, .. }) => Self::User(*uid),
             None => Self::Others,
         }
+    }
+
+    /// Whoever has the token of this SHA-256 hash, wherever they are.
+    pub(super) fn token(hash: &[u8; 32]) -> Self {
+        let [a, b, c, d, e, f, g, h, ..] = *hash;
+        Self::Token([a, b, c, d, e, f, g, h])
     }
 
     fn at(ip: IpAddr) -> Self {

@@ -2,6 +2,7 @@
 //! do here (SubjectAccessReview). What it does not say is a no.
 
 use super::problem::{Kind, Problem};
+use super::rate::{Client, Limiter};
 use actix_web::http::Method;
 use futures_util::future::BoxFuture;
 use sha2::{Digest, Sha256};
@@ -19,6 +20,11 @@ const USERS_MAX: usize = 256;
 const ANSWERS_MAX: usize = 4096;
 /// Reviews under way at a time; the API server has others to answer.
 const REVIEWS_MAX: usize = 8;
+/// Of them, those of tokens that no user of the last while had: strangers leave two places to the others.
+const STRANGE_MAX: usize = 6;
+/// Reviews a second that one token, or one user, causes. A user who looks at all of a node's API asks of
+/// some 30 routes, and of each GPU and allocation by its name.
+const REVIEWS_PER_SECOND: u32 = 50;
 /// Longest wait for a review, with the wait for a place.
 const REVIEW_WAIT: Duration = Duration::from_secs(5);
 /// Longest name of a user, bytes: that of a service account has at most 339.
@@ -45,7 +51,8 @@ pub struct User {
 #[error("{0}")]
 pub struct ReviewError(pub String);
 
-/// Who asks the API server; the daemon hands it in.
+/// Who asks the API server; the daemon hands it in. A question begins when it is first polled, and ends
+/// where it is dropped: how many are under way is counted by whoever waits for them.
 pub trait Reviewer: Send + Sync {
     /// Whose token it is; `None`: nobody's.
     fn who(&self, token: String) -> BoxFuture<'static, Result<Option<User>, ReviewError>>;
@@ -65,6 +72,8 @@ pub(super) struct Reviews {
     users: Kept<Arc<User>>,
     answers: Kept<bool>,
     places: Semaphore,
+    strange: Semaphore,
+    often: Limiter,
 }
 
 impl Reviews {
@@ -74,55 +83,80 @@ impl Reviews {
             users: Kept::new(USERS_MAX),
             answers: Kept::new(ANSWERS_MAX),
             places: Semaphore::new(REVIEWS_MAX),
+            strange: Semaphore::new(STRANGE_MAX),
+            often: Limiter::new("reviews", REVIEWS_PER_SECOND),
         }
     }
 
     /// Who has the token, if that was asked within the last minute.
     pub(super) fn known(&self, token: &str) -> Option<Arc<User>> {
-        self.users.get(&key(&[token]), Instant::now())
+        self.users.get(&key([token]), Instant::now())
+    }
+
+    /// Whether somebody had the token when that was asked last, however long ago.
+    pub(super) fn was_known(&self, token: &str) -> bool {
+        self.users.has(&key([token]))
     }
 
     /// Who has the token; `None`: nobody.
     ///
     /// # Errors
-    /// If the API server does not say.
+    /// If it is asked about too often, or the API server does not say.
     pub(super) async fn who(&self, token: &str) -> Result<Option<Arc<User>>, Problem> {
-        let Some(user) = self.ask(self.reviewer.who(token.into())).await? else { return Ok(None) };
+        let key = key([token]);
+        self.often.take(&Client::token(&key))?;
+        let strange = !self.users.has(&key);
+        let found = self.ask(strange, self.reviewer.who(token.into())).await?;
         let size = 1..=USER_BYTES_MAX;
-        if !size.contains(&user.name.len()) || user.name.chars().any(char::is_control) {
-            tracing::warn!("the API server names a user in {} bytes that are no name", user.name.len());
-            return Ok(None);
+        let is_name =
+            |user: &User| size.contains(&user.name.len()) && !user.name.chars().any(char::is_control);
+        match found {
+            Some(user) if is_name(&user) => {
+                let user = Arc::new(user);
+                self.users.put(key, Arc::clone(&user), Instant::now());
+                Ok(Some(user))
+            }
+            other => {
+                self.users.forget(&key);
+                if let Some(user) = other {
+                    tracing::warn!(
+                        "the API server names a user in {} bytes that are no name",
+                        user.name.len()
+                    );
+                }
+                Ok(None)
+            }
         }
-        let user = Arc::new(user);
-        self.users.put(key(&[token]), Arc::clone(&user), Instant::now());
-        Ok(Some(user))
     }
 
-    /// Whether the user may do this.
+    /// Whether the user may do this at `path`, which is one of a route's, decoded.
     ///
     /// # Errors
-    /// If the API server does not say.
+    /// If they cause too many questions, or the API server does not say.
     pub(super) async fn may(&self, user: &Arc<User>, method: &Method, path: &str) -> Result<bool, Problem> {
         let Some(verb) = verb(method) else { return Ok(false) };
         let path = format!("{PREFIX}{path}");
-        let about = [
-            user.name.as_str(),
-            user.uid.as_deref().unwrap_or_default(),
-            &user.groups.join("\n"),
-            verb,
-            &path,
-        ];
-        let key = key(&about);
+        let key = about(user, verb, &path);
         if let Some(answer) = self.answers.get(&key, Instant::now()) {
             return Ok(answer);
         }
-        let answer = self.ask(self.reviewer.may(Arc::clone(user), verb, path)).await?;
+        self.often.take(&Client::Named("kubernetes", user.name.as_str().into()))?;
+        let answer = self.ask(false, self.reviewer.may(Arc::clone(user), verb, path)).await?;
         self.answers.put(key, answer, Instant::now());
         Ok(answer)
     }
 
-    async fn ask<T>(&self, review: impl Future<Output = Result<T, ReviewError>>) -> Result<T, Problem> {
+    /// Asks once there is a place. `strange`: nobody was ever known by what is asked about.
+    async fn ask<T>(
+        &self,
+        strange: bool,
+        review: impl Future<Output = Result<T, ReviewError>>,
+    ) -> Result<T, Problem> {
         let asked = tokio::time::timeout(REVIEW_WAIT, async {
+            let _one_of_few = match strange {
+                true => Some(self.strange.acquire().await),
+                false => None,
+            };
             let _place = self.places.acquire().await;
             review.await
         });
@@ -151,8 +185,24 @@ fn verb(method: &Method) -> Option<&'static str> {
     })
 }
 
+/// All that an answer of the API server may hang on.
+fn about(user: &User, verb: &str, path: &str) -> [u8; 32] {
+    let User { name, uid, groups, extra } = user;
+    let count = |n: usize| n.to_string();
+    let mut parts = vec![name.clone(), count(uid.iter().len()), uid.clone().unwrap_or_default()];
+    parts.push(count(groups.len()));
+    parts.extend(groups.iter().cloned());
+    parts.push(count(extra.len()));
+    for (key, values) in extra {
+        parts.extend([key.clone(), count(values.len())]);
+        parts.extend(values.iter().cloned());
+    }
+    parts.extend([verb.to_owned(), path.to_owned()]);
+    key(parts.iter().map(String::as_str))
+}
+
 /// Each part with its length before it, so that no two lists are one text.
-fn key(parts: &[&str]) -> [u8; 32] {
+fn key<'p>(parts: impl IntoIterator<Item = &'p str>) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update(part.len().to_be_bytes());
@@ -176,6 +226,15 @@ impl<T: Clone> Kept<T> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let (since, value) = all.get(key)?;
         (now.saturating_duration_since(*since) < KEPT_FOR).then(|| value.clone())
+    }
+
+    /// Whether there is an answer, however old.
+    fn has(&self, key: &[u8; 32]) -> bool {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key)
+    }
+
+    fn forget(&self, key: &[u8; 32]) {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 
     fn put(&self, key: [u8; 32], value: T, now: Instant) {
@@ -212,9 +271,36 @@ mod tests {
 
     #[test]
     fn two_questions_are_never_one() {
-        assert_ne!(key(&["a", "bc"]), key(&["ab", "c"]));
-        assert_ne!(key(&["a", ""]), key(&["a"]));
+        assert_ne!(key(["a", "bc"]), key(["ab", "c"]));
+        assert_ne!(key(["a", ""]), key(["a"]));
         assert_eq!(verb(&Method::HEAD), Some("get"));
         assert_eq!(verb(&Method::OPTIONS), None);
+    }
+
+    #[test]
+    fn an_answer_hangs_on_all_that_the_cluster_knows_of_a_user() {
+        let list = |all: &[&str]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let user = |groups: &[&str], extra: &[(&str, &[&str])]| User {
+            name: "ann".into(),
+            uid: None,
+            groups: list(groups),
+            extra: extra.iter().map(|(key, values)| ((*key).to_owned(), list(values))).collect(),
+        };
+        let all = [
+            user(&[], &[]),
+            User { uid: Some(String::new()), ..user(&[], &[]) },
+            user(&["a", "b"], &[]),
+            user(&["a\nb"], &[]),
+            user(&["b", "a"], &[]),
+            user(&[], &[("scopes", &["read"])]),
+            user(&[], &[("scopes", &["read", "write"])]),
+            user(&[], &[("scopes", &["read"]), ("write", &[])]),
+            user(&["scopes"], &[("1", &["read"])]),
+        ];
+        for (i, one) in all.iter().enumerate() {
+            for other in &all[i + 1..] {
+                assert_ne!(about(one, "get", "/x"), about(other, "get", "/x"), "{one:?} {other:?}");
+            }
+        }
     }
 }

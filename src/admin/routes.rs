@@ -6,7 +6,7 @@ use super::state::State;
 use super::unread::Unread;
 use super::{
     access, allocations, counting, decisions, drain, events, gpus, host, live, node, openapi, page, policies,
-    problem_pages, processes, scrape, stack, stack_history, swagger, traced, trials, tried,
+    problem_pages, processes, scrape, sight, stack, stack_history, swagger, traced, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -20,6 +20,16 @@ use std::time::Instant;
 
 /// Where everything is that needs a token.
 const API: &str = "/api/v1";
+
+/// The path by which a request is routed: its escapes are undone, but for those of `%`, `/` and `+`.
+pub(super) fn path(request: &ServiceRequest) -> &str {
+    request.match_info().as_str()
+}
+
+/// Whether the door of the API counts it.
+fn is_api(path: &str) -> bool {
+    path.strip_prefix(API).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
 
 /// The routes of the admin listener.
 pub(super) fn admin(config: &mut ServiceConfig) {
@@ -126,9 +136,14 @@ pub(super) async fn admin_gate(
         _ => host::check(request.headers()),
     };
     // Below /api/v1 the door counts, by name.
-    let refused = match request.path().starts_with(API) {
+    let state = state(&request)?;
+    let refused = match is_api(path(&request)) {
         true => refused,
-        false => refused.and_then(|()| state(&request).map_or(Ok(()), |s| s.access.limit_public(&request))),
+        false => refused.and_then(|()| state.access.limit_public(&request)),
+    };
+    let refused = match refused {
+        Ok(()) => sight::of_the_daemon(&state, &request).await,
+        refused => refused,
     };
     pass(request, next, refused.err()).await
 }
@@ -209,10 +224,13 @@ fn read() -> Route {
 }
 
 async fn no_route(request: HttpRequest) -> HttpResponse {
-    let path: String = request.path().chars().take(200).collect();
-    Problem::new(Kind::NoRoute, format!("nothing is at {path}"))
-        .hint("/swagger-ui/ shows what there is")
-        .response()
+    nothing_at(request.path()).response()
+}
+
+/// The problem of a path without a route.
+pub(super) fn nothing_at(path: &str) -> Problem {
+    let path: String = path.chars().take(200).collect();
+    Problem::new(Kind::NoRoute, format!("nothing is at {path}")).hint("/swagger-ui/ shows what there is")
 }
 
 async fn document() -> HttpResponse {

@@ -10,16 +10,22 @@ use actix_web::{HttpResponse, web};
 /// The daemon in numbers
 ///
 /// OpenMetrics text; `deploy/METRICS.md` is the table of all families. Reads snapshots and counters
-/// only, and never waits for an Allocate.
-#[utoipa::path(get, path = "/metrics", tag = "health", operation_id = "metrics", security(()),
-    responses((status = 200, description = "The numbers", body = String, content_type = "application/openmetrics-text")))]
+/// only, and never waits for an Allocate. Open on this node and on the health listener; over TLS from another
+/// machine it needs the right to read.
+#[utoipa::path(get, path = "/metrics", tag = "health", operation_id = "metrics",
+    security((), ("token" = [])),
+    responses(
+        (status = 200, description = "The numbers", body = String, content_type = "application/openmetrics-text"),
+        (status = 401, description = "From another machine: nothing came that says who asks, or a wrong token"),
+        (status = 403, description = "Whoever asks may not do this"),
+    ))]
 pub(super) async fn metrics(state: web::Data<State>) -> Result<HttpResponse, Problem> {
     let facts = (state.facts)();
     let ready = node::checks(&facts, &state);
     let noted = ready.iter().map(|check| (check.name.clone(), check.detail.is_some())).collect();
     let plain = |checks: Vec<Check>| checks.into_iter().map(|check| (check.name, check.ok)).collect();
     let about = About { ready: plain(ready), live: plain(live::checks(&state.door)), noted };
-    let text = state.metrics.text(about).await;
+    let text = state.metrics.text(about);
     let text = text.map_err(|_| Problem::new(Kind::Internal, "a number could not be written as text"))?;
     Ok(HttpResponse::Ok().content_type(CONTENT_TYPE).body(text))
 }

@@ -2,11 +2,19 @@
 //! the kernel names. Nobody there needs a token: whoever is root could read it anyway.
 
 use super::server::AdminError;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::fs::{DirBuilder, Permissions, remove_file, rename, set_permissions, symlink_metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Longest wait at the start for whoever may listen already.
+const LISTENS_WAIT: Duration = Duration::from_secs(1);
+/// A full queue is tried again after this long.
+const CONNECT_AGAIN: Duration = Duration::from_millis(10);
 
 /// A socket that is listened on.
 pub(super) struct AdminSocket {
@@ -35,17 +43,28 @@ impl AdminSocket {
                     None,
                 ));
             }
-            Ok(_) if UnixStream::connect(path).is_ok() => {
-                return Err(bad(
-                    "another daemon listens there: stop it, or choose another with --admin-socket",
-                    None,
-                ));
-            }
-            _ => {}
+            Ok(_) => match connect_within(path, LISTENS_WAIT) {
+                Ok(_) => {
+                    return Err(bad(
+                        "another daemon listens there: stop it, or choose another with --admin-socket",
+                        None,
+                    ));
+                }
+                // One that was stopped (SIGSTOP) and will go on: its queue is full, and it does listen.
+                Err(error) if error.kind() == ErrorKind::TimedOut => {
+                    return Err(bad(
+                        "a process listens there and answers nobody: end it, or choose another with --admin-socket",
+                        Some(error),
+                    ));
+                }
+                Err(_) => {}
+            },
+            Err(_) => {}
         }
         Self::put(path).map_err(|source| {
             let rule = match source.kind() {
-                ErrorKind::InvalidInput => "its path is longer than the 107 bytes that a socket's may have",
+                ErrorKind::InvalidInput => "its path is longer than the 103 bytes that it may have",
+                ErrorKind::AlreadyExists => "something else is at that path with .new behind it: remove that",
                 _ => "it cannot be made; is its folder writable? (--admin-socket)",
             };
             bad(rule, Some(source))
@@ -59,11 +78,14 @@ impl AdminSocket {
             DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
         }
         let draft = PathBuf::from(format!("{}.new", path.display()));
-        match remove_file(&draft) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
+        // What a killed daemon left; nothing else is ours to remove, and is in the way then.
+        if symlink_metadata(&draft).is_ok_and(|there| there.file_type().is_socket()) {
+            remove_file(&draft)?;
         }
-        let listener = UnixListener::bind(&draft)?;
+        let listener = UnixListener::bind(&draft).map_err(|error| match error.kind() {
+            ErrorKind::AddrInUse => ErrorKind::AlreadyExists.into(),
+            _ => error,
+        })?;
         set_permissions(&draft, Permissions::from_mode(0o600))?;
         rename(&draft, path)?;
         // The HTTP library waits for it.
@@ -86,6 +108,35 @@ impl Drop for SocketFile {
             let _ = remove_file(&self.path);
         }
     }
+}
+
+/// Connects, but does not wait longer than this: a process that listens and is stopped would hold up whoever
+/// connects for as long as that, once its queue is full.
+///
+/// # Errors
+/// `TimedOut` if somebody listens and takes nobody; else the system's word.
+pub fn connect_within(path: &Path, wait: Duration) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    let end = Instant::now() + wait;
+    loop {
+        match connect(&socket, &address) {
+            Ok(()) => break,
+            // On a Unix socket this is a full queue (connect(2)); nothing tells when it is not.
+            Err(Errno::AGAIN) if Instant::now() < end => std::thread::sleep(CONNECT_AGAIN),
+            Err(Errno::AGAIN) => return Err(ErrorKind::TimedOut.into()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// The name of a user who needs no token: root, or whoever the daemon itself runs as, who could read the
@@ -138,6 +189,47 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "not a socket");
         let long = dir.path().join("x".repeat(120));
         let said = AdminSocket::bind(&long).err().unwrap().to_string();
-        assert!(said.contains("107 bytes"), "{said}");
+        assert!(said.contains("103 bytes"), "{said}");
+        // As long as is said is not too long.
+        let folder = dir.path().as_os_str().len() + 1;
+        assert!(AdminSocket::bind(&dir.path().join("y".repeat(104 - folder))).is_err());
+        drop(AdminSocket::bind(&dir.path().join("y".repeat(103 - folder))).unwrap());
+    }
+
+    #[test]
+    fn only_a_socket_that_is_in_the_way_of_the_draft_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, draft) = (dir.path().join("admin.sock"), dir.path().join("admin.sock.new"));
+        drop(UnixListener::bind(&draft).unwrap());
+        drop(AdminSocket::bind(&path).unwrap());
+        std::fs::write(&draft, "somebody's").unwrap();
+        let error = AdminSocket::bind(&path).err().unwrap();
+        assert!(error.to_string().contains(".new"), "{error}");
+        assert_eq!(std::fs::read_to_string(&draft).unwrap(), "somebody's");
+    }
+
+    #[test]
+    fn a_process_that_listens_and_is_stopped_holds_nobody_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("admin.sock");
+        // Nobody accepts, as where a daemon is stopped; its queue takes one.
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let short = Duration::from_millis(20);
+        let mut waiting = Vec::new();
+        let full = loop {
+            match connect_within(&path, short) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 10, "the queue takes everybody");
+        };
+        assert_eq!(full.kind(), ErrorKind::TimedOut);
+        let said = AdminSocket::bind(&path).err().unwrap().to_string();
+        assert!(said.contains("answers nobody"), "{said}");
+        drop(socket);
+        assert_eq!(connect_within(&path, short).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
 }

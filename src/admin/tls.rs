@@ -43,15 +43,22 @@ pub(super) struct Tls {
     trouble: Mutex<Option<String>>,
 }
 
-/// One reading of the files.
+/// What was read of the files. The pair that is shown and the CA of clients are taken over each by itself: one
+/// that is broken does not keep the other from being renewed, or taken away.
 struct InForce {
-    /// The SHA-256 of each file, which is not fooled by times of change.
-    read: Vec<[u8; 32]>,
-    /// Counts the readings, from 1.
-    state: u64,
+    /// Of the certificate's file and the key's.
+    pair: Digests,
     key: Arc<CertifiedKey>,
+    /// Of the CA's file; empty where there is none.
+    ca: Digests,
+    /// Counts the readings of the CA's file, from 1.
+    state: u64,
+    /// `None`: nobody's certificate is taken.
     clients: Option<Arc<dyn ClientCertVerifier>>,
 }
+
+/// The SHA-256 of each file, which is not fooled by times of change.
+type Digests = Vec<[u8; 32]>;
 
 impl Tls {
     /// Reads the files.
@@ -60,7 +67,11 @@ impl Tls {
     /// If one is missing or they do not fit together; says which and what to do.
     pub(super) fn open(files: TlsFiles) -> Result<Arc<Self>, AdminError> {
         let provider = Arc::new(by_ring::default_provider());
-        let now = load(&files, &provider, &read_all(&files)?, 1)?;
+        let pair = read_all(&[&files.cert, &files.key])?;
+        let key = load_pair(&files, &provider, &pair)?;
+        let ca = read_all(files.client_ca.as_slice())?;
+        let clients = load_ca(&files, &provider, &ca)?;
+        let now = InForce { pair: digests(&pair), key: Arc::new(key), ca: digests(&ca), state: 1, clients };
         Ok(Arc::new(Self { files, provider, now: RwLock::new(now), trouble: Mutex::default() }))
     }
 
@@ -81,39 +92,66 @@ impl Tls {
         Ok(config)
     }
 
-    /// Takes the files over if they changed and fit together. Otherwise what was in force stays, with one
-    /// line in the log for each new trouble.
+    /// Takes the files over as they changed. What cannot be taken over is told with one line in the log for
+    /// each new trouble: a pair that does not fit together, or a file that cannot be read, leaves what was in
+    /// force; a CA's file that holds no CA takes the CA away, since whoever emptied it meant that.
     pub(super) fn look(&self) {
-        let taken = self.take_over();
-        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        match taken {
-            Ok(false) => *trouble = None,
-            Ok(true) => {
-                *trouble = None;
-                tracing::info!(certificate = %self.files.cert.display(), "the admin API's renewed TLS files are in force");
-            }
-            Err(error) => {
-                let words = format!("{:#}", anyhow::Error::new(error));
-                if trouble.as_ref() != Some(&words) {
-                    tracing::error!("the admin API goes on with the TLS files from before: {words}");
-                }
-                *trouble = Some(words);
-            }
+        let (pair, ca) = (self.take_pair(), self.take_ca());
+        if matches!(pair, Ok(true)) || matches!(ca, Ok(true)) {
+            tracing::info!(certificate = %self.files.cert.display(), "the admin API's renewed TLS files are in force");
         }
+        let words = |error: AdminError| format!("{:#}", anyhow::Error::new(error));
+        let stays = |error| format!("the TLS files from before stay in force: {}", words(error));
+        let all = [
+            pair.err().map(stays),
+            match ca {
+                Ok(_) => None,
+                Err(Ca::Unread(error)) => Some(stays(error)),
+                Err(Ca::None(error)) => Some(format!("no client certificate is taken: {}", words(error))),
+            },
+        ];
+        let now =
+            Some(all.into_iter().flatten().collect::<Vec<_>>().join("; ")).filter(|now| !now.is_empty());
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(now) = now.as_ref().filter(|now| trouble.as_ref() != Some(*now)) {
+            tracing::error!("the admin API's TLS: {now}");
+        }
+        *trouble = now;
     }
 
-    fn take_over(&self) -> Result<bool, AdminError> {
-        let read = read_all(&self.files)?;
-        let state = {
-            let now = self.now.read().unwrap_or_else(PoisonError::into_inner);
-            if now.read == digests(&read) {
-                return Ok(false);
-            }
-            now.state + 1
-        };
-        let new = load(&self.files, &self.provider, &read, state)?;
-        *self.now.write().unwrap_or_else(PoisonError::into_inner) = new;
+    /// Whether there was a new one.
+    fn take_pair(&self) -> Result<bool, AdminError> {
+        let read = read_all(&[&self.files.cert, &self.files.key])?;
+        if self.now.read().unwrap_or_else(PoisonError::into_inner).pair == digests(&read) {
+            return Ok(false);
+        }
+        let key = Arc::new(load_pair(&self.files, &self.provider, &read)?);
+        let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
+        (now.pair, now.key) = (digests(&read), key);
         Ok(true)
+    }
+
+    /// Whether there was a new one.
+    fn take_ca(&self) -> Result<bool, Ca> {
+        let read = read_all(self.files.client_ca.as_slice()).map_err(Ca::Unread)?;
+        // Looked into each time: what is wrong with it is told as long as it is.
+        let loaded = load_ca(&self.files, &self.provider, &read);
+        let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = now.ca != digests(&read);
+        if !changed {
+            return loaded.map(|_| false).map_err(Ca::None);
+        }
+        (now.ca, now.state) = (digests(&read), now.state + 1);
+        match loaded {
+            Ok(clients) => {
+                now.clients = clients;
+                Ok(true)
+            }
+            Err(error) => {
+                now.clients = None;
+                Err(Ca::None(error))
+            }
+        }
     }
 
     /// Why the files as they are now are not in force, if so.
@@ -121,7 +159,7 @@ impl Tls {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Which reading of the files is in force.
+    /// Which reading of the CA's file is in force.
     pub(super) fn state(&self) -> u64 {
         self.now.read().unwrap_or_else(PoisonError::into_inner).state
     }
@@ -192,10 +230,16 @@ impl ClientCertVerifier for Tls {
     }
 }
 
-/// The certificate's, the key's and, where there is one, the CA's file.
-fn read_all(files: &TlsFiles) -> Result<Vec<Vec<u8>>, AdminError> {
-    let all = [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()];
-    all.into_iter().flatten().map(|path| read(path)).collect()
+/// What is wrong with the CA's file.
+enum Ca {
+    /// It cannot be read.
+    Unread(AdminError),
+    /// It holds none.
+    None(AdminError),
+}
+
+fn read_all<P: AsRef<Path>>(files: &[P]) -> Result<Vec<Vec<u8>>, AdminError> {
+    files.iter().map(|path| read(path.as_ref())).collect()
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, AdminError> {
@@ -210,7 +254,7 @@ fn read(path: &Path) -> Result<Vec<u8>, AdminError> {
     Ok(bytes)
 }
 
-fn digests(read: &[Vec<u8>]) -> Vec<[u8; 32]> {
+fn digests(read: &[Vec<u8>]) -> Digests {
     read.iter().map(|bytes| Sha256::digest(bytes).into()).collect()
 }
 
@@ -218,26 +262,32 @@ fn wrong(path: &Path, rule: impl Into<String>) -> AdminError {
     AdminError::Tls { path: path.into(), rule: rule.into(), source: None }
 }
 
-fn load(
+fn load_pair(
     files: &TlsFiles,
     provider: &Arc<CryptoProvider>,
     read: &[Vec<u8>],
-    state: u64,
-) -> Result<InForce, AdminError> {
+) -> Result<CertifiedKey, AdminError> {
     let chain = certificates(&files.cert, &read[0])?;
     // Not the parser's words: they may show what is in the file.
     let key = PrivateKeyDer::from_pem_slice(&read[1]).map_err(|_| {
         wrong(&files.key, "holds no private key in PEM, unencrypted (PKCS #8, PKCS #1 or SEC1)")
     })?;
-    let key = CertifiedKey::from_der(chain, key, provider).map_err(|error| {
+    CertifiedKey::from_der(chain, key, provider).map_err(|error| {
         let of = files.cert.display();
         wrong(&files.key, format!("does not go with the certificate in {of}: {error}"))
-    })?;
-    let clients = match (&files.client_ca, read.get(2)) {
-        (Some(path), Some(pem)) => Some(client_verifier(path, pem, provider)?),
-        _ => None,
-    };
-    Ok(InForce { read: digests(read), state, key: Arc::new(key), clients })
+    })
+}
+
+/// Who says whose client certificates are good, where there is a CA's file.
+fn load_ca(
+    files: &TlsFiles,
+    provider: &Arc<CryptoProvider>,
+    read: &[Vec<u8>],
+) -> Result<Option<Arc<dyn ClientCertVerifier>>, AdminError> {
+    match (&files.client_ca, read.first()) {
+        (Some(path), Some(pem)) => client_verifier(path, pem, provider).map(Some),
+        _ => Ok(None),
+    }
 }
 
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, AdminError> {

@@ -15,7 +15,19 @@ type Stamp = (u64, u64, u64, i64, i64);
 /// The token and where it comes from.
 pub(super) struct Token {
     path: PathBuf,
-    known: Mutex<(Option<Stamp>, TokenHash)>,
+    /// Whether the configuration names it. Then it is taken away with its file. The first start's token is
+    /// not: nobody could get in any more, and the daemon would not make another one while it runs.
+    given: bool,
+    known: Mutex<Known>,
+}
+
+/// What is known of a token's file.
+struct Known {
+    stamp: Option<Stamp>,
+    /// `None`: it opens nothing.
+    hash: Option<TokenHash>,
+    /// What was said of the file last, while it is wrong.
+    said: Option<String>,
 }
 
 impl Token {
@@ -24,7 +36,7 @@ impl Token {
     /// # Errors
     /// As [`auth::token`].
     pub(super) fn open(path: &Path) -> Result<Self, AdminError> {
-        Ok(Self::of(path, auth::token(path)?))
+        Ok(Self::of(path, false, auth::token(path)?))
     }
 
     /// Reads the token of a file that somebody else makes.
@@ -32,38 +44,49 @@ impl Token {
     /// # Errors
     /// As [`auth::read`].
     fn open_given(path: &Path) -> Result<Self, AdminError> {
-        Ok(Self::of(path, auth::read(path)?))
+        Ok(Self::of(path, true, auth::read(path)?))
     }
 
-    fn of(path: &Path, hash: TokenHash) -> Self {
+    fn of(path: &Path, given: bool, hash: TokenHash) -> Self {
         // Stamped after it was read: a change in between would be missed, so the first request
         // reads once more.
-        Self { path: path.into(), known: Mutex::new((None, hash)) }
+        let known = Known { stamp: None, hash: Some(hash), said: None };
+        Self { path: path.into(), given, known: Mutex::new(known) }
     }
 
-    /// The one that is in force. One `stat` a request.
-    fn current(&self) -> TokenHash {
+    /// The one that is in force, if any. One `stat` a request.
+    fn current(&self) -> Option<TokenHash> {
         let stamp = stamp(&self.path);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if stamp.is_some() && known.0 != stamp {
-            // Stamped before it is read, so that a change meanwhile is read next time. A file that
-            // is wrong is told once, and the token that was in force stays.
-            known.0 = stamp;
+        if (stamp.is_some() || self.given) && (known.stamp != stamp || stamp.is_none()) {
+            // Stamped before it is read, so that a change meanwhile is read next time.
+            known.stamp = stamp;
             match auth::read(&self.path) {
-                Ok(hash) => known.1 = hash,
-                Err(error) => {
-                    // What kept it from being read may pass without the file changing.
-                    if std::error::Error::source(&error).is_some() {
-                        known.0 = None;
-                    }
-                    tracing::error!(
-                        error = format!("{:#}", anyhow::Error::new(error)),
-                        "the changed token file is not taken; the token from before stays in force"
-                    );
-                }
+                Ok(hash) => (known.hash, known.said) = (Some(hash), None),
+                Err(error) => self.wrong(&mut known, error),
             }
         }
-        known.1.clone()
+        known.hash.clone()
+    }
+
+    /// Told once for each thing that is wrong.
+    fn wrong(&self, known: &mut Known, error: AdminError) {
+        // What kept it from being read may pass without the file changing.
+        if std::error::Error::source(&error).is_some() {
+            known.stamp = None;
+        }
+        if self.given {
+            known.hash = None;
+        }
+        let words = format!("{:#}", anyhow::Error::new(error));
+        if known.said.as_ref() != Some(&words) {
+            let becomes = match self.given {
+                true => "the token of this file opens nothing any more",
+                false => "the changed token file is not taken; the token from before stays in force",
+            };
+            tracing::error!(error = words, "{becomes}");
+            known.said = Some(words);
+        }
     }
 }
 
@@ -101,7 +124,7 @@ impl Tokens {
         let mut found: Option<&(Arc<str>, Right, Source)> = None;
         for one in &self.all {
             let same = match &one.2 {
-                Source::File(token) => token.current().is(&given),
+                Source::File(token) => token.current().is_some_and(|hash| hash.is(&given)),
                 Source::Hash(hash) => hash.is(&given),
             };
             if same && found.is_none_or(|before| one.1 < before.1) {
@@ -112,7 +135,7 @@ impl Tokens {
     }
 }
 
-/// `None` where there is no file: a token that is in force is not lost with it.
+/// `None` where there is no file.
 fn stamp(path: &Path) -> Option<Stamp> {
     let about = metadata(path).ok()?;
     Some((about.dev(), about.ino(), about.size(), about.ctime(), about.ctime_nsec()))
@@ -145,7 +168,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn opens(token: &Token, text: &str) -> bool {
-        token.current().is(&TokenHash::of(text.trim()))
+        token.current().is_some_and(|hash| hash.is(&TokenHash::of(text.trim())))
     }
 
     #[test]
@@ -175,6 +198,31 @@ mod tests {
         let missing = [named("gone", Right::Read, TokenSource::File(dir.path().join("gone")))];
         assert!(Tokens::open(&path, &missing).is_err());
         assert!(!dir.path().join("gone").exists());
+    }
+
+    #[test]
+    fn a_configured_token_goes_with_its_file_and_comes_back_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, text) = (dir.path().join("grafana"), "g".repeat(40));
+        let put = |text: &str| {
+            write(&path, text).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        };
+        put(&text);
+        let token = Token::open_given(&path).unwrap();
+        assert!(opens(&token, &text));
+        for gone in [None, Some(""), Some("short"), Some("\n")] {
+            match gone {
+                None => std::fs::remove_file(&path).unwrap(),
+                Some(wrong) => put(wrong),
+            }
+            assert!(!opens(&token, &text) && !opens(&token, ""), "{gone:?}");
+            assert!(!opens(&token, &text), "and it stays so: {gone:?}");
+            put(&text);
+            assert!(opens(&token, &text), "{gone:?}");
+        }
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o622)).unwrap();
+        assert!(!opens(&token, &text), "anybody may have written it");
     }
 
     #[test]

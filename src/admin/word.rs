@@ -1,13 +1,11 @@
 //! Who does something and why, by their own word.
 
-use super::caller;
+use super::caller::{self, BY_BYTES_MAX};
 use super::gpus::check_reason;
 use super::problem::{Kind, Problem};
 
-/// Longest name of who does something, bytes.
-const BY_BYTES_MAX: usize = 128;
-
-/// Who it is: by their own word, else whom the door let in.
+/// Who signs: whom the door let in, and for whom they do it where they say so. So a record has at most twice
+/// [`BY_BYTES_MAX`] bytes of it and eight more, and nobody signs with the name of somebody else alone.
 ///
 /// # Errors
 /// If that or the reason is too long, or holds control characters.
@@ -19,5 +17,6 @@ pub(super) fn checked(by: Option<String>, reason: &str) -> Result<String, Proble
         return Err(Problem::new(Kind::Invalid, rule));
     }
     caller::says_who(&by);
-    Ok(by)
+    let known = caller::name();
+    Ok(if by == known { known } else { format!("{known} (for {by})") })
 }

@@ -28,6 +28,7 @@ impl GpuWatch {
     /// If the system gives no thread.
     pub fn start(looker: &Looker, door: &Door, every: Duration) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
+        door.figures().gpus.begin_looking(every);
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work)
         };
@@ -52,10 +53,10 @@ fn looks(looker: &Looker, door: &Door, stop: &AtomicBool, every: Duration) {
     let mut bypasses = BypassLog::default();
     let figures = &door.figures().gpus;
     while pause(every, stop) {
-        let busy = figures.beat.begin();
+        // To the end of the turn: a thread that dies at what it has seen is missed like one that hangs.
+        let _busy = figures.beat.begin();
         let began = Instant::now();
         let looked = looker.look();
-        drop(busy);
         figures.looked(began.elapsed(), looked.as_ref().err().map(ToString::to_string));
         match looked {
             Ok(inventory) => {

@@ -171,12 +171,11 @@ impl Door {
         report
     }
 
-    /// How much the journal holds, but for its oldest moment; `None` where none is kept. Waits for a write
-    /// that is under way, in a thread of its own.
-    pub async fn journal_size(&self) -> Option<Standing> {
-        let journal = self.past.journal.clone()?;
+    /// How much the journal holds, but for its oldest moment; `None` where none is kept. Waits for nobody.
+    #[must_use]
+    pub fn journal_size(&self) -> Option<Standing> {
+        let size = self.past.journal.as_ref()?.size();
         let lost = self.past.lost.load(Ordering::Relaxed);
-        let size = tokio::task::spawn_blocking(move || journal.size()).await.ok()?;
         Some(Standing { lost: size.lost + lost, ..size })
     }
 

@@ -70,6 +70,9 @@ pub struct ClientArgs {
     /// The key of the client certificate, PEM
     #[arg(long, global = true, env = "BERTH_CLIENT_KEY", value_name = "FILE")]
     pub client_key: Option<PathBuf>,
+    /// Send the token over http:// to another machine, where everybody on the way can read it
+    #[arg(long, global = true)]
+    pub allow_plain_http: bool,
     /// How answers are printed
     #[arg(short, long, global = true, value_enum, default_value_t)]
     pub output: Output,

@@ -47,6 +47,12 @@ impl Client {
         if args.token_file.is_none() && reach.may_need_no_token() {
             return Ok(Self { reach, token: None, token_file });
         }
+        if reach.shows_the_token() && !args.allow_plain_http {
+            anyhow::bail!(BadUsage(format!(
+                "--server (or BERTH_SERVER) {:?} is another machine, and over http:// everybody on the way can read the                  token: use https:// (admin.tls), or forward the port and ask http://127.0.0.1:PORT;                  --allow-plain-http sends it all the same",
+                args.server
+            )));
+        }
         let token = Some(read_token(args)?);
         Ok(Self { reach, token, token_file })
     }
@@ -314,6 +320,44 @@ mod tests {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let server = format!("http://{nobody}");
         assert!(client(server).get::<serde_json::Value>("/gpus").unwrap_err().is::<Passing>());
+    }
+
+    #[test]
+    fn a_token_goes_over_plain_http_to_this_machine_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let token = folder.path().join("token");
+        std::fs::write(&token, "t").unwrap();
+        let client = |server: &str, allow_plain_http| {
+            let token_file = Some(token.clone());
+            Client::new(&ClientArgs {
+                server: server.into(),
+                token_file,
+                allow_plain_http,
+                ..ClientArgs::default()
+            })
+        };
+        for here in [
+            "127.0.0.1:9470",
+            "127.8.8.8:1",
+            "[::1]:9470",
+            "localhost:9470",
+            "LOCALHOST",
+            "[::ffff:127.0.0.1]:1",
+        ] {
+            assert!(client(&format!("http://{here}"), false).is_ok(), "{here}");
+        }
+        for away in [
+            "10.0.0.1:9470",
+            "gpu-1:9470",
+            "localhost.example:1",
+            "[2001:db8::1]:9470",
+            "127.0.0.1.example:1",
+        ] {
+            let error = client(&format!("http://{away}"), false).err().unwrap();
+            assert!(error.to_string().contains("--allow-plain-http"), "{away}: {error}");
+            assert!(client(&format!("http://{away}"), true).is_ok(), "{away}");
+            assert!(client(&format!("https://{away}"), false).is_ok(), "{away}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::args::ClientArgs;
 use super::unix::{NoNames, UnixConnector};
 use super::usage::BadUsage;
 use anyhow::{Context, bail};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use ureq::Agent;
@@ -13,7 +14,9 @@ use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConf
 use ureq::typestate::AgentScope;
 
 /// Longest wait for the connection.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
+pub(super) const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// Largest answer to a probe, bytes: a problem has some 500.
+const PROBLEM_BYTES_MAX: u64 = 16 * 1024;
 
 /// Where a daemon is, and how it is talked to.
 pub(super) struct Reach {
@@ -25,7 +28,10 @@ pub(super) struct Reach {
 }
 
 enum Way {
-    Plain,
+    Plain {
+        /// Whether nobody but this machine reads what is sent.
+        stays_here: bool,
+    },
     Tls(Box<TlsConfig>),
     Socket(PathBuf),
 }
@@ -74,23 +80,31 @@ impl Reach {
         }
         let scheme = if tls { "https" } else { "http" };
         let base = format!("{scheme}://{}", uri.authority().map(ToString::to_string).unwrap_or_default());
-        let way = if tls { Way::Tls(Box::new(tls_config(args)?)) } else { Way::Plain };
+        let way = match tls {
+            true => Way::Tls(Box::new(tls_config(args)?)),
+            false => Way::Plain { stays_here: uri.host().is_some_and(is_this_machine) },
+        };
         Ok(Self { base, way, shown })
     }
 
     /// Whether the daemon may know who asks without a token.
     pub(super) fn may_need_no_token(&self) -> bool {
         match &self.way {
-            Way::Plain => false,
+            Way::Plain { .. } => false,
             Way::Tls(tls) => tls.client_cert().is_some(),
             Way::Socket(_) => true,
         }
     }
 
+    /// Whether whoever is on the way could read a token.
+    pub(super) fn shows_the_token(&self) -> bool {
+        matches!(self.way, Way::Plain { stays_here: false })
+    }
+
     /// What to look at where nobody answers.
     pub(super) fn advice(&self) -> &'static str {
         match self.way {
-            Way::Plain => {
+            Way::Plain { .. } => {
                 "is `berth serve` running there? Without TLS its admin API listens on loopback only, so run this on the \
                  node, or forward the port and give the address with --server or BERTH_SERVER"
             }
@@ -133,6 +147,44 @@ impl Reach {
             Way::Socket(path) => Agent::with_parts(config, UnixConnector(path.clone()), NoNames),
             _ => config.new_agent(),
         }
+    }
+}
+
+/// By the name itself; one that must be looked up may lead anywhere, but for `localhost` (RFC 6761, 6.3).
+fn is_this_machine(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    match address.parse::<IpAddr>() {
+        Ok(address) => address.to_canonical().is_loopback(),
+        Err(_) => host.eq_ignore_ascii_case("localhost"),
+    }
+}
+
+/// Whether a daemon with TLS answers at this address, whatever its certificate. Nothing is shown to it: who it
+/// is is not known.
+pub(super) fn berth_has(address: SocketAddr) -> bool {
+    crate::admin::use_ring();
+    let here = match address.ip() {
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    let agent = Agent::config_builder()
+        .http_status_as_error(false)
+        .proxy(None)
+        .max_redirects(0)
+        .timeout_global(Some(CONNECT_MAX))
+        .tls_config(TlsConfig::builder().disable_verification(true).build())
+        .build()
+        .new_agent();
+    let asked = agent.get(format!("https://{}/api/v1/node", SocketAddr::new(here, address.port()))).call();
+    match asked {
+        // Its own words for somebody without a token.
+        Ok(mut answer) => {
+            let text = answer.body_mut().with_config().limit(PROBLEM_BYTES_MAX).read_to_string();
+            text.is_ok_and(|text| text.contains("/problems/unauthorized"))
+        }
+        // It wants a client certificate before it takes a request: TLS it has, and more is not told.
+        Err(error) => error.to_string().contains("CertificateRequired"),
     }
 }
 

@@ -1,5 +1,7 @@
 //! HTTP over the daemon's Unix socket, for the client half.
 
+use super::reach::CONNECT_MAX;
+use crate::admin::connect_within;
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::IpAddr;
@@ -25,7 +27,11 @@ impl<In: Transport> Connector<In> for UnixConnector {
         details: &ConnectionDetails<'_>,
         _: Option<In>,
     ) -> Result<Option<UnixTransport>, Error> {
-        let stream = UnixStream::connect(&self.0)?;
+        let wait = details.timeout.not_zero().map_or(CONNECT_MAX, |left| CONNECT_MAX.min(*left));
+        let stream = connect_within(&self.0, wait).map_err(|error| match error.kind() {
+            ErrorKind::TimedOut => Error::Timeout(details.timeout.reason),
+            _ => error.into(),
+        })?;
         let config = details.config;
         let buffers = LazyBuffers::new(config.input_buffer_size(), config.output_buffer_size());
         Ok(Some(UnixTransport { stream, buffers }))

@@ -57,7 +57,7 @@ Examples:
 /// Who does something, and why.
 #[derive(Args, Clone, Debug, Default)]
 pub struct WordArgs {
-    /// Who does it, for whoever looks later [default: admin, as whoever has the token]
+    /// For whom it is done, for whoever looks later; it stands behind the name of the token
     #[arg(long, env = "BERTH_BY", value_name = "NAME")]
     pub by: Option<String>,
     /// Why, for whoever looks later

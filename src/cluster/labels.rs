@@ -6,8 +6,10 @@ use super::{AGAIN_MAX, Settings};
 use crate::labels::{Labels, OTHER_WRITER};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
+use kube::core::Status;
 use kube::{Api, Client};
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -45,8 +47,8 @@ pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) 
         let Some(labels) = known.flatten() else { return std::future::pending().await };
         wanted.mark_unchanged();
         let next = match step(&nodes, &settings.node, &labels).await {
-            Ok(()) => {
-                tell(work, Labelled::Done);
+            Ok(left_out) => {
+                tell(work, labelled(&left_out));
                 wait = settings.again;
                 LOOK_AGAIN
             }
@@ -77,6 +79,54 @@ pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) 
     }
 }
 
+/// Whether another writer's label is on the node object, as far as it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OtherWriter {
+    /// The API server was not asked yet.
+    Unasked,
+    /// It is not there, or the API server did not say.
+    Absent,
+    /// It is there.
+    Present,
+}
+
+/// Looks each minute whether another writer's label is on the node object, for ever. For whoever writes labels
+/// by another way than the API server: the other writer may have one of its own, too.
+pub(super) async fn look_for_another(settings: &Settings, client: Client, told: &watch::Sender<OtherWriter>) {
+    let nodes: Api<Node> = Api::all(client);
+    let mut said = false;
+    loop {
+        let asked = answered(nodes.get_metadata(&settings.node), "get nodes (ClusterRole berth)").await;
+        let found = match asked {
+            Ok(node) => {
+                said = false;
+                node.metadata.labels.unwrap_or_default().contains_key(OTHER_WRITER)
+            }
+            Err(Unanswered(why)) => {
+                if !std::mem::replace(&mut said, true) {
+                    tracing::warn!(why, "whether another writer labels the node is not known; ours go on");
+                }
+                // What was seen last stands.
+                *told.borrow() == OtherWriter::Present
+            }
+        };
+        told.send_replace(if found { OtherWriter::Present } else { OtherWriter::Absent });
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// How it stands once they were written, without those that are somebody else's.
+fn labelled(left_out: &[String]) -> Labelled {
+    if left_out.is_empty() {
+        return Labelled::Done;
+    }
+    Labelled::Not(format!(
+        "somebody else set {} to another value, and keeps it (`kubectl get node -o yaml --show-managed-fields` shows \
+         who); the other labels stand",
+        left_out.join(", ")
+    ))
+}
+
 /// Says it in the log whenever it is something else.
 fn tell(work: &LabelWork, labelled: Labelled) {
     work.told.send_if_modified(|told| {
@@ -97,22 +147,68 @@ enum Stop {
     Failed(String),
 }
 
-/// Looks at the node, and writes what differs.
-async fn step(nodes: &Api<Node>, node: &str, wanted: &Labels) -> Result<(), Stop> {
-    let now = answered(nodes.get_metadata(node), "get nodes (ClusterRole berth)").await?;
+/// Why there is no answer, or none that helps.
+struct Unanswered(String);
+
+/// A patch that the API server does not take.
+enum Refused {
+    /// These labels are somebody else's, with other values.
+    Conflict(Vec<String>),
+    Other(Unanswered),
+}
+
+/// Looks at the node, and writes what differs. Answers which labels were left out, since they are somebody
+/// else's.
+async fn step(nodes: &Api<Node>, node: &str, wanted: &Labels) -> Result<Vec<String>, Stop> {
+    let asked = answered(nodes.get_metadata(node), "get nodes (ClusterRole berth)").await;
+    let now = asked.map_err(|Unanswered(why)| Stop::Failed(why))?;
     let labels = now.metadata.labels.unwrap_or_default();
     let ours: Vec<String> = ours(&now.metadata.managed_fields.unwrap_or_default());
     if labels.contains_key(OTHER_WRITER) {
         // What we wrote before it came goes; what it wrote as well stays, since it is its own, too.
         if !ours.is_empty() {
-            apply(nodes, node, &Labels::new()).await?;
+            apply(nodes, node, &Labels::new()).await.map_err(Refused::stop)?;
         }
         return Err(Stop::OtherWriter);
     }
     let stands = wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
         && ours.iter().all(|key| wanted.contains_key(key))
         && wanted.keys().all(|key| ours.contains(key));
-    if stands { Ok(()) } else { apply(nodes, node, wanted).await }
+    if stands {
+        return Ok(Vec::new());
+    }
+    let mut wanted = wanted.clone();
+    let mut left_out = Vec::new();
+    // Each turn takes a label out, so it ends.
+    loop {
+        match apply(nodes, node, &wanted).await {
+            Ok(()) => return Ok(left_out),
+            Err(Refused::Conflict(keys)) => {
+                for key in &keys {
+                    wanted.remove(key);
+                }
+                left_out.extend(keys);
+            }
+            Err(refused) => return Err(refused.stop()),
+        }
+    }
+}
+
+impl Refused {
+    fn stop(self) -> Stop {
+        match self {
+            Self::Conflict(keys) => Stop::Failed(format!("somebody else keeps {}", keys.join(", "))),
+            Self::Other(Unanswered(why)) => Stop::Failed(why),
+        }
+    }
+}
+
+/// The labels that the API server says are somebody else's, of those that were sent.
+fn in_conflict(status: &Status, sent: &Labels) -> Vec<String> {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let keys = causes.filter_map(|cause| cause.field.strip_prefix(".metadata.labels."));
+    let known: BTreeSet<&str> = keys.filter(|key| sent.contains_key(*key)).collect();
+    known.into_iter().map(str::to_owned).collect()
 }
 
 /// The labels that the API server has down as ours.
@@ -128,24 +224,34 @@ fn ours(fields: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsE
     keys.filter_map(|key| Some(key.strip_prefix("f:")?.to_owned())).collect()
 }
 
-async fn apply(nodes: &Api<Node>, node: &str, labels: &Labels) -> Result<(), Stop> {
+async fn apply(nodes: &Api<Node>, node: &str, labels: &Labels) -> Result<(), Refused> {
     let patch = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": labels}});
     // Not by force: a label of another owner is not ours to change.
     let how = PatchParams::apply(MANAGER);
     let patch = Patch::Apply(&patch);
     let sent = nodes.patch_metadata(node, &how, &patch);
-    answered(sent, "patch nodes (ClusterRole berth-label)").await.map(drop)
+    let conflict = |error: &kube::Error| match error {
+        kube::Error::Api(status) if status.code == 409 => in_conflict(status, labels),
+        _ => Vec::new(),
+    };
+    let mut keys = Vec::new();
+    let sent = async { sent.await.inspect_err(|error| keys = conflict(error)) };
+    match answered(sent, "patch nodes (ClusterRole berth-label)").await {
+        Ok(_) => Ok(()),
+        Err(_) if !keys.is_empty() => Err(Refused::Conflict(keys)),
+        Err(why) => Err(Refused::Other(why)),
+    }
 }
 
 /// An answer in time, or why there is none. `right`: what is needed for it.
-async fn answered<T>(sent: impl Future<Output = kube::Result<T>>, right: &str) -> Result<T, Stop> {
+async fn answered<T>(sent: impl Future<Output = kube::Result<T>>, right: &str) -> Result<T, Unanswered> {
     match timeout(ANSWER_MAX, sent).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(Stop::Failed(format!(
+        Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(Unanswered(format!(
             "{} (the daemon needs: {right}; see deploy/cluster-role.yaml)",
             status.message
         ))),
-        Ok(Err(error)) => Err(Stop::Failed(words(&error))),
-        Err(_) => Err(Stop::Failed(format!("no answer within {} s", ANSWER_MAX.as_secs()))),
+        Ok(Err(error)) => Err(Unanswered(words(&error))),
+        Err(_) => Err(Unanswered(format!("no answer within {} s", ANSWER_MAX.as_secs()))),
     }
 }

@@ -17,7 +17,7 @@ mod policies;
 mod reviews;
 
 pub use client::{ConnectError, connect, words};
-pub use labels::{LabelWork, Labelled};
+pub use labels::{LabelWork, Labelled, OtherWriter};
 pub use pod::understand;
 pub use reviews::{ReviewError, Reviews, User};
 
@@ -50,6 +50,8 @@ pub struct Settings {
     pub again: Duration,
     /// The labels of the node object, if it is to have any of ours.
     pub labels: Option<LabelWork>,
+    /// Who is to know whether another writer labels the node object, if anybody.
+    pub other_writer: Option<watch::Sender<OtherWriter>>,
 }
 
 /// The longest wait before the API server is asked again.
@@ -72,6 +74,7 @@ impl Settings {
             listed: Duration::from_millis(250),
             again: Duration::from_secs(1),
             labels: None,
+            other_writer: None,
         }
     }
 }
@@ -137,7 +140,9 @@ async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>, befor
             condition::keep(settings, client.clone(), door),
             async {
                 if let Some(work) = &settings.labels {
-                    labels::keep(settings, client, work).await;
+                    labels::keep(settings, client.clone(), work).await;
+                } else if let Some(told) = &settings.other_writer {
+                    labels::look_for_another(settings, client.clone(), told).await;
                 }
             },
         );

@@ -89,8 +89,10 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
     /// Whoever has no client certificate does not get as far as a request.
     pub require_client_cert: bool,
-    /// What each name (CN) may do; `None`: all that the CA signed may change.
+    /// What each name (CN) may do.
     pub clients: Option<BTreeMap<String, Right>>,
+    /// What certificates with other names may do; `None`: nothing.
+    pub others_may: Option<Right>,
 }
 
 /// How often one client may ask.
@@ -150,6 +152,19 @@ pub struct TlsFile {
     #[serde(default)]
     pub require_client_cert: bool,
     pub clients: Option<Vec<ClientFile>>,
+    #[serde(default)]
+    pub others_may: OthersMay,
+}
+
+/// `tls.othersMay`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum OthersMay {
+    #[default]
+    None,
+    Read,
+    Change,
 }
 
 /// One of `tls.clients`.
@@ -210,6 +225,11 @@ fn tokens(file: Vec<TokenFile>) -> Result<Vec<NamedToken>, ConfigError> {
     let mut all: Vec<NamedToken> = Vec::with_capacity(file.len());
     for TokenFile { name, file, sha256, right } in file {
         check_name("admin.tokens.name", &name)?;
+        if is_reserved(&name) {
+            let rule = "a name of its own: admin, root, user-..., config, unknown, certificate:... and kubernetes:... \
+                        are what others sign with";
+            return Err(bad("admin.tokens.name", &name, rule));
+        }
         if all.iter().any(|t| t.name == name) {
             return Err(bad("admin.tokens.name", &name, "each name once"));
         }
@@ -227,8 +247,9 @@ fn tokens(file: Vec<TokenFile>) -> Result<Vec<NamedToken>, ConfigError> {
 }
 
 fn tls(file: TlsFile) -> Result<TlsFiles, ConfigError> {
-    let TlsFile { cert_file, key_file, client_ca_file, require_client_cert, clients } = file;
-    if client_ca_file.is_none() && (require_client_cert || clients.is_some()) {
+    let TlsFile { cert_file, key_file, client_ca_file, require_client_cert, clients, others_may } = file;
+    let asks = require_client_cert || clients.is_some() || others_may != OthersMay::None;
+    if client_ca_file.is_none() && asks {
         return Err(bad("admin.tls.clientCaFile", "", "a file, where client certificates are asked for"));
     }
     let clients = clients.map(|list| {
@@ -252,6 +273,11 @@ fn tls(file: TlsFile) -> Result<TlsFiles, ConfigError> {
         client_ca: client_ca_file.map(path),
         require_client_cert,
         clients: clients.transpose()?,
+        others_may: match others_may {
+            OthersMay::None => None,
+            OthersMay::Read => Some(Right::Read),
+            OthersMay::Change => Some(Right::Change),
+        },
     })
 }
 
@@ -297,6 +323,14 @@ fn check_name(setting: &'static str, name: &str) -> Result<(), ConfigError> {
     Err(bad(setting, name, format!("1 to {NAME_BYTES_MAX} bytes, no control characters")))
 }
 
+/// Names that records are signed with where no configured token made the change: the first start's token,
+/// users of the Unix socket, the configuration, nobody known, certificates and users of the cluster.
+fn is_reserved(name: &str) -> bool {
+    let lower = name.to_lowercase();
+    matches!(lower.as_str(), "admin" | "root" | "config" | "unknown")
+        || ["user-", "certificate:", "kubernetes:"].iter().any(|way| lower.starts_with(way))
+}
+
 fn hash(text: &str) -> Option<[u8; 32]> {
     let mut bytes = [0; 32];
     let digits = text.as_bytes();
@@ -310,63 +344,4 @@ fn hash(text: &str) -> Option<[u8; 32]> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::{Config, FileConfig, ServeArgs};
-
-    fn merged(yaml: &str) -> Result<Config, String> {
-        let file = FileConfig::parse(yaml)?;
-        Config::merge(&ServeArgs::default(), file).map_err(|e| e.to_string())
-    }
-
-    #[test]
-    fn who_may_ask_is_read_as_it_is_written() {
-        let digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
-        let config = merged(&format!(
-            "adminListen: 0.0.0.0:9470\n\
-             admin:\n  socket: /run/berth/admin.sock\n  tokens:\n  - {{name: grafana, file: /etc/g, right: read}}\n  \
-             - {{name: ci, sha256: {digest}, right: change}}\n  \
-             tls: {{certFile: /c, keyFile: /k, clientCaFile: /ca, clients: [{{name: alice, right: read}}]}}\n  \
-             limits: {{changesPerSecond: 5}}\n  kubernetes: {{}}\n"
-        ))
-        .unwrap();
-        let AdminAccess { tokens, tls, socket, limits, kubernetes } = config.admin;
-        assert_eq!(tokens[0].source, TokenSource::File("/etc/g".into()));
-        assert!(matches!(tokens[1].source, TokenSource::Sha256(h) if h[..2] == [0x9f, 0x86]));
-        assert_eq!((tokens[0].right, tokens[1].right), (Right::Read, Right::Change));
-        assert_eq!(tls.unwrap().clients.unwrap()["alice"], Right::Read);
-        assert_eq!(socket.unwrap(), PathBuf::from("/run/berth/admin.sock"));
-        assert_eq!((limits.reads_per_second, limits.changes_per_second), (READS_PER_SECOND, 5));
-        assert!(kubernetes.unwrap().audiences.is_empty());
-        let none = merged("").unwrap().admin;
-        assert!(none.tokens.is_empty() && none.tls.is_none() && none.socket.is_none());
-        assert!(none.kubernetes.is_none(), "off unless it is asked for");
-    }
-
-    #[test]
-    fn what_would_leave_a_door_open_is_refused() {
-        for (yaml, says) in [
-            ("adminListen: 0.0.0.0:9470", "admin.tls"),
-            ("admin: {tokens: [{name: a, right: read}]}", "either file or sha256"),
-            ("admin: {tokens: [{name: a, file: /x, sha256: y, right: read}]}", "either file or sha256"),
-            ("admin: {tokens: [{name: a, file: /x}]}", "right"),
-            ("admin: {tokens: [{name: a, file: /x, right: write}]}", "write"),
-            ("admin: {tokens: [{name: '', file: /x, right: read}]}", "1 to 64"),
-            (
-                "admin: {tokens: [{name: a, file: /x, right: read}, {name: a, file: /y, right: change}]}",
-                "each name once",
-            ),
-            ("admin: {tls: {certFile: /c}}", "keyFile"),
-            ("admin: {tls: {certFile: /c, keyFile: /k, requireClientCert: true}}", "clientCaFile"),
-            ("admin: {tls: {certFile: /c, keyFile: /k, clients: []}}", "clientCaFile"),
-            ("admin: {limits: {readsPerSecond: 0}}", "1 to 1000000"),
-            ("admin: {kubernetes: {audiences: ['']}}", "such as berth"),
-            ("admin: {token: x}", "token"),
-        ] {
-            let said = merged(yaml).unwrap_err();
-            assert!(said.contains(says), "{yaml}: {said}");
-        }
-        let said = merged("admin: {tokens: [{name: a, sha256: s3cret, right: read}]}").unwrap_err();
-        assert!(said.contains("sha256sum") && !said.contains("s3cret"), "{said}");
-    }
-}
+mod tests;

@@ -38,6 +38,11 @@ impl LabelsFile {
             let rule = "the absolute path of a file, such as /etc/kubernetes/node-feature-discovery/features.d/berth";
             return Err(bad("labels.nfdFile", &path.display().to_string(), rule));
         }
+        if let (Some(path), Some(true)) = (&self.nfd_file, self.node) {
+            let rule = "one of labels.nfdFile and labels.node: both write the same labels, and would take each other \
+                        for somebody else";
+            return Err(bad("labels.nfdFile", &path.display().to_string(), rule));
+        }
         Ok(LabelSettings { nfd_file: self.nfd_file, node: self.node.unwrap_or(false) })
     }
 }

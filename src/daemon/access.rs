@@ -7,6 +7,7 @@ use crate::config::{ApiServer, Config};
 use futures_util::future::BoxFuture;
 use std::sync::Arc;
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 /// What the admin room is told.
 pub(super) fn settings(config: &Config, progress: &Arc<Progress>) -> admin::Settings {
@@ -49,13 +50,25 @@ impl Asking {
         &self,
         ask: impl Future<Output = Result<T, cluster::ReviewError>> + Send + 'static,
     ) -> BoxFuture<'static, Result<T, ReviewError>> {
-        let asked = self.runtime.spawn(ask);
+        let runtime = self.runtime.clone();
         Box::pin(async move {
-            match asked.await {
+            // Begun only now: whoever counts how many are under way polls no more than so many. And where
+            // nobody waits any longer it ends.
+            let mut asked = Ended(runtime.spawn(ask));
+            match (&mut asked.0).await {
                 Ok(answer) => answer.map_err(|error| ReviewError(cluster::words(&error))),
                 Err(error) => Err(ReviewError(error.to_string())),
             }
         })
+    }
+}
+
+/// A task that does not outlive whoever waits for it.
+struct Ended<T>(JoinHandle<T>);
+
+impl<T> Drop for Ended<T> {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -79,5 +92,61 @@ impl Reviewer for Asking {
             let User { name, uid, groups, extra } = (*user).clone();
             reviews.may(cluster::User { name, uid, groups, extra }, verb, path).await
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
+
+    /// Counts questions under way, as the API server would see them.
+    struct Under(Arc<AtomicUsize>);
+
+    impl Under {
+        fn way(count: &Arc<AtomicUsize>) -> Self {
+            count.fetch_add(1, Ordering::SeqCst);
+            Self(Arc::clone(count))
+        }
+    }
+
+    impl Drop for Under {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_question_begins_when_somebody_waits_for_it_and_ends_with_them() {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let settings = cluster::Settings::new(ApiServer::Off, "n".into());
+        let reviews = Arc::new(cluster::Reviews::new(settings, Vec::new()));
+        let asking = Asking { reviews, runtime: runtime.handle().clone() };
+        let count = Arc::new(AtomicUsize::new(0));
+        let question = || {
+            let count = Arc::clone(&count);
+            asking.spawn(async move {
+                let _under = Under::way(&count);
+                std::future::pending::<Result<bool, cluster::ReviewError>>().await
+            })
+        };
+        let waiting: Vec<_> = (0..20).map(|_| question()).collect();
+        runtime.block_on(async { tokio::task::yield_now().await });
+        // A task that was begun shows within this time; one that was not never does.
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(count.load(Ordering::SeqCst), 0, "it was asked before anybody waited");
+        runtime.block_on(async {
+            for review in waiting {
+                let late = tokio::time::timeout(Duration::from_millis(20), review);
+                assert!(late.await.is_err(), "nobody answers");
+            }
+        });
+        let end = Instant::now() + Duration::from_secs(20);
+        while count.load(Ordering::SeqCst) > 0 {
+            assert!(Instant::now() < end, "questions that nobody waits for go on");
+            std::thread::yield_now();
+        }
     }
 }

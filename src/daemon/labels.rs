@@ -4,7 +4,7 @@
 use super::{Daemon, Progress};
 use crate::admin::Step;
 use crate::admission::Door;
-use crate::cluster::{LabelWork, Labelled};
+use crate::cluster::{LabelWork, Labelled, OtherWriter};
 use crate::config::{ApiServer, Config};
 use crate::labels::{Facts, Labels, OTHER_WRITER, file, labels};
 use std::fs;
@@ -24,12 +24,17 @@ const MACHINE: &str = "/sys/class/dmi/id/product_name";
 pub(super) struct Labelling {
     wanted: watch::Sender<Option<Labels>>,
     told: watch::Sender<Labelled>,
+    other: watch::Sender<OtherWriter>,
 }
 
 impl Default for Labelling {
     fn default() -> Self {
         let waiting = Labelled::Not("the API server was not asked yet".into());
-        Self { wanted: watch::Sender::new(None), told: watch::Sender::new(waiting) }
+        Self {
+            wanted: watch::Sender::new(None),
+            told: watch::Sender::new(waiting),
+            other: watch::Sender::new(OtherWriter::Unasked),
+        }
     }
 }
 
@@ -38,6 +43,11 @@ impl Labelling {
     pub(super) fn work(&self, config: &Config) -> Option<LabelWork> {
         let work = || LabelWork { wanted: self.wanted.subscribe(), told: self.told.clone() };
         config.labels.node.then(work)
+    }
+
+    /// For the room that can see the node object, where labels go by a file.
+    pub(super) fn other_writer(&self, config: &Config) -> Option<watch::Sender<OtherWriter>> {
+        config.labels.nfd_file.is_some().then(|| self.other.clone())
     }
 }
 
@@ -67,6 +77,8 @@ impl Daemon {
             door: self.door().clone(),
             facts,
             file: config.labels.nfd_file.clone(),
+            // Without an API server the files of the folder are all that is seen of another writer.
+            other: (config.labels.nfd_file.is_some() && !no_server).then(|| self.labels.other.subscribe()),
             node,
             wanted: self.labels.wanted.clone(),
             progress: Arc::clone(&self.progress),
@@ -81,6 +93,8 @@ struct Keeper {
     door: Door,
     facts: Facts,
     file: Option<PathBuf>,
+    /// Whether another writer labels the node object, where somebody looks.
+    other: Option<watch::Receiver<OtherWriter>>,
     /// How it stands with the node object, if it is to be labelled.
     node: Option<watch::Receiver<Labelled>>,
     wanted: watch::Sender<Option<Labels>>,
@@ -114,9 +128,10 @@ impl Keeper {
             let why: Vec<String> = [&of_file, &of_node].into_iter().filter_map(waiting).collect();
             self.progress.labels(if why.is_empty() { Step::Done } else { Step::Waiting(why.join("; ")) });
             let told = async {
-                match &mut self.node {
-                    Some(told) => drop(told.changed().await),
-                    None => std::future::pending().await,
+                match (&mut self.node, &mut self.other) {
+                    (Some(told), _) => drop(told.changed().await),
+                    (None, Some(other)) => drop(other.changed().await),
+                    (None, None) => std::future::pending().await,
                 }
             };
             tokio::select! {
@@ -136,7 +151,9 @@ impl Keeper {
     async fn write(&mut self, labels: &Labels) -> Option<Step> {
         let path = self.file.clone()?;
         let labels = labels.clone();
-        let work = move || brought_up_to_date(&path, &labels);
+        let other =
+            self.other.as_mut().map_or(OtherWriter::Absent, |other| other.borrow_and_update().clone());
+        let work = move || brought_up_to_date(&path, &labels, &other);
         let step = tokio::task::spawn_blocking(work).await.ok()?;
         if self.said.as_ref() != Some(&step) {
             match &step {
@@ -151,13 +168,23 @@ impl Keeper {
     }
 }
 
-fn brought_up_to_date(path: &Path, labels: &Labels) -> Step {
+fn brought_up_to_date(path: &Path, labels: &Labels, on_node: &OtherWriter) -> Step {
     let shown = path.display();
-    if let Some(other) = file::other_writer(path) {
+    let other = match (on_node, file::other_writer(path)) {
+        (_, Some(other)) => Some(format!("in {}", other.display())),
+        (OtherWriter::Present, None) => Some("on the node object".into()),
+        (OtherWriter::Unasked, None) => {
+            // What stands in it from before stays.
+            return Step::Waiting(
+                "the API server was not asked yet whether another writer labels the node".into(),
+            );
+        }
+        (OtherWriter::Absent, None) => None,
+    };
+    if let Some(other) = other {
         let left = file::remove(path).err().map(|error| format!(" ({shown} cannot be removed: {error})"));
         return Step::Waiting(format!(
-            "another writer's {OTHER_WRITER} is in {}: remove GPU feature discovery from the node, or take `labels.nfdFile` out{}",
-            other.display(),
+            "another writer's {OTHER_WRITER} is {other}: remove GPU feature discovery from the node, or take `labels.nfdFile` out{}",
             left.unwrap_or_default()
         ));
     }

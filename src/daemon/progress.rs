@@ -3,10 +3,15 @@
 use crate::admin::{FileStack, NodeFacts, Registration, Step};
 use crate::cluster;
 use crate::config::{ApiServer, Config};
+use crate::figures::Figures;
 use crate::kernel::gpu::Inventory;
 use crate::kubelet::{self, Registrations};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::watch;
+
+/// How often the runtime shows that it runs.
+const BEAT: Duration = Duration::from_secs(1);
 
 /// Filled while the daemon comes up; read at each request that shows it.
 #[derive(Default)]
@@ -104,6 +109,16 @@ impl Progress {
     /// The kubelet front end runs.
     pub fn registering(&self, registrations: watch::Receiver<Registrations>) {
         *lock(&self.registrations) = Some(registrations);
+    }
+}
+
+/// A sign of life of the runtime on which the kubelet is answered, each second: where none of its workers comes
+/// to it, none comes to an Allocate.
+pub(super) async fn beat(figures: Arc<Figures>) {
+    let mut every = tokio::time::interval(BEAT);
+    loop {
+        drop(figures.front.begin());
+        every.tick().await;
     }
 }
 

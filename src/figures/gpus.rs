@@ -21,6 +21,7 @@ pub struct GpuFigures {
     pub beat: Beat,
     /// How long they took.
     pub looks: Times,
+    every: Mutex<Option<Duration>>,
     answered: AtomicU64,
     failed: AtomicU64,
     last: Mutex<Last>,
@@ -52,6 +53,7 @@ impl Default for GpuFigures {
         Self {
             beat: Beat::default(),
             looks: Times::new(LOOK_US),
+            every: Mutex::default(),
             answered: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             last: Mutex::default(),
@@ -63,6 +65,18 @@ impl Default for GpuFigures {
 }
 
 impl GpuFigures {
+    /// Looks are taken from now on, so far apart.
+    pub fn begin_looking(&self, every: Duration) {
+        *lock(&self.every) = Some(every);
+        drop(self.beat.begin());
+    }
+
+    /// How far apart looks are; `None` before the first is due.
+    #[must_use]
+    pub fn every(&self) -> Option<Duration> {
+        *lock(&self.every)
+    }
+
     /// A look ended; what failed, if it did.
     pub fn looked(&self, took: Duration, trouble: Option<String>) {
         self.looks.add(took);

@@ -32,6 +32,8 @@ pub struct Figures {
     pub gpus: GpuFigures,
     /// The kubelet front end.
     pub kubelet: KubeletFigures,
+    /// The runtime on which the kubelet front end answers.
+    pub front: Beat,
     /// The admin API.
     pub http: HttpFigures,
     limits: Mutex<Limits>,
@@ -60,8 +62,11 @@ pub struct Limits {
     /// One job of the policy thread: a stack has 1 s, twice for an Allocate; then it waits for the
     /// ledger's writer.
     pub policies: Duration,
-    /// One look at the GPUs: its calls of NVML have deadlines of a few seconds a GPU, all at once.
+    /// One look at the GPUs: its calls of NVML have deadlines of a few seconds a GPU, all at once. So long,
+    /// too, after its time, until the next one is begun.
     pub look: Duration,
+    /// The runtime of the kubelet front end gives a sign of life each second.
+    pub front: Duration,
     /// A resource that counts as registered without a stream: the loss of one is noticed at once.
     pub stream: Duration,
 }
@@ -72,6 +77,7 @@ impl Default for Limits {
             keeper: Duration::from_secs(30),
             policies: Duration::from_secs(30),
             look: Duration::from_secs(120),
+            front: Duration::from_secs(30),
             stream: Duration::from_secs(30),
         }
     }

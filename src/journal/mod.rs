@@ -24,7 +24,9 @@ use sha2::{Digest as _, Sha256};
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -40,6 +42,49 @@ pub struct FileJournal {
     folder: PathBuf,
     limit: JournalLimit,
     state: Mutex<State>,
+    size: Size,
+}
+
+/// How much there is, as of the last change: read without the lock, which a disk that hangs holds.
+#[derive(Debug, Default)]
+struct Size {
+    kept: AtomicU64,
+    bytes: AtomicU64,
+    dropped: AtomicU64,
+    lost: AtomicU64,
+}
+
+/// The lock; what was changed under it is published at its end.
+struct Changing<'j> {
+    state: MutexGuard<'j, State>,
+    size: &'j Size,
+}
+
+impl Deref for Changing<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Changing<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        let state = &*self.state;
+        let kept = (state.next - state.oldest()).saturating_sub(state.lost);
+        let bytes = state.segments.bytes() + state.pending.len() as u64;
+        let Size { kept: k, bytes: b, dropped: d, lost: l } = self.size;
+        // Each is right by itself; that they are of one moment nobody needs.
+        for (place, value) in [(k, kept), (b, bytes), (d, state.dropped), (l, state.lost)] {
+            place.store(value, Ordering::Relaxed);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -91,13 +136,18 @@ impl FileJournal {
             lost: 0,
             aged: Instant::now(),
         };
-        let journal = Self { folder: folder.to_owned(), limit, state: Mutex::new(state) };
-        journal.prune(&mut journal.lock())?;
+        let state = Mutex::new(state);
+        let journal = Self { folder: folder.to_owned(), limit, state, size: Size::default() };
+        journal.prune(&mut journal.change())?;
         Ok(journal)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self) -> Changing<'_> {
+        Changing { state: self.lock(), size: &self.size }
     }
 
     fn trouble(&self, what: &str, source: io::Error) -> JournalError {
@@ -184,7 +234,7 @@ impl State {
 
 impl Journal for FileJournal {
     fn append(&self, decision: &Decision, input: Option<&Input>) -> Result<u64, JournalError> {
-        let mut state = self.lock();
+        let mut state = self.change();
         let seq = state.next;
         state.next += 1;
         if state.pending_count == 0 {
@@ -214,7 +264,7 @@ impl Journal for FileJournal {
     }
 
     fn flush(&self) -> Result<(), JournalError> {
-        self.write(&mut self.lock())
+        self.write(&mut self.change())
     }
 
     fn find(&self, filter: &Filter, limit: usize) -> Result<Found, JournalError> {
@@ -238,13 +288,13 @@ impl Journal for FileJournal {
     }
 
     fn size(&self) -> Standing {
-        let state = self.lock();
+        let read = |place: &AtomicU64| place.load(Ordering::Relaxed);
         Standing {
-            kept: (state.next - state.oldest()).saturating_sub(state.lost),
-            bytes: state.segments.bytes() + state.pending.len() as u64,
+            kept: read(&self.size.kept),
+            bytes: read(&self.size.bytes),
             oldest_wall_ms: None,
-            dropped: state.dropped,
-            lost: state.lost,
+            dropped: read(&self.size.dropped),
+            lost: read(&self.size.lost),
         }
     }
 

@@ -88,7 +88,7 @@ impl FileJournal {
 
     /// The newest files in which a number below `before` may be, and the number before which to go on.
     fn look(&self, before: Option<u64>, most: usize) -> Result<(Vec<Segment>, Option<u64>), JournalError> {
-        let mut state = self.lock();
+        let mut state = self.change();
         self.write(&mut state)?;
         let older = |segment: &&Segment| before.is_none_or(|before| segment.first < before);
         let mut found: Vec<Segment> = state.segments.all.iter().rev().filter(older).cloned().collect();

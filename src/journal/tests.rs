@@ -341,3 +341,24 @@ fn strange_files_are_left_alone() {
     assert_eq!(seqs(&journal, &Filter::default()), [6]);
     assert!(folder.path().join("notes.txt").exists());
 }
+
+#[test]
+fn how_much_there_is_waits_for_no_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = std::sync::Arc::new(open(&folder));
+    journal.append(&denied(1), None).unwrap();
+    let before = journal.size();
+    assert_eq!((before.kept, before.lost), (1, 0));
+    assert!(before.bytes > 0);
+    // As while a write hangs.
+    let held = journal.lock();
+    let (told, tells) = std::sync::mpsc::channel();
+    let asked = std::sync::Arc::clone(&journal);
+    let asking = std::thread::spawn(move || told.send(asked.size()));
+    let size = tells.recv_timeout(std::time::Duration::from_secs(20));
+    drop(held);
+    assert_eq!(size.ok(), Some(before), "it waited for the lock");
+    asking.join().unwrap().unwrap();
+    drop(journal);
+    assert_eq!(open(&folder).size().kept, 1, "it is known from the start");
+}

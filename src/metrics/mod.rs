@@ -67,7 +67,7 @@ impl Metrics {
     ///
     /// # Errors
     /// If one cannot be written as text; then it is the daemon's bug.
-    pub async fn text(&self, about: About) -> Result<String, fmt::Error> {
+    pub fn text(&self, about: About) -> Result<String, fmt::Error> {
         let ledger = self.door.snapshot();
         let figures = Arc::clone(self.door.figures());
         let listed: BTreeMap<_, _> = ledger
@@ -87,7 +87,7 @@ impl Metrics {
             store_trouble: self.door.store_trouble().is_some(),
             figures,
             tally: self.door.tally(),
-            journal: self.door.journal_size().await,
+            journal: self.door.journal_size(),
             ledger,
         };
         let mut registry = Registry::default();

@@ -84,7 +84,7 @@ families! {
         READY = gauge("berth_ready", &["check"],
             "What /readyz is held against, 1 if it is well: gpus, adoption, store, mig, policies, kubelet.");
         LIVE = gauge("berth_live", &["check"],
-            "What /livez is held against, 1 if it is well: keeper, policies, looks, streams.");
+            "What /livez is held against, 1 if it is well: keeper, policies, looks, kubelet, streams.");
         NOTED = gauge("berth_check_noted", &["check"],
             "1 while a check of /readyz has words to say, whether it fails or not: those of berth_ready, and labels and tls where they are configured.");
     }

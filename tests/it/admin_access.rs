@@ -101,6 +101,8 @@ fn whoever_asks_too_often_waits_and_nobody_else_does() {
     bench.delete("/api/v1/gpus/GPU-0/cordon").expect(200);
     until_refused(|| bench.delete("/api/v1/gpus/GPU-0/cordon")).problem(429, "too-many-requests");
     until_refused(|| bench.ask_bare("GET", "/openapi.json", &[], b"")).problem(429, "too-many-requests");
+    // What only looks like the API is nobody's, and counted like the rest.
+    until_refused(|| bench.ask_bare("GET", "/api/v1x", &[], b"")).problem(429, "too-many-requests");
     // Strangers are stopped, and whoever has a token is not stopped with them.
     until_refused(|| ask(&bench, "wrong", "GET", "/api/v1/gpus")).problem(429, "too-many-requests");
     let end = Instant::now() + Duration::from_secs(20);

@@ -39,6 +39,7 @@ fn ask(serving: &Serving, token: Option<&str>, method: &str, path: &str, body: &
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .proxy(None)
+        .allow_non_standard_methods(true)
         .timeout_global(Some(SOON))
         .build()
         .into();
@@ -109,6 +110,11 @@ async fn each_changing_operation_writes_one_line_and_none_tells_a_secret() {
     let line = next(&serving, count + 1);
     assert!(line.contains("by=\"ann\"") && line.contains("reason=\"calm\""), "{line}");
     assert!(line.contains("path=\"/api/v1/stack/override\""), "without its query: {line}");
+    // Neither a method without end nor an escape hides what was asked for.
+    ask(&serving, Some(&token), &"X".repeat(1000), "/api/v1/n%6fde", "");
+    let line = next(&serving, count + 2);
+    assert!(line.contains(&format!("method=\"{}\"", "X".repeat(16))), "{line}");
+    assert!(line.contains("path=\"/api/v1/node\""), "{line}");
     let log = serving.log();
     assert!(!log.contains(&token) && !log.contains("reader-secret"), "a secret is in the log");
     serving.stop();

@@ -124,3 +124,85 @@ async fn unless_it_is_asked_for_the_api_server_is_asked_nothing() {
     assert_eq!(cluster.asked("TokenReview"), 0);
     cluster.serving.stop();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn however_many_ask_the_api_server_is_asked_little_at_a_time_and_known_users_go_on() {
+    let cluster = Cluster::new("admin: {kubernetes: {audiences: [berth]}}").await;
+    assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0, 200);
+    let reviews = |look: &dyn Fn(&mut crate::api_reviews::Reviews) -> usize| {
+        look(&mut cluster.api.world.state.lock().unwrap().reviews)
+    };
+    reviews(&|r| {
+        r.hold = true;
+        0
+    });
+    std::thread::scope(|scope| {
+        let cluster = &cluster;
+        let asking = Instant::now();
+        let strangers: Vec<_> = (0..40)
+            .map(|n| scope.spawn(move || cluster.ask(&format!("stranger-{n}"), "GET", "/node")))
+            .collect();
+        let end = Instant::now() + SOON;
+        while reviews(&|r| r.under_way) < 6 {
+            assert!(Instant::now() < end, "nobody is asked about");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Strangers have all their places, and somebody who is known still one.
+        let began = Instant::now();
+        assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/gpus"), problem(403, "forbidden"));
+        assert!(
+            began.elapsed() < Duration::from_secs(4),
+            "it waited behind strangers: {:?}",
+            began.elapsed()
+        );
+        // Later the stand-in counts some whose end it has not heard of.
+        let most = reviews(&|r| r.most);
+        assert!(most <= 8 || asking.elapsed() > Duration::from_secs(4), "{most} reviews at a time");
+        for stranger in strangers {
+            assert_eq!(stranger.join().unwrap(), problem(503, "review-failed"));
+        }
+    });
+    reviews(&|r| {
+        r.hold = false;
+        0
+    });
+    cluster.serving.stop();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn paths_without_end_are_no_reviews_without_end_and_are_asked_about_as_they_are_routed() {
+    let cluster = Cluster::new("admin: {kubernetes: {audiences: [berth]}}").await;
+    assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0, 200);
+    let before = cluster.asked("SubjectAccessReview");
+    // The same path by another spelling is the same question.
+    for path in ["/n%6fde", "/%6eode"] {
+        assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", path).0, 200, "{path}");
+    }
+    for n in 0..50 {
+        let nowhere = cluster.ask(GRAFANAS_TOKEN, "GET", &format!("/nothing/{n}"));
+        assert_eq!(nowhere, problem(404, "no-such-route"));
+        let long = format!("/gpus/{}{n}", "x".repeat(400));
+        assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", &long), problem(400, "malformed-path"));
+    }
+    assert_eq!(cluster.asked("SubjectAccessReview"), before);
+    let began = Instant::now();
+    let mut refused = 0;
+    for n in 0..400 {
+        match cluster.ask(GRAFANAS_TOKEN, "GET", &format!("/gpus/GPU-{n}")) {
+            (403, _) => {}
+            answer => {
+                assert_eq!(answer, problem(429, "too-many-requests"));
+                refused += 1;
+            }
+        }
+    }
+    // A burst of two seconds, and 50 a second.
+    let most = 100 + 50 * (began.elapsed().as_secs() + 1);
+    let asked = u64::try_from(cluster.asked("SubjectAccessReview") - before).unwrap();
+    assert!(asked <= most, "{asked} reviews in {:?}", began.elapsed());
+    assert!(refused > 0 || began.elapsed() > Duration::from_secs(5), "nothing was refused");
+    // What is kept is answered all the same, and so are others.
+    assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0, 200);
+    assert_eq!(cluster.ask(&cluster.serving.token, "GET", "/gpus").0, 200);
+    cluster.serving.stop();
+}

@@ -1,6 +1,7 @@
 //! Every route of the admin API, over HTTP: what it shows and what it changes.
 
-use crate::admin_bench::{Bench, GPU};
+use crate::admin_bench::{Bench, GPU, SHARED};
+use crate::admin_twins::module;
 use berth::admin::{Registration, Step};
 use berth::figures::At;
 use berth::kernel::names::Resource;
@@ -26,6 +27,7 @@ fn the_node_shows_itself_its_resources_and_what_it_waits_for() {
 
     let waiting = Step::Waiting("no kubelet.sock".into());
     let registration = Registration { resource: Resource::parse(GPU).unwrap(), state: waiting };
+    bench.door.figures().kubelet.turned(GPU, None);
     bench.facts.lock().unwrap().registrations = vec![registration];
     let node = bench.get("/api/v1/node").expect(200);
     assert_eq!(node["resources"][0]["registration"]["waiting"], "no kubelet.sock");
@@ -265,6 +267,32 @@ fn readiness_names_what_is_missing_and_health_needs_no_token() {
         let answer = crate::admin_bench::ask(health, "GET", path, &[("authorization", &bearer)], b"");
         answer.problem(404, "no-such-route");
     }
+}
+
+#[test]
+fn a_node_is_not_ready_before_the_kubelet_took_all_that_there_is() {
+    let bench = Bench::new(1);
+    let kubelet = &bench.door.figures().kubelet;
+    // As before the front end has begun: nobody waits for anything yet, and nothing is registered.
+    kubelet.turned(GPU, None);
+    let says = bench.get("/readyz").problem(503, "not-ready");
+    assert!(says.contains("kubelet: waiting: the kubelet has not taken nvidia.com/gpu yet"), "{says}");
+    kubelet.turned(GPU, Some(At::Registering));
+    bench.get("/readyz").problem(503, "not-ready");
+    kubelet.turned(GPU, Some(At::Registered));
+    bench.get("/readyz").expect(200);
+    kubelet.turned(GPU, Some(At::Waiting));
+    bench.get("/readyz").expect(200);
+    // A further resource is another one to wait for.
+    bench.upload(&module("share", "1")).expect(201);
+    let entries = serde_json::json!({"entries": [{"policy": "share", "parameters": {"shares": 2}}]});
+    bench.json("PUT", "/api/v1/stack", &entries.to_string()).expect(200);
+    let says = bench.get("/readyz").problem(503, "not-ready");
+    assert!(says.contains(SHARED), "{says}");
+    kubelet.turned(SHARED, Some(At::Registered));
+    bench.get("/readyz").expect(200);
+    // Where there is no GPU there is nothing to wait for.
+    Bench::new(0).get("/readyz").expect(200);
 }
 
 #[test]

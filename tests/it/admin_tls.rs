@@ -17,19 +17,19 @@ use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 const SOON: Duration = Duration::from_secs(20);
 
 /// A certificate authority of a test.
-struct Ca {
-    pem: String,
+pub(crate) struct Ca {
+    pub(crate) pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 /// A certificate and its key, PEM.
-struct Pair {
-    cert: String,
-    key: String,
+pub(crate) struct Pair {
+    pub(crate) cert: String,
+    pub(crate) key: String,
 }
 
 impl Ca {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
@@ -42,7 +42,7 @@ impl Ca {
         Pair { cert: params.signed_by(&key, &self.issuer).unwrap().pem(), key: key.serialize_pem() }
     }
 
-    fn server(&self) -> Pair {
+    pub(crate) fn server(&self) -> Pair {
         self.sign(&CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap())
     }
 
@@ -53,12 +53,12 @@ impl Ca {
         params
     }
 
-    fn client(&self, name: &str) -> Pair {
+    pub(crate) fn client(&self, name: &str) -> Pair {
         self.sign(&Self::client_params(name))
     }
 
     /// A client of the daemon that trusts this CA, with a certificate of its own or without.
-    fn agent(&self, own: Option<&Pair>) -> ureq::Agent {
+    pub(crate) fn agent(&self, own: Option<&Pair>) -> ureq::Agent {
         berth::admin::use_ring();
         let roots = RootCerts::new_with_certs(&[Certificate::from_pem(self.pem.as_bytes()).unwrap()]);
         let own = own.map(|pair| {
@@ -79,45 +79,59 @@ impl Pair {
 }
 
 /// A node whose admin API speaks TLS.
-struct Node {
-    bench: Bench,
-    ca: Ca,
+pub(crate) struct Node {
+    pub(crate) bench: Bench,
+    pub(crate) ca: Ca,
 }
 
 impl Node {
-    fn new(change: impl FnOnce(&mut TlsFiles, &Path)) -> Self {
+    pub(crate) fn new(change: impl FnOnce(&mut TlsFiles, &Path)) -> Self {
         let ca = Ca::new();
         let mut bench = Bench::new(1);
         let (cert, key) = ca.server().write(bench.dir.path(), "server");
-        let mut files = TlsFiles { cert, key, client_ca: None, require_client_cert: false, clients: None };
+        let mut files = TlsFiles {
+            cert,
+            key,
+            client_ca: None,
+            require_client_cert: false,
+            clients: None,
+            others_may: None,
+        };
         change(&mut files, bench.dir.path());
         let access = AdminAccess { tls: Some(files), ..AdminAccess::default() };
         bench.start_again(Settings { access, ..bench.settings() });
         Self { bench, ca }
     }
 
-    /// One that takes certificates of this CA.
-    fn with_clients(clients: &Ca, change: impl FnOnce(&mut TlsFiles)) -> Self {
+    /// One that takes certificates of this CA, for reading.
+    pub(crate) fn with_clients(clients: &Ca, change: impl FnOnce(&mut TlsFiles)) -> Self {
         Self::new(|files, folder| {
             let path = folder.join("clients.crt");
             std::fs::write(&path, &clients.pem).unwrap();
             files.client_ca = Some(path);
+            files.others_may = Some(Right::Read);
             change(files);
         })
     }
 
-    fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("https://localhost:{}{path}", self.bench.address().port())
     }
 
-    fn ask(&self, agent: &ureq::Agent, method: &str, path: &str, token: bool) -> Result<Answer, ureq::Error> {
+    pub(crate) fn ask(
+        &self,
+        agent: &ureq::Agent,
+        method: &str,
+        path: &str,
+        token: bool,
+    ) -> Result<Answer, ureq::Error> {
         let bearer = format!("Bearer {}", self.bench.token);
         let headers = [("authorization", bearer.as_str())];
         ask_by(agent, &self.url(path), method, if token { &headers } else { &[] }, b"")
     }
 
     /// Asks until the answer is as it should be.
-    fn until(&self, what: &str, holds: impl Fn() -> bool) {
+    pub(crate) fn until(&self, what: &str, holds: impl Fn() -> bool) {
         let end = Instant::now() + SOON;
         while !holds() {
             assert!(Instant::now() < end, "waited in vain for {what}");
@@ -176,9 +190,13 @@ fn a_client_certificate_opens_by_its_name_and_right() {
     let clients = Ca::new();
     let node = Node::with_clients(&clients, |files| {
         files.clients = Some([("alice".to_owned(), Right::Change), ("bob".to_owned(), Right::Read)].into());
+        files.others_may = None;
     });
     let alice = node.ca.agent(Some(&clients.client("alice")));
-    assert_eq!(node.ask(&alice, "PUT", CORDON, false).unwrap().expect(200)["drain"]["by"], "alice");
+    assert_eq!(
+        node.ask(&alice, "PUT", CORDON, false).unwrap().expect(200)["drain"]["by"],
+        "certificate:alice"
+    );
     let bob = node.ca.agent(Some(&clients.client("bob")));
     node.ask(&bob, "GET", "/api/v1/node", false).unwrap().expect(200);
     let said = node.ask(&bob, "DELETE", CORDON, false).unwrap().problem(403, "forbidden");
@@ -296,6 +314,7 @@ fn files_that_do_not_fit_together_stop_the_start_with_their_names() {
         client_ca: client_ca.map(Into::into),
         require_client_cert: false,
         clients: None,
+        others_may: None,
     };
     for (files, says) in [
         (files(&cert, &other_key, None), "does not go with the certificate"),
@@ -344,6 +363,18 @@ fn the_command_line_speaks_https_and_over_the_socket() {
     assert!(code == 2 && said.contains("--client-key"), "{said}");
     let (code, said) = berth(&["--server", "http://127.0.0.1:1", "--ca-file", &ca, "gpu", "list"]);
     assert!(code == 2 && said.contains("https://"), "{said}");
+    // Nothing that is on the way is to read the token.
+    let (code, said) = berth(&["--server", "http://192.0.2.1:9470", "--token-file", &token, "gpu", "list"]);
+    assert!(code == 2 && said.contains("--allow-plain-http"), "{said}");
+    // The node's own look finds the daemon behind its certificate, whatever that names.
+    let config = format!(
+        "gpus: sim:1xt4\nstateDir: {0}\nadminListen: {1}\nadmin: {{ tls: {{ certFile: {0}/server.crt, keyFile: {0}/server.key }} }}\n",
+        folder.display(),
+        node.bench.address()
+    );
+    std::fs::write(folder.join("berth.yaml"), config).unwrap();
+    let (_, said) = berth(&["node", "check", "--config", &path("berth.yaml")]);
+    assert!(said.contains("berth answers at"), "{said}");
     let (code, said) = berth(&["--server", "unix://run/x", "gpu", "list"]);
     assert!(code == 2 && said.contains("unix:///run/berth/admin.sock"), "{said}");
 

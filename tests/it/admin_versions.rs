@@ -63,7 +63,7 @@ fn the_history_says_what_was_active_by_whom_when_and_why() {
     assert_eq!(revisions(&history), [2, 1, 0]);
     assert_eq!((&history[0]["by"], history[0].get("why")), (&"admin".into(), None));
     let past = &history[1];
-    assert_eq!((&past["by"], &past["why"]), (&"alice".into(), &"two".into()));
+    assert_eq!((&past["by"], &past["why"]), (&"admin (for alice)".into(), &"two".into()));
     assert_eq!((&past["active"], &past["source"]), (&false.into(), &"api".into()));
     assert_eq!(past["entries"][0]["parameters"], json!({ "shares": 2 }));
     assert!(past["since"].as_str().unwrap().ends_with('Z'));
@@ -85,7 +85,7 @@ fn a_rollback_is_an_activation_of_what_was() {
     bench.put_stack(&shares(3), "three");
     let back = bench.roll_back(&json!({ "by": "bob", "reason": "three were too many" }));
     let stack = back.expect(200);
-    assert_eq!((&stack["revision"], &stack["by"]), (&3.into(), &"bob".into()));
+    assert_eq!((&stack["revision"], &stack["by"]), (&3.into(), &"admin (for bob)".into()));
     assert_eq!(stack["why"], "three were too many");
     assert_eq!(stack["entries"][0]["parameters"], json!({ "shares": 2 }));
     assert_eq!(back.headers["etag"], "\"3\"");
@@ -136,7 +136,7 @@ fn versions_say_who_brought_them_and_why() {
     let bench = Bench::new(1);
     let named = bench.upload_with(&module("named", "1"), "?by=alice&reason=packs%20batch%20jobs", &[]);
     let named = named.expect(201);
-    assert_eq!((&named["by"], &named["why"]), (&"alice".into(), &"packs batch jobs".into()));
+    assert_eq!((&named["by"], &named["why"]), (&"admin (for alice)".into(), &"packs batch jobs".into()));
     assert!(named["since"].as_str().unwrap().ends_with('Z'));
     let plain = bench.upload(&module("plain", "1")).expect(201);
     assert_eq!((&plain["by"], plain.get("why"), plain.get("signedBy")), (&"admin".into(), None, None));
@@ -153,7 +153,7 @@ fn versions_say_who_brought_them_and_why() {
     let reset = bench.ask("DELETE", "/api/v1/stack/override?by=carol&reason=done", &[], b"").expect(200);
     assert_eq!(
         (&reset["by"], &reset["why"], &reset["source"]),
-        (&"carol".into(), &"done".into(), &"file".into())
+        (&"admin (for carol)".into(), &"done".into(), &"file".into())
     );
 }
 

@@ -15,6 +15,11 @@ pub(crate) struct Reviews {
     pub(crate) allowed: BTreeSet<(String, String, String)>,
     /// Answers reviews with this status, if set.
     pub(crate) refuse: Option<u16>,
+    /// TokenReviews are not answered as long as this is set.
+    pub(crate) hold: bool,
+    /// TokenReviews under way, and the most at a time.
+    pub(crate) under_way: usize,
+    pub(crate) most: usize,
     /// Reviews that were asked for, by kind.
     pub(crate) asked: BTreeMap<&'static str, usize>,
 }
@@ -40,6 +45,10 @@ async fn token(world: web::Data<World>, request: HttpRequest, review: web::Json<
     if let Some(refused) = asked(&world, "TokenReview", &request) {
         return refused;
     }
+    let _under = Under::way(&world);
+    while world.state.lock().unwrap().reviews.hold {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
     let spec = &review["spec"];
     let wanted: Vec<&str> =
         spec["audiences"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -53,6 +62,24 @@ async fn token(world: web::Data<World>, request: HttpRequest, review: web::Json<
     };
     HttpResponse::Created().json(json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
         "metadata": {}, "spec": {"token": ""}, "status": answer}))
+}
+
+/// One under way.
+struct Under(web::Data<World>);
+
+impl Under {
+    fn way(world: &web::Data<World>) -> Self {
+        let reviews = &mut world.state.lock().unwrap().reviews;
+        reviews.under_way += 1;
+        reviews.most = reviews.most.max(reviews.under_way);
+        Self(world.clone())
+    }
+}
+
+impl Drop for Under {
+    fn drop(&mut self) {
+        self.0.state.lock().unwrap().reviews.under_way -= 1;
+    }
 }
 
 async fn access(world: web::Data<World>, request: HttpRequest, review: web::Json<Value>) -> HttpResponse {

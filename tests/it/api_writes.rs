@@ -181,12 +181,21 @@ async fn apply_labels(
         serde_json::from_value(body["metadata"]["labels"].clone()).unwrap();
     {
         let labels = &mut world.state.lock().unwrap().writes.labels;
-        for (key, value) in &wanted {
-            let others =
-                |(now, by): &(String, BTreeSet<String>)| now != value && by.iter().any(|m| *m != manager);
-            if !force && labels.get(key).is_some_and(others) {
-                return status(409, &format!("Apply failed with 1 conflict: .metadata.labels.{key}"));
-            }
+        let others = |(key, value): &(&String, &String)| {
+            labels.get(*key).is_some_and(|(now, by)| now != *value && by.iter().any(|m| *m != manager))
+        };
+        let taken: Vec<&String> = wanted.iter().filter(others).map(|(key, _)| key).collect();
+        if !force && !taken.is_empty() {
+            let cause = |key: &&String| {
+                json!({"reason": "FieldManagerConflict",
+                "message": "conflict with \"somebody\"", "field": format!(".metadata.labels.{key}")})
+            };
+            let causes: Vec<Value> = taken.iter().map(cause).collect();
+            return HttpResponse::Conflict().json(
+                json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+                "status": "Failure", "reason": "Conflict", "code": 409, "details": {"causes": causes},
+                "message": format!("Apply failed with {} conflicts", taken.len())}),
+            );
         }
         for (key, (_, by)) in labels.iter_mut() {
             if !wanted.contains_key(key) {

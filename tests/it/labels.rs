@@ -262,7 +262,40 @@ async fn labels_of_somebody_else_are_not_overwritten_and_nobody_is_labelled_unas
     let house = House::new("gpus: sim:1xt4\nlabels: { node: true }").await;
     let serving = cluster::serve(&house, &server);
     cluster::until("the conflict is said", || {
-        check(&serving).filter(|check| check["detail"].as_str().is_some_and(|why| why.contains("conflict")))
+        let says =
+            |check: &Value| check["detail"].as_str().is_some_and(|w| w.contains("nvidia.com/gpu.count"));
+        check(&serving).filter(says)
     });
-    assert_eq!(server.world.labels()["nvidia.com/gpu.count"], "7");
+    let labels = server.world.labels();
+    assert_eq!(labels["nvidia.com/gpu.count"], "7");
+    assert_eq!(labels["nvidia.com/gpu.product"], "Tesla-T4", "the others stand");
+    serving.stop();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_for_nfd_stands_back_for_a_writer_that_is_seen_on_the_node_alone() {
+    let features = tempfile::tempdir().unwrap();
+    let path = features.path().join("berth");
+    std::fs::write(&path, "nvidia.com/gpu.count=1\n").unwrap();
+    let server = ApiServer::start();
+    server.world.label("nvidia.com/gfd.timestamp", "1700000000", "nfd-master");
+    let settings = format!("gpus: sim:1xt4\nlabels: {{ nfdFile: {} }}", path.display());
+    let house = House::new(&settings).await;
+    let serving = cluster::serve(&house, &server);
+    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    cluster::until("it says why", || {
+        let says = |check: &Value| check["detail"].as_str().is_some_and(|w| w.contains("on the node object"));
+        check(&serving).filter(says)
+    });
+    assert!(!path.exists(), "what an earlier start wrote goes");
+    serving.stop();
+    // Without one it writes as ever.
+    let server = ApiServer::start();
+    let house = House::new(&settings).await;
+    let serving = cluster::serve(&house, &server);
+    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    cluster::until("the file has labels", || {
+        file_of(&path).contains_key("nvidia.com/gpu.product").then_some(())
+    });
+    serving.stop();
 }

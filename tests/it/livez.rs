@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const SOON: Duration = Duration::from_secs(20);
 
 /// So long that nothing else is missed meanwhile.
-const LONG: Limits = Limits { keeper: SOON, policies: SOON, look: SOON, stream: SOON };
+const LONG: Limits = Limits { keeper: SOON, policies: SOON, look: SOON, front: SOON, stream: SOON };
 /// So short that a test sees it.
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -26,7 +26,7 @@ fn trouble(bench: &Bench) -> Option<String> {
     if one.status == 200 || two.status == 200 {
         return None;
     }
-    assert_eq!(one.value()["checks"].as_array().unwrap().len(), 4);
+    assert_eq!(one.value()["checks"].as_array().unwrap().len(), 5);
     Some(two.problem(503, "not-alive"))
 }
 
@@ -158,7 +158,55 @@ fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
     assert!(said.contains("NVML cannot count the GPUs"), "{said}");
     *gpus.fails.lock().unwrap() = false;
     until("the failure is over", || figures.trouble().is_none().then_some(()));
+    // A thread that ended, however: no look is begun any more.
+    alive_again(&bench);
     watch.stop();
+    let says = until("the looks are missed", || trouble(&bench));
+    assert!(says.contains("no look at the GPUs was begun for"), "{says}");
+}
+
+/// A look that kills its thread after NVML has answered, at what it found.
+struct DeadlyGpus;
+
+impl Gpus for DeadlyGpus {
+    fn look(&self) -> Result<Inventory, GpusError> {
+        panic!("at what it found");
+    }
+
+    fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError> {
+        std::thread::sleep(wait);
+        Ok(None)
+    }
+
+    fn describe(&self) -> String {
+        "GPUs that kill".into()
+    }
+}
+
+#[test]
+fn a_thread_of_looks_that_died_is_no_life() {
+    let bench = Bench::new(1);
+    bench.door.figures().set_limits(Limits { look: SHORT, ..LONG });
+    let looker = Looker::new(Arc::new(DeadlyGpus), Arc::new(Nobody));
+    let watch = GpuWatch::start(&looker, &bench.door, Duration::from_millis(50)).unwrap();
+    let says = until("it is missed", || trouble(&bench));
+    assert!(says.contains("looks: "), "{says}");
+    watch.stop();
+}
+
+#[test]
+fn a_runtime_that_answers_no_kubelet_is_no_life() {
+    let bench = Bench::new(1);
+    bench.door.figures().set_limits(Limits { front: SHORT, ..LONG });
+    assert_eq!(trouble(&bench), None, "nobody promised a sign yet");
+    drop(bench.door.figures().front.begin());
+    let says = until("it is missed", || trouble(&bench));
+    assert!(
+        says.contains("kubelet: the runtime that answers the kubelet gave no sign of life for"),
+        "{says}"
+    );
+    drop(bench.door.figures().front.begin());
+    alive_again(&bench);
 }
 
 #[test]

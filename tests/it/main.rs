@@ -12,6 +12,7 @@ mod admin_page;
 mod admin_policies;
 mod admin_rest;
 mod admin_reviews;
+mod admin_rights;
 mod admin_routes;
 mod admin_tls;
 mod admin_twins;

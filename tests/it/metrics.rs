@@ -374,7 +374,7 @@ async fn every_family_of_the_table_is_told_and_counters_do_not_fall() {
     assert_eq!(after.sum("berth_kubelet_registration", &[&shared, "state=\"registered\""]), 1.0);
     assert_eq!(
         (after.sum("berth_list_and_watch_streams", &[&shared]), after.sum("berth_live", &[])),
-        (1.0, 4.0)
+        (1.0, 5.0)
     );
     // Every check of readiness is well.
     let checks = after.sum("berth_ready", &[]);

@@ -70,7 +70,8 @@ fn every_operation_says_what_it_is_for_and_how_it_fails() {
                 assert_eq!(schema, "#/components/schemas/Problem", "{name} {status}");
             }
         }
-        let open = operation["security"] == serde_json::json!([{}]);
+        let nothing = serde_json::json!({});
+        let open = operation["security"].as_array().is_some_and(|ways| ways.contains(&nothing));
         assert_eq!(open, !name.contains("/api/v1/"), "{name}: who may ask is not said");
     }
 }

@@ -26,7 +26,7 @@ pub struct Activation {
     /// `api` if it was activated through this API, `file` if it is the configuration file's.
     #[schema(example = "api")]
     pub source: String,
-    /// Who activated it, by their own word.
+    /// Who activated it, and for whom by their own word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "alice")]
     pub by: Option<String>,
@@ -54,7 +54,7 @@ pub struct Rollback {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 2)]
     pub revision: Option<u64>,
-    /// Who rolls back, by their own word; at most 128 bytes. The token's holder if absent.
+    /// For whom, by their own word; at most 128 bytes. It stands behind the name of whoever the token is of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "alice")]
     pub by: Option<String>,
@@ -69,7 +69,7 @@ pub struct Rollback {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Word {
-    /// Who, by their own word; at most 128 bytes. The token's holder if absent.
+    /// For whom, by their own word; at most 128 bytes. It stands behind the name of whoever the token is of.
     #[param(example = "alice")]
     pub by: Option<String>,
     /// In their words; at most 1024 bytes, no control characters.

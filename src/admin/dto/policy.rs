@@ -49,7 +49,7 @@ pub struct Policy {
     /// When it was first seen here.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: String,
-    /// Who uploaded it, by their own word; absent where it came with the daemon.
+    /// Who uploaded it, and for whom by their own word; absent where it came with the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "admin")]
     pub by: Option<String>,

@@ -164,7 +164,7 @@ pub struct FileStack {
 pub struct NewStack {
     /// Its policies, first asked first; at most 16. None leaves the built-in baseline alone.
     pub entries: Vec<NewStackEntry>,
-    /// Who activates it, by their own word; at most 128 bytes. The token's holder if absent.
+    /// For whom, by their own word; at most 128 bytes. It stands behind the name of whoever the token is of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "alice")]
     pub by: Option<String>,

@@ -5,15 +5,16 @@ use super::Line;
 use crate::admin::dto::Node;
 use crate::cli::args::ClientArgs;
 use crate::cli::client::Client;
+use crate::cli::reach::berth_has;
 use crate::config::Config;
 use std::net::TcpListener;
 
-/// Whether the daemon that answers at the admin address takes the token of this state folder.
+/// Whether the daemon that answers at the admin address takes the token of this state folder; where it has TLS,
+/// whether it is a daemon of ours with TLS, since its certificate may name no address of this node.
 pub(super) fn answers(config: &Config) -> bool {
     let server = match (&config.admin.socket, &config.admin.tls) {
         (Some(path), _) => format!("unix://{}", path.display()),
-        // Answers only where the certificate names the address, and a CA of this machine signed it.
-        (None, Some(_)) => format!("https://{}", config.admin_listen),
+        (None, Some(_)) => return berth_has(config.admin_listen),
         (None, None) => format!("http://{}", config.admin_listen),
     };
     let args = ClientArgs { server, token_file: Some(config.token_file.clone()), ..ClientArgs::default() };

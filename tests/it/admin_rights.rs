@@ -1,0 +1,121 @@
+//! What opens how much: client certificates whose names nobody configured, a CA that is emptied, and what is
+//! open without a token, seen from another machine.
+
+use crate::admin_bench::{agent, ask_by};
+use crate::admin_tls::{Ca, Node};
+use berth::admin::Settings;
+use berth::config::{AdminAccess, Right, TlsFiles};
+use std::net::{IpAddr, UdpSocket};
+use ureq::tls::TlsConfig;
+
+const CORDON: &str = "/api/v1/gpus/GPU-0/cordon";
+const NODE: &str = "/api/v1/node";
+
+#[test]
+fn a_certificate_that_nobody_named_opens_what_others_may_and_by_default_nothing() {
+    let clients = Ca::new();
+    for (others_may, reads, changes) in
+        [(None, 403, 403), (Some(Right::Read), 200, 403), (Some(Right::Change), 200, 200)]
+    {
+        let node = Node::with_clients(&clients, |files| files.others_may = others_may);
+        let anybody = node.ca.agent(Some(&clients.client("anybody")));
+        let status = |method, path| node.ask(&anybody, method, path, false).unwrap().status;
+        assert_eq!((status("GET", NODE), status("PUT", CORDON)), (reads, changes), "{others_may:?}");
+    }
+}
+
+fn trouble(node: &Node) -> Option<String> {
+    let value = node.ask(&node.ca.agent(None), "GET", NODE, true).unwrap().expect(200);
+    let checks = value["checks"].as_array().unwrap().clone();
+    checks.into_iter().find(|c| c["name"] == "tls").unwrap()["detail"].as_str().map(str::to_owned)
+}
+
+#[test]
+fn a_ca_that_is_emptied_lets_nobody_in_even_beside_a_broken_pair() {
+    let clients = Ca::new();
+    let node = Node::with_clients(&clients, |_| {});
+    let folder = node.bench.dir.path();
+    let opens = || {
+        let alice = node.ca.agent(Some(&clients.client("alice")));
+        node.ask(&alice, "GET", NODE, false).is_ok_and(|answer| answer.status == 200)
+    };
+    assert!(opens());
+    // The pair is broken, and stays in force; the CA is looked at all the same.
+    std::fs::write(folder.join("server.key"), "").unwrap();
+    node.until("the broken pair is said", || trouble(&node).is_some_and(|w| w.contains("no private key")));
+    assert!(opens());
+    for emptied in ["", "# none\n", "no PEM"] {
+        std::fs::write(folder.join("clients.crt"), emptied).unwrap();
+        node.until("the CA is gone", || {
+            trouble(&node).is_some_and(|w| w.contains("no client certificate is taken"))
+        });
+        assert!(!opens(), "{emptied:?}");
+        std::fs::write(folder.join("clients.crt"), &clients.pem).unwrap();
+        node.until("the CA is back", opens);
+    }
+    // One that cannot be read for a moment, as while a mount is renewed, takes nothing away.
+    std::fs::remove_file(folder.join("clients.crt")).unwrap();
+    node.until("it is said", || trouble(&node).is_some_and(|w| w.contains("cannot be read")));
+    assert!(opens());
+}
+
+/// An address of this machine that is not loopback, if it has one. Nothing is sent.
+fn own_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?;
+    socket
+        .local_addr()
+        .ok()
+        .map(|address| address.ip())
+        .filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
+}
+
+#[test]
+fn from_another_machine_the_numbers_and_the_details_are_for_whoever_may_read() {
+    let Some(own) = own_address() else { return };
+    let clients = Ca::new();
+    let mut node = Node::with_clients(&clients, |_| {});
+    let folder = node.bench.dir.path().to_owned();
+    let files = TlsFiles {
+        cert: folder.join("server.crt"),
+        key: folder.join("server.key"),
+        client_ca: Some(folder.join("clients.crt")),
+        require_client_cert: false,
+        clients: None,
+        others_may: None,
+    };
+    let access = AdminAccess { tls: Some(files), ..AdminAccess::default() };
+    let listen = "0.0.0.0:0".parse().unwrap();
+    node.bench.start_again(Settings { listen, access, ..node.bench.settings() });
+    let port = node.bench.address().port();
+    let stranger = agent(TlsConfig::builder().disable_verification(true).build());
+    let bearer = format!("Bearer {}", node.bench.token);
+    let ask = |host: &str, path: &str, token: Option<&str>| {
+        let headers: Vec<_> = token.map(|token| ("authorization", token)).into_iter().collect();
+        ask_by(&stranger, &format!("https://{host}:{port}{path}"), "GET", &headers, b"").unwrap()
+    };
+    let away = own.to_string();
+    for path in ["/metrics", "/%6detrics"] {
+        ask(&away, path, None).problem(401, "unauthorized");
+        ask(&away, path, Some("Bearer wrong")).problem(401, "unauthorized");
+    }
+    assert_eq!(ask(&away, "/metrics", Some(&bearer)).status, 200);
+    assert_eq!(ask("127.0.0.1", "/metrics", None).status, 200, "this node");
+    // Readiness says which checks fail, and no more.
+    node.bench.facts.lock().unwrap().adoption = berth::admin::Step::Waiting("secret words".into());
+    for token in [None, Some("Bearer wrong")] {
+        let bare = ask(&away, "/readyz", token);
+        assert_eq!(bare.problem(503, "not-ready").trim_end_matches("; "), "adoption");
+        assert!(!String::from_utf8(bare.body).unwrap().contains("secret words"));
+        let bare = ask(&away, "/livez", token).expect(200);
+        assert!(bare["checks"].as_array().unwrap().iter().all(|c| c["detail"].is_null()), "{bare}");
+    }
+    for told in [ask(&away, "/readyz", Some(&bearer)), ask("127.0.0.1", "/readyz", None)] {
+        assert!(told.problem(503, "not-ready").contains("adoption: secret words"));
+    }
+    // The health listener is for probes and scrapes, and closed by other means.
+    let health = node.bench.api.as_ref().unwrap().health_address.unwrap();
+    assert_eq!(crate::admin_bench::ask(health, "GET", "/metrics", &[], b"").status, 200);
+    let told = crate::admin_bench::ask(health, "GET", "/readyz", &[], b"").problem(503, "not-ready");
+    assert!(told.contains("secret words"));
+}

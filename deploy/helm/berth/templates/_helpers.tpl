@@ -122,6 +122,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- if $tls.clientCASecretName -}}
 {{- $_ := set $files "clientCaFile" (printf "%s/client-ca/ca.crt" $folder) -}}
 {{- if $tls.requireClientCert -}}{{- $_ := set $files "requireClientCert" true -}}{{- end -}}
+{{- if ne $tls.othersMay "none" -}}{{- $_ := set $files "othersMay" $tls.othersMay -}}{{- end -}}
 {{- if kindIs "slice" $tls.clients -}}{{- $_ := set $files "clients" $tls.clients -}}{{- end -}}
 {{- else if or $tls.requireClientCert $tls.clients -}}
 {{- fail "admin.tls.requireClientCert and admin.tls.clients need admin.tls.clientCASecretName, a Secret with the CA's ca.crt" -}}

@@ -42,7 +42,10 @@ pub(super) async fn show(request: HttpRequest) -> Result<HttpResponse, Problem> 
         Err(_) => false,
     };
     let mut response = if known { HttpResponse::NotModified() } else { HttpResponse::Ok() };
-    response.insert_header((ETAG, TAG.to_string())).insert_header((CACHE_CONTROL, KEPT));
+    response
+        .insert_header((ETAG, TAG.to_string()))
+        .insert_header((CACHE_CONTROL, KEPT))
+        .insert_header((VARY, "accept-encoding"));
     if known {
         return Ok(response.finish());
     }
@@ -53,7 +56,7 @@ pub(super) async fn show(request: HttpRequest) -> Result<HttpResponse, Problem> 
     }
     let packed = PACKED.clone();
     let packed = packed.ok_or_else(|| Problem::new(Kind::Internal, "the document cannot be compressed"))?;
-    response.insert_header((CONTENT_ENCODING, "gzip")).insert_header((VARY, "accept-encoding"));
+    response.insert_header((CONTENT_ENCODING, "gzip"));
     Ok(response.body(packed))
 }
 

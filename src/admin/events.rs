@@ -19,11 +19,13 @@ use crate::kernel::time::Now;
 use actix_web::http::Method;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use actix_web::{HttpRequest, HttpResponse, web};
+use futures_util::stream;
 use news::{News, Told};
 use reader::{Begin, Reader, Waits, Wanted};
 use recent::{Following, Id, Ring, WORDS_BYTES_MAX};
 use serde::Deserialize;
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -166,7 +168,7 @@ pub(super) struct Query {
         (status = 200, description = "Events, until the stream ends", body = String, content_type = "text/event-stream"),
         (status = 400, description = "A malformed query or Last-Event-ID, or an unknown key in the query"),
     ))]
-pub(super) async fn stream(
+pub(super) async fn follow(
     state: web::Data<State>,
     request: HttpRequest,
     query: web::Query<Query>,
@@ -181,7 +183,7 @@ pub(super) async fn stream(
     response.insert_header(("x-accel-buffering", "no"));
     // As everywhere HEAD answers with the head alone; it takes no place.
     if request.method() == Method::HEAD {
-        return Ok(response.finish());
+        return Ok(response.streaming(stream::empty::<Result<web::Bytes, Infallible>>()));
     }
     let permit = state.feed.place().await.ok_or_else(|| {
         Problem::new(Kind::Streams, format!("{STREAMS_MAX} event streams are open, which is the most"))

@@ -31,7 +31,7 @@ use utoipa::{Modify, OpenApi};
     servers((url = "/", description = "This node")),
     paths(
         node::show, gpus::list, gpus::show, gpus::forget, gpus::cordon, gpus::uncordon, drain::start, drain::show, drain::stop, drain::mark_healthy,
-        processes::list, processes::bypass, events::stream,
+        processes::list, processes::bypass, events::follow,
         allocations::list, allocations::show, allocations::end,
         decisions::list, decisions::show, decisions::input, decisions::explain,
         trials::replay, trials::list, trials::add, trials::show, trials::end, tried::add,

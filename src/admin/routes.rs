@@ -51,7 +51,7 @@ pub(super) fn admin(config: &mut ServiceConfig) {
         .service(resource("/gpus/{uuid}/health", "PUT").route(web::put().to(drain::mark_healthy)))
         .service(resource("/gpus/{uuid}/processes", "GET, HEAD").route(read().to(processes::list)))
         .service(resource("/bypass", "GET, HEAD").route(read().to(processes::bypass)))
-        .service(resource("/events", "GET, HEAD").route(read().to(events::stream)))
+        .service(resource("/events", "GET, HEAD").route(read().to(events::follow)))
         .service(resource("/allocations", "GET, HEAD").route(read().to(allocations::list)))
         .service(
             resource("/allocations/{id}", "GET, HEAD, DELETE")

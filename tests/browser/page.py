@@ -271,7 +271,7 @@ def nothing_is_undone_that_was_not_seen(watch: Watch, node: Node) -> None:
     watch.allow(412)
     dialog.get_by_role("button", name="Cordon", exact=True).click()
     expect(dialog.get_by_role("alert")).to_contain_text("Changed meanwhile")
-    expect(dialog.get_by_role("alert")).to_contain_text("What to do")
+    expect(dialog.get_by_role("alert")).to_contain_text("What to do: cancel, and look at what it is now")
     picture(page, "page-changed-meanwhile")
     check(node.drain_state(6) in ("draining", "drained"), "the other order was undone")
     dialog.get_by_role("button", name="Cancel").click()

@@ -117,6 +117,14 @@ export class Api {
       data = null;
     }
     if (response.ok && data !== null) return data;
+    // Whoever looks at a dialog has no header to send.
+    if (response.status === 412) {
+      data = {
+        title: 'Changed meanwhile',
+        detail: 'Somebody else changed it since this was opened, so nothing was done.',
+        hint: 'cancel, and look at what it is now',
+      };
+    }
     throw new Problem({
       title: data?.title ?? `The daemon answered ${response.status}`,
       detail: data?.detail ?? '',

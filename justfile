@@ -95,10 +95,10 @@ deploy-render: deploy-tools
     python3 deploy/grafana/dashboard.py
     PATH="$(tests/deploy/tools.sh):$PATH" python3 tests/deploy/chart.py --write
 
-# deploy/ on a real control plane, Berth in its pod on a real kubelet; as `just e2e`, needs root
-deploy-cluster *ARGS:
+# deploy/ on a real control plane, Berth in its pod on a real kubelet; as `just e2e`, needs root, and Helm
+deploy-cluster *ARGS: deploy-tools
     cargo build --release --locked
-    python3 tests/e2e/deployed.py {{ARGS}}
+    PATH="$(tests/deploy/tools.sh):$PATH" python3 tests/e2e/deployed.py {{ARGS}}
 
 # Write the API's document anew
 openapi:

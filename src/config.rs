@@ -9,6 +9,7 @@ mod labels;
 mod mps;
 mod parsers;
 mod processes;
+mod tracing;
 mod trusted;
 
 pub use admin::{
@@ -21,6 +22,7 @@ pub use file::{FileConfig, StackEntryConfig};
 pub use labels::LabelSettings;
 pub use mps::MpsEdits;
 pub use processes::{IGNORED_PROCESSES, ProcessSettings};
+pub use tracing::{Endpoint, Protocol, TracingFile, TracingSettings};
 pub use trusted::TrustedKeyFile;
 
 use crate::kernel::command::Rules;
@@ -59,6 +61,8 @@ pub struct Config {
     pub admin: AdminAccess,
     /// How logs are written.
     pub log: LogFormat,
+    /// Where traces go; `None`: nowhere.
+    pub tracing: Option<TracingSettings>,
     /// What containers are given.
     pub edits: Edits,
     /// The resource under which whole GPUs are offered if no policy says otherwise.
@@ -254,6 +258,7 @@ impl Config {
             admin_listen,
             health_listen: health_listen.as_deref().map(|h| address("healthListen", h)).transpose()?,
             log: args.log.or(file.log.map(Into::into)).unwrap_or_default(),
+            tracing: file.tracing.unwrap_or_default().under(args)?,
             resource: Resource::parse(&resource).map_err(|e| bad("resource", &resource, e.rule))?,
             mig_strategy: mig_strategy(args.mig_strategy.clone().or(file.mig_strategy).as_deref())?,
             rules: Rules {

@@ -4,6 +4,7 @@
 mod access;
 mod adopt;
 mod clock;
+mod drains;
 mod gpus;
 mod labels;
 mod memory;

@@ -20,6 +20,7 @@ use crate::kernel::refusal::Refusal;
 use crate::kernel::restore::{carry_over, restore};
 use crate::kill_points::{Point, pass};
 use crate::ports::{Clock, Store, StoreError};
+use crate::spans;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -217,7 +218,8 @@ impl Keeper {
     fn append(&mut self, writes: &[Write]) -> Result<(), AskError> {
         pass(Point::BeforeAppend);
         let began = Instant::now();
-        let Err(error) = self.store.append(writes) else {
+        let span = spans::append(writes.len());
+        let Err(error) = span.in_scope(|| self.store.append(writes)) else {
             pass(Point::AfterAppend);
             self.figures.keeper.appends.add(began.elapsed());
             self.figures.keeper.set_store_bytes(self.store.bytes());

@@ -18,6 +18,7 @@ pub mod ports;
 
 pub mod keeper;
 pub mod kill_points;
+pub mod spans;
 pub mod trust;
 
 pub mod admission;
@@ -43,3 +44,4 @@ pub mod cli;
 pub mod config;
 pub mod daemon;
 pub mod telemetry;
+pub mod trace;

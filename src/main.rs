@@ -25,8 +25,8 @@ fn main() -> ExitCode {
 
 /// `berth serve`.
 fn serve(config: Config) -> anyhow::Result<()> {
-    berth::telemetry::start(config.log)?;
-    berth::daemon::serve(config)
+    let traces = berth::telemetry::start(&config)?;
+    berth::daemon::serve(config, traces)
 }
 
 /// What `berth node check` asks the API server.

@@ -11,18 +11,38 @@ from pathlib import Path
 OUT = Path(__file__).resolve().parents[1] / "helm" / "berth" / "files" / "berth.json"
 
 _DENIED = 'hook="admit", outcome=~"denied|refused"'
+_SICK = 'state!="healthy"'
+_TAKEN_OUT = 'state!="active"'
+_FAILED = 'status=~"4xx|5xx"'
+#: Every process that Prometheus scrapes calls these numbers the same.
+_OURS = 'job=~".*berth.*"'
 
 
 class Panel:
-    """One panel. `series` are (query, legend); `unit` is Grafana's; `kind` is timeseries, stat, table or barchart."""
+    """One panel. `series` are (query, legend); `unit` is Grafana's; `kind` is timeseries, stat, table or barchart.
 
-    def __init__(self, title: str, series, unit: str = "short", kind: str = "timeseries", width: int = 8, about: str = ""):
+    `least`: where its axis begins; None: where its values do. `stacked`: its series add up.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        series,
+        unit: str = "short",
+        kind: str = "timeseries",
+        width: int = 8,
+        about: str = "",
+        least: int | None = 0,
+        stacked: bool = False,
+    ):
         self.title = title
         self.series = series
         self.unit = unit
         self.kind = kind
         self.width = width
         self.about = about
+        self.least = least
+        self.stacked = stacked
 
 
 def _of(metric: str, matchers: str = "") -> str:
@@ -32,6 +52,14 @@ def _of(metric: str, matchers: str = "") -> str:
 
 def _rate(metric: str, by: str, matchers: str = "") -> str:
     return f"sum by ({by}) (rate({_of(metric, matchers)}[$__rate_interval]))"
+
+
+def _sum(metric: str, by: str, matchers: str = "") -> str:
+    return f"sum by ({by}) ({_of(metric, matchers)})"
+
+
+def _increase(metric: str, matchers: str = "") -> str:
+    return f"increase({_of(metric, matchers)}[$__rate_interval])"
 
 
 def _quantile(q: float, metric: str, by: str) -> str:
@@ -47,10 +75,141 @@ ROWS = [
             Panel("Not answering", [('count(up{job=~".*berth.*"} == 0) or vector(0)', "nodes")], kind="stat", width=4),
             Panel("Versions", [(f"count by (version) ({_of('berth_build_info')})", "{{version}}")], kind="stat", width=4),
             Panel(
+                "NVIDIA's drivers",
+                [(f"count by (driver_version, cuda_version) ({_of('berth_nvidia_info')})", "{{driver_version}}, CUDA {{cuda_version}}")],
+                kind="stat",
+                width=4,
+            ),
+            Panel(
+                "Not well",
+                [
+                    (f"{_of('berth_live')} == 0", "/livez {{check}} on {{instance}}"),
+                    (f"{_of('berth_ready')} == 0", "/readyz {{check}} on {{instance}}"),
+                ],
+                kind="table",
+                about="By check. /livez, /readyz and the pod's log say why.",
+            ),
+            Panel(
+                "Labels, TLS and other checks with something to say",
+                [(f"{_of('berth_check_noted')} == 1", "{{check}} on {{instance}}")],
+                kind="table",
+                width=12,
+                about="labels: the node's labels do not follow its GPUs. tls: renewed files do not fit, the old ones go on.",
+            ),
+            Panel(
                 "Activations of stacks",
                 [(f"changes({_of('berth_stack_revision')}[1h])", "{{instance}}")],
                 width=12,
                 about="In the last hour. The revision itself is in `berth policy stack`.",
+            ),
+        ],
+    ),
+    (
+        "GPUs",
+        [
+            Panel("Models", [(f"count by (model) ({_of('berth_gpu_info')})", "{{model}}")], kind="stat"),
+            Panel("Health", [(_sum("berth_gpu_health", "state"), "{{state}}")]),
+            Panel(
+                "Not well",
+                [(f"{_of('berth_gpu_health', _SICK)} == 1", "GPU {{gpu}} of {{instance}} is {{state}}")],
+                kind="table",
+            ),
+            Panel(
+                "Memory in use",
+                [
+                    (
+                        f"{_of('berth_gpu_memory_used_bytes')} / {_of('berth_gpu_memory_capacity_bytes')}",
+                        "GPU {{gpu}} of {{instance}}",
+                    )
+                ],
+                "percentunit",
+            ),
+            Panel(
+                "Processes",
+                [
+                    (_sum("berth_gpu_processes", "instance"), "{{instance}}"),
+                    (_sum("berth_gpu_bypasses", "instance"), "{{instance}} without an allocation"),
+                ],
+                about="Those without an allocation: `berth process bypass`.",
+            ),
+            Panel(
+                "XIDs and turns of health",
+                [
+                    (f"sum by (instance, gpu, code) ({_increase('berth_gpu_xids_total')})", "XID {{code}} of GPU {{gpu}} of {{instance}}"),
+                    (f"sum by (state) ({_increase('berth_gpu_health_changes_total')})", "to {{state}}"),
+                ],
+            ),
+            Panel(
+                "Time of a look",
+                [
+                    (_quantile(0.5, "berth_gpu_look_duration_seconds", "instance"), "{{instance}} p50"),
+                    (_quantile(0.99, "berth_gpu_look_duration_seconds", "instance"), "{{instance}} p99"),
+                ],
+                "s",
+                about="At all GPUs of a node, by NVML.",
+            ),
+            Panel("Looks", [(_rate("berth_gpu_looks_total", "outcome"), "{{outcome}}")], "ops"),
+            Panel("Since the last look", [(f"time() - {_of('berth_gpu_look_timestamp_seconds')}", "{{instance}}")], "s"),
+        ],
+    ),
+    (
+        "Drain",
+        [
+            Panel("States", [(_sum("berth_gpu_drain", "state", _TAKEN_OUT), "{{state}}")]),
+            Panel(
+                "Pods that are still there",
+                [
+                    (_of("berth_gpu_drain_holders"), "GPU {{gpu}} of {{instance}}"),
+                    (f"{_of('berth_gpu_drain_blockers')} > 0", "GPU {{gpu}} of {{instance}}: they do not leave"),
+                ],
+                about="`berth gpu show GPU` says who, and what each waits for.",
+            ),
+            Panel(
+                "Left until the deadline",
+                [(f"{_of('berth_gpu_drain_deadline_timestamp_seconds')} - time()", "GPU {{gpu}} of {{instance}}")],
+                "s",
+                about="Below zero: late.",
+                least=None,
+            ),
+            Panel(
+                "Taken out, since",
+                [
+                    (
+                        f"(time() - {_of('berth_gpu_drain_since_timestamp_seconds')}) * on (instance, uuid)"
+                        f" group_right () ({_of('berth_gpu_drain', _TAKEN_OUT)} == 1)",
+                        "GPU {{gpu}} of {{instance}} is {{state}}",
+                    )
+                ],
+                "s",
+                kind="table",
+                width=24,
+            ),
+        ],
+    ),
+    (
+        "Devices and allocations",
+        [
+            Panel("Devices", [(_sum("berth_devices", "resource, state"), "{{resource}} {{state}}")], stacked=True),
+            Panel("Live allocations", [(_sum("berth_allocations", "resource, instance"), "{{resource}} on {{instance}}")]),
+            Panel(
+                "Begun and ended",
+                [
+                    (_rate("berth_allocations_granted_total", "how"), "{{how}}"),
+                    (_rate("berth_allocations_ended_total", "reason"), "ended: {{reason}}"),
+                ],
+                "ops",
+            ),
+            Panel(
+                "Refused",
+                [(f"sum by (instance, kind) ({_increase('berth_allocate_refusals_total')})", "{{kind}} on {{instance}}")],
+                about="Each is a pod that failed.",
+            ),
+            Panel(
+                "On hold",
+                [(f"{_of('berth_allocations_on_hold')} == 1", "{{instance}}")],
+                kind="table",
+                width=16,
+                about="Nothing ends there, since the kubelet's accounts contradict each other.",
             ),
         ],
     ),
@@ -107,6 +266,109 @@ ROWS = [
         ],
     ),
     (
+        "The ledger and its store",
+        [
+            Panel(
+                "Waiting for the ledger's writer",
+                [(f"max by (instance, inbox) ({_of('berth_keeper_queue_length')})", "{{inbox}} on {{instance}}")],
+                about="At most 64 of the kubelet and 256 of others.",
+            ),
+            Panel(
+                "Time of a turn",
+                [
+                    (_quantile(0.5, "berth_keeper_turn_duration_seconds", "instance"), "{{instance}} p50"),
+                    (_quantile(0.99, "berth_keeper_turn_duration_seconds", "instance"), "{{instance}} p99"),
+                ],
+                "s",
+            ),
+            Panel(
+                "Time of an append",
+                [
+                    (_quantile(0.5, "berth_store_append_duration_seconds", "instance"), "{{instance}} p50"),
+                    (_quantile(0.99, "berth_store_append_duration_seconds", "instance"), "{{instance}} p99"),
+                ],
+                "s",
+                about="Until a change is durable; an Allocate waits for it.",
+            ),
+            Panel("Changes", [(f"rate({_of('berth_ledger_generation')}[$__rate_interval])", "{{instance}}")], "ops"),
+            Panel("Size of the store", [(_of("berth_store_size_bytes"), "{{instance}}")], "bytes"),
+            Panel(
+                "Trouble",
+                [
+                    (f"{_of('berth_store_trouble')} == 1", "{{instance}} cannot write"),
+                    (f"sum by (instance) ({_increase('berth_store_append_failures_total')})", "failed appends of {{instance}}"),
+                ],
+            ),
+        ],
+    ),
+    (
+        "The kubelet",
+        [
+            Panel(
+                "Registrations",
+                [(_sum("berth_kubelet_registration", "resource, state"), "{{resource}} {{state}}")],
+                about="contested: another plugin has taken the resource.",
+            ),
+            Panel(
+                "Streams of devices",
+                [(_of("berth_list_and_watch_streams"), "{{resource}} on {{instance}}")],
+                about="One each, where all is well.",
+            ),
+            Panel(
+                "Registered anew",
+                [(f"sum by (instance, outcome) ({_increase('berth_kubelet_registrations_total')})", "{{outcome}} on {{instance}}")],
+            ),
+            Panel("Calls", [(_rate("berth_grpc_calls_total", "method, code"), "{{method}} {{code}}")], "ops"),
+            Panel(
+                "Time of a call",
+                [
+                    (_quantile(0.5, "berth_grpc_call_duration_seconds", "method"), "{{method}} p50"),
+                    (_quantile(0.99, "berth_grpc_call_duration_seconds", "method"), "{{method}} p99"),
+                ],
+                "s",
+            ),
+            Panel(
+                "Looks at its accounts",
+                [
+                    (_rate("berth_rounds_total", "outcome"), "{{outcome}}"),
+                    (_quantile(0.99, "berth_round_duration_seconds", "instance"), "{{instance}} p99, seconds"),
+                ],
+            ),
+        ],
+    ),
+    (
+        "The admin API",
+        [
+            Panel("Requests", [(_rate("berth_http_requests_total", "method, status"), "{{method}} {{status}}")], "ops"),
+            Panel(
+                "Time of an answer, by route",
+                [(_quantile(0.99, "berth_http_request_duration_seconds", "route, method"), "{{method}} {{route}} p99")],
+                "s",
+            ),
+            Panel(
+                "Failed and turned away, by route",
+                [
+                    (
+                        f"sum by (route, method, status) ({_increase('berth_http_requests_total', _FAILED)})",
+                        "{{method}} {{route}} {{status}}",
+                    )
+                ],
+            ),
+        ],
+    ),
+    (
+        "Processes",
+        [
+            Panel("Processor", [(_rate("process_cpu_seconds_total", "instance", _OURS), "{{instance}}")], "none"),
+            Panel("Memory", [(_of("process_resident_memory_bytes", _OURS), "{{instance}}")], "bytes"),
+            Panel(
+                "Open files",
+                [(f"{_of('process_open_fds', _OURS)} / {_of('process_max_fds', _OURS)}", "{{instance}}")],
+                "percentunit",
+            ),
+        ],
+    ),
+    (
         "Record of decisions",
         [
             Panel("Size", [(_of("berth_journal_bytes"), "{{instance}}")], "bytes"),
@@ -142,11 +404,20 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> dict:
         "title": panel.title,
         "gridPos": {"x": x, "y": y, "w": panel.width, "h": _height(panel)},
         "datasource": {"type": "prometheus", "uid": "${datasource}"},
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
         "targets": targets,
     }
     if panel.about:
         made["description"] = panel.about
+    return made
+
+
+def _defaults(panel: Panel) -> dict:
+    made: dict = {"unit": panel.unit}
+    if panel.least is not None:
+        made["min"] = panel.least
+    if panel.stacked:
+        made["custom"] = {"fillOpacity": 30, "stacking": {"mode": "normal", "group": "A"}}
     return made
 
 

@@ -111,7 +111,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 /// `berth serve` as it is, but for one wait: after a kill it gives the kubelet 250 ms to notice, which
 /// would be most of a round. The stand-in notices within 5 ms.
 fn serve(config: Config) -> anyhow::Result<()> {
-    berth::telemetry::start(config.log)?;
+    berth::telemetry::start(&config)?;
     let waits = Waits { settle: Duration::from_millis(25), ..Waits::default() };
     berth::daemon::serve_with(config, Options { waits, ..Options::default() })
 }

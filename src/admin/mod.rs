@@ -49,6 +49,7 @@ mod swagger;
 mod tag;
 mod tls;
 mod token;
+mod traced;
 mod trials;
 mod tried;
 mod unread;

@@ -6,7 +6,7 @@ use super::state::State;
 use super::unread::Unread;
 use super::{
     access, allocations, counting, decisions, document, drain, events, gpus, host, live, node, page,
-    policies, problem_pages, processes, scrape, stack, stack_history, swagger, tag, trials, tried,
+    policies, problem_pages, processes, scrape, stack, stack_history, swagger, tag, traced, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -161,7 +161,7 @@ async fn pass(
     let unread = Unread::of(&mut request);
     let response = match refused {
         Some(problem) => request.into_response(problem.response()),
-        None => next.call(request).await?.map_into_boxed_body(),
+        None => traced::call(request, next).await?.map_into_boxed_body(),
     };
     let response = finish(response);
     counting::count(&state, response.request(), response.status().as_u16(), began);

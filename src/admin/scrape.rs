@@ -15,8 +15,10 @@ use actix_web::{HttpResponse, web};
     responses((status = 200, description = "The numbers", body = String, content_type = "application/openmetrics-text")))]
 pub(super) async fn metrics(state: web::Data<State>) -> Result<HttpResponse, Problem> {
     let facts = (state.facts)();
+    let ready = node::checks(&facts, &state);
+    let noted = ready.iter().map(|check| (check.name.clone(), check.detail.is_some())).collect();
     let plain = |checks: Vec<Check>| checks.into_iter().map(|check| (check.name, check.ok)).collect();
-    let about = About { ready: plain(node::checks(&facts, &state)), live: plain(live::checks(&state.door)) };
+    let about = About { ready: plain(ready), live: plain(live::checks(&state.door)), noted };
     let text = state.metrics.text(about).await;
     let text = text.map_err(|_| Problem::new(Kind::Internal, "a number could not be written as text"))?;
     Ok(HttpResponse::Ok().content_type(CONTENT_TYPE).body(text))

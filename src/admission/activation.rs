@@ -18,6 +18,7 @@ use crate::kernel::policy::{AdmitRequest, Fault, FaultKind, Hook, PlaceRequest};
 use crate::kernel::stack::{Stack, StackEntry};
 use crate::kernel::time::Now;
 use crate::ports::Policies;
+use crate::spans;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -167,7 +168,7 @@ impl Door {
             };
             trial.run().map(drop).map_err(failed)
         };
-        let tried = tokio::task::spawn_blocking(work).await;
+        let tried = tokio::task::spawn_blocking(spans::carried(work)).await;
         tried.unwrap_or(Err(ActivateError::Ask(AskError::Stopping)))
     }
 }

@@ -82,8 +82,8 @@ const PLACE_MS_MAX: u64 = 1_500;
 #[derive(Clone)]
 pub struct Door {
     keeper: Handle,
-    kubelet_jobs: Sender<KubeletJob>,
-    other_jobs: Sender<OtherJob>,
+    kubelet_jobs: Sender<(tracing::Span, KubeletJob)>,
+    other_jobs: Sender<(tracing::Span, OtherJob)>,
     policies: Arc<dyn Policies>,
     clock: Arc<dyn Clock>,
     rules: Arc<Rules>,
@@ -382,8 +382,8 @@ impl Door {
     }
 }
 
-fn send<T>(jobs: &Sender<T>, job: T) -> Result<(), AskError> {
-    jobs.try_send(job).map_err(|error| match error {
+fn send<T>(jobs: &Sender<(tracing::Span, T)>, job: T) -> Result<(), AskError> {
+    jobs.try_send((crate::spans::here(), job)).map_err(|error| match error {
         TrySendError::Full(_) => AskError::Busy,
         TrySendError::Disconnected(_) => AskError::Stopping,
     })

@@ -7,6 +7,7 @@ use super::Door;
 use crate::kernel::command::Command;
 use crate::kernel::names::Digest;
 use crate::ports::InstallError;
+use crate::spans;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -89,7 +90,7 @@ impl Door {
             Ok(files)
         };
         // It ends early only with the daemon.
-        tokio::task::spawn_blocking(work)
+        tokio::task::spawn_blocking(spans::carried(work))
             .await
             .unwrap_or_else(|_| Err(failed(&first, InstallError::Stopping)))
     }

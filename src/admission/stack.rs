@@ -22,6 +22,7 @@ use crate::kernel::policy::{
 use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
 use crate::ports::Policies;
+use crate::spans;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -218,11 +219,12 @@ impl Walk<'_> {
             question,
             wall_ms_max: left.min(CALL_MS_MAX),
         };
+        let span = spans::policy(hook.as_str(), || entry.label());
         let (answered, cost) = if left == 0 {
             let detail = format!("the stack used up its {} s", STACK_TIME_MAX.as_secs());
             (Err(Fault { kind: FaultKind::Time, detail }), Cost::default())
         } else {
-            self.policies.ask_at_cost(call)
+            span.in_scope(|| self.policies.ask_at_cost(call))
         };
         let checked = answered.and_then(|answer| match answer {
             None => Ok(None),
@@ -240,6 +242,8 @@ impl Walk<'_> {
             Ok(Some(answer)) => Said::Answer(answer.clone()),
             Err(fault) => Said::Fault(fault.clone()),
         };
+        let fault = checked.as_ref().err().map(|fault| fault.kind.as_str());
+        spans::policy_answered(&span, said.word(), fault, cost.fuel);
         self.faults.take(place, entry, hook, &said, cost);
         self.note(entry, said, cost);
         match checked {

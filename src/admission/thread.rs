@@ -23,12 +23,14 @@ use crate::kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, TriageA
 use crate::kernel::refusal::Refusal;
 use crate::kernel::time::Now;
 use crate::ports::{Clock, Policies};
+use crate::spans;
 use crossbeam_channel::{Receiver, after, never, select_biased};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+use tracing::Span;
 
 /// Changes of the ledger are gathered this long before offers are asked again, so that a burst of
 /// Allocates costs one call. Health and drain do not wait for it: the kernel derives them.
@@ -132,8 +134,8 @@ pub(super) struct Worker {
 
 /// The thread's inboxes.
 pub(super) struct Inboxes {
-    pub kubelet: Receiver<KubeletJob>,
-    pub other: Receiver<OtherJob>,
+    pub kubelet: Receiver<(Span, KubeletJob)>,
+    pub other: Receiver<(Span, OtherJob)>,
     /// Told by the keeper that something was published.
     pub nudge: Receiver<()>,
 }
@@ -146,11 +148,11 @@ impl Worker {
             let timer = ask_at.map_or_else(never, |at| after(at.saturating_duration_since(Instant::now())));
             select_biased! {
                 recv(inboxes.kubelet) -> job => match job {
-                    Ok(job) => self.kubelet_job(job),
+                    Ok((span, job)) => span.in_scope(|| self.kubelet_job(job)),
                     Err(_) => return,
                 },
                 recv(inboxes.other) -> job => match job {
-                    Ok(job) => self.other_job(job),
+                    Ok((span, job)) => span.in_scope(|| self.other_job(job)),
                     Err(_) => return,
                 },
                 recv(inboxes.nudge) -> nudged => match nudged {
@@ -209,6 +211,8 @@ impl Worker {
     fn walk<T>(&self, node: &Snapshot, hook: Hook, ask: impl FnOnce(Walk<'_>) -> T) -> (T, Walked) {
         let mut faults = self.account.faults();
         let mut walked = Walked { now: self.clock.now(), calls: Vec::new() };
+        let span = spans::stack(hook.as_str());
+        let _inside = span.enter();
         let answer = ask(Walk {
             stack: &node.stack,
             policies: &*self.policies,
@@ -219,6 +223,7 @@ impl Worker {
             overcommit_percent: self.rules.overcommit_percent,
             calls: &mut walked.calls,
         });
+        spans::stack_answered(&span, walked.calls.len());
         self.account(&node.stack, hook, &walked.calls, faults);
         (answer, walked)
     }

@@ -21,6 +21,7 @@ use crate::kernel::pods::{self, Pod, PodContainer, PodsSource, PodsView, Stage};
 use crate::kernel::policy::{AdmitRequest, Fault, Hook, PlaceRequest, STACK_ENTRIES_MAX};
 use crate::kernel::stack::{OnFault, Permissions, Stack, StackEntry};
 use crate::kernel::time::Now;
+use crate::spans;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
@@ -143,10 +144,10 @@ impl Door {
     async fn tried(&self, proposal: Proposal, alone: OwnedSemaphorePermit) -> Result<Tried, TryError> {
         let door = self.clone();
         // The place goes with the work, which goes on when whoever asked has gone.
-        let work = tokio::task::spawn_blocking(move || {
+        let work = tokio::task::spawn_blocking(spans::carried(move || {
             let _alone = alone;
             Trying::new(&door, &proposal).map(|trying| trying.run(proposal.wish.as_ref()))
-        });
+        }));
         work.await.map_err(|_| TryError::Stopping)?
     }
 }

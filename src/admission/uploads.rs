@@ -9,10 +9,12 @@ use crate::kernel::policy::PolicyVersion;
 use crate::kernel::refusal::Refusal;
 use crate::kernel::trust::{Origin, Signature};
 use crate::ports::InstallError;
+use crate::spans;
 use crate::trust::{self, SignatureError};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::Instrument;
 
 /// Longest wait of a deletion for uploads that are under way.
 const DELETE_WAIT: Duration = Duration::from_secs(2);
@@ -72,7 +74,8 @@ impl Door {
     /// is kept then.
     pub async fn upload(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
         let door = self.clone();
-        let taken = to_its_end(async move { door.take(upload).await }).await;
+        let span = spans::upload(upload.module.len());
+        let taken = to_its_end(async move { door.take(upload).await }.instrument(span)).await;
         taken.unwrap_or(Err(UploadError::Ask(AskError::Stopping)))
     }
 
@@ -87,7 +90,7 @@ impl Door {
             let signed_by = signed_by.map_err(UploadError::Signature)?;
             Ok((policies.install(&module, now).map_err(UploadError::Install)?, signed_by))
         };
-        let installed = tokio::task::spawn_blocking(install).await;
+        let installed = tokio::task::spawn_blocking(spans::carried(install)).await;
         let (version, signed_by) = installed.unwrap_or(Err(UploadError::Ask(AskError::Stopping)))?;
         let origin = Origin { by, why, signature, signed_by, once_shipped: false };
         let known = self.snapshot().policies.get(&version.digest).cloned();
@@ -158,7 +161,7 @@ impl Door {
 /// Whoever asked may go before there is an answer. The work goes on then: half of it would leave files
 /// without a record. `None` if the daemon stops.
 async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
-    tokio::spawn(work).await.ok()
+    tokio::spawn(work.instrument(spans::here())).await.ok()
 }
 
 /// Known bytes that come again keep their first record, but for an artifact that had to be made

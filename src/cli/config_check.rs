@@ -33,6 +33,9 @@ struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     health_listen: Option<String>,
     resource: String,
+    /// Where traces go, and what is spoken there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tracing: Option<String>,
     /// The policies of its stack, in order.
     stack: Vec<String>,
 }
@@ -81,6 +84,7 @@ fn check(
         admin_listen: config.admin_listen.to_string(),
         health_listen: config.health_listen.map(|listen| listen.to_string()),
         resource: config.resource.to_string(),
+        tracing: config.tracing.as_ref().map(|t| format!("{} ({})", t.endpoint.url, t.endpoint.protocol)),
         stack: config.stack.iter().map(|entry| entry.policy.clone()).collect(),
     };
     Ok((settings, notes))
@@ -101,6 +105,7 @@ fn shown(checked: &Checked) -> String {
             ("  admin API", settings.admin_listen.clone()),
             ("  health", settings.health_listen.clone().unwrap_or_default()),
             ("  resource", settings.resource.clone()),
+            ("  traces", settings.tracing.clone().unwrap_or_default()),
             ("  stack", stack),
         ]);
     }

@@ -9,6 +9,7 @@ use crate::keeper::Snapshot;
 use crate::kernel::evict::{Ask, Outcome, Way, asks, is_wanted};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::PartId;
+use crate::spans;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
@@ -19,6 +20,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+use tracing::Instrument;
 
 /// How often deadlines and waits are looked at while a GPU is emptied; both are of seconds.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -60,13 +62,24 @@ fn evicting(ledger: &Ledger) -> BTreeSet<PartId> {
 
 /// Asks once, and hands in what came of it.
 async fn put(client: &Client, door: &Door, ask: &Ask, snapshots: &mut watch::Receiver<Snapshot>) {
+    let (pod, delete) = (&ask.pod, ask.way == Way::Delete);
+    let span = spans::evict(delete, &pod.namespace, &pod.name, &pod.uid, &ask.gpu);
     let outcome = tokio::select! {
-        answered = timeout(ANSWER_MAX, send(client, ask)) => match answered {
+        answered = timeout(ANSWER_MAX, Box::pin(send(client, ask)).instrument(span.clone())) => match answered {
             Ok(answered) => outcome(ask.way, answered),
             Err(_) => Outcome::Failed(format!("the API server did not answer within {} s", ANSWER_MAX.as_secs())),
         },
         () = called_off(ask, snapshots) => return,
     };
+    spans::ended(
+        &span,
+        match outcome {
+            Outcome::Taken => "taken",
+            Outcome::Gone => "gone",
+            Outcome::Budget(_) => "budget",
+            Outcome::Failed(_) => "failed",
+        },
+    );
     say(&door.snapshot(), ask, &outcome);
     if let Err(error) = door.asked(ask.clone(), outcome).await {
         tracing::warn!(%error, "what came of asking a pod to leave could not be handed in");

@@ -1,6 +1,7 @@
 //! The flags of `berth serve`. Each can be given as an environment variable, too: `BERTH_` and the
-//! flag in capitals, or the name that NVIDIA's users type. Values are checked as they are read, so
-//! that a bad one is bad usage; the file's go through the same rules in [`super::Config::merge`].
+//! flag in capitals, or the name that users of NVIDIA's plugin and of OpenTelemetry type. Values are
+//! checked as they are read, so that a bad one is bad usage; the file's go through the same rules in
+//! [`super::Config::merge`].
 
 use super::{ApiServerMode, LogFormat, parsers};
 use clap::Args;
@@ -49,6 +50,15 @@ pub struct ServeArgs {
     /// How logs are written [default: text]
     #[arg(long, env = "BERTH_LOG", value_enum)]
     pub log: Option<LogFormat>,
+    /// Where traces go, by OTLP, such as http://otel-collector.observability:4317 [default: nowhere]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = parsers::tracing_endpoint)]
+    pub tracing_endpoint: Option<String>,
+    /// What is spoken there: grpc or http/protobuf [default: http/protobuf at port 4318, else grpc]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_PROTOCOL", value_name = "PROTOCOL", value_parser = parsers::tracing_protocol)]
+    pub tracing_protocol: Option<String>,
+    /// How much of all traces is kept, 0 to 1; a caller's own decision wins [default: 1]
+    #[arg(long, env = "OTEL_TRACES_SAMPLER_ARG", value_name = "RATIO", value_parser = parsers::tracing_sample_ratio)]
+    pub tracing_sample_ratio: Option<String>,
     /// Register even if what running pods hold cannot be read from the kubelet's checkpoint
     #[arg(long, env = "BERTH_SKIP_ADOPTION", value_parser = BoolishValueParser::new())]
     pub skip_adoption: bool,

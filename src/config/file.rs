@@ -4,6 +4,7 @@ use super::admin::AdminFile;
 use super::edits::EditsFile;
 use super::labels::LabelsFile;
 use super::processes::ProcessesFile;
+use super::tracing::TracingFile;
 use super::trusted::TrustedKeyFile;
 use super::{ApiServerMode, ConfigError, LogFormat, RoundTiming, bad};
 use crate::kernel::decision::JournalLimit;
@@ -34,6 +35,7 @@ pub struct FileConfig {
     pub health_listen: Option<String>,
     pub token_file: Option<PathBuf>,
     pub log: Option<LogFile>,
+    pub tracing: Option<TracingFile>,
     pub resource: Option<String>,
     pub mig_strategy: Option<String>,
     pub memory_overcommit: Option<f64>,

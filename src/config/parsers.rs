@@ -1,7 +1,7 @@
 //! The values of flags and of the environment, checked at the door by the rules that hold for the
 //! file. What is taken stays text, since a file may give the same.
 
-use super::{ConfigError, edits};
+use super::{ConfigError, Protocol, edits, tracing};
 use std::path::Path;
 
 /// Only the rule: clap says the flag and the value.
@@ -47,4 +47,30 @@ pub(super) fn device_list_strategy(text: &str) -> Result<String, String> {
 
 pub(super) fn device_id_strategy(text: &str) -> Result<String, String> {
     rule(edits::id_strategy(text), text)
+}
+
+/// An empty variable counts as none, by OpenTelemetry's rules.
+fn unless_empty<T>(text: &str, check: impl FnOnce(&str) -> Result<T, ConfigError>) -> Result<String, String> {
+    if text.trim().is_empty() { Ok(String::new()) } else { rule(check(text), text) }
+}
+
+pub(super) fn tracing_endpoint(text: &str) -> Result<String, String> {
+    // clap would show the value, which may hold a password: that is refused where it is read.
+    if text.contains('@') {
+        return Ok(text.to_owned());
+    }
+    // A path is right for one protocol, which another flag may name.
+    let spoken = [Some(Protocol::HttpProtobuf), None].map(|spoken| tracing::endpoint(text, spoken).is_ok());
+    unless_empty(
+        text,
+        |text| if spoken.contains(&true) { Ok(()) } else { tracing::endpoint(text, None).map(drop) },
+    )
+}
+
+pub(super) fn tracing_protocol(text: &str) -> Result<String, String> {
+    unless_empty(text, tracing::protocol)
+}
+
+pub(super) fn tracing_sample_ratio(text: &str) -> Result<String, String> {
+    unless_empty(text, tracing::sample_ratio)
 }

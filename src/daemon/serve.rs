@@ -1,22 +1,25 @@
 //! `berth serve`: the daemon between its start and the signal that ends it.
 
-use super::{Daemon, Options};
+use super::{Daemon, Options, drains};
 use crate::config::Config;
+use crate::trace::Pump;
 use anyhow::Context;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Async workers. Fixed: GPU nodes have 96 to 256 processors, and each worker costs memory.
 const WORKERS: usize = 2;
+/// Longest that the last spans may take to a collector, once all else has stopped within a second.
+const FLUSH_MAX: Duration = Duration::from_millis(500);
 
 /// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP, by which other daemons read their configuration
 /// anew, changes nothing.
 ///
 /// # Errors
 /// What is wrong and what to do about it, in one line with its causes.
-pub fn serve(config: Config) -> anyhow::Result<()> {
+pub fn serve(config: Config, traces: Option<Pump>) -> anyhow::Result<()> {
     super::memory::lay_out();
-    serve_with(config, Options::default())
+    run(until_told(config, Options::default()), traces)
 }
 
 /// The same with other options.
@@ -24,12 +27,27 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
 /// # Errors
 /// As [`serve`].
 pub fn serve_with(config: Config, options: Options) -> anyhow::Result<()> {
+    run(until_told(config, options), None)
+}
+
+fn run(work: impl Future<Output = anyhow::Result<()>>, traces: Option<Pump>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
-    let outcome = runtime.block_on(until_told(config, options));
+    let outcome = runtime.block_on(async {
+        let pumping = traces.map(|pump| {
+            // For a collector that is asked over TLS.
+            crate::admin::use_ring();
+            pump.run()
+        });
+        let outcome = work.await;
+        if let Some(pumping) = pumping {
+            pumping.finish(FLUSH_MAX).await;
+        }
+        outcome
+    });
     // A thread inside a hung NVML call, or a store that is being opened, ends with the process; every
     // Ok that was given is durable.
     runtime.shutdown_timeout(Duration::from_millis(50));
@@ -45,6 +63,9 @@ async fn until_told(config: Config, options: Options) -> anyhow::Result<()> {
             return Ok(());
         }
     };
+    if crate::spans::is_on() {
+        tokio::spawn(drains::follow(daemon.door().watch()));
+    }
     let outcome = tokio::select! {
         up = async {
             daemon.bring_up().await?;

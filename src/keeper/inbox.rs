@@ -4,11 +4,13 @@ use super::{Answered, AskError, Keeper, Snapshot, Trouble};
 use crate::figures::Figures;
 use crate::kernel::command::Command;
 use crate::kill_points::{Point, pass};
+use crate::spans;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased, tick};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
+use tracing::Span;
 
 /// Asks of the kubelet that may wait: it calls serially, so one a resource ([`crate::kernel::offer::RESOURCES_MAX`] = 64).
 pub const KUBELET_INBOX: usize = 64;
@@ -20,6 +22,8 @@ const TICK: Duration = Duration::from_secs(1);
 pub(super) struct Ask {
     pub(super) command: Command,
     pub(super) reply: oneshot::Sender<Answered>,
+    /// Of the work that waits for it.
+    pub(super) span: Span,
 }
 
 /// The way to the keeper.
@@ -70,7 +74,7 @@ impl Handle {
     pub fn submit(&self, command: Command) -> Result<oneshot::Receiver<Answered>, AskError> {
         let inbox = if matches!(command, Command::Allocate { .. }) { &self.kubelet } else { &self.other };
         let (reply, answer) = oneshot::channel();
-        match inbox.try_send(Ask { command, reply }) {
+        match inbox.try_send(Ask { command, reply, span: spans::here() }) {
             Ok(()) => Ok(answer),
             Err(TrySendError::Full(_)) => Err(AskError::Busy),
             Err(TrySendError::Disconnected(_)) => Err(AskError::Stopping),
@@ -143,7 +147,12 @@ fn answer(keeper: &mut Keeper, ask: Ask) {
     if matches!(ask.command, Command::Allocate { .. }) && ask.reply.is_closed() {
         return;
     }
-    let answered = turn(keeper, &ask.command);
+    let span = spans::turn(&ask.span, ask.command.word());
+    let answered = span.in_scope(|| turn(keeper, &ask.command));
+    let failed = matches!(answered, Err(AskError::Store(_)));
+    let outcome = answered.as_ref().err().map_or("applied", AskError::kind);
+    spans::turned(&span, keeper.ledger.generation, outcome, failed);
+    drop(span);
     pass(Point::BeforeReply);
     // Whoever asked may have given up waiting; what is applied stays applied.
     let _ = ask.reply.send(answered);

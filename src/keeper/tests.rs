@@ -11,6 +11,7 @@ use crossbeam_channel::bounded;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tracing::Span;
 
 /// A clock that goes on when it is told to.
 #[derive(Default)]
@@ -124,10 +125,10 @@ fn an_allocate_that_nobody_waits_for_any_more_is_not_granted() {
     let (_other, other_asks) = bounded(4);
     let (nudge, _nudged) = bounded(1);
     let (reply, given_up) = tokio::sync::oneshot::channel();
-    kubelet.send(Ask { command: allocate(0), reply }).unwrap();
+    kubelet.send(Ask { command: allocate(0), reply, span: Span::none() }).unwrap();
     drop(given_up);
     let (reply, mut answer) = tokio::sync::oneshot::channel();
-    kubelet.send(Ask { command: allocate(1), reply }).unwrap();
+    kubelet.send(Ask { command: allocate(1), reply, span: Span::none() }).unwrap();
     drop(kubelet);
     run(keeper, &asks, &other_asks, &nudge);
     answer.try_recv().unwrap().unwrap();

@@ -121,6 +121,34 @@ pub enum Command {
     Tick,
 }
 
+impl Command {
+    /// Which it is, in a word.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Allocate { .. } => "allocate",
+            Self::Look(_) => "look",
+            Self::Triaged { .. } => "triaged",
+            Self::Offer(_) => "offer",
+            Self::Observe(_) => "observe",
+            Self::Pods(_) => "pods",
+            Self::Cordon { .. } => "cordon",
+            Self::Drain { .. } => "drain",
+            Self::StopDrain { .. } => "stopDrain",
+            Self::Asked { .. } => "asked",
+            Self::Uncordon { .. } => "uncordon",
+            Self::Heal { .. } => "heal",
+            Self::Forget { .. } => "forget",
+            Self::End { .. } => "end",
+            Self::KeepPolicy(_) => "keepPolicy",
+            Self::Compiled { .. } => "compiled",
+            Self::DeletePolicy { .. } => "deletePolicy",
+            Self::Activate { .. } => "activate",
+            Self::Tick => "tick",
+        }
+    }
+}
+
 /// The front end submits once, and once more after a round where that may cure the refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {

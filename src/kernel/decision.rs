@@ -65,6 +65,19 @@ pub enum Said {
     Suspended,
 }
 
+impl Said {
+    /// Which it is, in a word.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Answer(_) => "answer",
+            Self::Fault(_) => "fault",
+            Self::Suspended => "suspended",
+        }
+    }
+}
+
 /// One policy's part in a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallNote {

@@ -13,15 +13,17 @@ use super::wire::v1beta1::{
 use super::{convert, parse, parse::BadRequest, status};
 use crate::admission::{Attempt, Door, Granted};
 use crate::config::Edits;
-use crate::figures::Rpc;
+use crate::figures::{CODES, Rpc};
 use crate::keeper::AskError;
 use crate::kernel::names::{DeviceId, Resource};
 use crate::kernel::policy::{AdmitRequest, PlaceRequest};
+use crate::spans;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+use tracing::Instrument;
 
 /// Containers in one request. The kubelet sends exactly one; the API allows more.
 const CONTAINERS_MAX: usize = 16;
@@ -103,6 +105,12 @@ impl DevicePlugin for Service {
     }
 }
 
+/// gRPC's word for a code; a number of none is `UNKNOWN`.
+fn word_of(code: i32) -> &'static str {
+    let word = usize::try_from(code).ok().and_then(|code| CODES.get(code));
+    word.copied().unwrap_or("UNKNOWN")
+}
+
 fn check_containers(given: usize) -> Result<(), Status> {
     let limit = CONTAINERS_MAX;
     let error = match given {
@@ -121,11 +129,12 @@ async fn show(desk: Arc<Desk>, sender: mpsc::Sender<Result<ListAndWatchResponse,
     ending.borrow_and_update();
     let mut sheets = desk.board.subscribe();
     loop {
-        let devices = Arc::clone(&sheets.borrow_and_update().devices);
-        let devices = devices.iter().map(convert::device).collect();
+        let listed = Arc::clone(&sheets.borrow_and_update().devices);
+        let span = spans::device_list(&desk.resource, listed.iter().map(|device| device.healthy));
+        let devices = listed.iter().map(convert::device).collect();
         let message = Ok(ListAndWatchResponse { devices });
         tokio::select! {
-            sent = sender.send(message) => if sent.is_err() { return },
+            sent = sender.send(message).instrument(span) => if sent.is_err() { return },
             _ = ending.changed() => return,
         }
         tokio::select! {
@@ -162,8 +171,11 @@ impl Desk {
         answer: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
         let call = self.door.figures().kubelet.begin(rpc);
-        let answer = answer.await;
-        call.end(answer.as_ref().err().map_or(0, |status| status.code().into()));
+        let span = spans::grpc(rpc.as_str(), &self.resource);
+        let answer = answer.instrument(span.clone()).await;
+        let code = answer.as_ref().err().map_or(0, |status| status.code().into());
+        call.end(code);
+        spans::grpc_answered(&span, word_of(code), code);
         answer
     }
 
@@ -221,6 +233,7 @@ impl Desk {
             status::declined(&self.resource, &error)
         })?;
         let allocation = &granted.allocation;
+        spans::granted(&allocation.id);
         tracing::info!(
             allocation = %allocation.id, resource = %self.resource, devices = ?allocation.devices,
             "granted"

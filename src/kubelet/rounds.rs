@@ -15,11 +15,13 @@ use crate::kernel::drain::Drain;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Resource;
 use crate::kernel::reconcile::{KubeletAge, PodList, RoundView};
+use crate::spans;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
+use tracing::Instrument;
 
 /// A round that could not be taken to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -77,12 +79,14 @@ impl Rounds {
     pub(super) async fn round(&self) -> Result<(), RoundError> {
         let mut last = self.last.lock().await;
         let began = Instant::now();
-        let taken = self.take(&mut last).await;
+        let span = spans::round();
+        let taken = self.take(&mut last).instrument(span.clone()).await;
         let outcome = match taken {
             Ok(true) => "applied",
             Ok(false) => "partial",
             Err(_) => "failed",
         };
+        spans::ended(&span, outcome);
         self.door.figures().kubelet.round(outcome, began.elapsed());
         taken.map(drop)
     }

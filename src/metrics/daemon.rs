@@ -15,11 +15,20 @@ pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
     let word = |version: &'_ Option<String>| version.clone().unwrap_or_default();
     let (driver, cuda) = (word(&versions.driver), word(&versions.cuda));
     families.info(&table::NVIDIA, [vec![driver.as_str(), cuda.as_str()]])?;
-    for (family, checks) in [(&table::READY, &about.ready), (&table::LIVE, &about.live)] {
+    for (family, checks) in
+        [(&table::READY, &about.ready), (&table::LIVE, &about.live), (&table::NOTED, &about.noted)]
+    {
         let values = checks.iter().map(|(check, well)| (vec![check.as_str()], u64::from(*well)));
         families.gauge(family, values)?;
     }
     Ok(())
+}
+
+/// All zero while traces are off.
+pub(super) fn tell_traces(families: &mut Families<'_>) -> fmt::Result {
+    let counts = crate::trace::counts().unwrap_or_default();
+    let by = [("exported", counts.exported), ("failed", counts.failed), ("dropped", counts.dropped)];
+    families.counter(&table::TRACE_SPANS, by.map(|(outcome, n)| (vec![outcome], n)))
 }
 
 pub(super) fn tell_http(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {

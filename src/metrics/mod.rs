@@ -52,6 +52,8 @@ pub struct About {
     pub ready: Vec<(String, bool)>,
     /// What life is held against, and whether it is well.
     pub live: Vec<(String, bool)>,
+    /// The checks of readiness, and whether each has something to say.
+    pub noted: Vec<(String, bool)>,
 }
 
 impl Metrics {
@@ -131,6 +133,7 @@ impl Collector for Seen {
         policies::tell(self, &mut families)?;
         kubelet::tell(self, &mut families)?;
         daemon::tell_http(self, &mut families)?;
+        daemon::tell_traces(&mut families)?;
         process::tell(&mut families)
     }
 }

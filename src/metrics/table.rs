@@ -85,6 +85,8 @@ families! {
             "What /readyz is held against, 1 if it is well: gpus, adoption, store, mig, policies, kubelet.");
         LIVE = gauge("berth_live", &["check"],
             "What /livez is held against, 1 if it is well: keeper, policies, looks, streams.");
+        NOTED = gauge("berth_check_noted", &["check"],
+            "1 while a check of /readyz has words to say, whether it fails or not: those of berth_ready, and labels and tls where they are configured.");
     }
     "GPUs" {
         GPU = info("berth_gpu_info", &["gpu", "uuid", "model", "pci_bus", "compute_capability"],
@@ -187,6 +189,10 @@ families! {
             "Answers, by the route's template, method and status: 2xx, 3xx, 4xx, 5xx.");
         HTTP_TIME = histogram("berth_http_request_duration_seconds", &["route", "method"],
             "How long it took until the head of an answer was ready; streams go on after it.");
+    }
+    "Traces" {
+        TRACE_SPANS = counter("berth_trace_spans_total", &["outcome"],
+            "Spans of traces: exported, failed (the collector could not be reached or refused them), dropped (too many waited).");
     }
     "The process" {
         CPU = counter("process_cpu_seconds_total", &[], "Processor time of user and system.");

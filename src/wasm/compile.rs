@@ -18,6 +18,7 @@ use super::limits::{COMPILE_CPU_S_MAX, COMPILE_MESSAGES_BYTES_MAX, COMPILE_WAIT_
 use super::memory;
 use super::module::not_a_policy;
 use crate::ports::InstallError;
+use crate::spans;
 
 /// What one compilation may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +84,15 @@ impl Compiler {
             None => memory::compiler_memory_bytes().map_err(trouble)?,
         };
         let _turn = self.turn().ok_or(InstallError::Busy)?;
+        let span = spans::compile(module.len());
+        let compiled = span.in_scope(|| self.compile_now(module, memory_bytes));
+        if compiled.is_err() {
+            spans::failed(&span);
+        }
+        compiled
+    }
+
+    fn compile_now<'m>(&self, module: &'m [u8], memory_bytes: u64) -> Result<Compiled<'m>, InstallError> {
         let mut child = self.spawn(memory_bytes)?;
         let outcome = self.converse(&mut child, module);
         let (frame, messages, status) = outcome.map_err(|late| InstallError::TooCostly { what: late })?;

@@ -29,6 +29,15 @@ PROFILES = {
     "shared": {"config": {"stack": [{"policy": "timeslice", "parameters": {"replicas": 5}}]}},
 }
 
+#: What the daemon may be allowed beyond reading.
+ALL_RIGHTS = {"tell": True, "evict": True, "delete": True, "label": True, "review": True}
+
+#: The admin API for others than kubectl's: over TLS, for whom the cluster lets in.
+ADMIN_TLS = {
+    "admin": {"tls": {"secretName": "berth-tls"}, "kubernetes": {"enabled": True, "audiences": ["berth"]}},
+    "rbac": {"review": True},
+}
+
 #: Each of the plain manifests: what is written above it, the chart's values, and the templates that are taken.
 PLAIN = {
     "berth.yaml": (
@@ -37,9 +46,10 @@ PLAIN = {
         (),
     ),
     "rights.yaml": (
-        "# To go with berth.yaml: events, the node's condition, drains that evict and delete, each held to the own node.\n"
+        "# To go with berth.yaml: events, the node's condition, drains that evict and delete, labels of the node, each held to\n"
+        "# the own node; and questions about whose a token is. A right that the daemon's settings do not use does nothing.\n"
         "#   kubectl apply -f rights.yaml\n",
-        {"rbac": {"tell": True, "evict": True, "delete": True}},
+        {"rbac": ALL_RIGHTS},
         ("rbac", "own-node"),
     ),
     "profiles.yaml": (
@@ -48,6 +58,14 @@ PLAIN = {
         "#   kubectl delete -n berth daemonset/berth configmap/berth\n#   kubectl apply -f profiles.yaml\n",
         {"onlyProfiles": True, "profiles": PROFILES},
         ("daemonset",),
+    ),
+    "admin-tls.yaml": (
+        "# In place of berth.yaml's objects of these names: the admin API over TLS on every pod's address, for whoever the\n"
+        "# cluster lets do it (README: \"Who may use the admin API\"). Needs the Secret berth-tls, as cert-manager makes it.\n"
+        "#   kubectl -n berth create secret tls berth-tls --cert=tls.crt --key=tls.key\n"
+        "#   kubectl apply -f admin-tls.yaml\n",
+        ADMIN_TLS,
+        ("rbac", "networkpolicy", "service", "daemonset"),
     ),
     "monitoring.yaml": (
         "# For the Prometheus operator, to go with berth.yaml: where to scrape, and what to be alerted of.\n"

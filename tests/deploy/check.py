@@ -18,6 +18,7 @@ sys.dont_write_bytecode = True
 
 import chart  # noqa: E402
 import metrics  # noqa: E402
+import queries  # noqa: E402
 
 sys.path.insert(0, str(chart.REPO / "deploy" / "grafana"))
 import dashboard  # noqa: E402
@@ -25,9 +26,34 @@ import dashboard  # noqa: E402
 #: The oldest that the chart takes, and the newest whose schemas are there.
 VERSIONS = ("1.30", "1.36")
 #: Kinds of others, which have no schema here.
-FOREIGN = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
+FOREIGN = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "Certificate"}
 
-ALL_RIGHTS = {"rbac": {"tell": True, "evict": True, "delete": True}}
+ADMIN = {
+    "adminAddress": "::",
+    "admin": {
+        "tls": {
+            "secretName": "berth-tls",
+            "clientCASecretName": "berth-tls",
+            "requireClientCert": True,
+            "clients": [{"name": "alice", "right": "change"}, {"name": "bob", "right": "read"}],
+            "issuerRef": {"name": "ours", "kind": "ClusterIssuer"},
+        },
+        "tokens": [
+            {"name": "grafana", "right": "read", "secretName": "berth-tokens", "key": "grafana"},
+            {"name": "ci.example.com", "right": "change", "secretName": "ci"},
+        ],
+        "kubernetes": {"enabled": True, "audiences": ["berth"]},
+        "socket": {"hostDir": "/run/berth"},
+        "limits": {"readsPerSecond": 100, "changesPerSecond": 5},
+    },
+    "rbac": {"review": True},
+    "networkPolicy": {"adminFrom": [{"podSelector": {}}], "egress": [{"ports": [{"port": 4317}]}]},
+}
+OWN_TLS = {
+    "config": {"admin": {"tls": {"certFile": "/c/tls.crt", "keyFile": "/c/tls.key"}, "tokens": [{"name": "a", "right": "read", "sha256": "0" * 64}]}},
+    "extraVolumes": [{"name": "c", "secret": {"secretName": "mine"}}],
+    "extraVolumeMounts": [{"name": "c", "mountPath": "/c", "readOnly": True}],
+}
 NVIDIA = {
     "runtimeClassName": "nvidia",
     "nvidiaDriverRoot": "/run/nvidia/driver",
@@ -52,7 +78,12 @@ GOOD = {
     "default": {},
     "profiles": {"profiles": chart.PROFILES},
     "only profiles": {"profiles": {**chart.PROFILES, "sim": {"config": {"gpus": "sim:8xh100"}, "hostPID": False}}, "onlyProfiles": True},
-    "all rights": ALL_RIGHTS,
+    "all rights": {"rbac": chart.ALL_RIGHTS},
+    "admin API over TLS": ADMIN,
+    "TLS by the file": OWN_TLS,
+    "further tokens without TLS": {"admin": {"tokens": ADMIN["admin"]["tokens"], "socket": {"enabled": True}}},
+    "labels by NFD": {"gfd": {"enabled": True}, "profiles": {"a": {"config": {"labels": {"nfdFile": "/nfd/features.d/x"}}}}},
+    "labels of the node": {"labels": {"node": True}, "rbac": {"label": True}},
     "no API server": {"rbac": {"read": False}},
     "apiServer off, unquoted": {"config": {"apiServer": False}},
     "nvidia runtime": NVIDIA,
@@ -76,10 +107,41 @@ BAD = {
     "NVIDIA's config.map": ({"config": {"map": {}}}, "map"),
     "two daemons on a node": ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "maxSurge must stay 0"),
     "rights without the first": ({"rbac": {"read": False, "evict": True}}, "rbac.read"),
+    "labels of the node without the right": ({"labels": {"node": True}}, "rbac.label"),
+    "a profile's labels without the right": ({"profiles": {"a": {"config": {"labels": {"node": True}}}}}, "rbac.label"),
+    "reviews without the right": ({"admin": {"kubernetes": {"enabled": True}}}, "rbac.review"),
+    "the network without TLS": ({"adminAddress": "0.0.0.0"}, "needs TLS"),
+    "client certificates without a CA": ({"admin": {"tls": {"secretName": "a", "requireClientCert": True}}}, "clientCASecretName"),
+    "a CA without TLS": ({"admin": {"tls": {"clientCASecretName": "a"}}}, "needs secretName"),
+    "a token without its Secret": ({"admin": {"tokens": [{"name": "a", "right": "read"}]}}, "secretName"),
+    "a token whose name is a path": ({"admin": {"tokens": [{"name": "../a", "right": "read", "secretName": "a"}]}}, "name"),
+    "a token that may write": ({"admin": {"tokens": [{"name": "a", "right": "write", "secretName": "a"}]}}, "right"),
     "Deny and Warn": ({"bypassPolicy": {"validationActions": ["Deny", "Warn"]}}, "validationActions"),
     "a profile that is called default": ({"profiles": {"default": {}}}, "default"),
     "rights by profile": ({"profiles": {"a": {"rbac": {"evict": True}}}}, "rbac"),
     "the default namespace": ({"namespaceOverride": "default"}, "namespace of its own"),
+}
+
+
+#: What else must be in what is rendered of GOOD, and what must not: words of the DaemonSets, the Service, the policies.
+RENDERED = {
+    "default": (
+        ["value: http://127.0.0.1:9470"],
+        ["features.d", "berth-admin", "/run/berth", "containerPort: 9470", "port: admin", "targetPort: admin"],
+    ),
+    "admin API over TLS": (
+        ["value: unix:///run/berth/admin.sock", "hostPath: { path: /run/berth, type: DirectoryOrCreate }", "containerPort: 9470"]
+        + ["port: admin", "targetPort: admin", "adminListen: '[::]:9470'", "kind: Certificate", 'key: ca.crt', "path: \"ci.example.com\""],
+        ["features.d", "emptyDir", "scheme: HTTPS"],
+    ),
+    "further tokens without TLS": (["emptyDir", "adminListen: 127.0.0.1:9470", "unix:///run/berth"], ["containerPort: 9470"]),
+    "TLS by the file": (["mountPath: /c", "containerPort: 9470", "port: admin"], ["admin-tls"]),
+    "labels by NFD": (
+        ["hostPath: { path: /etc/kubernetes/node-feature-discovery/features.d, type: DirectoryOrCreate }"]
+        + ["hostPath: { path: /nfd/features.d, type: DirectoryOrCreate }", "nfdFile: /nfd/features.d/x"],
+        ["berth-label", "node: true"],
+    ),
+    "labels of the node": (["name: berth-label-own-node", "node: true"], ["features.d"]),
 }
 
 
@@ -99,7 +161,7 @@ class Check:
         stale = dashboard.OUT.read_text(encoding="utf-8") != dashboard.text()
         self.note("the dashboard is what dashboard.py says", ["run `just deploy-render`"] if stale else [])
         for name, values in GOOD.items():
-            self.note(f"values: {name}", self._good(values))
+            self.note(f"values: {name}", self._good(values) + _rendered(name, values))
         for name, (values, word) in BAD.items():
             self.note(f"refused: {name}", _bad(values, word))
         self.note("helm lint", _ran([chart.helm(), "lint", "--strict", "--kube-version", chart.KUBERNETES, chart.CHART]))
@@ -109,6 +171,8 @@ class Check:
         self.note("queries of the dashboard can be read", _readable())
         self.note("hadolint", _ran(["hadolint", chart.REPO / "deploy" / "Dockerfile"]))
         self.note("metrics of a daemon", _ran([sys.executable, Path(metrics.__file__), "--berth", self._berth]))
+        asked = [sys.executable, Path(queries.__file__), "--berth", self._berth]
+        self.note("a Prometheus that scrapes it answers every query", _ran(asked))
         return 1 if self.wrong else 0
 
     def _good(self, values: dict) -> list[str]:
@@ -137,6 +201,12 @@ class Check:
             file.write(text)
             file.flush()
             return [f"ConfigMap {name}: {fault}" for fault in _ran([self._berth, "config", "check", file.name])]
+
+
+def _rendered(name: str, values: dict) -> list[str]:
+    there, absent = RENDERED.get(name, ([], []))
+    text = "\n".join(chart.render(values)) if there or absent else ""
+    return [f"{w!r} is not rendered" for w in there if w not in text] + [f"{w!r} is rendered" for w in absent if w in text]
 
 
 def _bad(values: dict, word: str) -> list[str]:

@@ -36,6 +36,7 @@ class Setup:
 
     `shares`: so many of each GPU, under `shares_as`. `mixed`: `both` or `latched`, four shares a GPU beside the
     whole. `quiet_seconds`: after which an unhealthy GPU may come back. `api_server`: it may ask the API server.
+    `labels`: it labels the node with its GPUs, for which it must ask.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Setup:
         library: bool = False,
         cdi: bool = False,
         api_server: bool = False,
+        labels: bool = False,
     ) -> None:
         self.gpus = gpus
         self.shares = shares
@@ -57,6 +59,7 @@ class Setup:
         self.library = library
         self.cdi = cdi
         self.api_server = api_server
+        self.labels = labels
 
     @property
     def resource(self) -> str:
@@ -210,6 +213,8 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
     }
     if setup.quiet_seconds is not None:
         settings["health"] = {"quietSeconds": setup.quiet_seconds}
+    if setup.labels:
+        settings["labels"] = {"node": True}
     edits = {}
     if setup.library:
         mount = {"hostPath": str(LIBRARY_ON_HOST), "containerPath": LIBRARY_IN_POD, "readOnly": True}

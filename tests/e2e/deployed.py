@@ -2,23 +2,30 @@
 """deploy/manifests on a whole control plane and a real kubelet: `just deploy-cluster`, or `sudo -E python3 tests/e2e/deployed.py`.
 
 Berth runs in a pod here, as its DaemonSet says, with simulated GPUs and the token of its service account. What the
-policies of deploy/ allow and refuse is asked of the API server itself. It needs what run.py needs.
+policies of deploy/ allow and refuse is asked of the API server itself. It needs what run.py needs, and Helm.
 Exit status: 0 all passed, 1 a case failed, 2 the test could not be run.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import shutil
 import signal
+import ssl
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 # As in run.py.
 sys.dont_write_bytecode = True
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "deploy"))
+
+import chart  # noqa: E402
 import controlplane  # noqa: E402
 import images  # noqa: E402
 import kubelet  # noqa: E402
@@ -38,6 +45,9 @@ IMAGE = "berth.invalid/e2e/berth:1"
 _STATE = places.LIB / "state"
 #: Nodes that are objects and nothing else.
 _HERE, _ELSEWHERE = "rights-here", "rights-elsewhere"
+#: The manifests' port of the admin API; the pods of this test have the host's network.
+_ADMIN_PORT = 9470
+_NEW_CERTIFICATE = "openssl req -x509 -days 2 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1".split()
 _STRATEGIC = "application/strategic-merge-patch+json"
 _WHOLE, _SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 
@@ -74,7 +84,7 @@ class Deployed:
         def checked():
             path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
             found = self.cluster.get(path)["items"]
-            if len(found) != 4:
+            if len(found) != 5:
                 raise Hopeless(f"{len(found)} policies")
             for policy in found:
                 status = policy.get("status", {})
@@ -108,6 +118,7 @@ class Deployed:
 
         pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
         both("a patch of the status", _bind(self._condition, _HERE), _bind(self._condition, _ELSEWHERE))
+        both("a patch of labels", _bind(self._label, _HERE), _bind(self._label, _ELSEWHERE))
         both("an eviction", _bind(self._evict, f"{pods}/here"), _bind(self._evict, f"{pods}/elsewhere"))
         both("a deletion", _bind(self._delete, f"{pods}/here-too"), _bind(self._delete, f"{pods}/elsewhere-too"))
         # Others are not held to anything.
@@ -115,13 +126,14 @@ class Deployed:
             self._evict(f"{pods}/elsewhere", "", False),
             self._delete(f"{pods}/elsewhere-too", "", False),
             self._condition(_ELSEWHERE, "", False),
+            self._label(_ELSEWHERE, "", False),
         ):
             if answer.status not in (200, 201):
                 raise Trouble(f"an administrator: {answer.message}")
-        return "nodes/status, pods/eviction, pods"
+        return "nodes/status, nodes, pods/eviction, pods"
 
     def nothing_else_of_the_own_node(self) -> str:
-        """With the right to patch a node's status one could promise GPUs, or make the node look ill."""
+        """With the right to patch a node one could send pods elsewhere, promise GPUs, or make the node look ill."""
         token = self._token(_HERE)
         patches = {
             "capacity": {"status": {"capacity": {_WHOLE: "64"}}},
@@ -131,14 +143,25 @@ class Deployed:
             "labels": {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}},
             "annotations": {"metadata": {"annotations": {"a": "b"}}},
         }
-        for name, patch in patches.items():
-            path = f"/api/v1/nodes/{_HERE}/status"
+        of_node = {
+            "a label of another": {"metadata": {"labels": {"topology.kubernetes.io/zone": "b"}}},
+            "a label that is like ours": {"metadata": {"labels": {"evil-nvidia.com/gpu.product": "x"}}},
+            "a label that is taken away": {"metadata": {"labels": {"kept": None}}},
+            "an annotation": {"metadata": {"annotations": {"a": "b"}}},
+            "a finalizer": {"metadata": {"finalizers": ["example.com/a"]}},
+            "a taint": {"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoExecute"}]}},
+            "unschedulable": {"spec": {"unschedulable": True}},
+        }
+        self.cluster.kubectl("label", "node", _HERE, "kept=yes")
+        asked = [(f"{name} (status)", f"/api/v1/nodes/{_HERE}/status", patch) for name, patch in patches.items()]
+        asked += [(name, f"/api/v1/nodes/{_HERE}", patch) for name, patch in of_node.items()]
+        for name, path, patch in asked:
             answer = self.cluster.answer("PATCH", path, patch, token, _STRATEGIC)
             try:
                 _refused(answer, "may change no")
             except Trouble as why:
                 raise Trouble(f"{name}: {why}") from why
-        return ", ".join(patches)
+        return ", ".join(name for name, _, _ in asked)
 
     # Pods that go past every device plugin
 
@@ -280,6 +303,141 @@ class Deployed:
         self._cli("gpu", "uncordon", gpu)
         return f"gpu={gpu}"
 
+    def its_pod_labels_the_node(self) -> str:
+        """With its own token, past the policy that refused all that above. As `labels.node: true` renders it."""
+        file = self.cluster.get(f"/api/v1/namespaces/{BERTH}/configmaps/berth")["data"]["config.yaml"]
+        data = {"data": {"config.yaml": f"{file}labels: {{ node: true }}\n"}}
+        self.cluster.kubectl("-n", BERTH, "patch", "configmap", "berth", "-p", json.dumps(data))
+        self.cluster.kubectl("-n", BERTH, "rollout", "restart", "daemonset/berth")
+        product = f"{_WHOLE}.product"
+
+        def labelled() -> str:
+            labels = self.cluster.node()["metadata"]["labels"]
+            if labels.get(product, "").startswith("NVIDIA-H100") and labels.get(f"{_WHOLE}.count") == "2":
+                return labels[product]
+            raise Trouble(f"the node has the labels {labels}")
+
+        return f"{product}={until('the node is labelled', 120, labelled)}"
+
+    # The admin API for others than the pod itself
+
+    def over_tls_the_cluster_says_who(self) -> str:
+        """`deploy/manifests/admin-tls.yaml`: TLS by a Secret, callers by TokenReview and SubjectAccessReview."""
+        self._certificate("first")
+        folder = places.RUN / "admin-tls"
+        self.cluster.kubectl(
+            *("-n", BERTH, "create", "secret", "tls", "berth-tls"),
+            *(f"--cert={folder}/tls.crt", f"--key={folder}/tls.key"),
+        )
+        self._apply("admin-tls.yaml")
+        self._ready_over_tls()
+        # In the pod, as `kubectl exec POD -- berth` and so `kubectl berth` do it: by the socket, without a token.
+        shown = json.loads(self._exec("-o", "json", "gpu", "list"))
+        if len(shown["items"]) != 2:
+            raise Trouble(f"GPUs in the pod: {shown}")
+        self.cluster.kubectl("create", "clusterrole", "berth-reader", "--verb=get", "--non-resource-url=/berth/*")
+        for name in ("reader", "nobody"):
+            self.cluster.kubectl("create", "serviceaccount", name)
+        self.cluster.kubectl(
+            *("create", "clusterrolebinding", "berth-reader", "--clusterrole=berth-reader"),
+            f"--serviceaccount={NAMESPACE}:reader",
+        )
+        reader, nobody = self._account_token("reader", "berth"), self._account_token("nobody", "berth")
+        elsewhere = self._account_token("reader", "somebody-else")
+        until("whoever may read reads", 30, lambda: json.loads(self._over_tls(reader, "-o", "json", "gpu", "list"))["items"])
+        for what, token, method, wanted in (
+            ("a reader reads", reader, "GET", 200),
+            ("a reader changes", reader, "PUT", 403),
+            ("whoever has no role", nobody, "GET", 403),
+            ("a token for somebody else", elsewhere, "GET", 401),
+            ("a token of nobody", "x" * 43, "GET", 401),
+            ("no token", "", "GET", 401),
+        ):
+            seen = self._status_over_tls(token, method, "/api/v1/stack")
+            if seen != wanted:
+                raise Trouble(f"{what}: wanted {wanted}, it is {seen}")
+        # The daemon's own token goes on to be good, and nothing is without TLS.
+        own = (_STATE / "token").read_text(encoding="ascii").strip()
+        self._over_tls(own, "gpu", "cordon", "0", "--reason", "e2e")
+        self._over_tls(own, "gpu", "uncordon", "0")
+        try:
+            self._cli("gpu", "list")
+        except Trouble:
+            return "socket=ok reader=read only"
+        raise Trouble("the admin API answers without TLS")
+
+    def a_renewed_certificate_is_taken(self) -> str:
+        """As cert-manager does it: the Secret changes, and nothing is restarted."""
+        begin, pid = time.monotonic(), self._pid()
+        old = self._shown_certificate()
+        self._certificate("second")
+        folder = places.RUN / "admin-tls"
+        data = {"data": {f"tls.{n}": base64.b64encode((folder / f"tls.{n}").read_bytes()).decode() for n in ("crt", "key")}}
+        self.cluster.kubectl("-n", BERTH, "patch", "secret", "berth-tls", "-p", json.dumps(data))
+
+        def renewed() -> bool:
+            if self._shown_certificate() == old:
+                raise Trouble("it shows the one of before")
+            return True
+
+        # The kubelet is up to two minutes late, the daemon ten seconds.
+        until("the new certificate is in force", 180, renewed, every=1)
+        self._over_tls((_STATE / "token").read_text(encoding="ascii").strip(), "gpu", "list")
+        if self._pid() != pid:
+            raise Trouble("it was started anew")
+        return f"in_force_after_s={time.monotonic() - begin:.0f}"
+
+    def the_chart_with_all_that_is_off_by_default(self) -> str:
+        """Helm's rendering: a file for NFD, further tokens, client certificates, the socket on the host, limits."""
+        features, socket = places.LIB / "features.d", places.RUN / "admin-socket"
+        folder = places.RUN / "admin-tls"
+        secret = "x" * 43
+        self._signed("alice", "client", [])
+        self.cluster.kubectl("-n", BERTH, "create", "secret", "generic", "berth-clients", f"--from-file={folder}/ca.crt")
+        self.cluster.kubectl("-n", BERTH, "create", "secret", "generic", "berth-tokens", f"--from-literal=ci={secret}")
+        address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(machine.API_SERVER_PORT)}
+        repository, _, tag = IMAGE.rpartition(":")
+        values = {
+            "image": {"repository": repository, "tag": tag},
+            "hostNetwork": True,
+            "stateDir": str(_STATE),
+            "config": {"gpus": "sim:2xh100", "log": "json"},
+            "extraEnv": [{"name": name, "value": value} for name, value in address.items()],
+            "labels": {"nfdFile": str(features / "berth")},
+            "admin": {
+                "tls": {
+                    "secretName": "berth-tls",
+                    "clientCASecretName": "berth-clients",
+                    "clients": [{"name": "alice", "right": "read"}],
+                },
+                "tokens": [{"name": "ci", "right": "change", "secretName": "berth-tokens", "key": "ci"}],
+                "socket": {"hostDir": str(socket)},
+                "limits": {"readsPerSecond": 200},
+            },
+        }
+        rendered = places.RUN / "rendered.yaml"
+        rendered.write_text("---\n".join(chart.render(values)), encoding="utf-8")
+        shutil.rmtree(features, ignore_errors=True)
+        self.cluster.kubectl("-n", BERTH, "apply", "-f", rendered)
+        product = "nvidia.com/gpu.product=NVIDIA-H100"
+        file = features / "berth"
+        until("the file for NFD is there", 120, lambda: file.exists() and product in file.read_text(encoding="ascii"))
+        self._ready("berth")
+        # Root of the node, who has no token there.
+        process.run([self._berth, "gpu", "list"], "berth by the socket", {"BERTH_SERVER": f"unix://{socket}/admin.sock"})
+        self._over_tls(secret, "gpu", "cordon", "0", "--reason", "e2e")
+        self._over_tls(secret, "gpu", "uncordon", "0")
+        alice = ("--client-cert", folder / "client.crt", "--client-key", folder / "client.key")
+        env = {"BERTH_SERVER": f"https://127.0.0.1:{_ADMIN_PORT}", "BERTH_CA_FILE": str(folder / "ca.crt")}
+        process.run([self._berth, *alice, "gpu", "list"], "berth with a client certificate", env)
+        try:
+            process.run([self._berth, *alice, "gpu", "cordon", "0"], "a change with it", env)
+        except Trouble as why:
+            if "may" not in str(why):
+                raise
+            return "file, token, certificate, socket"
+        raise Trouble("a client certificate that may only read has changed something")
+
     # Profiles
 
     def a_node_gets_what_its_profile_says(self) -> str:
@@ -310,6 +468,10 @@ class Deployed:
         it_finds_its_way_in_the_cluster,
         a_policy_is_compiled_there,
         it_evicts_and_tells_with_its_own_token,
+        its_pod_labels_the_node,
+        over_tls_the_cluster_says_who,
+        a_renewed_certificate_is_taken,
+        the_chart_with_all_that_is_off_by_default,
         a_node_gets_what_its_profile_says,
     )
 
@@ -390,6 +552,77 @@ class Deployed:
         env = {"BERTH_TOKEN_FILE": str(_STATE / "token")}
         return process.run([self._berth, *args], f"berth {' '.join(str(a) for a in args)}", env, seconds)
 
+    def _exec(self, *args) -> str:
+        """A command in the pod's container with the container's environment, which is what `kubectl exec` does."""
+        pid = self._pid()
+        pairs = (pair.partition("=") for pair in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in pair)
+        command = ["nsenter", f"--target={pid}", "--mount", "/usr/bin/berth", *args]
+        return process.run(command, f"berth {' '.join(args)} in the pod", {name: value for name, _, value in pairs})
+
+    def _over_tls(self, token: str, *args) -> str:
+        """An operator's command over the network."""
+        file = places.RUN / "caller.token"
+        file.write_text(token, encoding="ascii")
+        file.chmod(0o600)
+        env = {
+            "BERTH_SERVER": f"https://127.0.0.1:{_ADMIN_PORT}",
+            "BERTH_CA_FILE": str(places.RUN / "admin-tls" / "ca.crt"),
+            "BERTH_TOKEN_FILE": str(file),
+        }
+        return process.run([self._berth, *args], f"berth {' '.join(args)}", env)
+
+    def _status_over_tls(self, token: str, method: str, path: str) -> int:
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        body = b'{"entries": []}' if method == "PUT" else None
+        request = urllib.request.Request(f"https://127.0.0.1:{_ADMIN_PORT}{path}", body, headers, method=method)
+        trust = ssl.create_default_context(cafile=str(places.RUN / "admin-tls" / "ca.crt"))
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=trust) as reply:
+                return reply.status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except (urllib.error.URLError, OSError) as error:
+            raise Trouble(f"{method} {path}: {error}") from error
+
+    def _ready_over_tls(self) -> None:
+        """The pod with the certificate, and not the one of before, which the update takes away."""
+
+        def look() -> bool:
+            self._shown_certificate()
+            return True
+
+        until("the admin API speaks TLS", 120, look)
+        self._ready("berth")
+
+    def _shown_certificate(self) -> str:
+        try:
+            return ssl.get_server_certificate(("127.0.0.1", _ADMIN_PORT), timeout=5)
+        except OSError as error:
+            raise Trouble(str(error)) from error
+
+    def _certificate(self, name: str) -> None:
+        """A certificate for a forwarded port, of an authority that is made with the first one."""
+        folder = places.RUN / "admin-tls"
+        folder.mkdir(exist_ok=True)
+        if not (folder / "ca.crt").exists():
+            authority = [*_NEW_CERTIFICATE, "-subj", "/CN=berth-e2e-admin"]
+            process.run([*authority, "-keyout", folder / "ca.key", "-out", folder / "ca.crt"], "make an authority")
+        self._signed(name, "tls", ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"])
+
+    def _signed(self, name: str, file: str, more: list[str]) -> None:
+        """A certificate of that authority with that common name, in FILE.crt and FILE.key."""
+        folder = places.RUN / "admin-tls"
+        leaf = [*_NEW_CERTIFICATE, "-subj", f"/CN={name}", "-keyout", folder / f"{file}.key", "-out", folder / f"{file}.crt"]
+        leaf += ["-CA", folder / "ca.crt", "-CAkey", folder / "ca.key", "-addext", "basicConstraints=critical,CA:FALSE"]
+        process.run([*leaf, *more], "make a certificate (openssl 3)")
+
+    def _account_token(self, account: str, audience: str) -> str:
+        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token"
+        answer = self.cluster.answer("POST", path, {"spec": {"audiences": [audience]}})
+        if answer.status != 201:
+            raise Trouble(f"a token of {account}: {answer.message}")
+        return answer.body["status"]["token"]
+
     def _made(self, path: str, what: dict) -> None:
         def made() -> bool:
             answer = self.cluster.answer("POST", path, what)
@@ -418,6 +651,11 @@ class Deployed:
     def _condition(self, node: str, token: str, dry: bool) -> Answer:
         path = f"/api/v1/nodes/{node}/status{'?dryRun=All' if dry else ''}"
         patch = {"status": {"conditions": [_a_condition("GPUUnavailable")]}}
+        return self.cluster.answer("PATCH", path, patch, kind=_STRATEGIC, **_as(token))
+
+    def _label(self, node: str, token: str, dry: bool) -> Answer:
+        path = f"/api/v1/nodes/{node}{'?dryRun=All' if dry else ''}"
+        patch = {"metadata": {"labels": {f"{_WHOLE}.product": "NVIDIA-E2E"}}}
         return self.cluster.answer("PATCH", path, patch, kind=_STRATEGIC, **_as(token))
 
     def _evict(self, pod: str, token: str, dry: bool) -> Answer:

@@ -301,6 +301,63 @@ def drained(bench: Bench) -> str:
     return f"drained_within_s={took:.0f}"
 
 
+def labelled(bench: Bench) -> str:
+    """Pods find the node by what its GPUs are, with the names and values that GPU feature discovery has taught them."""
+    wanted = {f"{WHOLE}.product": "NVIDIA-H100-80GB-HBM3", f"{WHOLE}.count": "2", f"{WHOLE}.memory": "81559"}
+    _labels(bench, {**wanted, f"{WHOLE}.replicas": "1"})
+    here = bench.pod("here", {"main": 1}, on=wanted)
+    bench.start(here)
+    bench.gpus_seen(here, "main")
+    elsewhere = bench.pod("elsewhere", {"main": 1}, on={f"{WHOLE}.product": "NVIDIA-L4"})
+    bench.node.run(elsewhere)
+
+    def unschedulable() -> bool:
+        shown = bench.node.cluster.pod(elsewhere.name)["status"]
+        said = [c.get("message", "") for c in shown.get("conditions", []) if c.get("reason") == "Unschedulable"]
+        return any("node affinity" in text for text in said)
+
+    until("the scheduler says that no node has an L4", 30, unschedulable)
+    return f"product={wanted[f'{WHOLE}.product']}"
+
+
+def labels_follow(bench: Bench) -> None:
+    """Another stack is another label, and a pod that waits for it comes."""
+    shares = {f"{WHOLE}.replicas": "4", f"{WHOLE}.sharing-strategy": "time-slicing"}
+    waiting = bench.pod("shares", {"main": 1}, resource=SHARED, on=shares)
+    bench.node.run(waiting)
+    bench.berth.share(4)
+    _labels(bench, shares)
+    _runs_at_last(bench, waiting)
+    bench.no_pod_failed()
+
+
+def labels_stand_back(bench: Bench) -> None:
+    """GPU feature discovery signs with a timestamp: where that is, Berth's labels go, and what others wrote stays."""
+    kubectl, name = bench.node.cluster.kubectl, bench.node.cluster.name
+    stamp, product = "nvidia.com/gfd.timestamp", f"{WHOLE}.product"
+    kubectl("label", "node", name, f"{stamp}=1700000000", "e2e/kept=yes")
+    # It looks when something changes, and every minute.
+    bench.berth.share(3)
+    until("Berth's labels are gone", 90, lambda: product not in bench.node.cluster.node()["metadata"]["labels"])
+    left = bench.node.cluster.node()["metadata"]["labels"]
+    if left.get("e2e/kept") != "yes" or stamp not in left:
+        raise Trouble(f"the node has the labels {left}")
+    kubectl("label", "node", name, f"{stamp}-", "e2e/kept-")
+    bench.berth.share(4)
+    _labels(bench, {f"{WHOLE}.replicas": "4"}, 90)
+
+
+def _labels(bench: Bench, wanted: dict[str, str], seconds: float = 30) -> None:
+    def look() -> bool:
+        shown = bench.node.cluster.node()["metadata"]["labels"]
+        seen = {key: shown.get(key) for key in wanted}
+        if seen != wanted:
+            raise Trouble(f"they are {seen}")
+        return True
+
+    until(f"the node has the labels {wanted}", seconds, look)
+
+
 def _delete(bench: Bench, pod: Pod) -> None:
     bench.node.cluster.kubectl("delete", "pod", pod.name, "--wait=false")
     bench.running.remove(pod)
@@ -352,6 +409,17 @@ SCENARIOS = [
             "XID 79 again, and the GPU comes back after its quiet time": dead_gpu_and_quiet,
         },
         cluster=True,
+    ),
+    Scenario(
+        "labels",
+        Setup(gpus=2, api_server=True, labels=True),
+        {
+            "a pod with nodeAffinity on gpu.product runs, one for another product waits": labelled,
+            "the node's labels follow the stack": labels_follow,
+            "they go where GPU feature discovery writes its own, and come back": labels_stand_back,
+        },
+        cluster=True,
+        needs=_API_SERVER,
     ),
     Scenario(
         "ends",

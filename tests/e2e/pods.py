@@ -53,7 +53,8 @@ class Container:
 class Pod:
     """One pod. Its `name` and `uid` are final once it is handed over: an API server gives a UID of its own.
 
-    An init container waits until `release` is called with its name. `restart` is the pod's restartPolicy.
+    An init container waits until `release` is called with its name. `restart` is the pod's restartPolicy. `on`:
+    labels that its node must have, by nodeAffinity.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Pod:
         init: list[Container] | None = None,
         restart: str = "Always",
         labels: dict[str, str] | None = None,
+        on: dict[str, str] | None = None,
     ) -> None:
         self.short_name = name
         self.name = name
@@ -70,6 +72,7 @@ class Pod:
         self.init = init or []
         self.restart = restart
         self.labels = labels or {}
+        self.on = on or {}
         # As the kubelet makes one of a static pod: 32 hex digits, without dashes.
         self.uid = uuid.uuid4().hex
         self.folder = PODS / self.uid
@@ -130,6 +133,7 @@ class Pod:
                     "enableServiceLinks": False,
                     "terminationGracePeriodSeconds": 2,
                     "restartPolicy": self.restart,
+                    **({"affinity": {"nodeAffinity": self._node_affinity()}} if self.on else {}),
                     "initContainers": [self._container(c, _INIT_SHELL) for c in self.init],
                     "containers": [self._container(c, _SHELL) for c in self.containers],
                     "volumes": [{"name": "e2e", "hostPath": {"path": str(self.folder), "type": "Directory"}}],
@@ -137,6 +141,10 @@ class Pod:
             },
             indent=1,
         )
+
+    def _node_affinity(self) -> dict:
+        terms = [{"key": key, "operator": "In", "values": [value]} for key, value in self.on.items()]
+        return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": terms}]}}
 
     @staticmethod
     def _container(container: Container, shell: str) -> dict:

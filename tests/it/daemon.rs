@@ -72,7 +72,12 @@ impl House {
 
     /// The same with further arguments.
     pub(crate) fn serve_with(&self, args: &[&str]) -> Serving {
-        let mut child = self.command().args(args).stderr(Stdio::piped()).spawn().unwrap();
+        self.serve_as(self.command().args(args))
+    }
+
+    /// The same by a command of the caller's.
+    pub(crate) fn serve_as(&self, command: &mut Command) -> Serving {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
         let base = loop {

@@ -101,7 +101,11 @@ fn the_manifests_give_the_first_role_and_the_others_only_where_asked_for() {
     let mut all = roles("deploy/manifests/rights.yaml");
     all.sort_by_key(|(name, _)| known.iter().position(|(known, _)| known == name));
     assert_eq!(all, known);
-    for path in ["deploy/manifests/berth.yaml", "deploy/manifests/rights.yaml"] {
+    let review = known.iter().filter(|(name, _)| ["berth", "berth-review"].contains(&name.as_str()));
+    assert_eq!(roles("deploy/manifests/admin-tls.yaml"), review.cloned().collect::<Vec<_>>());
+    for path in ["berth.yaml", "rights.yaml", "admin-tls.yaml"].map(|name| format!("deploy/manifests/{name}"))
+    {
+        let path = path.as_str();
         let bindings = of_kind(path, "ClusterRoleBinding");
         assert_eq!(bindings.len(), roles(path).len());
         for binding in bindings {
@@ -119,6 +123,7 @@ fn the_manifests_give_the_first_role_and_the_others_only_where_asked_for() {
 fn every_right_to_change_something_ends_at_the_own_node() {
     const RIGHTS: &str = "deploy/manifests/rights.yaml";
     let wanted = [
+        ("berth-label-own-node", "nodes", "UPDATE", "object.metadata.name == variables.node"),
         ("berth-tell-own-node", "nodes/status", "UPDATE", "object.metadata.name == variables.node"),
         ("berth-delete-own-node", "pods", "DELETE", "oldObject.spec.nodeName == variables.node"),
         ("berth-evict-own-node", "pods/eviction", "CREATE", "params.spec.nodeName == variables.node"),
@@ -146,6 +151,20 @@ fn every_right_to_change_something_ends_at_the_own_node() {
     assert_eq!(evict["spec"]["paramKind"], json!({"apiVersion": "v1", "kind": "Pod"}));
     let binding = one(RIGHTS, "ValidatingAdmissionPolicyBinding", "berth-evict-own-node");
     assert_eq!(binding["spec"]["paramRef"], json!({"selector": {}, "parameterNotFoundAction": "Deny"}));
+}
+
+/// Whoever may patch a node may also taint it, and send pods where it likes: RBAC knows no fields.
+#[test]
+fn the_right_to_label_is_one_to_labels_of_gpus() {
+    let policy = one("deploy/manifests/rights.yaml", "ValidatingAdmissionPolicy", "berth-label-own-node");
+    let validations = policy["spec"]["validations"].as_array().unwrap();
+    let expressions: Vec<&str> = validations.iter().map(|v| v["expression"].as_str().unwrap()).collect();
+    for word in ["object.spec == oldObject.spec", "metadata.annotations", "finalizers", "ownerReferences"] {
+        assert!(expressions.iter().any(|e| e.contains(word)), "it does not hold {word}");
+    }
+    let prefixes = expressions.iter().flat_map(|e| e.split("startsWith('").skip(1));
+    let prefixes: BTreeSet<&str> = prefixes.map(|rest| rest.split_once('\'').unwrap().0).collect();
+    assert_eq!(prefixes, BTreeSet::from(["nvidia.com/"]));
 }
 
 #[test]

@@ -177,6 +177,64 @@ fn probes_and_scrapers_reach_what_the_daemon_listens_on_and_nobody_else_does() {
     }
 }
 
+/// What opens the admin API to the network, and what stays as it is.
+#[test]
+fn the_admin_api_is_on_the_network_over_tls_alone() {
+    const OPEN: &str = "deploy/manifests/admin-tls.yaml";
+    let [plain, open] = [MANIFESTS[0], OPEN].map(|path| Deployed::of(path).remove(0));
+    assert!(plain.config().admin.tls.is_none() && plain.config().admin.socket.is_none());
+    let config = open.config();
+    let (tls, socket) = (config.admin.tls.as_ref().unwrap(), config.admin.socket.as_ref().unwrap());
+    assert!(config.admin_listen.ip().is_unspecified());
+    assert_eq!(config.admin.kubernetes.as_ref().unwrap().audiences, ["berth"]);
+
+    // The files of TLS are of a Secret, for root's eyes; the socket's folder is the pod's own.
+    let volume_at = |folder: &Path| {
+        let mounts = open.container()["volumeMounts"].as_array().unwrap();
+        let mount = mounts.iter().find(|m| folder == Path::new(m["mountPath"].as_str().unwrap())).unwrap();
+        let volumes = open.pod()["volumes"].as_array().unwrap();
+        (mount.clone(), volumes.iter().find(|v| v["name"] == mount["name"]).unwrap().clone())
+    };
+    assert_eq!(tls.cert.parent(), tls.key.parent());
+    let (mount, volume) = volume_at(tls.cert.parent().unwrap());
+    assert_eq!((&mount["readOnly"], &volume["secret"]["defaultMode"]), (&json!(true), &json!(0o400)));
+    let paths = volume["secret"]["items"].as_array().unwrap().iter().map(|i| i["path"].as_str().unwrap());
+    let files = [&tls.cert, &tls.key].map(|f| f.file_name().unwrap().to_str().unwrap());
+    assert_eq!(paths.collect::<Vec<_>>(), files);
+    assert!(volume_at(socket.parent().unwrap()).1["emptyDir"].is_object());
+    // `kubectl exec POD -- berth` goes by the socket: the certificate need not name 127.0.0.1.
+    let server = json!({ "name": "BERTH_SERVER", "value": format!("unix://{}", socket.display()) });
+    assert!(open.container()["env"].as_array().unwrap().contains(&server));
+
+    let port = config.admin_listen.port();
+    let ports = open.container()["ports"].as_array().unwrap();
+    assert!(ports.contains(&json!({ "name": "admin", "containerPort": port })), "{ports:?}");
+    let service = of_kind(OPEN, "Service").remove(0);
+    let named = json!({ "name": "admin", "port": port, "targetPort": "admin" });
+    assert!(service["spec"]["ports"].as_array().unwrap().contains(&named));
+    let ingress = of_kind(OPEN, "NetworkPolicy")[0]["spec"]["ingress"].as_array().unwrap().clone();
+    assert!(ingress.contains(&json!({ "ports": [{ "port": "admin", "protocol": "TCP" }] })), "{ingress:?}");
+
+    // Probes go by the other listener, which has no TLS; and the pod may no more than before.
+    for same in ["securityContext", "startupProbe", "livenessProbe", "readinessProbe", "resources"] {
+        assert_eq!(open.container()[same], plain.container()[same], "{same}");
+    }
+    let hosts = |deployed: &Deployed| {
+        let volumes = deployed.pod()["volumes"].as_array().unwrap().clone();
+        volumes.into_iter().filter(|v| v["hostPath"].is_object()).collect::<Vec<_>>()
+    };
+    assert_eq!(hosts(&open), hosts(&plain));
+}
+
+/// No pod of a DaemonSet that asks for nothing labels nodes or writes into node-feature-discovery's folder.
+#[test]
+fn nodes_are_labelled_only_where_that_is_asked_for() {
+    for deployed in Deployed::all() {
+        assert!(!deployed.config().labels.wanted());
+        assert!(!deployed.pod().to_string().contains("features.d"));
+    }
+}
+
 #[test]
 fn no_two_profiles_are_on_one_node() {
     let selectors: Vec<Value> = Deployed::of("deploy/manifests/profiles.yaml")

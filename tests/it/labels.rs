@@ -162,6 +162,14 @@ fn check(serving: &Serving) -> Option<Value> {
     node["checks"].as_array().unwrap().iter().find(|check| check["name"] == "labels").cloned()
 }
 
+/// The same as alerts see it.
+fn noted(serving: &Serving) -> Option<String> {
+    let text = ureq::get(serving.base.replace("/api/v1", "/metrics")).call().unwrap();
+    let text = text.into_body().read_to_string().unwrap();
+    let mut lines = text.lines();
+    lines.find_map(|line| line.strip_prefix("berth_check_noted{check=\"labels\"} ").map(str::to_owned))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_for_nfd_follows_the_node_and_stands_back_for_another_writer() {
     let features = tempfile::tempdir().unwrap();
@@ -180,6 +188,7 @@ async fn a_file_for_nfd_follows_the_node_and_stands_back_for_another_writer() {
     assert_eq!(shared["nvidia.com/gpu.product"], "NVIDIA-L4-SHARED");
     assert_eq!(shared["nvidia.com/gpu.sharing-strategy"], "time-slicing");
     cluster::until("it is said", || check(&serving).filter(|check| check["detail"].is_null()));
+    assert_eq!(noted(&serving).as_deref(), Some("0"));
 
     // Under a name of their own, shares do not change what the product is called.
     let stack = serde_json::json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 3}}]});
@@ -201,6 +210,7 @@ async fn a_file_for_nfd_follows_the_node_and_stands_back_for_another_writer() {
             .filter(|check| check["detail"].as_str().is_some_and(|why| why.contains("gfd.timestamp")))
     });
     assert!(serving.log().contains("gfd.timestamp"), "{}", serving.log());
+    assert_eq!(noted(&serving).as_deref(), Some("1"));
     std::fs::remove_file(features.path().join("gfd")).unwrap();
     house.start("b", SHARED, 1).await.unwrap();
     cluster::until("it is back", || path.exists().then_some(()));

@@ -81,3 +81,4 @@ mod state;
 mod store_contract;
 mod store_size;
 mod store_sled;
+mod traces;

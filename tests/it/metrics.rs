@@ -376,6 +376,10 @@ async fn every_family_of_the_table_is_told_and_counters_do_not_fall() {
         (after.sum("berth_list_and_watch_streams", &[&shared]), after.sum("berth_live", &[])),
         (1.0, 4.0)
     );
+    // Every check of readiness is well.
+    let checks = after.sum("berth_ready", &[]);
+    assert!(checks >= 6.0, "{:?}", after.values);
+    assert_eq!(after.sum("berth_check_noted", &["check=\"store\""]), 0.0);
     assert!(after.sum("berth_store_size_bytes", &[]) > 1_000.0);
     let age = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64()
         - after.sum("process_start_time_seconds", &[]);

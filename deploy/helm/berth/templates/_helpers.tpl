@@ -96,10 +96,84 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- $_ := set $config "kubeletDir" $values.kubeletDir -}}
 {{- $_ := set $config "stateDir" "/var/lib/berth" -}}
-{{- $_ := set $config "adminListen" (printf "127.0.0.1:%d" (int $values.adminPort)) -}}
-{{- $host := ternary (printf "[%s]" $values.healthAddress) $values.healthAddress (contains ":" $values.healthAddress) -}}
-{{- $_ := set $config "healthListen" (printf "%s:%d" $host (int $values.healthPort)) -}}
+{{- include "berth.admin" (dict "values" $values "config" $config) -}}
+{{- $_ := set $config "healthListen" (include "berth.address" (dict "host" $values.healthAddress "port" $values.healthPort)) -}}
+{{- include "berth.nodeLabels" (dict "values" $values "config" $config) -}}
 {{- toYaml $config -}}
+{{- end -}}
+
+{{- define "berth.address" -}}
+{{- printf "%s:%d" (ternary (printf "[%s]" .host) .host (contains ":" .host)) (int .port) -}}
+{{- end -}}
+
+{{- /* Where the pods have what the admin API needs. */ -}}
+{{- define "berth.adminFolder" -}}/etc/berth-admin{{- end -}}
+{{- define "berth.socketFolder" -}}/run/berth{{- end -}}
+
+{{- /* Lays the values of `admin` over `config.admin`, and says where it listens. */ -}}
+{{- define "berth.admin" -}}
+{{- $values := .values -}}
+{{- $given := .values.admin -}}
+{{- $admin := default (dict) .config.admin -}}
+{{- $folder := include "berth.adminFolder" . -}}
+{{- $tls := $given.tls -}}
+{{- if $tls.secretName -}}
+{{- $files := dict "certFile" (printf "%s/tls/tls.crt" $folder) "keyFile" (printf "%s/tls/tls.key" $folder) -}}
+{{- if $tls.clientCASecretName -}}
+{{- $_ := set $files "clientCaFile" (printf "%s/client-ca/ca.crt" $folder) -}}
+{{- if $tls.requireClientCert -}}{{- $_ := set $files "requireClientCert" true -}}{{- end -}}
+{{- if kindIs "slice" $tls.clients -}}{{- $_ := set $files "clients" $tls.clients -}}{{- end -}}
+{{- else if or $tls.requireClientCert $tls.clients -}}
+{{- fail "admin.tls.requireClientCert and admin.tls.clients need admin.tls.clientCASecretName, a Secret with the CA's ca.crt" -}}
+{{- end -}}
+{{- $_ := set $admin "tls" $files -}}
+{{- else if or $tls.clientCASecretName $tls.issuerRef $tls.requireClientCert $tls.clients -}}
+{{- fail "admin.tls needs secretName: the Secret with tls.crt and tls.key" -}}
+{{- end -}}
+{{- $tokens := default (list) $admin.tokens -}}
+{{- range $given.tokens -}}
+{{- $tokens = append $tokens (dict "name" .name "right" .right "file" (printf "%s/tokens/%s" $folder .name)) -}}
+{{- end -}}
+{{- with $tokens -}}{{- $_ := set $admin "tokens" . -}}{{- end -}}
+{{- if $given.kubernetes.enabled -}}
+{{- $_ := set $admin "kubernetes" (dict "audiences" $given.kubernetes.audiences) -}}
+{{- end -}}
+{{- /* In the pod the command line goes by the socket, since a certificate need not name 127.0.0.1. */ -}}
+{{- if or $given.socket.enabled $given.socket.hostDir $admin.tls -}}
+{{- $_ := set $admin "socket" (default (printf "%s/admin.sock" (include "berth.socketFolder" .)) $admin.socket) -}}
+{{- end -}}
+{{- with $given.limits -}}{{- $_ := set $admin "limits" . -}}{{- end -}}
+{{- if and (hasKey $admin "kubernetes") (not (and $values.rbac.read $values.rbac.review)) -}}
+{{- fail "admin.kubernetes needs rbac.read and rbac.review: Berth asks the API server whose a token is" -}}
+{{- end -}}
+{{- $address := default (ternary "0.0.0.0" "127.0.0.1" (hasKey $admin "tls")) $values.adminAddress -}}
+{{- if not (or (hasKey $admin "tls") (hasPrefix "127." $address) (eq $address "::1")) -}}
+{{- fail (printf "adminAddress %s needs TLS: set admin.tls.secretName" $address) -}}
+{{- end -}}
+{{- $_ := set .config "adminListen" (include "berth.address" (dict "host" $address "port" $values.adminPort)) -}}
+{{- if $admin -}}{{- $_ := set .config "admin" $admin -}}{{- end -}}
+{{- end -}}
+
+{{- /* Lays the values of `gfd` and `labels` over `config.labels`. */ -}}
+{{- define "berth.nodeLabels" -}}
+{{- $labels := default (dict) .config.labels -}}
+{{- if .values.gfd.enabled -}}
+{{- $_ := set $labels "nfdFile" (default "/etc/kubernetes/node-feature-discovery/features.d/berth" $labels.nfdFile) -}}
+{{- end -}}
+{{- with .values.labels.nfdFile -}}{{- $_ := set $labels "nfdFile" . -}}{{- end -}}
+{{- if .values.labels.node -}}{{- $_ := set $labels "node" true -}}{{- end -}}
+{{- if and $labels.node (not (and .values.rbac.read .values.rbac.label)) -}}
+{{- fail "labels.node needs rbac.read and rbac.label: the node is patched" -}}
+{{- end -}}
+{{- if $labels -}}{{- $_ := set .config "labels" $labels -}}{{- end -}}
+{{- end -}}
+
+{{- /* Whether any profile's admin API is open to the network. Profiles may bring TLS by their `config` alone. */ -}}
+{{- define "berth.adminOpen" -}}
+{{- if or .Values.admin.tls.secretName (dig "admin" "tls" "" .Values.config) -}}true{{- end -}}
+{{- range $name, $own := .Values.profiles -}}
+{{- if dig "config" "admin" "tls" "" (default (dict) $own) -}}true{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* Of the nodes without a profile: not those with one. */ -}}

@@ -1,0 +1,50 @@
+//! A span for each request to the API, in its caller's trace where that names one.
+
+use crate::spans;
+use crate::trace;
+use actix_web::Error;
+use actix_web::body::MessageBody;
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::Method;
+use actix_web::middleware::Next;
+use tracing::Instrument;
+
+/// What has a span: neither probes, which would drown the rest, nor pages.
+const TRACED: &str = "/api/";
+
+/// Answers. What goes on after an answer's head, such as a stream of events, is not in the span.
+pub(super) async fn call<B: MessageBody>(
+    request: ServiceRequest,
+    next: Next<B>,
+) -> Result<ServiceResponse<B>, Error> {
+    if !spans::is_on() || !request.path().starts_with(TRACED) {
+        return next.call(request).await;
+    }
+    // The template of the table, never what a client made up.
+    let route = request.match_pattern().map(|pattern| pattern.replace(":.*}", "}"));
+    let tls = request.app_config().secure();
+    let span = spans::http(method(request.method()), route.as_deref(), request.path(), tls);
+    let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
+    trace::adopt(&span, header("traceparent"), header("tracestate"));
+    let answered = next.call(request).instrument(span.clone()).await;
+    let status = match &answered {
+        Ok(response) => response.status(),
+        Err(error) => error.as_response_error().status_code(),
+    };
+    spans::http_answered(&span, status.as_u16());
+    answered
+}
+
+/// Of a closed list: a method may be any word.
+fn method(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::PUT => "PUT",
+        Method::POST => "POST",
+        Method::PATCH => "PATCH",
+        Method::DELETE => "DELETE",
+        Method::OPTIONS => "OPTIONS",
+        _ => "_OTHER",
+    }
+}

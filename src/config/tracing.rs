@@ -1,0 +1,238 @@
+//! `tracing`: where traces go, by OTLP. Off unless there is an endpoint. The variables are those of
+//! OpenTelemetry, so that what injects them into pods works here, too.
+
+use super::{ConfigError, ServeArgs, bad};
+use serde::Deserialize;
+use std::fmt;
+use std::time::Duration;
+
+/// Where a collector takes gRPC, by OTLP's rules.
+const PORT_GRPC: u16 = 4317;
+/// Where it takes HTTP.
+const PORT_HTTP: u16 = 4318;
+/// Where it takes traces by HTTP, below its endpoint.
+const PATH: &str = "/v1/traces";
+/// Longest endpoint, bytes.
+const ENDPOINT_BYTES_MAX: usize = 1024;
+/// How long one export may take, seconds, if nobody says.
+const TIMEOUT_S: f64 = 5.0;
+/// Longest: what is not exported meanwhile waits in a queue that then overflows.
+const TIMEOUT_S_MAX: f64 = 60.0;
+
+/// What an endpoint must be, in words.
+const ENDPOINT_RULE: &str = "a URL with scheme, host and port, such as http://otel-collector.observability:4317 (gRPC) or http://otel-collector.observability:4318 (http/protobuf)";
+
+/// Where traces go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TracingSettings {
+    /// Where the collector is.
+    pub endpoint: Endpoint,
+    /// How much of all traces is kept, 0 to 1. A caller's own decision wins.
+    pub sample_ratio: f64,
+    /// How long one export may take.
+    pub timeout: Duration,
+}
+
+/// A collector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Where requests go: for gRPC scheme, host and port, for HTTP the path too.
+    pub url: String,
+    /// What is spoken there.
+    pub protocol: Protocol,
+}
+
+/// What is spoken to a collector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// OTLP over gRPC.
+    Grpc,
+    /// OTLP as protobuf over HTTP.
+    HttpProtobuf,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Grpc => "grpc",
+            Self::HttpProtobuf => "http/protobuf",
+        })
+    }
+}
+
+/// `tracing` of the file.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)] // each is documented at the setting that it becomes
+pub struct TracingFile {
+    pub endpoint: Option<String>,
+    pub protocol: Option<String>,
+    pub sample_ratio: Option<f64>,
+    pub timeout_seconds: Option<f64>,
+}
+
+impl TracingFile {
+    /// With flags and environment over it; `None` where no endpoint is named.
+    pub(super) fn under(self, args: &ServeArgs) -> Result<Option<TracingSettings>, ConfigError> {
+        // An empty variable counts as none, by OpenTelemetry's rules.
+        let given = |text: &Option<String>| text.clone().filter(|t| !t.trim().is_empty());
+        let ratio = match given(&args.tracing_sample_ratio) {
+            Some(text) => sample_ratio(&text)?,
+            None => checked_ratio(self.sample_ratio.unwrap_or(1.0))?,
+        };
+        let protocol = given(&args.tracing_protocol).or(self.protocol).map(|p| protocol(&p)).transpose()?;
+        let seconds = self.timeout_seconds.unwrap_or(TIMEOUT_S);
+        if !(0.1..=TIMEOUT_S_MAX).contains(&seconds) {
+            let rule = format!("0.1 to {TIMEOUT_S_MAX}");
+            return Err(bad("tracing.timeoutSeconds", &seconds.to_string(), rule));
+        }
+        let Some(text) = given(&args.tracing_endpoint).or(self.endpoint) else { return Ok(None) };
+        let endpoint = endpoint(&text, protocol)?;
+        let timeout = Duration::from_secs_f64(seconds);
+        Ok(Some(TracingSettings { endpoint, sample_ratio: ratio, timeout }))
+    }
+}
+
+/// By the words of OpenTelemetry.
+pub(super) fn protocol(word: &str) -> Result<Protocol, ConfigError> {
+    match word.trim() {
+        "grpc" => Ok(Protocol::Grpc),
+        "http/protobuf" => Ok(Protocol::HttpProtobuf),
+        other => Err(bad("tracing.protocol", other, "grpc or http/protobuf")),
+    }
+}
+
+pub(super) fn sample_ratio(text: &str) -> Result<f64, ConfigError> {
+    let ratio = text.trim().parse();
+    ratio.map_or_else(|_| Err(bad("tracing.sampleRatio", text, "a number, 0 to 1")), checked_ratio)
+}
+
+fn checked_ratio(ratio: f64) -> Result<f64, ConfigError> {
+    if (0.0..=1.0).contains(&ratio) {
+        return Ok(ratio);
+    }
+    Err(bad("tracing.sampleRatio", &ratio.to_string(), "0 (none) to 1 (all)"))
+}
+
+/// Reads an endpoint. Where nobody says what is spoken there, the port tells: 4318 is HTTP's, all else
+/// is gRPC.
+pub(super) fn endpoint(text: &str, protocol: Option<Protocol>) -> Result<Endpoint, ConfigError> {
+    let text = text.trim();
+    // What may hold a password is not shown.
+    let wrong = |rule: &str| {
+        let shown = if text.contains('@') { "(hidden: it may hold a password)" } else { text };
+        bad("tracing.endpoint", shown, rule)
+    };
+    if text.len() > ENDPOINT_BYTES_MAX || text.contains(|c: char| c.is_control() || c.is_whitespace()) {
+        return Err(bad("tracing.endpoint", "(not shown)", ENDPOINT_RULE));
+    }
+    let Some((scheme @ ("http" | "https"), rest)) = text.split_once("://") else {
+        return Err(wrong(ENDPOINT_RULE));
+    };
+    if rest.contains('@') {
+        return Err(wrong(
+            "a URL without user and password; what a collector wants to know goes into the environment variable OTEL_EXPORTER_OTLP_HEADERS",
+        ));
+    }
+    if rest.contains(['?', '#']) {
+        return Err(wrong("a URL without a query"));
+    }
+    let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+    let (host, port) = host_and_port(authority).ok_or_else(|| wrong(ENDPOINT_RULE))?;
+    let protocol = protocol.unwrap_or(match port {
+        Some(PORT_HTTP) => Protocol::HttpProtobuf,
+        _ => Protocol::Grpc,
+    });
+    let path = path.trim_end_matches('/');
+    let url = match protocol {
+        Protocol::Grpc if path.is_empty() => format!("{scheme}://{host}:{}", port.unwrap_or(PORT_GRPC)),
+        Protocol::Grpc => return Err(wrong("a URL without a path, as protocol grpc has none")),
+        Protocol::HttpProtobuf => {
+            let below = if path.ends_with(PATH) { "" } else { PATH };
+            format!("{scheme}://{host}:{}{path}{below}", port.unwrap_or(PORT_HTTP))
+        }
+    };
+    Ok(Endpoint { url, protocol })
+}
+
+/// `host`, `host:port`, `[v6]`, `[v6]:port`.
+fn host_and_port(authority: &str) -> Option<(&str, Option<u16>)> {
+    let (host, port) = match authority.rfind(']') {
+        Some(end) => match &authority[end + 1..] {
+            "" => (authority, None),
+            rest => (&authority[..=end], Some(rest.strip_prefix(':')?)),
+        },
+        None => match authority.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (authority, None),
+        },
+    };
+    let named = |host: &str| host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    let known = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
+        Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && named(host),
+    };
+    let port = match port {
+        Some(port) => Some(port.parse::<u16>().ok().filter(|p| *p != 0)?),
+        None => None,
+    };
+    known.then_some((host, port))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn at(text: &str) -> (String, String) {
+        let found = endpoint(text, None).unwrap();
+        (found.url, found.protocol.to_string())
+    }
+
+    #[test]
+    fn the_port_tells_what_is_spoken_unless_somebody_does() {
+        let is = |text, url: &str, spoken: &str| assert_eq!(at(text), (url.to_owned(), spoken.to_owned()));
+        is("http://collector:4317", "http://collector:4317", "grpc");
+        is("http://collector", "http://collector:4317", "grpc");
+        is("https://[::1]:55/", "https://[::1]:55", "grpc");
+        is("http://10.0.0.1:4318", "http://10.0.0.1:4318/v1/traces", "http/protobuf");
+        is("http://c:4318/otlp/v1/traces", "http://c:4318/otlp/v1/traces", "http/protobuf");
+        let spoken = endpoint("http://tempo/otlp/", Some(Protocol::HttpProtobuf)).unwrap();
+        assert_eq!(spoken.url, "http://tempo:4318/otlp/v1/traces");
+    }
+
+    #[test]
+    fn a_bad_endpoint_is_named_with_what_it_should_be() {
+        for bad in
+            ["collector:4317", "http://", "http://a:0", "http://a:b", "ftp://a", "http://[::1", "http://a b"]
+        {
+            let error = endpoint(bad, None).unwrap_err().to_string();
+            assert!(error.contains("tracing.endpoint") && error.contains("otel-collector"), "{bad}: {error}");
+        }
+        let error = endpoint("http://me:secret@collector:4317", None).unwrap_err().to_string();
+        assert!(error.contains("OTEL_EXPORTER_OTLP_HEADERS") && !error.contains("secret"), "{error}");
+        let error = endpoint("http://collector:4317/v1/traces", None).unwrap_err().to_string();
+        assert!(error.contains("without a path"), "{error}");
+    }
+
+    #[test]
+    fn an_empty_variable_is_none_and_a_flag_wins_over_the_file() {
+        let file = || TracingFile {
+            endpoint: Some("http://file:4317".into()),
+            sample_ratio: Some(0.25),
+            ..TracingFile::default()
+        };
+        let mut args = ServeArgs { tracing_endpoint: Some(String::new()), ..ServeArgs::default() };
+        let settings = file().under(&args).unwrap().unwrap();
+        assert_eq!((settings.endpoint.url.as_str(), settings.sample_ratio), ("http://file:4317", 0.25));
+        args.tracing_endpoint = Some("http://flag:4318".into());
+        args.tracing_sample_ratio = Some("1".into());
+        let settings = file().under(&args).unwrap().unwrap();
+        assert_eq!(settings.endpoint.protocol, Protocol::HttpProtobuf);
+        assert!(settings.sample_ratio > 0.99);
+        assert_eq!(TracingFile::default().under(&ServeArgs::default()).unwrap(), None);
+        let file = TracingFile { sample_ratio: Some(7.0), ..TracingFile::default() };
+        assert!(file.under(&ServeArgs::default()).unwrap_err().to_string().contains("tracing.sampleRatio"));
+    }
+}

@@ -72,6 +72,11 @@ pub(super) fn name() -> String {
     SAID.try_with(|said| said.caller.signature()).unwrap_or_else(|_| UNKNOWN.into())
 }
 
+/// Tells callers apart: how they are known, and their name. A token and a certificate may share a name.
+pub(super) fn identity() -> String {
+    SAID.try_with(|said| format!("{} {}", said.caller.by, said.caller.name)).unwrap_or_default()
+}
+
 /// Takes down why they do it.
 pub(super) fn says_why(reason: &str) {
     let _ = SAID

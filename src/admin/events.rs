@@ -9,27 +9,36 @@ mod recent;
 
 use super::dto::{Event, EventKind, rfc3339};
 use super::problem::{Kind, Problem};
+use super::routes::IDENTITY;
 use super::state::State;
 use crate::admission::Standings;
 use crate::keeper::Snapshot;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::PartId;
 use crate::kernel::time::Now;
+use actix_web::http::Method;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use actix_web::{HttpRequest, HttpResponse, web};
+use futures_util::stream;
 use news::{News, Told};
-use reader::{Reader, Waits, Wanted};
+use reader::{Begin, Reader, Waits, Wanted};
 use recent::{Following, Id, Ring, WORDS_BYTES_MAX};
 use serde::Deserialize;
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use utoipa::IntoParams;
 
 /// Streams at a time: some pages and scripts of a node's operators. Each has a connection of its own, of
 /// which the listener has 256, and at most 100 KiB of what was not sent yet.
 const STREAMS_MAX: usize = 32;
+/// Where all places are taken, every stream says a word, and once more: the first is answered with a reset
+/// where its client has closed the connection, and the next one fails.
+const NUDGES: u32 = 4;
+/// For what a nudge frees to be free: a write to a local socket.
+const NUDGE_WAIT: Duration = Duration::from_millis(50);
 /// When to retry where all are taken.
 const STREAMS_RETRY_S: u64 = 10;
 /// After a look at the ledger the next one waits so long: a burst of Allocates is one look.
@@ -55,6 +64,21 @@ impl Feed {
     /// Ends all streams, with the reason.
     pub(super) fn close(&self, why: &'static str) {
         self.ring.close(why);
+    }
+
+    /// A place for one more stream. That a client is gone is noticed only when something is sent to it.
+    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = Arc::clone(&self.streams).try_acquire_owned() {
+            return Some(permit);
+        }
+        for _ in 0..NUDGES {
+            self.ring.nudge();
+            let place = Arc::clone(&self.streams).acquire_owned();
+            if let Ok(Ok(permit)) = tokio::time::timeout(NUDGE_WAIT, place).await {
+                return Some(permit);
+            }
+        }
+        None
     }
 
     fn tell(&self, news: Vec<News>, ledger: &Ledger, now: Now) {
@@ -134,16 +158,17 @@ pub(super) struct Query {
 /// Server-sent events. The first one, `here`, says where one stands; then comes one for each change, with
 /// an `Event` as its data. A client that comes back sends the last id that it got as `Last-Event-ID` (or
 /// `since`) and gets what it missed; where that is no longer kept (1024 events, until the daemon ends),
-/// `missed` says to read the state anew. A comment comes every 15 seconds. A stream ends with `end` and
-/// the reason: the daemon stops, the client reads too slowly, or an hour is over; come back then. At most
-/// 32 streams are served at a time.
+/// `missed` says to read the state anew. Where nothing is sent for 15 seconds, a comment is, with the id
+/// that the client is at by then. A stream ends with `end` and the reason: the daemon stops, the client
+/// reads too slowly, or an hour is over; come back then. At most 32 streams are served at a time; those
+/// whose clients are gone give their places back as soon as one is wanted.
 #[utoipa::path(get, path = "/api/v1/events", tag = "events", operation_id = "streamEvents",
     params(Query, ("Last-Event-ID" = Option<String>, Header, description = "The id of the last event that the client got; goes before `since`", example = "19a8c3f2b10-17")),
     responses(
         (status = 200, description = "Events, until the stream ends", body = String, content_type = "text/event-stream"),
         (status = 400, description = "A malformed query or Last-Event-ID, or an unknown key in the query"),
     ))]
-pub(super) async fn stream(
+pub(super) async fn follow(
     state: web::Data<State>,
     request: HttpRequest,
     query: web::Query<Query>,
@@ -151,21 +176,32 @@ pub(super) async fn stream(
     let wanted = wanted(&query)?;
     let ring = &state.feed.ring;
     let since = since(ring, &request, &query)?;
-    let permit = Arc::clone(&state.feed.streams).try_acquire_owned().map_err(|_| {
+    let mut response = HttpResponse::Ok();
+    // Named so that nothing gathers frames so as to compress them.
+    response.insert_header((CONTENT_ENCODING, IDENTITY));
+    response.insert_header((CONTENT_TYPE, EVENT_STREAM));
+    response.insert_header(("x-accel-buffering", "no"));
+    // As everywhere HEAD answers with the head alone; it takes no place.
+    if request.method() == Method::HEAD {
+        return Ok(response.streaming(stream::empty::<Result<web::Bytes, Infallible>>()));
+    }
+    let permit = state.feed.place().await.ok_or_else(|| {
         Problem::new(Kind::Streams, format!("{STREAMS_MAX} event streams are open, which is the most"))
             .retry_after(STREAMS_RETRY_S)
             .hint("close pages and `berth events` that nobody looks at, or ask with ?follow=false")
     })?;
+    // Before the ledger is looked at: what comes in between is told, and in `here`, too.
+    let newest = ring.newest();
     let (ledger, now) = (state.door.snapshot(), state.door.now());
     let told =
         |kind, after, words| recent::frame(ring.id(after), &event(News::new(kind, words), &ledger, now));
     let (after, begin) = match since {
-        Since::Now => (ring.newest(), None),
+        Since::Now => (newest, None),
         Since::After(seq) => (seq, None),
         Since::Gone => {
             let words = "what came after that id is no longer kept, or of another run of the daemon: read \
                          the state anew";
-            (ring.newest(), Some(words))
+            (newest, Some(words))
         }
     };
     // Comes back after three seconds, where the client follows the standard.
@@ -174,12 +210,10 @@ pub(super) async fn stream(
         first += &told(EventKind::Missed, after, words.to_owned());
     }
     let follow = query.follow.unwrap_or(true);
-    let reader = Reader::new(Arc::clone(ring), wanted, after, follow, first, permit, Waits::default());
-    let mut response = HttpResponse::Ok();
-    // Named so that nothing gathers frames so as to compress them.
-    response.insert_header((CONTENT_ENCODING, "identity"));
-    response.insert_header((CONTENT_TYPE, EVENT_STREAM));
-    response.insert_header(("x-accel-buffering", "no"));
+    let door = state.door.clone();
+    let generation = Box::new(move || door.snapshot().generation);
+    let begin = Begin { after, follow, first, generation };
+    let reader = Reader::new(Arc::clone(ring), wanted, begin, permit, Waits::default());
     Ok(response.streaming(reader.stream()))
 }
 

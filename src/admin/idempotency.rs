@@ -2,7 +2,9 @@
 //! first time. Bounded in memory; a key that was let go of is a new one, which is safe, since the same
 //! bytes uploaded again change nothing.
 
+use super::caller;
 use super::problem::{Kind, Problem};
+use crate::kernel::names::Digest as PolicyDigest;
 use actix_web::HttpRequest;
 use actix_web::http::StatusCode;
 use sha2::{Digest, Sha256};
@@ -25,6 +27,8 @@ type Request = [u8; 32];
 /// The answer of an upload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Answered {
+    /// What was uploaded.
+    pub(super) digest: PolicyDigest,
     pub(super) status: StatusCode,
     pub(super) location: Option<String>,
     pub(super) body: Vec<u8>,
@@ -55,7 +59,8 @@ pub(super) struct Claim<'k> {
     key: Option<String>,
 }
 
-/// The key of a request, where it has one.
+/// The key of a request, where it has one, and whose it is: another caller's is another one, whatever it
+/// says.
 ///
 /// # Errors
 /// [`Kind::Header`] where it is malformed.
@@ -73,7 +78,8 @@ pub(super) fn key_of(request: &HttpRequest) -> Result<Option<String>, Problem> {
             format!("Idempotency-Key: one word of 1 to {KEY_BYTES_MAX} visible characters, such as a UUID");
         return Err(Problem::new(Kind::Header, rule));
     }
-    Ok(Some(key.to_owned()))
+    // No key has a line break.
+    Ok(Some(format!("{}\n{key}", caller::identity())))
 }
 
 /// Hash of what makes a request: parts, each with its length.
@@ -87,16 +93,22 @@ pub(super) fn request_of(parts: &[&[u8]]) -> Request {
 }
 
 impl Keys {
-    /// Takes a key for a request. Without a key everything is new.
+    /// Takes a key for a request. Without a key everything is new, and so is what was answered where
+    /// `still` says that the answer no longer holds.
     ///
     /// # Errors
     /// [`Kind::KeyReused`] where it came with another request, [`Kind::KeyBusy`] while that is at work,
     /// [`Kind::Busy`] where all keys are at work.
-    pub(super) fn take(&self, key: Option<String>, request: Request) -> Result<Turn<'_>, Problem> {
-        let Some(key) = key else {
+    pub(super) fn take(
+        &self,
+        asked: Option<(String, Request)>,
+        still: impl Fn(&Answered) -> bool,
+    ) -> Result<Turn<'_>, Problem> {
+        let Some((key, request)) = asked else {
             return Ok(Turn::First(Claim { keys: self, key: None }));
         };
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|one| one.key != key || one.answer.as_ref().is_none_or(&still));
         if let Some(one) = known.iter().find(|one| one.key == key) {
             return match &one.answer {
                 _ if one.request != request => Err(Problem::new(
@@ -149,11 +161,16 @@ mod tests {
     use actix_web::test::TestRequest;
 
     fn answer(n: u8) -> Answered {
-        Answered { status: StatusCode::CREATED, location: None, body: vec![n] }
+        let digest = PolicyDigest::parse(&"0".repeat(64)).unwrap();
+        Answered { digest, status: StatusCode::CREATED, location: None, body: vec![n] }
+    }
+
+    fn take<'k>(keys: &'k Keys, key: &str, parts: &[&[u8]]) -> Result<Turn<'k>, Problem> {
+        keys.take(Some((key.into(), request_of(parts))), |_| true)
     }
 
     fn first(keys: &Keys, key: &str, body: u8) -> Answered {
-        let Ok(Turn::First(claim)) = keys.take(Some(key.into()), request_of(&[&[body]])) else {
+        let Ok(Turn::First(claim)) = take(keys, key, &[&[body]]) else {
             panic!("{key} is not new");
         };
         claim.done(&answer(body));
@@ -164,21 +181,33 @@ mod tests {
     fn the_same_request_is_answered_as_the_first_time_and_another_is_refused() {
         let keys = Keys::default();
         let done = first(&keys, "a", 1);
-        match keys.take(Some("a".into()), request_of(&[&[1]])).unwrap_or_else(|p| panic!("{p}")) {
+        match take(&keys, "a", &[&[1]]).unwrap_or_else(|p| panic!("{p}")) {
             Turn::Again(again) => assert_eq!(again, done),
             Turn::First(_) => panic!("done twice"),
         }
-        let other = keys.take(Some("a".into()), request_of(&[&[2]])).err().unwrap();
+        let other = take(&keys, "a", &[&[2]]).err().unwrap();
         assert_eq!(other.status, 422);
-        assert!(matches!(keys.take(None, request_of(&[&[1]])), Ok(Turn::First(_))));
+        assert!(matches!(keys.take(None, |_| true), Ok(Turn::First(_))));
+    }
+
+    #[test]
+    fn an_answer_that_no_longer_holds_is_not_given_again() {
+        let keys = Keys::default();
+        first(&keys, "a", 1);
+        let gone = || keys.take(Some(("a".into(), request_of(&[&[1]]))), |_| false);
+        assert!(matches!(gone(), Ok(Turn::First(_))));
+        // One that is at work has no answer yet.
+        let at_work = take(&keys, "b", &[]);
+        assert_eq!(keys.take(Some(("b".into(), request_of(&[]))), |_| false).err().unwrap().status, 409);
+        drop(at_work);
     }
 
     #[test]
     fn a_key_at_work_is_waited_for_and_one_that_failed_is_free_again() {
         let keys = Keys::default();
-        let claim = keys.take(Some("a".into()), request_of(&[&[1]]));
-        assert_eq!(keys.take(Some("a".into()), request_of(&[&[1]])).err().unwrap().status, 409);
-        assert_eq!(keys.take(Some("a".into()), request_of(&[&[2]])).err().unwrap().status, 422);
+        let claim = take(&keys, "a", &[&[1]]);
+        assert_eq!(take(&keys, "a", &[&[1]]).err().unwrap().status, 409);
+        assert_eq!(take(&keys, "a", &[&[2]]).err().unwrap().status, 422);
         drop(claim);
         first(&keys, "a", 2);
     }
@@ -186,18 +215,18 @@ mod tests {
     #[test]
     fn as_many_keys_are_remembered_as_is_said_and_none_at_work_is_let_go_of() {
         let keys = Keys::default();
-        let at_work = keys.take(Some("at-work".into()), request_of(&[]));
+        let at_work = take(&keys, "at-work", &[]);
         for n in 0..10 * KEYS_MAX {
             first(&keys, &n.to_string(), 1);
         }
         assert_eq!(keys.0.lock().unwrap().len(), KEYS_MAX);
-        assert_eq!(keys.take(Some("at-work".into()), request_of(&[])).err().unwrap().status, 409);
+        assert_eq!(take(&keys, "at-work", &[]).err().unwrap().status, 409);
         let newest = (10 * KEYS_MAX - 1).to_string();
-        assert!(matches!(keys.take(Some(newest), request_of(&[&[1]])), Ok(Turn::Again(_))));
+        assert!(matches!(take(&keys, &newest, &[&[1]]), Ok(Turn::Again(_))));
         drop(at_work);
-        let all: Vec<_> = (0..KEYS_MAX).map(|n| keys.take(Some(format!("w{n}")), request_of(&[]))).collect();
+        let all: Vec<_> = (0..KEYS_MAX).map(|n| take(&keys, &format!("w{n}"), &[])).collect();
         assert!(all.iter().all(Result::is_ok));
-        assert_eq!(keys.take(Some("one more".into()), request_of(&[])).err().unwrap().status, 503);
+        assert_eq!(take(&keys, "one more", &[]).err().unwrap().status, 503);
     }
 
     #[test]
@@ -215,8 +244,8 @@ mod tests {
             key_of(&request.to_http_request()).map_err(|p| p.status)
         };
         assert_eq!(of(&[]), Ok(None));
-        assert_eq!(of(&["8e03978e"]), Ok(Some("8e03978e".into())));
-        assert_eq!(of(&["\"8e03978e\""]), Ok(Some("8e03978e".into())));
+        assert_eq!(of(&["8e03978e"]), Ok(Some("\n8e03978e".into())));
+        assert_eq!(of(&["\"8e03978e\""]), Ok(Some("\n8e03978e".into())));
         let long = "x".repeat(KEY_BYTES_MAX + 1);
         for bad in [&[""][..], &["a b"], &["\"\""], &[&long], &["a", "a"]] {
             assert_eq!(of(bad), Err(400), "{bad:?}");

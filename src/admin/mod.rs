@@ -13,6 +13,7 @@ mod caller;
 mod certificate;
 mod counting;
 mod decisions;
+mod document;
 mod drain;
 mod draining;
 pub mod dto;

@@ -25,13 +25,13 @@ use utoipa::{Modify, OpenApi};
 #[openapi(
     info(
         title = "Berth",
-        description = "The admin API of one GPU node: what its GPUs are and who holds them, which policies decide, and the operator's word.\n\nErrors are `application/problem+json` (RFC 9457); the `type` of each is a page that says what it means and what to do, and `/problems` lists them. Lists that grow take `limit` and `cursor`, and answer with `next`. Answers with a weak ETag answer 304 to `If-None-Match`; a strong one is for `If-Match`. Bodies are compressed where `Accept-Encoding` allows gzip. All of `/api/v1` needs a token, `Authorization: Bearer TOKEN`, or a client certificate; GET and HEAD need the right to read, every other method the right to change.",
+        description = "The admin API of one GPU node: what its GPUs are and who holds them, which policies decide, and the operator's word.\n\nErrors are `application/problem+json` (RFC 9457); the `type` of each is a page that says what it means and what to do, and `/problems` lists them. Lists that grow take `limit` and `cursor`, and answer with `next`. Answers with a weak ETag answer 304 to `If-None-Match`; a strong one is for `If-Match`, which is refused where a route has none. Bodies are compressed where `Accept-Encoding` allows gzip. All of `/api/v1` needs a token, `Authorization: Bearer TOKEN`, or a client certificate; GET and HEAD need the right to read, every other method the right to change.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     servers((url = "/", description = "This node")),
     paths(
         node::show, gpus::list, gpus::show, gpus::forget, gpus::cordon, gpus::uncordon, drain::start, drain::show, drain::stop, drain::mark_healthy,
-        processes::list, processes::bypass, events::stream,
+        processes::list, processes::bypass, events::follow,
         allocations::list, allocations::show, allocations::end,
         decisions::list, decisions::show, decisions::input, decisions::explain,
         trials::replay, trials::list, trials::add, trials::show, trials::end, tried::add,

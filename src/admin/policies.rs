@@ -7,7 +7,8 @@ use super::idempotency::{self, Answered, Turn};
 use super::problem::{Kind, Problem};
 use super::state::State;
 use super::{paging, tag, word};
-use crate::admission::Upload;
+use crate::admission::{DeleteError, Upload};
+use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Digest;
 use crate::kernel::policy::{PolicyVersion, VERSIONS_MAX};
 use crate::kernel::refusal::Refusal;
@@ -116,8 +117,8 @@ pub(super) async fn list(
 /// asked nothing else until a stack names it. The same bytes again change nothing, except that they
 /// may bring a signature. Where the configuration has `trustedKeys`, one of them must have signed the
 /// body, byte by byte; 403 says otherwise, and nothing of it is compiled. With an `Idempotency-Key` the
-/// very same request is answered as the first time, as long as the daemon remembers the key (64 of them,
-/// until it ends).
+/// very same request of the same caller is answered as the first time, as long as the daemon remembers the
+/// key (64 of them, until it ends) and has the policy.
 #[utoipa::path(post, path = "/api/v1/policies", tag = "policies", operation_id = "uploadPolicy",
     params(Word, ("Berth-Signature" = Option<String>, Header, description = "Ed25519 signature over the body, 64 bytes in base64", example = "O7Eu2jwpjbXeJVl/VNkk8uF+eKJq2JU+2CGO5oLwu76QIeLzAJ0VLJEb8fJexoOpAnFBZnZ6+9jlvQ+wEk7Lig=="),
         ("Idempotency-Key" = Option<String>, Header, description = "A word of the client's own for this request; at most 128 visible characters", example = "8e03978e-40d5-43e8-bc93-6894a57f9324")),
@@ -148,10 +149,23 @@ pub(super) async fn upload(
         .try_acquire()
         .map_err(|_| Problem::new(Kind::Busy, "other uploads are at work").retry_after(UPLOAD_RETRY_S))?;
     let module = body::module(&request, payload).await?;
-    let signed = signature.as_ref().map(|signature| signature.0);
-    let parts: [&[u8]; 4] =
-        [&module, signed.as_ref().map_or(&[], |bytes| &bytes[..]), by.as_bytes(), reason.as_bytes()];
-    let claim = match state.keys.take(key, idempotency::request_of(&parts))? {
+    let (module, asked) = match key {
+        None => (module, None),
+        Some(key) => {
+            let signed = signature.as_ref().map(|signature| signature.0);
+            let (by, reason) = (by.clone(), reason.clone());
+            let hash = move || {
+                let signed = signed.as_ref().map_or(&[][..], |bytes| &bytes[..]);
+                let request = idempotency::request_of(&[&module, signed, by.as_bytes(), reason.as_bytes()]);
+                (module, Some((key, request)))
+            };
+            // 32 MiB take a tenth of a second, in which this thread answers others.
+            web::block(hash).await.map_err(|error| Problem::new(Kind::Internal, error))?
+        }
+    };
+    // What was deleted since is uploaded anew.
+    let kept = |answer: &Answered| state.door.snapshot().policies.contains_key(&answer.digest);
+    let claim = match state.keys.take(asked, kept)? {
         Turn::Again(answer) => return Ok(answered(answer)),
         Turn::First(claim) => claim,
     };
@@ -171,6 +185,7 @@ pub(super) async fn upload(
     }
     let shown = PolicyDetail::of(&state.door.snapshot(), &version);
     let answer = Answered {
+        digest: version.digest.clone(),
         status: if new { StatusCode::CREATED } else { StatusCode::OK },
         location: new.then(|| format!("/api/v1/policies/{}", version.digest)),
         body: serde_json::to_vec(&shown).map_err(|error| Problem::new(Kind::Internal, error))?,
@@ -257,11 +272,18 @@ pub(super) async fn delete(
     request: HttpRequest,
 ) -> Result<HttpResponse, Problem> {
     let digest = digest(&path)?;
-    let ledger = state.door.snapshot();
-    if let Some(version) = ledger.policies.get(&digest) {
-        tag::check(&request, &tag::of(&PolicyDetail::of(&ledger, version))?)?;
+    let condition = tag::if_match(&request)?;
+    let of = digest.clone();
+    let still = move |ledger: &Ledger| {
+        let now = ledger.policies.get(&of).map(|version| tag::of(&PolicyDetail::of(ledger, version)));
+        // One that is not there is refused as such.
+        now.is_none_or(|tag| tag.is_ok_and(|tag| condition.names(&tag)))
+    };
+    // Before others are waited for; and once more when nobody can change it any more.
+    if !still(&state.door.snapshot()) {
+        return Err(DeleteError::Changed.into());
     }
-    state.door.delete_policy(digest.clone()).await?;
+    state.door.delete_policy(digest.clone(), Box::new(still)).await?;
     tracing::info!(policy = digest.short(), by = caller::name(), "a policy was deleted");
     Ok(HttpResponse::NoContent().finish())
 }

@@ -31,8 +31,8 @@ pub(super) fn words(kind: Kind) -> Words {
             "The detail names the key and the rule. A cursor must be the `next` of an earlier answer, as it was.",
         ),
         Kind::Header => (
-            "A header that this route reads is malformed: If-Match, Last-Event-ID, Idempotency-Key or Berth-Signature.",
-            "The detail names the header and its form. Send ETags as they came, with their quotes.",
+            "A header that this route reads is malformed: If-Match, Last-Event-ID, Idempotency-Key or Berth-Signature. Or If-Match came where there is no ETag to hold it against.",
+            "The detail names the header and its form. Send ETags as they came, with their quotes; leave If-Match out where the route takes none.",
         ),
         Kind::Body => (
             "The body ended early, or its coding is broken.",

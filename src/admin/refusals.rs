@@ -126,6 +126,10 @@ impl From<DeleteError> for Problem {
     fn from(error: DeleteError) -> Self {
         match error {
             DeleteError::AtWork => Self::new(Kind::Busy, &error).retry_after(COMPILE_RETRY_S),
+            DeleteError::Changed => {
+                Self::new(Kind::Changed, "it changed meanwhile, so If-Match no longer names it")
+                    .hint("read it again, and send its new ETag as If-Match")
+            }
             DeleteError::Ask(error) => error.into(),
         }
     }

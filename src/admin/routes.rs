@@ -5,13 +5,16 @@ use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::state::State;
 use super::unread::Unread;
 use super::{
-    access, allocations, counting, decisions, drain, events, gpus, host, live, node, openapi, page, policies,
-    problem_pages, processes, scrape, sight, stack, stack_history, swagger, traced, trials, tried,
+    access, allocations, counting, decisions, document, drain, events, gpus, host, live, node, page,
+    policies, problem_pages, processes, scrape, sight, stack, stack_history, swagger, tag, traced, trials,
+    tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
 use actix_web::http::header::{
-    CACHE_CONTROL, CONTENT_TYPE, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
 };
 use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{Data, PathConfig, QueryConfig, ServiceConfig};
@@ -19,7 +22,9 @@ use actix_web::{Error, HttpRequest, HttpResponse, Resource, Route, guard, web};
 use std::time::Instant;
 
 /// Where everything is that needs a token.
-const API: &str = "/api/v1";
+pub(super) const API: &str = "/api/v1";
+/// Said by a handler so that nothing compresses its answer; it is no coding to be named, and leaves none.
+pub(super) const IDENTITY: &str = "identity";
 
 /// The path by which a request is routed: its escapes are undone, but for those of `%`, `/` and `+`.
 pub(super) fn path(request: &ServiceRequest) -> &str {
@@ -34,11 +39,12 @@ fn is_api(path: &str) -> bool {
 /// The routes of the admin listener.
 pub(super) fn admin(config: &mut ServiceConfig) {
     let api = web::scope(API)
+        .wrap(from_fn(tag::heed))
         .wrap(from_fn(access::door))
-        .service(resource("/node", "GET").route(read().to(node::show)))
-        .service(resource("/gpus", "GET").route(read().to(gpus::list)))
+        .service(resource("/node", "GET, HEAD").route(read().to(node::show)))
+        .service(resource("/gpus", "GET, HEAD").route(read().to(gpus::list)))
         .service(
-            resource("/gpus/{uuid}", "GET, DELETE")
+            resource("/gpus/{uuid}", "GET, HEAD, DELETE")
                 .route(read().to(gpus::show))
                 .route(web::delete().to(gpus::forget)),
         )
@@ -48,54 +54,54 @@ pub(super) fn admin(config: &mut ServiceConfig) {
                 .route(web::delete().to(gpus::uncordon)),
         )
         .service(
-            resource("/gpus/{uuid}/drain", "GET, PUT, DELETE")
+            resource("/gpus/{uuid}/drain", "GET, HEAD, PUT, DELETE")
                 .route(read().to(drain::show))
                 .route(web::put().to(drain::start))
                 .route(web::delete().to(drain::stop)),
         )
         .service(resource("/gpus/{uuid}/health", "PUT").route(web::put().to(drain::mark_healthy)))
-        .service(resource("/gpus/{uuid}/processes", "GET").route(read().to(processes::list)))
-        .service(resource("/bypass", "GET").route(read().to(processes::bypass)))
-        .service(resource("/events", "GET").route(web::get().to(events::stream)))
-        .service(resource("/allocations", "GET").route(read().to(allocations::list)))
+        .service(resource("/gpus/{uuid}/processes", "GET, HEAD").route(read().to(processes::list)))
+        .service(resource("/bypass", "GET, HEAD").route(read().to(processes::bypass)))
+        .service(resource("/events", "GET, HEAD").route(read().to(events::follow)))
+        .service(resource("/allocations", "GET, HEAD").route(read().to(allocations::list)))
         .service(
-            resource("/allocations/{id}", "GET, DELETE")
+            resource("/allocations/{id}", "GET, HEAD, DELETE")
                 .route(read().to(allocations::show))
                 .route(web::delete().to(allocations::end)),
         )
-        .service(resource("/allocations/{id}/explanation", "GET").route(read().to(decisions::explain)))
-        .service(resource("/decisions", "GET").route(read().to(decisions::list)))
-        .service(resource("/decisions/{seq}", "GET").route(read().to(decisions::show)))
-        .service(resource("/decisions/{seq}/input", "GET").route(read().to(decisions::input)))
+        .service(resource("/allocations/{id}/explanation", "GET, HEAD").route(read().to(decisions::explain)))
+        .service(resource("/decisions", "GET, HEAD").route(read().to(decisions::list)))
+        .service(resource("/decisions/{seq}", "GET, HEAD").route(read().to(decisions::show)))
+        .service(resource("/decisions/{seq}/input", "GET, HEAD").route(read().to(decisions::input)))
         .service(resource("/replays", "POST").route(web::post().to(trials::replay)))
         .service(resource("/trials", "POST").route(web::post().to(tried::add)))
         .service(
-            resource("/shadows", "GET, POST")
+            resource("/shadows", "GET, HEAD, POST")
                 .route(read().to(trials::list))
                 .route(web::post().to(trials::add)),
         )
         .service(
-            resource("/shadows/{id}", "GET, DELETE")
+            resource("/shadows/{id}", "GET, HEAD, DELETE")
                 .route(read().to(trials::show))
                 .route(web::delete().to(trials::end)),
         )
         .service(
-            resource("/policies", "GET, POST")
+            resource("/policies", "GET, HEAD, POST")
                 .route(read().to(policies::list))
                 .route(web::post().to(policies::upload)),
         )
         .service(
-            resource("/policies/{digest}", "GET, DELETE")
+            resource("/policies/{digest}", "GET, HEAD, DELETE")
                 .route(read().to(policies::show))
                 .route(web::delete().to(policies::delete)),
         )
-        .service(resource("/policies/{digest}/module", "GET").route(read().to(policies::module)))
+        .service(resource("/policies/{digest}/module", "GET, HEAD").route(read().to(policies::module)))
         .service(
-            resource("/stack", "GET, PUT")
+            resource("/stack", "GET, HEAD, PUT")
                 .route(read().to(stack::show))
                 .route(web::put().to(stack::activate)),
         )
-        .service(resource("/stack/history", "GET").route(read().to(stack_history::list)))
+        .service(resource("/stack/history", "GET, HEAD").route(read().to(stack_history::list)))
         .service(resource("/stack/rollback", "POST").route(web::post().to(stack_history::roll_back)))
         .service(
             resource("/stack/entries/{place}/suspension", "DELETE")
@@ -104,13 +110,13 @@ pub(super) fn admin(config: &mut ServiceConfig) {
         .service(resource("/stack/override", "DELETE").route(web::delete().to(stack::reset)))
         .default_service(web::to(no_route));
     config.service(api);
-    config.service(resource("/", "GET").route(read().to(page::start)));
-    config.service(resource("/page/{file}", "GET").route(read().to(page::file)));
-    config.service(resource("/swagger-ui", "GET").route(read().to(swagger::start)));
-    config.service(resource("/swagger-ui/{file:.*}", "GET").route(read().to(swagger::file)));
-    config.service(resource("/openapi.json", "GET").route(read().to(document)));
-    config.service(resource("/problems", "GET").route(read().to(problem_pages::index)));
-    config.service(resource("/problems/{word}", "GET").route(read().to(problem_pages::show)));
+    config.service(resource("/", "GET, HEAD").route(read().to(page::start)));
+    config.service(resource("/page/{file}", "GET, HEAD").route(read().to(page::file)));
+    config.service(resource("/swagger-ui", "GET, HEAD").route(read().to(swagger::start)));
+    config.service(resource("/swagger-ui/{file:.*}", "GET, HEAD").route(read().to(swagger::file)));
+    config.service(resource("/openapi.json", "GET, HEAD").route(read().to(document::show)));
+    config.service(resource("/problems", "GET, HEAD").route(read().to(problem_pages::index)));
+    config.service(resource("/problems/{word}", "GET, HEAD").route(read().to(problem_pages::show)));
     health(config);
 }
 
@@ -118,9 +124,9 @@ pub(super) fn admin(config: &mut ServiceConfig) {
 pub(super) fn health(config: &mut ServiceConfig) {
     config.app_data(PathConfig::default().error_handler(|e, _| Problem::new(Kind::Path, e).into()));
     config.app_data(QueryConfig::default().error_handler(|e, _| Problem::new(Kind::Query, e).into()));
-    config.service(resource("/livez", "GET").route(read().to(live::livez)));
-    config.service(resource("/readyz", "GET").route(read().to(node::readyz)));
-    config.service(resource("/metrics", "GET").route(read().to(scrape::metrics)));
+    config.service(resource("/livez", "GET, HEAD").route(read().to(live::livez)));
+    config.service(resource("/readyz", "GET, HEAD").route(read().to(node::readyz)));
+    config.service(resource("/metrics", "GET, HEAD").route(read().to(scrape::metrics)));
     config.default_service(web::to(no_route));
 }
 
@@ -196,7 +202,16 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
             Some(error) => error.to_string(),
             None => status.canonical_reason().unwrap_or("error").to_owned(),
         };
-        response.into_response(Problem::of_status(status, detail).response())
+        let problem = match status {
+            // The layer that compresses names codings, and not what forbids the answer as it is.
+            StatusCode::NOT_ACCEPTABLE => Problem::new(
+                Kind::NotAcceptable,
+                "Accept-Encoding takes neither gzip nor deflate nor an answer as it is",
+            )
+            .hint("send `Accept-Encoding: gzip`, or leave it out"),
+            _ => Problem::of_status(status, detail),
+        };
+        response.into_response(problem.response())
     } else {
         response
     };
@@ -204,6 +219,9 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    if headers.get(CONTENT_ENCODING).is_some_and(|coding| coding == IDENTITY) {
+        headers.remove(CONTENT_ENCODING);
+    }
     if !headers.contains_key(CACHE_CONTROL) {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
@@ -231,8 +249,4 @@ async fn no_route(request: HttpRequest) -> HttpResponse {
 pub(super) fn nothing_at(path: &str) -> Problem {
     let path: String = path.chars().take(200).collect();
     Problem::new(Kind::NoRoute, format!("nothing is at {path}")).hint("/swagger-ui/ shows what there is")
-}
-
-async fn document() -> HttpResponse {
-    HttpResponse::Ok().content_type("application/json").body(openapi::openapi_json())
 }

@@ -5,11 +5,12 @@ use super::dto::{FileStack, NewStack, Stack, StackEntry, Word, rfc3339};
 use super::entries;
 use super::problem::{Kind, Problem};
 use super::state::State;
-use super::word;
+use super::{tag, word};
 use crate::kernel::command;
 use crate::kernel::ledger::Ledger;
+use crate::kernel::refusal::Refusal;
 use crate::kernel::stack as kernel;
-use actix_web::http::header::{ETAG, IF_MATCH};
+use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
 
 /// The active stack
@@ -46,7 +47,7 @@ pub(super) async fn activate(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let expected = if_match(&request)?;
+    let expected = if_match(&request, &state.door.snapshot())?;
     let NewStack { entries, by, reason } = body::json(&request, payload).await?;
     let stack = command::NewStack {
         from_api: true,
@@ -75,7 +76,7 @@ pub(super) async fn reset(
     request: HttpRequest,
     said: web::Query<Word>,
 ) -> Result<HttpResponse, Problem> {
-    let expected = if_match(&request)?;
+    let expected = if_match(&request, &state.door.snapshot())?;
     let Word { by, reason } = said.into_inner();
     let by = word::checked(by, &reason)?;
     let ledger = state.door.snapshot();
@@ -111,20 +112,15 @@ pub(super) async fn swap(
     Ok(answer(state, &ledger))
 }
 
-/// The revision of `If-Match`; `None` where any will do.
-pub(super) fn if_match(request: &HttpRequest) -> Result<Option<u64>, Problem> {
-    let Some(value) = request.headers().get(IF_MATCH) else {
-        return Ok(None);
-    };
-    let text = value.to_str().unwrap_or_default().trim();
-    if text == "*" {
-        return Ok(None);
+/// The revision that the active stack must still have; `None` where any will do.
+pub(super) fn if_match(request: &HttpRequest, ledger: &Ledger) -> Result<Option<u64>, Problem> {
+    let condition = tag::if_match(request)?;
+    let revision = ledger.stack.revision;
+    match condition.names(&format!("\"{revision}\"")) {
+        _ if condition.is_any() => Ok(None),
+        true => Ok(Some(revision)),
+        false => Err(Refusal::StackMoved { revision }.into()),
     }
-    let revision = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text);
-    revision.parse().map(Some).map_err(|_| {
-        Problem::new(Kind::Header, format!("If-Match: one revision such as \"3\", not {text:?}"))
-            .hint("GET /api/v1/stack answers it as ETag")
-    })
 }
 
 pub(super) fn answer(state: &State, ledger: &Ledger) -> HttpResponse {

@@ -51,7 +51,7 @@ pub(super) async fn roll_back(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let expected = if_match(&request)?;
+    let expected = if_match(&request, &state.door.snapshot())?;
     let Rollback { revision, by, reason } = body::json_or_default(&request, payload).await?;
     let by = word::checked(by, &reason)?;
     let ledger = state.door.snapshot();
@@ -104,7 +104,7 @@ pub(super) async fn end_suspension(
 ) -> Result<HttpResponse, Problem> {
     let place = path.into_inner();
     let ledger = state.door.snapshot();
-    let expected = if_match(&request)?.unwrap_or(ledger.stack.revision);
+    let expected = if_match(&request, &ledger)?.unwrap_or(ledger.stack.revision);
     let entries = ledger.stack.entries.len();
     if place >= entries && expected == ledger.stack.revision {
         let detail = format!("the active stack has {entries} entries, so none is at place {place}");

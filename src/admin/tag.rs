@@ -5,9 +5,16 @@
 //! operators set, and is for `If-Match`, so that nobody undoes what he has not seen.
 
 use super::problem::{Kind, Problem};
+use super::routes::{API, IDENTITY};
 use crate::kernel::drain::{AtDeadline, Drain};
-use actix_web::http::header::{ETAG, HeaderMap, HeaderName, IF_MATCH, IF_NONE_MATCH};
-use actix_web::{HttpRequest, HttpResponse};
+use actix_web::body::{BoxBody, MessageBody};
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::Method;
+use actix_web::http::header::{
+    CONTENT_ENCODING, ETAG, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH,
+};
+use actix_web::middleware::Next;
+use actix_web::{Error, HttpRequest, HttpResponse};
 use serde::Serialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -51,22 +58,89 @@ pub(super) fn of_drain(drain: &Drain) -> String {
     format!("\"{}-{:016x}\"", drain.as_str(), hasher.finish())
 }
 
+/// What the request's `If-Match` names.
+#[derive(Debug)]
+pub(super) struct IfMatch(Tags);
+
+impl IfMatch {
+    /// Whether it is any state whatever.
+    pub(super) fn is_any(&self) -> bool {
+        self.0 == Tags::Any
+    }
+
+    /// Whether this one is among them. A weak tag never says that two things are the same (RFC 9110,
+    /// 13.1.1).
+    pub(super) fn names(&self, present: &str) -> bool {
+        match &self.0 {
+            Tags::Any => true,
+            Tags::These(tags) => tags.iter().any(|tag| tag == present),
+        }
+    }
+}
+
+/// The request's `If-Match`; any state will do where it has none.
+///
+/// # Errors
+/// [`Kind::Header`] where it is malformed.
+pub(super) fn if_match(request: &HttpRequest) -> Result<IfMatch, Problem> {
+    match tags(request.headers(), &IF_MATCH) {
+        None => Ok(IfMatch(Tags::Any)),
+        Some(Ok(tags)) => Ok(IfMatch(tags)),
+        Some(Err(rule)) => Err(Problem::new(Kind::Header, format!("If-Match: {rule}"))),
+    }
+}
+
 /// Holds the request's `If-Match`, if it has one, against the present tag.
 ///
 /// # Errors
 /// [`Kind::Changed`] where it names others, [`Kind::Header`] where it is malformed.
 pub(super) fn check(request: &HttpRequest, present: &str) -> Result<(), Problem> {
-    match tags(request.headers(), &IF_MATCH) {
-        None => Ok(()),
-        Some(Ok(Tags::Any)) => Ok(()),
-        // A weak tag never says that two things are the same (RFC 9110, 13.1.1).
-        Some(Ok(Tags::These(tags))) if tags.iter().any(|tag| tag == present) => Ok(()),
-        Some(Ok(Tags::These(_))) => {
-            Err(Problem::new(Kind::Changed, format!("it is {present} by now, and If-Match names another"))
-                .hint("read it again, and send its new ETag as If-Match"))
-        }
-        Some(Err(rule)) => Err(Problem::new(Kind::Header, format!("If-Match: {rule}"))),
+    if if_match(request)?.names(present) {
+        return Ok(());
     }
+    Err(Problem::new(Kind::Changed, format!("it is {present} by now, and If-Match names another"))
+        .hint("read it again, and send its new ETag as If-Match"))
+}
+
+/// The routes whose changes hold `If-Match` against something, below /api/v1.
+const HEEDED: [&str; 7] = [
+    "/gpus/{uuid}/cordon",
+    "/gpus/{uuid}/drain",
+    "/policies/{digest}",
+    "/stack",
+    "/stack/rollback",
+    "/stack/override",
+    "/stack/entries/{place}/suspension",
+];
+
+/// Wraps all of /api/v1. A condition that a change would not heed is refused: whoever sends it believes that
+/// it keeps him from undoing what he has not seen. And an answer with a strong tag is never compressed, since
+/// the tag names its very bytes (RFC 9110, 8.8.3).
+pub(super) async fn heed(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    if !reads && let Some(problem) = unheeded(&request) {
+        return Ok(request.into_response(problem.response()));
+    }
+    let mut response = next.call(request).await?.map_into_boxed_body();
+    if response.headers().get(ETAG).is_some_and(|tag| tag.as_bytes().starts_with(b"\"")) {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(IDENTITY));
+    }
+    Ok(response)
+}
+
+fn unheeded(request: &ServiceRequest) -> Option<Problem> {
+    let condition = if_match(request.request());
+    let pattern = request.match_pattern()?;
+    let heeded = pattern.strip_prefix(API).is_some_and(|route| HEEDED.contains(&route));
+    // What is malformed, too.
+    if heeded || condition.is_ok_and(|condition| condition.is_any()) {
+        return None;
+    }
+    let words = format!("If-Match: {} of {pattern} has no ETag to hold it against", request.method());
+    Some(Problem::new(Kind::Header, words).hint("leave it out"))
 }
 
 fn unless_known(request: &HttpRequest, tag: String, body: Vec<u8>) -> HttpResponse {

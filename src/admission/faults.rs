@@ -102,6 +102,7 @@ impl Faults {
         for (place, entry) in stack.entries.iter().enumerate() {
             let record = self.record(place, entry);
             let standing = all.entry(entry.label()).or_default();
+            standing.revision = stack.revision;
             standing.faults += record.failed();
             standing.suspended |= record.suspended;
             standing.last = record.last.or(standing.last.take());
@@ -116,6 +117,8 @@ pub type Standings = BTreeMap<String, Standing>;
 /// How one of them fares.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
+    /// The revision of the stack that was activated then: with another one the counts have begun anew.
+    pub revision: u64,
     /// Faults since the stack was activated.
     pub faults: u64,
     /// Whether it is no longer asked.

@@ -3,6 +3,7 @@
 use super::Door;
 use crate::keeper::{Applied, AskError};
 use crate::kernel::command::Command;
+use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Digest;
 use crate::kernel::policy::PolicyVersion;
 use crate::kernel::refusal::Refusal;
@@ -40,10 +41,16 @@ pub enum DeleteError {
         "policies are being uploaded, compiled or tried, perhaps this one; try again when that is done, a compilation takes some seconds"
     )]
     AtWork,
+    /// It is no longer what whoever deletes it has seen.
+    #[error("it changed meanwhile")]
+    Changed,
     /// It may not be, or that could not be recorded.
     #[error("{0}")]
     Ask(AskError),
 }
+
+/// What must still be so for a deletion.
+pub type Still = Box<dyn FnOnce(&Ledger) -> bool + Send>;
 
 /// A policy on its way in.
 #[derive(Clone, Debug, Default)]
@@ -122,20 +129,24 @@ impl Door {
         read.unwrap_or(Err(InstallError::Stopping))
     }
 
-    /// Deletes a policy version.
+    /// Deletes a policy version, if `still` holds once no upload is under way: one could sign it between a
+    /// look and the deletion.
     ///
     /// # Errors
-    /// If it is in use, a shadow, shipped, or unknown.
-    pub async fn delete_policy(&self, digest: Digest) -> Result<Applied, DeleteError> {
+    /// If it is in use, a shadow, shipped, unknown, or `still` does not hold.
+    pub async fn delete_policy(&self, digest: Digest, still: Still) -> Result<Applied, DeleteError> {
         let door = self.clone();
-        let deleted = to_its_end(async move { door.delete(digest).await }).await;
+        let deleted = to_its_end(async move { door.delete(digest, still).await }).await;
         deleted.unwrap_or(Err(DeleteError::Ask(AskError::Stopping)))
     }
 
-    async fn delete(&self, digest: Digest) -> Result<Applied, DeleteError> {
+    async fn delete(&self, digest: Digest, still: Still) -> Result<Applied, DeleteError> {
         // Uploads and activations hold it while they compile.
         let alone = tokio::time::timeout(DELETE_WAIT, self.files.write()).await;
         let _alone = alone.map_err(|_| DeleteError::AtWork)?;
+        if !still(&self.snapshot()) {
+            return Err(DeleteError::Changed);
+        }
         if let Some(shadow) = self.past.shadows().iter().find(|shadow| shadow.candidate.digest == digest) {
             let refusal = Refusal::PolicyShadows { digest, shadow: shadow.id };
             return Err(DeleteError::Ask(AskError::Refused(refusal)));

@@ -133,10 +133,11 @@ impl Client {
         Ok((response.status() == 201, read(response)?))
     }
 
-    /// A body that comes in little by little, for as long as it may take. Nothing of it is waited for
-    /// longer than for the head.
-    pub(super) fn stream(&self, path: &str) -> anyhow::Result<impl Read + use<>> {
-        let run = |_: Agent, request: Builder| self.reach.stream_agent(ANSWER_MAX).run(request.body(())?);
+    /// A body that comes in little by little, for as long as it may take; one of which nothing comes for
+    /// `piece` breaks off.
+    pub(super) fn stream(&self, path: &str, piece: Duration) -> anyhow::Result<impl Read + use<>> {
+        let run =
+            |_: Agent, request: Builder| self.reach.stream_agent(ANSWER_MAX, piece).run(request.body(())?);
         let response = self.exchange(Method::GET, path, &[], ANSWER_MAX, run)?;
         Ok(response.into_body().into_reader())
     }
@@ -278,6 +279,7 @@ pub(super) fn escaped(text: &str) -> String {
 mod tests {
     use super::{Client, ClientArgs, Passing, Reach, escaped};
     use std::io::{Read, Write};
+    use std::time::Duration;
 
     fn client(server: String) -> Client {
         let args = ClientArgs { server, ..ClientArgs::default() };
@@ -358,6 +360,35 @@ mod tests {
             assert!(client(&format!("http://{away}"), true).is_ok(), "{away}");
             assert!(client(&format!("https://{away}"), false).is_ok(), "{away}");
         }
+    }
+
+    #[test]
+    fn a_stream_that_falls_silent_breaks_off_and_one_that_says_a_word_does_not() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = client(format!("http://{}", listener.local_addr().unwrap()));
+        let (over, ends) = std::sync::mpsc::channel::<()>();
+        let piece = Duration::from_millis(400);
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4096]).unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
+            for _ in 0..8 {
+                stream.write_all(b"2\r\n:\n\r\n").unwrap();
+                std::thread::sleep(piece / 4);
+            }
+            // The connection stays, and nothing comes of it any more.
+            ends.recv().ok();
+        });
+        let (read, reads) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let broken = client.stream("/events", piece).unwrap().read_to_string(&mut text).is_err();
+            read.send((text, broken)).unwrap();
+        });
+        let came = reads.recv_timeout(Duration::from_secs(20)).expect("a dead stream is read for ever");
+        assert_eq!(came, (":\n".repeat(8), true));
+        drop(over);
+        serving.join().unwrap();
     }
 
     #[test]

@@ -14,6 +14,9 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// A daemon that is not there any more is waited for so long: a restart takes a second, an update of a
 /// DaemonSet's pod half a minute.
 const AWAY_MAX: Duration = Duration::from_secs(60);
+/// A stream of which nothing comes for so long is taken for dead, as it is where a firewall forgot it or the
+/// daemon's machine went: the daemon says a word every 15 seconds.
+const SILENT_MAX: Duration = Duration::from_secs(45);
 /// Longest line of a stream, bytes: an event has at most 2 KiB, and escapes six times that.
 const LINE_BYTES_MAX: u64 = 64 * 1024;
 
@@ -64,7 +67,7 @@ pub(super) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
     let (mut met, mut away) = (false, None::<Instant>);
     loop {
         let from = since.as_deref().map(|id| format!("&since={}", escaped(id))).unwrap_or_default();
-        match client.stream(&format!("/events{query}{from}")) {
+        match client.stream(&format!("/events{query}{from}"), SILENT_MAX) {
             Ok(body) => {
                 (met, away) = (true, None);
                 follow(body, out, &mut since)?;

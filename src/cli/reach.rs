@@ -124,9 +124,10 @@ impl Reach {
         self.made(self.settings().timeout_global(Some(wait)).build())
     }
 
-    /// For an answer that comes in little by little: only its head is waited for so long.
-    pub(super) fn stream_agent(&self, head: Duration) -> Agent {
-        self.made(self.settings().timeout_recv_response(Some(head)).build())
+    /// For an answer that comes in little by little: its head is waited for so long, and then each piece.
+    pub(super) fn stream_agent(&self, head: Duration, piece: Duration) -> Agent {
+        let settings = self.settings().timeout_recv_response(Some(head)).timeout_per_read(Some(piece));
+        self.made(settings.build())
     }
 
     /// The token goes to no proxy and follows no redirect.

@@ -26,8 +26,10 @@ impl Policies {
         self.told.retain(|label, _| standings.contains_key(label));
         let mut notices = Vec::new();
         for (label, (_, faults)) in &mut self.told {
-            // Counts begin anew with an activation.
-            if standings.get(label).is_some_and(|standing| standing.faults < *faults) {
+            // Counts begin anew with an activation, and may be higher by now than they were.
+            let seen = self.seen.get(label).map(|standing| standing.revision);
+            let anew = |s: &Standing| s.faults < *faults || Some(s.revision) != seen;
+            if standings.get(label).is_some_and(anew) {
                 *faults = 0;
             }
         }
@@ -85,7 +87,8 @@ mod tests {
     use super::*;
 
     fn fares(label: &str, faults: u64, suspended: bool) -> Arc<Standings> {
-        let standing = Standing { faults, suspended, last: Some(format!("admit: fault {faults} (trap)")) };
+        let standing =
+            Standing { revision: 1, faults, suspended, last: Some(format!("admit: fault {faults} (trap)")) };
         Arc::new(Standings::from([(label.to_owned(), standing)]))
     }
 
@@ -114,6 +117,9 @@ mod tests {
         assert_eq!(at(200, fares("a@1", 42, false)).len(), 1);
         assert_eq!(at(199, fares("a@1", 1, false)), [], "that of another activation, too soon");
         assert_eq!(at(201, fares("b@2", 3, false)).len(), 1, "another policy has a minute of its own");
+        let more = Standing { revision: 2, faults: 9, suspended: false, last: Some("again".into()) };
+        let words = at(300, Arc::new(Standings::from([("b@2".to_owned(), more)])));
+        assert_eq!(words[0].2, "policy b@2 failed 9 times, the last time so: again", "all are of revision 2");
     }
 
     #[test]

@@ -77,8 +77,8 @@ def sixty_four_gpus_and_a_thousand_devices(watch: Watch, node: Node) -> None:
         path = url.path.removeprefix("/api/v1")
         if path == "/events":
             return route.fulfill(status=404, body="{}")
-        if path == "/allocations" and "after=" in url.query:
-            path += "?" + url.query.split("after=")[1].split("&")[0]
+        if path == "/allocations" and "cursor=" in url.query:
+            path += "?" + url.query.split("cursor=")[1].split("&")[0]
         route.fulfill(status=200, content_type="application/json", body=json.dumps(answers[path]))
 
     watch.allow(404)

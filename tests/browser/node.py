@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -17,6 +18,9 @@ CONFIG = """
 gpus: sim:8xh100
 nodeName: browser-node
 adminListen: 127.0.0.1:0
+admin:
+  tokens:
+    - { name: viewer, sha256: VIEWER, right: read }
 stack:
   - policy: mixed
     parameters: { replicas: 4 }
@@ -24,6 +28,8 @@ health: { pollSeconds: 1 }
 rounds: { listEveryMs: 250, listEveryCordonedMs: 250, roundEveryMs: 1000 }
 timing: { roundsApartMs: 300, kubeletSettleMs: 500, replySettleMs: 500, retireMs: 5000, namedMs: 1000 }
 """
+#: A token that reads and changes nothing.
+VIEWER = "v" * 40
 WHOLE = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
 #: Requests go to this machine, whatever proxies the environment names.
@@ -68,7 +74,7 @@ class Node:
         self._processes.append(self._standin)
         self._answer("the start")
         config = self.folder / "config.yaml"
-        config.write_text(CONFIG)
+        config.write_text(CONFIG.replace("VIEWER", hashlib.sha256(VIEWER.encode()).hexdigest()))
         command = [self._berth, "serve", "--config", config, "--kubelet-dir", kubelet_dir, "--state-dir", state_dir]
         with self._log.open("w") as log:
             daemon = subprocess.Popen(command, stderr=log, stdout=log)

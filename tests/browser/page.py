@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 
 from browser import Watch, picture
-from node import SHARED, Node
+from node import SHARED, VIEWER, Node
 from playwright.sync_api import Locator, expect
 from say import Trouble, check, until
 
 
-def sign_in(watch: Watch, node: Node) -> None:
+def sign_in(watch: Watch, node: Node, token: str | None = None) -> None:
     page = watch.page
     if not node.with_events():
         # The page asks for the stream, and goes on without.
         watch.allow(404)
     page.goto(f"{node.base}/")
-    page.get_by_label("Token", exact=True).fill(node.token)
+    page.get_by_label("Token", exact=True).fill(token or node.token)
     page.get_by_role("button", name="Sign in").click()
     page.locator(".tile").first.wait_for()
 
@@ -238,6 +238,95 @@ def a_daemon_that_is_away_is_said_and_comes_back(watch: Watch, node: Node) -> No
     expect(page.locator("#notices")).not_to_contain_text("No answer", timeout=25_000)
 
 
+def a_token_that_reads_is_told_why_it_changes_nothing(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node, VIEWER)
+    watch.allow(403)
+    for index, name, confirm in [(6, "Cordon…", "Cordon"), (6, "Drain…", "Drain")]:
+        dialog = _press(watch, index, name)
+        dialog.get_by_role("button", name=confirm, exact=True).click()
+        refused = dialog.get_by_role("alert")
+        expect(refused).to_contain_text('"viewer" may not change anything here')
+        expect(refused).to_contain_text("What to do: use a token")
+        picture(page, f"page-viewer-{confirm.lower()}")
+        dialog.get_by_role("button", name="Cancel").click()
+        expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Activate a policy…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("not mine")
+    dialog.get_by_role("button", name="Activate", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("may not change anything here")
+    page.keyboard.press("Escape")
+    check(node.drain_state(6) == "active", "a token that reads cordoned a GPU")
+    expect(page.locator("#pulse")).to_contain_text("live")
+
+
+def nothing_is_undone_that_was_not_seen(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    uuid = node.gpus()[6]["uuid"]
+    with page.expect_response(f"**/gpus/{uuid}/drain"):
+        dialog = _press(watch, 6, "Cordon…")
+    node.ask("PUT", f"/gpus/{uuid}/drain", {"reason": "of somebody else"})
+    watch.allow(412)
+    dialog.get_by_role("button", name="Cordon", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("Changed meanwhile")
+    expect(dialog.get_by_role("alert")).to_contain_text("What to do: cancel, and look at what it is now")
+    picture(page, "page-changed-meanwhile")
+    check(node.drain_state(6) in ("draining", "drained"), "the other order was undone")
+    dialog.get_by_role("button", name="Cancel").click()
+    _press(watch, 6, "Uncordon…").get_by_role("button", name="Uncordon", exact=True).click()
+    expect(tile(watch, 6).get_by_role("button", name="Cordon…", exact=True)).to_be_visible()
+    check(node.drain_state(6) == "active", "the GPU is not active")
+
+
+def a_page_that_nobody_sees_holds_no_stream_and_misses_nothing(watch: Watch, node: Node) -> None:
+    page = watch.page
+    streams = []
+    page.on("request", lambda request: request.url.endswith("/api/v1/events") and streams.append(request))
+    sign_in(watch, node)
+    expect(page.locator("#pulse")).to_contain_text("live")
+    node.ask("PUT", f"/gpus/{node.gpus()[4]['uuid']}/cordon", {"reason": "before"})
+    expect(tile(watch, 4)).to_contain_text("cordoned by admin: before")
+    turn = """(hidden) => {
+        Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });
+        document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    with page.expect_event("requestfailed", lambda request: request == streams[0]):
+        page.evaluate(turn, True)
+    node.ask("DELETE", f"/gpus/{node.gpus()[4]['uuid']}/cordon")
+    node.quiet(2.5)
+    check(len(streams) == 1, "a page that nobody sees has a stream")
+    expect(tile(watch, 4)).to_contain_text("cordoned by admin: before")
+    page.evaluate(turn, False)
+    expect(tile(watch, 4).get_by_role("button", name="Cordon…", exact=True)).to_be_visible(timeout=5000)
+    until("the stream again", lambda: page.evaluate("1") and len(streams) == 2, 5)
+    check("last-event-id" in streams[1].headers, "it begins anew instead of where it was")
+    expect(page.locator("#pulse")).to_contain_text("live")
+
+
+def a_token_that_opens_no_more_leaves_nothing_behind(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    page.get_by_label("Find").fill("H100")
+    expect(page.locator("#found")).to_contain_text("match")
+    dialog = _press(watch, 6, "Drain…")
+    watch.allow(401)
+    problem = {"type": "/problems/unauthorized", "title": "A valid token is needed", "status": 401, "detail": "wrong token"}
+    refuse = lambda route: route.fulfill(status=401, content_type="application/problem+json", body=json.dumps(problem))  # noqa: E731
+    page.route("**/api/v1/**", refuse)
+    node.ask("PUT", f"/gpus/{node.gpus()[3]['uuid']}/cordon", {"reason": "to have it look"})
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    expect(dialog).to_be_hidden()
+    for left in ("said", "found", "tiles", "notices"):
+        check(page.locator(f"#{left}").inner_text() == "", f"{left} is left")
+    check(page.locator("#find").input_value() == "", "what was looked for is left")
+    check("GPU-" not in page.content(), "data stayed")
+    expect(page.get_by_role("alert")).to_contain_text("wrong token")
+    page.unroute("**/api/v1/**")
+    node.ask("DELETE", f"/gpus/{node.gpus()[3]['uuid']}/cordon")
+
+
 def dark_light_and_less_motion(watch: Watch, node: Node) -> None:
     page = watch.page
     sign_in(watch, node)
@@ -276,6 +365,10 @@ CASES = [
     activates_a_policy_and_shows_refusals,
     changes_from_outside_are_seen,
     a_daemon_that_is_away_is_said_and_comes_back,
+    a_token_that_reads_is_told_why_it_changes_nothing,
+    nothing_is_undone_that_was_not_seen,
+    a_page_that_nobody_sees_holds_no_stream_and_misses_nothing,
+    a_token_that_opens_no_more_leaves_nothing_behind,
     dark_light_and_less_motion,
     a_phone_needs_no_sideways_scrolling,
 ]

@@ -1,6 +1,7 @@
 //! Who may do what: named tokens and their rights, the Unix socket, how often one may ask, and how slowly.
 
 use crate::admin_bench::{Answer, Bench};
+use crate::admin_twins::module;
 use berth::admin::{AdminError, Server, Settings};
 use berth::config::{AdminAccess, NamedToken, RateLimits, Right, TokenSource};
 use std::io::{Read, Write};
@@ -69,6 +70,13 @@ fn a_token_that_reads_changes_nothing_and_each_is_signed_with_its_name() {
         bench
             .ask_bare("GET", "/api/v1/gpus", &[("authorization", &header)], b"")
             .problem(401, "unauthorized");
+    }
+    // The key of one caller's upload is not that of another's.
+    for token in [&changes, &bench.token] {
+        let (bearer, wasm) = (format!("Bearer {token}"), module(&token[..1], ""));
+        let headers =
+            [("authorization", &*bearer), ("idempotency-key", "k"), ("content-type", "application/wasm")];
+        bench.ask_bare("POST", "/api/v1/policies", &headers, &wasm).expect(201);
     }
     // A token whose file has another one now opens with that one, and no more with the old one.
     let renewed = "n".repeat(40);

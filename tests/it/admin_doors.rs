@@ -104,17 +104,17 @@ fn what_is_not_there_and_what_cannot_be_done_to_it_are_problems() {
         bench.get(path).problem(404, "no-such-route");
     }
     for (method, path, allow) in [
-        ("POST", "/api/v1/gpus", "GET"),
-        ("PATCH", "/api/v1/gpus/GPU-0", "GET, DELETE"),
+        ("POST", "/api/v1/gpus", "GET, HEAD"),
+        ("PATCH", "/api/v1/gpus/GPU-0", "GET, HEAD, DELETE"),
         ("GET", "/api/v1/gpus/GPU-0/cordon", "PUT, DELETE"),
-        ("POST", "/api/v1/stack", "GET, PUT"),
-        ("DELETE", "/livez", "GET"),
-        ("POST", "/metrics", "GET"),
-        ("POST", "/openapi.json", "GET"),
-        ("OPTIONS", "/api/v1/policies", "GET, POST"),
-        ("DELETE", "/swagger-ui/", "GET"),
-        ("POST", "/", "GET"),
-        ("PUT", "/page/page.js", "GET"),
+        ("POST", "/api/v1/stack", "GET, HEAD, PUT"),
+        ("DELETE", "/livez", "GET, HEAD"),
+        ("POST", "/metrics", "GET, HEAD"),
+        ("POST", "/openapi.json", "GET, HEAD"),
+        ("OPTIONS", "/api/v1/policies", "GET, HEAD, POST"),
+        ("DELETE", "/swagger-ui/", "GET, HEAD"),
+        ("POST", "/", "GET, HEAD"),
+        ("PUT", "/page/page.js", "GET, HEAD"),
     ] {
         let answer = bench.ask(method, path, &[], b"");
         answer.problem(405, "method-not-allowed");

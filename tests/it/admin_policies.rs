@@ -89,7 +89,7 @@ fn a_stack_changes_offers_and_its_etag_guards_it() {
     let says = activate(&bench, &json!([]), Some(&etag)).problem(412, "changed-meanwhile");
     assert!(says.contains("ETag"), "{says}");
     assert_eq!(bench.get("/api/v1/stack").expect(200)["entries"].as_array().unwrap().len(), 1);
-    for bad in ["abc", "\"1\", \"2\"", "W/\"1\"", ""] {
+    for bad in ["abc", "1", "\"1", ""] {
         activate(&bench, &json!([]), Some(bad)).problem(400, "malformed-header");
     }
     activate(&bench, &json!([]), Some("*")).expect(200);

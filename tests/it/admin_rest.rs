@@ -120,6 +120,11 @@ fn an_upload_that_is_sent_again_is_answered_as_the_first_time() {
     assert_eq!(upload("k-2", "", &module("b", "")).status, 201);
     let known = bench.get("/api/v1/policies").expect(200)["items"].as_array().unwrap().len();
     assert_eq!(known, 2);
+    // What was deleted since is not said to be there.
+    let place = first.headers["location"].clone();
+    assert_eq!(bench.delete(&place).status, 204);
+    assert_eq!(upload("k-1", "", &module("a", "")).status, 201);
+    bench.get(&place).expect(200);
 }
 
 #[test]
@@ -185,7 +190,8 @@ fn answers_are_compressed_where_that_is_allowed() {
     assert_eq!(text, plain);
     assert!(packed.body.len() < plain.len());
     assert!(!ask("identity", "/api/v1/gpus").headers.contains_key("content-encoding"));
-    ask("identity;q=0, br", "/api/v1/gpus").problem(406, "not-acceptable");
+    let says = ask("identity;q=0, br", "/api/v1/gpus").problem(406, "not-acceptable");
+    assert!(says.contains("neither gzip") && says.contains("send `Accept-Encoding: gzip`"), "{says}");
     // The document is several hundred kilobytes, and the same words in each of its operations.
     let (document, plain) = (ask("gzip", "/openapi.json"), bench.get("/openapi.json").body);
     assert!(document.body.len() < plain.len() / 4, "{} of {} bytes", document.body.len(), plain.len());

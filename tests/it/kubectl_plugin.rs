@@ -5,11 +5,19 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// A kubectl that writes down what it was asked, knows one pod on `gpu-1`, and ends with 7 in it.
+/// A kubectl that writes down what it was asked, knows pods on some nodes by namespace, name, owner and
+/// end, and ends with 7 in one.
 const KUBECTL: &str = r#"#!/bin/sh
 printf '%s\n' "$@" '--' >> "$ASKED"
 case "$1 $*" in
-    get*spec.nodeName=gpu-1,*) echo "gpus berth-old"; echo "gpus berth-x7k2p" ;;
+    get*spec.nodeName=gpu-1,*)
+        echo "berth berth-old DaemonSet "
+        echo "berth berth-x7k2p DaemonSet "
+        echo "berth berth-gone DaemonSet 2026-01-01T00:00:00Z"
+        echo "berth berth-by-hand  "
+        echo "berth berth-debug-7d9c ReplicaSet " ;;
+    get*spec.nodeName=gpu-2,*) echo "berth berth-a DaemonSet "; echo "evil berth-b DaemonSet " ;;
+    get*spec.nodeName=gpu-3,*) echo "berth berth-by-hand  "; echo "berth berth-gone DaemonSet 2026-01-01T00:00:00Z" ;;
     exec*) cat; exit 7 ;;
 esac
 "#;
@@ -44,9 +52,41 @@ fn it_runs_the_command_in_the_pod_of_that_node_and_hands_everything_through() {
     assert_eq!(output.status.code(), Some(7), "the command's own exit code");
     assert_eq!(output.stdout, b"module", "what comes in goes through");
     let asked = asked.join(" ");
-    assert!(asked.contains("--all-namespaces") && asked.contains("app.kubernetes.io/name=berth"), "{asked}");
-    let exec = "exec -i --namespace=gpus berth-x7k2p --container=berth -- berth policy push -";
+    let get = "get pods --namespace=berth --selector=app.kubernetes.io/name=berth ";
+    assert!(asked.contains(get) && !asked.contains("--all-namespaces"), "{asked}");
+    let exec = "exec -i --namespace=berth berth-x7k2p --container=berth -- berth policy push -";
     assert!(asked.contains(exec), "{asked}");
+}
+
+#[test]
+fn only_a_pod_of_the_daemons_own_daemonset_is_taken_and_never_by_guess() {
+    let ran = kubectl_berth(&["-A", "gpu-1", "gpu", "list"], "");
+    let asked = ran.asked.join(" ");
+    assert!(asked.contains("get pods --all-namespaces ") && asked.contains("berth berth-x7k2p"), "{asked}");
+    for (args, words) in [
+        (["-A", "gpu-2", "gpu", "list"], "several namespaces are on node gpu-2: berth evil; say with -n"),
+        (["-A", "gpu-3", "gpu", "list"], "no running berth pod"),
+    ] {
+        let Ran { output, asked } = kubectl_berth(&args, "");
+        let says = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && says.contains(words), "{says}");
+        assert!(!asked.contains(&"exec".to_owned()), "{asked:?}");
+    }
+}
+
+#[test]
+fn the_cluster_is_the_one_that_was_named() {
+    for args in [
+        &["--context", "b", "--kubeconfig=/k", "-n", "gpus", "gpu-1", "gpu", "list", "--context", "c"][..],
+        &["--context=b", "--kubeconfig", "/k", "--namespace=gpus", "gpu-1", "gpu", "list", "--context", "c"],
+    ] {
+        let asked = kubectl_berth(args, "").asked.join(" ");
+        let (get, exec) = asked.split_once(" -- exec").unwrap();
+        assert!(get.starts_with("get --kubeconfig=/k --context=b pods --namespace=gpus"), "{get}");
+        // What follows the node is the command's own.
+        let own = " --kubeconfig=/k --context=b -i --namespace=berth berth-x7k2p --container=berth -- berth gpu list --context c";
+        assert!(exec.starts_with(own), "{exec}");
+    }
 }
 
 #[test]
@@ -54,10 +94,13 @@ fn it_says_what_to_do_where_there_is_no_pod_and_how_it_is_used() {
     let Ran { output, asked } = kubectl_berth(&["-n", "gpus", "-l", "app=b", "cpu-1", "gpu", "list"], "");
     let says = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{says}");
-    assert!(says.contains("no running berth pod (app=b) on node cpu-1"), "{says}");
+    assert!(
+        says.contains("no running berth pod (app=b) of a DaemonSet on node cpu-1 in namespace gpus"),
+        "{says}"
+    );
     let asked = asked.join(" ");
     assert!(asked.contains("--namespace=gpus --selector=app=b") && !asked.contains("exec"), "{asked}");
-    for args in [&[][..], &["gpu-1"], &["-h"]] {
+    for args in [&[][..], &["gpu-1"], &["-h"], &["-n"], &["--context"], &["-x", "gpu-1", "gpu"]] {
         let output = kubectl_berth(args, "").output;
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8(output.stderr).unwrap().starts_with("usage: kubectl berth"));

@@ -6,6 +6,7 @@
 mod admin_access;
 mod admin_audit;
 mod admin_bench;
+mod admin_conditions;
 mod admin_doors;
 mod admin_events;
 mod admin_page;

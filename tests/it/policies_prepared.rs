@@ -405,7 +405,7 @@ fn who_goes_before_the_answer_leaves_no_half_of_a_policy() {
     bench.runtime.block_on(async {
         tokio::select! {
             biased;
-            done = bench.door.delete_policy(digest.clone()) => panic!("{done:?}"),
+            done = bench.door.delete_policy(digest.clone(), Box::new(|_| true)) => panic!("{done:?}"),
             () = std::future::ready(()) => {}
         }
     });

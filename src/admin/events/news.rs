@@ -13,7 +13,6 @@ use crate::kernel::evict::{Outcome, Way};
 use crate::kernel::ledger::{GpuState, Ledger};
 use crate::kernel::names::{AllocationId, PartId};
 use crate::kernel::words;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Something to tell.
@@ -259,22 +258,22 @@ fn uploaded(by: &str) -> String {
 
 /// Policies that failed since, were suspended, or are asked again.
 fn fares(old: &Standings, new: &Standings) -> Vec<News> {
-    let unknown = BTreeMap::new();
-    // Another stack begins its counts anew.
-    let old = if old.keys().eq(new.keys()) { old } else { &unknown };
     let mut news = Vec::new();
     for (label, now) in new {
         let before = old.get(label).cloned().unwrap_or_default();
+        // Another stack begins its counts anew, and so does the same one activated again.
+        let same = before.revision == now.revision;
+        let counted = if same { before.faults } else { 0 };
         let last = now.last.as_deref().unwrap_or("no words are kept of it");
-        if now.faults > before.faults {
-            let times = now.faults - before.faults;
+        if now.faults > counted {
+            let times = now.faults - counted;
             let what = match times {
                 1 => format!("{label} failed: {last}"),
                 _ => format!("{label} failed {times} times, the last time so: {last}"),
             };
             news.push(News::of_policy(EventKind::PolicyFault, label, what));
         }
-        if now.suspended && !before.suspended {
+        if now.suspended && !(same && before.suspended) {
             let what = format!("{label} is no longer asked, after several faults in a row: {last}");
             news.push(News::of_policy(EventKind::PolicySuspended, label, what));
         }

@@ -19,6 +19,12 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Longest life of a stream: a token that was changed meanwhile ends it then.
 const STREAM_MAX: Duration = Duration::from_secs(3600);
 
+/// A word that is asked for so soon after another one is not given: whoever asks does so again.
+const NUDGE_APART: Duration = Duration::from_millis(20);
+
+/// Answers the ledger's generation.
+pub(super) type Generation = Box<dyn Fn() -> u64 + Send>;
+
 /// The waits of a stream.
 #[derive(Clone, Copy)]
 pub(super) struct Waits {
@@ -54,34 +60,57 @@ pub(super) struct Reader {
     wanted: Wanted,
     /// The number of the last event that was looked at.
     after: u64,
+    /// The number that the client knows by the ids that it was sent.
+    told: u64,
     follow: bool,
     /// What is sent before anything else.
     first: Option<String>,
+    /// Of the ledger, when it is asked.
+    generation: Generation,
     keep_alive: Duration,
+    /// When something was sent last.
+    sent: Instant,
+    /// How often the ring wanted a word when this stream gave its last one.
+    nudged: u64,
     until: Instant,
     over: bool,
     _permit: OwnedSemaphorePermit,
+}
+
+/// What a stream begins with.
+pub(super) struct Begin {
+    /// The number of the event that it follows.
+    pub(super) after: u64,
+    /// Whether it goes on once all that is kept was sent.
+    pub(super) follow: bool,
+    /// What is sent before anything else; its ids are that of `after`.
+    pub(super) first: String,
+    /// For what the stream says of itself.
+    pub(super) generation: Generation,
 }
 
 impl Reader {
     pub(super) fn new(
         ring: Arc<Ring>,
         wanted: Wanted,
-        after: u64,
-        follow: bool,
-        first: String,
+        begin: Begin,
         permit: OwnedSemaphorePermit,
         waits: Waits,
     ) -> Self {
+        let now = Instant::now();
         Self {
             woken: ring.watch(),
+            nudged: ring.nudges(),
             ring,
             wanted,
-            after,
-            follow,
-            first: Some(first),
+            after: begin.after,
+            told: begin.after,
+            follow: begin.follow,
+            first: Some(begin.first),
+            generation: begin.generation,
             keep_alive: waits.keep_alive,
-            until: Instant::now() + waits.life,
+            sent: now,
+            until: now + waits.life,
             over: false,
             _permit: permit,
         }
@@ -99,12 +128,24 @@ impl Reader {
         if self.over {
             return None;
         }
-        if let Some(first) = self.first.take() {
-            return Some(first);
-        }
+        let piece = match self.first.take() {
+            Some(first) => first,
+            None => self.following().await?,
+        };
+        self.sent = Instant::now();
+        self.told = self.after;
+        Some(piece)
+    }
+
+    async fn following(&mut self) -> Option<String> {
         loop {
             // Seen before the look, so that what comes after the look wakes.
             self.woken.borrow_and_update();
+            // Whether or not events come: of those that are not wanted nothing is sent, and without end
+            // they must not keep the stream silent, nor alive.
+            if let Some(piece) = self.due() {
+                return Some(piece);
+            }
             match self.ring.following(self.after, EVENTS_AT_ONCE) {
                 Following::Gone => {
                     return Some(
@@ -120,29 +161,38 @@ impl Reader {
                         return Some(text);
                     }
                 }
-                Following::Events(..) if !self.follow => return None,
+                Following::Events(..) if !self.follow => {
+                    self.over = true;
+                    return (self.after != self.told).then(|| self.id_alone());
+                }
                 Following::Events(..) => {
-                    if let Some(piece) = self.wait().await {
-                        return Some(piece);
-                    }
+                    let due = (self.sent + self.keep_alive).min(self.until);
+                    // Either way there is something to look at. The ring is ours, too, so its sender is there.
+                    let _ = tokio::time::timeout_at(due, self.woken.changed()).await;
                 }
             }
         }
     }
 
-    /// Until there is news, or something is to be said without.
-    async fn wait(&mut self) -> Option<String> {
-        let alive = (Instant::now() + self.keep_alive).min(self.until);
-        // The ring is ours, too, so its sender is there.
-        if tokio::time::timeout_at(alive, self.woken.changed()).await.is_ok() {
-            return None;
-        }
-        if Instant::now() >= self.until {
+    /// What is to be said by now without any news.
+    fn due(&mut self) -> Option<String> {
+        let now = Instant::now();
+        if now >= self.until {
             return Some(self.end("an hour is over: come back, and nothing is missed"));
         }
-        // The id moves on although nothing was wanted of what came, so that a client that comes back need
-        // not hear that it missed something. Without data it is no event.
-        Some(format!(": still here\nid: {}\n\n", self.ring.id(self.after)))
+        let nudges = self.ring.nudges();
+        let nudged = nudges != self.nudged && now >= self.sent + NUDGE_APART;
+        if nudged || now >= self.sent + self.keep_alive {
+            self.nudged = nudges;
+            return Some(format!(": still here\n{}", self.id_alone()));
+        }
+        None
+    }
+
+    /// Moves the client's id on although nothing was wanted of what came, so that when it comes back it
+    /// need not hear that it missed something. Without data it is no event.
+    fn id_alone(&self) -> String {
+        format!("id: {}\n\n", self.ring.id(self.after))
     }
 
     fn end(&mut self, why: &str) -> String {
@@ -151,7 +201,7 @@ impl Reader {
         let event = Event {
             kind: EventKind::End,
             at: rfc3339(u64::try_from(now.as_millis()).unwrap_or(u64::MAX)),
-            generation: 0,
+            generation: (self.generation)(),
             gpu: None,
             allocation: None,
             policy: None,
@@ -194,7 +244,8 @@ mod tests {
     ) -> Reader {
         let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
         let wanted = Wanted { kinds: kinds.map(|k| [k].into()), gpu: gpu.map(str::to_owned) };
-        Reader::new(Arc::clone(ring), wanted, 0, follow, "first".into(), permit, waits)
+        let begin = Begin { after: 0, follow, first: "first".into(), generation: Box::new(|| 42) };
+        Reader::new(Arc::clone(ring), wanted, begin, permit, waits)
     }
 
     fn kinds(text: &str) -> Vec<&str> {
@@ -243,6 +294,51 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn events_that_are_not_wanted_do_not_keep_a_stream_silent_nor_its_id_where_it_was() {
+        let ring = Arc::new(Ring::new(5));
+        let mut reader = reader(&ring, Some(EventKind::GpuDrained), None, true);
+        assert_eq!(reader.next().await.unwrap(), "first");
+        let others = Arc::clone(&ring);
+        let busy = tokio::spawn(async move {
+            loop {
+                others.add(&event(EventKind::GpuHealth, "GPU-1"));
+                tokio::time::sleep(QUICK.keep_alive / 10).await;
+            }
+        });
+        let mut ids = Vec::new();
+        for _ in 0..3 {
+            let word = tokio::time::timeout(Duration::from_secs(20), reader.next()).await;
+            let word = word.expect("a stream with a filter says nothing while others have news").unwrap();
+            ids.push(word.strip_prefix(": still here\nid: ").unwrap().trim().to_owned());
+        }
+        busy.abort();
+        ids.dedup();
+        assert_eq!(ids.len(), 3, "the id stays where it was: {ids:?}");
+    }
+
+    #[tokio::test]
+    async fn whoever_does_not_follow_is_told_how_far_he_came() {
+        let ring = Arc::new(Ring::new(5));
+        ring.add(&event(EventKind::GpuHealth, "GPU-1"));
+        let mut reader = reader(&ring, Some(EventKind::GpuDrained), None, false);
+        assert_eq!(reader.next().await.unwrap(), "first");
+        assert_eq!(reader.next().await.unwrap(), "id: 5-1\n\n");
+        assert_eq!(reader.next().await, None);
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_is_nudged_says_a_word_at_once() {
+        let ring = Arc::new(Ring::new(5));
+        let waits = Waits { keep_alive: Duration::from_secs(60), ..QUICK };
+        let mut reader = with(&ring, None, None, true, waits);
+        reader.next().await.unwrap();
+        tokio::time::sleep(NUDGE_APART).await;
+        ring.nudge();
+        let word = tokio::time::timeout(Duration::from_secs(20), reader.next()).await;
+        assert_eq!(word.expect("no word").unwrap(), ": still here\nid: 5-0\n\n");
+    }
+
+    #[tokio::test]
     async fn a_slow_reader_is_ended_with_words_and_so_is_everybody_at_the_end() {
         let ring = Arc::new(Ring::new(5));
         let (mut slow, mut quick) = (reader(&ring, None, None, true), reader(&ring, None, None, true));
@@ -253,6 +349,7 @@ mod tests {
         }
         let end = slow.next().await.unwrap();
         assert!(kinds(&end) == ["end"] && end.contains("too slow"), "{end}");
+        assert!(end.contains("\"generation\":42"), "{end}");
         assert_eq!(slow.next().await, None);
         quick.after = ring.newest();
         ring.close("the daemon stops");

@@ -3,6 +3,7 @@
 
 use crate::admin::dto::{Event, EventKind};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
@@ -28,6 +29,8 @@ pub(super) struct Ring {
     kept: Mutex<Inner>,
     /// The number of the newest event; wakes readers.
     newest: watch::Sender<u64>,
+    /// How often every stream was to say that it lives.
+    nudges: AtomicU64,
 }
 
 #[derive(Default)]
@@ -73,7 +76,7 @@ impl std::fmt::Display for Id {
 impl Ring {
     /// An empty one; `start` differs from that of every run before.
     pub(super) fn new(start: u64) -> Self {
-        Self { start, kept: Mutex::default(), newest: watch::Sender::new(0) }
+        Self { start, kept: Mutex::default(), newest: watch::Sender::new(0), nudges: AtomicU64::new(0) }
     }
 
     /// The id of the event with this number.
@@ -126,6 +129,18 @@ impl Ring {
                 Following::Events(events, last)
             }
         }
+    }
+
+    /// Has every stream say that it lives, so that those whose clients are gone are found.
+    pub(super) fn nudge(&self) {
+        // Counted before the wake, so that whoever wakes sees it.
+        self.nudges.fetch_add(1, Ordering::SeqCst);
+        self.newest.send_modify(|_| {});
+    }
+
+    /// How often that was.
+    pub(super) fn nudges(&self) -> u64 {
+        self.nudges.load(Ordering::SeqCst)
     }
 
     /// Ends all readers once they have read what is there.

@@ -2,8 +2,12 @@
 // the Authorization header, never in a URL.
 
 const KEY = 'berth-token';
-/** Longest wait for an answer, milliseconds: an activation compiles and asks the whole stack. */
+/** Longest wait for an answer, milliseconds. */
 const WAIT_MS = 30_000;
+/** The same for changes of the stack: what was never compiled on the node is, which may take 90 seconds. */
+const STACK_WAIT_MS = 160_000;
+/** Answers that are kept so as not to be sent again: of 64 GPUs, and some lists. */
+const KNOWN_MAX = 128;
 /** Most requests at once: a browser opens six connections to a host, and the event stream has one. */
 const AT_ONCE = 4;
 
@@ -42,8 +46,14 @@ export class Api {
     if (response.status === 304 && known) return known.data;
     const data = await this.#read(response);
     const etag = response.headers.get('ETag');
-    if (etag && conditional) this.#known.set(path, { etag, data });
+    if (etag && conditional) this.#keep(path, { etag, data });
     return data;
+  }
+
+  #keep(path, answer) {
+    this.#known.delete(path);
+    if (this.#known.size >= KNOWN_MAX) this.#known.delete(this.#known.keys().next().value);
+    this.#known.set(path, answer);
   }
 
   /** A GET whose ETag the caller needs, for If-Match. */
@@ -71,6 +81,7 @@ export class Api {
   #authorization() { return { Authorization: `Bearer ${this.#token}` }; }
 
   async #ask(method, path, { headers = {}, body }) {
+    const wait = method !== 'GET' && path.startsWith('/stack') ? STACK_WAIT_MS : WAIT_MS;
     if (this.#free > 0) this.#free -= 1;
     else await new Promise((resolve) => this.#waiting.push(resolve));
     try {
@@ -81,12 +92,12 @@ export class Api {
         cache: 'no-store',
         credentials: 'omit',
         redirect: 'error',
-        signal: AbortSignal.timeout(WAIT_MS),
+        signal: AbortSignal.timeout(wait),
       });
     } catch (error) {
       throw new Problem({
         title: 'No answer from the daemon',
-        detail: error.name === 'TimeoutError' ? `nothing came within ${WAIT_MS / 1000} seconds` : 'the connection failed',
+        detail: error.name === 'TimeoutError' ? `nothing came within ${wait / 1000} seconds` : 'the connection failed',
         hint: 'is the daemon running, and is the port still forwarded?',
       });
     } finally {
@@ -106,6 +117,14 @@ export class Api {
       data = null;
     }
     if (response.ok && data !== null) return data;
+    // Whoever looks at a dialog has no header to send.
+    if (response.status === 412) {
+      data = {
+        title: 'Changed meanwhile',
+        detail: 'Somebody else changed it since this was opened, so nothing was done.',
+        hint: 'cancel, and look at what it is now',
+      };
+    }
     throw new Problem({
       title: data?.title ?? `The daemon answered ${response.status}`,
       detail: data?.detail ?? '',

@@ -1,5 +1,6 @@
 // What the operator changes on a GPU: cordon, drain, uncordon. Each asks first.
 
+import { Problem } from './api.js';
 import { ask, field } from './dialog.js';
 import { count, el } from './dom.js';
 import { holderName } from './model.js';
@@ -9,6 +10,28 @@ const DEADLINE_MIN_MAX = 7 * 24 * 60;
 const path = (gpu, noun) => `/gpus/${encodeURIComponent(gpu.uuid)}/${noun}`;
 const reasonInput = () => el('input', { id: 'reason', type: 'text', maxlength: 1000, autocomplete: 'off' });
 const SHOWN_TO_ALL = 'Shown to everybody who looks at this GPU.';
+
+/**
+ * What a change goes by: the ETag of the drain state that the operator sees, so that nobody undoes what he
+ * has not seen. It is asked for while he reads the dialog, which opens at once.
+ */
+function seen(api, gpu) {
+  const asked = api.getWithTag(path(gpu, 'drain'));
+  // Said when it is needed, and not where the dialog is cancelled.
+  asked.catch(() => {});
+  return async () => {
+    const { data, etag } = await asked;
+    const shown = ({ state, by, why, since }) => JSON.stringify([state, by ?? '', why ?? '', since ?? '']);
+    if (shown(data) !== shown(gpu.drain)) {
+      throw new Problem({
+        title: 'Changed meanwhile',
+        detail: `GPU ${gpu.index} is ${data.state}${data.by ? ` by ${data.by}` : ''}${data.why ? `: ${data.why}` : ''} by now.`,
+        hint: 'cancel, and look at its tile again',
+      });
+    }
+    return { 'If-Match': etag };
+  };
+}
 
 function holders(gpu) {
   const names = [...new Set(gpu.allocations.map(holderName))];
@@ -20,17 +43,19 @@ function holders(gpu) {
 
 export function cordon(api, gpu) {
   const reason = reasonInput();
+  const condition = seen(api, gpu);
   return ask({
     title: `Cordon GPU ${gpu.index}?`,
     words: ['Its free devices are withdrawn at once and nothing new is granted on it. What runs on it stays.', holders(gpu)],
     fields: [field('Reason', reason, SHOWN_TO_ALL)],
     label: 'Cordon',
-    act: () => api.put(path(gpu, 'cordon'), { reason: reason.value.trim() }),
+    act: async () => api.put(path(gpu, 'cordon'), { reason: reason.value.trim() }, await condition()),
   });
 }
 
 export function uncordon(api, gpu) {
   const { state, by, why } = gpu.drain;
+  const condition = seen(api, gpu);
   return ask({
     title: `Uncordon GPU ${gpu.index}?`,
     words: [
@@ -38,16 +63,17 @@ export function uncordon(api, gpu) {
       state === 'cordoned' ? 'It may be granted again at once.' : 'The drain is undone, and the GPU may be granted again at once.',
     ],
     label: 'Uncordon',
-    act: () => api.delete(path(gpu, 'cordon')),
+    act: async () => api.delete(path(gpu, 'cordon'), await condition()),
   });
 }
 
 export function stopDrain(api, gpu) {
+  const condition = seen(api, gpu);
   return ask({
     title: `Call off the drain of GPU ${gpu.index}?`,
     words: ['Nobody else is asked to leave. Pods that are leaving already go on leaving. The GPU stays cordoned.'],
     label: 'Call off',
-    act: () => api.delete(path(gpu, 'drain')),
+    act: async () => api.delete(path(gpu, 'drain'), await condition()),
   });
 }
 
@@ -64,6 +90,7 @@ export function markHealthy(api, gpu) {
 
 export function drain(api, gpu) {
   const reason = reasonInput();
+  const condition = seen(api, gpu);
   const evict = el('input', { id: 'evict', type: 'checkbox' });
   const deadline = el('input', { id: 'deadline', type: 'number', min: 1, max: DEADLINE_MIN_MAX, step: 1, inputmode: 'numeric' });
   const atDeadline = el('select', { id: 'at-deadline' },
@@ -82,7 +109,7 @@ export function drain(api, gpu) {
     ],
     label: 'Drain',
     danger: true,
-    act: () => api.put(path(gpu, 'drain'), order(reason, evict, deadline, atDeadline)),
+    act: async () => api.put(path(gpu, 'drain'), order(reason, evict, deadline, atDeadline), await condition()),
   });
 }
 

@@ -56,6 +56,8 @@ export class Gpus {
   clear() {
     this.#tiles.clear();
     this.#root.replaceChildren();
+    this.#find.value = '';
+    setText(this.#found, '');
   }
 
   async #change(change, tile, opener) {

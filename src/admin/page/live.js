@@ -26,6 +26,9 @@ export class Live {
   #looking = false;
   #again = false;
   #live = false;
+  /** Ends the stream while nobody sees the page: the daemon has places for 32. */
+  #hidden = new AbortController();
+  #wake = () => {};
 
   constructor(api, look, say) {
     this.#api = api;
@@ -35,13 +38,34 @@ export class Live {
 
   start() {
     this.#follow();
-    document.addEventListener('visibilitychange', () => this.soon(), { signal: this.#stop.signal });
+    document.addEventListener('visibilitychange', () => this.#turned(), { signal: this.#stop.signal });
     this.soon(0);
   }
 
   stop() {
     this.#stop.abort();
     clearTimeout(this.#timer);
+    this.#wake();
+  }
+
+  #turned() {
+    if (document.hidden) {
+      this.#hidden.abort();
+      return;
+    }
+    this.#hidden = new AbortController();
+    this.#wake();
+    this.soon();
+  }
+
+  /** Until so much time has passed, or the page is seen again. */
+  async #pause(wait) {
+    let timer = 0;
+    await new Promise((resolve) => {
+      this.#wake = resolve;
+      if (wait !== Infinity) timer = setTimeout(resolve, wait);
+    });
+    clearTimeout(timer);
   }
 
   /** A look soon; while one is under way, one after it. */
@@ -76,6 +100,11 @@ export class Live {
   async #follow() {
     let wait = AGAIN_MS;
     while (!this.#stop.signal.aborted) {
+      if (document.hidden) {
+        await this.#pause(Infinity);
+        continue;
+      }
+      const hidden = this.#hidden.signal;
       let over = false;
       try {
         const read = await this.#readStream();
@@ -91,9 +120,11 @@ export class Live {
         // A lost connection: said below, and tried again.
       }
       if (this.#stop.signal.aborted) return;
+      // Ended by this page: it begins again with the last id, once it is seen.
+      if (hidden.aborted) continue;
       if (!over) this.#lost();
       // Spread, so that many pages do not come back at once after a restart of the daemon.
-      await new Promise((resolve) => setTimeout(resolve, wait * (0.75 + Math.random() / 2)));
+      await this.#pause(wait * (0.75 + Math.random() / 2));
       wait = Math.min(wait * 2, AGAIN_MAX_MS);
     }
   }
@@ -107,7 +138,7 @@ export class Live {
   /** 'none': the daemon has no stream. 'refused': not now. 'ended': it was open and is over. */
   async #readStream() {
     const silent = new AbortController();
-    const signal = AbortSignal.any([this.#stop.signal, silent.signal]);
+    const signal = AbortSignal.any([this.#stop.signal, this.#hidden.signal, silent.signal]);
     let timer = setTimeout(() => silent.abort(), SILENT_MS);
     try {
       const response = await this.#api.stream(EVENTS, this.#lastId, signal);

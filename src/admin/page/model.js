@@ -46,7 +46,8 @@ export class Model {
     let answer = await this.#api.get(`/allocations?state=live&limit=${PAGE}`);
     items.push(...answer.items);
     for (let page = 1; answer.next && page < PAGES_MAX; page += 1) {
-      answer = await this.#api.get(`/allocations?state=live&limit=${PAGE}&after=${encodeURIComponent(answer.next)}`);
+      // A cursor is another one with each grant, so nothing is gained by keeping what it led to.
+      answer = await this.#api.get(`/allocations?state=live&limit=${PAGE}&cursor=${encodeURIComponent(answer.next)}`, { conditional: false });
       items.push(...answer.items);
     }
     return { items, total: answer.total };

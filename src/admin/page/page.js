@@ -66,8 +66,12 @@ function showSignIn() {
 function signOut(problem) {
   live?.stop();
   live = undefined;
+  model = undefined;
   shown = undefined;
   api.signOut();
+  byId('dialog').close();
+  clearTimeout(saidTimer);
+  setText(byId('said'), '');
   // Nothing of the node stays in the page.
   gpus.clear();
   for (const id of ['notices', 'facts', 'resources', 'stack', 'decisions', 'links']) {
@@ -91,6 +95,7 @@ function begin() {
 
 async function look() {
   const asked = model;
+  if (!asked) return;
   const mine = (looks += 1);
   try {
     const state = await asked.load();
@@ -100,6 +105,8 @@ async function look() {
     show(state);
     byId('notices').replaceChildren(...notices(state));
   } catch (problem) {
+    // What became of the look of somebody who has signed out is nobody's matter.
+    if (asked !== model) return;
     if (problem.status === 401) signOut(problem);
     else fail(problem);
   }

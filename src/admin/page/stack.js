@@ -88,7 +88,7 @@ async function versions(api) {
   while (path) {
     const answer = await api.get(path);
     items.push(...answer.items);
-    path = answer.next ? `/policies?after=${encodeURIComponent(answer.next)}` : '';
+    path = answer.next ? `/policies?cursor=${encodeURIComponent(answer.next)}` : '';
   }
   return items;
 }

@@ -11,6 +11,7 @@ use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::process::{Owner, Process, Uses, Who};
 use crate::kernel::time::Now;
 use EventKind as K;
+use std::collections::BTreeMap;
 
 fn gpu() -> PartId {
     PartId::parse("GPU-0").unwrap()
@@ -198,7 +199,13 @@ fn an_activation_and_policies_that_fail_are_told() {
     let stack = NewStack { from_api: true, by: "ada".into(), why: "test".into(), entries: Vec::new() };
     node.turn(&Command::Activate { stack, offers: Vec::new(), expected: None });
     assert_eq!(node.only(K::StackActivated), "stack 1 is active by ada (test): the baseline alone");
-    let standing = |faults, suspended| Standing { faults, suspended, last: Some("place: trap".into()) };
+    let of = |revision, faults, suspended| Standing {
+        revision,
+        faults,
+        suspended,
+        last: Some("place: trap".into()),
+    };
+    let standing = |faults, suspended| of(1, faults, suspended);
     node.standings = Standings::from([("a@1".into(), standing(0, false))]);
     assert_eq!(node.kinds(), []);
     node.standings = Standings::from([("a@1".into(), standing(1, false))]);
@@ -209,6 +216,13 @@ fn an_activation_and_policies_that_fail_are_told() {
     assert!(news[0].words.contains("4 times") && news[0].policy.as_deref() == Some("a@1"), "{news:?}");
     node.standings = Standings::from([("a@1".into(), standing(5, false))]);
     assert_eq!(node.kinds(), [K::PolicyAskedAgain]);
+    // Activated again: all faults since are new, whether they are fewer, as many or more.
+    for (revision, faults) in [(2, 1), (3, 1), (4, 3)] {
+        node.standings = Standings::from([("a@1".into(), of(revision, faults, false))]);
+        let words = node.only(K::PolicyFault);
+        assert_eq!(words.contains("3 times"), faults == 3, "{words}");
+        assert_eq!(node.kinds(), []);
+    }
 }
 
 #[test]

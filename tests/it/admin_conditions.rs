@@ -1,0 +1,134 @@
+//! Conditions and tags over HTTP: who undoes nothing that he has not seen, and what is not sent twice.
+
+use crate::admin_bench::{Answer, Bench};
+use crate::admin_twins::module;
+use crate::admin_versions::{key, signature};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+fn if_match(bench: &Bench, method: &str, path: &str, tag: &str) -> Answer {
+    bench.ask(method, path, &[("if-match", tag)], b"")
+}
+
+#[test]
+fn a_version_that_is_signed_while_its_deletion_waits_stays() {
+    let (own, own_key) = key("release", 1);
+    let bench = Bench::trusting(1, vec![own_key]);
+    let module = module("a", "");
+    let mut version = bench.ship(&module, "a", 1);
+    version.shipped = false;
+    bench.door.keep(version.clone()).unwrap();
+    let path = format!("/api/v1/policies/{}", version.digest);
+    let tag = bench.get(&path).headers["etag"].clone();
+    let signed = signature(&own, &module);
+    let shared = (bench.address(), bench.token.clone());
+    let ask = |method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]| {
+        let bearer = format!("Bearer {}", shared.1);
+        let headers = [&[("authorization", bearer.as_str())], headers].concat();
+        crate::admin_bench::ask(shared.0, method, path, &headers, body)
+    };
+    bench.policies.set_hold(true);
+    let policies = &bench.policies;
+    std::thread::scope(|scope| {
+        let signing = scope.spawn(|| {
+            let headers = [("content-type", "application/wasm"), ("berth-signature", &*signed)];
+            ask("POST", "/api/v1/policies", &headers, &module).status
+        });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !policies.waiting() {
+            assert!(Instant::now() < deadline, "the upload did not begin");
+        }
+        let deleting = scope.spawn(|| ask("DELETE", &path, &[("if-match", &tag)], b""));
+        // For the deletion to be the one that waits. Were it later, it would be refused all the same.
+        std::thread::sleep(Duration::from_millis(300));
+        policies.set_hold(false);
+        assert_eq!(signing.join().unwrap(), 200);
+        deleting.join().unwrap().problem(412, "changed-meanwhile");
+    });
+    assert_eq!(bench.get(&path).expect(200)["signedBy"], "release");
+}
+
+#[test]
+fn a_condition_that_nothing_would_heed_is_refused() {
+    let bench = Bench::new(1);
+    let document = bench.get("/openapi.json").value();
+    let (mut heeded, mut refused) = (0, 0);
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap().iter().filter(|(method, _)| *method != "get") {
+            let at = path.replace("{uuid}", "GPU-0").replace("{place}", "0");
+            let at = at.replace("{digest}", &"0".repeat(64)).replace("{id}", "1");
+            let method = method.to_uppercase();
+            let parameters = operation["parameters"].as_array();
+            let answer = if_match(&bench, &method, &at, "\"none\"");
+            if parameters.is_some_and(|all| all.iter().any(|p| p["name"] == "If-Match")) {
+                heeded += 1;
+                assert_ne!(answer.status, 400, "{method} {path}");
+            } else {
+                refused += 1;
+                let says = answer.problem(400, "malformed-header");
+                assert!(says.contains("no ETag"), "{method} {path}: {says}");
+                // Whether it is there at all the route says by itself.
+                let any = if_match(&bench, &method, &at, "*");
+                assert!(!String::from_utf8(any.body).unwrap().contains("no ETag"), "{method} {path}");
+            }
+        }
+    }
+    assert!(heeded >= 9 && refused >= 7, "{heeded} {refused}");
+    assert_eq!(if_match(&bench, "GET", "/api/v1/gpus", "\"none\"").status, 200);
+}
+
+#[test]
+fn the_stack_takes_conditions_as_everything_else_does() {
+    let bench = Bench::new(1);
+    let put = |tags: &[&str]| {
+        let mut headers = vec![("content-type", "application/json")];
+        headers.extend(tags.iter().map(|tag| ("if-match", *tag)));
+        bench.ask("PUT", "/api/v1/stack", &headers, br#"{"entries": []}"#)
+    };
+    put(&["0"]).problem(400, "malformed-header");
+    put(&["\"0"]).problem(400, "malformed-header");
+    for moved in [&["\"1\""][..], &["W/\"0\""], &["\"none\"", "\"1\""], &["\"00\""]] {
+        put(moved).problem(412, "changed-meanwhile");
+    }
+    put(&["\"7\"", "\"0\""]).expect(200);
+    put(&["\"7\", \"1\""]).expect(200);
+    put(&["*"]).expect(200);
+    assert_eq!(bench.get("/api/v1/stack").headers["etag"], "\"3\"");
+}
+
+#[test]
+fn an_answer_with_a_strong_tag_comes_as_it_is() {
+    let bench = Bench::new(1);
+    let version = bench.upload(&module("a", "")).expect(201);
+    let policy = format!("/api/v1/policies/{}", version["digest"].as_str().unwrap());
+    for path in [&*policy, "/api/v1/stack", "/api/v1/gpus/GPU-0/drain"] {
+        let answer = bench.ask("GET", path, &[("accept-encoding", "gzip")], b"");
+        assert!(answer.headers["etag"].starts_with('"'), "{path}");
+        assert!(!answer.headers.contains_key("content-encoding"), "{path}");
+        assert_eq!(answer.body, bench.get(path).body);
+    }
+}
+
+#[test]
+fn the_document_is_not_sent_twice_to_whoever_has_it() {
+    let bench = Bench::new(1);
+    let ask = |headers: &[(&str, &str)]| bench.ask_bare("GET", "/openapi.json", headers, b"");
+    // The client asks for gzip of its own accord where nothing else is said.
+    let plain = ask(&[("accept-encoding", "identity")]);
+    let tag = plain.headers["etag"].clone();
+    assert!(tag.starts_with("W/\"") && !plain.headers.contains_key("content-encoding"), "{tag}");
+    let packed = ask(&[("accept-encoding", "gzip, deflate, br")]);
+    assert_eq!((&*packed.headers["content-encoding"], &packed.headers["etag"]), ("gzip", &tag));
+    for answer in [&plain, &packed] {
+        assert!(answer.headers["vary"].eq_ignore_ascii_case("accept-encoding"));
+    }
+    let mut text = Vec::new();
+    std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&packed.body[..]), &mut text).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&text).unwrap(), plain.value());
+    for coding in ["gzip", "identity"] {
+        let again = ask(&[("if-none-match", &tag), ("accept-encoding", coding)]);
+        assert_eq!((again.status, again.body.len(), &again.headers["etag"]), (304, 0, &tag));
+    }
+    assert_eq!(ask(&[("accept-encoding", "gzip;q=0")]).body, plain.body);
+    assert_eq!(ask(&[("accept-encoding", "identity"), ("if-none-match", "W/\"x\"")]).body, plain.body);
+}

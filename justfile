@@ -64,6 +64,11 @@ crash-grow APPENDS="200000":
 soak-activation ACTIVATIONS="200" RATE="500":
     cargo run --release --locked --example soak -- {{ACTIVATIONS}} {{RATE}}
 
+# The admin API read 5,000 times a second while pods come: reads' p99, and Allocate's loaded over unloaded (`--tls`)
+load-admin *ARGS:
+    cargo build --release --locked -p berth
+    cargo run --release --locked --quiet --example load_admin -- {{ARGS}}
+
 # Budgets measured in one run, with a table at its end
 bench:
     cargo bench --locked --bench budgets

@@ -1,11 +1,11 @@
 //! Allocate in the built binary, while nobody and while everybody reads its admin API.
 
 use crate::measure::{Effort, Series, ratio, turns};
-use crate::node::{Client, GPU, House, PATIENCE, socket};
+use crate::node::{Client, GPU, House, PATIENCE};
+use crate::plugin::socket;
 use crate::process::{Serving, Site};
 use crate::table::{Budget, Row, Table};
 use anyhow::{Context as _, Result, ensure};
-use berth::kernel::names::Resource;
 use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -93,7 +93,7 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
     let site = Site::new(house, "load")?;
     let (serving, _) = site.serve()?;
     house.kubelet.block_on(site.kubelet.wait_allocatable(GPU, 8, PATIENCE))?;
-    let mut client = Client::dial(house, &socket(&site.kubelet_dir(), &Resource::parse(GPU)?))?;
+    let mut client = Client::dial(house, &socket(&site.kubelet_dir(), GPU))?;
     let ids: Vec<String> = site.kubelet.listed(GPU).into_keys().collect();
     let reader = Reader::new(&serving);
     let (mut quiet, mut loaded) = (Series::default(), Series::default());

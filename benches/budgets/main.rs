@@ -34,8 +34,12 @@ mod load;
 mod measure;
 mod node;
 mod placement;
+#[path = "../../examples/common/plugin.rs"]
+mod plugin;
 mod policy;
 mod process;
+#[path = "../../examples/common/serving.rs"]
+mod serving;
 mod stream;
 mod table;
 mod upload;

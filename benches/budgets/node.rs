@@ -1,7 +1,7 @@
 //! A node on simulated GPUs: keeper, policy thread, store and kubelet front end, as the daemon puts
 //! them together, the stand-in kubelet that they register with, and a client on their socket.
 
-use crate::history;
+use crate::{history, plugin};
 use anyhow::{Context as _, Result};
 use berth::admission::{self, Baseline, Door};
 use berth::config::{Edits, RoundTiming};
@@ -17,22 +17,16 @@ use berth::kubelet::{Front, Running, Settings, Waits};
 use berth::ports::{Clock, Gpus as _, Policies, Store};
 use berth::sim::SimGpus;
 use berth::wasm::{self, WasmPolicies};
-use hyper_util::rt::TokioIo;
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
-use kubelet_standin::proto::v1beta1::{
-    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest,
-    PreferredAllocationRequest,
-};
+use kubelet_standin::proto::v1beta1::{ContainerPreferredAllocationRequest, PreferredAllocationRequest};
 use kubelet_standin::{CheckpointMode, Kubelet, Options};
-use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tempfile::TempDir;
-use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
@@ -174,7 +168,7 @@ impl<'h> Node<'h> {
         });
         let served = |k: &Kubelet| k.is_served(recipe.resource);
         house.kubelet.block_on(kubelet.wait_for("the registration", PATIENCE, served))?;
-        let client = Client::dial(house, &socket(folder.path(), &resource))?;
+        let client = Client::dial(house, &plugin::socket(folder.path(), recipe.resource))?;
         Ok(Self {
             house,
             door,
@@ -226,38 +220,17 @@ fn activate(house: &House, door: &Door, name: &str, parameters: &str) -> Result<
     Ok(())
 }
 
-/// Where a resource is served: the name is part of what operators are told.
-pub(crate) fn socket(kubelet_dir: &Path, resource: &Resource) -> PathBuf {
-    let hash = Sha256::digest(resource.as_str());
-    let hex: String = hash.iter().take(8).map(|b| format!("{b:02x}")).collect();
-    kubelet_dir.join("device-plugins").join(format!("berth-{hex}.sock"))
-}
-
 /// The kubelet's end of one plugin socket.
 pub(crate) struct Client(pub(crate) DevicePluginClient<Channel>);
 
 impl Client {
     pub(crate) fn dial(house: &House, socket: &Path) -> Result<Self> {
-        let path = socket.to_owned();
-        let connector = tower::service_fn(move |_| {
-            let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
-        });
-        let endpoint = Endpoint::from_static("http://localhost");
-        let channel = house.client.block_on(endpoint.connect_with_connector(connector));
-        Ok(Self(DevicePluginClient::new(channel.with_context(|| format!("dialling {}", socket.display()))?)))
+        Ok(Self(house.client.block_on(plugin::dial(socket))?))
     }
 
     /// One Allocate for one container. Answers how long it took.
     pub(crate) fn allocate(&mut self, house: &House, ids: &[String]) -> Result<Duration> {
-        let container = ContainerAllocateRequest { devices_ids: ids.to_vec() };
-        let request = AllocateRequest { container_requests: vec![container] };
-        let began = Instant::now();
-        let answer = house.client.block_on(self.0.allocate(request))?;
-        let took = began.elapsed();
-        let answered = answer.into_inner().container_responses.len();
-        anyhow::ensure!(answered == 1, "{answered} answers to one container");
-        Ok(took)
+        Ok(house.client.block_on(plugin::allocate(&mut self.0, ids))?.0)
     }
 
     /// One GetPreferredAllocation for one container. Answers how long it took.

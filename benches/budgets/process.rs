@@ -1,14 +1,13 @@
 //! The built binary, beside the stand-in kubelet: how long it takes to start, and its memory.
 
-use crate::history;
 use crate::measure::{Effort, Series, ratio};
 use crate::node::{GPU, House, PATIENCE};
 use crate::table::{Budget, Row, Table};
+use crate::{history, serving};
 use anyhow::{Context as _, Result, ensure};
 use kubelet_standin::Kubelet;
-use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -36,9 +35,9 @@ pub(crate) struct Site<'h> {
     stack: &'static str,
 }
 
-/// A daemon that runs; killed when dropped.
+/// A daemon that runs.
 pub(crate) struct Serving {
-    child: Child,
+    process: serving::Serving,
     /// The admin API, up to `/api/v1`.
     pub(crate) base: String,
     /// Of it.
@@ -68,54 +67,30 @@ impl<'h> Site<'h> {
             format!("gpus: sim:8xh100\nstack: {stack}\nhistory: {{ allocations: 10000 }}\n"),
         )?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
-        command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.arg("serve").arg("--config").arg(&config);
         command.arg("--kubelet-dir").arg(self.kubelet_dir());
         command.arg("--state-dir").arg(&self.state).args(["--admin-listen", "127.0.0.1:0"]);
         let began = Instant::now();
-        let mut serving = Serving { child: command.spawn()?, base: String::new(), token: String::new() };
+        let process = serving::Serving::start(command)?;
         let served = |k: &Kubelet| k.is_served(GPU);
         let registered = self.kubelet.wait_for("the registration", PATIENCE, served);
         self.house.kubelet.block_on(registered)?;
         let took = began.elapsed();
-        serving.base = listening(&mut serving.child)?;
-        serving.token = std::fs::read_to_string(self.state.join("token"))?.trim().to_owned();
-        Ok((serving, took))
+        let base = format!("{}/api/v1", process.origin);
+        let token = std::fs::read_to_string(self.state.join("token"))?.trim().to_owned();
+        Ok((Serving { process, base, token }, took))
     }
 
     /// Ends it as a node's service manager does, and waits until the kubelet has noticed.
     fn stop(&self, mut serving: Serving) -> Result<()> {
-        let pid = rustix::process::Pid::from_child(&serving.child);
+        let pid = rustix::process::Pid::from_child(&serving.process.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
-        let status = serving.child.wait()?;
+        let status = serving.process.child.wait()?;
         ensure!(status.success(), "it ended with {status}");
         let gone = |k: &Kubelet| !k.is_served(GPU);
         self.house.kubelet.block_on(self.kubelet.wait_for("its end", PATIENCE, gone))?;
         std::thread::sleep(GONE);
         Ok(())
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Reads where its API listens, and goes on emptying the pipe, so that it never waits for room.
-fn listening(child: &mut Child) -> Result<String> {
-    let mut log = BufReader::new(child.stderr.take().context("no log")?);
-    let mut said = String::new();
-    loop {
-        let mut line = String::new();
-        ensure!(log.read_line(&mut line)? > 0, "it ended: {said}");
-        said += &line;
-        if let Some((_, rest)) = line.split_once("Swagger UI at ") {
-            let base = rest.split("/swagger-ui").next().unwrap_or_default().to_owned() + "/api/v1";
-            std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-            return Ok(base);
-        }
     }
 }
 
@@ -192,7 +167,7 @@ fn idle(effort: Effort, serving: &Serving) -> Result<u64> {
     if effort == Effort::Full {
         std::thread::sleep(IDLE);
     }
-    let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", serving.child.id()))?;
+    let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", serving.process.child.id()))?;
     let pss = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).context("no Pss in smaps_rollup")?;
     let kib: u64 = pss.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kib * 1024)

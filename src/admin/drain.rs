@@ -103,8 +103,8 @@ pub(super) async fn start(
 pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
     let gpu = gpu_id(&path)?;
     let tag = drain_tag(&state, &gpu)?;
-    let shown = View::of(&state).gpu(&gpu).ok_or(Refusal::UnknownGpu { gpu })?;
-    Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown.summary.drain))
+    let shown = View::of(&state).drain(&gpu).ok_or(Refusal::UnknownGpu { gpu })?;
+    Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown))
 }
 
 /// Call a drain off

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
     responses((status = 200, description = "The node", body = Node)))]
 pub(super) async fn show(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
     let facts = (state.facts)();
-    let view = View::new(&state.door);
+    let view = View::of(&state);
     let ledger = &view.ledger;
     let store_trouble = state.door.store_trouble();
     let checks = checks(&facts, &state);
@@ -181,7 +181,7 @@ fn resources(facts: &NodeFacts, view: &View) -> Vec<ResourceState> {
             free: used.free,
             ..blank(&used.resource)
         };
-        all.insert(used.resource, state);
+        all.insert(used.resource.clone(), state);
     }
     for registration in &facts.registrations {
         let name = registration.resource.as_str();

@@ -4,8 +4,8 @@
 use super::access::Access;
 use super::socket::AdminSocket;
 use super::state::State;
-use super::{Settings, events, peer, routes};
-use crate::admission::Door;
+use super::{Settings, events, gzip, peer, routes};
+use crate::admission::{self, Door};
 use actix_web::http::KeepAlive;
 use actix_web::middleware::{Compress, from_fn};
 use actix_web::rt;
@@ -175,6 +175,8 @@ impl Server {
         let (started, starts) = mpsc::channel();
         let thread = std::thread::Builder::new().name("admin".into());
         let work = move || {
+            // With all its workers and their threads for what may block: they are started from here.
+            admission::step_back();
             rt::System::new().block_on(self.serve(door, stops, &started));
             let _ = ended.send(());
         };
@@ -255,7 +257,7 @@ fn start(
     let server = HttpServer::new(move || {
         let routes = |config: &mut ServiceConfig| routes::admin(config);
         let app = App::new().app_data(shared.clone()).configure(routes);
-        app.wrap(Compress::default()).wrap(from_fn(routes::admin_gate))
+        app.wrap(from_fn(gzip::here)).wrap(Compress::default()).wrap(from_fn(routes::admin_gate))
     });
     let server = limited!(server.workers(WORKERS).max_connections(CONNECTIONS_PER_WORKER));
     let server = match state.access.tls() {

@@ -3,6 +3,7 @@
 use super::access::Access;
 use super::events::Feed;
 use super::idempotency::Keys;
+use super::survey::Surveys;
 use super::{Facts, Settings};
 use crate::admission::Door;
 use crate::metrics::Metrics;
@@ -18,6 +19,8 @@ pub(super) struct State {
     pub(super) metrics: Metrics,
     pub(super) facts: Facts,
     pub(super) access: Access,
+    /// What follows from the newest snapshot.
+    pub(super) surveys: Surveys,
     pub(super) uploads: Semaphore,
     /// Whose turn it is to order something of a GPU.
     pub(super) orders: Mutex<()>,
@@ -36,6 +39,7 @@ impl State {
             door,
             facts: settings.facts.clone(),
             access,
+            surveys: Surveys::default(),
             uploads: Semaphore::new(UPLOADS_MAX),
             orders: Mutex::new(()),
             keys: Keys::default(),

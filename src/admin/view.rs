@@ -6,52 +6,33 @@ use super::dto::{
     ResourceUse, rfc3339,
 };
 use super::facts::Step;
+use super::survey::Survey;
 use super::state::State;
-use crate::admission::Door;
 use crate::keeper::Snapshot;
-use crate::kernel::belongs::Owners;
 use crate::kernel::drain;
 use crate::kernel::gpu::Path;
 use crate::kernel::health::HealthState;
 use crate::kernel::ledger::GpuState;
-use crate::kernel::names::{DeviceKey, PartId, Resource};
+use crate::kernel::names::{DeviceKey, PartId};
 use crate::kernel::offer;
 use crate::kernel::part_state::{self, PartState};
 use crate::kernel::time::Now;
-use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-/// One snapshot, with what the kubelet is told of it.
+/// One snapshot as it is shown now.
 pub(super) struct View {
     pub(super) ledger: Snapshot,
-    /// Devices that are listed Healthy.
-    healthy: BTreeSet<DeviceKey>,
+    survey: Arc<Survey>,
     now: Now,
-    /// Uses that no allocation explains, by GPU.
-    bypasses: BTreeMap<PartId, u32>,
     /// How it stands with the API server, where drains are shown.
     api_server: Option<Step>,
 }
 
 impl View {
-    pub(super) fn new(door: &Door) -> Self {
-        let ledger = door.snapshot();
-        let mut healthy = BTreeSet::new();
-        for resource in ledger.resources() {
-            let listed = door.listing(&ledger, &resource).into_iter();
-            healthy.extend(
-                listed.filter(|l| l.healthy).map(|l| DeviceKey { resource: resource.clone(), id: l.id }),
-            );
-        }
-        let mut bypasses = BTreeMap::new();
-        for bypass in Owners::of(&ledger).bypasses() {
-            *bypasses.entry(bypass.gpu).or_insert(0) += 1;
-        }
-        Self { ledger, healthy, now: door.now(), bypasses, api_server: None }
-    }
-
-    /// The same with what drains need beside the ledger.
     pub(super) fn of(state: &State) -> Self {
-        Self { api_server: (state.facts)().api_server, ..Self::new(&state.door) }
+        let survey = state.surveys.newest(&state.door);
+        let (ledger, now) = (Arc::clone(&survey.ledger), state.door.now());
+        Self { ledger, survey, now, api_server: (state.facts)().api_server }
     }
 
     /// All GPUs in the order of their index.
@@ -79,14 +60,19 @@ impl View {
         })
     }
 
+    /// How far one GPU is drained.
+    pub(super) fn drain(&self, id: &PartId) -> Option<Drain> {
+        Some(self.drain_of(id, &self.ledger.gpus.get(id)?.drain))
+    }
+
     /// How many uses of the node's GPUs no allocation explains.
     pub(super) fn bypasses(&self) -> usize {
-        self.bypasses.values().map(|n| *n as usize).sum()
+        self.survey.bypasses()
     }
 
     /// What is advertised and held over the whole node.
-    pub(super) fn uses(&self) -> Vec<ResourceUse> {
-        self.uses_of(self.ledger.parts.values().map(AsRef::as_ref))
+    pub(super) fn uses(&self) -> &[ResourceUse] {
+        self.survey.uses()
     }
 
     fn parts<'v>(&'v self, gpu: &'v PartId) -> impl Iterator<Item = &'v PartState> {
@@ -109,11 +95,11 @@ impl View {
             memory_mib: main.part.memory_mib,
             memory_used_mib: usage.map(|u| u.memory_used_mib),
             processes: self.ledger.processes_on(id),
-            bypasses: self.bypasses.get(id).copied().unwrap_or(0),
+            bypasses: self.survey.bypasses_on(id),
             present: self.parts(id).any(|p| p.present),
             health: health(state, self.parts(id).any(|p| p.present)),
             drain: self.drain_of(id, &state.drain),
-            resources: self.uses_of(self.parts(id)),
+            resources: self.survey.uses_on(id).to_vec(),
         })
     }
 
@@ -128,25 +114,6 @@ impl View {
                 .order()
                 .map(|order| progress(&self.ledger, gpu, order, self.api_server.as_ref(), self.now)),
         }
-    }
-
-    fn uses_of<'v>(&self, parts: impl Iterator<Item = &'v PartState>) -> Vec<ResourceUse> {
-        let mut uses: BTreeMap<&Resource, ResourceUse> = BTreeMap::new();
-        for part in parts {
-            for ((resource, share), device) in &part.devices {
-                let line = uses.entry(resource).or_insert_with(|| ResourceUse {
-                    resource: resource.to_string(),
-                    devices: 0,
-                    held: 0,
-                    free: 0,
-                });
-                let free = !device.held() && self.healthy.contains(&part.key(resource, *share));
-                line.devices += 1;
-                line.held += u32::from(device.held());
-                line.free += u32::from(free);
-            }
-        }
-        uses.into_values().collect()
     }
 
     fn part(&self, state: &PartState) -> Part {
@@ -172,7 +139,7 @@ impl View {
     }
 
     fn device(&self, key: &DeviceKey, device: &part_state::Device) -> Device {
-        let healthy = self.healthy.contains(key);
+        let healthy = self.survey.is_healthy(key);
         let state = match (device.held(), healthy, device.offered()) {
             (true, _, _) => DeviceState::Held,
             (false, true, _) => DeviceState::Free,

@@ -17,8 +17,16 @@ const NOTES_WITHOUT_SHADOWS: usize = NOTES / 2;
 /// What lies in memory is written at least so often.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// How much the recorder steps back behind the daemon's other threads; 19 would be the most.
+/// How much a thread steps back behind the daemon's others; 19 would be the most.
 const NICE: i32 = 10;
+
+/// Lets the daemon's other threads go first where processors are few: this thread and those that it
+/// starts from now on step back behind whoever waits for an Allocate. Of a thread alone, as Linux counts
+/// it (setpriority(2)), and against the daemon's own threads alone where it has a cgroup of its own. It
+/// needs no right; where it is not taken, the thread is as quick as the others.
+pub fn step_back() {
+    let _ = rustix::process::nice(NICE);
+}
 
 /// The way to the recorder. Never waits.
 #[derive(Clone)]
@@ -57,9 +65,7 @@ pub(super) fn start(
     let lost = Arc::new(AtomicU64::new(0));
     let work = Work { policies, journal, shadows, flushed: Instant::now(), said: false };
     let record = move || {
-        // Of this thread alone, as Linux counts it (setpriority(2)): where processors are few, whoever
-        // waits for an Allocate goes first. Without it the recorder is as quick as the others.
-        let _ = rustix::process::nice(NICE);
+        step_back();
         work.run(&notes);
     };
     let thread = std::thread::Builder::new().name("recorder".into()).spawn(record)?;

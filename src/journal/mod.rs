@@ -10,6 +10,7 @@
 
 mod entry;
 mod frame;
+mod recent;
 mod scan;
 mod segments;
 
@@ -18,6 +19,7 @@ use crate::kernel::names::Digest;
 use crate::ports::{Found, Input, Journal, JournalError, Standing, Visit};
 use entry::Entry;
 use frame::{Frame, Head, frames};
+use recent::Recent;
 use segments::{SEGMENT_BYTES, Segments};
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
@@ -101,6 +103,9 @@ struct State {
     next: u64,
     dropped: u64,
     lost: u64,
+    recent: Recent,
+    /// When the first decision of the oldest file was, by that file's first number.
+    oldest_wall_ms: Option<(u64, u64)>,
     /// When a file last went by its age, or the journal was opened.
     aged: Instant,
 }
@@ -134,6 +139,8 @@ impl FileJournal {
             next,
             dropped: 0,
             lost: 0,
+            recent: Recent::default(),
+            oldest_wall_ms: None,
             aged: Instant::now(),
         };
         let state = Mutex::new(state);
@@ -163,6 +170,7 @@ impl FileJournal {
         if let Err(error) = &written {
             state.lost += state.pending_count;
             state.nodes.clear();
+            state.recent.clear();
             if error.kind() == io::ErrorKind::StorageFull {
                 let before = state.oldest();
                 // Best effort: the error is told already.
@@ -251,7 +259,9 @@ impl Journal for FileJournal {
             let numbered = Decision { seq, input, ..decision.clone() };
             let body = serde_json::to_vec(&Entry::new(&numbered, question))?;
             let head = Head::Decision { seq, at_wall_ms: decision.at_wall_ms };
-            frame::write(&mut state.pending, head, &body)
+            frame::write(&mut state.pending, head, &body)?;
+            state.recent.push(numbered);
+            Ok(())
         })();
         if let Err(error) = put {
             state.lost += 1;
@@ -268,6 +278,12 @@ impl Journal for FileJournal {
     }
 
     fn find(&self, filter: &Filter, limit: usize) -> Result<Found, JournalError> {
+        {
+            let state = self.lock();
+            if let Some(found) = state.recent.find(filter, limit, state.oldest()) {
+                return Ok(found);
+            }
+        }
         let mut decisions = Vec::new();
         let next = self.scan(filter, false, &mut |decision, _| {
             let room = decisions.len() < limit;
@@ -300,14 +316,19 @@ impl Journal for FileJournal {
 
     fn standing(&self) -> Standing {
         let mut standing = self.size();
-        let oldest = self.lock().segments.all.front().cloned();
-        standing.oldest_wall_ms = oldest.and_then(|segment| {
-            let bytes = self.read(&segment).ok()?;
-            frames(&bytes).find_map(|frame| match frame.head {
-                Head::Decision { at_wall_ms, .. } => Some(at_wall_ms),
-                Head::Node { .. } => None,
-            })
-        });
+        let (oldest, known) = {
+            let state = self.lock();
+            (state.segments.all.front().cloned(), state.oldest_wall_ms)
+        };
+        let Some(oldest) = oldest else { return standing };
+        standing.oldest_wall_ms = match known {
+            Some((first, at_wall_ms)) if first == oldest.first => Some(at_wall_ms),
+            // What a file begins with stays as it is, so it is read once.
+            _ => self.begins(&oldest),
+        };
+        if let Some(at_wall_ms) = standing.oldest_wall_ms {
+            self.lock().oldest_wall_ms = Some((oldest.first, at_wall_ms));
+        }
         standing
     }
 }

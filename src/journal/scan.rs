@@ -104,6 +104,15 @@ impl FileJournal {
         Ok((found, next))
     }
 
+    /// When the first decision in a file was.
+    pub(super) fn begins(&self, segment: &Segment) -> Option<u64> {
+        let bytes = self.read(segment).ok()?;
+        frames(&bytes).find_map(|frame| match frame.head {
+            Head::Decision { at_wall_ms, .. } => Some(at_wall_ms),
+            Head::Node { .. } => None,
+        })
+    }
+
     /// A file that was pruned meanwhile is empty.
     pub(super) fn read(&self, segment: &Segment) -> Result<Vec<u8>, JournalError> {
         match fs::read(&segment.path) {

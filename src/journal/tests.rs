@@ -168,6 +168,42 @@ fn pages_follow_each_other() {
 }
 
 #[test]
+fn the_newest_are_found_in_memory_as_they_are_found_in_the_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = open(&folder);
+    for n in 0..200 {
+        let mut decision = kinds().swap_remove(n as usize % 6);
+        decision.at_wall_ms = 1_000 + n;
+        journal.append(&decision, Some(&input("{}", "{}"))).unwrap();
+    }
+    let with = |change: fn(&mut Filter)| {
+        let mut filter = Filter::default();
+        change(&mut filter);
+        filter
+    };
+    let filters = [
+        Filter::default(),
+        with(|f| f.hook = Some(Hook::Admit)),
+        with(|f| f.outcome = Some("denied".into())),
+        with(|f| f.before = Some(190)),
+        with(|f| f.before = Some(20)),
+        with(|f| f.since_wall_ms = Some(1_150)),
+        with(|f| f.gpu = Some(gpu(99))),
+    ];
+    let ask = |journal: &FileJournal| -> Vec<_> {
+        let asked = filters.iter().flat_map(|filter| [1, 5, 50, 63, 64, 100].map(|limit| (filter, limit)));
+        asked.map(|(filter, limit)| journal.find(filter, limit).unwrap()).collect()
+    };
+    let oldest = journal.lock().oldest();
+    let recent = |limit| journal.lock().recent.find(&filters[0], limit, oldest);
+    assert!(recent(63).is_some() && recent(64).is_none(), "both ways are tried");
+    let in_memory = ask(&journal);
+    drop(journal);
+    // Nothing is in memory after a start.
+    assert_eq!(ask(&open(&folder)), in_memory);
+}
+
+#[test]
 fn what_was_shown_is_kept_once_and_found_by_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);

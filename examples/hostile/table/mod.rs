@@ -4,6 +4,8 @@
 pub(crate) mod cases;
 pub(crate) mod guests;
 pub(crate) mod node;
+#[path = "../../common/serving.rs"]
+mod serving;
 
 use anyhow::{Context, bail, ensure};
 use cases::{CASES, Case, Meets};

@@ -1,11 +1,11 @@
 //! The daemon under attack: the real binary with simulated GPUs, beside the stand-in kubelet.
 
-use anyhow::{Context, ensure};
+use super::serving::Serving;
+use anyhow::Context;
 use kubelet_standin::{Kubelet, PodSpec};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -26,7 +26,7 @@ health: { pollSeconds: 0.2, quietSeconds: 1 }
 
 /// A daemon that runs, and its kubelet; ended when dropped.
 pub(crate) struct Node {
-    child: Child,
+    serving: Serving,
     pub(crate) kubelet: Kubelet,
     agent: ureq::Agent,
     base: String,
@@ -51,28 +51,15 @@ impl Node {
         command.arg("serve").arg("--config").arg(config);
         command.arg("--kubelet-dir").arg(folder.path().join("kubelet"));
         command.arg("--state-dir").arg(folder.path().join("state"));
-        command.args(["--admin-listen", "127.0.0.1:0"]).env_remove("RUST_LOG");
         // The heap as it is deployed.
-        command.env("MALLOC_ARENA_MAX", "2").stdin(Stdio::null()).stdout(Stdio::null());
-        let spawned = command.stderr(Stdio::piped()).spawn();
-        let mut child = spawned.with_context(|| format!("{} does not start", berth.display()))?;
-        let mut log = BufReader::new(child.stderr.take().context("its log")?);
-        let mut said = String::new();
-        let base = loop {
-            let mut line = String::new();
-            ensure!(log.read_line(&mut line)? > 0, "it ended before its API answered: {said}");
-            said += &line;
-            if let Some((_, rest)) = line.split_once("Swagger UI at ") {
-                break rest.split("/swagger-ui").next().unwrap_or_default().to_owned() + "/api/v1";
-            }
-        };
-        // Read to its end, or the daemon would wait for room in the pipe.
-        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+        command.args(["--admin-listen", "127.0.0.1:0"]).env("MALLOC_ARENA_MAX", "2");
+        let serving = Serving::start(command)?;
+        let base = format!("{}/api/v1", serving.origin);
         let token = std::fs::read_to_string(folder.path().join("state/token"))?;
         let agent = ureq::Agent::config_builder();
         let agent = agent.http_status_as_error(false).proxy(None).timeout_global(Some(WAIT)).build();
         let authorization = format!("Bearer {}", token.trim());
-        let node = Self { child, kubelet, agent: agent.into(), base, authorization, folder, pods: 0 };
+        let node = Self { serving, kubelet, agent: agent.into(), base, authorization, folder, pods: 0 };
         node.kubelet.wait_allocatable(GPU, GPUS, WAIT).await?;
         Ok(node)
     }
@@ -80,7 +67,7 @@ impl Node {
     /// Memory that is the daemon's own (PSS without pages of files), KiB: how much of the program file
     /// counts depends on who else runs it, the compiler for one.
     pub(crate) fn memory_kib(&self) -> anyhow::Result<u64> {
-        let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id()))?;
+        let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.serving.child.id()))?;
         let field = |name: &str| -> anyhow::Result<u64> {
             let line =
                 rollup.lines().find_map(|line| line.strip_prefix(name)).with_context(|| name.to_owned())?;
@@ -129,13 +116,6 @@ impl Node {
         let uid = pod.uid.clone();
         self.kubelet.admit(pod).await?;
         Ok(uid)
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -1,0 +1,116 @@
+//! What the kubelet is told of one snapshot, and what is counted from that: found once for all who read it.
+
+use super::dto::ResourceUse;
+use crate::admission::Door;
+use crate::keeper::Snapshot;
+use crate::kernel::belongs::Owners;
+use crate::kernel::names::{DeviceKey, PartId, Resource};
+use crate::kernel::part_state::PartState;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What follows from a snapshot alone.
+pub(super) struct Survey {
+    pub(super) ledger: Snapshot,
+    /// Devices that are listed Healthy.
+    healthy: HashSet<DeviceKey>,
+    /// Uses that no allocation explains, by GPU.
+    bypasses: BTreeMap<PartId, u32>,
+    /// What is advertised and held, by GPU.
+    uses: BTreeMap<PartId, Vec<ResourceUse>>,
+    /// The same over the whole node.
+    of_node: Vec<ResourceUse>,
+}
+
+/// The newest snapshot that somebody asked about, seen. A page, its neighbours and a scraper mostly read
+/// the same one, and to see it takes a walk over all devices.
+#[derive(Default)]
+pub(super) struct Surveys(Mutex<Option<Arc<Survey>>>);
+
+impl Surveys {
+    /// The door's newest snapshot. Seen outside the lock: two may do so at once, and nobody waits.
+    pub(super) fn newest(&self, door: &Door) -> Arc<Survey> {
+        let ledger = door.snapshot();
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // A snapshot in hand is no other's place in memory, so the same place is the same snapshot.
+        if let Some(survey) = last.filter(|survey| Arc::ptr_eq(&survey.ledger, &ledger)) {
+            return survey;
+        }
+        let survey = Arc::new(Survey::of(door, ledger));
+        let old = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(&survey));
+        // Outside the lock, too: it may be the last that holds a whole snapshot.
+        drop(old);
+        survey
+    }
+}
+
+impl Survey {
+    fn of(door: &Door, ledger: Snapshot) -> Self {
+        let mut healthy = HashSet::new();
+        for resource in ledger.resources() {
+            let listed = door.listing(&ledger, &resource).into_iter().filter(|l| l.healthy);
+            healthy.extend(listed.map(|l| DeviceKey { resource: resource.clone(), id: l.id }));
+        }
+        let mut bypasses = BTreeMap::new();
+        for bypass in Owners::of(&ledger).bypasses() {
+            *bypasses.entry(bypass.gpu).or_insert(0) += 1;
+        }
+        let (mut by_gpu, mut all) = (BTreeMap::<&PartId, Counts<'_>>::new(), Counts::default());
+        for part in ledger.parts.values() {
+            let of_gpu = by_gpu.entry(part.part.gpu()).or_default();
+            for counts in [of_gpu, &mut all] {
+                count(part, &healthy, counts);
+            }
+        }
+        let uses = by_gpu.into_iter().map(|(gpu, counts)| (gpu.clone(), shown(counts))).collect();
+        let of_node = shown(all);
+        Self { healthy, bypasses, uses, of_node, ledger }
+    }
+
+    pub(super) fn is_healthy(&self, device: &DeviceKey) -> bool {
+        self.healthy.contains(device)
+    }
+
+    /// How many uses of a GPU no allocation explains.
+    pub(super) fn bypasses_on(&self, gpu: &PartId) -> u32 {
+        self.bypasses.get(gpu).copied().unwrap_or(0)
+    }
+
+    /// The same of all GPUs.
+    pub(super) fn bypasses(&self) -> usize {
+        self.bypasses.values().map(|n| *n as usize).sum()
+    }
+
+    /// What is advertised and held of a GPU.
+    pub(super) fn uses_on(&self, gpu: &PartId) -> &[ResourceUse] {
+        self.uses.get(gpu).map_or(&[], Vec::as_slice)
+    }
+
+    /// The same over the whole node.
+    pub(super) fn uses(&self) -> &[ResourceUse] {
+        &self.of_node
+    }
+}
+
+/// Devices, held ones, free ones.
+type Counts<'s> = BTreeMap<&'s Resource, (u32, u32, u32)>;
+
+fn count<'s>(part: &'s PartState, healthy: &HashSet<DeviceKey>, counts: &mut Counts<'s>) {
+    for ((resource, share), device) in &part.devices {
+        let free = !device.held() && healthy.contains(&part.key(resource, *share));
+        let (devices, held, free_ones) = counts.entry(resource).or_default();
+        *devices += 1;
+        *held += u32::from(device.held());
+        *free_ones += u32::from(free);
+    }
+}
+
+fn shown(counts: Counts<'_>) -> Vec<ResourceUse> {
+    let line = |(resource, (devices, held, free)): (&Resource, (u32, u32, u32))| ResourceUse {
+        resource: resource.to_string(),
+        devices,
+        held,
+        free,
+    };
+    counts.into_iter().map(line).collect()
+}

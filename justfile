@@ -128,6 +128,11 @@ hostile *ARGS:
     cargo build --release --locked -p berth
     cargo run --release --locked --quiet --example hostile -- {{ARGS}}
 
+# Floods of clients against the admin API of the real daemon, good ones among them: `just flood-admin --help`
+flood-admin *ARGS:
+    cargo build --release --locked -p berth
+    cargo run --release --locked --quiet --example flood_admin -- {{ARGS}}
+
 # A fuzz target (answer, lift, upload) for so many seconds, on the stable toolchain; what it finds new joins fuzz/corpus
 fuzz TARGET="answer" SECONDS="60" *ARGS:
     RUSTC_WRAPPER={{justfile_directory()}}/fuzz/rustc.sh cargo build --locked --manifest-path fuzz/Cargo.toml --bin {{TARGET}}

@@ -15,6 +15,7 @@ use super::problem::{Kind, Problem};
 use super::rate::{Client, Limiter};
 use super::reviews::Reviews;
 use super::routes::{self, state};
+use super::seats::Seat;
 use super::server::AdminError;
 use super::socket;
 use super::tls::Tls;
@@ -223,6 +224,9 @@ pub(super) async fn door(
     let mut line = (needed(request.method()) == Right::Change).then(|| Line::of(&request));
     let let_in = match state.access.known(&request).await {
         Ok(caller) => {
+            if let Some(seat) = request.conn_data::<Arc<Seat>>() {
+                seat.know();
+            }
             if let Some(line) = &mut line {
                 line.caller(&caller);
             }

@@ -3,7 +3,7 @@
 use super::problem::{Kind, Problem};
 use actix_web::HttpRequest;
 use actix_web::error::PayloadError;
-use actix_web::http::header::CONTENT_LENGTH;
+use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use actix_web::web::Payload;
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
@@ -48,6 +48,13 @@ pub(super) async fn module(request: &HttpRequest, payload: Payload) -> Result<Ve
 
 fn media_type(request: &HttpRequest, wanted: &str) -> Result<(), Problem> {
     use actix_web::HttpMessage;
+    // Nothing here unpacks: what a few bytes may become has no limit of its own.
+    let packed = request.headers().get_all(CONTENT_ENCODING).find(|c| *c != "identity");
+    if let Some(packed) = packed {
+        let given: String = String::from_utf8_lossy(packed.as_bytes()).chars().take(80).collect();
+        return Err(Problem::new(Kind::MediaType, format!("the body came packed, as {given:?}"))
+            .hint("send it as it is, without Content-Encoding"));
+    }
     if request.content_type().eq_ignore_ascii_case(wanted) {
         return Ok(());
     }

@@ -1,19 +1,15 @@
 //! `/`: the node at a glance, from files inside the binary. A shell without data, so it needs no token:
 //! what it shows it asks of `/api/v1`, with the token that the operator pastes into it.
 
+use super::packed::Packed;
 use super::problem::{Kind, Problem};
-use actix_web::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETag, EntityTag, Header, IfNoneMatch};
+use actix_web::http::header::{CONTENT_SECURITY_POLICY, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, web};
-use sha2::{Digest, Sha256};
-use std::fmt::Write;
 use std::sync::LazyLock;
 
 /// Its own scripts, styles and requests to this server alone; nothing inline, no frame, no form that is
 /// sent. So text of a policy or a pod that found its way into the markup could run nothing.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'";
-/// A browser keeps the files and asks each time whether they are still the same: after an update of the
-/// daemon no old script meets a new page.
-const KEPT: &str = "no-cache";
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
@@ -23,26 +19,12 @@ const START: &str = "index.html";
 
 struct File {
     name: &'static str,
-    kind: &'static str,
-    text: &'static str,
-    tag: EntityTag,
-}
-
-impl File {
-    fn new(name: &'static str, kind: &'static str, text: &'static str) -> Self {
-        let mut tag = String::new();
-        for byte in Sha256::digest(text).iter().take(8) {
-            // Writing to a String cannot fail.
-            let _ = write!(tag, "{byte:02x}");
-        }
-        // Weak: the same file may be sent compressed.
-        Self { name, kind, text, tag: EntityTag::new_weak(tag) }
-    }
+    text: Packed,
 }
 
 macro_rules! files {
     ($($name:literal: $kind:ident,)+) => {
-        vec![$(File::new($name, $kind, include_str!(concat!("page/", $name))),)+]
+        vec![$(File { name: $name, text: Packed::new($kind, include_str!(concat!("page/", $name))) },)+]
     };
 }
 
@@ -77,18 +59,9 @@ fn answer(request: &HttpRequest, name: &str) -> Result<HttpResponse, Problem> {
     let Some(file) = FILES.iter().find(|file| file.name == name) else {
         return Err(Problem::new(Kind::NoRoute, "the page has no such file").hint("/ is the page"));
     };
-    let known = match IfNoneMatch::parse(request) {
-        Ok(IfNoneMatch::Any) => true,
-        Ok(IfNoneMatch::Items(tags)) => tags.iter().any(|tag| tag.weak_eq(&file.tag)),
-        // A malformed condition is none: the whole file is never wrong.
-        Err(_) => false,
-    };
-    let mut response = if known { HttpResponse::NotModified() } else { HttpResponse::Ok() };
-    response
-        .insert_header(ETag(file.tag.clone()))
-        .insert_header((CACHE_CONTROL, KEPT))
-        .insert_header((CONTENT_SECURITY_POLICY, POLICY));
-    Ok(if known { response.finish() } else { response.content_type(file.kind).body(file.text) })
+    let mut response = file.text.answer(request);
+    response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    Ok(response)
 }
 
 #[cfg(test)]
@@ -105,11 +78,11 @@ mod tests {
         }
         for file in FILES.iter() {
             for never in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
-                assert!(!file.text.contains(never), "{}: {never}", file.name);
+                assert!(!file.text.text().contains(never), "{}: {never}", file.name);
             }
-            assert!(!file.text.contains("https://"), "{} names another host", file.name);
+            assert!(!file.text.text().contains("https://"), "{} names another host", file.name);
         }
-        let page = FILES.iter().find(|f| f.name == super::START).unwrap().text;
+        let page = FILES.iter().find(|f| f.name == super::START).unwrap().text.text();
         for never in ["<style", "style=", "onclick", "<script>"] {
             assert!(!page.contains(never), "{never} would be refused by the content security policy");
         }

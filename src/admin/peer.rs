@@ -2,10 +2,8 @@
 //! certificate, or a user of this machine.
 
 use super::certificate::ClientCertificate;
-use actix_tls::accept::rustls_0_23::TlsStream;
-use actix_web::dev::Extensions;
 use actix_web::rt::net::{TcpStream, UnixStream};
-use std::any::Any;
+use rustls::pki_types::CertificateDer;
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -29,22 +27,22 @@ pub(super) enum Peer {
     },
 }
 
-/// Takes down who is at the other end. What cannot be told is not taken down, and opens nothing.
-pub(super) fn note(io: &dyn Any, data: &mut Extensions) {
-    if let Some(tcp) = io.downcast_ref::<TcpStream>() {
-        if let Ok(from) = tcp.peer_addr() {
-            data.insert(Peer::Tcp(from));
-        }
-    } else if let Some(tls) = io.downcast_ref::<TlsStream<TcpStream>>() {
-        let (tcp, session) = tls.get_ref();
-        if let Ok(from) = tcp.peer_addr() {
-            let certificate = session.peer_certificates().and_then(ClientCertificate::of);
-            data.insert(Peer::Tls { from, certificate });
-        }
-    } else if let Some(unix) = io.downcast_ref::<UnixStream>()
-        && let Ok(peer) = unix.peer_cred()
-    {
-        data.insert(Peer::Unix { uid: peer.uid(), pid: peer.pid() });
+impl Peer {
+    /// Over plain TCP; `None` where it is gone already.
+    pub(super) fn tcp(io: &TcpStream) -> Option<Self> {
+        io.peer_addr().ok().map(Self::Tcp)
+    }
+
+    /// Over TLS, with the chain that stood the handshake's check.
+    pub(super) fn tls(io: &TcpStream, chain: Option<&[CertificateDer<'static>]>) -> Option<Self> {
+        let from = io.peer_addr().ok()?;
+        Some(Self::Tls { from, certificate: chain.and_then(ClientCertificate::of) })
+    }
+
+    /// Over the Unix socket.
+    pub(super) fn unix(io: &UnixStream) -> Option<Self> {
+        let peer = io.peer_cred().ok()?;
+        Some(Self::Unix { uid: peer.uid(), pid: peer.pid() })
     }
 }
 

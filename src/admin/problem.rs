@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use utoipa::ToSchema;
 
+/// Longest words of a problem, bytes: a policy's own of 3 KiB with ours around them. What a client sent may be
+/// among them, and that has no limit but the head's.
+const DETAIL_BYTES_MAX: usize = 4 * 1024;
 /// The media type of problems.
 pub const PROBLEM_JSON: &str = "application/problem+json";
 
@@ -180,11 +183,16 @@ impl Problem {
     #[must_use]
     pub fn new(kind: Kind, detail: impl fmt::Display) -> Self {
         let (slug, status, title) = kind.facts();
+        let mut detail = detail.to_string();
+        if detail.len() > DETAIL_BYTES_MAX {
+            detail.truncate(detail.floor_char_boundary(DETAIL_BYTES_MAX));
+            detail.push_str("...");
+        }
         Self {
             kind: slug.into(),
             title: title.into(),
             status: status.as_u16(),
-            detail: detail.to_string(),
+            detail,
             hint: None,
             checks: Vec::new(),
             extra: None,

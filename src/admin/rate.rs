@@ -46,7 +46,8 @@ impl Client {
         Self::Token([a, b, c, d, e, f, g, h])
     }
 
-    fn at(ip: IpAddr) -> Self {
+    /// Whoever is at this address.
+    pub(super) fn at(ip: IpAddr) -> Self {
         let mut net = [0; 8];
         match ip.to_canonical() {
             // Some IPv6 network may have these bytes too; then two share a bucket.

@@ -1,13 +1,14 @@
 //! The route table. What is not in it is a problem, too.
 
+use super::packed::Packed;
 use super::peer::Peer;
 use super::problem::{Kind, PROBLEM_JSON, Problem};
+use super::seats::Seat;
 use super::state::State;
-use super::unread::Unread;
+use super::unread::{self, Unread};
 use super::{
-    access, allocations, counting, decisions, document, drain, events, gpus, host, live, node, page,
-    policies, problem_pages, processes, scrape, sight, stack, stack_history, swagger, tag, traced, trials,
-    tried,
+    access, allocations, counting, decisions, drain, events, gpus, host, live, node, openapi, page, policies,
+    problem_pages, processes, scrape, sight, stack, stack_history, swagger, tag, traced, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -19,6 +20,7 @@ use actix_web::http::header::{
 use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{Data, PathConfig, QueryConfig, ServiceConfig};
 use actix_web::{Error, HttpRequest, HttpResponse, Resource, Route, guard, web};
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 /// Where everything is that needs a token.
@@ -114,7 +116,7 @@ pub(super) fn admin(config: &mut ServiceConfig) {
     config.service(resource("/page/{file}", "GET, HEAD").route(read().to(page::file)));
     config.service(resource("/swagger-ui", "GET, HEAD").route(read().to(swagger::start)));
     config.service(resource("/swagger-ui/{file:.*}", "GET, HEAD").route(read().to(swagger::file)));
-    config.service(resource("/openapi.json", "GET, HEAD").route(read().to(document::show)));
+    config.service(resource("/openapi.json", "GET, HEAD").route(read().to(document)));
     config.service(resource("/problems", "GET, HEAD").route(read().to(problem_pages::index)));
     config.service(resource("/problems/{word}", "GET, HEAD").route(read().to(problem_pages::show)));
     health(config);
@@ -174,6 +176,7 @@ async fn pass(
         Some(_) => refused,
         None => Some(Problem::new(Kind::Stopping, "the daemon is stopping")),
     };
+    let work = request.conn_data::<Arc<Seat>>().map(Seat::work);
     let unread = Unread::of(&mut request);
     let response = match refused {
         Some(problem) => request.into_response(problem.response()),
@@ -181,9 +184,10 @@ async fn pass(
     };
     let response = finish(response);
     counting::count(&state, response.request(), response.status().as_u16(), began);
-    Ok(match unread {
-        Some(unread) => response.map_body(|_, body| unread.held_by(body)),
-        None => response,
+    let kept = unread.is_some() || !unread::is_small(response.response().body());
+    Ok(match kept {
+        true => response.map_body(|_, body| unread::holding(body, unread, work)),
+        false => response,
     })
 }
 
@@ -243,6 +247,13 @@ fn read() -> Route {
 
 async fn no_route(request: HttpRequest) -> HttpResponse {
     nothing_at(request.path()).response()
+}
+
+/// The API's description: half a megabyte of mostly the same words.
+async fn document(request: HttpRequest) -> HttpResponse {
+    static DOCUMENT: LazyLock<Packed> =
+        LazyLock::new(|| Packed::new("application/json", openapi::openapi_json()));
+    DOCUMENT.answer(&request)
 }
 
 /// The problem of a path without a route.

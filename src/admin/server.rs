@@ -2,40 +2,53 @@
 //! within a second.
 
 use super::access::Access;
+use super::seats::{SWEEP_EVERY, Seats, UNREAD_MAX};
 use super::socket::AdminSocket;
 use super::state::State;
-use super::{Settings, events, gzip, peer, routes};
+use super::wire::{self, Wire};
+use super::{Settings, events, gzip, routes};
 use crate::admission::{self, Door};
+use actix_http::HttpService;
+use actix_server::ServerBuilder;
+use actix_service::{IntoServiceFactory, ServiceFactoryExt, fn_service, map_config};
+use actix_tls::accept::rustls_0_23::Acceptor;
+use actix_web::dev::AppConfig;
 use actix_web::http::KeepAlive;
 use actix_web::middleware::{Compress, from_fn};
 use actix_web::rt;
+use actix_web::rt::net::{TcpStream, UnixStream};
 use actix_web::web::{Data, ServiceConfig};
-use actix_web::{App, HttpServer, dev};
+use actix_web::{App, dev};
+use std::future::ready;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 /// Workers of the admin listener. Fixed: GPU nodes have 96 to 256 processors.
 const WORKERS: usize = 2;
-/// Connections of each worker; the rest waits in the system's queue. Two workers serve a few
-/// operators, browsers (6 connections each) and scripts.
-const CONNECTIONS_PER_WORKER: usize = 128;
-/// What was sent and not acknowledged for so long ends its connection: a client that does not read
-/// holds its place, and what the system buffers for it, no longer. Milliseconds.
-const UNREAD_MS_MAX: u32 = 60_000;
-/// Connections of the health listener's one worker: probes, one at a time.
+/// Connections of the admin listener: for a few operators, browsers (6 connections each) and scripts. One
+/// more takes the place of another ([`super::seats`]). With 8 KiB of what comes in and 8 of what goes out for
+/// each they take 4 MiB, and some 16 KiB more each with TLS.
+const CONNECTIONS: usize = 256;
+/// Connections of each worker that have lost their place and are not closed yet, which takes some
+/// milliseconds; beyond that, new ones wait in the system's queue. All listeners together have at most
+/// 256 + 64 + 64 connections and 4 x 32 that leave, so 512 descriptors: half of what a process has as a rule.
+const LEAVING_MAX: usize = 32;
+/// Connections of the health listener: probes, one at a time, and scrapes.
 const HEALTH_CONNECTIONS: usize = 64;
 /// Threads of a worker for what may block: uploads and module reads.
 const BLOCKING_THREADS: usize = 4;
-/// Connections of the Unix socket's one worker: root and its scripts.
+/// Connections of the Unix socket: root and its scripts.
 const SOCKET_CONNECTIONS: usize = 64;
-/// Longest time for a TLS handshake. At most 256 are under way at a time in each worker, by the library.
+/// Longest time for a TLS handshake. At most 256 are under way at a time in each worker, by the library,
+/// which is more than it has connections.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
-/// Longest time for a request's head to come in. Its size is limited by the library: 128 KiB, 96
-/// headers.
+/// Longest time for the first request's head of a connection to come in; for later ones see
+/// [`super::seats::REST_MAX`]. Its size is limited by the library: 128 KiB, 96 headers.
 const HEAD_WAIT: Duration = Duration::from_secs(5);
 /// Longest wait for the next request on a connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
@@ -112,17 +125,18 @@ pub enum AdminError {
     Threads(#[source] io::Error),
 }
 
-/// What both listeners have in common. A macro, because the type of a server names its handlers.
-macro_rules! limited {
-    ($server:expr) => {
-        $server
-            .worker_max_blocking_threads(BLOCKING_THREADS)
+/// What answers on the connections of any listener. A macro, because the type of an app names its handlers.
+macro_rules! http {
+    ($app:expr) => {{
+        let app = $app.into_factory().map_err(|error: actix_web::Error| error.error_response());
+        HttpService::build()
+            .keep_alive(KeepAlive::Timeout(KEEP_ALIVE))
             .client_request_timeout(HEAD_WAIT)
             .client_disconnect_timeout(CLOSE_WAIT)
-            .keep_alive(KeepAlive::Timeout(KEEP_ALIVE))
-            .on_connect(peer::note)
-            .disable_signals()
-    };
+            .on_connect_ext(wire::note)
+            .h1(map_config(app, |()| AppConfig::default()))
+            .map_err(drop)
+    }};
 }
 
 /// A server that listens but does not answer yet: connections wait in the system's queue.
@@ -198,8 +212,8 @@ impl Server {
     ) {
         let state = Data::new(State::new(&self.settings, self.access, door));
         let (socket, _file) = self.socket.map(AdminSocket::split).unzip();
-        let servers = match start(&state, self.admin, self.health, socket) {
-            Ok(servers) => servers,
+        let (servers, seats) = match start(&state, self.admin, self.health, socket) {
+            Ok(started) => started,
             Err(error) => {
                 let _ = started.send(Err(error));
                 return;
@@ -210,7 +224,7 @@ impl Server {
         let feed = events::keep(state.clone());
         let running: Vec<_> = servers.into_iter().map(rt::spawn).collect();
         let _ = started.send(Ok(()));
-        let feeding = rt::spawn(feed);
+        let (feeding, sweeping) = (rt::spawn(feed), rt::spawn(sweep(seats)));
         tokio::select! {
             _ = stops.recv() => {}
             () = look_at_tls(&state, self.settings.tls_look) => {}
@@ -218,6 +232,7 @@ impl Server {
         // The library's own graceful stop looks only once a second whether all are done.
         state.gate.close();
         feeding.abort();
+        sweeping.abort();
         state.feed.close("the daemon stops");
         let until = tokio::time::Instant::now() + FINISH_WAIT;
         while !state.gate.is_empty() && tokio::time::Instant::now() < until {
@@ -251,42 +266,80 @@ fn start(
     admin: TcpListener,
     health: Option<TcpListener>,
     socket: Option<UnixListener>,
-) -> io::Result<Vec<dev::Server>> {
-    let mut servers = Vec::new();
+) -> io::Result<(Vec<dev::Server>, Vec<Arc<Seats>>)> {
+    let (mut servers, mut all_seats) = (Vec::new(), Vec::new());
+    let mut seats = |what, most| {
+        let seats = Seats::new(what, most);
+        all_seats.push(Arc::clone(&seats));
+        seats
+    };
     let shared = state.clone();
-    let server = HttpServer::new(move || {
+    let app = move || {
         let routes = |config: &mut ServiceConfig| routes::admin(config);
         let app = App::new().app_data(shared.clone()).configure(routes);
         app.wrap(from_fn(gzip::here)).wrap(Compress::default()).wrap(from_fn(routes::admin_gate))
-    });
-    let server = limited!(server.workers(WORKERS).max_connections(CONNECTIONS_PER_WORKER));
+    };
+    let server = builder(WORKERS, CONNECTIONS);
+    let taken = seats("admin", CONNECTIONS);
     let server = match state.access.tls() {
-        Some(tls) => server
-            .tls_handshake_timeout(HANDSHAKE_WAIT)
-            .listen_rustls_0_23(admin, tls.server_config().map_err(io::Error::other)?)?,
-        None => server.listen(admin)?,
+        Some(tls) => {
+            let mut acceptor = Acceptor::new(tls.server_config().map_err(io::Error::other)?);
+            acceptor.set_handshake_timeout(HANDSHAKE_WAIT);
+            server.listen("admin", admin, move || {
+                let taken = Arc::clone(&taken);
+                fn_service(move |io: TcpStream| ready(Ok::<_, ()>(Wire::tcp(io, &taken))))
+                    .and_then(acceptor.clone().map_err(drop))
+                    .and_then(|tls| ready(Ok((tls, None))))
+                    .and_then(http!(app()))
+            })?
+        }
+        None => server.listen("admin", admin, move || {
+            let taken = Arc::clone(&taken);
+            fn_service(move |io: TcpStream| ready(Ok::<_, ()>((Wire::tcp(io, &taken), None))))
+                .and_then(http!(app()))
+        })?,
     };
     servers.push(server.run());
     if let Some(listener) = socket {
         // Workers and connections of its own: root gets in while the others are all taken.
-        let shared = state.clone();
-        let server = HttpServer::new(move || {
+        let (shared, taken) = (state.clone(), seats("socket", SOCKET_CONNECTIONS));
+        let server = builder(1, SOCKET_CONNECTIONS).listen_uds("socket", listener, move || {
             let routes = |config: &mut ServiceConfig| routes::admin(config);
-            App::new().app_data(shared.clone()).configure(routes).wrap(from_fn(routes::admin_gate))
-        });
-        let server = limited!(server.workers(1).max_connections(SOCKET_CONNECTIONS));
-        servers.push(server.listen_uds(listener)?.run());
+            let app = App::new().app_data(shared.clone()).configure(routes);
+            let taken = Arc::clone(&taken);
+            fn_service(move |io: UnixStream| ready(Ok::<_, ()>((Wire::unix(io, &taken), None))))
+                .and_then(http!(app.wrap(from_fn(routes::admin_gate))))
+        })?;
+        servers.push(server.run());
     }
     if let Some(listener) = health {
-        let shared = state.clone();
-        let server = HttpServer::new(move || {
+        let (shared, taken) = (state.clone(), seats("health", HEALTH_CONNECTIONS));
+        let server = builder(1, HEALTH_CONNECTIONS).listen("health", listener, move || {
             let routes = |config: &mut ServiceConfig| routes::health(config);
-            App::new().app_data(shared.clone()).configure(routes).wrap(from_fn(routes::health_gate))
-        });
-        let server = server.workers(1).max_connections(HEALTH_CONNECTIONS);
-        servers.push(limited!(server).listen(listener)?.run());
+            let app = App::new().app_data(shared.clone()).configure(routes);
+            let taken = Arc::clone(&taken);
+            fn_service(move |io: TcpStream| ready(Ok::<_, ()>((Wire::tcp(io, &taken), None))))
+                .and_then(http!(app.wrap(from_fn(routes::health_gate))))
+        })?;
+        servers.push(server.run());
     }
-    Ok(servers)
+    Ok((servers, all_seats))
+}
+
+fn builder(workers: usize, connections: usize) -> ServerBuilder {
+    dev::Server::build()
+        .workers(workers)
+        .max_concurrent_connections(connections.div_ceil(workers) + LEAVING_MAX)
+        .worker_max_blocking_threads(BLOCKING_THREADS)
+        .disable_signals()
+}
+
+/// Ends connections that rest for too long; never ends.
+async fn sweep(all: Vec<Arc<Seats>>) {
+    loop {
+        tokio::time::sleep(SWEEP_EVERY).await;
+        all.iter().for_each(|seats| seats.sweep());
+    }
 }
 
 /// Takes renewed files of TLS over; never ends. They are small, and read on the thread that waits for the
@@ -307,7 +360,9 @@ fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, AdminE
             AdminError::Listen { address, flag, source }
         }
     })?;
-    // Every connection has it from its listener. A system without it serves all the same.
-    let _ = rustix::net::sockopt::set_tcp_user_timeout(&listener, UNREAD_MS_MAX);
+    // What was sent and not acknowledged for so long ends its connection. Every connection has it from its
+    // listener. A system without it serves all the same.
+    let unread = u32::try_from(UNREAD_MAX.as_millis()).unwrap_or(u32::MAX);
+    let _ = rustix::net::sockopt::set_tcp_user_timeout(&listener, unread);
     Ok(listener)
 }

@@ -33,9 +33,9 @@ pub(super) async fn file(path: web::Path<String>) -> Result<HttpResponse, Proble
         );
     };
     let mut response = HttpResponse::Ok();
-    if file.gzpipped {
-        response.insert_header((CONTENT_ENCODING, "gzip"));
-    }
+    // As it is in the binary: packing 1.5 MB anew for whoever asks, without a token, would cost 60 ms each time.
+    let encoding = if file.gzpipped { "gzip" } else { "identity" };
+    response.insert_header((CONTENT_ENCODING, encoding));
     Ok(response.content_type(file.content_type).insert_header((CONTENT_SECURITY_POLICY, POLICY)).body(
         match file.bytes {
             Cow::Borrowed(bytes) => Bytes::from_static(bytes),

@@ -89,6 +89,8 @@ impl Tls {
         let mut config = builder.with_cert_resolver(Arc::<Self>::clone(self));
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
+        // One protocol, whose limits are known; a client that offers others alone is turned away.
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
 

@@ -4,6 +4,7 @@
 //! connection again, however long that is. While somebody still holds the body when the answer has
 //! left, it closes the connection instead. So the answer holds it.
 
+use super::seats::{Seat, Work};
 use actix_web::HttpMessage;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{Payload, ServiceRequest};
@@ -12,6 +13,7 @@ use futures_util::stream::{self, Stream};
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// What of a request's body was not read.
@@ -20,27 +22,58 @@ pub(super) struct Unread(Rc<RefCell<Payload>>);
 impl Unread {
     /// Puts a look-alike in place of the request's body and keeps the body itself; `None` where
     /// there is none.
+    ///
+    /// The seat is told when there is no more of it.
     pub(super) fn of(request: &mut ServiceRequest) -> Option<Self> {
         let payload = request.take_payload();
+        let seat = request.conn_data::<Arc<Seat>>().cloned();
+        let ended = move || {
+            if let Some(seat) = &seat {
+                seat.hush();
+            }
+        };
         if matches!(payload, Payload::None) {
+            ended();
             return None;
         }
         let shared = Rc::new(RefCell::new(payload));
         let reader = Rc::clone(&shared);
-        let look_alike = stream::poll_fn(move |cx| Pin::new(&mut *reader.borrow_mut()).poll_next(cx));
+        let look_alike = stream::poll_fn(move |cx| {
+            let next = Pin::new(&mut *reader.borrow_mut()).poll_next(cx);
+            if matches!(next, Poll::Ready(None)) {
+                ended();
+            }
+            next
+        });
         request.set_payload(Payload::Stream { payload: Box::pin(look_alike) });
         Some(Self(shared))
     }
+}
 
-    /// An answer's body that holds it.
-    pub(super) fn held_by(self, body: BoxBody) -> BoxBody {
-        BoxBody::new(Holding { body, _unread: self.0 })
-    }
+/// Largest body that the HTTP library takes over at once, bytes: what it buffers before it writes.
+const SMALL_BYTES_MAX: u64 = 32 * 1024;
+
+/// Whether an answer's body has left its handler once it is made.
+pub(super) fn is_small(body: &BoxBody) -> bool {
+    matches!(body.size(), BodySize::None | BodySize::Sized(..=SMALL_BYTES_MAX))
+}
+
+/// So much of a larger body is handed to the HTTP library at a time, bytes: it copies whatever it is handed,
+/// and for a client that does not read it keeps the copy.
+const PIECE_BYTES_MAX: usize = 16 * 1024;
+
+/// An answer's body that holds what of the request was not read, and keeps its request under way, until it
+/// has been taken over.
+pub(super) fn holding(body: BoxBody, unread: Option<Unread>, work: Option<Work>) -> BoxBody {
+    BoxBody::new(Holding { body, rest: Bytes::new(), _unread: unread.map(|unread| unread.0), _work: work })
 }
 
 struct Holding {
     body: BoxBody,
-    _unread: Rc<RefCell<Payload>>,
+    /// What is left of what came last.
+    rest: Bytes,
+    _unread: Option<Rc<RefCell<Payload>>>,
+    _work: Option<Work>,
 }
 
 impl MessageBody for Holding {
@@ -51,6 +84,13 @@ impl MessageBody for Holding {
     }
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Self::Error>>> {
-        Pin::new(&mut self.body).poll_next(cx)
+        while self.rest.is_empty() {
+            match Pin::new(&mut self.body).poll_next(cx) {
+                Poll::Ready(Some(Ok(bytes))) => self.rest = bytes,
+                other => return other,
+            }
+        }
+        let piece = self.rest.len().min(PIECE_BYTES_MAX);
+        Poll::Ready(Some(Ok(self.rest.split_to(piece))))
     }
 }

@@ -186,6 +186,27 @@ fn plain_http_and_slow_handshakes_get_nowhere_on_the_tls_port() {
 }
 
 #[test]
+fn a_crowd_in_the_middle_of_its_handshakes_keeps_nobody_out() {
+    crate::admin_flood::allow_descriptors();
+    let node = Node::new(|_, _| {});
+    for begun in [&[][..], &[0x16, 0x03, 0x01], &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01]] {
+        // More than there are seats.
+        let crowd: Vec<_> = (0..300)
+            .map(|_| {
+                let mut stream = TcpStream::connect(node.bench.address()).unwrap();
+                let _ = stream.write_all(begun);
+                stream
+            })
+            .collect();
+        // A handshake has 5 s: whoever had to wait for one of them to end would be later.
+        let began = Instant::now();
+        node.ask(&node.ca.agent(None), "GET", "/api/v1/node", true).unwrap().expect(200);
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        drop(crowd);
+    }
+}
+
+#[test]
 fn a_client_certificate_opens_by_its_name_and_right() {
     let clients = Ca::new();
     let node = Node::with_clients(&clients, |files| {

@@ -9,6 +9,8 @@ mod admin_bench;
 mod admin_conditions;
 mod admin_doors;
 mod admin_events;
+mod admin_flood;
+mod admin_malformed;
 mod admin_page;
 mod admin_policies;
 mod admin_rest;

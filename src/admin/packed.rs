@@ -1,0 +1,91 @@
+//! Texts that never change while the daemon runs: packed once, so that whoever asks for them without a token
+//! again and again costs no time of the processors, and not sent again to whoever has them.
+
+use actix_web::http::header::{
+    AcceptEncoding, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, ETAG, Encoding, EntityTag, Header,
+    HeaderValue, IfNoneMatch, VARY,
+};
+use actix_web::web::Bytes;
+use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::sync::OnceLock;
+
+/// A client keeps it and asks each time whether it is still the same: it changes with the release.
+const KEPT: &str = "no-cache";
+
+/// A text, and the same by gzip once somebody takes that.
+pub(super) struct Packed {
+    kind: &'static str,
+    text: &'static str,
+    /// Weak: the same for all codings.
+    tag: EntityTag,
+    gzip: OnceLock<Option<Bytes>>,
+}
+
+impl Packed {
+    /// `kind`: its media type.
+    pub(super) fn new(kind: &'static str, text: &'static str) -> Self {
+        let mut tag = String::new();
+        for byte in Sha256::digest(text).iter().take(8) {
+            // Writing to a String cannot fail.
+            let _ = write!(tag, "{byte:02x}");
+        }
+        Self { kind, text, tag: EntityTag::new_weak(tag), gzip: OnceLock::new() }
+    }
+
+    #[cfg(test)]
+    pub(super) const fn text(&self) -> &'static str {
+        self.text
+    }
+
+    /// The answer with it: nothing where the client has it already, packed where it takes that.
+    pub(super) fn answer(&self, request: &HttpRequest) -> HttpResponse {
+        if self.is_known(request) {
+            let mut response = HttpResponse::NotModified();
+            self.head(&mut response);
+            return response.finish();
+        }
+        let mut response = HttpResponse::Ok();
+        self.head(&mut response);
+        response.insert_header((CONTENT_TYPE, HeaderValue::from_static(self.kind)));
+        let wanted = AcceptEncoding::parse(request).is_ok_and(|accepts| takes_gzip(&accepts));
+        // Other codings are left to the layer around, which refuses what none of them fits.
+        match wanted.then(|| self.gzip.get_or_init(|| pack(self.text)).clone()).flatten() {
+            Some(packed) => response.insert_header((CONTENT_ENCODING, "gzip")).body(packed),
+            None => response.body(self.text),
+        }
+    }
+
+    fn head(&self, response: &mut HttpResponseBuilder) {
+        response
+            .insert_header((ETAG, self.tag.to_string()))
+            .insert_header((CACHE_CONTROL, KEPT))
+            .insert_header((VARY, "accept-encoding"));
+    }
+
+    fn is_known(&self, request: &HttpRequest) -> bool {
+        match IfNoneMatch::parse(request) {
+            Ok(IfNoneMatch::Any) => true,
+            Ok(IfNoneMatch::Items(tags)) => tags.iter().any(|tag| tag.weak_eq(&self.tag)),
+            // A malformed condition is none: the whole text is never wrong.
+            Err(_) => false,
+        }
+    }
+}
+
+fn takes_gzip(accepts: &AcceptEncoding) -> bool {
+    // The same order as that of the layer around.
+    let offered = [Encoding::identity(), Encoding::gzip(), Encoding::deflate()];
+    accepts.negotiate(offered.iter()) == Some(Encoding::gzip())
+}
+
+/// `None` where it cannot be packed, which writing to memory can.
+fn pack(text: &str) -> Option<Bytes> {
+    let mut packer = GzEncoder::new(Vec::new(), Compression::best());
+    packer.write_all(text.as_bytes()).ok()?;
+    Some(packer.finish().ok()?.into())
+}

@@ -1,0 +1,244 @@
+//! Floods of connections: more than there are seats, none of them asking for anything in time, or reading
+//! what it asked for. The heavy case, against the release daemon, is `just flood-admin`.
+
+use crate::admin_bench::{Bench, ask};
+use berth::admin::Settings;
+use berth::config::{AdminAccess, RateLimits};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// More than the admin listener's 256 seats.
+const CROWD: usize = 300;
+/// More than the 64 seats of the health listener, or of the Unix socket.
+const SMALL_CROWD: usize = 100;
+/// The longest that a good client may wait for an answer that takes a millisecond: the head of a silent
+/// connection has 5 s, so whoever had to wait for one to end would wait for longer than this.
+const GOOD_WAIT: Duration = Duration::from_secs(3);
+
+/// Both ends of each connection are in this process.
+pub(crate) fn allow_descriptors() {
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current = limit.maximum.map_or(Some(8192), |most| Some(most.min(8192)));
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+}
+
+/// Connections that send these bytes, and then nothing.
+fn crowd(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
+    let connect = |_| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        // One whose place was taken already may be closed.
+        let _ = stream.write_all(bytes);
+        stream
+    };
+    (0..count).map(connect).collect()
+}
+
+fn quickly<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let done = work();
+    assert!(began.elapsed() < GOOD_WAIT, "{what} took {:?}", began.elapsed());
+    done
+}
+
+/// Sends a request and reads its answer's head.
+fn status(stream: &mut (impl Read + Write), request: &str) -> std::io::Result<String> {
+    stream.write_all(request.as_bytes())?;
+    let mut answer = [0; 4096];
+    let n = stream.read(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer[..n]).lines().next().unwrap_or_default().to_owned())
+}
+
+fn open(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let left = matches!((&*stream).read(&mut [0; 1]), Err(error) if error.kind() == ErrorKind::WouldBlock);
+    stream.set_nonblocking(false).unwrap();
+    left
+}
+
+fn node(bench: &Bench) -> String {
+    format!("GET /api/v1/node HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\n\r\n", bench.token)
+}
+
+#[test]
+fn a_crowd_that_says_nothing_or_half_of_it_keeps_nobody_out() {
+    allow_descriptors();
+    let bench = Bench::new(1);
+    let mut known = TcpStream::connect(bench.address()).unwrap();
+    known.set_read_timeout(Some(GOOD_WAIT)).unwrap();
+    assert_eq!(status(&mut known, &node(&bench)).unwrap(), "HTTP/1.1 200 OK");
+    let heads: [&[u8]; 3] = [b"", b"GET /livez HTTP/1.1\r\nX-A: ", &[b'A'; 20_000]];
+    for head in heads {
+        let crowd = crowd(bench.address(), CROWD, head);
+        quickly("a new client", || bench.get("/api/v1/node").expect(200));
+        quickly("the page", || assert_eq!(bench.ask_bare("GET", "/", &[], b"").status, 200));
+        // Those that lost their place end a moment later.
+        let end = Instant::now() + Duration::from_secs(20);
+        while crowd.iter().filter(|stream| open(stream)).count() > 256 {
+            assert!(Instant::now() < end, "more are open than there are seats");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // Its place is no stranger's.
+        assert_eq!(status(&mut known, &node(&bench)).unwrap(), "HTTP/1.1 200 OK");
+    }
+}
+
+#[test]
+fn connections_that_were_served_and_idle_make_room_for_new_ones() {
+    allow_descriptors();
+    let bench = Bench::new(1);
+    let request = "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let served = |_| {
+        let mut stream = TcpStream::connect(bench.address()).unwrap();
+        stream.set_read_timeout(Some(GOOD_WAIT)).unwrap();
+        assert_eq!(status(&mut stream, request).unwrap(), "HTTP/1.1 200 OK");
+        stream
+    };
+    let crowd: Vec<_> = (0..CROWD).map(served).collect();
+    quickly("a new client", || bench.get("/api/v1/node").expect(200));
+    let gone: Vec<_> = crowd.iter().map(|stream| !open(stream)).collect();
+    assert!(gone[0] && !gone[CROWD - 1], "the oldest goes first");
+    // The same of clients that the door knows.
+    let known: Vec<_> = (0..CROWD)
+        .map(|_| {
+            let mut stream = TcpStream::connect(bench.address()).unwrap();
+            stream.set_read_timeout(Some(GOOD_WAIT)).unwrap();
+            assert_eq!(status(&mut stream, &node(&bench)).unwrap(), "HTTP/1.1 200 OK");
+            stream
+        })
+        .collect();
+    quickly("one more", || bench.get("/api/v1/node").expect(200));
+    assert!(open(&known[CROWD - 1]));
+}
+
+#[test]
+fn the_kubelets_probe_is_answered_while_others_take_all_connections_of_its_listener() {
+    allow_descriptors();
+    let bench = Bench::new(1);
+    let health = bench.api.as_ref().unwrap().health_address.unwrap();
+    for head in [&b""[..], b"GET /livez HTTP/1.1\r\n"] {
+        let _crowd = crowd(health, SMALL_CROWD, head);
+        // Its timeout is a second, unless it is told otherwise.
+        let began = Instant::now();
+        assert_eq!(ask(health, "GET", "/livez", &[], b"").status, 200);
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn root_gets_in_by_the_socket_whatever_is_on_in_it_and_elsewhere() {
+    allow_descriptors();
+    let mut bench = Bench::new(1);
+    let socket = bench.dir.path().join("admin.sock");
+    let access = AdminAccess { socket: Some(socket.clone()), ..AdminAccess::default() };
+    bench.start_again(Settings { access, ..bench.settings() });
+    let _elsewhere = crowd(bench.address(), CROWD, b"");
+    let connect = |path: &Path| {
+        let stream = UnixStream::connect(path).unwrap();
+        stream.set_read_timeout(Some(GOOD_WAIT)).unwrap();
+        stream
+    };
+    let _crowd: Vec<_> = (0..SMALL_CROWD).map(|_| connect(&socket)).collect();
+    let request = "GET /api/v1/node HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let answer = quickly("root", || status(&mut connect(&socket), request).unwrap());
+    assert_eq!(answer, "HTTP/1.1 200 OK");
+}
+
+#[test]
+fn bodies_that_never_come_hold_nobody_up() {
+    allow_descriptors();
+    let bench = Bench::new(1);
+    let head = |token: &str, length: usize| {
+        format!(
+            "PUT /api/v1/gpus/GPU-0/cordon HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+             Authorization: Bearer {token}\r\nContent-Length: {length}\r\n\r\n{{"
+        )
+    };
+    let strangers = crowd(bench.address(), CROWD, head("wrong", 200_000).as_bytes());
+    quickly("a new client", || bench.get("/api/v1/node").expect(200));
+    drop(strangers);
+    // Known clients at work go last, but a new one is not made to wait for them.
+    let known = crowd(bench.address(), CROWD, head(&bench.token, 200_000).as_bytes());
+    // Of a new start, so that the changes' own rate is no reason to be turned away.
+    quickly("a new client", || bench.get("/api/v1/node").expect(200));
+    drop(known);
+    bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}");
+    bench.get("/api/v1/node").expect(200);
+}
+
+#[test]
+fn a_client_that_asks_on_and_on_and_reads_nothing_is_not_listened_to() {
+    let mut bench = Bench::new(1);
+    // No rate stands before the memory.
+    let limits = RateLimits { reads_per_second: 1_000_000, changes_per_second: 100 };
+    let access = AdminAccess { limits, ..AdminAccess::default() };
+    bench.start_again(Settings { access, ..bench.settings() });
+    for request in [
+        // An answer without a body, which the library puts into memory without a look at what is there.
+        "GET / HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: *\r\n\r\n",
+        "HEAD /livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ] {
+        let mut stream = TcpStream::connect(bench.address()).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+        let many = request.repeat(1_000);
+        let mut sent = 0;
+        // The system's buffers take some megabytes on both ways; what is beyond would be in ours.
+        while sent < 64 << 20 {
+            match stream.write(&many.as_bytes()[sent % request.len()..]) {
+                Ok(n) => sent += n,
+                Err(error) => {
+                    assert!(matches!(error.kind(), ErrorKind::WouldBlock), "{error}");
+                    break;
+                }
+            }
+        }
+        assert!(sent < 48 << 20, "{request}: it took {sent} bytes of requests in and read on");
+        quickly("another client", || bench.get("/api/v1/node").expect(200));
+        // Once it reads, it is listened to again.
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let (mut read, mut piece) = (0, vec![0; 1 << 20]);
+        stream.set_nonblocking(true).unwrap();
+        let many = &many[sent % request.len()..];
+        let (end, mut more) = (Instant::now() + Duration::from_secs(20), 0);
+        while more < many.len() && Instant::now() < end {
+            match stream.read(&mut piece) {
+                Ok(n) => read += n,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+            }
+            match stream.write(&many.as_bytes()[more..]) {
+                Ok(n) => more += n,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+            }
+        }
+        assert!(read > 0 && more == many.len(), "{request}: {read} bytes read, {more} sent after it");
+    }
+}
+
+#[test]
+fn ten_thousand_requests_in_one_go_have_ten_thousand_answers() {
+    const MANY: usize = 10_000;
+    let mut bench = Bench::new(1);
+    let limits = RateLimits { reads_per_second: 1_000_000, changes_per_second: 100 };
+    bench.start_again(Settings {
+        access: AdminAccess { limits, ..AdminAccess::default() },
+        ..bench.settings()
+    });
+    let stream = TcpStream::connect(bench.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let request = "HEAD /api/v1/node HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer TOKEN\r\n\r\n"
+        .replace("TOKEN", &bench.token);
+    let mut writes = stream.try_clone().unwrap();
+    let writer = std::thread::spawn(move || writes.write_all(request.repeat(MANY).as_bytes()));
+    let (mut count, mut reads, mut line) = (0, std::io::BufReader::new(stream), String::new());
+    while count < MANY {
+        line.clear();
+        let n = std::io::BufRead::read_line(&mut reads, &mut line).unwrap();
+        assert!(n > 0, "it ended after {count} answers");
+        count += usize::from(line.starts_with("HTTP/1.1 200"));
+        assert!(!line.starts_with("HTTP/1.1 ") || line.contains(" 200 "), "{line}");
+    }
+    writer.join().unwrap().unwrap();
+}

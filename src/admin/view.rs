@@ -6,8 +6,8 @@ use super::dto::{
     ResourceUse, rfc3339,
 };
 use super::facts::Step;
-use super::survey::Survey;
 use super::state::State;
+use super::survey::Survey;
 use crate::keeper::Snapshot;
 use crate::kernel::drain;
 use crate::kernel::gpu::Path;

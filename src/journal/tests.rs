@@ -172,7 +172,7 @@ fn the_newest_are_found_in_memory_as_they_are_found_in_the_files() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);
     for n in 0..200 {
-        let mut decision = kinds().swap_remove(n as usize % 6);
+        let mut decision = kinds().swap_remove(usize::try_from(n % 6).unwrap());
         decision.at_wall_ms = 1_000 + n;
         journal.append(&decision, Some(&input("{}", "{}"))).unwrap();
     }

@@ -98,7 +98,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     println!(
         "{} reads a second over {} kept connections, {} Allocates a second, {} pairs of blocks of {} s",
         args.rate,
-        readers.connections(),
+        readers::CONNECTIONS,
         args.allocates,
         args.pairs,
         args.seconds

@@ -9,16 +9,16 @@
 use crate::answer::whole;
 use crate::mix::Mix;
 use crate::node::{Node, TOOLS};
-use crate::wire::Wire;
+use crate::wire::{Connector, Wire};
 use anyhow::{Context as _, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Kept connections: eight of each tool, about as many as a browser and its neighbours have.
-const CONNECTIONS: usize = 8 * TOOLS;
+pub(crate) const CONNECTIONS: usize = 8 * TOOLS;
 /// Longest that answers may be outstanding at the end of a block.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Read at once, bytes: most answers whole.
 const READ_BYTES: usize = 64 * 1024;
 /// Messages of answers that are not as they should be that are told, of each block.
@@ -37,12 +37,15 @@ pub(crate) struct Seen {
 
 /// All of them.
 pub(crate) struct Readers {
+    connector: Connector,
     connections: Vec<Connection>,
     /// Of each path: its requests up to the end of the head, by tool, and the tag of the last answer.
     paths: Vec<(Vec<String>, Option<String>)>,
     order: Vec<crate::mix::Read>,
     /// The next of them.
     next: usize,
+    /// Which connection is looked at first.
+    turn: usize,
     every: Duration,
     request: Vec<u8>,
     room: Vec<u8>,
@@ -59,10 +62,6 @@ struct Connection {
 impl Readers {
     pub(crate) fn connect(node: &Node, mix: &Mix, per_second: u64) -> anyhow::Result<Self> {
         let address = node.address()?;
-        let connection = |number: usize| -> anyhow::Result<Connection> {
-            let wire = Wire::connect(node)?;
-            Ok(Connection { wire, tool: number % TOOLS, asked: None, answer: Vec::with_capacity(READ_BYTES) })
-        };
         let start = |path: &String, token: &String| {
             format!(
                 "GET {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\nAccept: */*\r\n"
@@ -70,7 +69,9 @@ impl Readers {
         };
         let by_tool = |path: &String| node.tools.iter().map(|token| start(path, token)).collect();
         Ok(Self {
-            connections: (0..CONNECTIONS).map(connection).collect::<anyhow::Result<_>>()?,
+            connector: Connector::to(node)?,
+            connections: Vec::new(),
+            turn: 0,
             paths: mix.paths.iter().map(|path| (by_tool(path), None)).collect(),
             order: mix.order.clone(),
             next: 0,
@@ -80,12 +81,20 @@ impl Readers {
         })
     }
 
-    pub(crate) fn connections(&self) -> usize {
-        self.connections.len()
+    /// Connects anew: what nobody uses for half a minute the daemon closes, and before its first request
+    /// sooner.
+    fn reconnect(&mut self) -> anyhow::Result<()> {
+        let connection = |number: usize| -> anyhow::Result<Connection> {
+            let wire = self.connector.connect()?;
+            Ok(Connection { wire, tool: number % TOOLS, asked: None, answer: Vec::with_capacity(READ_BYTES) })
+        };
+        self.connections = (0..CONNECTIONS).map(connection).collect::<anyhow::Result<_>>()?;
+        Ok(())
     }
 
     /// Asks for so long, and waits for the answers.
     pub(crate) fn run(&mut self, length: Duration) -> anyhow::Result<Seen> {
+        self.reconnect()?;
         let began = Instant::now();
         let (mut due, mut waiting) = (began, VecDeque::new());
         let mut seen = Seen { took: Vec::new(), lasted: Duration::ZERO, unchanged: 0, bytes: 0 };
@@ -131,8 +140,10 @@ impl Readers {
     pub(crate) fn repeat(&mut self, path: usize, gzip: bool, times: usize) -> anyhow::Result<usize> {
         let order = vec![crate::mix::Read { path, conditional: false, gzip }];
         let (order, next) = (std::mem::replace(&mut self.order, order), std::mem::take(&mut self.next));
+        self.reconnect()?;
         let mut bytes = 0;
         for _ in 0..times {
+            self.turn = 0;
             self.ask(&mut VecDeque::from([Instant::now()]))?;
             while self.connections[0].asked.is_some() {
                 for number in self.wait(&[0], Instant::now() + PATIENCE)? {
@@ -146,11 +157,15 @@ impl Readers {
 
     /// Sends what waits, as far as there are connections with nothing under way.
     fn ask(&mut self, waiting: &mut VecDeque<Instant>) -> anyhow::Result<()> {
-        for connection in &mut self.connections {
+        for _ in 0..self.connections.len() {
+            let Some(due) = waiting.front().copied() else { break };
+            // Each in turn, so that all are kept in use.
+            let connection = &mut self.connections[self.turn];
+            self.turn = (self.turn + 1) % CONNECTIONS;
             if connection.asked.is_some() {
                 continue;
             }
-            let Some(due) = waiting.pop_front() else { break };
+            waiting.pop_front();
             let read = &self.order[self.next];
             self.next = (self.next + 1) % self.order.len();
             let (starts, tag) = &self.paths[read.path];

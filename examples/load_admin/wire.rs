@@ -6,7 +6,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 
 /// A connection.
@@ -15,28 +15,42 @@ pub(crate) enum Wire {
     Tls(Box<rustls::StreamOwned<ClientConnection, TcpStream>>),
 }
 
-impl Wire {
-    /// Connects, and shakes hands.
-    pub(crate) fn connect(node: &Node) -> anyhow::Result<Self> {
-        let stream = TcpStream::connect(node.address()?).context("connecting to the admin API")?;
-        stream.set_nodelay(true)?;
-        let Some(pem) = &node.ca else {
-            stream.set_nonblocking(true)?;
-            return Ok(Self::Plain(stream));
+/// How to connect.
+pub(crate) struct Connector {
+    address: SocketAddr,
+    tls: Option<Arc<ClientConfig>>,
+}
+
+impl Connector {
+    pub(crate) fn to(node: &Node) -> anyhow::Result<Self> {
+        let config = |pem: &String| -> anyhow::Result<_> {
+            berth::admin::use_ring();
+            let mut roots = RootCertStore::empty();
+            roots.add(CertificateDer::from_pem_slice(pem.as_bytes())?)?;
+            Ok(Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth()))
         };
-        berth::admin::use_ring();
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(pem.as_bytes())?)?;
-        let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-        let name = ServerName::try_from("localhost")?;
-        let mut tls = rustls::StreamOwned::new(ClientConnection::new(Arc::new(config), name)?, stream);
+        Ok(Self { address: node.address()?, tls: node.ca.as_ref().map(config).transpose()? })
+    }
+
+    /// Connects, and shakes hands.
+    pub(crate) fn connect(&self) -> anyhow::Result<Wire> {
+        let stream = TcpStream::connect(self.address).context("connecting to the admin API")?;
+        stream.set_nodelay(true)?;
+        let Some(config) = &self.tls else {
+            stream.set_nonblocking(true)?;
+            return Ok(Wire::Plain(stream));
+        };
+        let connection = ClientConnection::new(Arc::clone(config), ServerName::try_from("localhost")?)?;
+        let mut tls = rustls::StreamOwned::new(connection, stream);
         while tls.conn.is_handshaking() {
             tls.conn.complete_io(&mut tls.sock)?;
         }
         tls.sock.set_nonblocking(true)?;
-        Ok(Self::Tls(Box::new(tls)))
+        Ok(Wire::Tls(Box::new(tls)))
     }
+}
 
+impl Wire {
     /// What the system is asked about.
     pub(crate) fn socket(&self) -> &TcpStream {
         match self {

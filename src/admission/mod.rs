@@ -92,8 +92,7 @@ pub struct Door {
     account: account::Account,
     /// Whose place whoever tries a policy takes.
     trials: Arc<tokio::sync::Semaphore>,
-    /// Uploads read it, and whoever deletes a policy's files has it alone: bytes that are uploaded
-    /// again while they are deleted would be recorded without files.
+    /// Uploads read it; whoever deletes files has it alone, or bytes uploaded meanwhile would have none.
     files: Arc<tokio::sync::RwLock<()>>,
     /// Whose turn it is to make policies callable, and to try a stack.
     preparing: Arc<tokio::sync::Mutex<()>>,

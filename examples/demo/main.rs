@@ -116,11 +116,17 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
     println!("page        http://{}/", daemon.admin_address());
     println!("Swagger UI  http://{}/swagger-ui/", daemon.admin_address());
     println!("token       {}", token.trim());
+    println!("token file  {}", token_file.display());
+    println!();
+    println!("In another terminal, in the folder of the source:");
+    println!("  cargo build --release && export PATH=$PWD/target/release:$PATH");
     println!(
-        "try         berth gpu list --server http://{} --token-file {}",
+        "  export BERTH_SERVER=http://{} BERTH_TOKEN_FILE={}",
         daemon.admin_address(),
         token_file.display()
     );
+    println!("  berth gpu list");
+    println!("  berth gpu drain 6 --wait");
     println!();
     Ok(Node { daemon, kubelet, api, _folder: folder })
 }

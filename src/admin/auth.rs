@@ -111,7 +111,7 @@ pub fn check_token_file(path: &Path) -> Result<(), AdminError> {
 /// If it is not there, or not for its owner alone to write, or holds no token.
 pub(super) fn read(path: &Path) -> Result<TokenHash, AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
-    let unreadable = |e| bad("it cannot be read; does it belong to this user?", Some(e));
+    let unreadable = |e| bad("it cannot be read", Some(e));
     let file = File::open(path).map_err(unreadable)?;
     let about = file.metadata().map_err(unreadable)?;
     if !about.is_file() {
@@ -119,10 +119,7 @@ pub(super) fn read(path: &Path) -> Result<TokenHash, AdminError> {
     }
     match about.permissions().mode() {
         mode if mode & 0o022 != 0 => {
-            return Err(bad(
-                "others may write to it: chmod 600, and delete it if in doubt, for a new one",
-                None,
-            ));
+            return Err(bad("others may write to it: chmod 600, and write a new token if in doubt", None));
         }
         mode if mode & 0o044 != 0 => {
             tracing::warn!(path = %path.display(), "others may read the token file: chmod 600");
@@ -136,7 +133,7 @@ pub(super) fn read(path: &Path) -> Result<TokenHash, AdminError> {
     let fits = (TOKEN_CHARS_MIN..=TOKEN_CHARS_MAX).contains(&token.len());
     if !fits || !token.bytes().all(|b| b.is_ascii_graphic()) {
         return Err(bad(
-            "it holds no token (one line of 32 to 512 visible characters): delete it for a new one",
+            "it holds no token (one line of 32 to 512 visible characters, as `openssl rand -hex 32` writes it)",
             None,
         ));
     }

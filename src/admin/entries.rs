@@ -123,7 +123,9 @@ pub fn resolve_version(
             known.sort_unstable();
             known.dedup();
             let (name, known) = (name.chars().take(80).collect::<String>(), known.join(", "));
-            Err(NoVersion::NotHere(format!("this node knows no policy {name:?}; it knows {known}")))
+            Err(NoVersion::NotHere(format!(
+                "this node knows no policy {name:?}: upload it first; it knows {known}"
+            )))
         }
         (Some(only), None) => Ok(Arc::clone(only)),
         (Some(_), Some(_)) => {

@@ -50,7 +50,7 @@ impl From<Refusal> for Problem {
             Refusal::Untrusted { .. } => problem(Kind::Untrusted).hint(UNSIGNED_HINT),
             Refusal::LedgerFull { .. } | Refusal::TooManyVersions { .. } => problem(Kind::Limit),
             Refusal::UnknownGpu { .. } => {
-                problem(Kind::UnknownGpu).hint("GET /api/v1/gpus lists them")
+                problem(Kind::UnknownGpu).hint("GET /api/v1/gpus lists them; here they go by their UUID")
             }
             Refusal::UnknownAllocation { .. } => {
                 problem(Kind::UnknownAllocation).hint("GET /api/v1/allocations lists them")

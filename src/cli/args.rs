@@ -18,8 +18,8 @@ pub(super) use policy::{Lang, NewPolicy, PolicyCommand};
 const EXAMPLES: &str = "\
 Examples:
   berth node check                          What does this node still need?
-  berth config check /etc/berth/berth.yaml  Would the daemon take this file?
-  berth serve --config /etc/berth/berth.yaml
+  berth config check /etc/berth/config.yaml  Would the daemon take this file?
+  berth serve --config /etc/berth/config.yaml
   berth gpu list                            GPUs, their health, what is held
   berth gpu cordon 3 --reason 'new fan'     Grant nothing new on GPU 3; what runs goes on
   berth allocation list --gpu 3             Who holds it?
@@ -121,7 +121,7 @@ pub enum Command {
     /// admin API on loopback. Without a GPU or a kubelet it waits and says so. Ends on SIGTERM.
     #[command(after_help = "\
 Examples:
-  berth serve --config /etc/berth/berth.yaml
+  berth serve --config /etc/berth/config.yaml
   berth serve --gpus sim:8xh100 --kubelet-dir /tmp/kubelet --state-dir /tmp/berth   No GPU needed
   BERTH_LOG_FILTER=berth::wasm=debug,info berth serve   More from one room (RUST_LOG works, too)")]
     Serve(Box<ServeArgs>),

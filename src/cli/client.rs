@@ -230,13 +230,13 @@ impl Client {
             }
             // It is there, and would be as wrong the next time.
             ureq::Error::Io(cause) if cause.kind() == std::io::ErrorKind::InvalidData => {
-                anyhow!("no usable answer from {server} ({cause}): {}", self.reach.advice())
+                anyhow!("no usable answer from {server} ({cause}): {}", self.reach.advice_on(&cause))
             }
             ureq::Error::Io(_) | ureq::Error::ConnectionFailed | ureq::Error::HostNotFound => {
                 Passing(format!("cannot reach the daemon at {server} ({error}): {}", self.reach.advice()))
                     .into()
             }
-            other => anyhow!("no usable answer from {server} ({other}): {}", self.reach.advice()),
+            other => anyhow!("no usable answer from {server} ({other}): {}", self.reach.advice_on(&other)),
         }
     }
 }

@@ -118,7 +118,16 @@ pub(super) fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
 
 fn read_stack(file: &Path) -> anyhow::Result<Vec<NewStackEntry>> {
     let name = if file == Path::new("-") { "standard input".into() } else { file.display().to_string() };
-    stack_file::parse(&name, &read_file(file, STACK_BYTES_MAX)?)
+    let text = read_file(file, STACK_BYTES_MAX).map_err(|error| {
+        match file.exists() || name.contains(['/', '.']) {
+            true => error,
+            // The name of a policy, perhaps: the next thing that people try.
+            false => error.context(format!(
+                "a stack is activated from a file; one of this policy alone has the line `- policy: {name}`"
+            )),
+        }
+    })?;
+    stack_file::parse(&name, &text)
 }
 
 fn list(list: &PolicyList) -> String {

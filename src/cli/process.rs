@@ -60,7 +60,7 @@ fn all(client: &Client, gpu: Option<&str>) -> anyhow::Result<ProcessList> {
 fn list(list: &ProcessList) -> String {
     let rows: Vec<_> = list.items.iter().map(|p| [vec![p.part.clone()], row(p)].concat()).collect();
     let head = [&["ON"][..], &HEAD].concat();
-    let shown = if rows.is_empty() { "no processes are told\n".to_owned() } else { table(&head, &rows) };
+    let shown = if rows.is_empty() { "no processes on the GPUs\n".to_owned() } else { table(&head, &rows) };
     shown + &limits_of(&list.sight)
 }
 

@@ -119,6 +119,22 @@ impl Reach {
         }
     }
 
+    /// What to do about an answer that was none.
+    pub(super) fn advice_on(&self, cause: &impl std::fmt::Display) -> &'static str {
+        let cause = cause.to_string();
+        match self.way {
+            // It is in rustls' words alone.
+            Way::Tls(_) if cause.contains("CaUsedAsEndEntity") => {
+                "its certificate is that of a CA, which may not be a server's, too: make it anew with \
+                 basicConstraints CA:FALSE, or let a CA sign one for the server"
+            }
+            Way::Plain { .. } if cause.contains("protocol") || cause.contains("http parse") => {
+                "what listens there does not speak plain HTTP; with admin.tls it is https://..."
+            }
+            _ => self.advice(),
+        }
+    }
+
     /// For one answer, which must be there whole after so long.
     pub(super) fn agent(&self, wait: Duration) -> Agent {
         self.made(self.settings().timeout_global(Some(wait)).build())

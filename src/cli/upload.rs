@@ -64,7 +64,7 @@ pub(super) fn run(args: &PushArgs, client: &Client, out: &mut Out) -> anyhow::Re
     let others: Vec<Policy> = known.into_iter().filter(is_other).collect();
     out.answer(&policy, |p| {
         let p = &p.policy;
-        let how = if new { "is taken; name it in a stack to have it asked" } else { "was known already" };
+        let how = if new { "is uploaded, and not active yet: `berth policy try` shows what it would do, a stack that names it activates it" } else { "was known already" };
         let signed = p.signed_by.as_ref().map(|by| format!(", signed by {by}")).unwrap_or_default();
         format!("{} {}{signed} {how}\n{}", label(p), p.version, entry(p, &others))
     })?;

@@ -50,7 +50,7 @@ pub struct ServeArgs {
     /// How logs are written [default: text]
     #[arg(long, env = "BERTH_LOG", value_enum)]
     pub log: Option<LogFormat>,
-    /// Where traces go, by OTLP, such as http://otel-collector.observability:4317 [default: nowhere]
+    /// Where traces go, by OTLP, such as `http://otel-collector.observability:4317` [default: nowhere]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = parsers::tracing_endpoint)]
     pub tracing_endpoint: Option<String>,
     /// What is spoken there: grpc or http/protobuf [default: http/protobuf at port 4318, else grpc]

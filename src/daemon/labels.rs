@@ -153,12 +153,13 @@ impl Keeper {
         let labels = labels.clone();
         let other =
             self.other.as_mut().map_or(OtherWriter::Absent, |other| other.borrow_and_update().clone());
+        let shown = path.display().to_string();
         let work = move || brought_up_to_date(&path, &labels, &other);
         let step = tokio::task::spawn_blocking(work).await.ok()?;
         if self.said.as_ref() != Some(&step) {
             match &step {
                 Step::Done => {
-                    tracing::info!(file = ?self.file, "node-feature-discovery has the labels of the GPUs");
+                    tracing::info!(file = shown, "node-feature-discovery has the labels of the GPUs");
                 }
                 Step::Waiting(why) => tracing::warn!(why, "the file of labels is not written"),
             }

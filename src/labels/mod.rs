@@ -1,7 +1,7 @@
 //! Labels of the node that say what GPUs it has, by the names and in the values of NVIDIA's GPU feature
 //! discovery (GFD), which pods select nodes by.
 //!
-//! A pure function of a snapshot and a few facts; [`file`] is the file that node-feature-discovery (NFD)
+//! A pure function of a snapshot and a few facts; [`mod@file`] is the file that node-feature-discovery (NFD)
 //! reads. What is left out of GFD's names, since it is not told by NVML as we ask it: `vgpu.*`,
 //! `gpu.clique`, `gpu.imex-domain`, and `gfd.timestamp`, by which another writer is known.
 

@@ -268,7 +268,7 @@ fn a_signature_goes_with_a_push_and_a_suspension_ends_by_name_or_place() {
 fn a_policy_is_pushed_activated_and_taken_back() {
     let bench = Bench::new(1);
     let file = write(&bench.dir.path().join("share.wasm"), module("share", "1"));
-    assert!(bench.done(&["policy", "push", &file]).contains("is taken"));
+    assert!(bench.done(&["policy", "push", &file]).contains("is uploaded, and not active yet"));
     assert!(bench.done(&["policy", "push", &file]).contains("was known already"));
     assert!(bench.done(&["policy", "list"]).contains("share"));
     assert!(bench.done(&["policy", "show", "share"]).contains("uploaded"));

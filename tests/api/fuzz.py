@@ -92,7 +92,8 @@ def run_round(args, berth, document, gpus, policies, seed, report, counts, log):
         "API_FUZZ_SEED": str(seed),
     }
     command = [
-        str(pathlib.Path(sys.executable).parent / "schemathesis"), "run", str(document), "--url", berth.url,
+        str(pathlib.Path(sys.executable).parent / "schemathesis"), "--config-file",
+        str(pathlib.Path(__file__).parent / "schemathesis.toml"), "run", str(document), "--url", berth.url,
         "--header", f"Authorization: Bearer {berth.token}", "--checks",
         ",".join(CHECKS), "--phases", "examples,coverage,fuzzing",
         "--max-examples", str(args.examples), "--seed", str(seed), "--continue-on-failure", "--no-shrink",

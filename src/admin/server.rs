@@ -40,6 +40,8 @@ const CONNECTIONS: usize = 256;
 const LEAVING_MAX: usize = 32;
 /// Connections of the health listener: probes, one at a time, and scrapes.
 const HEALTH_CONNECTIONS: usize = 64;
+/// Connections that wait to be accepted; the system's own limit, mostly 4,096, holds as well.
+const BACKLOG: i32 = 4_096;
 /// Threads of a worker for what may block: uploads and module reads.
 const BLOCKING_THREADS: usize = 4;
 /// Connections of the Unix socket: root and its scripts.
@@ -360,6 +362,9 @@ fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, AdminE
             AdminError::Listen { address, flag, source }
         }
     })?;
+    // A longer queue than the standard library asks for: in a burst whoever finds it full asks again after a
+    // second, the kubelet's probe among them.
+    let _ = rustix::net::listen(&listener, BACKLOG);
     // What was sent and not acknowledged for so long ends its connection. Every connection has it from its
     // listener. A system without it serves all the same.
     let unread = u32::try_from(UNREAD_MAX.as_millis()).unwrap_or(u32::MAX);

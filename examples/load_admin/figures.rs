@@ -9,6 +9,8 @@ use std::time::Duration;
 /// Bounds, beside the rate that was asked for.
 const P99_MAX: Duration = Duration::from_millis(5);
 const RATIO_MAX: f64 = 2.0;
+/// From so much on it is said that the machine had not all of its processors.
+const STOLEN_TOLD_PERCENT: f64 = 3.0;
 
 /// One block.
 pub(crate) struct Block {
@@ -44,18 +46,24 @@ pub(crate) struct Pair {
     mib_per_s: f64,
     /// What the daemon used of the processors in both blocks.
     used: Duration,
-    load: String,
+    /// What the machine's host took of them meanwhile, percent.
+    stolen: f64,
 }
 
 impl Pair {
     pub(crate) const HEAD: &str = "pair   Allocate alone       Allocate, API read   p99    \
-         reads/s   p50      p99       304   MiB/s  daemon  load\n       p50      p99        p50      p99        ratio";
+         reads/s   p50      p99       304   MiB/s  daemon  stolen\n       p50      p99        p50      p99        ratio";
 
-    pub(crate) fn of(number: u32, alone: Block, loaded: Block, used: Duration) -> anyhow::Result<Self> {
+    pub(crate) fn of(
+        number: u32,
+        alone: Block,
+        loaded: Block,
+        used: Duration,
+        stolen: f64,
+    ) -> anyhow::Result<Self> {
         let seen = loaded.seen.context("nobody read")?;
         let (answers, lasted) = (seen.took.len() as f64, seen.lasted.as_secs_f64());
         let mib = seen.bytes as f64 / f64::from(1 << 20);
-        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         Ok(Self {
             number,
             alone: middle_and_end(alone.allocates),
@@ -65,7 +73,7 @@ impl Pair {
             mib_per_s: mib / lasted,
             reads: middle_and_end(seen.took),
             used,
-            load: load.split(' ').next().unwrap_or("?").to_owned(),
+            stolen,
         })
     }
 
@@ -79,7 +87,7 @@ impl fmt::Display for Pair {
         let ms = |time: Duration| format!("{:.2} ms", time.as_secs_f64() * 1e3);
         write!(
             f,
-            "{:<6} {:<8} {:<10} {:<8} {:<10} {:<6.2} {:<9.0} {:<8} {:<9} {:<5.0} {:<6.1} {:<7} {}",
+            "{:<6} {:<8} {:<10} {:<8} {:<10} {:<6.2} {:<9.0} {:<8} {:<9} {:<5.0} {:<6.1} {:<7} {:.0} %",
             self.number,
             ms(self.alone[0]),
             ms(self.alone[1]),
@@ -92,7 +100,7 @@ impl fmt::Display for Pair {
             self.unchanged_percent,
             self.mib_per_s,
             format!("{:.1} s", self.used.as_secs_f64()),
-            self.load
+            self.stolen
         )
     }
 }
@@ -102,6 +110,7 @@ pub(crate) struct Told {
     reads_per_s: f64,
     p99_ms: f64,
     ratio: f64,
+    stolen: f64,
     alone_ms: f64,
     loaded_ms: f64,
 }
@@ -118,6 +127,7 @@ impl Told {
             reads_per_s: median(&|pair| pair.reads_per_s)?,
             p99_ms: median(&|pair| ms(pair.reads[1]))?,
             ratio: median(&Pair::ratio)?,
+            stolen: median(&|pair| pair.stolen)?,
             alone_ms: median(&|pair| ms(pair.alone[1]))?,
             loaded_ms: median(&|pair| ms(pair.loaded[1]))?,
         })
@@ -151,7 +161,16 @@ impl fmt::Display for Told {
             "medians: {:.0} reads a second, their p99 {:.2} ms; Allocate's p99 {:.2} ms alone, {:.2} ms while \
              the API is read",
             self.reads_per_s, self.p99_ms, self.alone_ms, self.loaded_ms
-        )
+        )?;
+        if self.stolen >= STOLEN_TOLD_PERCENT {
+            write!(
+                f,
+                "\nthis machine's host kept {:.0} % of its processors' time for others: so long nothing here could run, \
+                 and whatever waits waits for that as well",
+                self.stolen
+            )?;
+        }
+        Ok(())
     }
 }
 

@@ -22,6 +22,7 @@
 mod allocates;
 mod answer;
 mod figures;
+mod machine;
 mod mix;
 mod node;
 #[path = "../common/plugin.rs"]
@@ -35,6 +36,7 @@ use allocates::Allocates;
 use anyhow::Context as _;
 use clap::Parser;
 use figures::{Block, Pair, Told};
+use machine::Machine;
 use mix::Mix;
 use node::Node;
 use readers::Readers;
@@ -108,12 +110,13 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     println!("\n{}", Pair::HEAD);
     let mut pairs = Vec::new();
     for number in 1..=args.pairs {
-        let before = node.processor_time()?;
+        let (before, machine) = (node.processor_time()?, Machine::now()?);
         let readers_first = number % 2 == 0;
         let mut block = |read: bool| Block::run(&mut allocates, read.then_some(&mut readers), length);
         let (one, other) = (block(readers_first)?, block(!readers_first)?);
         let (alone, loaded) = if readers_first { (other, one) } else { (one, other) };
-        let pair = Pair::of(number, alone, loaded, node.processor_time()? - before)?;
+        let stolen = Machine::now()?.stolen_percent_since(machine);
+        let pair = Pair::of(number, alone, loaded, node.processor_time()? - before, stolen)?;
         println!("{pair}");
         pairs.push(pair);
     }

@@ -41,6 +41,7 @@ mod refusals;
 mod reviews;
 mod routes;
 mod scrape;
+mod seat;
 mod seats;
 mod server;
 mod sight;

@@ -3,12 +3,12 @@
 use super::packed::Packed;
 use super::peer::Peer;
 use super::problem::{Kind, PROBLEM_JSON, Problem};
-use super::seats::Seat;
+use super::seat::Seat;
 use super::state::State;
 use super::unread::{self, Unread};
 use super::{
     access, allocations, counting, decisions, drain, events, gpus, host, live, node, openapi, page, policies,
-    problem_pages, processes, scrape, sight, stack, stack_history, swagger, tag, traced, trials, tried,
+    problem_pages, processes, scrape, sight, stack, stack_history, swagger, tag, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -161,7 +161,8 @@ pub(super) async fn health_gate(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
-    pass(request, next, None).await
+    let refused = state(&request)?.access.limit_scrapes(&request);
+    pass(request, next, refused.err()).await
 }
 
 async fn pass(
@@ -180,7 +181,7 @@ async fn pass(
     let unread = Unread::of(&mut request);
     let response = match refused {
         Some(problem) => request.into_response(problem.response()),
-        None => traced::call(request, next).await?.map_into_boxed_body(),
+        None => next.call(request).await?.map_into_boxed_body(),
     };
     let response = finish(response);
     counting::count(&state, response.request(), response.status().as_u16(), began);

@@ -2,7 +2,8 @@
 //! within a second.
 
 use super::access::Access;
-use super::seats::{SWEEP_EVERY, Seats, UNREAD_MAX};
+use super::seat::UNREAD_MAX;
+use super::seats::{SWEEP_EVERY, Seats};
 use super::socket::AdminSocket;
 use super::state::State;
 use super::wire::{self, Wire};
@@ -35,7 +36,7 @@ const WORKERS: usize = 2;
 /// each they take 4 MiB, and some 16 KiB more each with TLS.
 const CONNECTIONS: usize = 256;
 /// Connections of each worker that have lost their place and are not closed yet, which takes some
-/// milliseconds; beyond that, new ones wait in the system's queue. All listeners together have at most
+/// milliseconds, or wait for theirs; beyond that, new ones wait in the system's queue. All listeners together have at most
 /// 256 + 64 + 64 connections and 4 x 32 that leave, so 512 descriptors: half of what a process has as a rule.
 const LEAVING_MAX: usize = 32;
 /// Connections of the health listener: probes, one at a time, and scrapes.
@@ -50,7 +51,7 @@ const SOCKET_CONNECTIONS: usize = 64;
 /// which is more than it has connections.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
 /// Longest time for the first request's head of a connection to come in; for later ones see
-/// [`super::seats::REST_MAX`]. Its size is limited by the library: 128 KiB, 96 headers.
+/// [`super::seat::REST_MAX`]. Its size is limited by the library: 128 KiB, 96 headers.
 const HEAD_WAIT: Duration = Duration::from_secs(5);
 /// Longest wait for the next request on a connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
@@ -289,7 +290,7 @@ fn start(
             acceptor.set_handshake_timeout(HANDSHAKE_WAIT);
             server.listen("admin", admin, move || {
                 let taken = Arc::clone(&taken);
-                fn_service(move |io: TcpStream| ready(Ok::<_, ()>(Wire::tcp(io, &taken))))
+                fn_service(move |io: TcpStream| seated_tcp(io, Arc::clone(&taken)))
                     .and_then(acceptor.clone().map_err(drop))
                     .and_then(|tls| ready(Ok((tls, None))))
                     .and_then(http!(app()))
@@ -297,7 +298,8 @@ fn start(
         }
         None => server.listen("admin", admin, move || {
             let taken = Arc::clone(&taken);
-            fn_service(move |io: TcpStream| ready(Ok::<_, ()>((Wire::tcp(io, &taken), None))))
+            fn_service(move |io: TcpStream| seated_tcp(io, Arc::clone(&taken)))
+                .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app()))
         })?,
     };
@@ -309,7 +311,8 @@ fn start(
             let routes = |config: &mut ServiceConfig| routes::admin(config);
             let app = App::new().app_data(shared.clone()).configure(routes);
             let taken = Arc::clone(&taken);
-            fn_service(move |io: UnixStream| ready(Ok::<_, ()>((Wire::unix(io, &taken), None))))
+            fn_service(move |io: UnixStream| seated_unix(io, Arc::clone(&taken)))
+                .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app.wrap(from_fn(routes::admin_gate))))
         })?;
         servers.push(server.run());
@@ -320,12 +323,21 @@ fn start(
             let routes = |config: &mut ServiceConfig| routes::health(config);
             let app = App::new().app_data(shared.clone()).configure(routes);
             let taken = Arc::clone(&taken);
-            fn_service(move |io: TcpStream| ready(Ok::<_, ()>((Wire::tcp(io, &taken), None))))
+            fn_service(move |io: TcpStream| seated_tcp(io, Arc::clone(&taken)))
+                .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app.wrap(from_fn(routes::health_gate))))
         })?;
         servers.push(server.run());
     }
     Ok((servers, all_seats))
+}
+
+async fn seated_tcp(io: TcpStream, seats: Arc<Seats>) -> Result<Wire<TcpStream>, ()> {
+    Ok(Wire::tcp(io, &seats).await)
+}
+
+async fn seated_unix(io: UnixStream, seats: Arc<Seats>) -> Result<Wire<UnixStream>, ()> {
+    Ok(Wire::unix(io, &seats).await)
 }
 
 fn builder(workers: usize, connections: usize) -> ServerBuilder {

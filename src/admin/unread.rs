@@ -4,7 +4,7 @@
 //! connection again, however long that is. While somebody still holds the body when the answer has
 //! left, it closes the connection instead. So the answer holds it.
 
-use super::seats::{Seat, Work};
+use super::seat::{Seat, Work};
 use actix_web::HttpMessage;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{Payload, ServiceRequest};

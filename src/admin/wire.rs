@@ -6,7 +6,8 @@
 
 use super::peer::Peer;
 use super::rate::Client;
-use super::seats::{Seat, Seats, Taken};
+use super::seat::Seat;
+use super::seats::{Seats, Taken};
 use actix_tls::accept::rustls_0_23::TlsStream;
 use actix_web::dev::Extensions;
 use actix_web::rt::net::{ActixStream, Ready, TcpStream, UnixStream};
@@ -33,20 +34,20 @@ pub(super) struct Wire<Io> {
 }
 
 impl Wire<TcpStream> {
-    /// A connection over TCP that was accepted just now.
-    pub(super) fn tcp(io: TcpStream, seats: &Arc<Seats>) -> Self {
+    /// A connection over TCP that was accepted just now, once there is a seat for it.
+    pub(super) async fn tcp(io: TcpStream, seats: &Arc<Seats>) -> Self {
         // Answers are written whole: nothing is won by waiting for more.
         let _ = io.set_nodelay(true);
         let client = io.peer_addr().map_or(Client::Others, |from| Client::at(from.ip()));
-        Self::new(io, seats.take(client))
+        Self::new(io, seats.take(client).await)
     }
 }
 
 impl Wire<UnixStream> {
     /// The same over a Unix socket.
-    pub(super) fn unix(io: UnixStream, seats: &Arc<Seats>) -> Self {
+    pub(super) async fn unix(io: UnixStream, seats: &Arc<Seats>) -> Self {
         let client = io.peer_cred().map_or(Client::Others, |peer| Client::User(peer.uid()));
-        Self::new(io, seats.take(client))
+        Self::new(io, seats.take(client).await)
     }
 }
 
@@ -89,6 +90,7 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Wire<Io> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.check(cx)?;
+        self.seat().hear();
         if self.full {
             self.reads = true;
             return Poll::Pending;

@@ -1,0 +1,237 @@
+//! One connection's seat: what its requests and its bytes show of it, and so what it costs to lose it.
+
+use super::rate::Client;
+use futures_util::task::AtomicWaker;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+/// Longest time from an answer's end to the end of the next head: the keep-alive of 30 s and the 5 s that
+/// a head may take.
+pub(super) const REST_MAX: Duration = Duration::from_secs(35);
+/// Longest time in which a client takes nothing of what waits for it. Over TCP the system ends it by then,
+/// too; over a Unix socket it does not.
+pub(super) const UNREAD_MAX: Duration = Duration::from_secs(60);
+/// Longest that a connection is spared because the daemon has not read of it yet; a daemon that is slower
+/// than this has other troubles.
+const UNHEARD_MAX: Duration = Duration::from_secs(1);
+
+/// One connection's seat, as seen by its requests.
+pub(super) struct Seat {
+    pub(super) client: Client,
+    began: Instant,
+    /// Since when it is taken, milliseconds after `began`.
+    born: u64,
+    /// Whether the daemon has tried to read of it.
+    heard: AtomicBool,
+    /// Requests under way.
+    at_work: AtomicU32,
+    /// Whether the door let somebody in by it.
+    known: AtomicBool,
+    /// Since when it asks for nothing, milliseconds after `began`.
+    rests_since: AtomicU64,
+    /// Since when it takes nothing of what waits for it, the same plus one; 0: it does.
+    unread_since: AtomicU64,
+    /// Nothing more is to be read of it for now.
+    hushed: AtomicBool,
+    /// Somebody wanted to read meanwhile.
+    waits: AtomicBool,
+    closed: AtomicBool,
+    waker: AtomicWaker,
+}
+
+/// A request under way.
+pub(super) struct Work(Arc<Seat>);
+
+/// How much it costs to lose a connection; the least goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Standing {
+    /// Nobody is known by it, and nothing is under way: as all are at first.
+    Silent,
+    /// Nobody is known by it; an answer is under way.
+    Stranger,
+    /// A known client's, between requests.
+    Resting,
+    /// One of so few silent ones that they have only just come.
+    New,
+    /// A known client's, who takes nothing of the answer at the moment.
+    Unread,
+    /// A known client's, at work. Comes back with Last-Event-ID or Idempotency-Key where it is lost.
+    Working,
+}
+
+impl Seat {
+    /// Taken `now`, in milliseconds after `began`.
+    pub(super) fn new(client: Client, began: Instant, now: u64) -> Self {
+        Self {
+            client,
+            began,
+            born: now,
+            heard: AtomicBool::new(false),
+            at_work: AtomicU32::new(0),
+            known: AtomicBool::new(false),
+            rests_since: AtomicU64::new(now),
+            unread_since: AtomicU64::new(0),
+            hushed: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+        }
+    }
+
+    /// A request of its is under way until what this gives is dropped.
+    pub(super) fn work(self: &Arc<Self>) -> Work {
+        self.at_work.fetch_add(1, Ordering::Relaxed);
+        Work(Arc::clone(self))
+    }
+
+    /// All of the request under way is there: what follows can wait until it was answered. (The HTTP library
+    /// would take in thousands of requests, and each takes many times the room of its bytes.)
+    pub(super) fn hush(&self) {
+        self.hushed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether to wait with reading; whoever asked is woken when it is over.
+    pub(super) fn is_hushed(&self) -> bool {
+        let hushed = self.hushed.load(Ordering::Relaxed);
+        if hushed {
+            self.waits.store(true, Ordering::Relaxed);
+        }
+        hushed
+    }
+
+    /// Whether a request is under way.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.at_work.load(Ordering::Relaxed) > 0
+    }
+
+    /// The daemon has read what came by it until now, if anything.
+    pub(super) fn hear(&self) {
+        if !self.heard.load(Ordering::Relaxed) {
+            self.heard.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The door knows who is there.
+    pub(super) fn know(&self) {
+        self.known.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was taken away; `waker` is woken when it will be, and at the end of a hush.
+    pub(super) fn is_closed(&self, waker: &Waker) -> bool {
+        // Registered before the look, so that a close either is seen or wakes.
+        self.waker.register(waker);
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Takes it away: its connection ends at its next step, to which it is woken.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.waker.wake();
+    }
+
+    /// The client took something of what waits for it, or did not.
+    pub(super) fn takes(&self, takes: bool) {
+        match (takes, self.unread_since.load(Ordering::Relaxed)) {
+            (true, 0) | (false, 1..) => {}
+            (true, _) => self.unread_since.store(0, Ordering::Relaxed),
+            (false, 0) => self.unread_since.store(millis(self.began) + 1, Ordering::Relaxed),
+        }
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        let works = self.is_at_work();
+        let unread = self.unread_since.load(Ordering::Relaxed) > 0;
+        match (self.known.load(Ordering::Relaxed), works, unread) {
+            (false, false, _) => Standing::Silent,
+            (false, true, _) => Standing::Stranger,
+            (true, _, true) => Standing::Unread,
+            (true, false, false) => Standing::Resting,
+            (true, true, false) => Standing::Working,
+        }
+    }
+
+    /// How much longer it is spared for being new, where nobody is known by it: for `grace`, within which
+    /// whoever has something to say says it, and until the daemon has listened.
+    pub(super) fn spared(&self, grace: Duration, now: u64) -> Duration {
+        let age = passed(now, self.born);
+        match self.known.load(Ordering::Relaxed) {
+            true => Duration::ZERO,
+            false if self.heard.load(Ordering::Relaxed) => grace.saturating_sub(age),
+            false => UNHEARD_MAX.saturating_sub(age),
+        }
+    }
+
+    /// Whether it rests, or leaves an answer lying, for too long.
+    pub(super) fn is_over(&self, now: u64) -> bool {
+        let rests = !self.is_at_work() && passed(now, self.rests_since.load(Ordering::Relaxed)) > REST_MAX;
+        let unread = match self.unread_since.load(Ordering::Relaxed) {
+            0 => false,
+            since => passed(now, since - 1) > UNREAD_MAX,
+        };
+        rests || unread
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.0.rests_since.store(millis(self.0.began), Ordering::Relaxed);
+        self.0.at_work.fetch_sub(1, Ordering::Relaxed);
+        self.0.hushed.store(false, Ordering::Relaxed);
+        if self.0.waits.swap(false, Ordering::Relaxed) {
+            self.0.waker.wake();
+        }
+    }
+}
+
+fn passed(now: u64, since: u64) -> Duration {
+    Duration::from_millis(now.saturating_sub(since))
+}
+
+/// Milliseconds since then.
+pub(super) fn millis(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seat() -> Arc<Seat> {
+        Arc::new(Seat::new(Client::Others, Instant::now(), 0))
+    }
+
+    #[test]
+    fn what_follows_a_request_waits_for_its_answer() {
+        let one = seat();
+        assert!(!one.is_hushed());
+        let work = one.work();
+        assert!(!one.is_hushed(), "its body may still come");
+        one.hush();
+        assert!(one.is_hushed() && one.is_at_work());
+        drop(work);
+        assert!(!one.is_hushed() && !one.waits.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_client_that_takes_something_now_and_then_is_no_unread_one() {
+        let slow = seat();
+        let _work = slow.work();
+        slow.takes(false);
+        slow.takes(true);
+        assert!(!slow.is_over(u64::try_from(UNREAD_MAX.as_millis()).unwrap() * 2));
+    }
+
+    #[test]
+    fn who_came_just_now_is_spared_until_it_was_heard() {
+        let (one, grace) = (seat(), Duration::from_millis(100));
+        assert_eq!(one.spared(grace, 100), UNHEARD_MAX - grace);
+        assert_eq!(one.spared(grace, 1_000), Duration::ZERO, "it is not spared for ever");
+        one.hear();
+        assert_eq!(one.spared(grace, 40), Duration::from_millis(60));
+        assert_eq!(one.spared(grace, 100), Duration::ZERO);
+        one.know();
+        assert_eq!(one.spared(grace, 0), Duration::ZERO, "its standing alone counts now");
+    }
+}

@@ -15,23 +15,28 @@ use super::problem::{Kind, Problem};
 use super::rate::{Client, Limiter};
 use super::reviews::Reviews;
 use super::routes::{self, state};
-use super::seats::Seat;
+use super::seat::Seat;
 use super::server::AdminError;
 use super::socket;
 use super::tls::Tls;
 use super::token::Tokens;
+use super::traced;
 use crate::config::Right;
-use actix_web::Error;
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::Method;
 use actix_web::middleware::Next;
+use actix_web::{Error, HttpRequest};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Requests a second of one address that open nothing: without a token, with a wrong one, or with one
 /// that the API server is asked about. Own tokens are not among them, so nobody is locked out by others.
 const STRANGERS_PER_SECOND: u32 = 50;
+
+/// Scrapes a second of one address, on the listener that needs no token: each walks over all figures. A
+/// scraper comes every few seconds, and some look at a node through the same address.
+const SCRAPES_PER_SECOND: u32 = 20;
 
 /// Longest path that the API server is asked about, bytes: names of GPUs, allocations and policies have at
 /// most 90.
@@ -49,6 +54,7 @@ pub(super) struct Access {
     reads: Limiter,
     changes: Limiter,
     strangers: Limiter,
+    scrapes: Limiter,
     own_uid: u32,
 }
 
@@ -66,6 +72,7 @@ impl Access {
             reads: Limiter::new("reads", access.limits.reads_per_second),
             changes: Limiter::new("changes", access.limits.changes_per_second),
             strangers: Limiter::new("requests that open nothing", STRANGERS_PER_SECOND),
+            scrapes: Limiter::new("scrapes", SCRAPES_PER_SECOND),
             own_uid: rustix::process::geteuid().as_raw(),
         })
     }
@@ -75,7 +82,7 @@ impl Access {
     }
 
     /// Who asks.
-    async fn known(&self, request: &ServiceRequest) -> Result<Caller, Problem> {
+    async fn known(&self, request: &HttpRequest) -> Result<Caller, Problem> {
         let peer = request.conn_data::<Peer>();
         let stranger = |problem| self.strangers.take(&Client::of(peer)).and(Err(problem));
         let token = match auth::bearer(request.headers()) {
@@ -154,16 +161,38 @@ impl Access {
         if caller.by == "certificate" && needed == Right::Change {
             host::same_site(request.headers())?;
         }
-        let may = match (caller.right, &caller.user, &self.reviews) {
-            (Some(right), ..) => right >= needed,
-            (None, Some(user), Some(reviews)) => {
-                reviews.may(user, request.method(), reviewed(request)?).await?
-            }
-            (None, ..) => false,
-        };
-        match may {
+        let path = || reviewed(request);
+        match self.may(caller, request.method(), path).await? {
             true => Ok(()),
             false => Err(forbidden(caller, needed)),
+        }
+    }
+
+    /// `path`: what the API server is asked about, where it is.
+    async fn may<'p>(
+        &self,
+        caller: &Caller,
+        method: &Method,
+        path: impl FnOnce() -> Result<&'p str, Problem>,
+    ) -> Result<bool, Problem> {
+        match (caller.right, &caller.user, &self.reviews) {
+            (Some(right), ..) => Ok(right >= needed(method)),
+            (None, Some(user), Some(reviews)) => reviews.may(user, method, path()?).await,
+            (None, ..) => Ok(false),
+        }
+    }
+
+    /// Whether whoever was let in to this route with this request would be now: their token, certificate or
+    /// right may have been taken away. Where it cannot be asked, they are.
+    pub(super) async fn still(&self, request: &HttpRequest) -> bool {
+        let route = request.match_pattern().unwrap_or_default();
+        let may = match self.known(request).await {
+            Ok(caller) => self.may(&caller, request.method(), || Ok(&route)).await,
+            Err(problem) => Err(problem),
+        };
+        match may {
+            Ok(may) => may,
+            Err(problem) => !matches!(problem.status, 401 | 403),
         }
     }
 
@@ -172,13 +201,21 @@ impl Access {
     /// # Errors
     /// Why not.
     pub(super) async fn may_read(&self, request: &ServiceRequest) -> Result<(), Problem> {
-        let caller = self.known(request).await?;
+        let caller = self.known(request.request()).await?;
         self.permits(&caller, request).await
     }
 
     /// Whether whoever asks for what needs no token asks too often.
     pub(super) fn limit_public(&self, request: &ServiceRequest) -> Result<(), Problem> {
         self.reads.take(&Client::of(request.conn_data::<Peer>()))
+    }
+
+    /// Whether whoever asks the health listener for all figures does so too often. Probes are never too many.
+    pub(super) fn limit_scrapes(&self, request: &ServiceRequest) -> Result<(), Problem> {
+        match routes::path(request) {
+            "/metrics" => self.scrapes.take(&Client::of(request.conn_data::<Peer>())),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -222,7 +259,7 @@ pub(super) async fn door(
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let state = state(&request)?;
     let mut line = (needed(request.method()) == Right::Change).then(|| Line::of(&request));
-    let let_in = match state.access.known(&request).await {
+    let let_in = match state.access.known(request.request()).await {
         Ok(caller) => {
             if let Some(seat) = request.conn_data::<Arc<Seat>>() {
                 seat.know();
@@ -241,7 +278,7 @@ pub(super) async fn door(
             if let Some(line) = &mut line {
                 line.listen(&said);
             }
-            caller::scope(said, next.call(request)).await.map(ServiceResponse::map_into_boxed_body)
+            caller::scope(said, traced::call(request, next)).await.map(ServiceResponse::map_into_boxed_body)
         }
     };
     if let Some(line) = line {

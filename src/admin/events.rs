@@ -4,9 +4,11 @@
 mod names;
 mod news;
 mod people;
+mod places;
 mod reader;
 mod recent;
 
+use super::caller;
 use super::dto::{Event, EventKind, rfc3339};
 use super::problem::{Kind, Problem};
 use super::routes::IDENTITY;
@@ -19,21 +21,19 @@ use crate::kernel::time::Now;
 use actix_web::http::Method;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use actix_web::{HttpRequest, HttpResponse, web};
-use futures_util::stream;
+use futures_util::{FutureExt as _, stream};
 use news::{News, Told};
-use reader::{Begin, Reader, Waits, Wanted};
+use places::{Place, Places, STREAMS_MAX};
+use reader::{Begin, Reader, Still, Waits, Wanted};
 use recent::{Following, Id, Ring, WORDS_BYTES_MAX};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use utoipa::IntoParams;
 
-/// Streams at a time: some pages and scripts of a node's operators. Each has a connection of its own, of
-/// which the listener has 256, and at most 100 KiB of what was not sent yet.
-const STREAMS_MAX: usize = 32;
 /// Where all places are taken, every stream says a word, and once more: the first is answered with a reset
 /// where its client has closed the connection, and the next one fails.
 const NUDGES: u32 = 4;
@@ -51,14 +51,14 @@ const LAST_EVENT_ID: &str = "last-event-id";
 /// The node's events, and who reads them.
 pub(super) struct Feed {
     ring: Arc<Ring>,
-    streams: Arc<Semaphore>,
+    places: Arc<Places>,
 }
 
 impl Feed {
     /// One that nothing was told to yet.
     pub(super) fn new(now: Now) -> Self {
         // No two runs of a daemon begin in the same millisecond.
-        Self { ring: Arc::new(Ring::new(now.wall_ms)), streams: Arc::new(Semaphore::new(STREAMS_MAX)) }
+        Self { ring: Arc::new(Ring::new(now.wall_ms)), places: Arc::default() }
     }
 
     /// Ends all streams, with the reason.
@@ -66,19 +66,19 @@ impl Feed {
         self.ring.close(why);
     }
 
-    /// A place for one more stream. That a client is gone is noticed only when something is sent to it.
-    async fn place(&self) -> Option<OwnedSemaphorePermit> {
-        if let Ok(permit) = Arc::clone(&self.streams).try_acquire_owned() {
-            return Some(permit);
-        }
+    /// A place for one more stream of this caller's. That a client is gone is noticed only when something is
+    /// sent to it.
+    async fn place(&self, whose: &str) -> Option<Place> {
         for _ in 0..NUDGES {
-            self.ring.nudge();
-            let place = Arc::clone(&self.streams).acquire_owned();
-            if let Ok(Ok(permit)) = tokio::time::timeout(NUDGE_WAIT, place).await {
-                return Some(permit);
+            if let Some(place) = self.places.take(whose) {
+                return Some(place);
             }
+            self.ring.nudge();
+            let _ = tokio::time::timeout(NUDGE_WAIT, self.places.left()).await;
         }
-        None
+        let place = self.places.take_over(whose);
+        self.ring.nudge();
+        place
     }
 
     fn tell(&self, news: Vec<News>, ledger: &Ledger, now: Now) {
@@ -160,8 +160,10 @@ pub(super) struct Query {
 /// `since`) and gets what it missed; where that is no longer kept (1024 events, until the daemon ends),
 /// `missed` says to read the state anew. Where nothing is sent for 15 seconds, a comment is, with the id
 /// that the client is at by then. A stream ends with `end` and the reason: the daemon stops, the client
-/// reads too slowly, or an hour is over; come back then. At most 32 streams are served at a time; those
-/// whose clients are gone give their places back as soon as one is wanted.
+/// reads too slowly, or an hour is over; come back then. At most 32 streams are served at
+/// a time; those whose clients are gone give their places back as soon as one is wanted, and whoever has most
+/// gives one up for a caller who has fewer. `follow=false` takes no place. A stream ends, too, within some
+/// seconds of its caller being let in no longer.
 #[utoipa::path(get, path = "/api/v1/events", tag = "events", operation_id = "streamEvents",
     params(Query, ("Last-Event-ID" = Option<String>, Header, description = "The id of the last event that the client got; goes before `since`", example = "19a8c3f2b10-17")),
     responses(
@@ -185,11 +187,12 @@ pub(super) async fn follow(
     if request.method() == Method::HEAD {
         return Ok(response.streaming(stream::empty::<Result<web::Bytes, Infallible>>()));
     }
-    let permit = state.feed.place().await.ok_or_else(|| {
-        Problem::new(Kind::Streams, format!("{STREAMS_MAX} event streams are open, which is the most"))
-            .retry_after(STREAMS_RETRY_S)
-            .hint("close pages and `berth events` that nobody looks at, or ask with ?follow=false")
-    })?;
+    let follow = query.follow.unwrap_or(true);
+    let place = match follow {
+        true => Some(state.feed.place(&caller::identity()).await.ok_or_else(no_place)?),
+        // Ends with what is kept.
+        false => None,
+    };
     // Before the ledger is looked at: what comes in between is told, and in `here`, too.
     let newest = ring.newest();
     let (ledger, now) = (state.door.snapshot(), state.door.now());
@@ -209,12 +212,22 @@ pub(super) async fn follow(
     if let Some(words) = begin {
         first += &told(EventKind::Missed, after, words.to_owned());
     }
-    let follow = query.follow.unwrap_or(true);
     let door = state.door.clone();
     let generation = Box::new(move || door.snapshot().generation);
-    let begin = Begin { after, follow, first, generation };
-    let reader = Reader::new(Arc::clone(ring), wanted, begin, permit, Waits::default());
+    let (asked, with) = (request.clone(), state.clone());
+    let still: Still = Box::new(move || {
+        let (asked, with) = (asked.clone(), with.clone());
+        async move { with.access.still(&asked).await }.boxed_local()
+    });
+    let begin = Begin { after, follow, first, generation, still };
+    let reader = Reader::new(Arc::clone(ring), wanted, begin, place, Waits::default());
     Ok(response.streaming(reader.stream()))
+}
+
+fn no_place() -> Problem {
+    Problem::new(Kind::Streams, format!("{STREAMS_MAX} event streams are open, which is the most"))
+        .retry_after(STREAMS_RETRY_S)
+        .hint("close pages and `berth events` that nobody looks at, or ask with ?follow=false")
 }
 
 enum Since {

@@ -180,7 +180,7 @@ pub(super) fn words(kind: Kind) -> Words {
             "The kubelet restarts the daemon by its liveness probe. Where looks at the GPUs hang, NVML or the GPU does: look at `dmesg` for Xid errors and reset the GPU or restart the node.",
         ),
         Kind::Streams => (
-            "As many event streams are open as this daemon serves at a time.",
+            "As many event streams are open as this daemon serves at a time, 32, and you have no fewer than others.",
             "Close pages and `berth events` that nobody looks at, or ask with ?follow=false now and then.",
         ),
         Kind::KeyReused => (

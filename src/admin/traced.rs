@@ -9,15 +9,13 @@ use actix_web::http::Method;
 use actix_web::middleware::Next;
 use tracing::Instrument;
 
-/// What has a span: neither probes, which would drown the rest, nor pages.
-const TRACED: &str = "/api/";
-
-/// Answers. What goes on after an answer's head, such as a stream of events, is not in the span.
+/// Answers whoever was let in: strangers write nothing into anybody's traces, and neither probes nor pages
+/// have a span. What goes on after an answer's head, such as a stream of events, is not in the span.
 pub(super) async fn call<B: MessageBody>(
     request: ServiceRequest,
     next: Next<B>,
 ) -> Result<ServiceResponse<B>, Error> {
-    if !spans::is_on() || !request.path().starts_with(TRACED) {
+    if !spans::is_on() {
         return next.call(request).await;
     }
     // The template of the table, never what a client made up.

@@ -111,6 +111,11 @@ fn whoever_asks_too_often_waits_and_nobody_else_does() {
     until_refused(|| bench.ask_bare("GET", "/openapi.json", &[], b"")).problem(429, "too-many-requests");
     // What only looks like the API is nobody's, and counted like the rest.
     until_refused(|| bench.ask_bare("GET", "/api/v1x", &[], b"")).problem(429, "too-many-requests");
+    // Figures cost something without a token, too; probes are never too many.
+    let health = bench.api.as_ref().unwrap().health_address.unwrap();
+    let of_health = |path: &str| crate::admin_bench::ask(health, "GET", path, &[], b"");
+    until_refused(|| of_health("/metrics")).problem(429, "too-many-requests");
+    of_health("/livez").expect(200);
     // Strangers are stopped, and whoever has a token is not stopped with them.
     until_refused(|| ask(&bench, "wrong", "GET", "/api/v1/gpus")).problem(429, "too-many-requests");
     let end = Instant::now() + Duration::from_secs(20);

@@ -2,9 +2,12 @@
 
 use crate::admin_bench::Bench;
 use crate::admin_twins::module;
+use berth::admin::Settings;
+use berth::config::{AdminAccess, NamedToken, Right, TokenSource};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 /// Longest wait for something that comes at once.
@@ -32,9 +35,12 @@ struct Stream {
 
 impl Stream {
     fn open(bench: &Bench, query: &str, headers: &str) -> Self {
+        Self::open_as(bench, &bench.token, query, headers)
+    }
+
+    fn open_as(bench: &Bench, token: &str, query: &str, headers: &str) -> Self {
         let mut stream = TcpStream::connect(bench.address()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let token = &bench.token;
         write!(
             stream,
             "GET /api/v1/events{query} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\
@@ -183,7 +189,14 @@ fn an_id_of_another_run_or_of_what_is_no_longer_kept_says_to_read_anew() {
 
 #[test]
 fn more_streams_than_there_may_be_are_told_to_come_later() {
-    let bench = Bench::new(1);
+    let mut bench = Bench::new(1);
+    let other = "o".repeat(40);
+    let file = bench.dir.path().join("other");
+    std::fs::write(&file, &other).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    let token = NamedToken { name: "other".into(), right: Right::Read, source: TokenSource::File(file) };
+    let access = AdminAccess { tokens: vec![token], ..AdminAccess::default() };
+    bench.start_again(Settings { access, ..bench.settings() });
     let mut open: Vec<_> = (0..32).map(|_| Stream::open(&bench, "", "")).collect();
     for stream in &mut open {
         assert_eq!(stream.next().unwrap().event, "here");
@@ -196,10 +209,15 @@ fn more_streams_than_there_may_be_are_told_to_come_later() {
     for stream in &mut open {
         stream.until("gpuCordoned");
     }
+    // Who does not stay needs no place, and another caller gets that of the oldest stream.
+    assert_eq!(Stream::open(&bench, "?follow=false", "").next().unwrap().event, "here");
+    let mut fair = Stream::open_as(&bench, &other, "", "");
+    assert_eq!(fair.next().unwrap().event, "here");
+    assert!(open[0].until("end").words().contains("fewer streams"));
     drop(open);
     let deadline = Instant::now() + PATIENCE;
     // Nothing else happens on the node, and a word of its own a stream says every 15 seconds only.
-    while Stream::open(&bench, "?follow=false", "").head.contains(" 503") {
+    while Stream::open(&bench, "", "").head.contains(" 503") {
         assert!(Instant::now() < deadline, "a place that was left stays taken");
     }
     assert!(Instant::now() < deadline - PATIENCE + Duration::from_secs(10), "it was the stream's own word");

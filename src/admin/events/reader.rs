@@ -1,14 +1,16 @@
 //! One stream: a place in the ring that moves on as the client reads.
 
+use super::places::Place;
 use super::recent::{Following, Kept, Ring};
 use crate::admin::dto::{Event, EventKind, rfc3339};
 use actix_web::web::Bytes;
+use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, Stream};
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Events in one write: at some 500 bytes each 16 KiB, which is what waits for a reader beside the
@@ -16,7 +18,9 @@ use tokio::time::Instant;
 const EVENTS_AT_ONCE: usize = 32;
 /// How often a stream without news says that it lives. Proxies cut what is silent for a minute.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Longest life of a stream: a token that was changed meanwhile ends it then.
+/// How often a stream asks whether its client would still be let in.
+const LOOK_EVERY: Duration = Duration::from_secs(15);
+/// Longest life of a stream: what goes wrong unseen ends with it.
 const STREAM_MAX: Duration = Duration::from_secs(3600);
 
 /// A word that is asked for so soon after another one is not given: whoever asks does so again.
@@ -25,16 +29,21 @@ const NUDGE_APART: Duration = Duration::from_millis(20);
 /// Answers the ledger's generation.
 pub(super) type Generation = Box<dyn Fn() -> u64 + Send>;
 
+/// Answers whether the stream's client would be let in now.
+pub(super) type Still = Box<dyn Fn() -> LocalBoxFuture<'static, bool>>;
+
 /// The waits of a stream.
 #[derive(Clone, Copy)]
 pub(super) struct Waits {
     keep_alive: Duration,
+    /// Until it is asked again whether the client would be let in.
+    look: Duration,
     life: Duration,
 }
 
 impl Default for Waits {
     fn default() -> Self {
-        Self { keep_alive: KEEP_ALIVE, life: STREAM_MAX }
+        Self { keep_alive: KEEP_ALIVE, look: LOOK_EVERY, life: STREAM_MAX }
     }
 }
 
@@ -74,7 +83,12 @@ pub(super) struct Reader {
     nudged: u64,
     until: Instant,
     over: bool,
-    _permit: OwnedSemaphorePermit,
+    /// None is needed by a stream that ends with what is kept.
+    place: Option<Place>,
+    still: Still,
+    look: Duration,
+    /// When that was asked last.
+    looked: Instant,
 }
 
 /// What a stream begins with.
@@ -87,6 +101,8 @@ pub(super) struct Begin {
     pub(super) first: String,
     /// For what the stream says of itself.
     pub(super) generation: Generation,
+    /// Whether its client would be let in.
+    pub(super) still: Still,
 }
 
 impl Reader {
@@ -94,7 +110,7 @@ impl Reader {
         ring: Arc<Ring>,
         wanted: Wanted,
         begin: Begin,
-        permit: OwnedSemaphorePermit,
+        place: Option<Place>,
         waits: Waits,
     ) -> Self {
         let now = Instant::now();
@@ -112,7 +128,10 @@ impl Reader {
             sent: now,
             until: now + waits.life,
             over: false,
-            _permit: permit,
+            place,
+            still: begin.still,
+            look: waits.look,
+            looked: now,
         }
     }
 
@@ -141,6 +160,14 @@ impl Reader {
         loop {
             // Seen before the look, so that what comes after the look wakes.
             self.woken.borrow_and_update();
+            if self.looked.elapsed() >= self.look {
+                self.looked = Instant::now();
+                if !(self.still)().await {
+                    return Some(
+                        self.end("no longer let in: the token, the certificate or its right is gone"),
+                    );
+                }
+            }
             // Whether or not events come: of those that are not wanted nothing is sent, and without end
             // they must not keep the stream silent, nor alive.
             if let Some(piece) = self.due() {
@@ -166,7 +193,7 @@ impl Reader {
                     return (self.after != self.told).then(|| self.id_alone());
                 }
                 Following::Events(..) => {
-                    let due = (self.sent + self.keep_alive).min(self.until);
+                    let due = (self.sent + self.keep_alive).min(self.looked + self.look).min(self.until);
                     // Either way there is something to look at. The ring is ours, too, so its sender is there.
                     let _ = tokio::time::timeout_at(due, self.woken.changed()).await;
                 }
@@ -179,6 +206,9 @@ impl Reader {
         let now = Instant::now();
         if now >= self.until {
             return Some(self.end("an hour is over: come back, and nothing is missed"));
+        }
+        if self.place.as_ref().is_some_and(Place::is_gone) {
+            return Some(self.end("a caller with fewer streams needed its place: come back"));
         }
         let nudges = self.ring.nudges();
         let nudged = nudges != self.nudged && now >= self.sent + NUDGE_APART;
@@ -213,9 +243,10 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
+    use super::super::places::{Places, STREAMS_MAX};
     use super::super::recent::EVENTS_MAX;
     use super::*;
-    use tokio::sync::Semaphore;
+    use futures_util::FutureExt as _;
 
     fn event(kind: EventKind, gpu: &str) -> Event {
         Event {
@@ -229,7 +260,11 @@ mod tests {
         }
     }
 
-    const QUICK: Waits = Waits { keep_alive: Duration::from_millis(20), life: Duration::from_secs(3600) };
+    const QUICK: Waits = Waits {
+        keep_alive: Duration::from_millis(20),
+        look: Duration::from_secs(3600),
+        life: Duration::from_secs(3600),
+    };
 
     fn reader(ring: &Arc<Ring>, kinds: Option<EventKind>, gpu: Option<&str>, follow: bool) -> Reader {
         with(ring, kinds, gpu, follow, QUICK)
@@ -242,10 +277,11 @@ mod tests {
         follow: bool,
         waits: Waits,
     ) -> Reader {
-        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let place = Arc::new(Places::default()).take("");
         let wanted = Wanted { kinds: kinds.map(|k| [k].into()), gpu: gpu.map(str::to_owned) };
-        let begin = Begin { after: 0, follow, first: "first".into(), generation: Box::new(|| 42) };
-        Reader::new(Arc::clone(ring), wanted, begin, permit, waits)
+        let still: Still = Box::new(|| std::future::ready(true).boxed_local());
+        let begin = Begin { after: 0, follow, first: "first".into(), generation: Box::new(|| 42), still };
+        Reader::new(Arc::clone(ring), wanted, begin, place, waits)
     }
 
     fn kinds(text: &str) -> Vec<&str> {
@@ -272,10 +308,9 @@ mod tests {
         assert_eq!(some.next().await.unwrap(), ": still here\nid: 5-3\n\n");
         // Whoever waits is woken long before it is time for another word.
         all.keep_alive = Duration::from_secs(60);
-        let waiting = tokio::spawn(async move { all.next().await.unwrap() });
-        tokio::task::yield_now().await;
-        ring.add(&event(EventKind::Bypass, "GPU-1"));
-        assert_eq!(kinds(&waiting.await.unwrap()), ["bypass"]);
+        let comes = async { ring.add(&event(EventKind::Bypass, "GPU-1")) };
+        let (piece, ()) = tokio::join!(all.next(), comes);
+        assert_eq!(kinds(&piece.unwrap()), ["bypass"]);
     }
 
     #[tokio::test]
@@ -356,6 +391,27 @@ mod tests {
         let end = quick.next().await.unwrap();
         assert!(kinds(&end) == ["end"] && end.contains("the daemon stops"), "{end}");
         assert_eq!(quick.next().await, None);
+    }
+
+    #[tokio::test]
+    async fn a_stream_ends_when_its_client_is_no_longer_let_in_or_its_place_is_needed() {
+        let ring = Arc::new(Ring::new(5));
+        let mut shut = with(&ring, None, None, true, Waits { look: Duration::ZERO, ..QUICK });
+        assert_eq!(shut.next().await.unwrap(), "first");
+        assert!(shut.next().await.unwrap().starts_with(": still here"));
+        shut.still = Box::new(|| std::future::ready(false).boxed_local());
+        let end = shut.next().await.unwrap();
+        assert!(kinds(&end) == ["end"] && end.contains("no longer let in"), "{end}");
+        assert_eq!(shut.next().await, None);
+
+        let places = Arc::new(Places::default());
+        let mut moved = with(&ring, None, None, true, QUICK);
+        moved.place = places.take("a");
+        moved.next().await.unwrap();
+        let _others: Vec<_> = (1..STREAMS_MAX).map(|_| places.take("a").unwrap()).collect();
+        let _new = places.take_over("b").unwrap();
+        let end = moved.next().await.unwrap();
+        assert!(kinds(&end) == ["end"] && end.contains("fewer streams"), "{end}");
     }
 
     #[tokio::test]

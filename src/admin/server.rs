@@ -8,7 +8,7 @@ use super::socket::AdminSocket;
 use super::state::State;
 use super::wire::{self, Wire};
 use super::{Settings, events, gzip, routes};
-use crate::admission::{self, Door};
+use crate::admission::Door;
 use actix_http::HttpService;
 use actix_server::ServerBuilder;
 use actix_service::{IntoServiceFactory, ServiceFactoryExt, fn_service, map_config};
@@ -192,8 +192,6 @@ impl Server {
         let (started, starts) = mpsc::channel();
         let thread = std::thread::Builder::new().name("admin".into());
         let work = move || {
-            // With all its workers and their threads for what may block: they are started from here.
-            admission::step_back();
             rt::System::new().block_on(self.serve(door, stops, &started));
             let _ = ended.send(());
         };

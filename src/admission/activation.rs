@@ -3,6 +3,7 @@
 use super::Door;
 use super::baseline::Baseline;
 use super::faults::Faults;
+use super::recorder::aside;
 use super::stack::Walk;
 use super::thread::{ActivateError, Worker};
 use crate::keeper::{AskError, Snapshot};
@@ -168,7 +169,7 @@ impl Door {
             };
             trial.run().map(drop).map_err(failed)
         };
-        let tried = tokio::task::spawn_blocking(spans::carried(work)).await;
+        let tried = tokio::task::spawn_blocking(spans::carried(aside(work))).await;
         tried.unwrap_or(Err(ActivateError::Ask(AskError::Stopping)))
     }
 }

@@ -37,7 +37,6 @@ pub use gpu_watch::GpuWatch;
 pub use looker::Looker;
 pub use past::PastError;
 pub use prepare::{Prepared, Unprepared};
-pub use recorder::step_back;
 pub use replay::{Candidate, Report};
 pub use shadow::{Counts, Difference, SHADOWS_MAX, Shadow};
 pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};

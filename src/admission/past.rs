@@ -2,6 +2,7 @@
 
 use super::Door;
 use super::prepare::{Prepared, Unprepared};
+use super::recorder::step_back;
 use super::replay::{self, Candidate, Report};
 use super::shadow::{SHADOWS_MAX, Shadow, Shadows};
 use super::thread::ActivateError;
@@ -161,6 +162,7 @@ impl Door {
             Ok(prepared) => {
                 let work = move |journal: &dyn Journal, policies: &dyn Policies| {
                     let _held = (alone, prepared);
+                    step_back();
                     replay::replay(&candidate, &filter, limit, journal, policies)
                 };
                 self.past.read(work).await

@@ -4,6 +4,7 @@
 //! either for a stack that is about to be asked.
 
 use super::Door;
+use super::recorder::aside;
 use crate::kernel::command::Command;
 use crate::kernel::names::Digest;
 use crate::ports::InstallError;
@@ -90,7 +91,7 @@ impl Door {
             Ok(files)
         };
         // It ends early only with the daemon.
-        tokio::task::spawn_blocking(spans::carried(work))
+        tokio::task::spawn_blocking(spans::carried(aside(work)))
             .await
             .unwrap_or_else(|_| Err(failed(&first, InstallError::Stopping)))
     }

@@ -20,12 +20,21 @@ const FLUSH: Duration = Duration::from_secs(1);
 /// How much a thread steps back behind the daemon's others; 19 would be the most.
 const NICE: i32 = 10;
 
-/// Lets the daemon's other threads go first where processors are few: this thread and those that it
-/// starts from now on step back behind whoever waits for an Allocate. Of a thread alone, as Linux counts
-/// it (setpriority(2)), and against the daemon's own threads alone where it has a cgroup of its own. It
-/// needs no right; where it is not taken, the thread is as quick as the others.
-pub fn step_back() {
-    let _ = rustix::process::nice(NICE);
+/// Lets the daemon's other threads go first where processors are few: this thread, and the threads and
+/// processes that it starts from now on, step back behind whoever waits for an Allocate. Of a thread alone,
+/// as Linux counts it (setpriority(2)), and against the daemon's own threads alone where it has a cgroup of
+/// its own. It needs no right; where it is not taken, the thread is as quick as the others.
+pub(super) fn step_back() {
+    let _ = rustix::process::setpriority_process(None, NICE);
+}
+
+/// Work of a thread for what may block that takes its time: compiling, installing, trying a stack. The
+/// thread stays behind the others, whatever it does next.
+pub(super) fn aside<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    || {
+        step_back();
+        work()
+    }
 }
 
 /// The way to the recorder. Never waits.

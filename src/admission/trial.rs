@@ -7,6 +7,7 @@ use super::activation::Trial;
 use super::ear::Ear;
 use super::faults::Faults;
 use super::prepare::Unprepared;
+use super::recorder::aside;
 use super::replay::Candidate;
 use super::stack::Walk;
 use crate::keeper::Snapshot;
@@ -144,10 +145,10 @@ impl Door {
     async fn tried(&self, proposal: Proposal, alone: OwnedSemaphorePermit) -> Result<Tried, TryError> {
         let door = self.clone();
         // The place goes with the work, which goes on when whoever asked has gone.
-        let work = tokio::task::spawn_blocking(spans::carried(move || {
+        let work = tokio::task::spawn_blocking(spans::carried(aside(move || {
             let _alone = alone;
             Trying::new(&door, &proposal).map(|trying| trying.run(proposal.wish.as_ref()))
-        }));
+        })));
         work.await.map_err(|_| TryError::Stopping)?
     }
 }

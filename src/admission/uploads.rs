@@ -1,6 +1,7 @@
 //! The part of the door through which policies come and go.
 
 use super::Door;
+use super::recorder::aside;
 use crate::keeper::{Applied, AskError};
 use crate::kernel::command::Command;
 use crate::kernel::ledger::Ledger;
@@ -90,7 +91,7 @@ impl Door {
             let signed_by = signed_by.map_err(UploadError::Signature)?;
             Ok((policies.install(&module, now).map_err(UploadError::Install)?, signed_by))
         };
-        let installed = tokio::task::spawn_blocking(spans::carried(install)).await;
+        let installed = tokio::task::spawn_blocking(spans::carried(aside(install))).await;
         let (version, signed_by) = installed.unwrap_or(Err(UploadError::Ask(AskError::Stopping)))?;
         let origin = Origin { by, why, signature, signed_by, once_shipped: false };
         let known = self.snapshot().policies.get(&version.digest).cloned();

@@ -245,6 +245,13 @@ class Deployed:
         all_gpus = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
         from_map = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}
         privileged = {"securityContext": {"privileged": True}}
+        prefix, mount = "takes variables from elsewhere", "mounts /var/run/nvidia-container-devices itself"
+
+        def prefixed(text: str | None) -> dict:
+            return {"envFrom": [{"configMapRef": {"name": "a"}, **({"prefix": text} if text is not None else {})}]}
+
+        def mounted(path: str) -> dict:
+            return {"volumeMounts": [{"name": "null", "mountPath": path}]}
 
         def warning(path: str, made: dict) -> str:
             answer = self.cluster.answer("POST", f"{path}?dryRun=All", made)
@@ -258,10 +265,20 @@ class Deployed:
             (pods, _plain_pod("w", "", from_map), gpus),
             (pods, _plain_pod("w", "", {}, init=all_gpus), gpus),
             (pods, _plain_pod("w", "", privileged), "is privileged"),
+            (pods, _plain_pod("w", "", {}, init=prefixed("NVIDIA_VISIBLE_")), prefix),
+            (pods, _plain_pod("w", "", {}, init=mounted("/var/run/nvidia-container-devices/all")), mount),
             (pods, _plain_pod("w", ""), None),
             (pods.replace(NAMESPACE, "kube-system"), _plain_pod("w", "", all_gpus), None),
             (pods.replace(NAMESPACE, BERTH), _plain_pod("w", "", all_gpus), None),
         ]
+        for text, wanted in (
+            *((text, prefix) for text in ("N", "NVIDIA_", "NVIDIA_VISIBLE", "NVIDIA_VISIBLE_", "NVIDIA_VISIBLE_DEVICE")),
+            *((text, None) for text in (None, "", "APP_", "NVIDIA_DRIVER_", "VISIBLE_", "nvidia_")),
+        ):
+            cases.append((pods, _plain_pod("w", "", prefixed(text)), wanted))
+        for where in ("/var/run/nvidia-container-devices/all", "/var/run//nvidia-container-devices", "var/run/./nvidia-container-devices/0"):
+            cases.append((pods, _plain_pod("w", "", mounted(where)), mount))
+        cases.append((pods, _plain_pod("w", "", mounted("/var/run/devices")), None))
         for value in ("", "void", "none"):
             cases.append((pods, _plain_pod("w", "", {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": value}]}), None))
         spec = _plain_pod("w", "", all_gpus)["spec"]
@@ -289,7 +306,17 @@ class Deployed:
             said = warning(path, made)
             if (wanted is None and "berth-bypass" in said) or (wanted is not None and wanted not in said):
                 raise Trouble(f"{path} {json.dumps(made['spec'])[:160]}: wanted {wanted!r}, warned {said!r}")
-        return f"looked_at={len(cases) + 1}"
+        # A container that is put into a pod that is there.
+        self._made(pods, _plain_pod("to-debug", _ELSEWHERE))
+        for more, wanted in ((all_gpus, gpus), (prefixed("NVIDIA_VISIBLE_"), prefix), ({}, None)):
+            spec = {"ephemeralContainers": [{"name": "debug", "image": images.BUSYBOX, **more}]}
+            path = f"{pods}/to-debug/ephemeralcontainers?dryRun=All"
+            answer = self.cluster.answer("PATCH", path, {"spec": spec}, kind=_STRATEGIC)
+            said = str(answer.warnings)
+            if answer.status != 200 or ("berth-bypass" in said) != (wanted is not None) or (wanted or "") not in said:
+                raise Trouble(f"{more}: wanted {wanted!r}, warned {said!r} ({answer.message})")
+        self._delete(f"{pods}/to-debug", "", False)
+        return f"looked_at={len(cases) + 4}"
 
     def whoever_bypasses_may_be_refused(self) -> None:
         """With the binding's other action: as `bypassPolicy.validationActions: [Deny]` renders it."""
@@ -808,6 +835,9 @@ def _plain_pod(name: str, node: str, more: dict | None = None, init: dict | None
     spec: dict = {"containers": [{"name": "main", "image": images.BUSYBOX, **(more or {})}]}
     if init is not None:
         spec["initContainers"] = [{"name": "before", "image": images.BUSYBOX, **init}]
+    mounts = [m for c in (more, init) for m in (c or {}).get("volumeMounts", [])]
+    if mounts:
+        spec["volumes"] = [{"name": name, "emptyDir": {}} for name in sorted({m["name"] for m in mounts})]
     if node:
         spec["nodeName"] = node
     if account:

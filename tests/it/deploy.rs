@@ -206,7 +206,15 @@ fn whoever_goes_past_the_plugin_is_warned_and_the_daemon_itself_is_not() {
     const MANIFEST: &str = "deploy/manifests/berth.yaml";
     let policy = one(MANIFEST, "ValidatingAdmissionPolicy", "berth-bypass");
     let text = policy.to_string();
-    for word in ["NVIDIA_VISIBLE_DEVICES", "privileged", "initContainers", "ephemeralContainers", "CronJob"] {
+    for word in [
+        "NVIDIA_VISIBLE_DEVICES",
+        "privileged",
+        "envFrom",
+        "nvidia-container-devices",
+        "initContainers",
+        "ephemeralContainers",
+        "CronJob",
+    ] {
         assert!(text.contains(word), "it does not look at {word}");
     }
     // What the daemon itself takes for no bypass: see `PodBypass::shows_gpus`.

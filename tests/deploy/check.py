@@ -99,8 +99,40 @@ GOOD = {
     },
 }
 
+#: Names of tokens that the daemon signs with itself, in any case.
+OWN_NAMES = ("admin", "Root", "CONFIG", "unknown", "user-7", "User-x")
+
+
+def _token(name: str) -> dict:
+    return {"name": name, "right": "read", "secretName": "a"}
+
+
+def _own_token(name: str) -> dict:
+    return {"name": name, "right": "read", "file": "/a"}
+
+
 #: What must be refused, and a word of why.
 BAD = {
+    **{f"a token that is called {name}": ({"admin": {"tokens": [_token(name)]}}, "/admin/tokens/0/name") for name in OWN_NAMES},
+    **{
+        f"a token of the file that is called {name}": ({"config": {"admin": {"tokens": [_own_token(name)]}}}, "/config/admin/tokens/0/name")
+        for name in (*OWN_NAMES, "certificate:ann", "Kubernetes:ann")
+    },
+    "two tokens of a name": ({"admin": {"tokens": [_token("a"), _token("b"), _token("a")]}}, "admin.tokens has the name a twice"),
+    "two tokens of a name, one of the file": (
+        {"admin": {"tokens": [_token("a")]}, "config": {"admin": {"tokens": [_own_token("a")]}}},
+        "admin.tokens has the name a twice",
+    ),
+    "two tokens of a name by a profile": (
+        {"admin": {"tokens": [_token("a")]}, "profiles": {"p": {"config": {"admin": {"tokens": [_own_token("a")]}}}}},
+        "admin.tokens has the name a twice",
+    ),
+    "two client certificates of a name": (
+        {"admin": {"tls": {"secretName": "a", "clientCASecretName": "a", "clients": [{"name": "ann", "right": r} for r in ("read", "change")]}}},
+        "admin.tls.clients has the name ann twice",
+    ),
+    "the admin API at a name": ({"adminAddress": "localhost"}, "adminAddress"),
+    "the health port at a name": ({"healthAddress": "localhost"}, "healthAddress"),
     "an unknown value": ({"imag": {}}, "imag"),
     "a key of the file that is the chart's": ({"config": {"healthListen": "0.0.0.0:1"}}, "healthListen"),
     "a key of the file that no daemon knows": ({"config": {"replicas": 4}}, "replicas"),

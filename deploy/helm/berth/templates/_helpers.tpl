@@ -34,14 +34,14 @@
 {{- if .Values.selectorLabelsOverride -}}
 {{- toYaml .Values.selectorLabelsOverride -}}
 {{- else -}}
-app.kubernetes.io/name: {{ include "berth.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "berth.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 {{- end -}}
 
 {{- define "berth.labels" -}}
-app.kubernetes.io/name: {{ include "berth.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "berth.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 

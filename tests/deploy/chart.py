@@ -38,6 +38,28 @@ ADMIN_TLS = {
     "rbac": {"review": True},
 }
 
+#: Names that YAML takes for numbers and truths where nothing says that they are texts, and paths that look like more.
+ODD_NAMES = {
+    "nameOverride": "123",
+    "fullnameOverride": "1e3",
+    "image": {"repository": "1", "tag": "30"},
+    "serviceAccount": {"name": "123"},
+    "priorityClassName": "1e3",
+    "runtimeClassName": "true",
+    "kubeletDir": "/var/lib/kubelet, a: b",
+    "kubeletPodsAPI": True,
+    "nvidiaDriverRoot": "/run/driver, a: b",
+    "stateDir": "/var/lib/berth } #",
+    "labels": {"nfdFile": "/nfd, a: b/features"},
+    "profiles": {"1e3": {}, "true": {}},
+    "admin": {
+        "tls": {"secretName": "123", "clientCASecretName": "true"},
+        "tokens": [{"name": "1e3", "right": "read", "secretName": "123", "key": "on"}],
+        "socket": {"hostDir": "/run/berth, a: b"},
+    },
+    "rbac": ALL_RIGHTS,
+}
+
 #: Each of the plain manifests: what is written above it, the chart's values, and the templates that are taken.
 PLAIN = {
     "berth.yaml": (

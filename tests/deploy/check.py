@@ -25,6 +25,8 @@ import dashboard  # noqa: E402
 
 #: The oldest that the chart takes, and the newest whose schemas are there.
 VERSIONS = ("1.30", "1.36")
+#: What must be a text wherever it is.
+_TEXTS = {"name", "namespace", "secretName", "key", "path", "mountPath", "image", "interval", "policyName"}
 #: Kinds of others, which have no schema here.
 FOREIGN = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "Certificate"}
 
@@ -82,6 +84,13 @@ GOOD = {
     "admin API over TLS": ADMIN,
     "TLS by the file": OWN_TLS,
     "further tokens without TLS": {"admin": {"tokens": ADMIN["admin"]["tokens"], "socket": {"enabled": True}}},
+    "the admin API on ::1": {"adminAddress": "::1"},
+    "the admin API on another loopback address": {"adminAddress": "127.0.0.2", "adminPort": 1234},
+    "odd names": {
+        **chart.ODD_NAMES,
+        **ALERTS,
+        "admin": {**chart.ODD_NAMES["admin"], "tls": {"secretName": "123", "clientCASecretName": "true", "issuerRef": {"name": "1e3"}}},
+    },
     "labels by NFD": {"gfd": {"enabled": True}, "profiles": {"a": {"config": {"labels": {"nfdFile": "/nfd/features.d/x"}}}}},
     "labels of the node": {"labels": {"node": True}, "rbac": {"label": True}},
     "no API server": {"rbac": {"read": False}},
@@ -99,8 +108,40 @@ GOOD = {
     },
 }
 
+#: Names of tokens that the daemon signs with itself, in any case.
+OWN_NAMES = ("admin", "Root", "CONFIG", "unknown", "user-7", "User-x")
+
+
+def _token(name: str) -> dict:
+    return {"name": name, "right": "read", "secretName": "a"}
+
+
+def _own_token(name: str) -> dict:
+    return {"name": name, "right": "read", "file": "/a"}
+
+
 #: What must be refused, and a word of why.
 BAD = {
+    **{f"a token that is called {name}": ({"admin": {"tokens": [_token(name)]}}, "/admin/tokens/0/name") for name in OWN_NAMES},
+    **{
+        f"a token of the file that is called {name}": ({"config": {"admin": {"tokens": [_own_token(name)]}}}, "/config/admin/tokens/0/name")
+        for name in (*OWN_NAMES, "certificate:ann", "Kubernetes:ann")
+    },
+    "two tokens of a name": ({"admin": {"tokens": [_token("a"), _token("b"), _token("a")]}}, "admin.tokens has the name a twice"),
+    "two tokens of a name, one of the file": (
+        {"admin": {"tokens": [_token("a")]}, "config": {"admin": {"tokens": [_own_token("a")]}}},
+        "admin.tokens has the name a twice",
+    ),
+    "two tokens of a name by a profile": (
+        {"admin": {"tokens": [_token("a")]}, "profiles": {"p": {"config": {"admin": {"tokens": [_own_token("a")]}}}}},
+        "admin.tokens has the name a twice",
+    ),
+    "two client certificates of a name": (
+        {"admin": {"tls": {"secretName": "a", "clientCASecretName": "a", "clients": [{"name": "ann", "right": r} for r in ("read", "change")]}}},
+        "admin.tls.clients has the name ann twice",
+    ),
+    "the admin API at a name": ({"adminAddress": "localhost"}, "adminAddress"),
+    "the health port at a name": ({"healthAddress": "localhost"}, "healthAddress"),
     "an unknown value": ({"imag": {}}, "imag"),
     "a key of the file that is the chart's": ({"config": {"healthListen": "0.0.0.0:1"}}, "healthListen"),
     "a key of the file that no daemon knows": ({"config": {"replicas": 4}}, "replicas"),
@@ -126,22 +167,30 @@ BAD = {
 #: What else must be in what is rendered of GOOD, and what must not: words of the DaemonSets, the Service, the policies.
 RENDERED = {
     "default": (
-        ["value: http://127.0.0.1:9470"],
+        ['value: "http://127.0.0.1:9470"'],
         ["features.d", "berth-admin", "/run/berth", "containerPort: 9470", "port: admin", "targetPort: admin"],
     ),
     "admin API over TLS": (
-        ["value: unix:///run/berth/admin.sock", "hostPath: { path: /run/berth, type: DirectoryOrCreate }", "containerPort: 9470"]
-        + ["port: admin", "targetPort: admin", "adminListen: '[::]:9470'", "kind: Certificate", 'key: ca.crt', "path: \"ci.example.com\""],
+        ['value: "unix:///run/berth/admin.sock"', 'hostPath: { path: "/run/berth", type: DirectoryOrCreate }', "containerPort: 9470"]
+        + ["port: admin", "targetPort: admin", "adminListen: '[::]:9470'", "kind: Certificate", "key: ca.crt", 'path: "ci.example.com"'],
         ["features.d", "emptyDir", "scheme: HTTPS"],
     ),
     "further tokens without TLS": (["emptyDir", "adminListen: 127.0.0.1:9470", "unix:///run/berth"], ["containerPort: 9470"]),
+    "the admin API on ::1": (['value: "http://[::1]:9470"', "adminListen: '[::1]:9470'"], ["127.0.0.1"]),
+    "the admin API on another loopback address": (['value: "http://127.0.0.2:1234"', "adminListen: 127.0.0.2:1234"], ["127.0.0.1"]),
+    # PyYAML takes 1e3 for a text, Kubernetes' reader for a number.
+    "odd names": (
+        ['secretName: "123"', 'secretName: "true"', 'name: "123"', '{ key: "on", path: "1e3" }', 'image: "1:30"', 'name: "1e3"', 'name: "1e3-true"']
+        + ['kubernetes.io/instance: "berth"', 'kubernetes.io/name: "123"', 'priorityClassName: "1e3"', 'berth/daemonset: "1e3"'],
+        [": 1e3\n", ": 123\n"],
+    ),
     "TLS by the file": (["mountPath: /c", "containerPort: 9470", "port: admin"], ["admin-tls"]),
     "labels by NFD": (
-        ["hostPath: { path: /etc/kubernetes/node-feature-discovery/features.d, type: DirectoryOrCreate }"]
-        + ["hostPath: { path: /nfd/features.d, type: DirectoryOrCreate }", "nfdFile: /nfd/features.d/x"],
+        ['hostPath: { path: "/etc/kubernetes/node-feature-discovery/features.d", type: DirectoryOrCreate }']
+        + ['hostPath: { path: "/nfd/features.d", type: DirectoryOrCreate }', "nfdFile: /nfd/features.d/x"],
         ["berth-label", "node: true"],
     ),
-    "labels of the node": (["name: berth-label-own-node", "node: true"], ["features.d"]),
+    "labels of the node": (['name: "berth-label-own-node"', "node: true"], ["features.d"]),
 }
 
 
@@ -185,6 +234,7 @@ class Check:
             return [str(why)]
         faults = []
         for document in documents:
+            faults += [f"{document['kind']}: {path} is no text" for path in _no_texts(document)]
             if document["kind"] == "ConfigMap" and "config.yaml" in document["data"]:
                 faults += self._config(document["metadata"]["name"], document["data"]["config.yaml"])
             if document["kind"] in FOREIGN:
@@ -201,6 +251,16 @@ class Check:
             file.write(text)
             file.flush()
             return [f"ConfigMap {name}: {fault}" for fault in _ran([self._berth, "config", "check", file.name])]
+
+
+def _no_texts(value, path: str = "") -> list[str]:
+    """Where a name is none, also in objects that have no schema here."""
+    if isinstance(value, list):
+        return [found for i, one in enumerate(value) for found in _no_texts(one, f"{path}[{i}]")]
+    if not isinstance(value, dict):
+        return []
+    found = [f"{path}.{key}" for key in _TEXTS & set(value) if not isinstance(value[key], (str, dict))]
+    return found + [one for key, inner in value.items() for one in _no_texts(inner, f"{path}.{key}")]
 
 
 def _rendered(name: str, values: dict) -> list[str]:

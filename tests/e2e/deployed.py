@@ -49,6 +49,10 @@ _HERE, _ELSEWHERE = "rights-here", "rights-elsewhere"
 _ADMIN_PORT = 9470
 _NEW_CERTIFICATE = "openssl req -x509 -days 2 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1".split()
 _STRATEGIC = "application/strategic-merge-patch+json"
+_MERGE = "application/merge-patch+json"
+#: Of namespaces.
+_EVENTS = "/apis/events.k8s.io/v1/namespaces"
+_NO_OWNER = {"apiVersion": "v1", "kind": "Node", "name": "gone", "uid": "11111111-2222-3333-4444-555555555555"}
 _WHOLE, _SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 
 
@@ -65,11 +69,13 @@ class Deployed:
     def manifests_are_taken(self) -> str:
         """Strictly, so that an unknown field is an error. PodMonitor and PrometheusRule are of another's API."""
         self.cluster.kubectl("create", "namespace", BERTH)
-        names = [p.name for p in sorted(MANIFESTS.glob("*.yaml")) if p.name != "monitoring.yaml"]
-        for name in names:
-            said = self.cluster.kubectl(
-                "apply", "--dry-run=server", "--validate=strict", "-n", BERTH, "-f", MANIFESTS / name
-            )
+        files = [p for p in sorted(MANIFESTS.glob("*.yaml")) if p.name != "monitoring.yaml"]
+        # And names that are texts only where the chart says so.
+        odd = places.RUN / "odd-names.yaml"
+        odd.write_text("---\n".join(chart.render(chart.ODD_NAMES)), encoding="utf-8")
+        names = [p.name for p in (*files, odd)]
+        for name, file in zip(names, (*files, odd)):
+            said = self.cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-n", BERTH, "-f", file)
             # That the namespace was made by hand is said, and is no fault of the manifest's.
             wrong = [line for line in said.splitlines() if "Warning" in line and "namespaces/berth" not in line]
             if wrong:
@@ -84,7 +90,7 @@ class Deployed:
         def checked():
             path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
             found = self.cluster.get(path)["items"]
-            if len(found) != 5:
+            if len(found) != 6:
                 raise Hopeless(f"{len(found)} policies")
             for policy in found:
                 status = policy.get("status", {})
@@ -118,6 +124,7 @@ class Deployed:
 
         pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
         both("a patch of the status", _bind(self._condition, _HERE), _bind(self._condition, _ELSEWHERE))
+        both("an event", _bind(self._event, _HERE), _bind(self._event, _ELSEWHERE))
         both("a patch of labels", _bind(self._label, _HERE), _bind(self._label, _ELSEWHERE))
         both("an eviction", _bind(self._evict, f"{pods}/here"), _bind(self._evict, f"{pods}/elsewhere"))
         both("a deletion", _bind(self._delete, f"{pods}/here-too"), _bind(self._delete, f"{pods}/elsewhere-too"))
@@ -127,10 +134,11 @@ class Deployed:
             self._delete(f"{pods}/elsewhere-too", "", False),
             self._condition(_ELSEWHERE, "", False),
             self._label(_ELSEWHERE, "", False),
+            self._event(_ELSEWHERE, "", False),
         ):
             if answer.status not in (200, 201):
                 raise Trouble(f"an administrator: {answer.message}")
-        return "nodes/status, nodes, pods/eviction, pods"
+        return "nodes/status, events, nodes, pods/eviction, pods"
 
     def nothing_else_of_the_own_node(self) -> str:
         """With the right to patch a node one could send pods elsewhere, promise GPUs, or make the node look ill."""
@@ -141,14 +149,32 @@ class Deployed:
             "addresses": {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]}},
             "a condition": {"status": {"conditions": [_a_condition("MemoryPressure")]}},
             "labels": {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}},
+            "phase": {"status": {"phase": "Terminated"}},
+            "daemonEndpoints": {"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}},
+            "nodeInfo": {"status": {"nodeInfo": {"kubeletVersion": "v1.0.0"}}},
+            "images": {"status": {"images": [{"names": ["registry.example.com/a:1"], "sizeBytes": 1}]}},
+            "volumesInUse": {"status": {"volumesInUse": ["kubernetes.io/csi/a"]}},
+            "volumesAttached": {"status": {"volumesAttached": [{"name": "a", "devicePath": "/dev/a"}]}},
+            "runtimeHandlers": {"status": {"runtimeHandlers": [{"name": "a"}]}},
+            "features": {"status": {"features": {"supplementalGroupsPolicy": True}}},
+            "declaredFeatures": {"status": {"declaredFeatures": ["A"]}},
             "annotations": {"metadata": {"annotations": {"a": "b"}}},
+            "a finalizer": {"metadata": {"finalizers": ["example.com/a"]}},
+            # The collector of garbage would delete the node, since there is no such owner.
+            "an owner": {"metadata": {"ownerReferences": [_NO_OWNER]}},
         }
+        # What the API server itself has a node's status consist of, lest a newer one has more. It never takes `config`.
+        schema = self.cluster.get("/openapi/v3/api/v1")["components"]["schemas"]["io.k8s.api.core.v1.NodeStatus"]
+        left = set(schema["properties"]) - set(patches) - {"conditions", "config"}
+        if left:
+            raise Trouble(f"nobody tried {left}")
         of_node = {
             "a label of another": {"metadata": {"labels": {"topology.kubernetes.io/zone": "b"}}},
             "a label that is like ours": {"metadata": {"labels": {"evil-nvidia.com/gpu.product": "x"}}},
             "a label that is taken away": {"metadata": {"labels": {"kept": None}}},
             "an annotation": {"metadata": {"annotations": {"a": "b"}}},
             "a finalizer": {"metadata": {"finalizers": ["example.com/a"]}},
+            "an owner": {"metadata": {"ownerReferences": [_NO_OWNER]}},
             "a taint": {"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoExecute"}]}},
             "unschedulable": {"spec": {"unschedulable": True}},
         }
@@ -163,6 +189,57 @@ class Deployed:
                 raise Trouble(f"{name}: {why}") from why
         return ", ".join(name for name, _, _ in asked)
 
+    def events_are_of_the_own_node_and_by_berth(self) -> str:
+        """What an event says of other nodes, operators would believe."""
+        token = self._token(_HERE)
+        path = f"{_EVENTS}/default/events"
+        wrong = {
+            "of another node": {"regarding": {"kind": "Node", "name": _ELSEWHERE, "uid": _ELSEWHERE}},
+            "of a node without a name": {"regarding": {"kind": "Node"}},
+            "of something else": {"regarding": {"kind": "Deployment", "name": "a", "apiVersion": "apps/v1", "namespace": "default"}},
+            "in another's name": {"reportingController": "kubelet"},
+            "in another node's name": {"reportingInstance": _ELSEWHERE},
+        }
+        asked = [(name, "POST", path, {**_an_event(_HERE, "wrong"), **more}, "") for name, more in wrong.items()]
+        # The kubelet's, which is not Berth's to change.
+        of_kubelet = {**_an_event(_HERE, "kubelet"), "reportingController": "kubelet"}
+        self._made(path, of_kubelet)
+        series = {"series": {"count": 2, "lastObservedTime": of_kubelet["eventTime"]}}
+        asked.append(("another's", "PATCH", f"{path}/{of_kubelet['metadata']['name']}", series, _MERGE))
+        # The same objects by the older group, which Berth has no right to: with one it is held to the same.
+        older = "/api/v1/namespaces/default/events"
+        self.cluster.kubectl("create", "clusterrole", "older-events", "--verb=create,patch", "--resource=events")
+        try:
+            account = f"--serviceaccount={BERTH}:{BERTH}"
+            self.cluster.kubectl("create", "clusterrolebinding", "older-events", "--clusterrole=older-events", account)
+            ours = {"reportingComponent": "berth", "reportingInstance": _HERE}
+            asked.append(("another's as ours", "PATCH", f"{older}/{of_kubelet['metadata']['name']}", ours, _MERGE))
+            body = {"metadata": {"name": "older"}, "involvedObject": wrong["of another node"]["regarding"], **ours}
+            asked.append(("of another node by the older group", "POST", older, body, ""))
+
+            def in_force() -> bool:
+                """The role, a moment after it was made."""
+                message = self.cluster.answer("POST", older, body, token).message
+                if "cannot create" in message:
+                    raise Trouble(message)
+                return True
+
+            until("the right to the older group", 30, in_force, every=0.3)
+            for name, method, where, sent, kind in asked:
+                try:
+                    _refused(self.cluster.answer(method, where, sent, token, kind), "may not report")
+                except Trouble as why:
+                    raise Trouble(f"an event {name}: {why}") from why
+        finally:
+            self.cluster.kubectl("delete", "clusterrolebinding,clusterrole", "older-events")
+        # And what the daemon does: it tells of a pod, and counts what comes again.
+        pod = _an_event(_HERE, "pod", {"kind": "Pod", "name": "a", "namespace": "default", "apiVersion": "v1"})
+        for method, where, body in (("POST", path, pod), ("PATCH", f"{path}/{pod['metadata']['name']}", series)):
+            answer = self.cluster.answer(method, where, body, token, _MERGE if method == "PATCH" else "")
+            if answer.status not in (200, 201):
+                raise Trouble(f"{method} of an event of a pod: {answer.message}")
+        return ", ".join(name for name, *_ in asked)
+
     # Pods that go past every device plugin
 
     def whoever_bypasses_is_warned(self) -> str:
@@ -170,6 +247,13 @@ class Deployed:
         all_gpus = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
         from_map = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}
         privileged = {"securityContext": {"privileged": True}}
+        prefix, mount = "takes variables from elsewhere", "mounts /var/run/nvidia-container-devices itself"
+
+        def prefixed(text: str | None) -> dict:
+            return {"envFrom": [{"configMapRef": {"name": "a"}, **({"prefix": text} if text is not None else {})}]}
+
+        def mounted(path: str) -> dict:
+            return {"volumeMounts": [{"name": "null", "mountPath": path}]}
 
         def warning(path: str, made: dict) -> str:
             answer = self.cluster.answer("POST", f"{path}?dryRun=All", made)
@@ -183,10 +267,20 @@ class Deployed:
             (pods, _plain_pod("w", "", from_map), gpus),
             (pods, _plain_pod("w", "", {}, init=all_gpus), gpus),
             (pods, _plain_pod("w", "", privileged), "is privileged"),
+            (pods, _plain_pod("w", "", {}, init=prefixed("NVIDIA_VISIBLE_")), prefix),
+            (pods, _plain_pod("w", "", {}, init=mounted("/var/run/nvidia-container-devices/all")), mount),
             (pods, _plain_pod("w", ""), None),
             (pods.replace(NAMESPACE, "kube-system"), _plain_pod("w", "", all_gpus), None),
             (pods.replace(NAMESPACE, BERTH), _plain_pod("w", "", all_gpus), None),
         ]
+        for text, wanted in (
+            *((text, prefix) for text in ("N", "NVIDIA_", "NVIDIA_VISIBLE", "NVIDIA_VISIBLE_", "NVIDIA_VISIBLE_DEVICE")),
+            *((text, None) for text in (None, "", "APP_", "NVIDIA_DRIVER_", "VISIBLE_", "nvidia_")),
+        ):
+            cases.append((pods, _plain_pod("w", "", prefixed(text)), wanted))
+        for where in ("/var/run/nvidia-container-devices/all", "/var/run//nvidia-container-devices", "var/run/./nvidia-container-devices/0"):
+            cases.append((pods, _plain_pod("w", "", mounted(where)), mount))
+        cases.append((pods, _plain_pod("w", "", mounted("/var/run/devices")), None))
         for value in ("", "void", "none"):
             cases.append((pods, _plain_pod("w", "", {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": value}]}), None))
         spec = _plain_pod("w", "", all_gpus)["spec"]
@@ -214,19 +308,28 @@ class Deployed:
             said = warning(path, made)
             if (wanted is None and "berth-bypass" in said) or (wanted is not None and wanted not in said):
                 raise Trouble(f"{path} {json.dumps(made['spec'])[:160]}: wanted {wanted!r}, warned {said!r}")
-        return f"looked_at={len(cases) + 1}"
+        # A container that is put into a pod that is there.
+        self._made(pods, _plain_pod("to-debug", _ELSEWHERE))
+        for more, wanted in ((all_gpus, gpus), (prefixed("NVIDIA_VISIBLE_"), prefix), ({}, None)):
+            spec = {"ephemeralContainers": [{"name": "debug", "image": images.BUSYBOX, **more}]}
+            path = f"{pods}/to-debug/ephemeralcontainers?dryRun=All"
+            answer = self.cluster.answer("PATCH", path, {"spec": spec}, kind=_STRATEGIC)
+            said = str(answer.warnings)
+            if answer.status != 200 or ("berth-bypass" in said) != (wanted is not None) or (wanted or "") not in said:
+                raise Trouble(f"{more}: wanted {wanted!r}, warned {said!r} ({answer.message})")
+        self._delete(f"{pods}/to-debug", "", False)
+        return f"looked_at={len(cases) + 4}"
 
     def whoever_bypasses_may_be_refused(self) -> None:
         """With the binding's other action: as `bypassPolicy.validationActions: [Deny]` renders it."""
         path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/berth-bypass"
-        merge = "application/merge-patch+json"
         made = _plain_pod("w", "", {"securityContext": {"privileged": True}})
         try:
-            self.cluster.answer("PATCH", path, {"spec": {"validationActions": ["Deny"]}}, kind=merge)
+            self.cluster.answer("PATCH", path, {"spec": {"validationActions": ["Deny"]}}, kind=_MERGE)
             pods = f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All"
             until("it is refused", 30, lambda: _refused(self.cluster.answer("POST", pods, made), "is privileged"))
         finally:
-            self.cluster.answer("PATCH", path, {"spec": {"validationActions": ["Warn"]}}, kind=merge)
+            self.cluster.answer("PATCH", path, {"spec": {"validationActions": ["Warn"]}}, kind=_MERGE)
 
     # In a pod
 
@@ -300,6 +403,17 @@ class Deployed:
             return True
 
         until("the node's condition", 30, told)
+
+        def reported() -> bool:
+            """Of the node in `default`, as the kubelet does it; of the pod in its namespace."""
+            for namespace, kind in (("default", "Node"), (NAMESPACE, "Pod")):
+                events = self.cluster.get(f"{_EVENTS}/{namespace}/events")["items"]
+                ours = [e for e in events if e.get("reportingController") == "berth" and e["regarding"]["kind"] == kind]
+                if not any(e["reportingInstance"] == kubelet.NODE_NAME for e in ours):
+                    raise Trouble(f"no event of a {kind} by berth")
+            return True
+
+        until("the events", 30, reported)
         self._cli("gpu", "uncordon", gpu)
         return f"gpu={gpu}"
 
@@ -461,6 +575,7 @@ class Deployed:
         expressions_have_types,
         rights_end_at_the_own_node,
         nothing_else_of_the_own_node,
+        events_are_of_the_own_node_and_by_berth,
         whoever_bypasses_is_warned,
         whoever_bypasses_may_be_refused,
         a_labelled_node_gets_its_pod,
@@ -653,6 +768,10 @@ class Deployed:
         patch = {"status": {"conditions": [_a_condition("GPUUnavailable")]}}
         return self.cluster.answer("PATCH", path, patch, kind=_STRATEGIC, **_as(token))
 
+    def _event(self, node: str, token: str, dry: bool) -> Answer:
+        path = f"{_EVENTS}/default/events{'?dryRun=All' if dry else ''}"
+        return self.cluster.answer("POST", path, _an_event(node, "e2e"), **_as(token))
+
     def _label(self, node: str, token: str, dry: bool) -> Answer:
         path = f"/api/v1/nodes/{node}{'?dryRun=All' if dry else ''}"
         patch = {"metadata": {"labels": {f"{_WHOLE}.product": "NVIDIA-E2E"}}}
@@ -698,11 +817,29 @@ def _a_condition(kind: str) -> dict:
     }
 
 
+def _an_event(node: str, name: str, regarding: dict | None = None) -> dict:
+    """As the daemon of that node makes one; of the node if nothing else is said."""
+    return {
+        "metadata": {"name": f"{node}.{name}"},
+        "eventTime": time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime()),
+        "regarding": regarding or {"kind": "Node", "name": node, "uid": node},
+        "reportingController": "berth",
+        "reportingInstance": node,
+        "action": "Look",
+        "reason": "E2E",
+        "note": "e2e",
+        "type": "Normal",
+    }
+
+
 def _plain_pod(name: str, node: str, more: dict | None = None, init: dict | None = None, account: str = "") -> dict:
     """A pod that is looked at and never run. `more` and `init`: what its container and its init container have besides."""
     spec: dict = {"containers": [{"name": "main", "image": images.BUSYBOX, **(more or {})}]}
     if init is not None:
         spec["initContainers"] = [{"name": "before", "image": images.BUSYBOX, **init}]
+    mounts = [m for c in (more, init) for m in (c or {}).get("volumeMounts", [])]
+    if mounts:
+        spec["volumes"] = [{"name": name, "emptyDir": {}} for name in sorted({m["name"] for m in mounts})]
     if node:
         spec["nodeName"] = node
     if account:

@@ -34,14 +34,14 @@
 {{- if .Values.selectorLabelsOverride -}}
 {{- toYaml .Values.selectorLabelsOverride -}}
 {{- else -}}
-app.kubernetes.io/name: {{ include "berth.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "berth.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 {{- end -}}
 
 {{- define "berth.labels" -}}
-app.kubernetes.io/name: {{ include "berth.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "berth.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 
@@ -106,6 +106,18 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- printf "%s:%d" (ternary (printf "[%s]" .host) .host (contains ":" .host)) (int .port) -}}
 {{- end -}}
 
+{{- /* The daemon would not start with two of a name. */ -}}
+{{- define "berth.eachOnce" -}}
+{{- $seen := dict -}}
+{{- $what := .what -}}
+{{- range .of -}}
+{{- if hasKey $seen .name -}}
+{{- fail (printf "%s has the name %s twice (config.admin counts, too): give each a name of its own, since changes are signed with it" $what .name) -}}
+{{- end -}}
+{{- $_ := set $seen .name true -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Where the pods have what the admin API needs. */ -}}
 {{- define "berth.adminFolder" -}}/etc/berth-admin{{- end -}}
 {{- define "berth.socketFolder" -}}/run/berth{{- end -}}
@@ -136,6 +148,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $tokens = append $tokens (dict "name" .name "right" .right "file" (printf "%s/tokens/%s" $folder .name)) -}}
 {{- end -}}
 {{- with $tokens -}}{{- $_ := set $admin "tokens" . -}}{{- end -}}
+{{- include "berth.eachOnce" (dict "what" "admin.tokens" "of" $tokens) -}}
+{{- include "berth.eachOnce" (dict "what" "admin.tls.clients" "of" (default (list) (default (dict) $admin.tls).clients)) -}}
 {{- if $given.kubernetes.enabled -}}
 {{- $_ := set $admin "kubernetes" (dict "audiences" $given.kubernetes.audiences) -}}
 {{- end -}}

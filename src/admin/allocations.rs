@@ -12,9 +12,12 @@ use crate::kernel::ledger::Ledger;
 use crate::kernel::names::{AllocationId, DeviceId, Resource};
 use crate::kernel::refusal::Refusal;
 use actix_web::{HttpRequest, HttpResponse, web};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::cell::LazyCell;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
 
 /// Allocations in one answer if the caller does not say: what a full node of 16 GPUs in whole or
@@ -83,15 +86,22 @@ impl Filter {
 /// An allocation of either kind, where it lies.
 #[derive(Clone, Copy)]
 enum Found<'l> {
-    Live(&'l allocation::Allocation),
+    Live(&'l Arc<allocation::Allocation>),
     Ended(Past<'l>),
 }
 
 impl<'l> Found<'l> {
     /// By id, live or ended.
     fn by_id(ledger: &'l Ledger, id: AllocationId) -> Option<Self> {
-        let live = ledger.live.get(&id).map(|a| Self::Live(a));
+        let live = ledger.live.get(&id).map(Self::Live);
         live.or_else(|| ledger.ended.get(id).map(Self::Ended))
+    }
+
+    fn live(self) -> Option<&'l Arc<allocation::Allocation>> {
+        match self {
+            Self::Live(a) => Some(a),
+            Self::Ended(_) => None,
+        }
     }
 
     fn devices(self) -> &'l [DeviceId] {
@@ -155,7 +165,7 @@ pub(super) async fn list(
     let limit = paging::limit(filter.limit, ALLOCATIONS_DEFAULT, ALLOCATIONS_MAX)?;
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.door.snapshot();
-    let live = ledger.live.values().filter(|_| filter.state != StateFilter::Ended).map(|a| Found::Live(a));
+    let live = ledger.live.values().filter(|_| filter.state != StateFilter::Ended).map(Found::Live);
     let ended = ledger.ended.iter().filter(|_| filter.state != StateFilter::Live).map(Found::Ended);
     let mut found: Vec<_> = live.chain(ended).filter(|a| filter.matches(&ledger, *a)).collect();
     let total = found.len();
@@ -168,9 +178,36 @@ pub(super) async fn list(
     }
     found.sort_unstable_by_key(newest_first);
     let next = found.last().filter(|_| more).map(|a| cursor(a.key()));
-    let (owners, mps) = (Owners::of(&ledger), (state.facts)().mps);
-    let items = found.iter().map(|a| a.shown(&owners, &mps)).collect();
-    tag::fresh(&request, &AllocationList { items, total, next })
+    let mps = (state.facts)().mps;
+    let owners = LazyCell::new(|| Owners::of(&ledger));
+    let live: Vec<_> = found.iter().filter_map(|a| a.live()).collect();
+    let texts = state.written.of(&ledger, &mps, || &owners, &live).map_err(unwritten)?;
+    let mut texts = texts.iter();
+    let items = found.iter().filter_map(|found| match found {
+        Found::Live(_) => texts.next().map(|text| Item::Live(text.json())),
+        Found::Ended(past) => Some(Item::Ended(Box::new(Allocation::of(&owners, &mps, &past.allocation())))),
+    });
+    tag::fresh(&request, &Page { items: items.collect(), total, next })
+}
+
+/// An [`AllocationList`] whose items are partly written already.
+#[derive(Serialize)]
+struct Page<'t> {
+    items: Vec<Item<'t>>,
+    total: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Item<'t> {
+    Live(&'t RawValue),
+    Ended(Box<Allocation>),
+}
+
+fn unwritten(error: serde_json::Error) -> Problem {
+    Problem::new(Kind::Internal, format!("the answer cannot be written: {error}"))
 }
 
 /// One allocation, live or ended

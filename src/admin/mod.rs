@@ -61,6 +61,7 @@ mod unread;
 mod view;
 mod wire;
 mod word;
+mod written;
 
 pub use auth::check_token_file;
 pub use body::{JSON_BYTES_MAX, MODULE_BYTES_MAX};

@@ -4,6 +4,7 @@ use super::access::Access;
 use super::events::Feed;
 use super::idempotency::Keys;
 use super::survey::Surveys;
+use super::written::Written;
 use super::{Facts, Settings};
 use crate::admission::Door;
 use crate::metrics::Metrics;
@@ -21,6 +22,8 @@ pub(super) struct State {
     pub(super) access: Access,
     /// What follows from the newest snapshot.
     pub(super) surveys: Surveys,
+    /// Allocations as they were shown last.
+    pub(super) written: Written,
     pub(super) uploads: Semaphore,
     /// Whose turn it is to order something of a GPU.
     pub(super) orders: Mutex<()>,
@@ -40,6 +43,7 @@ impl State {
             facts: settings.facts.clone(),
             access,
             surveys: Surveys::default(),
+            written: Written::default(),
             uploads: Semaphore::new(UPLOADS_MAX),
             orders: Mutex::new(()),
             keys: Keys::default(),

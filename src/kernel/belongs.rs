@@ -287,4 +287,4 @@ fn stranger(ledger: &Ledger, gpu: &PartId, uid: &str) -> Reason {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -139,15 +139,18 @@ impl Bench {
 
     /// Shows the daemon so many GPUs.
     pub(crate) fn look(&self, gpus: u32) {
-        self.look_at(gpus, None);
+        self.look_as(gpus, |_| ());
     }
 
     /// The same with one GPU in trouble.
     pub(crate) fn look_troubled(&self, gpus: u32, troubled: u32) {
-        self.look_at(gpus, Some(troubled));
+        self.look_as(gpus, |seen| {
+            seen.troubles = BTreeMap::from([(gpu(troubled), "fell off the bus".to_owned())]);
+        });
     }
 
-    fn look_at(&self, gpus: u32, troubled: Option<u32>) {
+    /// The same with something else about them.
+    pub(crate) fn look_as(&self, gpus: u32, about: impl FnOnce(&mut Inventory)) {
         let parts: Vec<Part> = (0..gpus).map(part).collect();
         let mut inventory = Inventory::default();
         for a in &parts {
@@ -157,7 +160,7 @@ impl Bench {
             inventory.usage.insert(a.id.clone(), Usage { memory_used_mib: 7, processes: 1 });
         }
         inventory.parts = parts;
-        inventory.troubles = troubled.map(|n| (gpu(n), "fell off the bus".to_owned())).into_iter().collect();
+        about(&mut inventory);
         self.door.looked(inventory).unwrap();
     }
 

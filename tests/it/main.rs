@@ -10,6 +10,7 @@ mod admin_conditions;
 mod admin_doors;
 mod admin_events;
 mod admin_flood;
+mod admin_lists;
 mod admin_malformed;
 mod admin_page;
 mod admin_policies;

@@ -13,11 +13,11 @@ use crate::kernel::time::Now;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-pub(in crate::kernel) fn part(name: &str) -> PartId {
+pub(crate) fn part(name: &str) -> PartId {
     PartId::parse(name).unwrap()
 }
 
-pub(in crate::kernel) fn shared() -> Resource {
+pub(crate) fn shared() -> Resource {
     Resource::parse("nvidia.com/gpu.shared").unwrap()
 }
 
@@ -39,16 +39,16 @@ fn facts(id: &str, parent: Option<&str>, mig_enabled: bool, memory_mib: u64) -> 
 }
 
 /// A node whose ledger is made by looks and grants alone.
-pub(in crate::kernel) struct Node {
-    pub(in crate::kernel) ledger: Ledger,
-    pub(in crate::kernel) now: Now,
-    pub(in crate::kernel) sight: Sight,
+pub(crate) struct Node {
+    pub(crate) ledger: Ledger,
+    pub(crate) now: Now,
+    pub(crate) sight: Sight,
     next: u64,
 }
 
 impl Node {
     /// `GPU-0` is whole; `GPU-1` is split into `MIG-a` and `MIG-b`.
-    pub(in crate::kernel) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut node = Self {
             ledger: Ledger::default(),
             now: Now { wall_ms: 1_000_000, mono_ms: 1_000 },
@@ -59,7 +59,7 @@ impl Node {
         node
     }
 
-    pub(in crate::kernel) fn look(&mut self, processes: &[(&str, Process)]) {
+    pub(crate) fn look(&mut self, processes: &[(&str, Process)]) {
         let parts = vec![
             facts("GPU-0", None, false, 81_920),
             facts("GPU-1", None, true, 81_920),
@@ -76,13 +76,7 @@ impl Node {
     }
 
     /// Puts an allocation of one device there, as adoption does.
-    pub(in crate::kernel) fn grant(
-        &mut self,
-        on: &str,
-        share: Option<u32>,
-        pod: &str,
-        container: &str,
-    ) -> AllocationId {
+    pub(crate) fn grant(&mut self, on: &str, share: Option<u32>, pod: &str, container: &str) -> AllocationId {
         let known = |text: &str| Some(text.to_owned()).filter(|t| !t.is_empty());
         let id = AllocationId { store: 7, number: self.next };
         self.next += 1;
@@ -113,18 +107,18 @@ impl Node {
         id
     }
 
-    pub(in crate::kernel) fn end(&mut self, id: AllocationId) {
+    pub(crate) fn end(&mut self, id: AllocationId) {
         let ended = Change::Ended { id, reason: EndReason::Released };
         self.ledger.apply(&Entry { at: self.now, changes: vec![ended] });
     }
 
-    pub(in crate::kernel) fn pass(&mut self, seconds: u64) {
+    pub(crate) fn pass(&mut self, seconds: u64) {
         self.now.mono_ms += seconds * 1000;
         self.now.wall_ms += seconds * 1000;
     }
 }
 
-pub(in crate::kernel) fn process(pid: u32, on: &str, owner: Owner) -> Process {
+pub(crate) fn process(pid: u32, on: &str, owner: Owner) -> Process {
     Process {
         pid,
         part: part(on),
@@ -134,7 +128,7 @@ pub(in crate::kernel) fn process(pid: u32, on: &str, owner: Owner) -> Process {
     }
 }
 
-pub(in crate::kernel) fn of_pod(uid: &str, container: &str) -> Owner {
+pub(crate) fn of_pod(uid: &str, container: &str) -> Owner {
     Owner::Pod(PodProcess {
         uid: uid.into(),
         container_id: None,

@@ -44,6 +44,7 @@ mod scrape;
 mod seat;
 mod seats;
 mod server;
+mod shape;
 mod sight;
 mod socket;
 mod stack;

@@ -85,7 +85,7 @@ pub struct ClientArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "2s",
-        value_parser = humantime::parse_duration
+        value_parser = super::usage::time
     )]
     pub watch: Option<Duration>,
 }

@@ -93,8 +93,8 @@ pub fn run(cli: &Cli, hooks: &Hooks) -> ExitCode {
             return author::run(command, &mut out);
         }
         Command::Policy { .. } => ask(cli, &mut out),
-        Command::Config { command: args::ConfigCommand::Check { file } } => {
-            config_check::run(file, hooks.rehearse, &mut out)
+        Command::Config { command: args::ConfigCommand::Check { file, without_files } } => {
+            config_check::run(file, *without_files, hooks.rehearse, &mut out)
         }
         Command::Node { command: args::NodeCommand::Check(args) } => {
             return node_check::run(args, &cli.client, hooks, &mut out);

@@ -25,6 +25,7 @@ use berth::config::{Config, FileConfig, ServeArgs};
 use berth::daemon::{Daemon, Options};
 use clap::Parser;
 use kubelet_standin::Kubelet;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
@@ -45,8 +46,23 @@ pub(crate) struct Node {
     daemon: Daemon,
     pub(crate) kubelet: Kubelet,
     pub(crate) api: api::Api,
+    token_file: PathBuf,
     /// Removed at the end, with the store and the sockets in it.
     _folder: TempDir,
+}
+
+impl Node {
+    /// How to get in, again: what was printed first has scrolled away by now.
+    pub(crate) fn print_way_in(&self) {
+        let (address, file) = (self.daemon.admin_address(), self.token_file.display());
+        println!("page   http://{address}/");
+        // Read anew: `berth token rotate` makes another one. Without it the demo goes on.
+        if let Ok(token) = std::fs::read_to_string(&self.token_file) {
+            println!("token  {}", token.trim());
+        }
+        println!("berth  export BERTH_SERVER=http://{address} BERTH_TOKEN_FILE={file}");
+        println!();
+    }
 }
 
 fn main() -> ExitCode {
@@ -128,5 +144,5 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
     println!("  berth gpu list");
     println!("  berth gpu drain 6 --wait");
     println!();
-    Ok(Node { daemon, kubelet, api, _folder: folder })
+    Ok(Node { daemon, kubelet, api, token_file, _folder: folder })
 }

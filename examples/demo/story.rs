@@ -41,7 +41,7 @@ async fn whole_gpus(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
     work.start(node, "train-b", WHOLE, 2).await;
     work.start_in_vain(node, "greedy", WHOLE, 3).await;
     holders_known(node, 2).await?;
-    table::print(node, false).await
+    table::print(node, work, false).await
 }
 
 async fn cordon(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
@@ -51,7 +51,7 @@ async fn cordon(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
     node.kubelet.wait_allocatable(WHOLE, 7, SEEN_WITHIN).await?;
     work.start(node, "infer-a", WHOLE, 1).await;
     work.start_in_vain(node, "infer-b", WHOLE, 1).await;
-    table::print(node, false).await?;
+    table::print(node, work, false).await?;
     println!("   uncordon it");
     node.api.uncordon(&gpu).await?;
     node.kubelet.wait_allocatable(WHOLE, 8, SEEN_WITHIN).await?;
@@ -70,7 +70,7 @@ async fn share(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
     node.kubelet.wait_allocatable(WHOLE, 7, SEEN_WITHIN).await?;
     work.start_in_vain(node, "note-e", SHARED, 1).await;
     holders_known(node, 7).await?;
-    table::print(node, false).await
+    table::print(node, work, false).await
 }
 
 async fn release(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
@@ -79,12 +79,15 @@ async fn release(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
         work.finish(node, name);
     }
     node.kubelet.wait_allocatable(SHARED, 5 * 4, SEEN_WITHIN).await?;
-    table::print(node, false).await
+    // The shares of the GPU that was shared count as allocatable whether they are held or not.
+    holders_known(node, work.names().len()).await?;
+    table::print(node, work, false).await
 }
 
 /// Pods come and go until somebody interrupts.
 async fn keep_busy(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
     println!("5. pods come and go; Ctrl-C ends it");
+    node.print_way_in();
     for turn in 0usize.. {
         let running = work.names();
         if running.len() > 8 {
@@ -93,7 +96,7 @@ async fn keep_busy(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
             work.start(node, &format!("web-{turn}"), SHARED, 1).await;
         }
         sleep(Duration::from_secs(1)).await;
-        table::print(node, true).await?;
+        table::print(node, work, true).await?;
     }
     Ok(())
 }
@@ -105,16 +108,20 @@ async fn free_gpu(node: &Node) -> anyhow::Result<String> {
     Ok(free.and_then(|gpu| gpu["uuid"].as_str()).context("no GPU is free")?.to_owned())
 }
 
-/// Waits until every live allocation has a pod's name, and there are `count`.
+/// Waits until there are `count` live allocations, and each has a pod's name.
 async fn holders_known(node: &Node, count: usize) -> anyhow::Result<()> {
     let deadline = Instant::now() + SEEN_WITHIN;
     loop {
         let allocations = node.api.get("/allocations").await?;
+        let live = table::items(&allocations).count();
         let known = table::items(&allocations).filter(|a| a["holder"]["pod"] != Value::Null).count();
-        if known == count {
+        if (live, known) == (count, count) {
             return Ok(());
         }
-        anyhow::ensure!(Instant::now() < deadline, "{known} holders are known instead of {count}");
+        anyhow::ensure!(
+            Instant::now() < deadline,
+            "{live} allocations are live and {known} of their holders known, instead of {count}"
+        );
         sleep(Duration::from_millis(50)).await;
     }
 }

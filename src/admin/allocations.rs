@@ -2,6 +2,7 @@
 
 use super::caller;
 use super::dto::{Allocation, AllocationList};
+use super::gpus::gpu_of_query;
 use super::problem::{Kind, Problem};
 use super::state::State;
 use super::{paging, tag};
@@ -165,6 +166,7 @@ pub(super) async fn list(
     let limit = paging::limit(filter.limit, ALLOCATIONS_DEFAULT, ALLOCATIONS_MAX)?;
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.door.snapshot();
+    filter.gpu.as_deref().map(|gpu| gpu_of_query(&ledger, gpu)).transpose()?;
     let live = ledger.live.values().filter(|_| filter.state != StateFilter::Ended).map(Found::Live);
     let ended = ledger.ended.iter().filter(|_| filter.state != StateFilter::Live).map(Found::Ended);
     let mut found: Vec<_> = live.chain(ended).filter(|a| filter.matches(&ledger, *a)).collect();

@@ -1,12 +1,12 @@
 //! Bodies: read up to a limit and a deadline, then parsed. Nothing here trusts Content-Length.
 
 use super::problem::{Kind, Problem};
+use super::shape::Shape;
 use actix_web::HttpRequest;
 use actix_web::error::PayloadError;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use actix_web::web::Payload;
 use futures_util::StreamExt;
-use serde::de::DeserializeOwned;
 use std::time::Duration;
 
 /// Largest JSON body, bytes: a stack of 16 entries with parameters of 6 KiB, escaped twice over.
@@ -22,7 +22,7 @@ const MODULE_WAIT: Duration = Duration::from_secs(60);
 pub(super) const WASM: &str = "application/wasm";
 
 /// A JSON body; an empty one is the default value, where `T` has one that makes sense.
-pub(super) async fn json_or_default<T: DeserializeOwned + Default>(
+pub(super) async fn json_or_default<T: Shape + Default>(
     request: &HttpRequest,
     payload: Payload,
 ) -> Result<T, Problem> {
@@ -35,7 +35,7 @@ pub(super) async fn json_or_default<T: DeserializeOwned + Default>(
 }
 
 /// A JSON body.
-pub(super) async fn json<T: DeserializeOwned>(request: &HttpRequest, payload: Payload) -> Result<T, Problem> {
+pub(super) async fn json<T: Shape>(request: &HttpRequest, payload: Payload) -> Result<T, Problem> {
     media_type(request, "application/json")?;
     parse(&read(request, payload, JSON_BYTES_MAX, JSON_WAIT).await?)
 }
@@ -110,23 +110,43 @@ async fn collect(mut payload: Payload, declared: usize, limit: usize) -> Result<
     Ok(bytes)
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Problem> {
+    let invalid = |words| Problem::new(Kind::Invalid, words).hint(format!("it looks like {}", T::LOOKS));
+    let other = other_than_object(bytes);
     // A list would be taken as the values of an object's keys, in their order in our source.
-    let first = bytes.iter().find(|b| !b.is_ascii_whitespace());
-    if first == Some(&b'[') {
-        return Err(Problem::new(Kind::Invalid, "the body is a list; an object is taken"));
+    if other == Some("a list") {
+        return Err(invalid(not_an_object::<T>("a list")));
     }
     serde_json::from_slice(bytes).map_err(|error| {
         if error.is_data() {
-            Problem::new(Kind::Invalid, error)
+            invalid(other.map_or_else(|| error.to_string(), not_an_object::<T>))
         } else {
             Problem::new(Kind::Json, format!("the body is not JSON: {error}"))
         }
     })
 }
 
+/// What a body is that is no object, going by how it begins.
+fn other_than_object(bytes: &[u8]) -> Option<&'static str> {
+    match bytes.iter().find(|b| !b.is_ascii_whitespace())? {
+        b'{' => None,
+        b'[' => Some("a list"),
+        b'"' => Some("a string"),
+        b'n' => Some("null"),
+        b't' | b'f' => Some("a boolean"),
+        _ => Some("a number"),
+    }
+}
+
+fn not_an_object<T: Shape>(what: &str) -> String {
+    // The key between the first two quotes.
+    let key = T::LOOKS.split('"').nth(1).unwrap_or_default();
+    format!("the body is {what}; an object is taken, with keys such as `{key}`")
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::dto::{Candidate, Cordon, DrainOrder, MarkHealthy, NewStack, NewTrial, Rollback};
     use super::*;
     use actix_web::FromRequest;
     use actix_web::test::TestRequest;
@@ -151,5 +171,39 @@ mod tests {
         }
         let refused = collected(vec![7; limit + 1], 0, limit).await.unwrap_err();
         assert_eq!(refused.status, 413);
+    }
+
+    /// What is wrong with a body, and the hint.
+    fn wrong<T: Shape>(body: &str) -> String {
+        let problem = parse::<T>(body.as_bytes()).err().unwrap();
+        assert_eq!(problem.status, 422, "{problem}");
+        format!("{}; {}", problem.detail, problem.hint.unwrap())
+    }
+
+    /// Its own example is taken, and told to whoever sends something else.
+    fn told<T: Shape>() {
+        assert!(parse::<T>(T::LOOKS.as_bytes()).is_ok(), "{}", T::LOOKS);
+        for other in ["[]", " [{}]", "\"word\"", "17", "true", "null", "{\"no such key\": 1}"] {
+            assert!(wrong::<T>(other).ends_with(&format!("it looks like {}", T::LOOKS)), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_body_of_another_shape_is_told_what_it_should_look_like() {
+        told::<Candidate>();
+        told::<Cordon>();
+        told::<DrainOrder>();
+        told::<MarkHealthy>();
+        told::<NewStack>();
+        told::<NewTrial>();
+        told::<Rollback>();
+        let said = wrong::<NewStack>("[{\"policy\": \"mixed\"}]");
+        assert!(
+            said.starts_with("the body is a list; an object is taken, with keys such as `entries`;"),
+            "{said}"
+        );
+        assert!(wrong::<NewStack>("\"mixed\"").starts_with("the body is a string; "));
+        assert!(wrong::<NewStack>("{\"entry\": []}").starts_with("unknown field `entry`"));
+        assert_eq!(parse::<NewStack>(b"{").err().unwrap().status, 400);
     }
 }

@@ -1,12 +1,13 @@
 //! `/decisions`: what was asked of the stack, what each policy said, and what came of it.
 
 use super::dto::{DecisionRecord, DecisionRecordList, Explanation};
+use super::gpus::gpu_of_query;
 use super::problem::{Kind, Problem};
 use super::state::State;
 use super::{explain, paging, tag};
 use crate::kernel::decision::{self, Whose};
 use crate::kernel::ledger::Ledger;
-use crate::kernel::names::{AllocationId, PartId};
+use crate::kernel::names::AllocationId;
 use crate::kernel::policy::Hook;
 use crate::kernel::refusal::Refusal;
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -89,9 +90,8 @@ pub(super) fn filter(ledger: &Ledger, query: &Query) -> Result<decision::Filter,
     if let Some(outcome) = query.outcome.as_deref().filter(|o| !OUTCOMES.contains(o)) {
         return Err(bad("outcome", format!("one of {}, not {outcome:?}", OUTCOMES.join(", "))));
     }
-    let gpu = query.gpu.as_deref().map(PartId::parse).transpose();
     Ok(decision::Filter {
-        gpu: gpu.map_err(|e| bad("gpu", e.to_string()))?,
+        gpu: query.gpu.as_deref().map(|gpu| gpu_of_query(ledger, gpu)).transpose()?,
         whose: whose(ledger, query)?,
         policy: query.policy.clone(),
         outcome: query.outcome.clone(),

@@ -25,7 +25,7 @@ pub(super) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
 /// GPU that is drained already stays so.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "drainGpu",
     params(
-        ("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
         ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
     ),
     request_body(content = DrainOrder, description = "How; may be left out"),
@@ -46,7 +46,7 @@ pub(super) async fn start(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let gpu = gpu_id(&path)?;
+    let gpu = gpu_id(&state, &path)?;
     let DrainOrder { reason, evict, deadline_seconds, at_deadline } =
         body::json_or_default(&request, payload).await?;
     check_reason(&reason)?;
@@ -94,14 +94,14 @@ pub(super) async fn start(
 /// names what operators set of it and stays as it is while holders leave, so that it can be sent as
 /// If-Match with the next order.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "getDrainOfGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
         (status = 200, description = "Its state, with the progress while it is draining", body = Drain, headers(("ETag" = String, description = "The drain state, for If-Match"))),
         (status = 400, description = "No UUID"),
         (status = 404, description = "No such GPU"),
     ))]
 pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
-    let gpu = gpu_id(&path)?;
+    let gpu = gpu_id(&state, &path)?;
     let tag = drain_tag(&state, &gpu)?;
     let shown = View::of(&state).drain(&gpu).ok_or(Refusal::UnknownGpu { gpu })?;
     Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown))
@@ -112,7 +112,7 @@ pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Re
 /// The GPU stays cordoned; uncordon it to have it granted again. Doing it twice changes nothing.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "stopDrainOfGpu",
     params(
-        ("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
         ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
     ),
     responses(
@@ -126,7 +126,7 @@ pub(super) async fn stop(
     path: web::Path<String>,
     request: HttpRequest,
 ) -> Result<HttpResponse, Problem> {
-    let gpu = gpu_id(&path)?;
+    let gpu = gpu_id(&state, &path)?;
     let _order = order(&state, &request, &gpu).await?;
     let applied = state.door.stop_drain(gpu.clone()).await?;
     if !applied.entry.changes.is_empty() {
@@ -141,7 +141,7 @@ pub(super) async fn stop(
 /// be waited for. It is believed until the next bad sign. A healthy GPU stays as it is; one that does not
 /// answer cannot be said to work.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/health", tag = "gpus", operation_id = "markGpuHealthy",
-    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     request_body(content = MarkHealthy, description = "Why"),
     responses(
         (status = 200, description = "The GPU, healthy", body = Gpu),
@@ -159,7 +159,7 @@ pub(super) async fn mark_healthy(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let gpu = gpu_id(&path)?;
+    let gpu = gpu_id(&state, &path)?;
     let MarkHealthy { state: wanted, reason } = body::json(&request, payload).await?;
     if wanted != "healthy" {
         return Err(Problem::new(

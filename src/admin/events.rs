@@ -10,13 +10,13 @@ mod recent;
 
 use super::caller;
 use super::dto::{Event, EventKind, rfc3339};
+use super::gpus::gpu_of_query;
 use super::problem::{Kind, Problem};
 use super::routes::IDENTITY;
 use super::state::State;
 use crate::admission::Standings;
 use crate::keeper::Snapshot;
 use crate::kernel::ledger::Ledger;
-use crate::kernel::names::PartId;
 use crate::kernel::time::Now;
 use actix_web::http::Method;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
@@ -175,7 +175,7 @@ pub(super) async fn follow(
     request: HttpRequest,
     query: web::Query<Query>,
 ) -> Result<HttpResponse, Problem> {
-    let wanted = wanted(&query)?;
+    let wanted = wanted(&state.door.snapshot(), &query)?;
     let ring = &state.feed.ring;
     let since = since(ring, &request, &query)?;
     let mut response = HttpResponse::Ok();
@@ -259,7 +259,7 @@ fn since(ring: &Ring, request: &HttpRequest, query: &Query) -> Result<Since, Pro
     }
 }
 
-fn wanted(query: &Query) -> Result<Wanted, Problem> {
+fn wanted(ledger: &Ledger, query: &Query) -> Result<Wanted, Problem> {
     let bad = |rule: String| Problem::new(Kind::Query, rule);
     let kinds = query.kind.as_deref().map(|text| {
         let words = text.split(',').map(str::trim);
@@ -269,8 +269,7 @@ fn wanted(query: &Query) -> Result<Wanted, Problem> {
         });
         kinds.collect::<Result<BTreeSet<_>, _>>()
     });
-    let gpu = query.gpu.as_deref().map(PartId::parse).transpose();
-    let gpu = gpu.map_err(|error| bad(format!("gpu: {error}")))?;
+    let gpu = query.gpu.as_deref().map(|gpu| gpu_of_query(ledger, gpu)).transpose()?;
     Ok(Wanted { kinds: kinds.transpose()?, gpu: gpu.map(|gpu| gpu.to_string()) })
 }
 

@@ -7,6 +7,7 @@ use super::problem::{Kind, Problem};
 use super::state::State;
 use super::tag;
 use super::view::View;
+use crate::kernel::ledger::Ledger;
 use crate::kernel::names::PartId;
 use crate::kernel::refusal::Refusal;
 use actix_web::http::header::ETAG;
@@ -71,7 +72,7 @@ pub(super) async fn list(
 /// All that is known of it: its facts, its health with what came before, its drain state with the
 /// progress, each device with who holds it, and how near it sits to the other GPUs.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "getGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
         (status = 200, description = "The GPU", body = Gpu),
         (status = 400, description = "No UUID"),
@@ -82,7 +83,7 @@ pub(super) async fn show(
     request: HttpRequest,
     path: web::Path<String>,
 ) -> Result<HttpResponse, Problem> {
-    tag::fresh(&request, &shown(&state, &gpu_id(&path)?)?)
+    tag::fresh(&request, &shown(&state, &gpu_id(&state, &path)?)?)
 }
 
 /// Let a vanished GPU go
@@ -90,7 +91,7 @@ pub(super) async fn show(
 /// Its ids leave the kubelet's list with it. Refused while the GPU is there, while an allocation
 /// names it, and within a minute of its vanishing.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "forgetGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
         (status = 204, description = "Let go"),
         (status = 400, description = "No UUID"),
@@ -101,7 +102,7 @@ pub(super) async fn forget(
     state: web::Data<State>,
     path: web::Path<String>,
 ) -> Result<HttpResponse, Problem> {
-    let gpu = gpu_id(&path)?;
+    let gpu = gpu_id(&state, &path)?;
     state.door.forget(gpu.clone()).await?;
     tracing::info!(%gpu, by = caller::name(), "a GPU was let go");
     Ok(HttpResponse::NoContent().finish())
@@ -113,7 +114,7 @@ pub(super) async fn forget(
 /// the reason, where another one is given.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "cordonGpu",
     params(
-        ("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
         ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
     ),
     request_body(content = Cordon, description = "Why; may be left out"),
@@ -133,7 +134,7 @@ pub(super) async fn cordon(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let gpu = gpu_id(&path)?;
+    let gpu = gpu_id(&state, &path)?;
     let Cordon { reason } = body::json_or_default(&request, payload).await?;
     check_reason(&reason)?;
     let _order = order(&state, &request, &gpu).await?;
@@ -149,7 +150,7 @@ pub(super) async fn cordon(
 /// Undoes a cordon or a drain at any point. Doing it twice changes nothing.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "uncordonGpu",
     params(
-        ("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
         ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
     ),
     responses(
@@ -163,7 +164,7 @@ pub(super) async fn uncordon(
     path: web::Path<String>,
     request: HttpRequest,
 ) -> Result<HttpResponse, Problem> {
-    let gpu = gpu_id(&path)?;
+    let gpu = gpu_id(&state, &path)?;
     let _order = order(&state, &request, &gpu).await?;
     let applied = state.door.uncordon(gpu.clone()).await?;
     if !applied.entry.changes.is_empty() {
@@ -182,8 +183,36 @@ pub(super) fn check_reason(reason: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-pub(super) fn gpu_id(text: &str) -> Result<PartId, Problem> {
-    PartId::parse(text).map_err(|error| Problem::new(Kind::Path, error))
+/// The GPU that a path names. An index is not taken, since it may be another GPU's from boot to boot and from
+/// look to order; whoever gave one is told whose it is now.
+pub(super) fn gpu_id(state: &State, text: &str) -> Result<PartId, Problem> {
+    let gpu = PartId::parse(text).map_err(|error| Problem::new(Kind::Path, error))?;
+    no_index(&state.door.snapshot(), &gpu, |words| Problem::new(Kind::UnknownGpu, words))?;
+    Ok(gpu)
+}
+
+/// The GPU that `gpu` of a query names; an index is not taken there either. One that is not known has nothing
+/// to list, or a past.
+pub(super) fn gpu_of_query(ledger: &Ledger, text: &str) -> Result<PartId, Problem> {
+    let bad = |words: String| Problem::new(Kind::Query, format!("gpu: {words}"));
+    let gpu = PartId::parse(text).map_err(|error| bad(error.to_string()))?;
+    no_index(ledger, &gpu, bad)?;
+    Ok(gpu)
+}
+
+fn no_index(ledger: &Ledger, gpu: &PartId, problem: impl Fn(String) -> Problem) -> Result<(), Problem> {
+    let index: u32 = match gpu.as_str().parse() {
+        Ok(index) if !ledger.gpus.contains_key(gpu) => index,
+        _ => return Ok(()),
+    };
+    let has_it = ledger.parts.values().filter(|p| p.part.gpu_index == index);
+    // A GPU that vanished keeps its index until it is forgotten; the one in its place is meant.
+    Err(match has_it.max_by_key(|p| p.present).map(|p| p.part.gpu()) {
+        Some(uuid) => problem(format!("{index} is an index; a GPU goes by its UUID here"))
+            .hint(format!("index {index} is {uuid} now; after a boot it may be another GPU")),
+        None => problem(format!("no GPU has the UUID or the index {index} on this node"))
+            .hint("GET /api/v1/gpus lists them with their UUIDs"),
+    })
 }
 
 /// A GPU's turn to be ordered something, if the request's condition holds. Whoever has it is the only

@@ -44,6 +44,7 @@ mod scrape;
 mod seat;
 mod seats;
 mod server;
+mod shape;
 mod sight;
 mod socket;
 mod stack;
@@ -76,9 +77,19 @@ pub use token::rotate_token;
 
 use crate::config::AdminAccess;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Reads the files that the door reads at a start, tokens' and TLS', and says of them what a start would. It
+/// makes none, and the first start's token may be missing.
+///
+/// # Errors
+/// What is wrong with the first one that cannot be used.
+pub fn check_files(token_file: &Path, access: &AdminAccess) -> Result<(), AdminError> {
+    token::Tokens::check(token_file, &access.tokens)?;
+    access.tls.clone().map(tls::Tls::open).transpose().map(drop)
+}
 
 /// What the daemon tells of itself when a request asks; it must not wait for anything.
 pub type Facts = Arc<dyn Fn() -> NodeFacts + Send + Sync>;

@@ -1,8 +1,8 @@
 //! `/gpus/{uuid}/processes` and `/bypass`: who is on the GPUs, and by which right.
 
 use super::dto::{Bypass, BypassList, Process, ProcessList, ProcessSight, ReachingPod};
-use super::gpus::gpu_id;
-use super::problem::{Kind, Problem};
+use super::gpus::{gpu_id, gpu_of_query};
+use super::problem::Problem;
 use super::state::State;
 use super::{paging, tag};
 use crate::kernel::belongs;
@@ -21,7 +21,7 @@ const BYPASSES_MAX: usize = 1024;
 /// Who they are, how much memory they have, and which allocation they use. A GPU that does not tell
 /// its processes one by one has none here; `sight` says how far to trust that.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}/processes", tag = "processes", operation_id = "listGpuProcesses",
-    params(("uuid" = String, Path, description = "UUID of the GPU", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
         (status = 200, description = "The processes", body = ProcessList),
         (status = 400, description = "No UUID"),
@@ -32,7 +32,7 @@ pub(super) async fn list(
     request: HttpRequest,
     path: web::Path<String>,
 ) -> Result<HttpResponse, Problem> {
-    let gpu = gpu_id(&path)?;
+    let gpu = gpu_id(&state, &path)?;
     let ledger = state.door.snapshot();
     if !ledger.gpus.contains_key(&gpu) {
         return Err(Refusal::UnknownGpu { gpu }.into());
@@ -95,9 +95,8 @@ pub(super) async fn bypass(
 ) -> Result<HttpResponse, Problem> {
     let limit = paging::limit(filter.limit, BYPASSES_MAX, BYPASSES_MAX)?;
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
-    let gpu = filter.gpu.as_deref().map(PartId::parse).transpose();
-    let gpu = gpu.map_err(|error| Problem::new(Kind::Query, format!("gpu: {error}")))?;
     let ledger = state.door.snapshot();
+    let gpu = filter.gpu.as_deref().map(|gpu| gpu_of_query(&ledger, gpu)).transpose()?;
     let mut found = Owners::of(&ledger).bypasses();
     found.retain(|bypass| gpu.as_ref().is_none_or(|gpu| bypass.gpu == *gpu));
     found.sort_by_cached_key(key);

@@ -117,7 +117,9 @@ pub(super) fn admin(config: &mut ServiceConfig) {
     config.service(resource("/swagger-ui", "GET, HEAD").route(read().to(swagger::start)));
     config.service(resource("/swagger-ui/{file:.*}", "GET, HEAD").route(read().to(swagger::file)));
     config.service(resource("/openapi.json", "GET, HEAD").route(read().to(document)));
-    config.service(resource("/problems", "GET, HEAD").route(read().to(problem_pages::index)));
+    for index in ["/problems", "/problems/"] {
+        config.service(resource(index, "GET, HEAD").route(read().to(problem_pages::index)));
+    }
     config.service(resource("/problems/{word}", "GET, HEAD").route(read().to(problem_pages::show)));
     health(config);
 }

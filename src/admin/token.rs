@@ -117,6 +117,20 @@ impl Tokens {
         Ok(Self { all })
     }
 
+    /// Reads the files of tokens as a start does, and makes none.
+    ///
+    /// # Errors
+    /// If one of their files cannot be used.
+    pub(super) fn check(path: &Path, named: &[NamedToken]) -> Result<(), AdminError> {
+        auth::check_token_file(path)?;
+        for NamedToken { source, .. } in named {
+            if let TokenSource::File(path) = source {
+                Token::open_given(path)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whose token it is. It is compared with each of them, whichever it is, so the time taken does not
     /// tell how many come before it. Where two are the same token, the lesser right counts.
     pub(super) fn find(&self, token: &str) -> Option<(Arc<str>, Right)> {
@@ -197,6 +211,16 @@ mod tests {
         // A token that the configuration names is nobody's to make.
         let missing = [named("gone", Right::Read, TokenSource::File(dir.path().join("gone")))];
         assert!(Tokens::open(&path, &missing).is_err());
+        let said = |checked: Result<(), AdminError>| checked.unwrap_err().to_string();
+        assert!(said(Tokens::check(&path, &missing)).contains("gone cannot be used"));
+        assert!(Tokens::check(&path, &all).is_ok());
+        let elsewhere = dir.path().join("elsewhere");
+        assert!(
+            Tokens::check(&elsewhere, &all).is_ok() && !elsewhere.exists(),
+            "a start makes it, a check does not"
+        );
+        let empty = file("empty", "");
+        assert!(said(Tokens::check(&empty, &[])).contains("openssl rand -hex 32"));
         assert!(!dir.path().join("gone").exists());
     }
 

@@ -3,7 +3,7 @@
 use super::args::{AllocationCommand, AllocationFilter};
 use super::client::{Client, escaped};
 use super::names::Names;
-use super::output::{Out, facts, or_dash, table};
+use super::output::{Out, facts, or_dash, printable, table};
 use super::{decision, gpu};
 use crate::admin::dto::{Allocation, AllocationList, AllocationState, Holder, PartUse};
 
@@ -11,7 +11,7 @@ pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
     match command {
         AllocationCommand::List(filter) => {
             let wide = out.wide();
-            out.answer(&fetch(filter, client)?, |found| list(found, wide))
+            out.answer(&fetch(filter, client)?, |found| list(found, filter, wide))
         }
         AllocationCommand::Show { id } => {
             let allocation: Allocation = client.get(&format!("/allocations/{}", escaped(id)))?;
@@ -60,7 +60,7 @@ fn query(filter: &AllocationFilter, client: &Client) -> anyhow::Result<String> {
     Ok(format!("?{}", given.collect::<Vec<_>>().join("&")))
 }
 
-fn list(list: &AllocationList, wide: bool) -> String {
+fn list(list: &AllocationList, filter: &AllocationFilter, wide: bool) -> String {
     let rows: Vec<_> = list
         .items
         .iter()
@@ -85,7 +85,7 @@ fn list(list: &AllocationList, wide: bool) -> String {
         })
         .collect();
     if rows.is_empty() {
-        return "no such allocations\n".into();
+        return none(filter);
     }
     let mut head =
         vec!["ID", "STATE", "NAMESPACE/POD/CONTAINER", "RESOURCE", "DEVICES", "USED/LIMIT MIB", "GRANTED"];
@@ -97,6 +97,26 @@ fn list(list: &AllocationList, wide: bool) -> String {
         text += &format!("{} match in all: --limit shows more, --after {next} what follows\n", list.total);
     }
     text
+}
+
+/// That there are none, and of which: a typo in a filter looks like an idle node.
+fn none(filter: &AllocationFilter) -> String {
+    let state = if filter.state == "all" { String::new() } else { format!(" {}", filter.state) };
+    let mut text = format!("no{state} allocations");
+    let filters = [
+        (" on GPU ", &filter.gpu),
+        (" in namespace ", &filter.namespace),
+        (" of pod ", &filter.pod),
+        (" of resource ", &filter.resource),
+        (" after ", &filter.after),
+    ];
+    for (words, value) in filters {
+        text += &value.as_ref().map_or_else(String::new, |value| format!("{words}{}", printable(value)));
+    }
+    if filter.state == "live" {
+        text += "; --state all shows ended ones, too";
+    }
+    text + "\n"
 }
 
 fn show(allocation: &Allocation) -> String {
@@ -163,4 +183,27 @@ fn holder(holder: Option<&Holder>) -> String {
     };
     let part = |p: &Option<String>| p.clone().unwrap_or_else(|| "?".into());
     format!("{}/{}/{}", part(&holder.namespace), part(&holder.pod), part(&holder.container))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_list_says_of_which_allocations_there_are_none() {
+        let live = AllocationFilter { state: "live".into(), ..AllocationFilter::default() };
+        assert_eq!(none(&live), "no live allocations; --state all shows ended ones, too\n");
+        let all = AllocationFilter {
+            state: "all".into(),
+            gpu: Some("3".into()),
+            namespace: Some("team".into()),
+            pod: Some("web-0".into()),
+            resource: Some("nvidia.com/gpu".into()),
+            ..AllocationFilter::default()
+        };
+        let said = "no allocations on GPU 3 in namespace team of pod web-0 of resource nvidia.com/gpu\n";
+        assert_eq!(none(&all), said);
+        let ended = AllocationFilter { state: "ended".into(), ..live };
+        assert_eq!(none(&ended), "no ended allocations\n");
+    }
 }

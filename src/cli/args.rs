@@ -85,7 +85,7 @@ pub struct ClientArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "2s",
-        value_parser = humantime::parse_duration
+        value_parser = super::usage::time
     )]
     pub watch: Option<Duration>,
 }
@@ -367,9 +367,14 @@ pub enum TokenCommand {
 #[derive(Subcommand, Debug)]
 pub enum ConfigCommand {
     /// Read a file as the daemon would, and say what is wrong with it
+    ///
+    /// Reads the token and TLS files that it names, too, as a start does.
     Check {
         /// The configuration file
         file: PathBuf,
+        /// Leave the token and TLS files alone that it names: for a machine that has none of them
+        #[arg(long)]
+        without_files: bool,
     },
 }
 

@@ -3,6 +3,7 @@
 use super::args::ClientArgs;
 use super::hints;
 use super::reach::Reach;
+use super::token;
 use super::usage::BadUsage;
 use crate::admin::problem::Problem;
 use anyhow::{Context, anyhow};
@@ -53,7 +54,7 @@ impl Client {
                 args.server
             )));
         }
-        let token = Some(read_token(args)?);
+        let token = Some(token::read(args)?);
         Ok(Self { reach, token, token_file })
     }
 
@@ -239,19 +240,6 @@ impl Client {
             other => anyhow!("no usable answer from {server} ({other}): {}", self.reach.advice_on(&other)),
         }
     }
-}
-
-/// The token in the file that is named.
-pub(super) fn read_token(args: &ClientArgs) -> anyhow::Result<String> {
-    let path = args.token_file();
-    let token = std::fs::read_to_string(&path).with_context(|| {
-        format!(
-            "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
-             BERTH_TOKEN_FILE (the daemon makes the file when it first starts)",
-            path.display()
-        )
-    })?;
-    Ok(token.trim().to_owned())
 }
 
 fn read<T: DeserializeOwned>(mut response: Response<Body>) -> anyhow::Result<T> {

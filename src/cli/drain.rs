@@ -3,15 +3,18 @@
 use super::client::{Client, Passing, escaped};
 use super::gpu::{drain, resolve};
 use super::output::{Out, printable};
+use super::usage;
 use crate::admin::dto;
 use crate::admin::dto::{DrainHolder, DrainHolderState, DrainOrder, Gpu};
-use anyhow::{Context, bail};
+use anyhow::bail;
 use std::time::{Duration, Instant};
 
 /// How often a drain that is waited for is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often a drain in which nothing changes is told all the same, with the time that is left.
 const SAY_EVERY: Duration = Duration::from_secs(30);
+/// Longest deadline: what the API takes.
+const DEADLINE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How long a daemon that cannot be asked is waited for: a restart takes a second or two, a new image a
 /// good part of a minute.
 const UNANSWERED_MAX: Duration = Duration::from_secs(60);
@@ -27,8 +30,8 @@ pub struct DrainArgs {
     /// Ask its pods to leave, through the API server; disruption budgets hold
     #[arg(long)]
     pub evict: bool,
-    /// By when it is to be done, from now: `90s`, `10m`, `2h`; at most a week
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    /// By when it is to be done, from now: `30s`, `10m`, `2h`; at most a week
+    #[arg(long, value_name = "TIME", value_parser = deadline)]
     pub deadline: Option<std::time::Duration>,
     /// What becomes of it then
     #[arg(long, value_enum, default_value = "wait", requires = "deadline", requires_if("delete", "evict"))]
@@ -63,7 +66,7 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
     let order = DrainOrder {
         reason: args.reason.clone(),
         evict: args.evict,
-        deadline_seconds: args.deadline.map(seconds).transpose()?,
+        deadline_seconds: args.deadline.map(seconds),
         at_deadline: match args.at_deadline {
             AtDeadline::Wait => dto::AtDeadline::Wait,
             AtDeadline::Delete => dto::AtDeadline::Delete,
@@ -121,6 +124,9 @@ fn taken_away(before: &dto::Drain, order: &DrainOrder) -> Vec<String> {
 /// Says on standard error whenever something changes, until the GPU no longer drains.
 fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
     let path = format!("/gpus/{}", escaped(&gpu.summary.uuid));
+    if let Some(progress) = gpu.summary.drain.progress.as_ref() {
+        eprintln!("{}", awaited(progress));
+    }
     let (mut said, mut said_at) = (String::new(), Instant::now());
     let mut patience = Patience::default();
     while gpu.summary.drain.state == "draining" {
@@ -149,6 +155,17 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
         }
     }
     Ok(gpu)
+}
+
+/// What is waited for and how long, before anything changes.
+fn awaited(progress: &dto::DrainProgress) -> String {
+    let long = match (&progress.deadline, progress.at_deadline) {
+        (None, _) => "without a deadline (--deadline sets one)".into(),
+        (Some(at), dto::AtDeadline::Wait) => format!("late from {at} on"),
+        (Some(at), dto::AtDeadline::Delete) => format!("pods that are left are deleted at {at}"),
+        (Some(at), dto::AtDeadline::GiveUp) => format!("given up at {at}"),
+    };
+    format!("waiting until it is drained, {long}; Ctrl-C ends the waiting and not the drain")
 }
 
 /// How long answers were missing.
@@ -205,6 +222,16 @@ fn told(gpu: &Gpu, time: Told) -> String {
     if let Some(warning) = &progress.warning {
         text += &format!("  warning: {}\n", printable(warning));
     }
+    if progress.allocations.is_empty() {
+        text += match progress.processes {
+            Some(1..) => {
+                "  nobody holds it; its processes have yet to end (`berth process list` names them)\n"
+            }
+            _ => {
+                "  nobody holds it; drained once no process was seen on it for 10 s (a minute where none can be seen)\n"
+            }
+        };
+    }
     for holder in &progress.holders {
         text += &format!("  {}\n", printable(&holder_line(holder)));
     }
@@ -241,11 +268,18 @@ fn holder_line(holder: &DrainHolder) -> String {
     format!("{name}{containers}: {state}{back}")
 }
 
-fn seconds(deadline: Duration) -> anyhow::Result<u32> {
-    u32::try_from(deadline.as_secs())
-        .ok()
-        .filter(|s| *s > 0)
-        .context("--deadline: at least a second, at most a week")
+/// A deadline as it is typed.
+fn deadline(text: &str) -> Result<Duration, String> {
+    let deadline = usage::time(text)?;
+    match (Duration::from_secs(1)..=DEADLINE_MAX).contains(&deadline) {
+        true => Ok(deadline),
+        false => Err("give at least a second (1s) and at most a week (7d)".into()),
+    }
+}
+
+/// Whole ones; [`deadline`] sees to it that they fit.
+fn seconds(deadline: Duration) -> u32 {
+    u32::try_from(deadline.as_secs()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -291,9 +325,8 @@ mod tests {
         assert_eq!(holder_line(&nobody), "allocation a-1: holder not known yet");
     }
 
-    #[test]
-    fn what_an_order_takes_away_is_said() {
-        let progress = dto::DrainProgress {
+    fn progress() -> dto::DrainProgress {
+        dto::DrainProgress {
             evict: true,
             deadline: Some("noon".into()),
             seconds_left: Some(1),
@@ -303,7 +336,41 @@ mod tests {
             allocations: Vec::new(),
             processes: None,
             holders: Vec::new(),
-        };
+        }
+    }
+
+    #[test]
+    fn what_is_waited_for_is_said_with_the_deadline() {
+        use dto::AtDeadline as At;
+        for (deadline, at_deadline, says) in [
+            (None, At::Wait, "without a deadline (--deadline sets one)"),
+            (Some("noon"), At::Wait, "late from noon on"),
+            (Some("noon"), At::Delete, "pods that are left are deleted at noon"),
+            (Some("noon"), At::GiveUp, "given up at noon"),
+        ] {
+            let progress =
+                dto::DrainProgress { deadline: deadline.map(Into::into), at_deadline, ..progress() };
+            let said = awaited(&progress);
+            assert!(said.contains(says) && said.contains("Ctrl-C"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_deadline_that_cannot_be_meant_is_told_how_one_is_written() {
+        assert_eq!(deadline("1h 30m").unwrap(), Duration::from_secs(5400));
+        assert_eq!(deadline("7d").unwrap(), DEADLINE_MAX);
+        for bad in ["banana", "10", "", "-1s", "10 bananas"] {
+            let said = deadline(bad).unwrap_err();
+            assert!(said.contains("30s, 10m or 2h"), "{bad}: {said}");
+        }
+        for out in ["0s", "999ms", "8d"] {
+            assert!(deadline(out).unwrap_err().contains("at most a week"), "{out}");
+        }
+    }
+
+    #[test]
+    fn what_an_order_takes_away_is_said() {
+        let progress = progress();
         let draining =
             |progress| dto::Drain { state: "draining".into(), by: None, why: None, since: None, progress };
         let before = draining(Some(progress));

@@ -23,6 +23,7 @@ mod reach;
 mod shell;
 mod stack_file;
 mod state;
+mod token;
 mod trial;
 mod tried;
 mod unix;
@@ -92,17 +93,14 @@ pub fn run(cli: &Cli, hooks: &Hooks) -> ExitCode {
             return author::run(command, &mut out);
         }
         Command::Policy { .. } => ask(cli, &mut out),
-        Command::Config { command: args::ConfigCommand::Check { file } } => {
-            config_check::run(file, hooks.rehearse, &mut out)
+        Command::Config { command: args::ConfigCommand::Check { file, without_files } } => {
+            config_check::run(file, *without_files, hooks.rehearse, &mut out)
         }
         Command::Node { command: args::NodeCommand::Check(args) } => {
             return node_check::run(args, &cli.client, hooks, &mut out);
         }
         Command::State { command } => state::run(command, &hooks.state, &mut out),
-        Command::Token { command: args::TokenCommand::Rotate } => rotate(&cli.client, &mut out),
-        Command::Token { command: args::TokenCommand::Show } => {
-            client::read_token(&cli.client).and_then(|token| out.text(&format!("{token}\n")))
-        }
+        Command::Token { command } => token::run(*command, &cli.client, &mut out),
         Command::Openapi => out.text(crate::admin::openapi_json()),
         Command::Completions { shell } => shell::completions(*shell, &mut out),
         Command::Man { into } => shell::man(into.as_deref(), &mut out),
@@ -161,10 +159,4 @@ fn load(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks) -> anyhow::Result<
         None => error,
     })?;
     Ok(config)
-}
-
-fn rotate(client: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
-    let path = client.token_file();
-    crate::admin::rotate_token(&path)?;
-    out.say(&format!("{} has a new token; the old one opens nothing any more", path.display()))
 }

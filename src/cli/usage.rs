@@ -14,6 +14,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Command, CommandFactory, Parser};
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// What bad usage ends with.
 const CODE: u8 = 2;
@@ -27,6 +28,15 @@ pub(super) struct BadUsage(pub(super) String);
 pub(super) fn code(error: &anyhow::Error) -> ExitCode {
     let filter = matches!(error.downcast_ref(), Some(TelemetryError::Filter { .. }));
     if filter || error.is::<BadUsage>() { ExitCode::from(CODE) } else { ExitCode::FAILURE }
+}
+
+/// A span of time as it is typed.
+///
+/// # Errors
+/// How one is written.
+pub(super) fn time(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| "give a number with its unit, such as 30s, 10m or 2h (ms, s, m, h, d)".into())
 }
 
 /// Reads the arguments and the environment.

@@ -215,5 +215,6 @@ fn every_problem_has_a_page_that_needs_no_token() {
     }
     // And nothing is listed that is no problem.
     assert_eq!(index.matches("<li>").count(), Kind::ALL.len());
+    assert_eq!(page("/problems/").body, index.as_bytes(), "with a slash at its end, too");
     page("/problems/none").problem(404, "no-such-route");
 }

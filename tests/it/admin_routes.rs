@@ -71,6 +71,36 @@ fn gpus_show_health_devices_holders_and_links() {
 }
 
 #[test]
+fn an_index_in_place_of_a_uuid_is_answered_with_whose_it_is() {
+    let bench = Bench::new(2);
+    for (method, path) in [
+        ("GET", ""),
+        ("DELETE", ""),
+        ("PUT", "/cordon"),
+        ("DELETE", "/cordon"),
+        ("GET", "/drain"),
+        ("PUT", "/drain"),
+        ("DELETE", "/drain"),
+        ("PUT", "/health"),
+        ("GET", "/processes"),
+    ] {
+        let says = bench.ask(method, &format!("/api/v1/gpus/1{path}"), &[], b"").problem(404, "unknown-gpu");
+        assert!(says.contains("index 1 is GPU-1 now"), "{method} {path}: {says}");
+    }
+    for path in ["allocations", "bypass", "decisions", "events"] {
+        let says = bench.get(&format!("/api/v1/{path}?gpu=1")).problem(400, "malformed-query");
+        assert!(says.starts_with("gpu: ") && says.contains("index 1 is GPU-1 now"), "{path}: {says}");
+    }
+    let says = bench.get("/api/v1/gpus/7").problem(404, "unknown-gpu");
+    assert!(says.contains("the index 7") && says.contains("GET /api/v1/gpus lists"), "{says}");
+    assert_eq!(
+        bench.get("/api/v1/gpus/GPU-1").expect(200)["drain"]["state"],
+        "active",
+        "nothing was ordered"
+    );
+}
+
+#[test]
 fn a_cordon_withdraws_free_devices_twice_is_once_and_an_uncordon_undoes_it() {
     let bench = Bench::new(2);
     let cordon = "/api/v1/gpus/GPU-0/cordon";

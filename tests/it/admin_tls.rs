@@ -70,7 +70,7 @@ impl Ca {
 }
 
 impl Pair {
-    fn write(&self, folder: &Path, name: &str) -> (PathBuf, PathBuf) {
+    pub(crate) fn write(&self, folder: &Path, name: &str) -> (PathBuf, PathBuf) {
         let (cert, key) = (folder.join(format!("{name}.crt")), folder.join(format!("{name}.key")));
         std::fs::write(&cert, &self.cert).unwrap();
         std::fs::write(&key, &self.key).unwrap();

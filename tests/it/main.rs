@@ -29,6 +29,7 @@ mod cli;
 mod cli_looks;
 mod cluster;
 mod cluster_faults;
+mod config_files;
 mod crash;
 mod daemon;
 mod daemon_log;

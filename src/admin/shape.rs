@@ -1,0 +1,40 @@
+//! What each body looks like, for whoever sent something else.
+
+use super::dto::{Candidate, Cordon, DrainOrder, MarkHealthy, NewStack, NewTrial, Rollback};
+use serde::de::DeserializeOwned;
+
+/// A JSON body of the API.
+pub(super) trait Shape: DeserializeOwned {
+    /// One that is taken. Its first key is the one that matters most.
+    const LOOKS: &'static str;
+}
+
+impl Shape for Candidate {
+    const LOOKS: &'static str = r#"{"policy": "binpack", "parameters": {}}"#;
+}
+
+impl Shape for Cordon {
+    const LOOKS: &'static str = r#"{"reason": "fan replacement"}"#;
+}
+
+impl Shape for DrainOrder {
+    const LOOKS: &'static str = r#"{"reason": "fan replacement", "evict": false, "deadlineSeconds": 600}"#;
+}
+
+impl Shape for MarkHealthy {
+    const LOOKS: &'static str = r#"{"state": "healthy", "reason": "reseated"}"#;
+}
+
+impl Shape for NewStack {
+    const LOOKS: &'static str =
+        r#"{"entries": [{"policy": "mixed", "parameters": {"replicas": 4}}], "reason": "shares"}"#;
+}
+
+impl Shape for NewTrial {
+    const LOOKS: &'static str =
+        r#"{"policy": "binpack", "parameters": {}, "request": {"resource": "nvidia.com/gpu", "count": 2}}"#;
+}
+
+impl Shape for Rollback {
+    const LOOKS: &'static str = r#"{"revision": 3, "reason": "back to before"}"#;
+}

@@ -1,0 +1,42 @@
+//! `berth token`, and the token that every command sends.
+
+use super::args::{ClientArgs, TokenCommand};
+use super::output::Out;
+use anyhow::{Context, bail};
+
+pub(super) fn run(command: TokenCommand, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
+    match command {
+        TokenCommand::Rotate => {
+            let path = args.token_file();
+            crate::admin::rotate_token(&path)?;
+            out.say(&format!("{} has a new token; the old one opens nothing any more", path.display()))
+        }
+        TokenCommand::Show => out.text(&format!("{}\n", read(args)?)),
+    }
+}
+
+/// The token in the file that is named.
+///
+/// # Errors
+/// If it cannot be read, or holds what no daemon takes for a token; says what a token file looks like.
+pub(super) fn read(args: &ClientArgs) -> anyhow::Result<String> {
+    let path = args.token_file();
+    let text = std::fs::read_to_string(&path).with_context(|| {
+        format!(
+            "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
+             BERTH_TOKEN_FILE (the daemon makes the file when it first starts)",
+            path.display()
+        )
+    })?;
+    let token = text.trim();
+    // How long one must be is the daemon's to say.
+    if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
+        let what = if token.is_empty() { "is empty" } else { "holds no token" };
+        bail!(
+            "the token file {} {what}: a token is one line of visible characters, such as the 64 hex digits that the \
+             daemon writes into its token file when it first starts",
+            path.display()
+        );
+    }
+    Ok(token.to_owned())
+}

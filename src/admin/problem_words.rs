@@ -193,7 +193,7 @@ pub(super) fn words(kind: Kind) -> Words {
         ),
         Kind::NotAcceptable => (
             "Accept-Encoding forbids every coding that this daemon can answer in.",
-            "Leave the header out, or allow identity, gzip or deflate.",
+            "Leave the header out, or allow identity or gzip.",
         ),
         Kind::Late => (
             "No answer came in time; what was asked may or may not be done.",

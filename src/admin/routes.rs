@@ -208,11 +208,10 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
         };
         let problem = match status {
             // The layer that compresses names codings, and not what forbids the answer as it is.
-            StatusCode::NOT_ACCEPTABLE => Problem::new(
-                Kind::NotAcceptable,
-                "Accept-Encoding takes neither gzip nor deflate nor an answer as it is",
-            )
-            .hint("send `Accept-Encoding: gzip`, or leave it out"),
+            StatusCode::NOT_ACCEPTABLE => {
+                Problem::new(Kind::NotAcceptable, "Accept-Encoding takes neither gzip nor an answer as it is")
+                    .hint("send `Accept-Encoding: gzip`, or leave it out")
+            }
             _ => Problem::of_status(status, detail),
         };
         response.into_response(problem.response())

@@ -4,6 +4,7 @@
 //! anew for each answer, some 300 KiB of it: that costs several times what the answer itself does. So each
 //! worker keeps one, and what is large or comes in pieces is left to the library.
 
+use super::budget::Weight;
 use super::routes::IDENTITY;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -48,6 +49,7 @@ pub(super) async fn here(
     }
     match response.response().body().size() {
         BodySize::Sized(bytes) if bytes > HERE_MAX as u64 => {
+            response.response_mut().extensions_mut().insert(Weight::compressed(bytes));
             return Ok(response);
         }
         _ if !is_text(response.headers()) => return Ok(response),

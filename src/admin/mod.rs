@@ -9,6 +9,7 @@ mod allocations;
 mod audit;
 mod auth;
 mod body;
+mod budget;
 mod caller;
 mod certificate;
 mod counting;

@@ -1,6 +1,7 @@
 //! Texts that never change while the daemon runs: packed once, so that whoever asks for them without a token
 //! again and again costs no time of the processors, and not sent again to whoever has them.
 
+use super::budget::Weight;
 use super::routes::IDENTITY;
 use actix_web::http::header::{
     AcceptEncoding, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, ETAG, Encoding, EntityTag, Header,
@@ -54,10 +55,11 @@ impl Packed {
         self.head(&mut response);
         response.insert_header((CONTENT_TYPE, HeaderValue::from_static(self.kind)));
         let wanted = AcceptEncoding::parse(request).is_ok_and(|accepts| takes_gzip(&accepts));
-        let response = match wanted.then(|| self.gzip.get_or_init(|| pack(self.text)).clone()).flatten() {
+        let mut response = match wanted.then(|| self.gzip.get_or_init(|| pack(self.text)).clone()).flatten() {
             Some(packed) => response.insert_header((CONTENT_ENCODING, "gzip")).body(packed),
             None => response.insert_header((CONTENT_ENCODING, IDENTITY)).body(self.text),
         };
+        response.extensions_mut().insert(Weight::NONE);
         response
     }
 

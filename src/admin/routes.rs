@@ -182,11 +182,12 @@ async fn pass(
         Some(problem) => request.into_response(problem.response()),
         None => traced::call(request, next).await?.map_into_boxed_body(),
     };
+    let (response, share) = state.budget.within(response);
     let response = finish(response);
     counting::count(&state, response.request(), response.status().as_u16(), began);
-    let kept = unread.is_some() || !unread::is_small(response.response().body());
+    let kept = unread.is_some() || share.is_some() || !unread::is_small(response.response().body());
     Ok(match kept {
-        true => response.map_body(|_, body| unread::holding(body, unread, work)),
+        true => response.map_body(|_, body| unread::holding(body, unread, work, share)),
         false => response,
     })
 }

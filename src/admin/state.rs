@@ -1,6 +1,7 @@
 //! What every handler works with.
 
 use super::access::Access;
+use super::budget::Budget;
 use super::events::Feed;
 use super::idempotency::Keys;
 use super::survey::Surveys;
@@ -22,6 +23,8 @@ pub(super) struct State {
     /// What follows from the newest snapshot.
     pub(super) surveys: Surveys,
     pub(super) uploads: Semaphore,
+    /// What answers weigh that are not read yet.
+    pub(super) budget: Budget,
     /// Whose turn it is to order something of a GPU.
     pub(super) orders: Mutex<()>,
     /// What uploads were answered, by their keys.
@@ -41,6 +44,7 @@ impl State {
             access,
             surveys: Surveys::default(),
             uploads: Semaphore::new(UPLOADS_MAX),
+            budget: Budget::default(),
             orders: Mutex::new(()),
             keys: Keys::default(),
             gate: Gate::default(),

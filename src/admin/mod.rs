@@ -32,6 +32,7 @@ mod packed;
 mod page;
 mod paging;
 mod peer;
+mod places;
 mod policies;
 pub mod problem;
 mod problem_pages;

@@ -31,9 +31,6 @@ use utoipa::IntoParams;
 /// The header that a signature comes in.
 const SIGNATURE: &str = "berth-signature";
 
-/// When to retry while other uploads are at work: compiling takes seconds, as a rule.
-const UPLOAD_RETRY_S: u64 = 5;
-
 /// What an answer with a module weighs, KiB: a piece of 64 that is being sent, and what the HTTP library and the
 /// system's allocator take beside it.
 const MODULE_WEIGHT: Weight = Weight(128);
@@ -125,7 +122,7 @@ pub(super) async fn list(
 /// A WebAssembly component of the world `berth:policy`, or a core module that becomes one. It is
 /// checked, compiled in a limited child process, asked what it is, and kept under its digest. It is
 /// asked nothing else until a stack names it. The same bytes again change nothing, except that they
-/// may bring a signature. Where the configuration has `trustedKeys`, one of them must have signed the
+/// may bring a signature. Two callers may upload at a time, each one policy. Where the configuration has `trustedKeys`, one of them must have signed the
 /// body, byte by byte; 403 says otherwise, and nothing of it is compiled. With an `Idempotency-Key` the
 /// very same request of the same caller is answered as the first time, as long as the daemon remembers the
 /// key (64 of them, until it ends) and has the policy.
@@ -154,10 +151,7 @@ pub(super) async fn upload(
     let by = word::checked(by, &reason)?;
     let signature = signature(&request)?;
     let key = idempotency::key_of(&request)?;
-    let _permit = state
-        .uploads
-        .try_acquire()
-        .map_err(|_| Problem::new(Kind::Busy, "other uploads are at work").retry_after(UPLOAD_RETRY_S))?;
+    let _place = state.places.take(key.as_ref())?;
     let module = body::module(&request, payload).await?;
     let (module, asked) = match key {
         None => (module, None),

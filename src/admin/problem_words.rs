@@ -160,7 +160,7 @@ pub(super) fn words(kind: Kind) -> Words {
             "Upload the same bytes again: they get the same digest.",
         ),
         Kind::Busy => (
-            "Too much waits already: commands, uploads, compilations or replays. Nothing was changed.",
+            "Too much waits already: commands, uploads, compilations or replays; or another upload of the same caller is at work. Nothing was changed.",
             "Send it again after the seconds that the Retry-After header names.",
         ),
         Kind::Stopping => (

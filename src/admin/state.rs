@@ -4,15 +4,13 @@ use super::access::Access;
 use super::budget::Budget;
 use super::events::Feed;
 use super::idempotency::Keys;
+use super::places::Places;
 use super::survey::Surveys;
 use super::{Facts, Settings};
 use crate::admission::Door;
 use crate::metrics::Metrics;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use tokio::sync::{Mutex, Semaphore};
-
-/// Uploads under way at a time: each holds up to 32 MiB, and only one is compiled at a time.
-const UPLOADS_MAX: usize = 2;
+use tokio::sync::Mutex;
 
 /// Shared by all workers.
 pub(super) struct State {
@@ -22,7 +20,8 @@ pub(super) struct State {
     pub(super) access: Access,
     /// What follows from the newest snapshot.
     pub(super) surveys: Surveys,
-    pub(super) uploads: Semaphore,
+    /// Who uploads.
+    pub(super) places: Places,
     /// What answers weigh that are not read yet.
     pub(super) budget: Budget,
     /// Whose turn it is to order something of a GPU.
@@ -43,7 +42,7 @@ impl State {
             facts: settings.facts.clone(),
             access,
             surveys: Surveys::default(),
-            uploads: Semaphore::new(UPLOADS_MAX),
+            places: Places::default(),
             budget: Budget::default(),
             orders: Mutex::new(()),
             keys: Keys::default(),

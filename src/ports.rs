@@ -1,5 +1,9 @@
 //! What the middle needs from outside, on one page. Sync and object-safe; async ends before here.
 
+mod install_error;
+
+pub use install_error::InstallError;
+
 use crate::kernel::decision::{Asked, Cost, Decision, Filter};
 use crate::kernel::gpu::{Inventory, Reading};
 use crate::kernel::ledger::Ledger;
@@ -179,6 +183,17 @@ pub trait Policies: Send + Sync {
     /// If its file is gone or differs.
     fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError>;
 
+    /// So many of the component's bytes from this one on; fewer, or none, only at its end. No more of it is in
+    /// memory. Nobody has judged them: whoever puts pieces together holds the whole against the digest.
+    ///
+    /// # Errors
+    /// If its file is gone.
+    fn module_piece(&self, digest: &Digest, from: u64, bytes_max: usize) -> Result<Vec<u8>, InstallError> {
+        let all = self.module(digest)?;
+        let from = usize::try_from(from).unwrap_or(usize::MAX);
+        Ok(all.into_iter().skip(from).take(bytes_max).collect())
+    }
+
     /// Lets go of a version's code, which the next call reads from its file again.
     fn rest(&self, digest: &Digest) {
         let _ = digest;
@@ -340,50 +355,6 @@ pub struct JournalError {
     /// The system's own words.
     #[source]
     pub source: Option<std::io::Error>,
-}
-
-/// A policy that could not be installed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InstallError {
-    /// More bytes than are taken.
-    #[error("the module has {bytes} bytes; at most {limit} are taken")]
-    TooLarge {
-        /// Its size.
-        bytes: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// Not WebAssembly, not this world, imports that are not given, or a `describe` that breaks a
-    /// rule.
-    #[error("this is no policy of the world berth:policy@0.1.0: {what}")]
-    NotAPolicy {
-        /// Which rule it breaks.
-        what: String,
-    },
-    /// The compiler used more time or memory than it may.
-    #[error("compiling was stopped: {what}")]
-    TooCostly {
-        /// Which limit.
-        what: String,
-    },
-    /// Another module is being compiled and the wait for it was too long.
-    #[error("another policy is being compiled; try again in a few seconds")]
-    Busy,
-    /// Its files are not what the store knows.
-    #[error("the files of policy {digest} are gone or changed: upload it again")]
-    Lost {
-        /// Which version.
-        digest: Digest,
-    },
-    /// The daemon ends.
-    #[error("the daemon is stopping")]
-    Stopping,
-    /// The daemon's own trouble: no room, no right, no child process.
-    #[error("cannot compile or keep policies here: {what}")]
-    Trouble {
-        /// What, and what to do.
-        what: String,
-    },
 }
 
 /// Both clocks.

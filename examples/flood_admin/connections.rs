@@ -16,6 +16,9 @@ const AT_ONCE: usize = 200;
 /// Longest wait for a connect, or for a write to a server that reads no more.
 const WAIT: Duration = Duration::from_secs(3);
 
+/// Room for what comes of those that have little: what does not fit there lies with the daemon.
+const NARROW_BYTES: u32 = 4 * 1024;
+
 /// Lets this process have so many descriptors, as far as the system does.
 pub(crate) fn allow(descriptors: usize) -> anyhow::Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
@@ -29,6 +32,8 @@ pub(crate) fn allow(descriptors: usize) -> anyhow::Result<()> {
 pub(crate) enum From {
     /// From so many addresses.
     Many(u16),
+    /// The same, with little room for what comes.
+    Narrow(u16),
     /// From the address of the good client.
     Same,
 }
@@ -37,7 +42,7 @@ impl From {
     fn address(self, n: usize) -> Ipv4Addr {
         match self {
             Self::Same => Ipv4Addr::LOCALHOST,
-            Self::Many(count) => {
+            Self::Many(count) | Self::Narrow(count) => {
                 let [high, low] = u16::try_from(n % usize::from(count)).unwrap_or_default().to_be_bytes();
                 Ipv4Addr::new(127, 1, high, low.saturating_add(1))
             }
@@ -46,6 +51,9 @@ impl From {
 
     pub(crate) async fn connect(self, to: SocketAddr, n: usize) -> anyhow::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
+        if matches!(self, Self::Narrow(_)) {
+            socket.set_recv_buffer_size(NARROW_BYTES)?;
+        }
         socket.bind(SocketAddr::new(self.address(n).into(), 0))?;
         Ok(timeout(WAIT, socket.connect(to)).await??)
     }

@@ -37,6 +37,7 @@ floods! {
     false "crumbs of chunks" crumbs,
     false "answers that nobody reads" unread,
     false "lists that nobody reads" unread_lists,
+    false "modules that nobody reads" unread_modules,
     false "10,000 requests in one go" pipelines,
     false "idle streams" streams,
     false "idle keep-alive" keep_alive,
@@ -193,13 +194,68 @@ async fn unread(target: Target, _: usize) -> anyhow::Result<String> {
 }
 
 async fn unread_lists(target: Target, _: usize) -> anyhow::Result<String> {
-    let lists = ["decisions", "allocations", "policies", "gpus"];
-    let ask = |n: usize| target.request("GET", &format!("/api/v1/{}", lists[n % 4]), "", "").repeat(40);
+    // As long as they may be.
+    let lists = ["decisions?limit=500", "allocations?limit=1000&state=all", "policies", "gpus"];
+    let ask = |n: usize| {
+        let packed = if n % 8 < 4 { "Accept-Encoding: gzip\r\n" } else { "" };
+        target.request("GET", &format!("/api/v1/{}", lists[n % 4]), packed, "").repeat(40)
+    };
     hold_unread(&target, ask).await
 }
 
+/// The largest answers that there are, to clients with little room for what comes.
+async fn unread_modules(target: Target, _: usize) -> anyhow::Result<String> {
+    let digest = upload_large(&target).await.context("no large policy")?;
+    let ask = |_| target.request("GET", &format!("/api/v1/policies/{digest}/module"), "", "").repeat(4);
+    let told = hold_unread(&target, ask).await;
+    // Those that come now and then must have it whole, if they read.
+    let begun = Instant::now();
+    let mut stream = From::Same.connect(target.admin, 0).await?;
+    let one =
+        target.request("GET", &format!("/api/v1/policies/{digest}/module"), "Connection: close\r\n", "");
+    stream.write_all(&one).await?;
+    let mut whole = Vec::new();
+    timeout(Duration::from_secs(30), stream.read_to_end(&mut whole)).await.context("a reader waits")??;
+    let head = String::from_utf8_lossy(&whole[..whole.len().min(12)]).into_owned();
+    // Its own share of the memory may be spent, which says 503.
+    let good = head.ends_with("503") || head.ends_with("200") && whole.len() > LARGE_BYTES;
+    ensure!(good, "a reader had {} bytes: {head}", whole.len());
+    Ok(format!("{}; a reader {} after {} ms", told?, &head[9..], begun.elapsed().as_millis()))
+}
+
+/// A policy almost as large as may be, most of it a section that nobody looks at.
+const LARGE_BYTES: usize = 31 << 20;
+
+async fn upload_large(target: &Target) -> anyhow::Result<String> {
+    let mut module = include_bytes!("../../policies-wasm/prebuilt/spread.wasm").to_vec();
+    let name = b"\x04bulk";
+    // A custom section: 0, its size as LEB128 in five bytes, its name, and what it likes.
+    module.push(0);
+    let mut left = name.len() + LARGE_BYTES;
+    for _ in 0..4 {
+        module.push(u8::try_from(left & 0x7f)? | 0x80);
+        left >>= 7;
+    }
+    module.push(u8::try_from(left)?);
+    module.extend(name);
+    module.resize(module.len() + LARGE_BYTES, 7);
+    let headers = format!(
+        "Content-Type: application/wasm\r\nConnection: close\r\nContent-Length: {}\r\n",
+        module.len()
+    );
+    let mut stream = From::Same.connect(target.admin, 0).await?;
+    stream.write_all(&target.request("POST", "/api/v1/policies", &headers, "")).await?;
+    stream.write_all(&module).await?;
+    let mut answer = Vec::new();
+    timeout(Duration::from_secs(90), stream.read_to_end(&mut answer)).await??;
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
+    let shown: serde_json::Value = serde_json::from_str(body).with_context(|| head.to_owned())?;
+    Ok(shown["digest"].as_str().with_context(|| body.to_owned())?.to_owned())
+}
+
 async fn hold_unread(target: &Target, ask: impl Fn(usize) -> Vec<u8>) -> anyhow::Result<String> {
-    let crowd = crowd(From::Many(200), target.admin, SOME, ask).await;
+    let crowd = crowd(From::Narrow(200), target.admin, SOME, ask).await;
     sleep(HELD).await;
     Ok(format!("{} asked", crowd.len()))
 }

@@ -22,7 +22,8 @@ const POD_MS_MAX: u128 = 1_000;
 /// What a flood may add to the daemon's memory, KiB. All of 256 connections with as much as may wait in each:
 /// a head of 128 KiB in a buffer that doubles as it grows, or a body of 256 KiB, or 0.3 MiB of requests one
 /// behind the other: 77 MiB. Two uploads of 32 MiB: 64 MiB. Those of the other listeners, which take no
-/// bodies from strangers, and 16 KiB of buffers for each: 19 MiB.
+/// bodies from strangers, and 16 KiB of buffers for each: 19 MiB. Answers that nobody reads are at most 64 MiB, less
+/// than bodies and uploads, which nobody sends while he waits for them.
 const MEMORY_KIB_MAX: u64 = (77 + 64 + 19) * 1024;
 /// What a flood may add to its descriptors: 256 + 64 + 64 connections and 4 workers with 32 that leave; and
 /// 24 of pods and good clients.

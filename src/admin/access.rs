@@ -7,6 +7,7 @@
 use super::Settings;
 use super::audit::Line;
 use super::auth;
+use super::budget::Known;
 use super::caller::{self, Caller, Said};
 use super::certificate::ClientCertificate;
 use super::host;
@@ -274,11 +275,16 @@ pub(super) async fn door(
     let answered = match let_in {
         Err(problem) => Ok(request.into_response(problem.response())),
         Ok(caller) => {
+            let client = Client::Named(caller.by, Arc::clone(&caller.name));
             let said = Said::new(caller);
             if let Some(line) = &mut line {
                 line.listen(&said);
             }
-            caller::scope(said, traced::call(request, next)).await.map(ServiceResponse::map_into_boxed_body)
+            caller::scope(said, traced::call(request, next)).await.map(|response| {
+                let mut response = response.map_into_boxed_body();
+                response.response_mut().extensions_mut().insert(Known(client));
+                response
+            })
         }
     };
     if let Some(line) = line {

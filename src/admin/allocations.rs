@@ -183,7 +183,7 @@ pub(super) async fn list(
     let mps = (state.facts)().mps;
     let owners = LazyCell::new(|| Owners::of(&ledger));
     let live: Vec<_> = found.iter().filter_map(|a| a.live()).collect();
-    let texts = state.written.of(&ledger, &mps, || &owners, &live).map_err(unwritten)?;
+    let texts = state.written.of(&ledger, &mps, || &owners, &live).map_err(|error| unwritten(&error))?;
     let mut texts = texts.iter();
     let items = found.iter().filter_map(|found| match found {
         Found::Live(_) => texts.next().map(|text| Item::Live(text.json())),
@@ -208,7 +208,7 @@ enum Item<'t> {
     Ended(Box<Allocation>),
 }
 
-fn unwritten(error: serde_json::Error) -> Problem {
+fn unwritten(error: &serde_json::Error) -> Problem {
     Problem::new(Kind::Internal, format!("the answer cannot be written: {error}"))
 }
 

@@ -4,14 +4,17 @@
 //! anew for each answer, some 300 KiB of it: that costs several times what the answer itself does. So each
 //! worker keeps one, and what is large or comes in pieces is left to the library.
 
-use actix_web::body::{BoxBody, MessageBody};
+use super::budget::Weight;
+use super::routes::IDENTITY;
+use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
 use actix_web::http::header::{
     ACCEPT_ENCODING, AcceptEncoding, CONTENT_ENCODING, CONTENT_TYPE, Encoding, Header, HeaderMap,
     HeaderValue, VARY,
 };
 use actix_web::middleware::Next;
-use actix_web::{Error, web::Bytes};
+use actix_web::{Error, HttpResponse, web::Bytes};
 use flate2::{Compress, Compression, Crc, FlushCompress, Status};
 use std::cell::RefCell;
 
@@ -31,17 +34,33 @@ pub(super) async fn here(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
-    let wanted = takes_gzip(&request);
-    let response = next.call(request).await?.map_into_boxed_body();
-    if !wanted || !is_text(response.headers()) {
+    let Some(coding) = coding(&request) else {
+        // The layer around has the words.
+        return Ok(request.into_response(HttpResponse::new(StatusCode::NOT_ACCEPTABLE)));
+    };
+    let mut response = next.call(request).await?.map_into_boxed_body();
+    if response.headers().contains_key(CONTENT_ENCODING) {
         return Ok(response);
+    }
+    if coding == Encoding::identity() {
+        // The library would offer deflate, too, in which nothing is packed once for all who ask.
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(IDENTITY));
+        return Ok(response);
+    }
+    match response.response().body().size() {
+        BodySize::Sized(bytes) if bytes > HERE_MAX as u64 => {
+            response.response_mut().extensions_mut().insert(Weight::compressed(bytes));
+            return Ok(response);
+        }
+        _ if !is_text(response.headers()) => return Ok(response),
+        _ => {}
     }
     Ok(response.map_body(|head, body| {
         let bytes = match body.try_into_bytes() {
             Ok(bytes) => bytes,
             Err(stream) => return stream,
         };
-        if bytes.is_empty() || bytes.len() > HERE_MAX {
+        if bytes.is_empty() {
             return BoxBody::new(bytes);
         }
         let Some(zipped) = zip(&bytes) else { return BoxBody::new(bytes) };
@@ -51,20 +70,21 @@ pub(super) async fn here(
     }))
 }
 
-fn takes_gzip(request: &ServiceRequest) -> bool {
+/// The coding of the answer, gzip or none; `None` where neither will do.
+fn coding(request: &ServiceRequest) -> Option<Encoding> {
     if !request.headers().contains_key(ACCEPT_ENCODING) {
-        return false;
+        return Some(Encoding::identity());
     }
-    let Ok(accepted) = AcceptEncoding::parse(request) else { return false };
-    let offered = [Encoding::identity(), Encoding::gzip()];
-    accepted.negotiate(offered.iter()) == Some(Encoding::gzip())
+    // What cannot be read asks for nothing.
+    let Ok(accepted) = AcceptEncoding::parse(request) else { return Some(Encoding::identity()) };
+    accepted.negotiate([Encoding::identity(), Encoding::gzip()].iter())
 }
 
 /// JSON, problems, metrics: what the handlers write. Files of pages may be anything.
 fn is_text(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let known = ["application/json", "application/problem+json", "application/openmetrics-text"];
-    !headers.contains_key(CONTENT_ENCODING) && known.iter().any(|known| kind.starts_with(known))
+    known.iter().any(|known| kind.starts_with(known))
 }
 
 /// `None` where it would not become smaller, or cannot be done.

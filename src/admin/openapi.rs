@@ -160,7 +160,7 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
     };
     also("406", "Accept-Encoding forbids every coding that there is");
     also("421", "The Host header names another machine");
-    also("503", "Too much is waiting, the store fails, or the daemon stops");
+    also("503", "Too much is waiting or not read yet, the store fails, or the daemon stops");
     also("429", "Asked too often");
     if guarded {
         also("401", "Nothing came that says who asks, or a wrong token");

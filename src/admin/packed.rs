@@ -1,6 +1,8 @@
 //! Texts that never change while the daemon runs: packed once, so that whoever asks for them without a token
 //! again and again costs no time of the processors, and not sent again to whoever has them.
 
+use super::budget::Weight;
+use super::routes::IDENTITY;
 use actix_web::http::header::{
     AcceptEncoding, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, ETAG, Encoding, EntityTag, Header,
     HeaderValue, IfNoneMatch, VARY,
@@ -53,11 +55,12 @@ impl Packed {
         self.head(&mut response);
         response.insert_header((CONTENT_TYPE, HeaderValue::from_static(self.kind)));
         let wanted = AcceptEncoding::parse(request).is_ok_and(|accepts| takes_gzip(&accepts));
-        // Other codings are left to the layer around, which refuses what none of them fits.
-        match wanted.then(|| self.gzip.get_or_init(|| pack(self.text)).clone()).flatten() {
+        let mut response = match wanted.then(|| self.gzip.get_or_init(|| pack(self.text)).clone()).flatten() {
             Some(packed) => response.insert_header((CONTENT_ENCODING, "gzip")).body(packed),
-            None => response.body(self.text),
-        }
+            None => response.insert_header((CONTENT_ENCODING, IDENTITY)).body(self.text),
+        };
+        response.extensions_mut().insert(Weight::NONE);
+        response
     }
 
     fn head(&self, response: &mut HttpResponseBuilder) {
@@ -78,8 +81,7 @@ impl Packed {
 }
 
 fn takes_gzip(accepts: &AcceptEncoding) -> bool {
-    // The same order as that of the layer around.
-    let offered = [Encoding::identity(), Encoding::gzip(), Encoding::deflate()];
+    let offered = [Encoding::identity(), Encoding::gzip()];
     accepts.negotiate(offered.iter()) == Some(Encoding::gzip())
 }
 

@@ -1,10 +1,12 @@
 //! `/policies`: upload, list, fetch and delete versions of policies.
 
 use super::body;
+use super::budget::Weight;
 use super::caller;
 use super::dto::{Policy, PolicyDetail, PolicyList, Word};
 use super::idempotency::{self, Answered, Turn};
 use super::problem::{Kind, Problem};
+use super::routes::IDENTITY;
 use super::state::State;
 use super::{paging, tag, word};
 use crate::admission::{DeleteError, Upload};
@@ -13,20 +15,25 @@ use crate::kernel::names::Digest;
 use crate::kernel::policy::{PolicyVersion, VERSIONS_MAX};
 use crate::kernel::refusal::Refusal;
 use crate::kernel::trust::Signature;
-use actix_web::http::StatusCode;
-use actix_web::http::header::{CONTENT_DISPOSITION, LOCATION};
+use crate::ports::InstallError;
+use actix_web::body::SizedStream;
+use actix_web::http::header::{CONTENT_DISPOSITION, CONTENT_ENCODING, LOCATION};
+use actix_web::http::{Method, StatusCode};
 use actix_web::{HttpRequest, HttpResponse, web};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use futures_util::stream;
 use serde::Deserialize;
 use std::cmp::Reverse;
+use std::convert::Infallible;
 use utoipa::IntoParams;
 
 /// The header that a signature comes in.
 const SIGNATURE: &str = "berth-signature";
 
-/// When to retry while other uploads are at work: compiling takes seconds, as a rule.
-const UPLOAD_RETRY_S: u64 = 5;
+/// What an answer with a module weighs, KiB: a piece of 64 that is being sent, and what the HTTP library and the
+/// system's allocator take beside it.
+const MODULE_WEIGHT: Weight = Weight(128);
 
 /// Most versions in one answer, and as many where the caller does not say: all that a node keeps of
 /// uploads, and as many that came with the daemon; each has some 0.5 KiB.
@@ -115,7 +122,7 @@ pub(super) async fn list(
 /// A WebAssembly component of the world `berth:policy`, or a core module that becomes one. It is
 /// checked, compiled in a limited child process, asked what it is, and kept under its digest. It is
 /// asked nothing else until a stack names it. The same bytes again change nothing, except that they
-/// may bring a signature. Where the configuration has `trustedKeys`, one of them must have signed the
+/// may bring a signature. Two callers may upload at a time, each one policy. Where the configuration has `trustedKeys`, one of them must have signed the
 /// body, byte by byte; 403 says otherwise, and nothing of it is compiled. With an `Idempotency-Key` the
 /// very same request of the same caller is answered as the first time, as long as the daemon remembers the
 /// key (64 of them, until it ends) and has the policy.
@@ -144,10 +151,7 @@ pub(super) async fn upload(
     let by = word::checked(by, &reason)?;
     let signature = signature(&request)?;
     let key = idempotency::key_of(&request)?;
-    let _permit = state
-        .uploads
-        .try_acquire()
-        .map_err(|_| Problem::new(Kind::Busy, "other uploads are at work").retry_after(UPLOAD_RETRY_S))?;
+    let _place = state.places.take(key.as_ref())?;
     let module = body::module(&request, payload).await?;
     let (module, asked) = match key {
         None => (module, None),
@@ -226,7 +230,8 @@ pub(super) async fn show(
 
 /// The bytes of a policy
 ///
-/// As they were uploaded; their sha256 is the digest.
+/// As they were uploaded; their sha256 is the digest. They are never compressed. Where the connection ends before
+/// all of `Content-Length` came, they changed on the disk meanwhile, or the daemon stopped.
 #[utoipa::path(get, path = "/api/v1/policies/{digest}/module", tag = "policies", operation_id = "getPolicyModule",
     params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
     responses(
@@ -237,6 +242,7 @@ pub(super) async fn show(
     ))]
 pub(super) async fn module(
     state: web::Data<State>,
+    request: HttpRequest,
     path: web::Path<String>,
 ) -> Result<HttpResponse, Problem> {
     let digest = digest(&path)?;
@@ -245,8 +251,25 @@ pub(super) async fn module(
         ledger.policies.get(&digest).ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })?;
     // The name is a DNS label, so it needs no quoting.
     let file = format!("attachment; filename=\"{}-{}.wasm\"", version.name, digest.short());
-    let bytes = state.door.module(digest).await?;
-    Ok(HttpResponse::Ok().content_type(body::WASM).insert_header((CONTENT_DISPOSITION, file)).body(bytes))
+    let pieces = state.door.module(digest).await?;
+    let bytes = pieces.bytes();
+    let mut response = HttpResponse::Ok();
+    // Compressed, each of those who ask at once would cost a compressor and have no Content-Length.
+    response.insert_header((CONTENT_ENCODING, IDENTITY));
+    response.content_type(body::WASM).insert_header((CONTENT_DISPOSITION, file));
+    if request.method() == Method::HEAD {
+        let none = stream::empty::<Result<web::Bytes, Infallible>>();
+        let mut response = response.body(SizedStream::new(bytes, none));
+        response.extensions_mut().insert(Weight::NONE);
+        return Ok(response);
+    }
+    // A piece is read when the one before it was taken.
+    let pieces = stream::try_unfold(pieces, |pieces| async move {
+        Ok::<_, InstallError>(pieces.next().await?.map(|(piece, left)| (web::Bytes::from(piece), left)))
+    });
+    let mut response = response.body(SizedStream::new(bytes, Box::pin(pieces)));
+    response.extensions_mut().insert(MODULE_WEIGHT);
+    Ok(response)
 }
 
 /// Delete a version of a policy

@@ -160,6 +160,8 @@ kinds! {
     NotAlive = "not-alive", SERVICE_UNAVAILABLE, "Not alive";
     /// As many event streams as there may be.
     Streams = "too-many-streams", SERVICE_UNAVAILABLE, "Too many event streams";
+    /// Too much of answers lies unread.
+    Unread = "answers-unread", SERVICE_UNAVAILABLE, "Too many answers are not read";
     /// An `Idempotency-Key` came again with another body.
     KeyReused = "key-reused", UNPROCESSABLE_ENTITY, "Idempotency key used before";
     /// The request of an `Idempotency-Key` is still at work.

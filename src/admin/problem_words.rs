@@ -160,7 +160,7 @@ pub(super) fn words(kind: Kind) -> Words {
             "Upload the same bytes again: they get the same digest.",
         ),
         Kind::Busy => (
-            "Too much waits already: commands, uploads, compilations or replays. Nothing was changed.",
+            "Too much waits already: commands, uploads, compilations or replays; or another upload of the same caller is at work. Nothing was changed.",
             "Send it again after the seconds that the Retry-After header names.",
         ),
         Kind::Stopping => (
@@ -183,6 +183,10 @@ pub(super) fn words(kind: Kind) -> Words {
             "As many event streams are open as this daemon serves at a time, 32, and you have no fewer than others.",
             "Close pages and `berth events` that nobody looks at, or ask with ?follow=false now and then.",
         ),
+        Kind::Unread => (
+            "So much of large answers was asked for and not read yet that the daemon keeps no more of them: by one client, or by all. Small answers and changes are not held up.",
+            "Read each answer before you ask for the next one, and ask for less at a time (`limit`). Send it again after the seconds that the Retry-After header names.",
+        ),
         Kind::KeyReused => (
             "This Idempotency-Key was sent before with another body, signature or reason. Nothing was changed.",
             "Use a new key for each upload; send a key again only with the very same request.",
@@ -193,7 +197,7 @@ pub(super) fn words(kind: Kind) -> Words {
         ),
         Kind::NotAcceptable => (
             "Accept-Encoding forbids every coding that this daemon can answer in.",
-            "Leave the header out, or allow identity, gzip or deflate.",
+            "Leave the header out, or allow identity or gzip.",
         ),
         Kind::Late => (
             "No answer came in time; what was asked may or may not be done.",

@@ -185,11 +185,12 @@ async fn pass(
         Some(problem) => request.into_response(problem.response()),
         None => next.call(request).await?.map_into_boxed_body(),
     };
+    let (response, share) = state.budget.within(response);
     let response = finish(response);
     counting::count(&state, response.request(), response.status().as_u16(), began);
-    let kept = unread.is_some() || !unread::is_small(response.response().body());
+    let kept = unread.is_some() || share.is_some() || !unread::is_small(response.response().body());
     Ok(match kept {
-        true => response.map_body(|_, body| unread::holding(body, unread, work)),
+        true => response.map_body(|_, body| unread::holding(body, unread, work, share)),
         false => response,
     })
 }
@@ -211,11 +212,10 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
         };
         let problem = match status {
             // The layer that compresses names codings, and not what forbids the answer as it is.
-            StatusCode::NOT_ACCEPTABLE => Problem::new(
-                Kind::NotAcceptable,
-                "Accept-Encoding takes neither gzip nor deflate nor an answer as it is",
-            )
-            .hint("send `Accept-Encoding: gzip`, or leave it out"),
+            StatusCode::NOT_ACCEPTABLE => {
+                Problem::new(Kind::NotAcceptable, "Accept-Encoding takes neither gzip nor an answer as it is")
+                    .hint("send `Accept-Encoding: gzip`, or leave it out")
+            }
             _ => Problem::of_status(status, detail),
         };
         response.into_response(problem.response())

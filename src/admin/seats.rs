@@ -26,7 +26,7 @@ const NEW_SHARE: usize = 4;
 /// Most connections a second that make room for others without having said anything. Each has its seat for
 /// all seats' share of it: 256 for 100 ms, 64 for 25 ms. A burst that fills the system's queue (4,096) is
 /// through within two seconds.
-const UNSAID_PER_SECOND: usize = 2_560;
+const UNSAID_PER_SECOND: u32 = 2_560;
 /// Shortest and longest wait of whoever comes until it is looked at again who can go.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
 /// That seats ran short is told at most once in this time.
@@ -65,8 +65,7 @@ pub(super) struct Taken {
 impl Seats {
     /// So many, of the listener that is called so.
     pub(super) fn new(what: &'static str, most: usize) -> Arc<Self> {
-        let grace =
-            Duration::from_secs(1) * u32::try_from(most).unwrap_or(u32::MAX) / UNSAID_PER_SECOND as u32;
+        let grace = Duration::from_secs(1) * u32::try_from(most).unwrap_or(u32::MAX) / UNSAID_PER_SECOND;
         Arc::new(Self {
             what,
             most,
@@ -183,10 +182,10 @@ mod tests {
     }
 
     /// Long after everybody else, who has been heard.
-    fn take(seats: &Arc<Seats>, client: Client) -> Taken {
+    fn take(seats: &Arc<Seats>, client: &Client) -> Taken {
         seats.inner.lock().unwrap().taken.values().for_each(|seat| seat.hear());
         let next = seats.inner.lock().unwrap().next;
-        seats.take_at(&client, next * 1_000).unwrap()
+        seats.take_at(client, next * 1_000).unwrap()
     }
 
     fn closed(taken: &Taken) -> bool {
@@ -196,15 +195,15 @@ mod tests {
     #[test]
     fn a_crowd_of_one_address_loses_its_oldest_and_others_none() {
         let seats = Seats::new("test", 4);
-        let alone = take(&seats, at(1));
-        let crowd: Vec<_> = (0..3).map(|_| take(&seats, at(2))).collect();
-        let new = take(&seats, at(3));
+        let alone = take(&seats, &at(1));
+        let crowd: Vec<_> = (0..3).map(|_| take(&seats, &at(2))).collect();
+        let new = take(&seats, &at(3));
         assert!(closed(&crowd[0]) && !closed(&alone) && !closed(&crowd[1]) && !closed(&new));
         // What is left of the crowd is still the largest.
-        let next = take(&seats, at(4));
+        let next = take(&seats, &at(4));
         assert!(closed(&crowd[1]) && !closed(&alone) && !closed(&next));
         // All have one each: the oldest goes.
-        let last = take(&seats, at(5));
+        let last = take(&seats, &at(5));
         assert!(closed(&alone) && !closed(&crowd[2]) && !closed(&last));
         drop((crowd, new, next, last, alone));
         let inner = seats.inner.lock().unwrap();
@@ -214,7 +213,7 @@ mod tests {
     #[test]
     fn whoever_is_known_goes_last_and_those_who_just_came_have_a_quarter() {
         let seats = Seats::new("test", 8);
-        let all: Vec<_> = (0..8).map(|_| take(&seats, at(1))).collect();
+        let all: Vec<_> = (0..8).map(|_| take(&seats, &at(1))).collect();
         let _stranger = all[4].seat.work();
         all[5..].iter().for_each(|known| known.seat.know());
         let (_unread, _working) = (all[6].seat.work(), all[7].seat.work());
@@ -224,7 +223,7 @@ mod tests {
         for gone in [0, 1, 4, 5, 2, 3, 6, 7] {
             assert!(!closed(&all[gone]));
             // Each newcomer is known at once, and at work.
-            let one = take(&seats, at(1));
+            let one = take(&seats, &at(1));
             one.seat.know();
             new.push((one.seat.work(), one));
             assert!(closed(&all[gone]), "{gone} was to go");
@@ -235,7 +234,7 @@ mod tests {
     #[test]
     fn who_rests_too_long_or_leaves_an_answer_lying_is_swept_out() {
         let seats = Seats::new("test", 9);
-        let (rests, works, unread) = (take(&seats, at(1)), take(&seats, at(1)), take(&seats, at(1)));
+        let (rests, works, unread) = (take(&seats, &at(1)), take(&seats, &at(1)), take(&seats, &at(1)));
         let (work, answer) = (works.seat.work(), unread.seat.work());
         unread.seat.takes(false);
         let later = |wait: Duration| millis(seats.began) + u64::try_from(wait.as_millis()).unwrap();

@@ -1,18 +1,17 @@
 //! What every handler works with.
 
 use super::access::Access;
+use super::budget::Budget;
 use super::events::Feed;
 use super::idempotency::Keys;
+use super::places::Places;
 use super::survey::Surveys;
 use super::written::Written;
 use super::{Facts, Settings};
 use crate::admission::Door;
 use crate::metrics::Metrics;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use tokio::sync::{Mutex, Semaphore};
-
-/// Uploads under way at a time: each holds up to 32 MiB, and only one is compiled at a time.
-const UPLOADS_MAX: usize = 2;
+use tokio::sync::Mutex;
 
 /// Shared by all workers.
 pub(super) struct State {
@@ -24,7 +23,10 @@ pub(super) struct State {
     pub(super) surveys: Surveys,
     /// Allocations as they were shown last.
     pub(super) written: Written,
-    pub(super) uploads: Semaphore,
+    /// Who uploads.
+    pub(super) places: Places,
+    /// What answers weigh that are not read yet.
+    pub(super) budget: Budget,
     /// Whose turn it is to order something of a GPU.
     pub(super) orders: Mutex<()>,
     /// What uploads were answered, by their keys.
@@ -44,7 +46,8 @@ impl State {
             access,
             surveys: Surveys::default(),
             written: Written::default(),
-            uploads: Semaphore::new(UPLOADS_MAX),
+            places: Places::default(),
+            budget: Budget::default(),
             orders: Mutex::new(()),
             keys: Keys::default(),
             gate: Gate::default(),

@@ -1,5 +1,6 @@
 //! Swagger UI from files inside the binary: nothing is loaded from elsewhere.
 
+use super::budget::Weight;
 use super::problem::{Kind, Problem};
 use actix_web::HttpResponse;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_SECURITY_POLICY, LOCATION};
@@ -36,10 +37,13 @@ pub(super) async fn file(path: web::Path<String>) -> Result<HttpResponse, Proble
     // As it is in the binary: packing 1.5 MB anew for whoever asks, without a token, would cost 60 ms each time.
     let encoding = if file.gzpipped { "gzip" } else { "identity" };
     response.insert_header((CONTENT_ENCODING, encoding));
-    Ok(response.content_type(file.content_type).insert_header((CONTENT_SECURITY_POLICY, POLICY)).body(
-        match file.bytes {
-            Cow::Borrowed(bytes) => Bytes::from_static(bytes),
-            Cow::Owned(bytes) => Bytes::from(bytes),
-        },
-    ))
+    response.content_type(file.content_type).insert_header((CONTENT_SECURITY_POLICY, POLICY));
+    Ok(match file.bytes {
+        Cow::Borrowed(bytes) => {
+            let mut response = response.body(Bytes::from_static(bytes));
+            response.extensions_mut().insert(Weight::NONE);
+            response
+        }
+        Cow::Owned(bytes) => response.body(bytes),
+    })
 }

@@ -4,6 +4,7 @@
 //! connection again, however long that is. While somebody still holds the body when the answer has
 //! left, it closes the connection instead. So the answer holds it.
 
+use super::budget::Share;
 use super::seat::{Seat, Work};
 use actix_web::HttpMessage;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
@@ -62,10 +63,16 @@ pub(super) fn is_small(body: &BoxBody) -> bool {
 /// and for a client that does not read it keeps the copy.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
-/// An answer's body that holds what of the request was not read, and keeps its request under way, until it
-/// has been taken over.
-pub(super) fn holding(body: BoxBody, unread: Option<Unread>, work: Option<Work>) -> BoxBody {
-    BoxBody::new(Holding { body, rest: Bytes::new(), _unread: unread.map(|unread| unread.0), _work: work })
+/// An answer's body that holds what of the request was not read, and keeps its request under way and its share of
+/// the memory, until it has been taken over.
+pub(super) fn holding(
+    body: BoxBody,
+    unread: Option<Unread>,
+    work: Option<Work>,
+    share: Option<Share>,
+) -> BoxBody {
+    let _unread = unread.map(|unread| unread.0);
+    BoxBody::new(Holding { body, rest: Bytes::new(), _unread, _work: work, _share: share })
 }
 
 struct Holding {
@@ -74,6 +81,7 @@ struct Holding {
     rest: Bytes,
     _unread: Option<Rc<RefCell<Payload>>>,
     _work: Option<Work>,
+    _share: Option<Share>,
 }
 
 impl MessageBody for Holding {

@@ -43,7 +43,7 @@ pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
 pub use tally::{Counted, Tally, VERSIONS_COUNTED_MAX};
 pub use thread::{ActivateError, Granted};
 pub use trial::{Proposal, TRIED_DEVICES_MAX, Tell, Tried, TryError, Wish, Wished};
-pub use uploads::{DeleteError, Still, Upload, UploadError};
+pub use uploads::{DeleteError, Pieces, Still, Upload, UploadError};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use crate::kernel::command::{Command, NewStack, Rules};

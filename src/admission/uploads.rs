@@ -1,5 +1,9 @@
 //! The part of the door through which policies come and go.
 
+mod pieces;
+
+pub use pieces::Pieces;
+
 use super::Door;
 use super::recorder::aside;
 use crate::keeper::{Applied, AskError};
@@ -120,14 +124,14 @@ impl Door {
         }
     }
 
-    /// The bytes of a policy.
+    /// The bytes of a policy, piece by piece, once all of them were seen to be what they should be.
     ///
     /// # Errors
     /// If they are gone or changed.
-    pub async fn module(&self, digest: Digest) -> Result<Vec<u8>, InstallError> {
+    pub async fn module(&self, digest: Digest) -> Result<Pieces, InstallError> {
         let policies = Arc::clone(&self.policies);
-        let read = tokio::task::spawn_blocking(move || policies.module(&digest)).await;
-        read.unwrap_or(Err(InstallError::Stopping))
+        let seen = tokio::task::spawn_blocking(move || Pieces::of(policies, digest)).await;
+        seen.unwrap_or(Err(InstallError::Stopping))
     }
 
     /// Deletes a policy version, if `still` holds once no upload is under way: one could sign it between a

@@ -6,7 +6,7 @@
 //! its digest, so it cannot change between the check and the use.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -66,6 +66,22 @@ impl Artifacts {
     /// If the disk does not let that be told: it may be there.
     pub(super) fn component(&self, wanted: &Digest) -> io::Result<Option<Vec<u8>>> {
         self.read(&component_name(wanted), MODULE_BYTES_MAX, wanted)
+    }
+
+    /// So many bytes of the component with this digest from that one on, fewer only at its end; `None` if its
+    /// file is gone. They are not judged. The file is opened anew for each piece: readers that take their time
+    /// hold no descriptor.
+    ///
+    /// # Errors
+    /// If the disk does not let that be told: it may be there.
+    pub(super) fn component_piece(
+        &self,
+        of: &Digest,
+        from: u64,
+        bytes_max: usize,
+    ) -> io::Result<Option<Vec<u8>>> {
+        let path = self.folder.join(component_name(of));
+        judged(&path, read_piece(&path, from, bytes_max))
     }
 
     /// The artifact of a version for this release and processor; `None` if its file is gone, cannot be
@@ -131,16 +147,7 @@ impl Artifacts {
 
     fn read(&self, name: &str, bytes_max: usize, wanted: &Digest) -> io::Result<Option<Vec<u8>>> {
         let path = self.folder.join(name);
-        let bytes = match read_file(&path, bytes_max) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => {
-                tracing::warn!("cannot read {}: {error}", path.display());
-                // Something else stands there: that does not pass.
-                let other = [Some(libc::ELOOP), None].contains(&error.raw_os_error());
-                return if other { Ok(None) } else { Err(error) };
-            }
-        };
+        let Some(bytes) = judged(&path, read_file(&path, bytes_max))? else { return Ok(None) };
         if digest(&bytes) != *wanted {
             tracing::warn!("{} is not what was written there; it is not used", path.display());
             return Ok(None);
@@ -165,18 +172,45 @@ fn component_name(digest: &Digest) -> String {
     format!("{digest}.wasm")
 }
 
-/// A regular file, and no link to one.
+/// What was read; `None` where nothing is there, or something else than a policy.
+fn judged(path: &Path, read: io::Result<Vec<u8>>) -> io::Result<Option<Vec<u8>>> {
+    match read {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            tracing::warn!("cannot read {}: {error}", path.display());
+            // Something else stands there: that does not pass.
+            let other = [Some(libc::ELOOP), None].contains(&error.raw_os_error());
+            if other { Ok(None) } else { Err(error) }
+        }
+    }
+}
+
 fn read_file(path: &Path, bytes_max: usize) -> io::Result<Vec<u8>> {
+    let (file, bytes) = open_file(path, bytes_max)?;
+    let mut read = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
+    file.take(bytes_max as u64).read_to_end(&mut read)?;
+    Ok(read)
+}
+
+fn read_piece(path: &Path, from: u64, bytes_max: usize) -> io::Result<Vec<u8>> {
+    let (mut file, bytes) = open_file(path, MODULE_BYTES_MAX)?;
+    let wanted = bytes.saturating_sub(from).min(bytes_max as u64);
+    file.seek(SeekFrom::Start(from.min(bytes)))?;
+    let mut read = Vec::with_capacity(usize::try_from(wanted).unwrap_or(0));
+    file.take(wanted).read_to_end(&mut read)?;
+    Ok(read)
+}
+
+/// A regular file, and no link to one; with its size.
+fn open_file(path: &Path, bytes_max: usize) -> io::Result<(File, u64)> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let meta = file.metadata()?;
-    let limit = bytes_max as u64;
-    if !meta.is_file() || meta.len() > limit {
+    if !meta.is_file() || meta.len() > bytes_max as u64 {
         return Err(io::Error::other("it is no file of a policy"));
     }
-    let mut bytes = Vec::with_capacity(usize::try_from(meta.len()).unwrap_or(0));
-    file.take(limit).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    Ok((file, meta.len()))
 }
 
 #[cfg(test)]
@@ -194,6 +228,11 @@ mod tests {
         artifacts.keep(&id, component, artifact).unwrap();
         assert_eq!(artifacts.component(&id).unwrap().unwrap(), component);
         assert_eq!(artifacts.artifact(&id, &wanted).unwrap(), artifact);
+        let piece = |from, most| artifacts.component_piece(&id, from, most).unwrap().unwrap();
+        assert_eq!(
+            [piece(0, 4), piece(4, 99), piece(9, 4), piece(u64::MAX, 4)],
+            [&b"comp"[..], b"onent", b"", b""]
+        );
         let folder = state.path().join(FOLDER);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&folder), 0o700);
@@ -211,6 +250,7 @@ mod tests {
         artifacts.remove(&id);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
         assert_eq!(artifacts.component(&id).unwrap(), None);
+        assert_eq!(artifacts.component_piece(&id, 0, 4).unwrap(), None);
     }
 
     #[test]

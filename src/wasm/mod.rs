@@ -295,6 +295,16 @@ impl Policies for WasmPolicies {
         read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
     }
 
+    fn module_piece(&self, digest: &Digest, from: u64, bytes_max: usize) -> Result<Vec<u8>, InstallError> {
+        if let Some(component) = shipped::component(digest) {
+            let from = usize::try_from(from).unwrap_or(usize::MAX).min(component.len());
+            return Ok(component[from..].iter().copied().take(bytes_max).collect());
+        }
+        let read = self.artifacts.component_piece(digest, from, bytes_max);
+        let read = read.map_err(|error| trouble(format!("cannot read the policy: {error}")))?;
+        read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
+    }
+
     fn rest(&self, digest: &Digest) {
         // Without the lock, which every call takes, while the disk is asked and memory given back.
         let loaded = self.installed(digest).filter(|entry| entry.module.get().is_some());

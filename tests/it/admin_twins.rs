@@ -77,7 +77,26 @@ pub(crate) struct KeptPolicies {
 impl KeptPolicies {
     /// Whether an install waits for the hold to end.
     pub(crate) fn waiting(&self) -> bool {
-        self.held.load(Ordering::SeqCst) > 0
+        self.waiters() > 0
+    }
+
+    /// How many do.
+    pub(crate) fn waiters(&self) -> usize {
+        self.held.load(Ordering::SeqCst)
+    }
+
+    /// Damages the last byte of a module; answers what it was.
+    pub(crate) fn spoil(&self, digest: &Digest) -> Vec<u8> {
+        let mut modules = self.modules.lock().unwrap();
+        let module = modules.get_mut(digest).unwrap();
+        let good = module.clone();
+        *module.last_mut().unwrap() ^= 1;
+        good
+    }
+
+    /// Puts it back.
+    pub(crate) fn mend(&self, module: Vec<u8>) {
+        self.modules.lock().unwrap().insert(digest_of(&module), module);
     }
 
     pub(crate) fn set_hold(&self, hold: bool) {
@@ -118,6 +137,13 @@ impl Policies for KeptPolicies {
     fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
         let modules = self.modules.lock().unwrap();
         modules.get(digest).cloned().ok_or_else(|| InstallError::Lost { digest: digest.clone() })
+    }
+
+    fn module_piece(&self, digest: &Digest, from: u64, bytes_max: usize) -> Result<Vec<u8>, InstallError> {
+        let modules = self.modules.lock().unwrap();
+        let all = modules.get(digest).ok_or_else(|| InstallError::Lost { digest: digest.clone() })?;
+        let from = usize::try_from(from).unwrap().min(all.len());
+        Ok(all[from..].iter().copied().take(bytes_max).collect())
     }
 
     fn remove(&self, digest: &Digest) {

@@ -20,6 +20,7 @@ mod admin_rights;
 mod admin_routes;
 mod admin_tls;
 mod admin_twins;
+mod admin_unread;
 mod admin_versions;
 mod api_reviews;
 mod api_server;

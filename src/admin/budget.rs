@@ -1,0 +1,232 @@
+//! How much of answers may lie in memory until their clients have read them.
+//!
+//! Small ones the HTTP library takes over at once, into buffers that each connection has. A larger one lies there
+//! for as long as its client reads nothing of it, which is up to a minute, and a client has many connections. So
+//! what they weigh is counted, and what would be too much is refused. Texts that are part of the program weigh
+//! nothing; a stream of events has places of its own.
+
+use super::peer::Peer;
+use super::problem::{Kind, Problem};
+use super::rate::Client;
+use super::unread;
+use actix_web::body::{BodySize, BoxBody, MessageBody};
+use actix_web::dev::ServiceResponse;
+use actix_web::http::Method;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Answers to those whom the door knows, KiB. The largest lists, of 1,000 allocations or 500 decisions, have about
+/// 1 MiB each: 48 of them, each on a connection of its own, while they are read within milliseconds as a rule.
+const KNOWN_KIB: u32 = 48 * 1024;
+/// Answers to everybody else, KiB. What is large of those are the numbers of a node, some 0.2 MiB, for which all 64
+/// connections of the health listener may ask: 13 MiB. With the above 64 MiB.
+const STRANGERS_KIB: u32 = 16 * 1024;
+/// One client has at most so much of either: whoever reads nothing leaves the rest to others.
+const SHARE: u32 = 2;
+/// When to retry, seconds: what is read at all is read by then.
+const RETRY_S: u64 = 5;
+/// What the HTTP library's compressor of one answer takes, KiB.
+const COMPRESSOR_KIB: u32 = 300;
+
+/// What an answer weighs, KiB, where that is not its size. Among the extensions of its response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Weight(pub(super) u32);
+
+impl Weight {
+    /// Nothing: it is part of the program, or shared by all who ask.
+    pub(super) const NONE: Self = Self(0);
+
+    /// Of an answer of so many bytes that the HTTP library compresses.
+    pub(super) fn compressed(bytes: u64) -> Self {
+        Self(kib(bytes).saturating_add(COMPRESSOR_KIB))
+    }
+}
+
+/// Whom the door let in, among the extensions of the response.
+pub(super) struct Known(pub(super) Client);
+
+/// What lies there, of known clients and of strangers.
+pub(super) struct Budget {
+    known: Arc<Pool>,
+    strangers: Arc<Pool>,
+}
+
+struct Pool {
+    kib_max: u32,
+    held: Mutex<Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    kib: u32,
+    /// Of it, what each client has; none that has nothing.
+    of: HashMap<Client, u32>,
+}
+
+/// A part of it, until this is dropped.
+pub(super) struct Share {
+    pool: Arc<Pool>,
+    client: Client,
+    kib: u32,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        let pool = |kib_max| Arc::new(Pool { kib_max, held: Mutex::default() });
+        Self { known: pool(KNOWN_KIB), strangers: pool(STRANGERS_KIB) }
+    }
+}
+
+impl Budget {
+    /// Takes what the answer weighs; answers a problem instead of it where that is too much. What a change is
+    /// answered is never refused, since it is done: it counts all the same, against what is read.
+    pub(super) fn within(
+        &self,
+        response: ServiceResponse<BoxBody>,
+    ) -> (ServiceResponse<BoxBody>, Option<Share>) {
+        let Some(kib) = weight(&response) else { return (response, None) };
+        let known = response.response().extensions().get::<Known>().map(|known| known.0.clone());
+        let request = response.request();
+        let (pool, client) = match known {
+            Some(client) => (&self.known, client),
+            None => (&self.strangers, Client::of(request.conn_data::<Peer>())),
+        };
+        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+        match pool.take(client, kib, !reads) {
+            Ok(share) => (response, Some(share)),
+            Err(problem) => (response.into_response(problem.response()), None),
+        }
+    }
+}
+
+/// What it weighs, KiB; `None` if nothing.
+fn weight(response: &ServiceResponse<BoxBody>) -> Option<u32> {
+    let said = response.response().extensions().get::<Weight>().copied();
+    let body = response.response().body();
+    match (said, body.size()) {
+        (Some(Weight(kib)), _) => Some(kib).filter(|kib| *kib > 0),
+        (None, BodySize::Sized(bytes)) if !unread::is_small(body) => Some(kib(bytes)),
+        (None, _) => None,
+    }
+}
+
+fn kib(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX)
+}
+
+impl Pool {
+    /// So much for this client; `anyhow`, even if there is not so much.
+    fn take(self: &Arc<Self>, client: Client, kib: u32, anyhow: bool) -> Result<Share, Problem> {
+        let of_one = self.kib_max / SHARE;
+        // One answer alone is not refused for its size.
+        let kib = if anyhow { kib } else { kib.min(of_one) };
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = held.of.get(&client).copied().unwrap_or_default();
+        let words = match (own.saturating_add(kib) > of_one, held.kib.saturating_add(kib) > self.kib_max) {
+            _ if anyhow => None,
+            (true, _) => Some((own, "of what you asked for on other connections")),
+            (false, true) => Some((held.kib, "of what others asked for")),
+            (false, false) => None,
+        };
+        if let Some((kib, of)) = words {
+            return Err(Problem::new(Kind::Unread, format!("{kib} KiB {of} are not read yet"))
+                .retry_after(RETRY_S)
+                .hint("read answers as they come, and ask for less at a time: `limit`"));
+        }
+        held.kib = held.kib.saturating_add(kib);
+        held.of.insert(client.clone(), own.saturating_add(kib));
+        drop(held);
+        Ok(Share { pool: Arc::clone(self), client, kib })
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut held = self.pool.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.kib = held.kib.saturating_sub(self.kib);
+        let left = held.of.get(&self.client).copied().unwrap_or_default().saturating_sub(self.kib);
+        match left {
+            0 => held.of.remove(&self.client),
+            left => held.of.insert(self.client.clone(), left),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use actix_web::HttpResponse;
+    use actix_web::test::TestRequest;
+
+    fn pool() -> Arc<Pool> {
+        Budget::default().known
+    }
+
+    fn named(name: &str) -> Client {
+        Client::Named("token", name.into())
+    }
+
+    #[test]
+    fn one_client_has_at_most_half_of_it_and_all_have_it_back() {
+        let pool = pool();
+        let take = |who: &str| pool.take(named(who), 1024, false);
+        let half: Vec<_> = (0..24).map(|_| take("a").unwrap()).collect();
+        let refused = take("a").err().unwrap();
+        assert!(refused.status == 503 && refused.detail.contains("you asked"), "{refused}");
+        assert_eq!(refused.response().headers().get("retry-after").unwrap(), "5");
+        let others: Vec<_> = (0..24).map(|n| take(&format!("b{n}")).unwrap()).collect();
+        let refused = take("c").err().unwrap();
+        assert!(refused.status == 503 && refused.detail.contains("others"), "{refused}");
+        // What a change is answered counts, too, and is told in any case.
+        let changed = pool.take(named("a"), 1024, true).unwrap();
+        assert_eq!(pool.held.lock().unwrap().kib, KNOWN_KIB + 1024);
+        drop((half, changed));
+        assert!(take("c").is_ok() && take("a").is_ok());
+        drop(others);
+        let held = pool.held.lock().unwrap();
+        assert!(held.kib == 0 && held.of.is_empty());
+    }
+
+    #[test]
+    fn an_answer_that_is_larger_than_a_share_is_let_through_alone() {
+        let pool = pool();
+        let large = pool.take(named("a"), u32::MAX, false).unwrap();
+        assert!(pool.take(named("a"), 1, false).is_err() && pool.take(named("b"), 1, false).is_ok());
+        drop(large);
+        assert!(pool.take(named("a"), 1, false).is_ok());
+    }
+
+    #[test]
+    fn what_is_small_or_part_of_the_program_weighs_nothing() {
+        let weight_of = |bytes: usize, said: Option<Weight>| {
+            let mut response = HttpResponse::Ok().body(vec![0_u8; bytes]);
+            if let Some(said) = said {
+                response.extensions_mut().insert(said);
+            }
+            weight(&ServiceResponse::new(TestRequest::default().to_http_request(), response))
+        };
+        assert_eq!(weight_of(32 * 1024, None), None);
+        assert_eq!(weight_of(32 * 1024 + 1, None), Some(33));
+        assert_eq!(weight_of(1 << 20, Some(Weight::NONE)), None);
+        assert_eq!(weight_of(1 << 20, Some(Weight::compressed(1 << 20))), Some(1324));
+        assert_eq!(weight_of(10, Some(Weight(128))), Some(128));
+    }
+
+    #[test]
+    fn strangers_take_nothing_of_what_known_clients_have() {
+        let budget = Budget::default();
+        let answer = |known: bool| {
+            let mut response = HttpResponse::Ok().body(vec![0_u8; 1 << 20]);
+            if known {
+                response.extensions_mut().insert(Known(named("a")));
+            }
+            let request = TestRequest::default().to_http_request();
+            let (response, share) = budget.within(ServiceResponse::new(request, response));
+            (response.status().as_u16(), share)
+        };
+        let strangers: Vec<_> = (0..8).map(|_| answer(false)).collect();
+        assert!(strangers.iter().all(|(status, share)| *status == 200 && share.is_some()));
+        assert_eq!(answer(false).0, 503);
+        assert_eq!(answer(true).0, 200);
+    }
+}

@@ -212,7 +212,7 @@ impl Daemon {
         self.progress.registering(running.registrations());
         self.kubelet = Some(running);
         self.start_labels();
-        self.tasks.spawn(memory::trim_soon());
+        self.tasks.spawn(memory::keep_small());
         Ok(())
     }
 

@@ -103,7 +103,9 @@ impl Seats {
 
     /// A look at each of some hundreds of seats: some microseconds, at each connection that is too many.
     fn make_room(&self, inner: &mut Inner, now: u64) -> Result<(), Duration> {
-        let silent = inner.taken.values().filter(|seat| seat.standing() == Standing::Silent).count();
+        let standings = || inner.taken.values().map(|seat| seat.standing());
+        let silent = standings().filter(|standing| *standing == Standing::Silent).count();
+        let strange = standings().filter(|standing| *standing <= Standing::Stranger).count();
         let worth = |(number, seat): (&u64, &Arc<Seat>)| {
             let crowd = inner.crowds.get(&seat.client).copied().unwrap_or_default();
             let standing = match seat.standing() {
@@ -112,11 +114,19 @@ impl Seats {
             };
             (standing, Reverse(crowd), *number)
         };
-        let Some((_, _, number)) = inner.taken.iter().map(worth).min() else { return Ok(()) };
-        let spared = inner.taken.get(&number).map_or(Duration::ZERO, |seat| seat.spared(self.grace, now));
-        if !spared.is_zero() {
-            return Err(spared);
-        }
+        let spared = |number: u64| {
+            inner.taken.get(&number).map_or(Duration::ZERO, |seat| seat.spared(self.grace, now))
+        };
+        let all = || inner.taken.iter().map(worth);
+        let Some((standing, _, first)) = all().min() else { return Ok(()) };
+        // A crowd of strangers is waited for, and no known client goes for one of them. Where known clients
+        // have most of the seats, one of theirs goes before a stranger who came just now.
+        let crowded = standing <= Standing::Stranger && strange > self.most / NEW_SHARE;
+        let number = match crowded {
+            true => Some(first).filter(|first| spared(*first).is_zero()),
+            false => all().filter(|(_, _, number)| spared(*number).is_zero()).min().map(|(_, _, n)| n),
+        };
+        let Some(number) = number else { return Err(spared(first)) };
         inner.close(number);
         inner.taken_away += 1;
         if inner.told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
@@ -265,6 +275,22 @@ mod tests {
         all[1].seat.know();
         let next = seats.take_at(&at(2), 100).unwrap();
         assert!(!closed(&all[1]) && closed(&all[2]) && !closed(&next));
+    }
+
+    #[test]
+    fn where_known_clients_have_most_seats_nobody_waits_for_a_stranger_who_came_just_now() {
+        let seats = Seats::new("test", 256);
+        let known: Vec<_> = (0..250).map(|_| seats.take_at(&at(1), 0).unwrap()).collect();
+        let _work: Vec<_> = known.iter().map(|taken| taken.seat.work()).collect();
+        known.iter().for_each(|taken| taken.seat.know());
+        // Those who say nothing yet have a quarter, and each of them the place of a known one at once.
+        let new: Vec<_> = (0..65).map(|_| seats.take_at(&at(2), 10).unwrap()).collect();
+        assert!(known[..59].iter().all(closed) && !new.iter().any(closed));
+        // More than that are waited for, and no known client goes for them.
+        assert!(seats.take_at(&at(3), 20).is_err());
+        new.iter().for_each(|taken| taken.seat.hear());
+        let late = seats.take_at(&at(3), 110).unwrap();
+        assert!(closed(&new[0]) && !closed(&known[59]) && !closed(&late));
     }
 
     #[tokio::test]

@@ -12,6 +12,11 @@ use std::time::Duration;
 /// this node has come.
 const SETTLED: Duration = Duration::from_secs(5);
 
+/// How often it is looked whether there is much to give back.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// What is worth the few milliseconds of a heap's lock, bytes.
+const GROWN_BYTES: u64 = 24 * 1024 * 1024;
+
 /// Heaps that threads share. The C library makes one a thread, up to eight a processor, and a GPU node has
 /// 96 to 256 of those; with two the threads of an Allocate seldom meet.
 const HEAPS: i32 = 2;
@@ -38,13 +43,32 @@ pub(super) fn lay_out() {
     }
 }
 
-/// Gives back what only the start needed, at once and when its last steps are over.
-pub(super) async fn trim_soon() {
+/// Gives back what only the start needed, at once and when its last steps are over; and from then on what a
+/// crowd of clients, an upload or a long list left behind.
+pub(super) async fn keep_small() {
     for wait in [Duration::ZERO, SETTLED] {
         tokio::time::sleep(wait).await;
         // It ends early only with the daemon.
         let _ = tokio::task::spawn_blocking(trim).await;
     }
+    let mut small = resident_bytes();
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let now = resident_bytes();
+        // What is in use stays: then it is looked at again when it has grown as much once more.
+        if now > small + GROWN_BYTES {
+            let _ = tokio::task::spawn_blocking(trim).await;
+            small = resident_bytes();
+        }
+        small = small.min(now);
+    }
+}
+
+/// Of the process, by the kernel; 0 where it does not say.
+fn resident_bytes() -> u64 {
+    let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or_default();
+    pages * rustix::param::page_size() as u64
 }
 
 /// Takes a few milliseconds.

@@ -77,6 +77,7 @@ mod policies_same;
 mod policies_shipped;
 mod policies_topology;
 mod policy_try;
+mod port;
 mod processes;
 mod sim_file;
 mod simulation;

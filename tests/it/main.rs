@@ -26,6 +26,7 @@ mod api_writes;
 mod author;
 mod cli;
 mod cli_looks;
+mod client;
 mod cluster;
 mod cluster_faults;
 mod crash;

@@ -152,6 +152,7 @@ impl Case {
             baseline: &self.baseline,
             overcommit_percent: 100,
             calls: &mut self.calls,
+            leisure: 1,
         }
     }
 

@@ -1,8 +1,10 @@
 //! I9: what a fault costs the policy, and what it does not cost the node.
 
 use super::*;
+use crate::admission::activation::Trial;
 use crate::admission::faults::FAULTS_TO_SUSPEND;
 use crate::admission::stack::CALL_MS_MAX;
+use crate::kernel::command::{NewStack, Rules};
 use crate::kernel::policy::REASON_BYTES_MAX;
 
 #[test]
@@ -114,4 +116,22 @@ fn i9_a_stack_whose_time_is_used_up_still_offers_and_places() {
     assert_eq!((placement.devices, by.as_str()), (vec![DeviceId::whole(&gpu(1))], "baseline"));
     let asked = case.policies.asked.lock().unwrap();
     assert!(asked.iter().all(|(letter, _)| *letter != 'c'), "{asked:?}");
+}
+
+#[test]
+fn a_stack_that_is_tried_where_no_kubelet_waits_may_take_its_time() {
+    let mut case = Case::new(['a', 'b', 'c'].map(|letter| (letter, Ok(None))));
+    case.policies.pace = SLOW;
+    let entries = case.stack.entries.clone();
+    let stack = NewStack { from_api: true, by: "admin".into(), why: String::new(), entries };
+    let tried = |leisure| {
+        let (now, rules) = (Now::default(), &Rules::default());
+        let (policies, node, baseline) = (&case.policies, &case.node, &case.baseline);
+        Trial { stack: &stack, policies, node, now, baseline, rules, leisure }.run()
+    };
+    assert_eq!(tried(1).unwrap_err().1.kind, FaultKind::Time);
+    assert_eq!(tried(10).unwrap().len(), 2);
+    let asked = case.policies.asked.lock().unwrap();
+    assert_eq!(asked.iter().map(|(letter, _)| *letter).collect::<String>(), "ababc");
+    assert!(asked[2].1 > CALL_MS_MAX, "{asked:?}");
 }

@@ -64,6 +64,9 @@ pub struct Options {
     pub stack_again: Duration,
     /// GPUs in hand, instead of those of the configuration.
     pub gpus: Option<Arc<dyn Gpus>>,
+    /// The longest that a stop may take before it goes without the rest. A process that ends then leaves
+    /// nothing behind; one that goes on has its state folder in use until the rest has ended, too.
+    pub stop_max: Duration,
 }
 
 impl Default for Options {
@@ -73,6 +76,7 @@ impl Default for Options {
             waits: kubelet::Waits::default(),
             stack_again: STACK_AGAIN,
             gpus: None,
+            stop_max: STOP_MAX,
         }
     }
 }
@@ -341,7 +345,8 @@ impl Daemon {
 
     /// Streams end, sockets go, the API ends what it serves, the store is closed.
     pub async fn stop(self) {
-        let Self { middle: Middle { door, threads }, admin, gpus, cluster, kubelet, mut tasks, .. } = self;
+        let Self { middle, options, admin, gpus, cluster, kubelet, mut tasks, .. } = self;
+        let Middle { door, threads } = middle;
         tasks.shutdown().await;
         if let Some(gpus) = gpus {
             gpus.stop();
@@ -358,8 +363,8 @@ impl Daemon {
             let admin = tokio::task::spawn_blocking(move || admin.stop());
             let _ = tokio::join!(kubelet, admin);
         };
-        // One deadline for all of it: a stop is over within a second.
-        let end = Instant::now() + STOP_MAX;
+        // One deadline for all of it: a stop is over within a second where nobody set another.
+        let end = Instant::now() + options.stop_max;
         if tokio::time::timeout_at(end, fronts).await.is_err() {
             tracing::warn!("a front end did not stop in time");
         }

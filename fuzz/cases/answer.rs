@@ -85,6 +85,7 @@ impl Turn<'_> {
             baseline: &baseline(),
             overcommit_percent: self.rules.overcommit_percent,
             calls: &mut Vec::new(),
+            leisure: 1,
         });
         hold(answers::asked(self.stack, &before, &told.asked.into_inner().unwrap()));
         answer

@@ -48,6 +48,7 @@ pub(crate) fn run(policies: &dyn Policies, parrot: &PolicyVersion, data: &[u8]) 
         baseline: &baseline,
         overcommit_percent: 100,
         calls: &mut calls,
+        leisure: 1,
     };
     let resource = resources()[1].clone();
     let devices: Vec<DeviceId> =

@@ -138,6 +138,10 @@ impl From<DeleteError> for Problem {
 impl From<ActivateError> for Problem {
     fn from(error: ActivateError) -> Self {
         match error {
+            ActivateError::Fails { passing: true, .. } => Self::new(Kind::StackFails, &error).hint(
+                "the active stack stays as it was; a node too busy to get to a policy says the same: do it again, and \
+                 where it stays so mend the policy, which is too slow",
+            ),
             ActivateError::Fails { .. } => Self::new(Kind::StackFails, &error)
                 .hint("the active stack stays as it was; mend the policy, its parameters or its permissions"),
             ActivateError::Unprepared(ref unprepared) => uninstalled(&unprepared.error, &error),

@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Wall time of one call, milliseconds; fuel stops a busy guest long before.
+/// Wall time of one call where the kubelet waits, milliseconds; fuel stops a busy guest long before.
 pub const CALL_MS_MAX: u64 = 500;
 /// Wall time of a whole stack: the kubelet admits no other pod meanwhile.
 pub const STACK_TIME_MAX: Duration = Duration::from_secs(1);
@@ -53,6 +53,8 @@ pub struct Walk<'a> {
     pub overcommit_percent: u32,
     /// What each policy said, in order.
     pub calls: &'a mut Vec<CallNote>,
+    /// Calls and the whole walk may take so many times as long by the wall: 1 where the kubelet waits.
+    pub leisure: u32,
 }
 
 /// What a walk over the offers gives.
@@ -74,7 +76,7 @@ impl Walk<'_> {
         let mut open: BTreeSet<&PartId> =
             self.node.parts.iter().filter(|(_, p)| p.present).map(|(id, _)| id).collect();
         let mut offers = Offers::default();
-        let deadline = Instant::now() + STACK_TIME_MAX;
+        let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
         for (place, entry) in self.stack.entries.iter().enumerate() {
             let answer = match self
                 .ask(place, entry, Question::Offer, deadline, |walk, answer| walk.check_offers(entry, answer))
@@ -129,7 +131,7 @@ impl Walk<'_> {
     /// May these devices be granted? All must allow.
     pub fn admit(mut self, request: &AdmitRequest) -> StackAnswer {
         let (mut by, mut terms) = (Vec::new(), Terms::default());
-        let deadline = Instant::now() + STACK_TIME_MAX;
+        let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
         for (place, entry) in self.stack.entries.iter().enumerate() {
             let merged = terms.clone();
             let asked = self.ask(place, entry, Question::Admit(request), deadline, |walk, answer| {
@@ -163,7 +165,7 @@ impl Walk<'_> {
     /// Which devices? The first answer counts; never an error, since that would fail the pod.
     pub fn place(mut self, request: &PlaceRequest) -> (Placement, String) {
         let request = &placement::narrowed(self.node, request, self.overcommit_percent);
-        let deadline = Instant::now() + STACK_TIME_MAX;
+        let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
         for (place, entry) in self.stack.entries.iter().enumerate() {
             let asked = self.ask(place, entry, Question::Place(request), deadline, |_, answer| {
                 check_place(request, answer)
@@ -177,7 +179,7 @@ impl Walk<'_> {
 
     /// What does this reading mean? The first answer counts.
     pub fn triage(mut self, reading: &Reading) -> (TriageAnswer, String) {
-        let deadline = Instant::now() + STACK_TIME_MAX;
+        let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
         for (place, entry) in self.stack.entries.iter().enumerate() {
             if let Asked::Answer(Answer::Triage(answer)) =
                 self.ask(place, entry, Question::Triage(reading), deadline, |_, answer| match answer {
@@ -217,11 +219,11 @@ impl Walk<'_> {
             node: self.node,
             now: self.now,
             question,
-            wall_ms_max: left.min(CALL_MS_MAX),
+            wall_ms_max: left.min(CALL_MS_MAX * u64::from(self.leisure)),
         };
         let span = spans::policy(hook.as_str(), || entry.label());
         let (answered, cost) = if left == 0 {
-            let detail = format!("the stack used up its {} s", STACK_TIME_MAX.as_secs());
+            let detail = format!("the stack used up its {} s", (STACK_TIME_MAX * self.leisure).as_secs());
             (Err(Fault { kind: FaultKind::Time, detail }), Cost::default())
         } else {
             span.in_scope(|| self.policies.ask_at_cost(call))

@@ -222,6 +222,7 @@ impl Worker {
             baseline: &self.baseline,
             overcommit_percent: self.rules.overcommit_percent,
             calls: &mut walked.calls,
+            leisure: 1,
         });
         spans::stack_answered(&span, walked.calls.len());
         self.account(&node.stack, hook, &walked.calls, faults);

@@ -252,6 +252,7 @@ impl<'d> Trying<'d> {
             now: self.now,
             baseline: &self.door.baseline,
             rules: self.door.rules(),
+            leisure: 1,
         };
         trial.try_parameters(then).err()
     }
@@ -305,6 +306,7 @@ impl<'d> Trying<'d> {
             baseline: &self.door.baseline,
             overcommit_percent: self.door.rules().overcommit_percent,
             calls: &mut calls,
+            leisure: 1,
         });
         let mut heard = ear.take();
         for note in calls {

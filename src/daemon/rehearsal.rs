@@ -134,6 +134,7 @@ fn ask(
         now: clock.now(),
         baseline: &super::baseline(config),
         rules: &config.rules,
+        leisure: 1,
     };
     trial.run().err()
 }

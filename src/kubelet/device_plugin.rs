@@ -38,7 +38,15 @@ pub(super) struct Desk {
     /// How many ListAndWatch streams live.
     pub(super) streams: Arc<watch::Sender<usize>>,
     /// Streams opened before the newest turn of this end.
-    pub(super) ending: watch::Sender<u64>,
+    pub(super) ending: watch::Sender<Ending>,
+}
+
+/// How often streams were ended.
+#[derive(Debug, Default)]
+pub(super) struct Ending {
+    turn: u64,
+    /// There will be no other turn: who opens a stream now is told the end at once.
+    last: bool,
 }
 
 /// The service; cheap to make anew for another socket.
@@ -126,7 +134,10 @@ async fn show(desk: Arc<Desk>, sender: mpsc::Sender<Result<ListAndWatchResponse,
     let _counted = Counted::new(&desk.streams);
     let _shown = Shown::new(&desk);
     let mut ending = desk.ending.subscribe();
-    ending.borrow_and_update();
+    if ending.borrow_and_update().last {
+        // The kubelet asks some time after it registered us, which may be when we are leaving already.
+        return;
+    }
     let mut sheets = desk.board.subscribe();
     loop {
         let listed = Arc::clone(&sheets.borrow_and_update().devices);
@@ -258,6 +269,12 @@ impl Desk {
 
     /// Ends every stream that lives now.
     pub(super) fn end_streams(&self) {
-        self.ending.send_modify(|turn| *turn += 1);
+        self.ending.send_modify(|ending| ending.turn += 1);
+    }
+
+    /// The same for good: whoever opens one later sees its end at once. Else it would live as long as the
+    /// kubelet's connection, with a list that nobody turns any more.
+    pub(super) fn end_all_streams(&self) {
+        self.ending.send_modify(|ending| *ending = Ending { turn: ending.turn + 1, last: true });
     }
 }

@@ -118,7 +118,7 @@ impl Plugin {
             () = self.keep_registered() => {}
             _ = stop.wait_for(|stop| *stop) => {}
         }
-        self.desk.end_streams();
+        self.desk.end_all_streams();
         if let Some(socket) = self.socket.take() {
             // The kubelet closes its connection a moment before its device manager hears of it; a
             // process that registers in between would get a dead endpoint. So the file, which

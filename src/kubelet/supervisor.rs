@@ -132,7 +132,7 @@ impl Supervisor {
             rounds: Arc::clone(&self.rounds),
             board: Arc::clone(&board),
             streams,
-            ending: watch::Sender::new(0),
+            ending: watch::Sender::default(),
         });
         let settings = Arc::clone(&self.settings);
         let seen = self.seen.clone();

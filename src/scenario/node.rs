@@ -139,6 +139,7 @@ impl<'p> Node<'p> {
             baseline: &self.baseline,
             overcommit_percent: self.rules.overcommit_percent,
             calls: &mut Vec::new(),
+            leisure: 1,
         });
         // An entry is asked once a walk, so its last fault is the one.
         let after = faults(&self.faults);

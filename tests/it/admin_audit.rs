@@ -1,5 +1,6 @@
 //! The audit lines of the real daemon: one for each request that would change something, and no secrets.
 
+use crate::client::agent;
 use crate::daemon::{House, SOON, Serving};
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -36,20 +37,13 @@ fn changing() -> Vec<(String, String)> {
 }
 
 fn ask(serving: &Serving, token: Option<&str>, method: &str, path: &str, body: &str) -> u16 {
-    let agent: ureq::Agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .proxy(None)
-        .allow_non_standard_methods(true)
-        .timeout_global(Some(SOON))
-        .build()
-        .into();
     let base = serving.base.strip_suffix("/api/v1").unwrap();
     let mut request = ureq::http::Request::builder().method(method).uri(format!("{base}{path}"));
     if let Some(token) = token {
         request = request.header("authorization", format!("Bearer {token}"));
     }
     let request = request.header("content-type", "application/json").body(body.to_owned()).unwrap();
-    agent.run(request).unwrap().status().as_u16()
+    agent(SOON).run(request).unwrap().status().as_u16()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,6 +2,7 @@
 
 use crate::admin_twins::{KeptPolicies, SwitchStore, digest_of};
 use crate::kubelet_twins::RealClock;
+use crate::port::Port;
 use berth::admin::{FileStack, NodeFacts, Running, Server, Settings, Step};
 use berth::admission::{Baseline, Door, Middle};
 use berth::config::AdminAccess;
@@ -117,9 +118,9 @@ impl Bench {
         self.start_with(self.settings());
     }
 
-    /// The same where it was before it was stopped.
-    pub(crate) fn start_at(&mut self, address: SocketAddr) {
-        self.start_with(Settings { listen: address, ..self.settings() });
+    /// The same at a port of the test's own; ends what ran before.
+    pub(crate) fn start_at(&mut self, port: &Port) {
+        self.start_again(Settings { listen: port.address(), ..self.settings() });
     }
 
     /// The same with other settings; ends what ran before.

@@ -2,6 +2,7 @@
 
 use crate::admin_bench::{Bench, ask};
 use crate::admin_twins::module;
+use crate::port::Port;
 use berth::admin::{AdminError, Server, Settings};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -259,6 +260,9 @@ fn a_taken_port_and_a_bad_token_file_are_said_with_what_to_do() {
 #[test]
 fn a_stop_lets_requests_finish_and_frees_the_port_within_a_second() {
     let mut bench = Bench::new(1);
+    // Held, so that nobody else can have taken it when it is free.
+    let port = Port::held();
+    bench.start_at(&port);
     let (address, token) = (bench.address(), bench.token.clone());
     // Idle connections, one of them in the middle of a head, do not hold the stop up.
     let idle: Vec<_> = (0..5).map(|_| TcpStream::connect(address).unwrap()).collect();

@@ -103,7 +103,10 @@ fn a_stack_that_fails_on_this_node_changes_nothing() {
     let before = bench.get("/api/v1/stack").expect(200)["revision"].clone();
     let fails = json!([{"policy": "share", "parameters": {"fail": true}}]);
     let says = activate(&bench, &fails, None).problem(422, "stack-fails");
-    assert!(says.contains("unreachable"), "{says}");
+    assert!(says.contains("unreachable") && says.contains("mend the policy, its"), "{says}");
+    let slow = json!([{"policy": "share", "parameters": {"slow": true}}]);
+    let says = activate(&bench, &slow, None).problem(422, "stack-fails");
+    assert!(says.contains("ran longer than 500 ms") && says.contains("do it again"), "{says}");
     let beyond = json!([{"policy": "share", "parameters": {"shares": 4}, "permissions": {"shareMax": 2}}]);
     let says = activate(&bench, &beyond, None).problem(422, "stack-fails");
     assert!(says.contains("permissions.shareMax"), "{says}");

@@ -2,6 +2,7 @@
 //! and opens for nobody of whom it does not say so.
 
 use crate::api_server::{ApiServer, NODE};
+use crate::client::agent;
 use crate::daemon::{House, SOON, Serving};
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -33,12 +34,7 @@ impl Cluster {
 
     /// Status and type of the problem.
     fn ask(&self, token: &str, method: &str, path: &str) -> (u16, String) {
-        let agent: ureq::Agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .proxy(None)
-            .timeout_global(Some(SOON))
-            .build()
-            .into();
+        let agent = agent(SOON);
         let request = ureq::http::Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.serving.base))

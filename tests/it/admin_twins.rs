@@ -157,6 +157,9 @@ impl Policies for KeptPolicies {
         if parameters["fail"] == true || self.broken.load(Ordering::SeqCst) {
             return Err(Fault { kind: FaultKind::Trap, detail: "unreachable".into() });
         }
+        if parameters["slow"] == true {
+            return Err(Fault { kind: FaultKind::Time, detail: "ran longer than 500 ms".into() });
+        }
         let (Question::Offer, Some(count)) = (call.question, parameters["shares"].as_u64()) else {
             return Ok(None);
         };

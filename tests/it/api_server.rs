@@ -3,13 +3,14 @@
 
 use crate::api_reviews::{self, Reviews};
 use crate::api_writes::{self, Writes};
+use crate::port::Port;
 use actix_web::dev::ServerHandle;
 use actix_web::web::{self, Bytes};
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
 use futures_util::stream;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,7 +23,7 @@ pub(crate) const NODE: &str = "node-1";
 /// An API server that serves until it is dropped.
 pub(crate) struct ApiServer {
     pub(crate) world: Arc<World>,
-    address: SocketAddr,
+    port: Port,
     serving: Option<Serving>,
 }
 
@@ -88,15 +89,14 @@ pub(crate) fn pod(namespace: &str, name: &str, uid: &str, limits: &[(&str, usize
 impl ApiServer {
     pub(crate) fn start() -> Self {
         let world = Arc::new(World { state: Mutex::default(), news: watch::channel(0).0 });
-        let mut server = Self { world, address: "127.0.0.1:0".parse().unwrap(), serving: None };
+        let mut server = Self { world, port: Port::held(), serving: None };
         server.serve();
         server
     }
 
     /// Serves; again at the same address after [`Self::stop`].
     pub(crate) fn serve(&mut self) {
-        let listener = TcpListener::bind(self.address).unwrap();
-        self.address = listener.local_addr().unwrap();
+        let listener = TcpListener::bind(self.port.address()).unwrap();
         let (world, (told, handle)) = (Arc::clone(&self.world), std::sync::mpsc::channel());
         let thread = std::thread::spawn(move || {
             let serve = async move {
@@ -132,7 +132,7 @@ impl ApiServer {
         let path = folder.join("kubeconfig");
         let text = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", self.address)}}],
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", self.port.address())}}],
             "users": [{"name": "u", "user": {"token": "t"}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         });

@@ -2,6 +2,7 @@
 
 use crate::admin_bench::Bench;
 use crate::admin_twins::module;
+use crate::port::Port;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -384,9 +385,10 @@ fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
         ran.err
     };
     let ask = |server: &str, token: &Path| ends(1, server, token);
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let says = ask(&format!("http://{free}"), &token);
-    assert!(says.contains("is `berth serve` running") && says.contains(&free.to_string()), "{says}");
+    let nobody = Port::held();
+    let address = nobody.address().to_string();
+    let says = ask(&format!("http://{address}"), &token);
+    assert!(says.contains("is `berth serve` running") && says.contains(&address), "{says}");
     let here = format!("http://{}", bench.address());
     let says = ask(&here, Path::new("/nowhere/token"));
     assert!(says.contains("--token-file") && says.contains("No such file"), "{says}");
@@ -675,16 +677,16 @@ impl Watching {
 #[test]
 fn a_drain_is_watched_on_over_a_restart_of_the_daemon_but_not_past_a_refusal() {
     let mut bench = Bench::new(2);
+    let port = Port::held();
+    bench.start_at(&port);
     bench.allocate(0);
     let left = "1 allocation left";
     let watching = bench.watch(&["gpu", "drain", "0", "--wait"]);
     watching.until_says("waiting until it is drained, without a deadline", 1);
     watching.until_says(left, 1);
-    let address = bench.address();
-    let api = bench.api.take().unwrap();
-    api.stop();
+    bench.api.take().unwrap().stop();
     watching.until_says("cannot be watched at present", 1);
-    bench.start_at(address);
+    bench.start_at(&port);
     watching.until_says(left, 2);
     bench.done(&["gpu", "drain", "0", "--stop"]);
     let (code, said) = watching.ended("called off");

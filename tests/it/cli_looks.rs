@@ -2,6 +2,7 @@
 
 use crate::admin_bench::Bench;
 use crate::cli::{berth, ran};
+use crate::port::Port;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
@@ -47,15 +48,16 @@ impl Drop for Looking {
 #[test]
 fn a_look_is_taken_again_and_told_where_it_differs() {
     let mut bench = Bench::new(1);
+    let port = Port::held();
+    bench.start_at(&port);
     let looking = Looking::at(&bench, &["gpu", "list", "--watch=100ms"]);
     looking.until("INDEX", 1);
     bench.done(&["gpu", "cordon", "0", "--reason", "fan"]);
     looking.until("cordoned by admin (fan)", 1);
     // A daemon that is away is told once and waited for.
-    let address = bench.address();
     bench.api.take().unwrap().stop();
     looking.until("trying on", 1);
-    bench.start_at(address);
+    bench.start_at(&port);
     looking.until("cordoned by admin (fan)", 2);
     bench.done(&["gpu", "uncordon", "0"]);
     looking.until("INDEX", 4);

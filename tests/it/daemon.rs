@@ -1,6 +1,7 @@
 //! The whole daemon as a process: the real binary with simulated GPUs, its real store and policies,
 //! beside the stand-in kubelet.
 
+use crate::client::agent;
 use kubelet_standin::{Kubelet, PodSpec};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
@@ -130,12 +131,7 @@ impl House {
 
 impl Serving {
     pub(crate) fn call(&self, method: &str, path: &str, body: &Value) -> Value {
-        let agent: ureq::Agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .proxy(None)
-            .timeout_global(Some(SOON))
-            .build()
-            .into();
+        let agent = agent(SOON);
         let url = format!("{}{path}", self.base);
         let authorization = format!("Bearer {}", self.token);
         let answered = match method {

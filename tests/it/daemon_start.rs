@@ -1,6 +1,7 @@
 //! Starts that are not plain: checkpoints that cannot be read, holdings of others, policies of an
 //! older release, stores that cannot be used.
 
+use crate::client::agent;
 use crate::daemon::{House, SOON, Serving, WHOLE, berth, ended};
 use berth::kernel::record::{Record, Write};
 use berth::ports::Store;
@@ -23,14 +24,8 @@ const EXCLUSIVE: &[u8] = include_bytes!("../../policies-wasm/prebuilt/exclusive.
 
 /// Whether it is ready, and what its checks say.
 fn readiness(serving: &Serving) -> (bool, Value) {
-    let agent: ureq::Agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .proxy(None)
-        .timeout_global(Some(SOON))
-        .build()
-        .into();
     let url = serving.base.replace("/api/v1", "/readyz");
-    let mut answer = agent.get(url).call().unwrap();
+    let mut answer = agent(SOON).get(url).call().unwrap();
     let text = answer.body_mut().read_to_string().unwrap();
     (answer.status() == 200, serde_json::from_str(&text).unwrap())
 }

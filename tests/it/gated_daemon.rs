@@ -1,19 +1,27 @@
 //! The whole daemon in this process, with a compiler that waits or fails when a test says so.
 
-use crate::admin_bench::{Answer, ask};
-use crate::daemon::BRISK;
+use crate::admin_bench::{Answer, ask_by};
+use crate::client::agent;
+use crate::daemon::{BRISK, SOON};
 use crate::daemon_start::until;
 use berth::config::{Config, FileConfig, ServeArgs};
 use berth::daemon::{Daemon, Options};
 use kubelet_standin::Kubelet;
 use serde_json::Value;
+use std::fmt::Debug;
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::symlink;
-use std::path::PathBuf;
-use std::thread::JoinHandle;
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+/// Longest wait for an answer, as long as `berth` waits for one that may have a policy compiled: how fast the
+/// machine is must not decide a test.
+const PATIENCE: Duration = Duration::from_secs(160);
+/// What a build compiled is kept for a day: no run takes longer.
+const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A node whose daemon comes and goes.
 pub(crate) struct Gated {
@@ -41,24 +49,25 @@ impl Gated {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/gated-compiler.sh");
         symlink(script, gate.join("compiler")).unwrap();
         symlink(env!("CARGO_BIN_EXE_berth"), gate.join("berth")).unwrap();
+        symlink(kept(), gate.join("kept")).unwrap();
         let settings = format!("{BRISK}\ngpus: sim:2xt4\n{settings}");
         Self { folder, kubelet, settings, stack_again: Duration::from_millis(100) }
     }
 
     /// The daemon, up, and its API.
     pub(crate) async fn up(&self) -> (Daemon, Api) {
-        let (listen, api) = self.listen();
-        let mut daemon = self.build(listen).await.unwrap();
+        let mut daemon = self.build("127.0.0.1:0".parse().unwrap()).await.unwrap();
         daemon.bring_up().await.unwrap();
+        let api = self.api(daemon.admin_address());
         (daemon, api)
     }
 
-    /// A port that was free just now, so that the API can be asked while the daemon is built.
-    pub(crate) fn listen(&self) -> (SocketAddr, Api) {
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        (address, Api { address, token_file: self.folder.path().join("state/token") })
+    /// The API of the daemon that listens there.
+    pub(crate) fn api(&self, address: SocketAddr) -> Api {
+        Api { address, token_file: self.folder.path().join("state/token") }
     }
 
+    /// The daemon, built, and not up.
     pub(crate) fn build(&self, listen: SocketAddr) -> impl Future<Output = anyhow::Result<Daemon>> + use<> {
         let args = ServeArgs {
             kubelet_dir: Some(self.folder.path().join("kubelet")),
@@ -69,7 +78,8 @@ impl Gated {
         let config = Config::merge(&args, FileConfig::parse(&self.settings).unwrap()).unwrap();
         let compiler = self.gate("compiler");
         let stack_again = self.stack_again;
-        Daemon::build(config, Options { compiler, stack_again, ..Options::default() })
+        // What a stop leaves behind ends with the process, and this one goes on: the next daemon needs the store.
+        Daemon::build(config, Options { compiler, stack_again, stop_max: SOON, ..Options::default() })
     }
 
     fn gate(&self, name: &str) -> PathBuf {
@@ -96,6 +106,24 @@ impl Gated {
         until("a compilation", || self.began() >= count);
     }
 
+    /// The same, by work that goes on meanwhile. If that ends first, what came of it is why none began.
+    pub(crate) async fn until_began_by<T: Debug>(
+        &self,
+        count: usize,
+        work: &mut (impl Future<Output = T> + Unpin),
+    ) {
+        let began = async {
+            while self.began() < count {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            // It may have begun and ended since the last look.
+            ended = work => assert!(self.began() >= count, "it ended without a compilation: {ended:?}"),
+            waited = tokio::time::timeout(SOON, began) => waited.expect("waited in vain for a compilation"),
+        }
+    }
+
     pub(crate) fn policies(&self) -> PathBuf {
         self.folder.path().join("state/policies")
     }
@@ -113,6 +141,25 @@ impl Gated {
     }
 }
 
+/// What the compiler of this build made of modules, for all tests of this and later runs: compiling anew each
+/// time would take a busy machine longer than whoever waits his turn is let wait. What a build of some time
+/// ago made is of no use to anybody.
+fn kept() -> PathBuf {
+    let compiler = fs::metadata(env!("CARGO_BIN_EXE_berth")).unwrap();
+    let build = format!("compiled-{}-{}-{}", compiler.len(), compiler.mtime(), compiler.mtime_nsec());
+    let all = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let kept = all.join(&build);
+    if fs::create_dir(&kept).is_ok() {
+        let names = fs::read_dir(all).unwrap().map(|entry| entry.unwrap());
+        let others = names.filter(|other| other.file_name().to_string_lossy().starts_with("compiled-"));
+        let age = |other: &fs::DirEntry| other.metadata().ok()?.modified().ok()?.elapsed().ok();
+        let old = others.filter(|other| age(other).is_some_and(|age| age > KEPT));
+        // Another run may be at the same.
+        old.for_each(|old| drop(fs::remove_dir_all(old.path())));
+    }
+    kept
+}
+
 impl Drop for Gated {
     fn drop(&mut self) {
         // A compiler that waits goes with the test.
@@ -125,7 +172,8 @@ impl Api {
         let bearer = format!("Bearer {}", fs::read_to_string(&self.token_file).unwrap().trim());
         let mut all = vec![("authorization", bearer.as_str())];
         all.extend(headers);
-        ask(self.address, method, &format!("/api/v1{path}"), &all, body)
+        let url = format!("http://{}/api/v1{path}", self.address);
+        ask_by(&agent(PATIENCE), &url, method, &all, body).unwrap()
     }
 
     pub(crate) fn get(&self, path: &str) -> Value {
@@ -148,7 +196,7 @@ impl Api {
     /// The same while the test goes on.
     pub(crate) fn putting(&self, entries: Value, revision: Option<u64>) -> JoinHandle<Answer> {
         let api = self.clone();
-        std::thread::spawn(move || api.put(&entries, revision))
+        tokio::task::spawn_blocking(move || api.put(&entries, revision))
     }
 
     pub(crate) fn delete(&self, digest: &str) -> Answer {
@@ -168,15 +216,11 @@ impl Api {
 
     /// Whether the node is ready, and what it says of the policies of the active stack.
     pub(crate) fn ready(&self) -> (bool, Option<String>) {
-        let answer = ask(self.address, "GET", "/readyz", &[], b"");
+        let url = format!("http://{}/readyz", self.address);
+        let answer = ask_by(&agent(PATIENCE), &url, "GET", &[], b"").unwrap();
         let said = answer.value();
         let check = said["checks"].as_array().unwrap().iter().find(|check| check["name"] == "policies");
         let detail = check.unwrap_or_else(|| panic!("{said}"))["detail"].as_str().map(String::from);
         (answer.status == 200, detail)
-    }
-
-    /// Whether anybody listens yet.
-    pub(crate) fn answers(&self) -> bool {
-        std::net::TcpStream::connect(self.address).is_ok() && self.token_file.exists()
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, resource};
 use berth::kubelet::{Registration, Waits};
-use kubelet_standin::{HEALTHY, PodSpec, Rpc, Sources, TinyPlugin, UNHEALTHY};
+use kubelet_standin::{HEALTHY, Kubelet, PodSpec, Rpc, Sources, TinyPlugin, UNHEALTHY};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -284,6 +284,23 @@ async fn a_stopped_daemon_leaves_no_healthy_device_behind() {
     node.stop().await;
     node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
     assert_eq!(node.kubelet.capacity(GPU), Some(4));
+}
+
+#[tokio::test]
+async fn a_stream_that_is_asked_for_when_the_daemon_leaves_already_ends_at_once() {
+    // The kubelet has time to ask before the socket goes.
+    let waits = Waits { leave_within: SOON, ..Waits::default() };
+    let mut node = Recipe { waits, ..Recipe::default() }.idle().await;
+    node.kubelet.start().await.unwrap();
+    node.kubelet.set_faults(|f| f.watch_delay = Duration::from_millis(500));
+    node.start();
+    let registered = |k: &Kubelet| k.calls(Rpc::Register, GPU).count == 1;
+    node.kubelet.wait_for("the registration", SOON, registered).await.unwrap();
+    tokio::time::timeout(SOON / 2, node.stop()).await.unwrap();
+    let left = |k: &Kubelet| k.calls(Rpc::ListAndWatch, GPU).count == 1 && k.streams(GPU) == 0;
+    node.kubelet.wait_for("the end of its stream", SOON / 2, left).await.unwrap();
+    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    node.assert_harmless();
 }
 
 #[tokio::test]

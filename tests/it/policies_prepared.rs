@@ -7,10 +7,12 @@ use crate::admin_versions::{key, signature};
 use crate::daemon::{SHARED, SOON, WHOLE};
 use crate::daemon_start::until;
 use crate::gated_daemon::{Api, Gated};
+use crate::port::Port;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use berth::ports::Policies;
-use kubelet_standin::{PodSpec, Rpc};
+use futures_util::TryFutureExt;
+use kubelet_standin::{Kubelet, PodSpec, Rpc};
 use serde_json::{Value, json};
 use std::fs;
 use std::time::Duration;
@@ -30,11 +32,21 @@ fn timeslice(digest: &str) -> Value {
     json!([{ "policy": "timeslice", "digest": digest, "parameters": { "replicas": 3 } }])
 }
 
+/// A pod as the scheduler sends it: not before the kubelet itself says that it has a free device, which is a
+/// moment after the daemon offers one.
 async fn admitted(node: &Gated, name: &str, resource: &str) {
+    let held = |kubelet: &Kubelet, uid: &str| kubelet.held(uid, "main", resource).len();
+    let free = |kubelet: &Kubelet| {
+        let all: usize = kubelet.pods().keys().map(|uid| held(kubelet, uid)).sum();
+        kubelet.allocatable(resource).is_some_and(|allocatable| allocatable > all)
+    };
+    node.kubelet.wait_for("a free device", SOON, free).await.unwrap();
     let pod = PodSpec::new("ns", name).container("main", &[(resource, 1)]);
     let uid = pod.uid.clone();
-    node.kubelet.admit(pod).await.unwrap();
+    node.kubelet.admit(pod).await.unwrap_or_else(|why| panic!("pod {name}: {why}"));
     node.kubelet.run(&uid).await.unwrap();
+    // A kubelet that does not know the resource yet admits the pod and gives it nothing.
+    assert_eq!(held(&node.kubelet, &uid), 1, "{resource} of pod {name}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -44,8 +56,8 @@ async fn a_kubelet_that_restarts_while_a_policy_is_compiled_is_served_by_the_old
     node.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
     let (before, began) = (api.revision(), node.began());
     node.set("hold", true);
-    let put = api.putting(json!([{ "policy": "timeslice", "parameters": { "replicas": 3 } }]), None);
-    node.until_began(began + 1);
+    let mut put = api.putting(json!([{ "policy": "timeslice", "parameters": { "replicas": 3 } }]), None);
+    node.until_began_by(began + 1, &mut put).await;
 
     node.kubelet.restart().await.unwrap();
     node.kubelet.wait_for("to be served", SOON, |k| k.is_served(WHOLE)).await.unwrap();
@@ -58,7 +70,7 @@ async fn a_kubelet_that_restarts_while_a_policy_is_compiled_is_served_by_the_old
     assert_eq!((api.revision(), api.active()), (before, vec!["exclusive".to_owned()]));
 
     node.set("hold", false);
-    assert_eq!(put.join().unwrap().expect(200)["revision"], before + 1);
+    assert_eq!(put.await.unwrap().expect(200)["revision"], before + 1);
     // The held GPU stays the pod's.
     node.kubelet.wait_allocatable(SHARED, 3, SOON).await.unwrap();
     admitted(&node, "after", SHARED).await;
@@ -106,18 +118,18 @@ async fn two_activations_compile_one_after_the_other_and_one_whole_stack_is_left
     let node = Gated::new("").await;
     let (daemon, api) = node.up().await;
     let names = |names: [&str; 2]| names.map(|name| json!({ "policy": name }));
-    let race = |one: [&str; 2], other: [&str; 2], revision| {
+    let race = async |one: [&str; 2], other: [&str; 2], revision| {
         let began = node.began();
         node.set("hold", true);
-        let one = api.putting(json!(names(one)), revision);
-        node.until_began(began + 1);
+        let mut one = api.putting(json!(names(one)), revision);
+        node.until_began_by(began + 1, &mut one).await;
         let other = api.putting(json!(names(other)), revision);
         node.set("hold", false);
-        [one.join().unwrap(), other.join().unwrap()]
+        [one.await.unwrap(), other.await.unwrap()]
     };
 
     let (one, other) = (["timeslice", "binpack"], ["mixed", "spread"]);
-    let answers = race(one, other, None);
+    let answers = race(one, other, None).await;
     let revisions = answers.map(|answer| answer.expect(200)["revision"].as_u64().unwrap());
     let last = if revisions[0] > revisions[1] { one } else { other };
     assert_eq!(api.active(), last);
@@ -125,7 +137,7 @@ async fn two_activations_compile_one_after_the_other_and_one_whole_stack_is_left
 
     let (one, other) = (["exclusive", "topology"], ["triage-xid", "exclusive"]);
     let before = api.revision();
-    let mut answers = race(one, other, Some(before));
+    let mut answers = race(one, other, Some(before)).await;
     answers.sort_by_key(|answer| answer.status);
     let won = answers[0].expect(200);
     let says = answers[1].problem(412, "changed-meanwhile");
@@ -287,14 +299,14 @@ async fn a_version_is_not_deleted_while_it_is_compiled() {
     node.uncompile(&digest);
     let began = node.began();
     node.set("hold", true);
-    let put = api.putting(timeslice(&digest), None);
-    node.until_began(began + 1);
+    let mut put = api.putting(timeslice(&digest), None);
+    node.until_began_by(began + 1, &mut put).await;
     let refused = api.delete(&digest);
     assert!(refused.headers.contains_key("retry-after"));
     let says = refused.problem(503, "busy");
     assert!(says.contains("compiled"), "{says}");
     node.set("hold", false);
-    put.join().unwrap().expect(200);
+    put.await.unwrap().expect(200);
     api.delete(&digest).problem(409, "in-use");
     assert_eq!(api.active(), ["timeslice"]);
 
@@ -304,7 +316,7 @@ async fn a_version_is_not_deleted_while_it_is_compiled() {
         node.uncompile(&digest);
         let put = api.putting(timeslice(&digest), None);
         let deleted = api.delete(&digest);
-        let put = put.join().unwrap();
+        let put = put.await.unwrap();
         match deleted.status {
             204 => {
                 assert!(matches!(put.status, 404 | 410 | 422), "{put:?}");
@@ -335,10 +347,12 @@ async fn a_version_that_a_start_compiles_is_not_deleted_meanwhile() {
 
     let began = node.began();
     node.set("hold", true);
-    let (listen, api) = node.listen();
-    let building = tokio::spawn(node.build(listen));
-    node.until_began(began + 1);
-    until("the API", || api.answers());
+    // Known beforehand, since the API is asked while the daemon is built: it answers before policies are loaded.
+    let port = Port::held();
+    let api = node.api(port.address());
+    let mut building = tokio::spawn(node.build(port.address()));
+    let built = (&mut building).map_ok(|built| built.map(|daemon| daemon.admin_address()));
+    node.until_began_by(began + 1, &mut { built }).await;
     // The operator has another stack meanwhile, and does not want the version any more.
     api.put(&json!([{ "policy": "exclusive" }]), None).expect(200);
     api.delete(&digest).problem(503, "busy");

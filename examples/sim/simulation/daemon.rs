@@ -137,6 +137,7 @@ impl Daemon {
             baseline: &around.baseline,
             overcommit_percent: around.rules.overcommit_percent,
             calls: &mut Vec::new(),
+            leisure: 1,
         });
         answers::asked(stack, &before, &around.policies.take_asked())?;
         Ok(answer)

@@ -1,0 +1,89 @@
+//! What a stack offers: GPU by GPU, the first that answers; else the baseline.
+
+use super::*;
+use crate::admission::stack::Offers;
+
+#[test]
+fn offers_go_gpu_by_gpu_to_the_first_that_answers_and_the_rest_to_the_baseline() {
+    let shared = "nvidia.com/gpu.shared";
+    let mut case = Case::new([
+        ('a', offers(vec![offer(1, shared, 4, 250)], Some(60))),
+        ('b', offers(vec![offer(1, shared, 2, 500)], Some(7))),
+    ]);
+    let Offers { mut parts, again_after_s, faults, .. } = case.walk().offers();
+    parts.sort_by_key(|(o, _)| o.part.clone());
+    assert_eq!(parts.len(), 2);
+    assert_eq!(parts[0].1, "baseline");
+    assert_eq!(parts[0].0.lines[0].resource, resource("nvidia.com/gpu"));
+    assert_eq!((parts[1].0.lines[0].count, parts[1].1.as_str()), (4, "a@aaaaaaaaaaaa"));
+    assert_eq!((again_after_s, faults.len()), (Some(7), 0));
+}
+
+#[test]
+fn the_baseline_offers_mig_as_its_strategy_says_and_policies_go_first() {
+    let named = |case: &mut Case| -> Vec<(String, String)> {
+        let parts = case.walk().offers().parts;
+        let lines = parts.iter().flat_map(|(o, _)| o.lines.iter().map(|l| (&o.part, &l.resource)));
+        let mut all: Vec<_> = lines.map(|(part, r)| (part.to_string(), r.to_string())).collect();
+        all.sort();
+        all
+    };
+    let pair = |part: &str, resource: &str| (part.to_owned(), format!("nvidia.com/{resource}"));
+    let mut case = Case::new([('a', Ok(None))]);
+    case.split(1);
+    assert_eq!(named(&mut case), [pair("GPU-0", "gpu"), pair("GPU-1", "gpu")], "none");
+    case.baseline.mig = MigStrategy::Mixed;
+    assert_eq!(named(&mut case), [pair("GPU-0", "gpu"), pair("MIG-1", "mig-1g.10gb.me")]);
+    case.baseline.mig = MigStrategy::Single;
+    assert!(case.walk().offers().mig.refusal.unwrap().contains("GPU 0"));
+    assert_eq!(named(&mut case), []);
+    // A policy shares the GPU that stood in the way.
+    let mut case = Case::new([('a', offers(vec![offer(0, "nvidia.com/gpu.shared", 2, 500)], None))]);
+    case.split(1);
+    case.baseline.mig = MigStrategy::Single;
+    assert_eq!(named(&mut case), [pair("GPU-0", "gpu.shared"), pair("MIG-1", "gpu")]);
+    // A policy speaks for the instance, so its GPU is not offered whole beside it.
+    let instance =
+        OfferLine { resource: resource("nvidia.com/mig-1g.10gb"), count: 1, consumes: Consumes::Whole };
+    let part = PartId::parse("MIG-1").unwrap();
+    let mut case = Case::new([('a', offers(vec![PartOffer { part, lines: vec![instance] }], None))]);
+    case.split(1);
+    assert_eq!(named(&mut case), [pair("GPU-0", "gpu"), pair("MIG-1", "mig-1g.10gb")]);
+}
+
+#[test]
+fn i8_a_policy_may_not_offer_a_gpu_in_mig_mode() {
+    let whole = OfferLine { resource: resource("nvidia.com/gpu"), count: 1, consumes: Consumes::Whole };
+    let mut case = Case::new([('a', offers(vec![PartOffer { part: gpu(1), lines: vec![whole] }], None))]);
+    case.split(1);
+    assert!(case.walk().offers().faults[0].1.detail.contains("MIG mode"));
+}
+
+#[test]
+fn i8_an_offer_outside_the_permissions_or_the_part_is_a_fault() {
+    let bad = [
+        offer(0, "amd.com/gpu", 1, 1),
+        offer(0, "nvidia.com/gpu.shared", 129, 1),
+        offer(0, "nvidia.com/gpu.shared", 0, 1),
+        offer(0, "nvidia.com/gpu.shared", 2, 1001),
+        offer(7, "nvidia.com/gpu.shared", 2, 1),
+        PartOffer {
+            part: gpu(0),
+            lines: [offer(0, "nvidia.com/gpu", 1, 1).lines, offer(0, "nvidia.com/gpu", 1, 1).lines].concat(),
+        },
+        PartOffer {
+            part: gpu(0),
+            lines: vec![OfferLine {
+                resource: resource("nvidia.com/gpu"),
+                count: 2,
+                consumes: Consumes::Whole,
+            }],
+        },
+    ];
+    for offer in bad {
+        let mut case = Case::new([('a', offers(vec![offer.clone()], None))]);
+        let found = case.walk().offers();
+        assert_eq!(found.faults[0].1.kind, FaultKind::Answer, "{offer:?}");
+        assert!(found.parts.iter().all(|(_, by)| by == "baseline"), "I9: the baseline answers: {offer:?}");
+    }
+}

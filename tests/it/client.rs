@@ -1,0 +1,14 @@
+//! A client of a daemon's API.
+
+use std::time::Duration;
+
+/// Asks by any method, takes any answer as it comes, and waits for it for so long.
+pub(crate) fn agent(wait: Duration) -> ureq::Agent {
+    ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .proxy(None)
+        .allow_non_standard_methods(true)
+        .timeout_global(Some(wait))
+        .build()
+        .new_agent()
+}

@@ -1,0 +1,47 @@
+//! Ports of 127.0.0.1 that stay a test's own while nobody listens on them.
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+
+/// A port that nobody gets by chance, for whoever must know an address before somebody listens there, after
+/// that, or again. A socket holds it that is bound and never listens: so the system gives it to nobody who
+/// asks for any port, and refuses who dials it. Whoever names it may listen all the same, one at a time: both
+/// sockets have SO_REUSEADDR, the standard library's listeners always.
+pub(crate) struct Port {
+    address: SocketAddr,
+    _holder: OwnedFd,
+}
+
+impl Port {
+    pub(crate) fn held() -> Self {
+        let holder =
+            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        sockopt::set_socket_reuseaddr(&holder, true).unwrap();
+        bind(&holder, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = SocketAddr::try_from(getsockname(&holder).unwrap()).unwrap();
+        Self { address, _holder: holder }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+#[test]
+fn a_held_port_is_dialled_in_vain_until_one_listens_who_names_it() {
+    let port = Port::held();
+    let kind = |said: std::io::Result<()>| said.map_err(|error| error.kind());
+    let dialled = || kind(TcpStream::connect(port.address()).map(drop));
+    for _ in 0..2 {
+        assert_eq!(dialled(), Err(ErrorKind::ConnectionRefused));
+        let listener = TcpListener::bind(port.address()).unwrap();
+        assert_eq!(dialled(), Ok(()));
+        assert_eq!(kind(TcpListener::bind(port.address()).map(drop)), Err(ErrorKind::AddrInUse));
+        drop(listener);
+    }
+    // Whoever asks for any port gets another, whoever listens there or not: so does each dial for its own end.
+    let others: Vec<_> = (0..200).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    assert!(others.iter().all(|other| other.local_addr().unwrap() != port.address()));
+}

@@ -14,6 +14,8 @@ const SETTLED: Duration = Duration::from_secs(5);
 
 /// How often it is looked whether there is much to give back.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// Longest time between two looks while what has grown is still in use, or belongs there now.
+const LOOK_MAX: Duration = Duration::from_secs(320);
 /// What is worth the few milliseconds of a heap's lock, bytes.
 const GROWN_BYTES: u64 = 24 * 1024 * 1024;
 
@@ -51,16 +53,37 @@ pub(super) async fn keep_small() {
         // It ends early only with the daemon.
         let _ = tokio::task::spawn_blocking(trim).await;
     }
-    let mut small = resident_bytes();
+    let mut looks = Looks { small: resident_bytes(), wait: LOOK_EVERY };
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
-        let now = resident_bytes();
-        // What is in use stays: then it is looked at again when it has grown as much once more.
-        if now > small + GROWN_BYTES {
-            let _ = tokio::task::spawn_blocking(trim).await;
-            small = resident_bytes();
+        tokio::time::sleep(looks.wait).await;
+        if looks.has_grown(resident_bytes()) {
+            let _ = tokio::task::spawn_blocking(trim_heaps).await;
+            looks.trimmed(resident_bytes());
         }
-        small = small.min(now);
+    }
+}
+
+/// When to look again how much there is to give back.
+struct Looks {
+    /// How small the process was, bytes.
+    small: u64,
+    wait: Duration,
+}
+
+impl Looks {
+    fn has_grown(&mut self, now: u64) -> bool {
+        self.small = self.small.min(now);
+        let grown = now > self.small + GROWN_BYTES;
+        if !grown {
+            self.wait = LOOK_EVERY;
+        }
+        grown
+    }
+
+    /// What is in use stays, and is free some time: later each time, since it may be for good.
+    fn trimmed(&mut self, now: u64) {
+        let stays = now > self.small + GROWN_BYTES;
+        self.wait = if stays { (self.wait * 2).min(LOOK_MAX) } else { LOOK_EVERY };
     }
 }
 
@@ -71,20 +94,24 @@ fn resident_bytes() -> u64 {
     pages * rustix::param::page_size() as u64
 }
 
-/// Takes a few milliseconds.
+/// All that there is. Takes a few milliseconds.
 fn trim() {
+    trim_heaps();
+    #[cfg(target_os = "linux")]
+    rest_program();
+}
+
+/// What was freed. The C library gives it back by itself only from a heap's end.
+fn trim_heaps() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: takes a number and no pointer, and may be called from any thread at any time
     // (malloc_trim(3): MT-Safe).
     unsafe {
         libc::malloc_trim(0);
     }
-    #[cfg(target_os = "linux")]
-    rest_program();
 }
 
-/// The C library gives freed memory back only from the heap's end; the kernel keeps pages of a program
-/// for it as long as they are mapped, used or not. Those that are needed again are mapped again from
+/// The kernel keeps pages of a program for it as long as they are mapped, used or not. Those that are needed again are mapped again from
 /// the page cache, or read from the file.
 #[cfg(target_os = "linux")]
 fn rest_program() {
@@ -175,6 +202,24 @@ Anonymous:             0 kB
         assert_eq!(clean(SMAPS, "/usr/bin/a berth"), fixed);
         assert_eq!(clean(SMAPS, "/usr/bin/a"), []);
         assert_eq!(clean("", ""), []);
+    }
+
+    #[test]
+    fn what_is_in_use_is_looked_at_again_and_less_often() {
+        const MIB: u64 = 1024 * 1024;
+        let mut looks = Looks { small: 20 * MIB, wait: LOOK_EVERY };
+        assert!(!looks.has_grown(44 * MIB) && looks.has_grown(120 * MIB));
+        for seconds in [20, 40, 80, 160, 320, 320] {
+            looks.trimmed(118 * MIB);
+            assert_eq!(looks.wait, Duration::from_secs(seconds));
+            assert!(looks.has_grown(118 * MIB), "it did not become smaller");
+        }
+        looks.trimmed(30 * MIB);
+        assert_eq!(looks.wait, LOOK_EVERY);
+        // What the crowd left is measured against how small it was before.
+        assert!(!looks.has_grown(18 * MIB) && looks.has_grown(43 * MIB));
+        looks.trimmed(43 * MIB);
+        assert!(!looks.has_grown(40 * MIB) && looks.wait == LOOK_EVERY);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Nothing is recorded, and no grant comes of it.
 
 use super::Door;
-use super::activation::Trial;
+use super::activation::{LEISURE, Trial};
 use super::ear::Ear;
 use super::faults::Faults;
 use super::prepare::Unprepared;
@@ -126,8 +126,8 @@ pub enum TryError {
 }
 
 impl Door {
-    /// Tries a policy on the node as it stands. Takes up to nine seconds, and some more where its code
-    /// must be read or compiled first.
+    /// Tries a policy on the node as it stands. Takes up to 80 seconds where policies use
+    /// all their time, milliseconds as a rule, and some more where code must be read or compiled first.
     ///
     /// # Errors
     /// If another one is being tried, or the stack is full.
@@ -252,7 +252,7 @@ impl<'d> Trying<'d> {
             now: self.now,
             baseline: &self.door.baseline,
             rules: self.door.rules(),
-            leisure: 1,
+            leisure: LEISURE,
         };
         trial.try_parameters(then).err()
     }
@@ -306,7 +306,7 @@ impl<'d> Trying<'d> {
             baseline: &self.door.baseline,
             overcommit_percent: self.door.rules().overcommit_percent,
             calls: &mut calls,
-            leisure: 1,
+            leisure: LEISURE,
         });
         let mut heard = ear.take();
         for note in calls {

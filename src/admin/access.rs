@@ -13,7 +13,7 @@ use super::certificate::ClientCertificate;
 use super::host;
 use super::peer::Peer;
 use super::problem::{Kind, Problem};
-use super::rate::{Client, Limiter};
+use super::rate::{Client, Counted, Limiter};
 use super::reviews::Reviews;
 use super::routes::{self, state};
 use super::seat::Seat;
@@ -82,10 +82,10 @@ impl Access {
         self.tls.as_ref()
     }
 
-    /// Who asks.
-    async fn known(&self, request: &HttpRequest) -> Result<Caller, Problem> {
+    /// Who asks. Who is none counts among the strangers of their address, if this counts.
+    async fn known(&self, request: &HttpRequest, counted: Counted) -> Result<Caller, Problem> {
         let peer = request.conn_data::<Peer>();
-        let stranger = |problem| self.strangers.take(&Client::of(peer)).and(Err(problem));
+        let stranger = |problem| self.strangers.take_if(counted, &Client::of(peer)).and(Err(problem));
         let token = match auth::bearer(request.headers()) {
             Ok(token) => token,
             Err(problem) => return stranger(problem),
@@ -100,9 +100,9 @@ impl Access {
                 None => {
                     // Whoever was known is not held up by the strangers of their network.
                     if !reviews.was_known(token) {
-                        self.strangers.take(&Client::of(peer))?;
+                        self.strangers.take_if(counted, &Client::of(peer))?;
                     }
-                    reviews.who(token).await?.ok_or_else(auth::wrong_token)?
+                    reviews.who(token, counted).await?.ok_or_else(auth::wrong_token)?
                 }
             };
             return Ok(Caller {
@@ -121,14 +121,18 @@ impl Access {
                     user: None,
                 })
                 .ok_or_else(auth::no_token),
-            Some(Peer::Tls { certificate: Some(certificate), .. }) => self.certified(certificate),
+            Some(Peer::Tls { certificate: Some(certificate), .. }) => self.certified(certificate, counted),
             _ => Err(auth::no_token()),
         };
         known.or_else(stranger)
     }
 
-    fn certified(&self, certificate: &ClientCertificate) -> Result<Caller, Problem> {
-        if !self.tls.as_ref().is_some_and(|tls| certificate.is_good(tls)) {
+    fn certified(&self, certificate: &ClientCertificate, counted: Counted) -> Result<Caller, Problem> {
+        let is_good = |tls: &Arc<Tls>| match counted {
+            Counted::Yes => certificate.is_good(tls),
+            Counted::No => certificate.is_good_now(tls),
+        };
+        if !self.tls.as_ref().is_some_and(is_good) {
             return Err(Problem::new(
                 Kind::Unauthorized,
                 "the client certificate has expired, or its CA is no longer taken",
@@ -150,23 +154,27 @@ impl Access {
         Ok(Caller { name: name.into(), right: Some(right), by: "certificate", user: None })
     }
 
-    /// Whether they may do this, now.
+    /// Whether they may do this, now. A user of the cluster who may not counts among the strangers: all of its
+    /// pods have a token.
     async fn permits(&self, caller: &Caller, request: &ServiceRequest) -> Result<(), Problem> {
         let needed = needed(request.method());
         let limiter = match needed {
             Right::Read => &self.reads,
             Right::Change => &self.changes,
         };
-        limiter.take(&Client::Named(caller.by, Arc::clone(&caller.name)))?;
+        limiter.take(&caller.client())?;
         // A browser sends its certificate along with what any page makes it ask. A token it does not.
         if caller.by == "certificate" && needed == Right::Change {
             host::same_site(request.headers())?;
         }
         let path = || reviewed(request);
-        match self.may(caller, request.method(), path).await? {
-            true => Ok(()),
-            false => Err(forbidden(caller, needed)),
+        if self.may(caller, request.method(), path, Counted::Yes).await? {
+            return Ok(());
         }
+        if caller.user.is_some() {
+            self.strangers.take(&Client::of(request.conn_data::<Peer>()))?;
+        }
+        Err(forbidden(caller, needed))
     }
 
     /// `path`: what the API server is asked about, where it is.
@@ -175,20 +183,21 @@ impl Access {
         caller: &Caller,
         method: &Method,
         path: impl FnOnce() -> Result<&'p str, Problem>,
+        counted: Counted,
     ) -> Result<bool, Problem> {
         match (caller.right, &caller.user, &self.reviews) {
             (Some(right), ..) => Ok(right >= needed(method)),
-            (None, Some(user), Some(reviews)) => reviews.may(user, method, path()?).await,
+            (None, Some(user), Some(reviews)) => reviews.may(user, method, path()?, counted).await,
             (None, ..) => Ok(false),
         }
     }
 
     /// Whether whoever was let in to this route with this request would be now: their token, certificate or
-    /// right may have been taken away. Where it cannot be asked, they are.
+    /// right may have been taken away. Where it cannot be asked, they are; how often others ask does not count.
     pub(super) async fn still(&self, request: &HttpRequest) -> bool {
         let route = request.match_pattern().unwrap_or_default();
-        let may = match self.known(request).await {
-            Ok(caller) => self.may(&caller, request.method(), || Ok(&route)).await,
+        let may = match self.known(request, Counted::No).await {
+            Ok(caller) => self.may(&caller, request.method(), || Ok(&route), Counted::No).await,
             Err(problem) => Err(problem),
         };
         match may {
@@ -202,8 +211,10 @@ impl Access {
     /// # Errors
     /// Why not.
     pub(super) async fn may_read(&self, request: &ServiceRequest) -> Result<(), Problem> {
-        let caller = self.known(request.request()).await?;
-        self.permits(&caller, request).await
+        let caller = self.known(request.request(), Counted::Yes).await?;
+        self.permits(&caller, request).await?;
+        know(request);
+        Ok(())
     }
 
     /// Whether whoever asks for what needs no token asks too often.
@@ -253,6 +264,13 @@ fn needed(method: &Method) -> Right {
     }
 }
 
+/// Its connection has let somebody in.
+fn know(request: &ServiceRequest) {
+    if let Some(seat) = request.conn_data::<Arc<Seat>>() {
+        seat.know();
+    }
+}
+
 /// Wraps all of /api/v1, unknown routes under it too.
 pub(super) async fn door(
     request: ServiceRequest,
@@ -260,11 +278,8 @@ pub(super) async fn door(
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let state = state(&request)?;
     let mut line = (needed(request.method()) == Right::Change).then(|| Line::of(&request));
-    let let_in = match state.access.known(request.request()).await {
+    let let_in = match state.access.known(request.request(), Counted::Yes).await {
         Ok(caller) => {
-            if let Some(seat) = request.conn_data::<Arc<Seat>>() {
-                seat.know();
-            }
             if let Some(line) = &mut line {
                 line.caller(&caller);
             }
@@ -275,7 +290,8 @@ pub(super) async fn door(
     let answered = match let_in {
         Err(problem) => Ok(request.into_response(problem.response())),
         Ok(caller) => {
-            let client = Client::Named(caller.by, Arc::clone(&caller.name));
+            know(&request);
+            let client = caller.client();
             let said = Said::new(caller);
             if let Some(line) = &mut line {
                 line.listen(&said);

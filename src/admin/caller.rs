@@ -1,6 +1,7 @@
 //! Who asks, for as long as their request is at work. The door sets it around the handler, so that no
 //! handler can forget to hand it on, and the audit line knows what the handler was told.
 
+use super::rate::Client;
 use super::reviews::User;
 use crate::config::Right;
 use std::cell::RefCell;
@@ -51,6 +52,11 @@ pub(super) const BY_BYTES_MAX: usize = 128;
 const UNKNOWN: &str = "unknown";
 
 impl Caller {
+    /// Whom to count what they ask for by.
+    pub(super) fn client(&self) -> Client {
+        Client::Named(self.by, Arc::clone(&self.name))
+    }
+
     /// What a record is signed with. Names that others give away, a CA or a cluster, have before them how
     /// they are known: none of them is that of one of the daemon's own tokens, or root's.
     fn signature(&self) -> String {
@@ -70,6 +76,11 @@ impl Caller {
 /// The name of whoever asks; what their change is signed with.
 pub(super) fn name() -> String {
     SAID.try_with(|said| said.caller.signature()).unwrap_or_else(|_| UNKNOWN.into())
+}
+
+/// Whom to count what they ask for by.
+pub(super) fn client() -> Client {
+    SAID.try_with(|said| said.caller.client()).unwrap_or(Client::Others)
 }
 
 /// Tells callers apart: how they are known, and their name. A token and a certificate may share a name.

@@ -45,11 +45,14 @@ impl ClientCertificate {
 
     /// Whether it is still good: signed by a CA of the file as it is now, and not expired.
     pub(super) fn is_good(&self, tls: &Tls) -> bool {
+        let (since, state) = *self.good.lock().unwrap_or_else(PoisonError::into_inner);
+        state == tls.state() && since.elapsed() < LOOK_AGAIN || self.is_good_now(tls)
+    }
+
+    /// The same, looked at now.
+    pub(super) fn is_good_now(&self, tls: &Tls) -> bool {
         let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
         let state = tls.state();
-        if good.1 == state && good.0.elapsed() < LOOK_AGAIN {
-            return true;
-        }
         let is_good = tls.verify(&self.chain);
         // What is not good is looked at again next time.
         *good = (Instant::now(), if is_good { state } else { 0 });

@@ -58,6 +58,15 @@ impl Client {
     }
 }
 
+/// Whether a question counts among those that somebody asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counted {
+    /// As all do that a request causes.
+    Yes,
+    /// The daemon asks for itself, as often as it likes.
+    No,
+}
+
 /// A rate, and who has used how much of it.
 pub(super) struct Limiter {
     what: &'static str,
@@ -87,6 +96,17 @@ impl Limiter {
     /// If there is none: 429, with the whole seconds after which there is one.
     pub(super) fn take(&self, client: &Client) -> Result<(), Problem> {
         self.take_at(client, Instant::now())
+    }
+
+    /// Takes one permit for what counts.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub(super) fn take_if(&self, counted: Counted, client: &Client) -> Result<(), Problem> {
+        match counted {
+            Counted::Yes => self.take(client),
+            Counted::No => Ok(()),
+        }
     }
 
     fn take_at(&self, client: &Client, now: Instant) -> Result<(), Problem> {

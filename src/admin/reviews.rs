@@ -2,7 +2,7 @@
 //! do here (SubjectAccessReview). What it does not say is a no.
 
 use super::problem::{Kind, Problem};
-use super::rate::{Client, Limiter};
+use super::rate::{Client, Counted, Limiter};
 use actix_web::http::Method;
 use futures_util::future::BoxFuture;
 use sha2::{Digest, Sha256};
@@ -102,9 +102,9 @@ impl Reviews {
     ///
     /// # Errors
     /// If it is asked about too often, or the API server does not say.
-    pub(super) async fn who(&self, token: &str) -> Result<Option<Arc<User>>, Problem> {
+    pub(super) async fn who(&self, token: &str, counted: Counted) -> Result<Option<Arc<User>>, Problem> {
         let key = key([token]);
-        self.often.take(&Client::token(&key))?;
+        self.often.take_if(counted, &Client::token(&key))?;
         let strange = !self.users.has(&key);
         let found = self.ask(strange, self.reviewer.who(token.into())).await?;
         let size = 1..=USER_BYTES_MAX;
@@ -133,14 +133,20 @@ impl Reviews {
     ///
     /// # Errors
     /// If they cause too many questions, or the API server does not say.
-    pub(super) async fn may(&self, user: &Arc<User>, method: &Method, path: &str) -> Result<bool, Problem> {
+    pub(super) async fn may(
+        &self,
+        user: &Arc<User>,
+        method: &Method,
+        path: &str,
+        counted: Counted,
+    ) -> Result<bool, Problem> {
         let Some(verb) = verb(method) else { return Ok(false) };
         let path = format!("{PREFIX}{path}");
         let key = about(user, verb, &path);
         if let Some(answer) = self.answers.get(&key, Instant::now()) {
             return Ok(answer);
         }
-        self.often.take(&Client::Named("kubernetes", user.name.as_str().into()))?;
+        self.often.take_if(counted, &Client::Named("kubernetes", user.name.as_str().into()))?;
         let answer = self.ask(false, self.reviewer.may(Arc::clone(user), verb, path)).await?;
         self.answers.put(key, answer, Instant::now());
         Ok(answer)

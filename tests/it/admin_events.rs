@@ -8,6 +8,9 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest wait for something that comes at once.
@@ -187,16 +190,49 @@ fn an_id_of_another_run_or_of_what_is_no_longer_kept_says_to_read_anew() {
     bench.ask_bare("GET", "/api/v1/events", &[], b"").problem(401, "unauthorized");
 }
 
-#[test]
-fn more_streams_than_there_may_be_are_told_to_come_later() {
-    let mut bench = Bench::new(1);
+/// One that opens reading as well, and the file that it is in.
+fn other_token(bench: &mut Bench) -> (String, PathBuf) {
     let other = "o".repeat(40);
     let file = bench.dir.path().join("other");
     std::fs::write(&file, &other).unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
-    let token = NamedToken { name: "other".into(), right: Right::Read, source: TokenSource::File(file) };
+    let source = TokenSource::File(file.clone());
+    let token = NamedToken { name: "other".into(), right: Right::Read, source };
     let access = AdminAccess { tokens: vec![token], ..AdminAccess::default() };
     bench.start_again(Settings { access, ..bench.settings() });
+    (other, file)
+}
+
+#[test]
+fn a_stream_whose_token_is_gone_ends_however_many_strangers_knock_at_the_door() {
+    let mut bench = Bench::new(1);
+    let (other, file) = other_token(&mut bench);
+    let mut stream = Stream::open_as(&bench, &other, "", "");
+    assert_eq!(stream.next().unwrap().event, "here");
+    let (address, ended) = (bench.address(), Arc::new(AtomicBool::new(false)));
+    let until = Arc::clone(&ended);
+    // From the stream's own address, more than are answered 401.
+    let knocking = std::thread::spawn(move || {
+        let agent =
+            ureq::Agent::new_with_config(ureq::Agent::config_builder().http_status_as_error(false).build());
+        let mut too_many = 0;
+        while !until.load(Ordering::Relaxed) {
+            let asked = agent.get(format!("http://{address}/api/v1/node")).call();
+            too_many += usize::from(asked.is_ok_and(|answer| answer.status() == 429));
+        }
+        too_many
+    });
+    std::fs::remove_file(file).unwrap();
+    let end = stream.until("end");
+    ended.store(true, Ordering::Relaxed);
+    assert!(end.words().contains("no longer let in"), "{}", end.words());
+    assert!(knocking.join().unwrap() > 0, "nobody was told to ask less often");
+}
+
+#[test]
+fn more_streams_than_there_may_be_are_told_to_come_later() {
+    let mut bench = Bench::new(1);
+    let (other, _file) = other_token(&mut bench);
     let mut open: Vec<_> = (0..32).map(|_| Stream::open(&bench, "", "")).collect();
     for stream in &mut open {
         assert_eq!(stream.next().unwrap().event, "here");

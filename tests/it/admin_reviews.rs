@@ -92,6 +92,19 @@ async fn the_api_server_says_who_it_is_and_what_they_may() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_of_the_cluster_who_may_not_counts_among_the_strangers() {
+    let cluster = Cluster::new("admin: {kubernetes: {}}").await;
+    let told_to_wait = || cluster.ask(GRAFANAS_TOKEN, "GET", "/gpus") == problem(429, "too-many-requests");
+    assert!((0..5_000).any(|_| told_to_wait()), "every pod's token may ask without end");
+    assert_eq!(
+        cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0,
+        200,
+        "what they may they may as often as others"
+    );
+    cluster.serving.stop();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_api_server_that_does_not_say_opens_nothing() {
     let mut cluster = Cluster::new("admin: {kubernetes: {}}").await;
     for code in [403, 500, 503] {

@@ -1,10 +1,13 @@
 //! How much of answers may lie in memory until their clients have read them.
 //!
 //! Small ones the HTTP library takes over at once, into buffers that each connection has. A larger one lies there
-//! for as long as its client reads nothing of it, which is up to a minute, and a client has many connections. So
-//! what they weigh is counted, and what would be too much is refused. Texts that are part of the program weigh
-//! nothing; a stream of events has places of its own.
+//! until its client has read it, which [`super::seat`] gives it a minute for and some more, and a client has many
+//! connections. So
+//! what they weigh is counted, and what would be too much is refused. Once something was, so is the next large one
+//! that is asked for, before it is made, until some of what lies there was read: making it is most of its cost.
+//! Texts that are part of the program weigh nothing; a stream of events has places of its own.
 
+use super::caller;
 use super::peer::Peer;
 use super::problem::{Kind, Problem};
 use super::rate::Client;
@@ -27,6 +30,8 @@ const SHARE: u32 = 2;
 const RETRY_S: u64 = 5;
 /// What the HTTP library's compressor of one answer takes, KiB.
 const COMPRESSOR_KIB: u32 = 300;
+/// A list of so many items is small, as a rule: an allocation has about 0.7 KiB.
+const SHORT_LIST: usize = 40;
 
 /// What an answer weighs, KiB, where that is not its size. Among the extensions of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +64,18 @@ struct Pool {
 #[derive(Default)]
 struct Held {
     kib: u32,
+    /// Something was refused because others have all of it, and nothing has become free since.
+    spent: bool,
     /// Of it, what each client has; none that has nothing.
-    of: HashMap<Client, u32>,
+    of: HashMap<Client, Own>,
+}
+
+/// What one client has.
+#[derive(Clone, Copy, Default)]
+struct Own {
+    kib: u32,
+    /// Something was refused because of it, and none of it has become free since.
+    spent: bool,
 }
 
 /// A part of it, until this is dropped.
@@ -78,6 +93,26 @@ impl Default for Budget {
 }
 
 impl Budget {
+    /// Whether the caller of the request at work may be given something large, as far as can be told before it is
+    /// made.
+    ///
+    /// # Errors
+    /// If the last large answer was refused, and nothing has been read since.
+    pub(super) fn has_room(&self) -> Result<(), Problem> {
+        self.known.has_room(&caller::client())
+    }
+
+    /// The same of a list of so many items.
+    ///
+    /// # Errors
+    /// See [`Self::has_room`]; never for a short one.
+    pub(super) fn has_room_for(&self, items: usize) -> Result<(), Problem> {
+        match items {
+            ..=SHORT_LIST => Ok(()),
+            _ => self.has_room(),
+        }
+    }
+
     /// Takes what the answer weighs; answers a problem instead of it where that is too much. What a change is
     /// answered is never refused, since it is done: it counts all the same, against what is read.
     pub(super) fn within(
@@ -122,21 +157,53 @@ impl Pool {
         let kib = if anyhow { kib } else { kib.min(of_one) };
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let own = held.of.get(&client).copied().unwrap_or_default();
-        let words = match (own.saturating_add(kib) > of_one, held.kib.saturating_add(kib) > self.kib_max) {
-            _ if anyhow => None,
-            (true, _) => Some((own, "of what you asked for on other connections")),
-            (false, true) => Some((held.kib, "of what others asked for")),
-            (false, false) => None,
-        };
-        if let Some((kib, of)) = words {
-            return Err(Problem::new(Kind::Unread, format!("{kib} KiB {of} are not read yet"))
-                .retry_after(RETRY_S)
-                .hint("read answers as they come, and ask for less at a time: `limit`"));
+        let (own_kib, all_kib) = (own.kib.saturating_add(kib), held.kib.saturating_add(kib));
+        if !anyhow && own_kib > of_one {
+            held.of.insert(client, Own { spent: true, ..own });
+            return Err(own.refusal());
         }
-        held.kib = held.kib.saturating_add(kib);
-        held.of.insert(client.clone(), own.saturating_add(kib));
+        if !anyhow && all_kib > self.kib_max {
+            held.spent = true;
+            return Err(held.refusal());
+        }
+        held.kib = all_kib;
+        held.of.insert(client.clone(), Own { kib: own_kib, ..own });
         drop(held);
         Ok(Share { pool: Arc::clone(self), client, kib })
+    }
+
+    fn has_room(&self, client: &Client) -> Result<(), Problem> {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        match held.of.get(client) {
+            Some(own) if own.spent => Err(own.refusal()),
+            _ if held.spent => Err(held.refusal()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Own {
+    fn refusal(self) -> Problem {
+        refusal(self.kib, "of what you asked for on other connections")
+    }
+}
+
+impl Held {
+    fn refusal(&self) -> Problem {
+        refusal(self.kib, "of what others asked for")
+    }
+}
+
+fn refusal(kib: u32, of: &str) -> Problem {
+    Problem::new(Kind::Unread, format!("{kib} KiB {of} are not read yet"))
+        .retry_after(RETRY_S)
+        .hint("read answers as they come, and ask for less at a time: `limit`")
+}
+
+impl Share {
+    /// How large it is, bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.kib) * 1024
     }
 }
 
@@ -144,10 +211,11 @@ impl Drop for Share {
     fn drop(&mut self) {
         let mut held = self.pool.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.kib = held.kib.saturating_sub(self.kib);
-        let left = held.of.get(&self.client).copied().unwrap_or_default().saturating_sub(self.kib);
-        match left {
+        held.spent = false;
+        let own = held.of.get(&self.client).copied().unwrap_or_default();
+        match own.kib.saturating_sub(self.kib) {
             0 => held.of.remove(&self.client),
-            left => held.of.insert(self.client.clone(), left),
+            kib => held.of.insert(self.client.clone(), Own { kib, spent: false }),
         };
     }
 }
@@ -185,6 +253,26 @@ mod tests {
         drop(others);
         let held = pool.held.lock().unwrap();
         assert!(held.kib == 0 && held.of.is_empty());
+    }
+
+    #[test]
+    fn once_something_was_refused_nothing_large_is_made_until_some_of_it_was_read() {
+        let pool = pool();
+        let take = |who: &str| pool.take(named(who), 8 * 1024, false);
+        let room = |who: &str| pool.has_room(&named(who)).map_err(|problem| problem.detail);
+        let mut own: Vec<_> = (0..3).map(|_| take("a").unwrap()).collect();
+        // All of its share is taken, but nothing was refused yet: what comes may be small.
+        assert!(room("a").is_ok() && take("a").is_err());
+        assert!(room("a").unwrap_err().contains("24576 KiB of what you asked"));
+        assert!(room("b").is_ok());
+        own.pop();
+        assert!(room("a").is_ok());
+        own.push(take("a").unwrap());
+        let others: Vec<_> = ["b", "c", "d"].map(take).into_iter().map(Result::unwrap).collect();
+        assert!(room("e").is_ok() && take("e").is_err());
+        assert!(room("e").unwrap_err().contains("49152 KiB of what others"));
+        drop(others);
+        assert!(room("e").is_ok());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::packed::Packed;
 use super::peer::Peer;
 use super::problem::{Kind, PROBLEM_JSON, Problem};
-use super::seat::Seat;
+use super::seat::{Seat, Work};
 use super::state::State;
 use super::unread::{self, Unread};
 use super::{
@@ -136,9 +136,10 @@ pub(super) fn health(config: &mut ServiceConfig) {
 
 /// Wraps everything that the admin listener answers.
 pub(super) async fn admin_gate(
-    request: ServiceRequest,
+    mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
+    let begun = Begun::by(&mut request);
     let refused = match request.conn_data::<Peer>() {
         // A page of another origin cannot connect to a Unix socket; and where it had its own name lead
         // here, the certificate, which is another's, would end the connection.
@@ -155,39 +156,57 @@ pub(super) async fn admin_gate(
         Ok(()) => sight::of_the_daemon(&state, &request).await,
         refused => refused,
     };
-    pass(request, next, refused.err()).await
+    pass(request, next, begun, refused.err()).await
 }
 
 /// Wraps everything that the health listener answers. Probes name the pod's address as host.
 pub(super) async fn health_gate(
-    request: ServiceRequest,
+    mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
+    let begun = Begun::by(&mut request);
     let refused = state(&request)?.access.limit_scrapes(&request);
-    pass(request, next, refused.err()).await
+    pass(request, next, begun, refused.err()).await
+}
+
+/// A request under way. It begins before anything is waited for: until then the HTTP library takes in what comes
+/// behind it.
+struct Begun {
+    at: Instant,
+    work: Option<Work>,
+    unread: Option<Unread>,
+}
+
+impl Begun {
+    fn by(request: &mut ServiceRequest) -> Self {
+        let work = request.conn_data::<Arc<Seat>>().map(Seat::work);
+        Self { at: Instant::now(), work, unread: Unread::of(request) }
+    }
 }
 
 async fn pass(
-    mut request: ServiceRequest,
+    request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
+    Begun { at, work, unread }: Begun,
     refused: Option<Problem>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
-    let began = Instant::now();
     let state = state(&request)?;
     let inside = state.gate.enter();
     let refused = match &inside {
         Some(_) => refused,
         None => Some(Problem::new(Kind::Stopping, "the daemon is stopping")),
     };
-    let work = request.conn_data::<Arc<Seat>>().map(Seat::work);
-    let unread = Unread::of(&mut request);
     let response = match refused {
         Some(problem) => request.into_response(problem.response()),
         None => next.call(request).await?.map_into_boxed_body(),
     };
     let (response, share) = state.budget.within(response);
     let response = finish(response);
-    counting::count(&state, response.request(), response.status().as_u16(), began);
+    counting::count(&state, response.request(), response.status().as_u16(), at);
+    if let Some((work, bytes)) = work.as_ref().zip(unread::bytes(response.response().body(), share.as_ref()))
+    {
+        work.must_be_taken(bytes);
+    }
     let kept = unread.is_some() || share.is_some() || !unread::is_small(response.response().body());
     Ok(match kept {
         true => response.map_body(|_, body| unread::holding(body, unread, work, share)),

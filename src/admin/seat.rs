@@ -13,6 +13,10 @@ pub(super) const REST_MAX: Duration = Duration::from_secs(35);
 /// Longest time in which a client takes nothing of what waits for it. Over TCP the system ends it by then,
 /// too; over a Unix socket it does not.
 pub(super) const UNREAD_MAX: Duration = Duration::from_secs(60);
+/// How long a client may take for one large answer: so long, and a second more for each so many bytes. Less is
+/// nobody who wants to have it, but takes a byte now and then so that it goes on lying there.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+const ANSWER_BYTES_PER_SECOND: u64 = 16 * 1024;
 /// Longest that a connection is spared because the daemon has not read of it yet; a daemon that is slower
 /// than this has other troubles.
 const UNHEARD_MAX: Duration = Duration::from_secs(1);
@@ -33,6 +37,8 @@ pub(super) struct Seat {
     rests_since: AtomicU64,
     /// Since when it takes nothing of what waits for it, the same plus one; 0: it does.
     unread_since: AtomicU64,
+    /// When what waits for it must have been taken, the same plus one; 0: nothing large does.
+    taken_until: AtomicU64,
     /// Nothing more is to be read of it for now.
     hushed: AtomicBool,
     /// Somebody wanted to read meanwhile.
@@ -73,6 +79,7 @@ impl Seat {
             known: AtomicBool::new(false),
             rests_since: AtomicU64::new(now),
             unread_since: AtomicU64::new(0),
+            taken_until: AtomicU64::new(0),
             hushed: AtomicBool::new(false),
             waits: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -170,13 +177,28 @@ impl Seat {
             0 => false,
             since => passed(now, since - 1) > UNREAD_MAX,
         };
-        rests || unread
+        let slow = match self.taken_until.load(Ordering::Relaxed) {
+            0 => false,
+            until => now > until - 1,
+        };
+        rests || unread || slow
+    }
+}
+
+impl Work {
+    /// It is answered with so many bytes, which its client must have taken in time.
+    pub(super) fn must_be_taken(&self, bytes: u64) {
+        let most = ANSWER_MAX + Duration::from_secs(bytes / ANSWER_BYTES_PER_SECOND);
+        let most = u64::try_from(most.as_millis()).unwrap_or(u64::MAX);
+        let until = millis(self.0.began).saturating_add(most).saturating_add(1);
+        self.0.taken_until.store(until, Ordering::Relaxed);
     }
 }
 
 impl Drop for Work {
     fn drop(&mut self) {
         self.0.rests_since.store(millis(self.0.began), Ordering::Relaxed);
+        self.0.taken_until.store(0, Ordering::Relaxed);
         self.0.at_work.fetch_sub(1, Ordering::Relaxed);
         self.0.hushed.store(false, Ordering::Relaxed);
         if self.0.waits.swap(false, Ordering::Relaxed) {
@@ -221,6 +243,21 @@ mod tests {
         slow.takes(false);
         slow.takes(true);
         assert!(!slow.is_over(u64::try_from(UNREAD_MAX.as_millis()).unwrap() * 2));
+    }
+
+    #[test]
+    fn a_large_answer_has_a_minute_and_a_second_for_each_16_kib() {
+        let slow = seat();
+        let work = slow.work();
+        let after = |seconds: u64| slow.is_over(millis(slow.began) + seconds * 1_000);
+        assert!(!after(3_600), "a stream of events has no end");
+        work.must_be_taken(160 * 1024);
+        slow.takes(false);
+        slow.takes(true);
+        assert!(!after(69) && after(71));
+        drop(work);
+        let _next = slow.work();
+        assert!(!after(71));
     }
 
     #[test]

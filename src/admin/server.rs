@@ -43,6 +43,9 @@ const LEAVING_MAX: usize = 32;
 const HEALTH_CONNECTIONS: usize = 64;
 /// Connections that wait to be accepted; the system's own limit, mostly 4,096, holds as well.
 const BACKLOG: i32 = 4_096;
+/// What the system keeps of an answer until its client has it, bytes; it doubles it for its own needs. By itself it
+/// would keep up to 4 MiB (`tcp_wmem`) for each of the connections, which the pod's memory limit counts.
+const SEND_BUFFER: usize = 64 * 1024;
 /// Threads of a worker for what may block: uploads and module reads.
 const BLOCKING_THREADS: usize = 4;
 /// Connections of the Unix socket: root and its scripts.
@@ -375,9 +378,10 @@ fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, AdminE
     // A longer queue than the standard library asks for: in a burst whoever finds it full asks again after a
     // second, the kubelet's probe among them.
     let _ = rustix::net::listen(&listener, BACKLOG);
-    // What was sent and not acknowledged for so long ends its connection. Every connection has it from its
-    // listener. A system without it serves all the same.
+    // What was sent and not acknowledged for so long ends its connection. Every connection has it, and
+    // what follows, from its listener. A system without it serves all the same.
     let unread = u32::try_from(UNREAD_MAX.as_millis()).unwrap_or(u32::MAX);
     let _ = rustix::net::sockopt::set_tcp_user_timeout(&listener, unread);
+    let _ = rustix::net::sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER);
     Ok(listener)
 }

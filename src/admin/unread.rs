@@ -59,6 +59,15 @@ pub(super) fn is_small(body: &BoxBody) -> bool {
     matches!(body.size(), BodySize::None | BodySize::Sized(..=SMALL_BYTES_MAX))
 }
 
+/// How large a body is that is not small, bytes, as far as that is known: one that comes in pieces has the size by
+/// which it is counted, and a stream of events none.
+pub(super) fn bytes(body: &BoxBody, share: Option<&Share>) -> Option<u64> {
+    match body.size() {
+        BodySize::Sized(bytes) => Some(bytes).filter(|_| !is_small(body)),
+        _ => share.map(Share::bytes),
+    }
+}
+
 /// So much of a larger body is handed to the HTTP library at a time, bytes: it copies whatever it is handed,
 /// and for a client that does not read it keeps the copy.
 const PIECE_BYTES_MAX: usize = 16 * 1024;

@@ -4,7 +4,8 @@
 use crate::kernel::belongs::{Bypass, Owners, reaching};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::PartId;
-use crate::kernel::pods::{Pod, PodBypass};
+use crate::kernel::pod_bypass::PodBypass;
+use crate::kernel::pods::Pod;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most lines about single processes after one look, each way: a job of eight ranks on each of two

@@ -4,7 +4,8 @@ use super::news::{About, Notice, bounded, calm, name_of, warning};
 use crate::kernel::belongs::{Bypass, Owners, reaching};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::PartId;
-use crate::kernel::pods::{Pod, PodBypass};
+use crate::kernel::pod_bypass::PodBypass;
+use crate::kernel::pods::Pod;
 use crate::kernel::process::{Process, Seen};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -137,11 +138,11 @@ fn used(ledger: &Ledger, key: &Key, one: &Bypass) -> Notice {
     )
 }
 
-/// A privileged pod need not mean it; one that names GPUs does.
+/// A privileged pod need not mean it, nor one that takes variables; one that names GPUs or mounts them does.
 fn reaches(pod: &Pod, by: &PodBypass) -> Notice {
     Notice {
         about: About::Pod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
-        warning: matches!(by, PodBypass::NamesGpus { .. }),
+        warning: matches!(by, PodBypass::NamesGpus { .. } | PodBypass::MountsGpus { .. }),
         reason: "GPUBypassPossible",
         action: "Look",
         note: bounded(format!("can use GPUs of this node without an allocation: {}", by.words())),

@@ -1,7 +1,8 @@
 //! A pod of the API server in the kernel's words.
 
 use crate::kernel::names::Resource;
-use crate::kernel::pods::{Pod, PodBypass, PodContainer, Stage, VISIBLE_DEVICES, is_of_static_pod};
+use crate::kernel::pod_bypass::{PodBypass, VISIBLE_DEVICES};
+use crate::kernel::pods::{Pod, PodContainer, Stage, is_of_static_pod};
 use k8s_openapi::api::core::v1::{Container, Pod as ApiPod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;
@@ -70,11 +71,23 @@ fn bypass(container: &Container) -> Option<PodBypass> {
         container.env.iter().flatten().any(|variable| {
             variable.name == VISIBLE_DEVICES && PodBypass::shows_gpus(variable.value.as_deref())
         });
+    let mounts_gpus =
+        container.volume_mounts.iter().flatten().any(|mount| PodBypass::mounts_gpus(&mount.mount_path));
+    let takes_variables = container
+        .env_from
+        .iter()
+        .flatten()
+        .any(|source| source.prefix.as_deref().is_some_and(PodBypass::may_name_gpus));
+    let name = || container.name.clone();
     let privileged = container.security_context.as_ref().and_then(|s| s.privileged) == Some(true);
     if names_gpus {
-        Some(PodBypass::NamesGpus { container: container.name.clone() })
+        Some(PodBypass::NamesGpus { container: name() })
+    } else if mounts_gpus {
+        Some(PodBypass::MountsGpus { container: name() })
     } else if privileged {
-        Some(PodBypass::Privileged { container: container.name.clone() })
+        Some(PodBypass::Privileged { container: name() })
+    } else if takes_variables {
+        Some(PodBypass::TakesVariables { container: name() })
     } else {
         None
     }
@@ -186,6 +199,17 @@ mod tests {
         assert_eq!(with(elsewhere), names);
         let privileged = json!({"name": "c", "securityContext": {"privileged": true}});
         assert_eq!(with(privileged), Some(PodBypass::Privileged { container: "c".into() }));
+        let mounts = |path| json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": path}]});
+        let mounted = mounts("/var/run//nvidia-container-devices/all");
+        assert_eq!(with(mounted), Some(PodBypass::MountsGpus { container: "c".into() }));
+        assert_eq!(with(mounts("/var/run/nvidia")), None);
+        let takes =
+            |prefix| json!({"name": "c", "envFrom": [{"prefix": prefix, "configMapRef": {"name": "m"}}]});
+        assert_eq!(with(takes("NVIDIA_")), Some(PodBypass::TakesVariables { container: "c".into() }));
+        for prefix in ["", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_", "APP_"] {
+            assert_eq!(with(takes(prefix)), None, "{prefix}");
+        }
+        assert_eq!(with(json!({"name": "c", "envFrom": [{"secretRef": {"name": "s"}}]})), None);
         assert_eq!(with(json!({"name": "c"})), None);
     }
 }

@@ -5,7 +5,8 @@ use super::allocation::Allocation;
 use super::history::Past;
 use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
-use super::pods::{Pod, PodBypass, Stage};
+use super::pod_bypass::PodBypass;
+use super::pods::{Pod, Stage};
 use super::process::{Owner, PodProcess, Process, Seen, Unseen};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -104,23 +105,6 @@ fn how(by: Option<&PodBypass>) -> String {
         || "it sets NVIDIA_VISIBLE_DEVICES itself, is privileged, or mounts the devices".into(),
         PodBypass::words,
     )
-}
-
-impl PodBypass {
-    /// In words.
-    #[must_use]
-    pub fn words(&self) -> String {
-        match self {
-            Self::NamesGpus { container } => {
-                format!(
-                    "its container {container} sets NVIDIA_VISIBLE_DEVICES itself, which wins over every grant"
-                )
-            }
-            Self::Privileged { container } => {
-                format!("its container {container} is privileged and sees every GPU")
-            }
-        }
-    }
 }
 
 /// A process that uses a GPU without an allocation.

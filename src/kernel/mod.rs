@@ -41,6 +41,7 @@ pub mod offering;
 pub mod part_state;
 pub mod part_use;
 pub mod placement;
+pub mod pod_bypass;
 pub mod pods;
 pub mod policy;
 pub mod process;

@@ -4,6 +4,7 @@
 
 use super::ledger::Ledger;
 use super::names::Resource;
+use super::pod_bypass::PodBypass;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -113,34 +114,6 @@ pub struct PodContainer {
     pub name: String,
     /// Extended resources and how many of each.
     pub asks: Vec<(Resource, u32)>,
-}
-
-/// How a pod may reach GPUs past every device plugin: its own environment is appended after the
-/// plugin's, and a privileged container sees all devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PodBypass {
-    /// A container sets `NVIDIA_VISIBLE_DEVICES` itself.
-    NamesGpus {
-        /// Which container.
-        container: String,
-    },
-    /// A container is privileged.
-    Privileged {
-        /// Which container.
-        container: String,
-    },
-}
-
-/// The variable that NVIDIA's container runtime obeys, wherever it comes from.
-pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-
-impl PodBypass {
-    /// What a container's own [`VISIBLE_DEVICES`] shows it: with no value of its own the value comes
-    /// from elsewhere and is not known, and that it is set at all is odd.
-    #[must_use]
-    pub fn shows_gpus(value: Option<&str>) -> bool {
-        !matches!(value, Some("" | "void" | "none"))
-    }
 }
 
 /// What a view says of one pod.

@@ -1,7 +1,8 @@
 //! A pod of the kubelet's Pods API in the kernel's words.
 
 use crate::kernel::names::Resource;
-use crate::kernel::pods::{Pod, PodBypass, PodContainer, Stage, VISIBLE_DEVICES};
+use crate::kernel::pod_bypass::{PodBypass, VISIBLE_DEVICES};
+use crate::kernel::pods::{Pod, PodContainer, Stage};
 use crate::kubelet::wire::core;
 use prost::Message;
 
@@ -71,11 +72,17 @@ fn bypass(container: &core::Container) -> Option<PodBypass> {
     let own = container.env.iter().find(|variable| variable.name() == VISIBLE_DEVICES);
     // Go writes an empty value for one that comes from elsewhere.
     let value = |variable: &core::EnvVar| variable.value_from.is_none().then(|| variable.value().to_owned());
+    let mounts_gpus = container.volume_mounts.iter().any(|mount| PodBypass::mounts_gpus(mount.mount_path()));
+    let takes_variables = container.env_from.iter().any(|source| PodBypass::may_name_gpus(source.prefix()));
     let name = || container.name().to_owned();
     if own.is_some_and(|variable| PodBypass::shows_gpus(value(variable).as_deref())) {
         Some(PodBypass::NamesGpus { container: name() })
+    } else if mounts_gpus {
+        Some(PodBypass::MountsGpus { container: name() })
     } else if container.security_context.as_ref().is_some_and(core::SecurityContext::privileged) {
         Some(PodBypass::Privileged { container: name() })
+    } else if takes_variables {
+        Some(PodBypass::TakesVariables { container: name() })
     } else {
         None
     }
@@ -165,6 +172,12 @@ mod tests {
             c.security_context = Some(core::SecurityContext { privileged: Some(true) });
         };
         assert_eq!(with(&privileged), Some(PodBypass::Privileged { container: "main".into() }));
+        let mount = core::VolumeMount { mount_path: Some("/var/run/nvidia-container-devices/all".into()) };
+        let mounts = |c: &mut core::Container| c.volume_mounts.push(mount.clone());
+        assert_eq!(with(&mounts), Some(PodBypass::MountsGpus { container: "main".into() }));
+        let source = core::EnvFromSource { prefix: Some("NVIDIA_VISIBLE_".into()) };
+        let takes = |c: &mut core::Container| c.env_from.push(source.clone());
+        assert_eq!(with(&takes), Some(PodBypass::TakesVariables { container: "main".into() }));
         assert_eq!(with(&|_| {}), None);
     }
 

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import gpus
+import machine
 import process
 from gpus import FakeGpus
 from kubelet import NODE_NAME, healthy
@@ -18,7 +19,7 @@ from say import Trouble, until
 WHOLE = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
 
-ADMIN = "127.0.0.1:9470"
+ADMIN = f"127.0.0.1:{machine.ADMIN_PORT}"
 #: Where the README says that the settings are.
 CONFIG_FOR_READERS = "/etc/berth/config.yaml"
 _STATE = LIB / "berth"

@@ -46,7 +46,7 @@ _STATE = places.LIB / "state"
 #: Nodes that are objects and nothing else.
 _HERE, _ELSEWHERE = "rights-here", "rights-elsewhere"
 #: The manifests' port of the admin API; the pods of this test have the host's network.
-_ADMIN_PORT = 9470
+_ADMIN_PORT = machine.ADMIN_PORT
 _NEW_CERTIFICATE = "openssl req -x509 -days 2 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1".split()
 _STRATEGIC = "application/strategic-merge-patch+json"
 _MERGE = "application/merge-patch+json"
@@ -858,6 +858,7 @@ def main() -> int:
     try:
         held = machine.lock()
         machine.check_no_other_kubelet()
+        machine.check_no_other_berth()
         if not args.berth.is_file():
             raise Trouble(f"{args.berth} is not there: run `cargo build --release` first")
         machine.install(machine.missing_packages())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import process
@@ -25,6 +26,8 @@ PACKAGES = {
 KUBELET_PORT = 20250
 KUBELET_READ_ONLY_PORT = 20255
 KUBELET_HEALTH_PORT = 20248
+#: That of Berth's admin API: the default one, as pods and people know it.
+ADMIN_PORT = 9470
 #: Those of the API server and of its etcd, on loopback, too.
 API_SERVER_PORT = 26443
 ETCD_PORT = 22379
@@ -63,6 +66,16 @@ def check_no_other_kubelet() -> None:
             )
     if KUBELET.exists() and any(KUBELET.iterdir()) and not MARKER.exists():
         raise Trouble(f"{KUBELET} holds another kubelet's files: run this test on a machine that is no node")
+
+
+def check_no_other_berth() -> None:
+    """Refuses where somebody listens on the port of Berth's admin API, which no case could tell from a fault."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(("127.0.0.1", ADMIN_PORT)) == 0:
+            raise Trouble(
+                f"port {ADMIN_PORT} of this machine is taken, perhaps by another Berth or its demo "
+                "(`ss -ltnp` shows by whom): stop it and run the test again"
+            )
 
 
 def missing_packages() -> list[str]:

@@ -53,6 +53,7 @@ def main() -> int:
     try:
         held = machine.lock()
         machine.check_no_other_kubelet()
+        machine.check_no_other_berth()
         _announce(args)
         for program in (args.berth, args.nvml_library):
             if not program.is_file():
@@ -60,6 +61,8 @@ def main() -> int:
         machine.install(machine.missing_packages())
         for module in _modules(args):
             module.build()
+        # Building may have taken a while.
+        machine.check_no_other_berth()
         score = _play(args)
     except Trouble as reason:
         problem(str(reason))

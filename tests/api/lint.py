@@ -26,11 +26,12 @@ def main():
         package = CACHE / "client" / "berth_client"
         shutil.rmtree(package.parent, ignore_errors=True)
         package.parent.mkdir(parents=True)
-        generator = pathlib.Path(sys.executable).parent / "openapi-python-client"
+        tools = pathlib.Path(sys.executable).parent
+        generator = tools / "openapi-python-client"
         step([
             generator, "generate", "--path", document, "--output-path", package, "--meta", "none",
             "--config", HERE / "client.yaml", "--fail-on-warning",
-        ])
+        ], {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"})  # It calls ruff by its name.
         module = ROOT / "policies-wasm" / "prebuilt" / "timeslice.wasm"
         step(
             [sys.executable, HERE / "client.py", berth.url, berth.token, module],

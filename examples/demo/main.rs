@@ -135,7 +135,7 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
     println!("token file  {}", token_file.display());
     println!();
     println!("In another terminal, in the folder of the source:");
-    println!("  cargo build --release && export PATH=$PWD/target/release:$PATH");
+    println!("  cargo build --release --bins --example demo && export PATH=$PWD/target/release:$PATH");
     println!(
         "  export BERTH_SERVER=http://{} BERTH_TOKEN_FILE={}",
         daemon.admin_address(),

@@ -9,6 +9,8 @@ use tokio::time::{Instant, sleep};
 
 const WHOLE: &str = "nvidia.com/gpu";
 const SHARED: &str = "nvidia.com/gpu.shared";
+/// Pods of the busy cluster.
+const PODS: usize = 8;
 /// How long the kubelet or the ledger may take to show what was done, on a machine that is busy.
 const SEEN_WITHIN: Duration = Duration::from_secs(60);
 
@@ -90,10 +92,18 @@ async fn keep_busy(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
     node.print_way_in();
     for turn in 0usize.. {
         let running = work.names();
-        if running.len() > 8 {
-            work.finish(node, &running[turn % running.len()]);
-        } else if node.kubelet.allocatable(SHARED).unwrap_or(0) > node.kubelet.in_use(SHARED).len() {
-            work.start(node, &format!("web-{turn}"), SHARED, 1).await;
+        // Whoever looks on may activate another stack: pods ask for what is offered then.
+        let is_free = |resource: &&str| {
+            node.kubelet.allocatable(resource).unwrap_or(0) > node.kubelet.in_use(resource).len()
+        };
+        match [SHARED, WHOLE].iter().find(|resource| is_free(resource)) {
+            Some(resource) if running.len() <= PODS => {
+                work.start(node, &format!("web-{turn}"), resource, 1).await;
+            }
+            _ if !running.is_empty() => work.finish(node, &running[turn % running.len()]),
+            _ => println!(
+                "  . no pod runs, and none can: `berth policy rollback` brings the stack before back"
+            ),
         }
         sleep(Duration::from_secs(1)).await;
         table::print(node, work, true).await?;

@@ -217,7 +217,7 @@ uploaded policies and the token are files beside the store and not in it: copy t
         #[command(subcommand)]
         command: StateCommand,
     },
-    /// Change the token of the admin API
+    /// Show or change the token of the admin API
     Token {
         /// What to do.
         #[command(subcommand)]

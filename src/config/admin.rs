@@ -237,7 +237,11 @@ fn tokens(file: Vec<TokenFile>) -> Result<Vec<NamedToken>, ConfigError> {
             (Some(file), None) => TokenSource::File(absolute(Some(file), "")),
             (None, Some(text)) => TokenSource::Sha256(hash(&text).ok_or_else(|| {
                 // Not the value: whoever put the token itself here should not find it in a log.
-                bad("admin.tokens.sha256", &name, "64 hex digits, as of `printf %s TOKEN | sha256sum`")
+                bad(
+                    "admin.tokens.sha256",
+                    &format!("of {name}, not shown"),
+                    "64 hex digits, as of `printf %s TOKEN | sha256sum`",
+                )
             })?),
             _ => return Err(bad("admin.tokens", &name, "either file or sha256")),
         };

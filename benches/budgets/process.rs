@@ -62,9 +62,11 @@ impl<'h> Site<'h> {
     pub(crate) fn serve(&self) -> Result<(Serving, Duration)> {
         let config = self.folder.path().join("config.yaml");
         let stack = self.stack;
+        // What is measured is what a request costs, not how many one client may send.
+        let limits = "admin: { limits: { readsPerSecond: 1000000, changesPerSecond: 1000000 } }";
         std::fs::write(
             &config,
-            format!("gpus: sim:8xh100\nstack: {stack}\nhistory: {{ allocations: 10000 }}\n"),
+            format!("gpus: sim:8xh100\nstack: {stack}\nhistory: {{ allocations: 10000 }}\n{limits}\n"),
         )?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
         command.arg("serve").arg("--config").arg(&config);

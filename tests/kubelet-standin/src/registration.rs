@@ -21,6 +21,10 @@ impl Registration for RegistrationService {
         let resource = request.resource_name.clone();
         let delay = life.world.faults().register_delay;
         tokio::time::sleep(delay).await;
+        if !life.is_alive() {
+            // A process that has ended answers nobody; this one's connections close a moment later.
+            std::future::pending::<()>().await;
+        }
         let answer = register(life, request).await;
         life.world.record(Rpc::Register, &resource, began, answer.is_err());
         answer.map(Response::new)

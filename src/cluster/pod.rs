@@ -35,7 +35,7 @@ pub fn understand(pod: &ApiPod) -> Option<Pod> {
         stage: stage(pod),
         leaving_since_wall_ms: leaving_since(meta),
         created_wall_ms: u64::try_from(created).unwrap_or(0),
-        bypass: containers.iter().find_map(|c| bypass(c)),
+        bypass: PodBypass::plainest(containers.iter().filter_map(|c| bypass(c))),
         containers: containers.into_iter().map(asks).collect(),
     })
 }
@@ -67,10 +67,10 @@ fn asks(container: &Container) -> PodContainer {
 }
 
 fn bypass(container: &Container) -> Option<PodBypass> {
-    let names_gpus =
-        container.env.iter().flatten().any(|variable| {
-            variable.name == VISIBLE_DEVICES && PodBypass::shows_gpus(variable.value.as_deref())
-        });
+    let mut own =
+        container.env.iter().flatten().filter(|variable| variable.name == VISIBLE_DEVICES).peekable();
+    let sets_it = own.peek().is_some();
+    let names_gpus = own.any(|variable| PodBypass::shows_gpus(variable.value.as_deref()));
     let mounts_gpus =
         container.volume_mounts.iter().flatten().any(|mount| PodBypass::mounts_gpus(&mount.mount_path));
     let takes_variables = container
@@ -86,7 +86,7 @@ fn bypass(container: &Container) -> Option<PodBypass> {
         Some(PodBypass::MountsGpus { container: name() })
     } else if privileged {
         Some(PodBypass::Privileged { container: name() })
-    } else if takes_variables {
+    } else if takes_variables && !sets_it {
         Some(PodBypass::TakesVariables { container: name() })
     } else {
         None
@@ -210,6 +210,15 @@ mod tests {
             assert_eq!(with(takes(prefix)), None, "{prefix}");
         }
         assert_eq!(with(json!({"name": "c", "envFrom": [{"secretRef": {"name": "s"}}]})), None);
+        // A variable of its own wins over all that come from elsewhere.
+        let mut own = takes("NVIDIA_");
+        own["env"] = json!([{"name": VISIBLE_DEVICES, "value": "void"}]);
+        assert_eq!(with(own), None);
+        // The plainest sign is told, whichever container shows it.
+        let mut json = plain();
+        json["spec"]["initContainers"][0] = takes("NVIDIA_");
+        json["spec"]["containers"][1] = env("all");
+        assert_eq!(pod(json).bypass, names);
         assert_eq!(with(json!({"name": "c"})), None);
     }
 }

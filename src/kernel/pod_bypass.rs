@@ -33,6 +33,17 @@ pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 pub const DEVICE_MOUNTS: &str = "nvidia-container-devices";
 
 impl PodBypass {
+    /// Of what the containers of a pod show, what says most; of equal ones the first.
+    #[must_use]
+    pub fn plainest(all: impl Iterator<Item = Self>) -> Option<Self> {
+        all.min_by_key(|bypass| match bypass {
+            Self::NamesGpus { .. } => 0,
+            Self::MountsGpus { .. } => 1,
+            Self::Privileged { .. } => 2,
+            Self::TakesVariables { .. } => 3,
+        })
+    }
+
     /// Whether what is mounted there names GPUs, in any spelling of the path.
     #[must_use]
     pub fn mounts_gpus(path: &str) -> bool {

@@ -34,7 +34,7 @@ pub(super) fn understand(bytes: &[u8]) -> Option<Pod> {
         stage: Stage::of(status.phase.as_deref(), status.start_time.is_some()),
         leaving_since_wall_ms,
         created_wall_ms: meta.creation_timestamp.map_or(0, wall_ms),
-        bypass: containers().find_map(bypass),
+        bypass: PodBypass::plainest(containers().filter_map(bypass)),
         containers: containers().map(asks).collect(),
     })
 }
@@ -81,7 +81,7 @@ fn bypass(container: &core::Container) -> Option<PodBypass> {
         Some(PodBypass::MountsGpus { container: name() })
     } else if container.security_context.as_ref().is_some_and(core::SecurityContext::privileged) {
         Some(PodBypass::Privileged { container: name() })
-    } else if takes_variables {
+    } else if takes_variables && own.is_none() {
         Some(PodBypass::TakesVariables { container: name() })
     } else {
         None
@@ -178,6 +178,17 @@ mod tests {
         let source = core::EnvFromSource { prefix: Some("NVIDIA_VISIBLE_".into()) };
         let takes = |c: &mut core::Container| c.env_from.push(source.clone());
         assert_eq!(with(&takes), Some(PodBypass::TakesVariables { container: "main".into() }));
+        let with_own = |c: &mut core::Container| {
+            takes(c);
+            c.env.push(env("void", None));
+        };
+        assert_eq!(with(&with_own), None, "a variable of its own wins");
+        let mut pod = plain();
+        let spec = pod.spec.as_mut().unwrap();
+        takes(&mut spec.containers[0]);
+        mounts(&mut spec.init_containers[0]);
+        let mounted = Some(PodBypass::MountsGpus { container: spec.init_containers[0].name().into() });
+        assert_eq!(read(&pod).bypass, mounted, "the plainest sign is told");
         assert_eq!(with(&|_| {}), None);
     }
 

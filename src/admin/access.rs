@@ -32,7 +32,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Requests a second of one address that open nothing: without a token, with a wrong one, or with one
-/// that the API server is asked about. Own tokens are not among them, so nobody is locked out by others.
+/// that the API server is asked about. Own tokens are not among them, so nobody is locked out by others. And as many
+/// of one user of the cluster, wherever they are, that the API server says they may not make.
 const STRANGERS_PER_SECOND: u32 = 50;
 
 /// Scrapes a second of one address, on the listener that needs no token: each walks over all figures. A
@@ -55,6 +56,7 @@ pub(super) struct Access {
     reads: Limiter,
     changes: Limiter,
     strangers: Limiter,
+    forbidden: Limiter,
     scrapes: Limiter,
     own_uid: u32,
 }
@@ -73,6 +75,7 @@ impl Access {
             reads: Limiter::new("reads", access.limits.reads_per_second),
             changes: Limiter::new("changes", access.limits.changes_per_second),
             strangers: Limiter::new("requests that open nothing", STRANGERS_PER_SECOND),
+            forbidden: Limiter::new("requests that they may not make", STRANGERS_PER_SECOND),
             scrapes: Limiter::new("scrapes", SCRAPES_PER_SECOND),
             own_uid: rustix::process::geteuid().as_raw(),
         })
@@ -154,8 +157,8 @@ impl Access {
         Ok(Caller { name: name.into(), right: Some(right), by: "certificate", user: None })
     }
 
-    /// Whether they may do this, now. A user of the cluster who may not counts among the strangers: all of its
-    /// pods have a token.
+    /// Whether they may do this, now. A user of the cluster who may not may ask as rarely as a stranger, since all
+    /// of its pods have a token; what they would change is refused by the same words all the same, and audited.
     async fn permits(&self, caller: &Caller, request: &ServiceRequest) -> Result<(), Problem> {
         let needed = needed(request.method());
         let limiter = match needed {
@@ -171,8 +174,8 @@ impl Access {
         if self.may(caller, request.method(), path, Counted::Yes).await? {
             return Ok(());
         }
-        if caller.user.is_some() {
-            self.strangers.take(&Client::of(request.conn_data::<Peer>()))?;
+        if caller.user.is_some() && needed == Right::Read {
+            self.forbidden.take(&caller.client())?;
         }
         Err(forbidden(caller, needed))
     }
@@ -283,14 +286,19 @@ pub(super) async fn door(
             if let Some(line) = &mut line {
                 line.caller(&caller);
             }
-            state.access.permits(&caller, &request).await.map(|()| caller)
+            match state.access.permits(&caller, &request).await {
+                Ok(()) => {
+                    know(&request);
+                    state.budget.has_room(&caller.client(), request.request()).map(|()| caller)
+                }
+                Err(problem) => Err(problem),
+            }
         }
         Err(problem) => Err(problem),
     };
     let answered = match let_in {
         Err(problem) => Ok(request.into_response(problem.response())),
         Ok(caller) => {
-            know(&request);
             let client = caller.client();
             let said = Said::new(caller);
             if let Some(line) = &mut line {

@@ -3,19 +3,20 @@
 //! Small ones the HTTP library takes over at once, into buffers that each connection has. A larger one lies there
 //! until its client has read it, which [`super::seat`] gives it a minute for and some more, and a client has many
 //! connections. So
-//! what they weigh is counted, and what would be too much is refused. Once something was, so is the next large one
-//! that is asked for, before it is made, until some of what lies there was read: making it is most of its cost.
+//! what they weigh is counted, and what would be too much is refused. Whoever asks for the same again is refused
+//! before it is made, until they have read some of what lies there: making it is most of its cost.
 //! Texts that are part of the program weigh nothing; a stream of events has places of its own.
 
-use super::caller;
 use super::peer::Peer;
 use super::problem::{Kind, Problem};
 use super::rate::Client;
 use super::unread;
+use actix_web::HttpRequest;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::ServiceResponse;
 use actix_web::http::Method;
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Answers to those whom the door knows, KiB. The largest lists, of 1,000 allocations or 500 decisions, have about
@@ -30,8 +31,8 @@ const SHARE: u32 = 2;
 const RETRY_S: u64 = 5;
 /// What the HTTP library's compressor of one answer takes, KiB.
 const COMPRESSOR_KIB: u32 = 300;
-/// A list of so many items is small, as a rule: an allocation has about 0.7 KiB.
-const SHORT_LIST: usize = 40;
+/// Questions of one client that are remembered as refused; scripts and pages ask for few things.
+const REFUSED_MAX: usize = 8;
 
 /// What an answer weighs, KiB, where that is not its size. Among the extensions of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,19 +65,21 @@ struct Pool {
 #[derive(Default)]
 struct Held {
     kib: u32,
-    /// Something was refused because others have all of it, and nothing has become free since.
-    spent: bool,
     /// Of it, what each client has; none that has nothing.
     of: HashMap<Client, Own>,
 }
 
 /// What one client has.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Own {
     kib: u32,
-    /// Something was refused because of it, and none of it has become free since.
-    spent: bool,
+    /// What was refused because of it since some of it became free last, oldest first.
+    refused: Vec<Question>,
 }
+
+/// What is asked for, by its hash: whoever finds two of the same refuses themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Question(u64);
 
 /// A part of it, until this is dropped.
 pub(super) struct Share {
@@ -93,23 +96,14 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Whether the caller of the request at work may be given something large, as far as can be told before it is
-    /// made.
+    /// Whether it is worth making the answer to what a known client asks.
     ///
     /// # Errors
-    /// If the last large answer was refused, and nothing has been read since.
-    pub(super) fn has_room(&self) -> Result<(), Problem> {
-        self.known.has_room(&caller::client())
-    }
-
-    /// The same of a list of so many items.
-    ///
-    /// # Errors
-    /// See [`Self::has_room`]; never for a short one.
-    pub(super) fn has_room_for(&self, items: usize) -> Result<(), Problem> {
-        match items {
-            ..=SHORT_LIST => Ok(()),
-            _ => self.has_room(),
+    /// If that was refused to them, and they have read nothing since.
+    pub(super) fn has_room(&self, client: &Client, request: &HttpRequest) -> Result<(), Problem> {
+        match is_read(request) {
+            true => self.known.has_room(client, question(request)),
+            false => Ok(()),
         }
     }
 
@@ -126,8 +120,8 @@ impl Budget {
             Some(client) => (&self.known, client),
             None => (&self.strangers, Client::of(request.conn_data::<Peer>())),
         };
-        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-        match pool.take(client, kib, !reads) {
+        let question = is_read(request).then(|| question(request));
+        match pool.take(client, kib, question) {
             Ok(share) => (response, Some(share)),
             Err(problem) => (response.into_response(problem.response()), None),
         }
@@ -150,48 +144,67 @@ fn kib(bytes: u64) -> u32 {
 }
 
 impl Pool {
-    /// So much for this client; `anyhow`, even if there is not so much.
-    fn take(self: &Arc<Self>, client: Client, kib: u32, anyhow: bool) -> Result<Share, Problem> {
+    /// So much for this client, for whom it answers this; what answers no question is given anyhow.
+    fn take(
+        self: &Arc<Self>,
+        client: Client,
+        kib: u32,
+        question: Option<Question>,
+    ) -> Result<Share, Problem> {
         let of_one = self.kib_max / SHARE;
         // One answer alone is not refused for its size.
-        let kib = if anyhow { kib } else { kib.min(of_one) };
+        let kib = if question.is_some() { kib.min(of_one) } else { kib };
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = held.of.get(&client).copied().unwrap_or_default();
-        let (own_kib, all_kib) = (own.kib.saturating_add(kib), held.kib.saturating_add(kib));
-        if !anyhow && own_kib > of_one {
-            held.of.insert(client, Own { spent: true, ..own });
-            return Err(own.refusal());
+        let all = held.kib.saturating_add(kib);
+        let own = held.of.get_mut(&client);
+        if let Some(question) = question {
+            match own {
+                Some(own) if own.kib.saturating_add(kib) > of_one => return Err(own.refuse(question)),
+                _ if all > self.kib_max => return Err(refusal(held.kib, "of what others asked for")),
+                _ => {}
+            }
         }
-        if !anyhow && all_kib > self.kib_max {
-            held.spent = true;
-            return Err(held.refusal());
-        }
-        held.kib = all_kib;
-        held.of.insert(client.clone(), Own { kib: own_kib, ..own });
+        held.kib = all;
+        let own = held.of.entry(client.clone()).or_default();
+        own.kib = own.kib.saturating_add(kib);
         drop(held);
         Ok(Share { pool: Arc::clone(self), client, kib })
     }
 
-    fn has_room(&self, client: &Client) -> Result<(), Problem> {
+    fn has_room(&self, client: &Client, question: Question) -> Result<(), Problem> {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         match held.of.get(client) {
-            Some(own) if own.spent => Err(own.refusal()),
-            _ if held.spent => Err(held.refusal()),
+            Some(own) if own.refused.contains(&question) => Err(own.refusal()),
             _ => Ok(()),
         }
     }
 }
 
 impl Own {
-    fn refusal(self) -> Problem {
+    fn refuse(&mut self, question: Question) -> Problem {
+        if !self.refused.contains(&question) {
+            if self.refused.len() == REFUSED_MAX {
+                self.refused.remove(0);
+            }
+            self.refused.push(question);
+        }
+        self.refusal()
+    }
+
+    fn refusal(&self) -> Problem {
         refusal(self.kib, "of what you asked for on other connections")
     }
 }
 
-impl Held {
-    fn refusal(&self) -> Problem {
-        refusal(self.kib, "of what others asked for")
-    }
+fn is_read(request: &HttpRequest) -> bool {
+    matches!(*request.method(), Method::GET | Method::HEAD)
+}
+
+/// Path and query, as they are written.
+fn question(request: &HttpRequest) -> Question {
+    let mut hash = DefaultHasher::new();
+    request.uri().hash(&mut hash);
+    Question(hash.finish())
 }
 
 fn refusal(kib: u32, of: &str) -> Problem {
@@ -211,12 +224,12 @@ impl Drop for Share {
     fn drop(&mut self) {
         let mut held = self.pool.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.kib = held.kib.saturating_sub(self.kib);
-        held.spent = false;
-        let own = held.of.get(&self.client).copied().unwrap_or_default();
-        match own.kib.saturating_sub(self.kib) {
-            0 => held.of.remove(&self.client),
-            kib => held.of.insert(self.client.clone(), Own { kib, spent: false }),
-        };
+        let Some(own) = held.of.get_mut(&self.client) else { return };
+        own.kib = own.kib.saturating_sub(self.kib);
+        own.refused.clear();
+        if own.kib == 0 {
+            held.of.remove(&self.client);
+        }
     }
 }
 
@@ -225,6 +238,8 @@ mod tests {
     use super::*;
     use actix_web::HttpResponse;
     use actix_web::test::TestRequest;
+
+    const ASKED: Option<Question> = Some(Question(0));
 
     fn pool() -> Arc<Pool> {
         Budget::default().known
@@ -237,7 +252,7 @@ mod tests {
     #[test]
     fn one_client_has_at_most_half_of_it_and_all_have_it_back() {
         let pool = pool();
-        let take = |who: &str| pool.take(named(who), 1024, false);
+        let take = |who: &str| pool.take(named(who), 1024, ASKED);
         let half: Vec<_> = (0..24).map(|_| take("a").unwrap()).collect();
         let refused = take("a").err().unwrap();
         assert!(refused.status == 503 && refused.detail.contains("you asked"), "{refused}");
@@ -246,7 +261,7 @@ mod tests {
         let refused = take("c").err().unwrap();
         assert!(refused.status == 503 && refused.detail.contains("others"), "{refused}");
         // What a change is answered counts, too, and is told in any case.
-        let changed = pool.take(named("a"), 1024, true).unwrap();
+        let changed = pool.take(named("a"), 1024, None).unwrap();
         assert_eq!(pool.held.lock().unwrap().kib, KNOWN_KIB + 1024);
         drop((half, changed));
         assert!(take("c").is_ok() && take("a").is_ok());
@@ -256,32 +271,42 @@ mod tests {
     }
 
     #[test]
-    fn once_something_was_refused_nothing_large_is_made_until_some_of_it_was_read() {
+    fn what_was_refused_is_not_made_again_until_some_of_it_was_read() {
         let pool = pool();
-        let take = |who: &str| pool.take(named(who), 8 * 1024, false);
-        let room = |who: &str| pool.has_room(&named(who)).map_err(|problem| problem.detail);
-        let mut own: Vec<_> = (0..3).map(|_| take("a").unwrap()).collect();
-        // All of its share is taken, but nothing was refused yet: what comes may be small.
-        assert!(room("a").is_ok() && take("a").is_err());
-        assert!(room("a").unwrap_err().contains("24576 KiB of what you asked"));
-        assert!(room("b").is_ok());
+        let question = |uri: &str| question(&TestRequest::with_uri(uri).to_http_request());
+        let take = |who: &str, uri: &str| pool.take(named(who), 8 * 1024, Some(question(uri)));
+        let room =
+            |who: &str, uri| pool.has_room(&named(who), question(uri)).map_err(|problem| problem.detail);
+        let mut own: Vec<_> = (0..3).map(|_| take("a", "/list?limit=9").unwrap()).collect();
+        assert!(room("a", "/list?limit=9").is_ok(), "nothing was refused yet");
+        assert!(take("a", "/list?limit=9").is_err());
+        assert!(room("a", "/list?limit=9").unwrap_err().contains("24576 KiB of what you asked"));
+        // What else they ask for may be small, and others have their own.
+        assert!(room("a", "/list?limit=1").is_ok() && room("a", "/list").is_ok());
+        assert!(room("b", "/list?limit=9").is_ok());
         own.pop();
-        assert!(room("a").is_ok());
-        own.push(take("a").unwrap());
-        let others: Vec<_> = ["b", "c", "d"].map(take).into_iter().map(Result::unwrap).collect();
-        assert!(room("e").is_ok() && take("e").is_err());
-        assert!(room("e").unwrap_err().contains("49152 KiB of what others"));
+        assert!(room("a", "/list?limit=9").is_ok());
+        own.push(take("a", "/list?limit=9").unwrap());
+        let others: Vec<_> = ["b", "c", "d"].map(|who| take(who, "/").unwrap()).into_iter().collect();
+        assert!(take("e", "/").is_err_and(|problem| problem.detail.contains("49152 KiB of what others")));
+        assert!(room("e", "/").is_ok(), "it may be made by the time that others have read");
         drop(others);
-        assert!(room("e").is_ok());
+        // However many things are asked for, few are remembered.
+        for n in 0..2 * REFUSED_MAX {
+            let uri = format!("/{n}");
+            assert!(take("a", &uri).is_err());
+        }
+        assert_eq!(pool.held.lock().unwrap().of[&named("a")].refused.len(), REFUSED_MAX);
+        assert!(room("a", "/0").is_ok() && room("a", "/15").is_err());
     }
 
     #[test]
     fn an_answer_that_is_larger_than_a_share_is_let_through_alone() {
         let pool = pool();
-        let large = pool.take(named("a"), u32::MAX, false).unwrap();
-        assert!(pool.take(named("a"), 1, false).is_err() && pool.take(named("b"), 1, false).is_ok());
+        let large = pool.take(named("a"), u32::MAX, ASKED).unwrap();
+        assert!(pool.take(named("a"), 1, ASKED).is_err() && pool.take(named("b"), 1, ASKED).is_ok());
         drop(large);
-        assert!(pool.take(named("a"), 1, false).is_ok());
+        assert!(pool.take(named("a"), 1, ASKED).is_ok());
     }
 
     #[test]

@@ -78,11 +78,6 @@ pub(super) fn name() -> String {
     SAID.try_with(|said| said.caller.signature()).unwrap_or_else(|_| UNKNOWN.into())
 }
 
-/// Whom to count what they ask for by.
-pub(super) fn client() -> Client {
-    SAID.try_with(|said| said.caller.client()).unwrap_or(Client::Others)
-}
-
 /// Tells callers apart: how they are known, and their name. A token and a certificate may share a name.
 pub(super) fn identity() -> String {
     SAID.try_with(|said| format!("{} {}", said.caller.by, said.caller.name)).unwrap_or_default()

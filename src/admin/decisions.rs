@@ -138,7 +138,6 @@ pub(super) async fn list(
     query: web::Query<Query>,
 ) -> Result<HttpResponse, Problem> {
     let limit = paging::limit(query.limit, DECISIONS_DEFAULT, DECISIONS_MAX)?;
-    state.budget.has_room_for(limit)?;
     let filter = filter(&state.door.snapshot(), &query)?;
     let (found, standing) = state.door.decisions(filter, limit).await?;
     tag::fresh(&request, &DecisionRecordList::of(&found, standing))

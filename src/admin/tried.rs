@@ -29,8 +29,8 @@ const NAME_BYTES_MAX: usize = 253;
 /// choose and whether a container would be granted them, beside the rest of the active stack or alone.
 /// The kernel judges as it would. All of that happens on a copy: nothing is recorded, granted or shown to
 /// the kubelet. One is tried at a time, in milliseconds as a
-/// rule, in up to 80 seconds where policies use all the time that an activation would give them, and longer
-/// where one must be compiled first.
+/// rule, in up to a minute and a half where policies use all the time that an activation would give them, and
+/// longer where one must be compiled first.
 #[utoipa::path(post, path = "/api/v1/trials", tag = "decisions", operation_id = "tryPolicy",
     request_body(content = NewTrial),
     responses(

@@ -113,7 +113,7 @@ pub enum TryError {
     #[error("{0}")]
     Unprepared(Unprepared),
     /// Another one is being tried.
-    #[error("another policy is being tried; try again in a few seconds")]
+    #[error("another policy is being tried; try again when that has ended")]
     Busy,
     /// The stack has no room for one more.
     #[error(
@@ -126,7 +126,7 @@ pub enum TryError {
 }
 
 impl Door {
-    /// Tries a policy on the node as it stands. Takes up to 80 seconds where policies use
+    /// Tries a policy on the node as it stands. Takes up to a minute and a half where policies use
     /// all their time, milliseconds as a rule, and some more where code must be read or compiled first.
     ///
     /// # Errors

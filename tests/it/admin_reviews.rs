@@ -92,10 +92,13 @@ async fn the_api_server_says_who_it_is_and_what_they_may() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_of_the_cluster_who_may_not_counts_among_the_strangers() {
+async fn a_user_of_the_cluster_who_may_not_is_told_to_ask_less_often_and_nobody_else_is() {
     let cluster = Cluster::new("admin: {kubernetes: {}}").await;
     let told_to_wait = || cluster.ask(GRAFANAS_TOKEN, "GET", "/gpus") == problem(429, "too-many-requests");
     assert!((0..5_000).any(|_| told_to_wait()), "every pod's token may ask without end");
+    // What they would change is refused as ever, so that it is audited; and a stranger is one.
+    assert_eq!(cluster.ask(GRAFANAS_TOKEN, "PUT", "/gpus/GPU-0/cordon"), problem(403, "forbidden"));
+    assert_eq!(cluster.ask("no-such-token", "GET", "/node"), problem(401, "unauthorized"));
     assert_eq!(
         cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0,
         200,

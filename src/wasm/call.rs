@@ -1,5 +1,6 @@
 //! One call: a fresh instance, its limits, the question, and what it cost.
 
+use std::io;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,10 @@ use super::limits::{ANSWER_BYTES_MAX, CALLS_AT_ONCE_MAX, FUEL_PER_CALL};
 use super::ticker::Ticker;
 use crate::kernel::decision::Cost;
 use crate::kernel::policy::{Fault, FaultKind};
+
+/// How often an instance is tried to be made where the system is busy, see [`is_busy`]; it waits up to a tenth of a
+/// second itself each time.
+const MAKES_MAX: u32 = 3;
 
 /// All that calls need and that outlives them.
 pub(super) struct Runner {
@@ -60,6 +65,30 @@ impl Runner {
         PolicyPre::new(instance)
     }
 
+    /// Makes an instance in a store of its own; once more where the system was busy.
+    fn instance<I>(
+        &self,
+        wall_ms: u64,
+        make: impl Fn(&mut Store<Guest>) -> Result<I>,
+    ) -> (Store<Guest>, Result<I>) {
+        let mut left = MAKES_MAX;
+        loop {
+            let mut store = Store::new(&self.engine, Guest::default());
+            store.limiter(|guest| guest);
+            store.set_hostcall_fuel(ANSWER_BYTES_MAX);
+            // Before the instance is made: `start` functions are guest code, too.
+            store.set_epoch_deadline(Ticker::ticks(wall_ms));
+            let made = store.set_fuel(FUEL_PER_CALL).and_then(|()| make(&mut store));
+            left -= 1;
+            match made {
+                Err(error) if left > 0 && is_busy(&error) => {
+                    tracing::debug!(?error, "no instance can be made at the moment");
+                }
+                made => return (store, made),
+            }
+        }
+    }
+
     /// Asks in a fresh instance: nothing is carried from one call to the next, not even after a
     /// trap, and a decision can be replayed alone.
     ///
@@ -68,7 +97,7 @@ impl Runner {
         &self,
         who: &str,
         wall_ms: u64,
-        make: impl FnOnce(&mut Store<Guest>) -> Result<I>,
+        make: impl Fn(&mut Store<Guest>) -> Result<I>,
         ask: impl FnOnce(&I, &mut Store<Guest>) -> Result<R>,
     ) -> Called<R> {
         let Some(_place) = self.place(Duration::from_millis(wall_ms)) else {
@@ -78,14 +107,9 @@ impl Runner {
         };
         let _running = self.ticker.run();
         let started = Instant::now();
-        let mut store = Store::new(&self.engine, Guest::default());
-        store.limiter(|guest| guest);
-        store.set_hostcall_fuel(ANSWER_BYTES_MAX);
-        // Before the instance is made: `start` functions are guest code, too.
-        store.set_epoch_deadline(Ticker::ticks(wall_ms));
+        let (mut store, instance) = self.instance(wall_ms, make);
         let mut stage = Stage::Instance;
-        let answer = store.set_fuel(FUEL_PER_CALL).and_then(|()| {
-            let instance = make(&mut store)?;
+        let answer = instance.and_then(|instance| {
             stage = Stage::Hook;
             ask(&instance, &mut store)
         });
@@ -129,5 +153,44 @@ impl Drop for Place<'_> {
     fn drop(&mut self) {
         *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.0.freed.notify_one();
+    }
+}
+
+/// Whether what failed is as likely to work at the next try. The first instance of a module is made with a picture
+/// of its memory in a file that is sealed against writing, which the system refuses (`EBUSY`, fcntl(2), `F_SEAL_WRITE`)
+/// while something else of the kernel holds one of its pages: a monitor of memory accesses, or compaction.
+fn is_busy(error: &wasmtime::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|e| e.kind() == io::ErrorKind::ResourceBusy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn an_instance_is_tried_again_where_the_system_was_busy_and_nowhere_else() {
+        let runner = Runner::new().unwrap();
+        let tries = |fails: u32, os_error: i32| {
+            let made = Cell::new(0);
+            let make = |_: &mut Store<Guest>| {
+                made.set(made.get() + 1);
+                match made.get() <= fails {
+                    true => {
+                        Err(wasmtime::Error::new(io::Error::from_raw_os_error(os_error)).context("no seals"))
+                    }
+                    false => Ok(()),
+                }
+            };
+            let called = runner.call("test", 500, make, |(), _| Ok(()));
+            (made.get(), called.answer.is_ok())
+        };
+        assert_eq!(tries(0, libc::EBUSY), (1, true));
+        assert_eq!(tries(2, libc::EBUSY), (3, true));
+        assert_eq!(tries(9, libc::EBUSY), (MAKES_MAX, false));
+        assert_eq!(tries(1, libc::ENOMEM), (1, false));
     }
 }

@@ -171,6 +171,11 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
+    /// The error of the library that seals the memory: the system error is its source.
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot add seals to the memfd")]
+    struct Seals(#[source] io::Error);
+
     #[test]
     fn an_instance_is_tried_again_where_the_system_was_busy_and_nowhere_else() {
         let runner = Runner::new().unwrap();
@@ -180,7 +185,8 @@ mod tests {
                 made.set(made.get() + 1);
                 match made.get() <= fails {
                     true => {
-                        Err(wasmtime::Error::new(io::Error::from_raw_os_error(os_error)).context("no seals"))
+                        let seals = Seals(io::Error::from_raw_os_error(os_error));
+                        Err(wasmtime::Error::new(seals).context("no memory image"))
                     }
                     false => Ok(()),
                 }

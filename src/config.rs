@@ -3,12 +3,15 @@
 
 mod admin;
 mod args;
+mod checks;
 mod edits;
+mod error;
 mod file;
 mod labels;
 mod mps;
 mod parsers;
 mod processes;
+mod source;
 mod tracing;
 mod trusted;
 
@@ -17,11 +20,14 @@ pub use admin::{
     TokenSource,
 };
 pub use args::ServeArgs;
+pub use checks::{BadSetting, BadSettings, Findings, Without};
 pub use edits::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount};
+pub use error::ConfigError;
 pub use file::{FileConfig, StackEntryConfig};
 pub use labels::LabelSettings;
 pub use mps::MpsEdits;
 pub use processes::{IGNORED_PROCESSES, ProcessSettings};
+pub use source::{CONFIG_BYTES_MAX, Source};
 pub use tracing::{Endpoint, Protocol, TracingFile, TracingSettings};
 pub use trusted::TrustedKeyFile;
 
@@ -31,12 +37,12 @@ use crate::kernel::health::APPLICATION_XIDS;
 use crate::kernel::mig::MigStrategy;
 use crate::kernel::names::Resource;
 use crate::kernel::time::Timing;
+use crate::yaml::Problem;
+use checks::{Checks, bad, of_word};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
-
-/// Largest configuration file, bytes: what a ConfigMap holds at most.
-pub const CONFIG_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Everything that can be set.
 #[derive(Clone, Debug)]
@@ -87,6 +93,8 @@ pub struct Config {
     pub skip_adoption: bool,
     /// The stack of the file, first asked first.
     pub stack: Vec<StackEntryConfig>,
+    /// The file that these settings were read from, for the lines of what is found wrong later.
+    pub source: Option<Arc<Source>>,
 }
 
 /// How the API server is reached.
@@ -158,156 +166,122 @@ impl Default for RoundTiming {
     }
 }
 
-/// A setting that cannot be used: one line that says which, why, and what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the configuration {path}")]
-    Unreadable {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file is larger than any ConfigMap.
-    #[error("the configuration {path} has {bytes} bytes; at most {CONFIG_BYTES_MAX} are read")]
-    TooLarge {
-        /// Which file.
-        path: PathBuf,
-        /// Its size.
-        bytes: u64,
-    },
-    /// The file is not what it should be.
-    #[error("the configuration {path} is wrong: {what}")]
-    Malformed {
-        /// Which file.
-        path: PathBuf,
-        /// Where and what.
-        what: String,
-    },
-    /// A value that cannot be used.
-    #[error("{setting} = {given:?} cannot be used: {rule}")]
-    Bad {
-        /// The setting, by its name in the file.
-        setting: &'static str,
-        /// What came.
-        given: String,
-        /// What it should be.
-        rule: String,
-    },
-}
-
-fn bad(setting: &'static str, given: &str, rule: impl Into<String>) -> ConfigError {
-    ConfigError::Bad { setting, given: given.into(), rule: rule.into() }
-}
-
 impl Config {
     /// Reads the settings of `berth serve`.
     ///
     /// # Errors
     /// If the file or a value cannot be used.
     pub fn load(args: &ServeArgs) -> Result<Self, ConfigError> {
-        let file = match &args.config {
-            Some(path) => read_file(path)?,
-            None => FileConfig::default(),
-        };
-        Self::merge(args, file)
+        match &args.config {
+            Some(path) => {
+                let source = Source::read(path)?;
+                match source.settings(args) {
+                    (Some(config), problems) if problems.is_empty() => Ok(config),
+                    (_, problems) => Err(source.wrong(problems)),
+                }
+            }
+            None => Ok(Self::merge(args, FileConfig::default())?),
+        }
+    }
+
+    /// What was found wrong with a setting, with its place in the file that these settings come from.
+    #[must_use]
+    pub fn locate(&self, bad: BadSetting) -> Problem {
+        match &self.source {
+            Some(source) => source.locate(bad, &ServeArgs::default()),
+            None => Problem { place: None, key: bad.setting, what: bad.what },
+        }
     }
 
     /// Puts flags (with the environment in them) over a file's settings over the defaults.
     ///
     /// # Errors
-    /// If a value cannot be used.
-    pub fn merge(args: &ServeArgs, file: FileConfig) -> Result<Self, ConfigError> {
-        let state_dir = absolute(args.state_dir.clone().or(file.state_dir), "/var/lib/berth");
+    /// All values that cannot be used.
+    pub fn merge(args: &ServeArgs, file: FileConfig) -> Result<Self, BadSettings> {
+        let mut checks = Checks::default();
+        let given = |flag: &Option<PathBuf>, file, default: &str| {
+            flag.clone().or(file).unwrap_or_else(|| default.into())
+        };
+        let state_dir = checks.path("stateDir", given(&args.state_dir, file.state_dir, "/var/lib/berth"));
+        let kubelet_dir = given(&args.kubelet_dir, file.kubelet_dir, "/var/lib/kubelet");
+        let token_file = args.token_file.clone().or(file.token_file);
+        let token_file = token_file.unwrap_or_else(|| state_dir.join("token"));
+        let kubeconfig = args.kubeconfig.clone().or(file.kubeconfig);
+        let kubeconfig = kubeconfig.map(|path| checks.path("kubeconfig", path));
         let overcommit = file.memory_overcommit.unwrap_or(1.0);
-        if !(1.0..=16.0).contains(&overcommit) {
-            return Err(bad("memoryOvercommit", &overcommit.to_string(), "1.0 to 16.0"));
-        }
+        checks.within("memoryOvercommit", overcommit, 1.0, 16.0);
         let health = file.health.unwrap_or_default();
         let defaults = Timing::default();
-        let quiet_ms = health.quiet_seconds.map_or(defaults.quiet_ms, |s| s * 1000);
+        let quiet_ms = health.quiet_seconds.map_or(defaults.quiet_ms, |s| s.saturating_mul(1000));
         let timing = file.timing.unwrap_or_default().over(&Timing { quiet_ms, ..defaults });
-        let admin = file.admin.unwrap_or_default().over(args.admin_socket.clone())?;
-        let listen = args.admin_listen.clone().or(file.admin_listen);
-        let admin_listen = admin::listen(listen.as_deref().unwrap_or("127.0.0.1:9470"), admin.tls.is_some())?;
-        let health_listen = args.health_listen.clone().or(file.health_listen);
-        let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
-        let edits = Edits::merge(&args.edits, file.container_edits.unwrap_or_default())?;
-        let library = args.nvml_library.clone().or(file.nvml_library);
-        let gpus = args.gpus.clone().or(file.gpus).unwrap_or_else(|| "nvml".into());
         // One poll is a few calls a GPU; faster than this they would follow on each other.
         let poll_seconds = health.poll_seconds.unwrap_or(5.0);
-        if !(0.05..=3600.0).contains(&poll_seconds) {
-            return Err(bad("health.pollSeconds", &poll_seconds.to_string(), "0.05 to 3600"));
-        }
+        checks.within("health.pollSeconds", poll_seconds, 0.05, 3600.0);
+        let admin = file.admin.unwrap_or_default().over(args.admin_socket.clone(), &mut checks);
+        let listen = args.admin_listen.clone().or(file.admin_listen);
+        let listen = listen.as_deref().unwrap_or("127.0.0.1:9470");
+        let admin_listen = checks.see(admin::listen(listen, admin.tls.is_some()));
+        let health_listen = args.health_listen.clone().or(file.health_listen);
+        let health_listen = health_listen.as_deref().and_then(|h| checks.take(address("healthListen", h)));
+        let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
+        let resource = Resource::parse(&resource).map_err(|e| bad("resource", &resource, e.rule));
+        let resource = checks.see(resource);
+        let edits = Edits::merge(&args.edits, file.container_edits.unwrap_or_default(), &mut checks);
+        let library = args.nvml_library.clone().or(file.nvml_library);
+        let library = library.map(|path| checks.plain("nvmlLibrary", path));
+        let gpus = args.gpus.clone().or(file.gpus).unwrap_or_else(|| "nvml".into());
+        let gpus = checks.see(gpu_source(&gpus, library, &edits.driver_root));
+        let mig = checks.see(mig_strategy(args.mig_strategy.clone().or(file.mig_strategy).as_deref()));
+        let history = checks.see(file.history.unwrap_or_default().limit());
+        let decisions = checks.see(file.decisions.unwrap_or_default().limit());
+        let tracing = checks.see(file.tracing.unwrap_or_default().under(args));
+        let ignored_xids = checks.see(ignored_xids(args, health.ignored_xids));
+        let trusted_keys = trusted::keys(file.trusted_keys, &mut checks);
+        let processes = file.processes.unwrap_or_default().over(ProcessSettings::default(), &mut checks);
+        let labels = file.labels.unwrap_or_default().checked(&mut checks);
+        let stack = file::stack(file.stack.unwrap_or_default(), &mut checks);
+        let (kubelet_dir, token_file) =
+            (checks.path("kubeletDir", kubelet_dir), checks.path("tokenFile", token_file));
+        checks.done()?;
         Ok(Self {
             node_name: node_name(args.node_name.clone().or(file.node_name)),
-            kubelet_dir: absolute(args.kubelet_dir.clone().or(file.kubelet_dir), "/var/lib/kubelet"),
-            token_file: absolute(
-                args.token_file.clone().or(file.token_file).or_else(|| Some(state_dir.join("token"))),
-                "",
-            ),
-            api_server: api_server(
-                args.api_server.or(file.api_server.map(Into::into)),
-                args.kubeconfig.clone().or(file.kubeconfig),
-            ),
-            gpus: gpu_source(&gpus, library, &edits.driver_root)?,
+            kubelet_dir,
+            token_file,
+            api_server: api_server(args.api_server.or(file.api_server.map(Into::into)), kubeconfig),
+            gpus: gpus?,
             admin,
-            admin_listen,
-            health_listen: health_listen.as_deref().map(|h| address("healthListen", h)).transpose()?,
+            admin_listen: admin_listen?,
+            health_listen,
             log: args.log.or(file.log.map(Into::into)).unwrap_or_default(),
-            tracing: file.tracing.unwrap_or_default().under(args)?,
-            resource: Resource::parse(&resource).map_err(|e| bad("resource", &resource, e.rule))?,
-            mig_strategy: mig_strategy(args.mig_strategy.clone().or(file.mig_strategy).as_deref())?,
+            tracing: tracing?,
+            resource: resource?,
+            mig_strategy: mig?,
             rules: Rules {
                 timing,
                 overcommit_percent: percent(overcommit),
-                history: file.history.unwrap_or_default().limit()?,
-                trusted_keys: trusted::keys(file.trusted_keys)?,
+                history: history?,
+                trusted_keys,
             },
-            decisions: file.decisions.unwrap_or_default().limit()?,
-            ignored_xids: ignored_xids(args, health.ignored_xids)?,
-            processes: file.processes.unwrap_or_default().over(ProcessSettings::default())?,
+            decisions: decisions?,
+            ignored_xids: ignored_xids?,
+            processes,
             poll: Duration::from_secs_f64(poll_seconds),
-            labels: file.labels.unwrap_or_default().checked()?,
+            labels,
             rounds: file.rounds.unwrap_or_default().over(&RoundTiming::default()),
             skip_adoption: args.skip_adoption || file.skip_adoption.unwrap_or(false),
-            stack: file.stack.unwrap_or_default(),
+            stack,
             state_dir,
             edits,
+            source: None,
         })
     }
 }
 
-/// Reads a configuration file.
-///
-/// # Errors
-/// If it is too large, not YAML, or holds a key that is not known.
-pub fn read_file(path: &Path) -> Result<FileConfig, ConfigError> {
-    let unreadable = |source| ConfigError::Unreadable { path: path.into(), source };
-    let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
-    if bytes > CONFIG_BYTES_MAX {
-        return Err(ConfigError::TooLarge { path: path.into(), bytes });
-    }
-    let text = std::fs::read_to_string(path).map_err(unreadable)?;
-    FileConfig::parse(&text).map_err(|what| ConfigError::Malformed { path: path.into(), what })
-}
-
-/// The folder that was given, or the default. Absolute, so that every user of the setting means the
-/// same folder, names it in full, and finds its parents.
-fn absolute(given: Option<PathBuf>, default: &str) -> PathBuf {
-    let path = given.unwrap_or_else(|| default.into());
-    // Fails only for an empty path or without a current folder: whoever opens it says so.
-    std::path::absolute(&path).unwrap_or(path)
-}
-
-fn address(setting: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
+fn address(setting: &str, text: &str) -> Result<SocketAddr, BadSetting> {
     text.parse().map_err(|_| bad(setting, text, "an IP address and a port, such as 127.0.0.1:9470"))
 }
 
-fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Result<GpuSource, ConfigError> {
+fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Result<GpuSource, BadSetting> {
     let driver_root = (driver_root != Path::new("/")).then(|| driver_root.to_owned());
     match text.split_once(':') {
         None if text == "nvml" => Ok(GpuSource::Nvml { library, driver_root }),
@@ -317,9 +291,10 @@ fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Resul
 }
 
 /// By the words of NVIDIA's device plugin.
-fn mig_strategy(word: Option<&str>) -> Result<MigStrategy, ConfigError> {
-    let word = word.unwrap_or(MigStrategy::default().as_str());
-    MigStrategy::parse(word).ok_or_else(|| bad("migStrategy", word, "none, single or mixed"))
+fn mig_strategy(word: Option<&str>) -> Result<MigStrategy, BadSetting> {
+    let known = [MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed];
+    let known = known.map(|strategy| (strategy.as_str(), strategy));
+    word.map_or(Ok(MigStrategy::default()), |word| of_word("migStrategy", word, &known))
 }
 
 /// A kubeconfig means that it is wanted; without one it is used where a pod's service account is.
@@ -327,7 +302,7 @@ fn api_server(wanted: Option<ApiServerMode>, kubeconfig: Option<PathBuf>) -> Api
     let account = Path::new("/var/run/secrets/kubernetes.io/serviceaccount/token");
     match (wanted.unwrap_or_default(), kubeconfig) {
         (ApiServerMode::Off, _) => ApiServer::Off,
-        (ApiServerMode::Auto, Some(file)) => ApiServer::Kubeconfig(absolute(Some(file), "")),
+        (ApiServerMode::Auto, Some(file)) => ApiServer::Kubeconfig(file),
         (ApiServerMode::Auto, None)
             if account.exists() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() =>
         {
@@ -350,7 +325,7 @@ fn percent(overcommit: f64) -> u32 {
     (overcommit * 100.0).round() as u32
 }
 
-fn xids(setting: &'static str, text: &str) -> Result<Vec<u64>, ConfigError> {
+fn xids(setting: &str, text: &str) -> Result<Vec<u64>, BadSetting> {
     let words = text.split(',').map(str::trim).filter(|w| !w.is_empty());
     words
         .map(|w| w.parse().map_err(|_| bad(setting, text, "XID numbers with commas between, or all")))
@@ -358,7 +333,7 @@ fn xids(setting: &'static str, text: &str) -> Result<Vec<u64>, ConfigError> {
 }
 
 /// The names that NVIDIA's users type. `all` or `xids` skips every XID; what is enabled wins.
-fn ignored_xids(args: &ServeArgs, file: Option<Vec<u64>>) -> Result<Vec<u64>, ConfigError> {
+fn ignored_xids(args: &ServeArgs, file: Option<Vec<u64>>) -> Result<Vec<u64>, BadSetting> {
     let mut ignored = file.unwrap_or_else(|| APPLICATION_XIDS.to_vec());
     match args.disable_healthchecks.as_deref().map(str::trim) {
         None => {}

@@ -291,7 +291,7 @@ impl Daemon {
     /// one that was activated through the API is in force: then it is only shown.
     fn resolve_file_stack(&self) -> anyhow::Result<()> {
         let snapshot = self.door().snapshot();
-        match stack::resolve(&self.config.stack, &snapshot)
+        match stack::resolve(&self.config, &snapshot)
             .and_then(|entries| stack::trusted(entries, &snapshot, &self.config.rules.trusted_keys))
         {
             Ok(entries) => self.progress.file_stack(FileStack { entries, trouble: None }),

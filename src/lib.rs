@@ -16,6 +16,8 @@ pub mod kernel;
 pub mod labels;
 pub mod ports;
 
+pub mod yaml;
+
 pub mod keeper;
 pub mod kill_points;
 pub mod spans;

@@ -122,9 +122,11 @@ pub fn resolve_version(
             let mut known: Vec<&str> = ledger.policies.values().map(|v| v.name.as_str()).collect();
             known.sort_unstable();
             known.dedup();
+            let meant = crate::yaml::nearest(name, known.iter().copied());
+            let meant = meant.map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"));
             let (name, known) = (name.chars().take(80).collect::<String>(), known.join(", "));
             Err(NoVersion::NotHere(format!(
-                "this node knows no policy {name:?}: upload it first; it knows {known}"
+                "this node knows no policy {name:?}: upload it first; it knows {known}{meant}"
             )))
         }
         (Some(only), None) => Ok(Arc::clone(only)),

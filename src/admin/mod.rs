@@ -86,11 +86,15 @@ use std::time::Duration;
 /// Reads the files that the door reads at a start, tokens' and TLS', and says of them what a start would. It
 /// makes none, and the first start's token may be missing.
 ///
-/// # Errors
-/// What is wrong with the first one that cannot be used.
-pub fn check_files(token_file: &Path, access: &AdminAccess) -> Result<(), AdminError> {
-    token::Tokens::check(token_file, &access.tokens)?;
-    access.tls.clone().map(tls::Tls::open).transpose().map(drop)
+/// Answers with the key and the error of each that cannot be used.
+#[must_use]
+pub fn check_files(token_file: &Path, access: &AdminAccess) -> Vec<(String, AdminError)> {
+    let own = ("tokenFile".to_owned(), token::Tokens::check(token_file, &[]));
+    let named = access.tokens.iter().enumerate();
+    let named = named.map(|(at, token)| (format!("admin.tokens[{at}].file"), token::check_given(token)));
+    let tls = ("admin.tls".to_owned(), access.tls.clone().map(tls::Tls::open).transpose().map(drop));
+    let all = std::iter::once(own).chain(named).chain([tls]);
+    all.filter_map(|(key, checked)| Some((key, checked.err()?))).collect()
 }
 
 /// What the daemon tells of itself when a request asks; it must not wait for anything.

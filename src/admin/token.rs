@@ -123,12 +123,7 @@ impl Tokens {
     /// If one of their files cannot be used.
     pub(super) fn check(path: &Path, named: &[NamedToken]) -> Result<(), AdminError> {
         auth::check_token_file(path)?;
-        for NamedToken { source, .. } in named {
-            if let TokenSource::File(path) = source {
-                Token::open_given(path)?;
-            }
-        }
-        Ok(())
+        named.iter().try_for_each(check_given)
     }
 
     /// Whose token it is. It is compared with each of them, whichever it is, so the time taken does not
@@ -146,6 +141,17 @@ impl Tokens {
             }
         }
         found.map(|(name, right, _)| (Arc::clone(name), *right))
+    }
+}
+
+/// Reads the file of a configured token as a start does.
+///
+/// # Errors
+/// If it cannot be used.
+pub(super) fn check_given(token: &NamedToken) -> Result<(), AdminError> {
+    match &token.source {
+        TokenSource::File(path) => Token::open_given(path).map(drop),
+        TokenSource::Sha256(_) => Ok(()),
     }
 }
 

@@ -368,13 +368,17 @@ pub enum TokenCommand {
 pub enum ConfigCommand {
     /// Read a file as the daemon would, and say what is wrong with it
     ///
-    /// Reads the token and TLS files that it names, too, as a start does.
+    /// Names all errors of the file, each with its line, and exits with 1 if there are any. Reads the token and TLS
+    /// files that it names, opens the GPUs, and asks the policies of its stack about them, as a start does.
     Check {
         /// The configuration file
         file: PathBuf,
-        /// Leave the token and TLS files alone that it names: for a machine that has none of them
+        /// Leave out the token and TLS files that it names, and uploaded policies: for a machine that has none of them
         #[arg(long)]
         without_files: bool,
+        /// Leave out the GPUs: for a machine that has none of them
+        #[arg(long)]
+        without_gpus: bool,
     },
 }
 

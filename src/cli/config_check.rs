@@ -1,17 +1,16 @@
-//! `berth config check`: reads a file as the daemon would, and starts nothing.
+//! `berth config check`: reads a file as the daemon would, names all that is wrong with it, and starts nothing.
 
 mod door;
 
+use super::Rehearse;
 use super::output::{Out, facts};
 use crate::admin::check_files;
-use crate::config::{Config, GpuSource, ServeArgs, read_file};
-use anyhow::Context;
+use crate::config::{BadSetting, Config, ConfigError, GpuSource, ServeArgs, Source, Without};
+use crate::yaml::Problem;
 use door::Door;
 use serde::Serialize;
 use std::path::Path;
-
-/// Does with a configuration's GPUs and stack what a start does.
-type Rehearse = fn(&Config) -> anyhow::Result<Vec<String>>;
+use std::sync::Arc;
 
 /// What `berth config check` answers.
 #[derive(Serialize)]
@@ -19,13 +18,36 @@ type Rehearse = fn(&Config) -> anyhow::Result<Vec<String>>;
 struct Checked {
     ok: bool,
     file: String,
-    /// Why a daemon would refuse it.
+    /// Why a daemon would refuse it, in one text.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
+    /// The same one by one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    problems: Vec<Wrong>,
     #[serde(skip_serializing_if = "Option::is_none")]
     settings: Option<Settings>,
     /// What cannot be known without the node.
     notes: Vec<String>,
+}
+
+/// One error of the file.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Wrong {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    column: Option<u64>,
+    /// Such as `stack[0].policy`.
+    key: String,
+    what: String,
+}
+
+impl From<&Problem> for Wrong {
+    fn from(Problem { place, key, what }: &Problem) -> Self {
+        let (line, column) = (place.map(|place| place.line), place.map(|place| place.column));
+        Self { line, column, key: key.clone(), what: what.clone() }
+    }
 }
 
 /// What the file comes to, defaults filled in.
@@ -48,62 +70,103 @@ struct Settings {
     stack: Vec<String>,
 }
 
-pub(super) fn run(file: &Path, without_files: bool, rehearse: Rehearse, out: &mut Out) -> anyhow::Result<()> {
-    let (ok, name) = (true, file.display().to_string());
-    match check(file, without_files, rehearse) {
-        Ok((settings, notes)) => {
-            let settings = Some(settings);
-            out.answer(&Checked { ok, file: name, problem: None, settings, notes }, shown)
+pub(super) fn run(file: &Path, without: Without, rehearse: Rehearse, out: &mut Out) -> anyhow::Result<()> {
+    let name = file.display().to_string();
+    let checked = Source::read(file)
+        .map_err(anyhow::Error::from)
+        .and_then(|source| examine(&source, &ServeArgs::default(), without, rehearse));
+    match checked {
+        Ok((config, notes)) => {
+            let settings = Some(settings(&config));
+            let checked = Checked { ok: true, file: name, problem: None, problems: Vec::new(), settings, notes };
+            out.answer(&checked, shown)
         }
         Err(error) => {
-            // People read the error itself.
+            // For people the error itself is printed.
             if !out.for_people() {
+                let problems = match error.downcast_ref() {
+                    Some(ConfigError::Wrong { problems, .. }) => problems.iter().map(Wrong::from).collect(),
+                    _ => Vec::new(),
+                };
                 let problem = Some(format!("{error:#}"));
-                let refused = Checked { ok: !ok, file: name, problem, settings: None, notes: Vec::new() };
-                out.answer(&refused, |_| String::new())?;
+                let checked =
+                    Checked { ok: false, file: name, problem, problems, settings: None, notes: Vec::new() };
+                out.answer(&checked, |_| String::new())?;
             }
             Err(error)
         }
     }
 }
 
-fn check(file: &Path, without_files: bool, rehearse: Rehearse) -> anyhow::Result<(Settings, Vec<String>)> {
-    // Without flags and environment: the file alone is checked.
-    let config = Config::merge(&ServeArgs::default(), read_file(file)?)?;
-    let mut notes =
-        rehearse(&config).with_context(|| format!("the configuration {} is wrong", file.display()))?;
-    notes.extend(files(&config, without_files)?);
+/// The settings of a file, and what cannot be known of them on this machine.
+fn examine(
+    source: &Arc<Source>,
+    args: &ServeArgs,
+    without: Without,
+    rehearse: Rehearse,
+) -> anyhow::Result<(Config, Vec<String>)> {
+    let (config, mut problems) = source.settings(args);
+    let mut notes = Vec::new();
+    if let Some(config) = &config {
+        let found = rehearse(config, without)?;
+        notes = found.notes;
+        let mut wrong = found.errors;
+        if without.files {
+            notes.push("the token and TLS files that it names were not read".into());
+        } else {
+            wrong.extend(files(config));
+            if !config.token_file.exists() {
+                notes.push(format!("the daemon makes {} when it first starts", config.token_file.display()));
+            }
+        }
+        wrong.into_iter().for_each(|bad| problems.push(source.locate(bad, args)));
+    }
+    match config {
+        Some(config) if problems.is_empty() => Ok((config, notes)),
+        _ => Err(source.wrong(problems).into()),
+    }
+}
+
+/// What a start that failed for `error` reports: if the file is wrong, all that is wrong with it.
+pub(super) fn all_errors(error: ConfigError, args: &ServeArgs, rehearse: Rehearse) -> anyhow::Error {
+    let (ConfigError::Wrong { .. }, Some(file)) = (&error, &args.config) else { return error.into() };
+    // GPUs may come later: a start waits for them.
+    let without = Without { files: false, gpus: true };
+    let all = Source::read(file).map_err(anyhow::Error::from);
+    match all.and_then(|source| examine(&source, args, without, rehearse)) {
+        // The file has changed meanwhile.
+        Ok(_) => error.into(),
+        Err(all) => all,
+    }
+}
+
+/// What is wrong with the files of tokens and of TLS.
+fn files(config: &Config) -> impl Iterator<Item = BadSetting> {
+    check_files(&config.token_file, &config.admin).into_iter().map(|(key, error)| {
+        let error = anyhow::Error::new(error);
+        let hint = "where the files cannot be on this machine, --without-files leaves them out";
+        BadSetting::new(key, format!("the daemon would not start: {error:#} ({hint})"))
+    })
+}
+
+fn settings(config: &Config) -> Settings {
     let gpus = match &config.gpus {
         GpuSource::Nvml { library: None, .. } => "nvml".into(),
         GpuSource::Nvml { library: Some(path), .. } => format!("nvml by {}", path.display()),
         GpuSource::Sim(profile) => format!("simulated: {profile}"),
     };
-    let settings = Settings {
+    Settings {
         node: config.node_name.clone(),
         gpus,
         kubelet_dir: config.kubelet_dir.display().to_string(),
         state_dir: config.state_dir.display().to_string(),
         admin_listen: config.admin_listen.to_string(),
         health_listen: config.health_listen.map(|listen| listen.to_string()),
-        admin: Door::of(&config),
+        admin: Door::of(config),
         resource: config.resource.to_string(),
         tracing: config.tracing.as_ref().map(|t| format!("{} ({})", t.endpoint.url, t.endpoint.protocol)),
         stack: config.stack.iter().map(|entry| entry.policy.clone()).collect(),
-    };
-    Ok((settings, notes))
-}
-
-/// Reads the files of tokens and of TLS. Answers what a start would make of those that may be missing.
-fn files(config: &Config, without_files: bool) -> anyhow::Result<Option<String>> {
-    if without_files {
-        return Ok(Some("the token and TLS files that it names were not read".into()));
     }
-    check_files(&config.token_file, &config.admin).context(
-        "the daemon would not start with the files that the configuration names (where they cannot be on this \
-         machine, --without-files leaves them out)",
-    )?;
-    let made = !config.token_file.exists();
-    Ok(made.then(|| format!("the daemon makes {} when it first starts", config.token_file.display())))
 }
 
 fn shown(checked: &Checked) -> String {

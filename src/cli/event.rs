@@ -117,7 +117,7 @@ fn follow(body: impl Read, out: &mut Out, since: &mut Option<String>) -> anyhow:
 fn show(id: &str, event: &Event, out: &mut Out, heading: &mut bool) -> anyhow::Result<()> {
     match out.form() {
         Output::Json => out.text(&(serde_json::to_string(&Shown { id, event })? + "\n")),
-        Output::Yaml => out.text(&format!("---\n{}", serde_norway::to_string(&Shown { id, event })?)),
+        Output::Yaml => out.text(&format!("---\n{}", crate::yaml::to_string(&Shown { id, event })?)),
         Output::Table | Output::Wide => match event.kind {
             EventKind::Here | EventKind::Missed | EventKind::End => {
                 output::note(&format!("{} ({id})", printable(&event.words)));

@@ -38,7 +38,7 @@ pub use process::ProcessCommand;
 pub use state::{StateCommand, StateDir, StateHooks, StateSummary};
 pub use usage::parse;
 
-use crate::config::{Config, ConfigError, GpuSource, ServeArgs};
+use crate::config::{Config, Findings, GpuSource, ServeArgs, Without};
 use crate::kernel::gpu::Part;
 use crate::kernel::process::Sight;
 use args::ClientArgs;
@@ -61,10 +61,12 @@ pub struct Hooks {
     pub check_source: fn(&GpuSource) -> anyhow::Result<()>,
     /// Whether the API server answers and knows this node.
     pub reach: fn(&Config) -> anyhow::Result<()>,
-    /// Does with a configuration's GPUs and stack what a start does; answers what cannot be known
-    /// without the node.
-    pub rehearse: fn(&Config) -> anyhow::Result<Vec<String>>,
+    /// Does with a configuration's GPUs and stack what a start does.
+    pub rehearse: Rehearse,
 }
+
+/// Does with a configuration's GPUs and stack what a start does, but for what is left out.
+pub type Rehearse = fn(&Config, Without) -> anyhow::Result<Findings>;
 
 /// What a look at the GPUs found.
 pub struct Looked {
@@ -93,8 +95,9 @@ pub fn run(cli: &Cli, hooks: &Hooks) -> ExitCode {
             return author::run(command, &mut out);
         }
         Command::Policy { .. } => ask(cli, &mut out),
-        Command::Config { command: args::ConfigCommand::Check { file, without_files } } => {
-            config_check::run(file, *without_files, hooks.rehearse, &mut out)
+        Command::Config { command: args::ConfigCommand::Check { file, without_files, without_gpus } } => {
+            let without = Without { files: *without_files, gpus: *without_gpus };
+            config_check::run(file, without, hooks.rehearse, &mut out)
         }
         Command::Node { command: args::NodeCommand::Check(args) } => {
             return node_check::run(args, &cli.client, hooks, &mut out);
@@ -147,12 +150,12 @@ fn ended(done: anyhow::Result<()>) -> ExitCode {
 fn load(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks) -> anyhow::Result<Config> {
     // One flag for all commands: to the daemon it says where the token is to be.
     let args = ServeArgs { token_file: client.token_file.clone(), ..args.clone() };
-    let config = Config::load(&args).map_err(|error| match (&error, &args.admin_listen) {
+    let config = Config::load(&args).map_err(|error| match (error.only("adminListen"), &args.admin_listen) {
         // Only the file can say whether there is TLS.
-        (ConfigError::Bad { setting: "adminListen", rule, .. }, Some(given)) => {
-            usage::BadUsage(format!("--admin-listen (or BERTH_ADMIN_LISTEN) {given:?}: give {rule}")).into()
+        (Some(what), Some(_)) => {
+            usage::BadUsage(format!("--admin-listen (or BERTH_ADMIN_LISTEN): {what}")).into()
         }
-        _ => anyhow::Error::new(error),
+        _ => config_check::all_errors(error, &args, hooks.rehearse),
     })?;
     (hooks.check_source)(&config.gpus).map_err(|error| match args.gpus {
         Some(_) => usage::BadUsage(format!("{error:#}")).into(),

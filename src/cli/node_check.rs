@@ -9,8 +9,8 @@ mod state;
 
 use super::args::ClientArgs;
 use super::output::{Out, complain};
-use super::{Hooks, Looked, usage};
-use crate::config::{ApiServer, Config, GpuSource, ServeArgs};
+use super::{Hooks, Looked, Rehearse, usage};
+use crate::config::{ApiServer, Config, GpuSource, ServeArgs, Without};
 use crate::kernel::process::Sight;
 use serde::Serialize;
 use std::path::Path;
@@ -78,7 +78,9 @@ pub(super) fn run(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks, out: &mu
     };
     let mut lines = look_around(&config, Path::new("/"), hooks.look);
     lines.push(processes(&config, hooks.sight));
-    lines.push(stack(&config, hooks.rehearse));
+    // What is wrong with the GPUs has a line of its own.
+    let gpus = lines.iter().all(|line| line.check != "GPUs" || line.level != Level::Fail);
+    lines.push(stack(&config, Without { files: false, gpus: !gpus }, hooks.rehearse));
     lines.push(api_server(&config, hooks.reach));
     let failed = lines.iter().any(|line| line.level == Level::Fail);
     if let Err(error) = out.answer(&lines, |lines| as_text(lines)) {
@@ -132,17 +134,22 @@ fn processes(config: &Config, sight: fn(&Config) -> Sight) -> Line {
     }
 }
 
-fn stack(config: &Config, rehearse: fn(&Config) -> anyhow::Result<Vec<String>>) -> Line {
+fn stack(config: &Config, without: Without, rehearse: Rehearse) -> Line {
     const CHECK: &str = "stack";
-    match rehearse(config) {
-        Ok(notes) if !notes.is_empty() => {
-            Line::warn(CHECK, notes.join("; "), "berth policy list shows what a running daemon knows")
+    match rehearse(config, without) {
+        Ok(found) if !found.errors.is_empty() => {
+            let errors: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
+            Line::fail(CHECK, errors.join("; "), "correct the configuration; berth config check FILE says where")
+        }
+        Ok(_) if without.gpus => Line::warn(CHECK, "not asked: there are no GPUs", "see the line GPUs"),
+        Ok(found) if !found.notes.is_empty() => {
+            Line::warn(CHECK, found.notes.join("; "), "berth policy list shows what a running daemon knows")
         }
         Ok(_) if config.stack.is_empty() => {
             Line::ok(CHECK, "none in the configuration: whole GPUs are offered, or what was activated")
         }
         Ok(_) => Line::ok(CHECK, "its policies take their parameters"),
-        Err(error) => Line::fail(CHECK, format!("{error:#}"), "mend the configuration's stack"),
+        Err(error) => Line::fail(CHECK, format!("{error:#}"), "correct what it names"),
     }
 }
 

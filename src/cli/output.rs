@@ -57,7 +57,7 @@ impl Out {
         let text = match self.output {
             Output::Table | Output::Wide => table(answer),
             Output::Json => serde_json::to_string_pretty(answer)? + "\n",
-            Output::Yaml => serde_norway::to_string(answer)?,
+            Output::Yaml => crate::yaml::to_string(answer)?,
         };
         self.text(&text)
     }

@@ -2,13 +2,14 @@
 //! `stack` (a configuration) or `entries` (what the API takes).
 
 use crate::admin::dto::NewStackEntry;
+use crate::yaml::{Document, Problems, Shape};
 use anyhow::{anyhow, bail};
 use serde::Deserialize;
-use serde_norway::Value;
 
-/// How it looks, for whoever wrote something else.
+/// What a file of another shape is answered with.
 const SHAPE: &str = "a list of entries such as `- policy: timeslice`, or such a list under `stack:`";
 
+/// A configuration or a body; its other keys are not read.
 #[derive(Deserialize)]
 struct Whole {
     #[serde(alias = "entries")]
@@ -18,35 +19,37 @@ struct Whole {
 /// The entries of a file of this name, which is for errors, and this text.
 ///
 /// # Errors
-/// If it has another shape; says which field is wrong, where, and what is expected.
+/// If it has another shape; says which fields are wrong, where, and what is expected.
 pub(super) fn parse(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry>> {
-    let shape: Value = serde_norway::from_slice(text).map_err(|e| anyhow!("{name} is not YAML: {e}"))?;
-    // The text is read once more as what it is meant to be: only then an error names field and line.
-    let entries = match &shape {
-        Value::Sequence(_) => serde_norway::from_slice(text),
-        Value::Mapping(map) if map.contains_key("stack") || map.contains_key("entries") => {
-            serde_norway::from_slice::<Whole>(text).map(|whole| whole.stack)
+    let wrong = |problems: Problems| anyhow!("{name} is no stack: {problems}");
+    let text = std::str::from_utf8(text).map_err(|e| anyhow!("{name} is no stack: it is not UTF-8: {e}"))?;
+    let document = Document::parse(text).map_err(wrong)?;
+    let (entries, problems) = match document.shape() {
+        Shape::List => document.read(&[]),
+        Shape::Map(keys) if keys.contains(&"stack") || keys.contains(&"entries") => {
+            let (whole, problems) = document.read::<Whole>(&[]);
+            (whole.map(|whole| whole.stack), problems)
         }
-        Value::Mapping(map) if map.contains_key("policy") => {
+        Shape::Map(keys) if keys.contains(&"policy") => {
             bail!("{name} is no stack: it is one entry and not a list; put `- ` before `policy:`")
         }
-        other => bail!("{name} is no stack: expected {SHAPE}; found {}", kind(other)),
+        other => bail!("{name} is no stack: expected {SHAPE}; found {}", kind(&other)),
     };
-    entries.map_err(|error| {
-        let error = error.to_string().replace("struct NewStackEntry", "an entry such as {policy: timeslice}");
-        anyhow!("{name} is no stack: {error}")
-    })
+    match entries {
+        Some(entries) if problems.is_empty() => Ok(entries),
+        _ => Err(wrong(problems)),
+    }
 }
 
-fn kind(value: &Value) -> String {
-    match value {
-        Value::Null => "nothing in it (an empty list is `[]`)".into(),
-        Value::Mapping(map) => {
-            let keys: Vec<_> = map.keys().filter_map(Value::as_str).take(8).collect();
+fn kind(shape: &Shape<'_>) -> String {
+    match shape {
+        Shape::Nothing => "nothing in it (an empty list is `[]`)".into(),
+        Shape::Map(keys) => {
+            let keys: Vec<_> = keys.iter().copied().take(8).collect();
             format!("a mapping with the keys {}", keys.join(", "))
         }
-        Value::String(_) => "text".into(),
-        _ => "a single value".into(),
+        Shape::Text => "text".into(),
+        Shape::List | Shape::Scalar => "a single value".into(),
     }
 }
 
@@ -72,19 +75,19 @@ mod tests {
         for (text, says) in [
             (
                 "- policy: mixed\n- policy: mixed\n  onFault: maybe\n",
-                &["[1].onFault", "`skip` or `deny`", "line 3"][..],
+                &["line 3", "[1].onFault", "known are `skip`, `deny`"][..],
             ),
-            ("stack:\n- policy: mixed\n  parameters: 4\n", &["stack[0].parameters", "expected a map"]),
-            ("- policy: mixed\n  permissions: {shareMax: lots}\n", &["permissions.shareMax", "u32"]),
-            ("- polizy: mixed\n", &["`polizy`", "expected one of `policy`", "line 1"]),
-            ("- onFault: skip\n", &["missing field `policy`"]),
-            ("- mixed\n", &["[0]", "expected an entry such as {policy"]),
-            ("stack: mixed\n", &["stack", "expected a sequence"]),
+            ("stack:\n- policy: mixed\n  parameters: 4\n", &["stack[0].parameters", "expected a mapping"]),
+            ("- policy: mixed\n  permissions: {shareMax: lots}\n", &["permissions.shareMax", "a whole number from 0 to 4294967295"]),
+            ("- polizy: mixed\n", &["\"polizy\"", "did you mean `policy`?", "line 1"]),
+            ("- onFault: skip\n", &["the key `policy` is missing"]),
+            ("- mixed\n", &["[0]", "expected a mapping with keys such as `policy`"]),
+            ("stack: mixed\n", &["stack", "expected a list"]),
             ("policy: mixed\n", &["put `- ` before"]),
             ("gpus: nvml\n", &["keys gpus", "under `stack:`"]),
             ("hello", &["found text"]),
             ("", &["found nothing"]),
-            ("a: [", &["not YAML", "line 2"]),
+            ("a: [", &["not YAML", "line 1"]),
         ] {
             let said = parse("f.yaml", text.as_bytes()).unwrap_err().to_string();
             assert!(said.starts_with("f.yaml is no"), "{said}");

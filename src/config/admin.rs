@@ -1,6 +1,7 @@
 //! `admin`: who may ask the admin API, by which ways, and how often.
 
-use super::{ConfigError, absolute, address, bad};
+use super::address;
+use super::checks::{BadSetting, Checks, bad};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -196,19 +197,19 @@ pub struct KubernetesFile {
 
 impl AdminFile {
     /// With the flag over it.
-    pub(super) fn over(self, socket: Option<PathBuf>) -> Result<AdminAccess, ConfigError> {
-        Ok(AdminAccess {
-            tokens: tokens(self.tokens)?,
-            tls: self.tls.map(tls).transpose()?,
-            socket: socket.or(self.socket).map(|path| absolute(Some(path), "")),
-            limits: limits(&self.limits.unwrap_or_default())?,
-            kubernetes: self.kubernetes.map(kubernetes).transpose()?,
-        })
+    pub(super) fn over(self, socket: Option<PathBuf>, checks: &mut Checks) -> AdminAccess {
+        AdminAccess {
+            tokens: tokens(self.tokens, checks),
+            tls: self.tls.map(|file| tls(file, checks)),
+            socket: socket.or(self.socket).map(|path| checks.path("admin.socket", path)),
+            limits: limits(&self.limits.unwrap_or_default(), checks),
+            kubernetes: self.kubernetes.map(|file| kubernetes(file, checks)),
+        }
     }
 }
 
 /// Where the admin API may listen: beyond this machine only where nobody on the way can read a token.
-pub(super) fn listen(text: &str, tls: bool) -> Result<SocketAddr, ConfigError> {
+pub(super) fn listen(text: &str, tls: bool) -> Result<SocketAddr, BadSetting> {
     let admin = address("adminListen", text)?;
     if !tls && !admin.ip().is_loopback() {
         let rule = "a loopback address, such as 127.0.0.1:9470, while there is no TLS (admin.tls in the \
@@ -218,109 +219,109 @@ pub(super) fn listen(text: &str, tls: bool) -> Result<SocketAddr, ConfigError> {
     Ok(admin)
 }
 
-fn tokens(file: Vec<TokenFile>) -> Result<Vec<NamedToken>, ConfigError> {
-    if file.len() > TOKENS_MAX {
-        return Err(bad("admin.tokens", &file.len().to_string(), format!("at most {TOKENS_MAX} tokens")));
-    }
+fn tokens(file: Vec<TokenFile>, checks: &mut Checks) -> Vec<NamedToken> {
+    checks.at_most("admin.tokens", file.len(), TOKENS_MAX, "tokens");
     let mut all: Vec<NamedToken> = Vec::with_capacity(file.len());
-    for TokenFile { name, file, sha256, right } in file {
-        check_name("admin.tokens.name", &name)?;
-        if is_reserved(&name) {
-            let rule = "a name of its own: admin, root, user-..., config, unknown, certificate:... and kubernetes:... \
-                        are what others sign with";
-            return Err(bad("admin.tokens.name", &name, rule));
-        }
-        if all.iter().any(|t| t.name == name) {
-            return Err(bad("admin.tokens.name", &name, "each name once"));
-        }
-        let source = match (file, sha256) {
-            (Some(file), None) => TokenSource::File(absolute(Some(file), "")),
-            (None, Some(text)) => TokenSource::Sha256(hash(&text).ok_or_else(|| {
-                // Not the value: whoever put the token itself here should not find it in a log.
-                bad(
-                    "admin.tokens.sha256",
-                    &format!("of {name}, not shown"),
-                    "64 hex digits, as of `printf %s TOKEN | sha256sum`",
-                )
-            })?),
-            _ => return Err(bad("admin.tokens", &name, "either file or sha256")),
-        };
-        all.push(NamedToken { name, right, source });
+    for (at, file) in file.into_iter().enumerate() {
+        let token = token(&format!("admin.tokens[{at}]"), file, &all, checks);
+        all.extend(checks.take(token));
     }
-    Ok(all)
+    all
 }
 
-fn tls(file: TlsFile) -> Result<TlsFiles, ConfigError> {
+fn token(
+    at: &str,
+    file: TokenFile,
+    before: &[NamedToken],
+    checks: &mut Checks,
+) -> Result<NamedToken, BadSetting> {
+    let TokenFile { name, file, sha256, right } = file;
+    check_name(&format!("{at}.name"), &name)?;
+    if is_reserved(&name) {
+        let rule = "a name of its own: admin, root, user-..., config, unknown, certificate:... and kubernetes:... \
+                    are what others sign with";
+        return Err(bad(format!("{at}.name"), &name, rule));
+    }
+    if before.iter().any(|token| token.name == name) {
+        return Err(bad(format!("{at}.name"), &name, "each name once"));
+    }
+    let source = match (file, sha256) {
+        (Some(file), None) => TokenSource::File(checks.path(&format!("{at}.file"), file)),
+        (None, Some(text)) => TokenSource::Sha256(hash(&text).ok_or_else(|| {
+            // Not the value: a token that was put here by mistake should not be in a log.
+            bad(
+                format!("{at}.sha256"),
+                &format!("of {name}, not shown"),
+                "64 hex digits, as of `printf %s TOKEN | sha256sum`",
+            )
+        })?),
+        _ => return Err(bad(at, &name, "either file or sha256")),
+    };
+    Ok(NamedToken { name, right, source })
+}
+
+fn tls(file: TlsFile, checks: &mut Checks) -> TlsFiles {
     let TlsFile { cert_file, key_file, client_ca_file, require_client_cert, clients, others_may } = file;
     let asks = require_client_cert || clients.is_some() || others_may != OthersMay::None;
     if client_ca_file.is_none() && asks {
-        return Err(bad("admin.tls.clientCaFile", "", "a file, where client certificates are asked for"));
+        let rule = "a file, where client certificates are asked for";
+        checks.add(bad("admin.tls.clientCaFile", "", rule));
     }
-    let clients = clients.map(|list| {
-        let count = list.len();
-        let mut rights = BTreeMap::new();
-        for ClientFile { name, right } in list {
-            check_name("admin.tls.clients.name", &name)?;
-            if rights.insert(name.clone(), right).is_some() {
-                return Err(bad("admin.tls.clients.name", &name, "each name once"));
-            }
-        }
-        match count <= CLIENTS_MAX {
-            true => Ok(rights),
-            false => Err(bad("admin.tls.clients", &count.to_string(), format!("at most {CLIENTS_MAX}"))),
-        }
-    });
-    let path = |path| absolute(Some(path), "");
-    Ok(TlsFiles {
-        cert: path(cert_file),
-        key: path(key_file),
-        client_ca: client_ca_file.map(path),
+    TlsFiles {
+        cert: checks.path("admin.tls.certFile", cert_file),
+        key: checks.path("admin.tls.keyFile", key_file),
+        client_ca: client_ca_file.map(|path| checks.path("admin.tls.clientCaFile", path)),
         require_client_cert,
-        clients: clients.transpose()?,
+        clients: clients.map(|list| rights(list, checks)),
         others_may: match others_may {
             OthersMay::None => None,
             OthersMay::Read => Some(Right::Read),
             OthersMay::Change => Some(Right::Change),
         },
-    })
+    }
 }
 
-fn limits(file: &LimitsFile) -> Result<RateLimits, ConfigError> {
-    let defaults = RateLimits::default();
-    let check = |setting, given: Option<u32>, default| {
-        let value = given.unwrap_or(default);
-        match (1..=PER_SECOND_MAX).contains(&value) {
-            true => Ok(value),
-            false => Err(bad(setting, &value.to_string(), format!("1 to {PER_SECOND_MAX}"))),
+fn rights(list: Vec<ClientFile>, checks: &mut Checks) -> BTreeMap<String, Right> {
+    checks.at_most("admin.tls.clients", list.len(), CLIENTS_MAX, "names");
+    let mut rights = BTreeMap::new();
+    for (at, ClientFile { name, right }) in list.into_iter().enumerate() {
+        let setting = format!("admin.tls.clients[{at}].name");
+        checks.take(check_name(&setting, &name));
+        if rights.insert(name.clone(), right).is_some() {
+            checks.add(bad(setting, &name, "each name once"));
         }
+    }
+    rights
+}
+
+fn limits(file: &LimitsFile, checks: &mut Checks) -> RateLimits {
+    let mut rate = |key, given: Option<u32>, default| {
+        let value = given.unwrap_or(default);
+        if !(1..=PER_SECOND_MAX).contains(&value) {
+            let rule = format!("1 to {PER_SECOND_MAX}");
+            checks.add(bad(format!("admin.limits.{key}"), &value.to_string(), rule));
+        }
+        value
     };
-    Ok(RateLimits {
-        reads_per_second: check(
-            "admin.limits.readsPerSecond",
-            file.reads_per_second,
-            defaults.reads_per_second,
-        )?,
-        changes_per_second: check(
-            "admin.limits.changesPerSecond",
-            file.changes_per_second,
-            defaults.changes_per_second,
-        )?,
-    })
+    let defaults = RateLimits::default();
+    RateLimits {
+        reads_per_second: rate("readsPerSecond", file.reads_per_second, defaults.reads_per_second),
+        changes_per_second: rate("changesPerSecond", file.changes_per_second, defaults.changes_per_second),
+    }
 }
 
-fn kubernetes(file: KubernetesFile) -> Result<KubernetesReviews, ConfigError> {
+fn kubernetes(file: KubernetesFile, checks: &mut Checks) -> KubernetesReviews {
     let audiences = file.audiences;
-    if audiences.len() > AUDIENCES_MAX {
-        let rule = format!("at most {AUDIENCES_MAX}");
-        return Err(bad("admin.kubernetes.audiences", &audiences.len().to_string(), rule));
+    checks.at_most("admin.kubernetes.audiences", audiences.len(), AUDIENCES_MAX, "audiences");
+    for (at, name) in audiences.iter().enumerate() {
+        if name.is_empty() || name.chars().any(char::is_control) {
+            checks.add(bad(format!("admin.kubernetes.audiences[{at}]"), name, "names, such as berth"));
+        }
     }
-    match audiences.iter().find(|a| a.is_empty() || a.chars().any(char::is_control)) {
-        Some(wrong) => Err(bad("admin.kubernetes.audiences", wrong, "names, such as berth")),
-        None => Ok(KubernetesReviews { audiences }),
-    }
+    KubernetesReviews { audiences }
 }
 
-fn check_name(setting: &'static str, name: &str) -> Result<(), ConfigError> {
+fn check_name(setting: &str, name: &str) -> Result<(), BadSetting> {
     if (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control) {
         return Ok(());
     }

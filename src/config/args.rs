@@ -76,6 +76,25 @@ pub struct ServeArgs {
     pub edits: EditArgs,
 }
 
+impl ServeArgs {
+    /// Whether a setting that could come from a file comes from a flag or the environment.
+    pub(super) fn gives(&self, setting: &str) -> bool {
+        match setting {
+            "adminListen" => self.admin_listen.is_some(),
+            "admin.socket" => self.admin_socket.is_some(),
+            "kubeconfig" => self.kubeconfig.is_some(),
+            "kubeletDir" => self.kubelet_dir.is_some(),
+            "nvmlLibrary" => self.nvml_library.is_some(),
+            "stateDir" => self.state_dir.is_some(),
+            "tokenFile" => self.token_file.is_some(),
+            "gpus" => self.gpus.is_some(),
+            "containerEdits.nvidiaDriverRoot" => self.edits.nvidia_driver_root.is_some(),
+            "tracing.endpoint" => self.tracing_endpoint.is_some(),
+            _ => false,
+        }
+    }
+}
+
 /// Container edits by the names that NVIDIA's users type.
 #[derive(Args, Clone, Debug, Default)]
 pub struct EditArgs {

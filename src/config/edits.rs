@@ -2,9 +2,10 @@
 //! mounts and devices of the operator's own.
 
 use super::args::EditArgs;
+use super::checks::{BadSetting, Checks, NO_CONTROL, bad, of_word};
 use super::mps::MpsEdits;
-use super::{ConfigError, bad};
 use crate::kernel::names::Resource;
+use crate::yaml::shown;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -124,39 +125,36 @@ pub struct EditsFile {
 }
 
 impl Edits {
-    pub(super) fn merge(args: &EditArgs, file: EditsFile) -> Result<Self, ConfigError> {
+    pub(super) fn merge(args: &EditArgs, file: EditsFile, checks: &mut Checks) -> Self {
         let words = match &args.device_list_strategy {
             Some(list) => list.split(',').map(|w| w.trim().to_owned()).collect(),
             None => file.device_list_strategy.unwrap_or_else(|| vec!["envvar".into()]),
         };
-        let strategies = strategies(words.iter().map(String::as_str))?;
-        let id_strategy = args
-            .device_id_strategy
-            .clone()
-            .or(file.device_id_strategy)
-            .map_or(Ok(DeviceIdStrategy::Uuid), |word| id_strategy(&word))?;
+        let strategies = checks.take(strategies(words.iter().map(String::as_str)));
+        let id_strategy = args.device_id_strategy.clone().or(file.device_id_strategy);
+        let id_strategy = id_strategy.and_then(|word| checks.take(self::id_strategy(&word)));
         let cdi_kind = file.cdi_kind.unwrap_or_else(|| "nvidia.com/gpu".into());
-        Resource::parse(&cdi_kind).map_err(|e| bad("cdiKind", &cdi_kind, e.rule))?;
+        if let Err(error) = Resource::parse(&cdi_kind) {
+            checks.add(bad("containerEdits.cdiKind", &cdi_kind, error.rule));
+        }
         let mut resources = BTreeMap::new();
         for (name, edits) in file.resources.unwrap_or_default() {
-            let resource =
-                Resource::parse(&name).map_err(|e| bad("containerEdits.resources", &name, e.rule))?;
-            check(&name, &edits)?;
-            resources.insert(resource, edits);
+            let at = format!("containerEdits.resources[{}]", shown(&name));
+            check(&at, &edits, checks);
+            let resource = Resource::parse(&name).map_err(|e| bad(at, &name, e.rule));
+            resources.extend(checks.take(resource).map(|resource| (resource, edits)));
         }
-        Ok(Self {
-            strategies,
-            id_strategy,
+        let driver_root = args.nvidia_driver_root.clone().or(file.nvidia_driver_root);
+        Self {
+            strategies: strategies.unwrap_or_default(),
+            id_strategy: id_strategy.unwrap_or_default(),
             pass_device_specs: args.pass_device_specs.or(file.pass_device_specs).unwrap_or(false),
-            driver_root: args
-                .nvidia_driver_root
-                .clone()
-                .or(file.nvidia_driver_root)
-                .unwrap_or_else(|| "/".into()),
+            driver_root: checks
+                .plain("containerEdits.nvidiaDriverRoot", driver_root.unwrap_or_else(|| "/".into())),
             cdi_kind,
             cdi_annotation_prefix: file.cdi_annotation_prefix.unwrap_or_else(|| "cdi.k8s.io/".into()),
             resources,
-        })
+        }
     }
 }
 
@@ -174,56 +172,61 @@ impl Default for Edits {
     }
 }
 
+/// The words of `deviceListStrategy`.
+const STRATEGIES: [(&str, DeviceListStrategy); 4] = [
+    ("envvar", DeviceListStrategy::Envvar),
+    ("volume-mounts", DeviceListStrategy::VolumeMounts),
+    ("cdi-annotations", DeviceListStrategy::CdiAnnotations),
+    ("cdi-cri", DeviceListStrategy::CdiCri),
+];
+
 pub(super) fn strategies<'a>(
     words: impl Iterator<Item = &'a str>,
-) -> Result<BTreeSet<DeviceListStrategy>, ConfigError> {
+) -> Result<BTreeSet<DeviceListStrategy>, BadSetting> {
     let strategies: BTreeSet<_> = words.map(strategy).collect::<Result<_, _>>()?;
     if strategies.is_empty() {
         let rule = "at least one of envvar, volume-mounts, cdi-annotations, cdi-cri";
-        return Err(bad("deviceListStrategy", "", rule));
+        return Err(bad("containerEdits.deviceListStrategy", "", rule));
     }
     Ok(strategies)
 }
 
-pub(super) fn id_strategy(word: &str) -> Result<DeviceIdStrategy, ConfigError> {
-    match word {
-        "uuid" => Ok(DeviceIdStrategy::Uuid),
-        "index" => Ok(DeviceIdStrategy::Index),
-        other => Err(bad("deviceIdStrategy", other, "uuid or index")),
-    }
+fn strategy(word: &str) -> Result<DeviceListStrategy, BadSetting> {
+    of_word("containerEdits.deviceListStrategy", word, &STRATEGIES)
 }
 
-fn strategy(word: &str) -> Result<DeviceListStrategy, ConfigError> {
-    match word {
-        "envvar" => Ok(DeviceListStrategy::Envvar),
-        "volume-mounts" => Ok(DeviceListStrategy::VolumeMounts),
-        "cdi-annotations" => Ok(DeviceListStrategy::CdiAnnotations),
-        "cdi-cri" => Ok(DeviceListStrategy::CdiCri),
-        other => Err(bad("deviceListStrategy", other, "envvar, volume-mounts, cdi-annotations or cdi-cri")),
-    }
+pub(super) fn id_strategy(word: &str) -> Result<DeviceIdStrategy, BadSetting> {
+    let known = [("uuid", DeviceIdStrategy::Uuid), ("index", DeviceIdStrategy::Index)];
+    of_word("containerEdits.deviceIdStrategy", word, &known)
 }
 
-fn check(name: &str, edits: &ResourceEdits) -> Result<(), ConfigError> {
-    if edits.mounts.len() > EDITS_PER_RESOURCE_MAX || edits.devices.len() > EDITS_PER_RESOURCE_MAX {
-        return Err(bad(
-            "containerEdits.resources",
-            name,
-            format!("at most {EDITS_PER_RESOURCE_MAX} mounts and devices"),
-        ));
-    }
-    let paths = edits.mounts.iter().flat_map(|m| [&m.host_path, &m.container_path]);
-    let paths = paths.chain(edits.devices.iter().flat_map(|d| d.container_path.iter().chain([&d.host_path])));
-    let mps = edits.mps.iter().flat_map(MpsEdits::paths);
-    for path in paths.chain(mps) {
+fn check(at: &str, edits: &ResourceEdits, checks: &mut Checks) {
+    checks.at_most(&format!("{at}.mounts"), edits.mounts.len(), EDITS_PER_RESOURCE_MAX, "mounts");
+    checks.at_most(&format!("{at}.devices"), edits.devices.len(), EDITS_PER_RESOURCE_MAX, "devices");
+    let mut path = |setting: String, path: &str| {
         if !path.starts_with('/') || path.contains("/../") || path.ends_with("/..") {
-            return Err(bad("containerEdits.resources", path, "an absolute path without .."));
+            checks.add(bad(setting, path, "an absolute path without .."));
+        } else if path.chars().any(char::is_control) {
+            checks.add(bad(setting, path, NO_CONTROL));
+        }
+    };
+    for (n, mount) in edits.mounts.iter().enumerate() {
+        path(format!("{at}.mounts[{n}].hostPath"), &mount.host_path);
+        path(format!("{at}.mounts[{n}].containerPath"), &mount.container_path);
+    }
+    for (n, device) in edits.devices.iter().enumerate() {
+        path(format!("{at}.devices[{n}].hostPath"), &device.host_path);
+        if let Some(inside) = &device.container_path {
+            path(format!("{at}.devices[{n}].containerPath"), inside);
         }
     }
-    for device in &edits.devices {
+    for (key, given) in edits.mps.iter().flat_map(MpsEdits::paths) {
+        path(format!("{at}.mps.{key}"), given);
+    }
+    for (n, device) in edits.devices.iter().enumerate() {
         let p = &device.permissions;
         if p.is_empty() || !p.chars().all(|c| "rwm".contains(c)) {
-            return Err(bad("permissions", p, "letters of rwm"));
+            checks.add(bad(format!("{at}.devices[{n}].permissions"), p, "letters of rwm"));
         }
     }
-    Ok(())
 }

@@ -6,7 +6,8 @@ use super::labels::LabelsFile;
 use super::processes::ProcessesFile;
 use super::tracing::TracingFile;
 use super::trusted::TrustedKeyFile;
-use super::{ApiServerMode, ConfigError, LogFormat, RoundTiming, bad};
+use super::checks::{BadSetting, Checks, bad};
+use super::{ApiServerMode, LogFormat, RoundTiming};
 use crate::kernel::decision::JournalLimit;
 use crate::kernel::history::{
     HISTORY_ALLOCATIONS_DEFAULT, HISTORY_ALLOCATIONS_MAX, HISTORY_ALLOCATIONS_MIN, HistoryLimit,
@@ -14,6 +15,7 @@ use crate::kernel::history::{
 use crate::kernel::policy::{PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
 use crate::kernel::stack::{OnFault, Permissions};
 use crate::kernel::time::Timing;
+use crate::yaml::{self, Problems};
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -107,7 +109,7 @@ pub struct HistoryFile {
 }
 
 impl HistoryFile {
-    pub(super) fn limit(self) -> Result<HistoryLimit, ConfigError> {
+    pub(super) fn limit(self) -> Result<HistoryLimit, BadSetting> {
         let allocations = self.allocations.unwrap_or(HISTORY_ALLOCATIONS_DEFAULT);
         if !(HISTORY_ALLOCATIONS_MIN..=HISTORY_ALLOCATIONS_MAX).contains(&allocations) {
             let rule = format!("{HISTORY_ALLOCATIONS_MIN} to {HISTORY_ALLOCATIONS_MAX}");
@@ -136,7 +138,7 @@ pub struct DecisionsFile {
 
 impl DecisionsFile {
     /// `None` where no journal is wanted.
-    pub(super) fn limit(self) -> Result<Option<JournalLimit>, ConfigError> {
+    pub(super) fn limit(self) -> Result<Option<JournalLimit>, BadSetting> {
         let mut limit = JournalLimit::default();
         if let Some(mib) = self.max_mib {
             if mib == 0 {
@@ -280,25 +282,22 @@ impl FileConfig {
     /// Reads the text of a file. Empty text is all defaults.
     ///
     /// # Errors
-    /// In words, with the place.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        if text.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
-            return Ok(Self::default());
-        }
-        let file: Self = serde_norway::from_str(text).map_err(|e| e.to_string())?;
-        let stack = file.stack.as_deref().unwrap_or_default();
-        if stack.len() > STACK_ENTRIES_MAX {
-            return Err(format!("stack has {} entries; at most {STACK_ENTRIES_MAX} are taken", stack.len()));
-        }
-        for entry in stack {
-            let bytes = serde_json::to_string(&entry.parameters).map_or(usize::MAX, |j| j.len());
-            if bytes > PARAMETERS_BYTES_MAX {
-                return Err(format!(
-                    "parameters of {} are larger than {PARAMETERS_BYTES_MAX} bytes",
-                    entry.policy
-                ));
-            }
-        }
-        Ok(file)
+    /// All that is wrong, with lines.
+    pub fn parse(text: &str) -> Result<Self, Problems> {
+        yaml::from_str(text)
     }
+}
+
+/// The entries of a file within the limits of a stack.
+pub(super) fn stack(entries: Vec<StackEntryConfig>, checks: &mut Checks) -> Vec<StackEntryConfig> {
+    checks.at_most("stack", entries.len(), STACK_ENTRIES_MAX, "entries");
+    for (at, entry) in entries.iter().enumerate() {
+        let bytes = serde_json::to_string(&entry.parameters).map_or(usize::MAX, |json| json.len());
+        if bytes > PARAMETERS_BYTES_MAX {
+            let given = format!("{bytes} bytes of JSON");
+            let rule = format!("at most {PARAMETERS_BYTES_MAX} bytes");
+            checks.add(bad(format!("stack[{at}].parameters"), &given, rule));
+        }
+    }
+    entries
 }

@@ -1,6 +1,6 @@
 //! `labels`: whether the node is labelled with what its GPUs are, and how.
 
-use super::{ConfigError, bad};
+use super::checks::{Checks, bad};
 use serde::Deserialize;
 use std::path::PathBuf;
 
@@ -31,18 +31,18 @@ pub struct LabelsFile {
 }
 
 impl LabelsFile {
-    pub(super) fn checked(self) -> Result<LabelSettings, ConfigError> {
-        if let Some(path) =
-            self.nfd_file.as_ref().filter(|path| !path.is_absolute() || path.file_name().is_none())
-        {
+    pub(super) fn checked(self, checks: &mut Checks) -> LabelSettings {
+        let nfd_file = self.nfd_file.map(|path| checks.plain("labels.nfdFile", path));
+        let shown = || nfd_file.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        if nfd_file.as_ref().is_some_and(|path| !path.is_absolute() || path.file_name().is_none()) {
             let rule = "the absolute path of a file, such as /etc/kubernetes/node-feature-discovery/features.d/berth";
-            return Err(bad("labels.nfdFile", &path.display().to_string(), rule));
+            checks.add(bad("labels.nfdFile", &shown(), rule));
         }
-        if let (Some(path), Some(true)) = (&self.nfd_file, self.node) {
+        if nfd_file.is_some() && self.node == Some(true) {
             let rule = "one of labels.nfdFile and labels.node: both write the same labels, and would take each other \
-                        for somebody else";
-            return Err(bad("labels.nfdFile", &path.display().to_string(), rule));
+                        for another writer";
+            checks.add(bad("labels.nfdFile", &shown(), rule));
         }
-        Ok(LabelSettings { nfd_file: self.nfd_file, node: self.node.unwrap_or(false) })
+        LabelSettings { nfd_file, node: self.node.unwrap_or(false) }
     }
 }

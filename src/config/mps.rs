@@ -29,10 +29,11 @@ fn host_shm() -> String {
 }
 
 impl MpsEdits {
-    /// Every path in it.
-    pub(super) fn paths(&self) -> impl Iterator<Item = &String> {
-        let named = [&self.pipe_directory, &self.shm].into_iter();
-        named.chain(&self.container_pipe_directory).chain(&self.log_directory)
+    /// Every path in it, with its key.
+    pub(super) fn paths(&self) -> impl Iterator<Item = (&'static str, &String)> {
+        let given = [("pipeDirectory", &self.pipe_directory), ("shm", &self.shm)].into_iter();
+        let container = self.container_pipe_directory.iter().map(|path| ("containerPipeDirectory", path));
+        given.chain(container).chain(self.log_directory.iter().map(|path| ("logDirectory", path)))
     }
 
     /// The pipe directory's name in the container.

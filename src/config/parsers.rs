@@ -1,15 +1,14 @@
 //! The values of flags and of the environment, checked at the door by the rules that hold for the
 //! file. What is taken stays text, since a file may give the same.
 
-use super::{ConfigError, Protocol, edits, tracing};
+use super::{BadSetting, Protocol, edits, tracing};
 use std::path::Path;
 
 /// Only the rule: clap says the flag and the value.
-fn rule<T>(checked: Result<T, ConfigError>, text: &str) -> Result<String, String> {
+fn rule<T>(checked: Result<T, BadSetting>, text: &str) -> Result<String, String> {
     match checked {
         Ok(_) => Ok(text.to_owned()),
-        Err(ConfigError::Bad { rule, .. }) => Err(format!("give {rule}")),
-        Err(other) => Err(other.to_string()),
+        Err(bad) => Err(format!("give {}", bad.rule)),
     }
 }
 
@@ -50,7 +49,7 @@ pub(super) fn device_id_strategy(text: &str) -> Result<String, String> {
 }
 
 /// An empty variable counts as none, by OpenTelemetry's rules.
-fn unless_empty<T>(text: &str, check: impl FnOnce(&str) -> Result<T, ConfigError>) -> Result<String, String> {
+fn unless_empty<T>(text: &str, check: impl FnOnce(&str) -> Result<T, BadSetting>) -> Result<String, String> {
     if text.trim().is_empty() { Ok(String::new()) } else { rule(check(text), text) }
 }
 

@@ -1,6 +1,6 @@
 //! `processes`: whose processes on GPUs are found out how, and which are nobody's concern.
 
-use super::{ConfigError, bad};
+use super::checks::{Checks, bad};
 use serde::Deserialize;
 use std::path::PathBuf;
 
@@ -50,24 +50,22 @@ pub struct ProcessesFile {
 }
 
 impl ProcessesFile {
-    pub(super) fn over(self, defaults: ProcessSettings) -> Result<ProcessSettings, ConfigError> {
+    pub(super) fn over(self, defaults: ProcessSettings, checks: &mut Checks) -> ProcessSettings {
         let ignore = self.ignore.unwrap_or(defaults.ignore);
-        if ignore.len() > NAMES_MAX {
-            let rule = format!("at most {NAMES_MAX} names");
-            return Err(bad("processes.ignore", &ignore.len().to_string(), rule));
-        }
-        let wrong = |name: &&String| {
-            name.is_empty()
+        checks.at_most("processes.ignore", ignore.len(), NAMES_MAX, "names");
+        for (at, name) in ignore.iter().enumerate() {
+            let wrong = name.is_empty()
                 || name.len() > NAME_BYTES_MAX
                 || name.contains('/')
-                || name.chars().any(char::is_control)
-        };
-        if let Some(name) = ignore.iter().find(wrong) {
-            let rule = format!(
-                "command names of 1 to {NAME_BYTES_MAX} bytes, as `ps -o comm` shows them, without a path"
-            );
-            return Err(bad("processes.ignore", name, rule));
+                || name.chars().any(char::is_control);
+            if wrong {
+                let rule = format!(
+                    "command names of 1 to {NAME_BYTES_MAX} bytes, as `ps -o comm` shows them, without a path"
+                );
+                checks.add(bad(format!("processes.ignore[{at}]"), name, rule));
+            }
         }
-        Ok(ProcessSettings { ignore, proc_root: self.proc_root.unwrap_or(defaults.proc_root) })
+        let proc_root = checks.plain("processes.procRoot", self.proc_root.unwrap_or(defaults.proc_root));
+        ProcessSettings { ignore, proc_root }
     }
 }

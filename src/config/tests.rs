@@ -1,7 +1,9 @@
 use super::*;
+use proptest::prelude::*;
 
-fn merged(yaml: &str) -> Result<Config, ConfigError> {
-    Config::merge(&ServeArgs::default(), FileConfig::parse(yaml).map_err(|what| bad("file", yaml, what))?)
+fn merged(yaml: &str) -> Result<Config, BadSettings> {
+    let file = FileConfig::parse(yaml).map_err(|problems| bad("file", yaml, problems.to_string()))?;
+    Config::merge(&ServeArgs::default(), file)
 }
 
 #[test]
@@ -63,4 +65,88 @@ fn what_is_enabled_wins_over_what_is_disabled() {
     };
     let config = Config::merge(&args, FileConfig::default()).unwrap();
     assert_eq!(config.ignored_xids, [31, 43, 45, 68, 79, 109]);
+}
+
+/// A configuration that has every kind of value.
+const WHOLE: &str = "
+nodeName: n1
+gpus: sim:8xh100
+apiServer: off
+adminListen: 127.0.0.1:9470
+admin:
+  socket: /run/berth/admin.sock
+  tokens: [{ name: grafana, file: /etc/berth/grafana, right: read }]
+  limits: { readsPerSecond: 100, changesPerSecond: 7 }
+  kubernetes: { audiences: [berth] }
+log: json
+tracing: { endpoint: 'http://collector:4317', sampleRatio: 0.5 }
+resource: nvidia.com/gpu
+migStrategy: mixed
+memoryOvercommit: 1.5
+health: { pollSeconds: 0.5, quietSeconds: 60, ignoredXids: [13, 31] }
+decisions: { maxMiB: 64, maxAgeDays: 7 }
+processes: { ignore: [dcgmi] }
+labels: { node: true }
+containerEdits:
+  deviceListStrategy: [envvar, cdi-cri]
+  deviceIdStrategy: uuid
+  resources:
+    nvidia.com/gpu:
+      mounts: [{ hostPath: /opt/lib, containerPath: /opt/lib }]
+      devices: [{ hostPath: /dev/x, permissions: rw }]
+rounds: { listEveryMs: 2000 }
+stack:
+- policy: mixed
+  parameters: { replicas: 4, nested: { list: [1, two, 3.0] } }
+  permissions: { shareMax: 16, resources: [nvidia.com/gpu] }
+  onFault: deny
+- policy: exclusive
+";
+
+#[test]
+fn the_mutated_configuration_is_right_before_it_is_mutated() {
+    assert!(settings(WHOLE).0.is_some() && settings(WHOLE).1.is_empty(), "{}", settings(WHOLE).1);
+}
+
+fn settings(text: &str) -> (Option<Config>, crate::yaml::Problems) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    std::fs::write(&file, text).unwrap();
+    match Source::read(&file) {
+        Ok(source) => source.settings(&ServeArgs::default()),
+        Err(ConfigError::Wrong { problems, .. }) => (None, problems),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// What a mutation puts into the text.
+const PIECES: [&str; 24] = [
+    "", " ", "\n", "\n  ", ":", ": ", "- ", "[", "]", "{", "}", "'", "\"", "#", "&a ", "*a", "|", "~", "-1", "1e999", ".nan",
+    "\"\\0\"", "true", "é\u{7f}",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Whatever becomes of a file, it is settings or a list of errors of which each has its line.
+    #[test]
+    fn a_mutated_configuration_is_settings_or_errors_with_lines(
+        mutations in prop::collection::vec((0..WHOLE.len(), 0..20_usize, 0..PIECES.len()), 1..6),
+    ) {
+        let mut text: Vec<char> = WHOLE.chars().collect();
+        for (at, gone, piece) in mutations {
+            let from = at.min(text.len());
+            let to = (from + gone).min(text.len());
+            text.splice(from..to, PIECES[piece].chars());
+        }
+        let text: String = text.into_iter().collect();
+        let began = std::time::Instant::now();
+        let (config, problems) = settings(&text);
+        prop_assert!(config.is_some() || !problems.is_empty(), "{text}");
+        for problem in problems.iter() {
+            prop_assert!(problem.place.is_some(), "{text}\n{problem}");
+            prop_assert!(problem.to_string().len() < 1500, "{text}\n{problem}");
+        }
+        prop_assert!(began.elapsed().as_secs() < 5, "{text}");
+    }
 }

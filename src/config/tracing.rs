@@ -1,7 +1,8 @@
 //! `tracing`: where traces go, by OTLP. Off unless there is an endpoint. The variables are those of
 //! OpenTelemetry, so that what injects them into pods works here, too.
 
-use super::{ConfigError, ServeArgs, bad};
+use super::ServeArgs;
+use super::checks::{BadSetting, bad, of_word};
 use serde::Deserialize;
 use std::fmt;
 use std::time::Duration;
@@ -73,7 +74,7 @@ pub struct TracingFile {
 
 impl TracingFile {
     /// With flags and environment over it; `None` where no endpoint is named.
-    pub(super) fn under(self, args: &ServeArgs) -> Result<Option<TracingSettings>, ConfigError> {
+    pub(super) fn under(self, args: &ServeArgs) -> Result<Option<TracingSettings>, BadSetting> {
         // An empty variable counts as none, by OpenTelemetry's rules.
         let given = |text: &Option<String>| text.clone().filter(|t| !t.trim().is_empty());
         let ratio = match given(&args.tracing_sample_ratio) {
@@ -94,20 +95,17 @@ impl TracingFile {
 }
 
 /// By the words of OpenTelemetry.
-pub(super) fn protocol(word: &str) -> Result<Protocol, ConfigError> {
-    match word.trim() {
-        "grpc" => Ok(Protocol::Grpc),
-        "http/protobuf" => Ok(Protocol::HttpProtobuf),
-        other => Err(bad("tracing.protocol", other, "grpc or http/protobuf")),
-    }
+pub(super) fn protocol(word: &str) -> Result<Protocol, BadSetting> {
+    let known = [("grpc", Protocol::Grpc), ("http/protobuf", Protocol::HttpProtobuf)];
+    of_word("tracing.protocol", word.trim(), &known)
 }
 
-pub(super) fn sample_ratio(text: &str) -> Result<f64, ConfigError> {
+pub(super) fn sample_ratio(text: &str) -> Result<f64, BadSetting> {
     let ratio = text.trim().parse();
     ratio.map_or_else(|_| Err(bad("tracing.sampleRatio", text, "a number, 0 to 1")), checked_ratio)
 }
 
-fn checked_ratio(ratio: f64) -> Result<f64, ConfigError> {
+fn checked_ratio(ratio: f64) -> Result<f64, BadSetting> {
     if (0.0..=1.0).contains(&ratio) {
         return Ok(ratio);
     }
@@ -116,7 +114,7 @@ fn checked_ratio(ratio: f64) -> Result<f64, ConfigError> {
 
 /// Reads an endpoint. Where nobody says what is spoken there, the port tells: 4318 is HTTP's, all else
 /// is gRPC.
-pub(super) fn endpoint(text: &str, protocol: Option<Protocol>) -> Result<Endpoint, ConfigError> {
+pub(super) fn endpoint(text: &str, protocol: Option<Protocol>) -> Result<Endpoint, BadSetting> {
     let text = text.trim();
     // What may hold a password is not shown.
     let wrong = |rule: &str| {

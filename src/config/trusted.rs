@@ -1,6 +1,6 @@
 //! `trustedKeys`: whose policies this node takes.
 
-use super::{ConfigError, bad};
+use super::checks::{BadSetting, Checks, bad};
 use crate::kernel::trust::TrustedKey;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -25,26 +25,31 @@ pub struct TrustedKeyFile {
     pub key: String,
 }
 
-pub(super) fn keys(file: Option<Vec<TrustedKeyFile>>) -> Result<Vec<TrustedKey>, ConfigError> {
+pub(super) fn keys(file: Option<Vec<TrustedKeyFile>>, checks: &mut Checks) -> Vec<TrustedKey> {
     let file = file.unwrap_or_default();
-    if file.len() > KEYS_MAX {
-        return Err(bad("trustedKeys", &file.len().to_string(), format!("at most {KEYS_MAX} keys")));
-    }
+    checks.at_most("trustedKeys", file.len(), KEYS_MAX, "keys");
     let mut keys: Vec<TrustedKey> = Vec::with_capacity(file.len());
-    for TrustedKeyFile { name, key } in file {
-        let well_formed =
-            (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic());
-        if !well_formed {
-            let rule = format!("1 to {NAME_BYTES_MAX} letters, digits or signs, without spaces");
-            return Err(bad("trustedKeys.name", &name, rule));
-        }
-        if keys.iter().any(|k| k.name == name) {
-            return Err(bad("trustedKeys.name", &name, "each name once"));
-        }
-        let read = read(&key).map_err(|rule| bad("trustedKeys.key", &name, rule))?;
-        keys.push(TrustedKey { name, key: read });
+    for (at, key) in file.into_iter().enumerate() {
+        let key = one(at, key, &keys);
+        keys.extend(checks.take(key));
     }
-    Ok(keys)
+    keys
+}
+
+fn one(at: usize, file: TrustedKeyFile, before: &[TrustedKey]) -> Result<TrustedKey, BadSetting> {
+    let TrustedKeyFile { name, key } = file;
+    let setting = |key| format!("trustedKeys[{at}].{key}");
+    let well_formed = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic());
+    if !well_formed {
+        let rule = format!("1 to {NAME_BYTES_MAX} letters, digits or signs, without spaces");
+        return Err(bad(setting("name"), &name, rule));
+    }
+    if before.iter().any(|key| key.name == name) {
+        return Err(bad(setting("name"), &name, "each name once"));
+    }
+    // The key is not shown: it may be a private one.
+    let key = read(&key).map_err(|rule| bad(setting("key"), &format!("of {name}"), rule))?;
+    Ok(TrustedKey { name, key })
 }
 
 fn read(text: &str) -> Result<[u8; 32], String> {
@@ -66,6 +71,7 @@ fn read(text: &str) -> Result<[u8; 32], String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::BadSettings;
     use super::*;
 
     /// The key of the first test of RFC 8032, as `openssl pkey -pubout` prints it.
@@ -76,6 +82,12 @@ mod tests {
 
     fn one(name: &str, key: &str) -> TrustedKeyFile {
         TrustedKeyFile { name: name.into(), key: key.into() }
+    }
+
+    fn keys(file: Option<Vec<TrustedKeyFile>>) -> Result<Vec<TrustedKey>, BadSettings> {
+        let mut checks = Checks::default();
+        let keys = super::keys(file, &mut checks);
+        checks.done().map(|()| keys)
     }
 
     #[test]
@@ -92,7 +104,7 @@ mod tests {
             "-----BEGIN PUBLIC KEY-----\nMFwwDQYJKoZIhvcNAQEBBQADSwAwSAJBAL8=\n-----END PUBLIC KEY-----";
         let private = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA==\n-----END PRIVATE KEY-----";
         for (entries, says) in [
-            (vec![one("", RAW)], "trustedKeys.name"),
+            (vec![one("", RAW)], "trustedKeys[0].name"),
             (vec![one("with space", RAW)], "without spaces"),
             (vec![one("a", RAW), one("a", RAW)], "each name once"),
             (vec![one("a", "AAAA")], "3 bytes"),

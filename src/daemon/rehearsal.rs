@@ -1,21 +1,21 @@
-//! What `berth serve` would say of a configuration's GPUs and stack, without a node: the shipped
-//! policies are asked as at a start, in a folder of their own that is gone afterwards.
+//! What a start would say of a configuration's GPUs and stack, without a node: the GPUs are opened, and the shipped
+//! policies are asked about them as at a start, in a folder of their own that is removed afterwards.
 
-use super::SystemClock;
-use super::stack::{Unresolved, resolve_one};
+use super::stack::{Unresolved, resolve_one, trusted};
+use super::{SystemClock, open_gpus};
 use crate::admission::Trial;
-use crate::config::{Config, GpuSource};
+use crate::config::{BadSetting, Config, Findings, GpuSource, Without};
 use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::NewStack;
 use crate::kernel::gpu::Inventory;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::look::look;
-use crate::kernel::policy::{Fault, Hook};
+use crate::kernel::policy::{Fault, FaultKind, Hook};
 use crate::kernel::stack::StackEntry;
 use crate::ports::{Clock, Gpus, Policies};
 use crate::sim::SimGpus;
 use crate::wasm::{self, Scratch, WasmPolicies};
-use anyhow::{Context, bail};
+use anyhow::Context;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -37,15 +37,16 @@ pub fn check_source(source: &GpuSource) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Does with the stack what a start does. Answers, in sentences, what cannot be known here.
+/// Does with the GPUs and the stack what a start does, and finds all that would keep the daemon from starting or
+/// from offering them.
 ///
 /// # Errors
-/// What would keep the daemon from starting.
-pub fn rehearse(config: &Config) -> anyhow::Result<Vec<String>> {
-    check_source(&config.gpus)?;
-    let mut notes = Vec::new();
+/// If the policies cannot be asked on this machine.
+pub fn rehearse(config: &Config, without: Without) -> anyhow::Result<Findings> {
+    let mut found = Findings::default();
+    let (gpus, certain) = gpus(config, without, &mut found)?;
     if config.stack.is_empty() {
-        return Ok(notes);
+        return Ok(found);
     }
     let scratch = Scratch::new()
         .context("cannot make a folder to ask the stack's policies in (TMPDIR names another place)")?;
@@ -56,117 +57,150 @@ pub fn rehearse(config: &Config) -> anyhow::Result<Vec<String>> {
     let clock = SystemClock::default();
     let mut node = Ledger::default();
     apply(&mut node, policies.shipped(clock.now()).into_iter().map(Change::PolicyKept).collect(), &clock);
-    let mut entries = Vec::new();
-    for entry in &config.stack {
-        match resolve_one(entry, &node) {
-            Ok(resolved) => {
-                if let Some(version) = node.policies.get(&resolved.digest) {
-                    policies.restore(version)?;
-                }
-                entries.push(resolved);
-            }
-            Err(Unresolved::NotHere(why)) => {
-                let uploads = Uploads::of(&config.state_dir, |digest| {
-                    node.policies.keys().any(|d| d.as_str() == digest)
-                });
-                if matches!(uploads, Uploads::None) {
-                    bail!("the stack cannot be used: {why}");
-                }
-                notes.push(format!(
-                    "stack entry {}: not a shipped policy ({}), so it must have been uploaded to the node (`berth \
-                     policy push`) before the daemon starts with this file",
-                    entry.policy,
-                    names(&node)
-                ));
-            }
-            Err(Unresolved::Wrong(why)) => bail!("the stack cannot be used: {why}"),
+    let mut entries = entries(config, without, &node, &mut found);
+    for (_, entry) in &entries {
+        if let Some(version) = node.policies.get(&entry.digest) {
+            policies.restore(version)?;
         }
     }
-    let ask = |node: &Ledger| ask(config, &policies, &entries, &Arc::new(node.clone()), &clock);
     // Parameters are read before a policy looks at any GPU.
-    if let Some((policy, fault)) = ask(&node) {
-        bail!("the stack cannot be used: policy {policy} fails: {fault}");
-    }
-    let (gpus, certain) = gpus(config, &mut notes)?;
+    let mut faults = ask(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
+    faults.iter_mut().for_each(|fault| fault.certain = true);
     let changes = look(&node, &gpus, &config.rules, clock.now());
     apply(&mut node, changes, &clock);
-    // One that offers nothing was asked about its parameters, whatever the GPUs.
-    let offers = |label: &str| {
-        let version = node.policies.values().find(|version| version.label() == label);
-        version.is_some_and(|version| version.hooks.contains(&Hook::Offer))
-    };
-    match ask(&node) {
-        Some((policy, fault)) if certain || !offers(&policy) => {
-            bail!("the stack cannot be used: policy {policy} fails: {fault}")
+    faults.extend(ask(config, &policies, &mut entries, &Arc::new(node.clone()), &clock));
+    for Failed { at, policy, fault, certain: known } in faults {
+        let what = format!("policy {policy} fails: {fault}");
+        // What is not permitted or not well formed is so on all GPUs, and one that offers nothing never sees any.
+        let version = node.policies.values().find(|version| version.label() == policy);
+        let offers = version.is_some_and(|version| version.hooks.contains(&Hook::Offer));
+        if known || certain || !offers || fault.kind == FaultKind::Answer {
+            let key = if fault.kind == FaultKind::Parameters { ".parameters" } else { "" };
+            found.errors.push(BadSetting::new(format!("stack[{at}]{key}"), what));
+        } else {
+            found.notes.push(format!("on a node with {SAMPLE} GPUs this stack would fail: {what}"));
         }
-        Some((policy, fault)) => notes.push(format!(
-            "on a node with {SAMPLE} GPUs this stack would fail: policy {policy} fails: {fault}"
-        )),
-        None => {}
     }
-    Ok(notes)
+    Ok(found)
 }
 
 /// The GPUs to ask about, and whether they are those that the daemon would have.
-fn gpus(config: &Config, notes: &mut Vec<String>) -> anyhow::Result<(Inventory, bool)> {
-    if let GpuSource::Sim(profile) = &config.gpus {
-        match SimGpus::open(profile).and_then(|gpus| gpus.look()) {
-            Ok(gpus) => return Ok((gpus, true)),
-            Err(error) => notes.push(format!("{error}; the daemon would wait for it")),
+fn gpus(config: &Config, without: Without, found: &mut Findings) -> anyhow::Result<(Inventory, bool)> {
+    let sample = || anyhow::Ok((SimGpus::open(SAMPLE)?.look()?, false));
+    if without.gpus {
+        if let Err(error) = check_source(&config.gpus) {
+            found.errors.push(BadSetting::new("gpus", error.to_string()));
+        }
+        if !matches!(&config.gpus, GpuSource::Sim(profile) if SimGpus::is_profile(profile)) {
+            found.notes.push("the GPUs were not read".into());
+            return sample();
         }
     }
-    Ok((SimGpus::open(SAMPLE)?.look()?, false))
+    match open_gpus(config.gpus.clone()).and_then(|gpus| gpus.look()) {
+        Ok(gpus) if gpus.parts.is_empty() => {
+            let what = "there is no GPU (where they cannot be on this machine, --without-gpus leaves them out)";
+            found.errors.push(BadSetting::new("gpus", what));
+            sample()
+        }
+        Ok(gpus) => Ok((gpus, true)),
+        Err(error) => {
+            let what = format!("{error} (where they cannot be on this machine, --without-gpus leaves them out)");
+            found.errors.push(BadSetting::new("gpus", what));
+            sample()
+        }
+    }
 }
 
+/// The entries whose policies are known here, with their places in the file.
+fn entries(
+    config: &Config,
+    without: Without,
+    node: &Ledger,
+    found: &mut Findings,
+) -> Vec<(usize, StackEntry)> {
+    let mut entries = Vec::new();
+    for (at, entry) in config.stack.iter().enumerate() {
+        let key = if entry.digest.is_some() { "digest" } else { "policy" };
+        match resolve_one(entry, node) {
+            Ok(resolved) => entries.push((at, resolved)),
+            Err(Unresolved::NotHere(why)) if without.files || has_uploads(&config.state_dir, node) => {
+                found.notes.push(format!(
+                    "{why}; the daemon starts with this file once it is uploaded to its node (`berth policy push`)"
+                ));
+            }
+            Err(Unresolved::NotHere(why)) => {
+                let what = format!("{why} (--without-files leaves out what was uploaded to another node)");
+                found.errors.push(BadSetting::new(format!("stack[{at}].{key}"), what));
+            }
+            Err(Unresolved::Wrong(why)) => {
+                found.errors.push(BadSetting::new(format!("stack[{at}].{key}"), why));
+            }
+        }
+    }
+    let untrusted = |entry: &StackEntry| {
+        trusted(vec![entry.clone()], node, &config.rules.trusted_keys).err()
+    };
+    for (at, entry) in &entries {
+        found.errors.extend(untrusted(entry).map(|why| BadSetting::new(format!("stack[{at}].policy"), why)));
+    }
+    entries
+}
+
+/// A policy that fails.
+struct Failed {
+    /// Which entry of the file.
+    at: usize,
+    policy: String,
+    fault: Fault,
+    /// Whether it fails on every node.
+    certain: bool,
+}
+
+/// Asks the stack, without each entry that fails, until none does. What fails is taken out of `entries`.
 fn ask(
     config: &Config,
     policies: &dyn Policies,
-    entries: &[StackEntry],
+    entries: &mut Vec<(usize, StackEntry)>,
     node: &Arc<Ledger>,
     clock: &SystemClock,
-) -> Option<(String, Fault)> {
-    let entries = entries.to_vec();
-    let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
-    let trial = Trial {
-        stack: &stack,
-        policies,
-        node,
-        now: clock.now(),
-        baseline: &super::baseline(config),
-        rules: &config.rules,
-        leisure: 1,
-    };
-    trial.run().err()
+) -> Vec<Failed> {
+    let mut failed = Vec::new();
+    while !entries.is_empty() {
+        let stack = NewStack {
+            from_api: false,
+            by: "config".into(),
+            why: String::new(),
+            entries: entries.iter().map(|(_, entry)| entry.clone()).collect(),
+        };
+        let trial = Trial {
+            stack: &stack,
+            policies,
+            node,
+            now: clock.now(),
+            baseline: &super::baseline(config),
+            rules: &config.rules,
+            leisure: 1,
+        };
+        let Err((policy, fault)) = trial.run() else { break };
+        let Some(place) = entries.iter().position(|(_, entry)| entry.label() == policy) else { break };
+        let (at, _) = entries.remove(place);
+        failed.push(Failed { at, policy, fault, certain: false });
+    }
+    failed
 }
 
 fn apply(node: &mut Ledger, changes: Vec<Change>, clock: &SystemClock) {
     node.apply(&Entry { at: clock.now(), changes });
 }
 
-fn names(node: &Ledger) -> String {
-    let mut names: Vec<_> = node.policies.values().map(|v| v.name.as_str()).collect();
-    names.sort_unstable();
-    names.join(", ")
-}
-
-/// What a state folder has of uploaded policies.
-enum Uploads {
-    /// The daemon has run with it and has none.
-    None,
-    /// Some; or there is no such folder here, or it cannot be looked into.
-    Perhaps,
-}
-
-impl Uploads {
-    fn of(state_dir: &Path, shipped: impl Fn(&str) -> bool) -> Self {
-        let Ok(files) = std::fs::read_dir(state_dir.join("policies")) else {
-            return Self::Perhaps;
-        };
-        let uploaded = files.flatten().any(|file| {
-            let path = file.path();
-            let component = path.extension().is_some_and(|e| e == "wasm");
-            component && path.file_stem().and_then(|s| s.to_str()).is_some_and(|digest| !shipped(digest))
-        });
-        if uploaded { Self::Perhaps } else { Self::None }
-    }
+/// Whether the state folder has policies that were uploaded. Their names are in the store, which belongs to the
+/// daemon.
+fn has_uploads(state_dir: &Path, node: &Ledger) -> bool {
+    let Ok(files) = std::fs::read_dir(state_dir.join("policies")) else { return false };
+    let shipped = |digest: &str| node.policies.keys().any(|d| d.as_str() == digest);
+    files.flatten().any(|file| {
+        let path = file.path();
+        let component = path.extension().is_some_and(|e| e == "wasm");
+        component && path.file_stem().and_then(|s| s.to_str()).is_some_and(|digest| !shipped(digest))
+    })
 }

@@ -1,10 +1,11 @@
 //! From the file's stack to one that can be activated: names become versions.
 
 use crate::admin::{NoVersion, resolve_version};
-use crate::config::StackEntryConfig;
+use crate::config::{BadSetting, Config, StackEntryConfig};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::stack::StackEntry;
 use crate::kernel::trust::{TrustedKey, check_trust};
+use crate::yaml::Problems;
 
 /// Why an entry of the file cannot be used, in words that name it.
 #[derive(Debug, thiserror::Error)]
@@ -17,12 +18,22 @@ pub(super) enum Unresolved {
     Wrong(String),
 }
 
-/// Resolves the stack of a file against the versions that the node knows.
+/// Resolves the stack of a configuration against the versions that the node knows.
 ///
 /// # Errors
-/// In words that name the entry: an unknown policy, or a digest that is another policy's.
-pub(super) fn resolve(entries: &[StackEntryConfig], ledger: &Ledger) -> Result<Vec<StackEntry>, String> {
-    entries.iter().map(|entry| resolve_one(entry, ledger).map_err(|why| why.to_string())).collect()
+/// All entries that cannot be used, with their lines: an unknown policy, or a digest that is another policy's.
+pub(super) fn resolve(config: &Config, ledger: &Ledger) -> Result<Vec<StackEntry>, String> {
+    let mut problems = Problems::default();
+    let mut resolved = Vec::with_capacity(config.stack.len());
+    for (at, entry) in config.stack.iter().enumerate() {
+        match resolve_one(entry, ledger) {
+            Ok(entry) => resolved.push(entry),
+            Err(why) => {
+                problems.push(config.locate(BadSetting::new(format!("stack[{at}].policy"), why.to_string())));
+            }
+        }
+    }
+    if problems.is_empty() { Ok(resolved) } else { Err(problems.to_string()) }
 }
 
 /// The entries, if every version of them may be activated with these keys.

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     fn differ(yaml: &str, got: &Got) -> Vec<String> {
-        let expect: Expect = serde_norway::from_str(yaml).unwrap();
+        let expect: Expect = crate::yaml::from_str(yaml).unwrap();
         let all = expect.differences(got).into_iter();
         all.map(|d| format!("{} {} / {}", d.what, d.expected, d.got)).collect()
     }

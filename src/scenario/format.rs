@@ -1,6 +1,7 @@
 //! The form of a scenario file. Unknown keys are refused, with the line.
 
 use super::expect::Expect;
+use crate::yaml;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -261,7 +262,7 @@ impl Scenario {
     /// # Errors
     /// In words, with the line where that is known.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let mut scenario: Self = serde_norway::from_str(text).map_err(|error| error.to_string())?;
+        let mut scenario: Self = yaml::from_str(text).map_err(|error| error.to_string())?;
         let lines = step_lines(text);
         if lines.len() == scenario.steps.len() {
             scenario.lines = lines;
@@ -364,7 +365,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_with_its_line() {
         for (steps, says) in [
-            ("- offer: {}\n- ofer: {}\n", &["unknown field `ofer`", "line 5"][..]),
+            ("- offer: {}\n- ofer: {}\n", &["line 5", "steps[1]: the key \"ofer\" is not known; did you mean `offer`?"][..]),
             ("- offer: {}\n- expect: {gpus: {}}\n", &["step 2 (line 5)", "no verb"]),
             ("- {cordon: 1, uncordon: 1}\n", &["several verbs (cordon, uncordon)"]),
             ("- cordon: 2\n", &["no GPU 2", "has 2"]),
@@ -372,11 +373,11 @@ mod tests {
             ("- offer: {}\n  expect: {gpus: [0]}\n", &["offer", "by GPU"]),
             ("- place: {resource: a/b, count: 1}\n  expect: {gpus: {0: {}}}\n", &["place", "a list"]),
             ("- cordon: 1\n  expect: {refused: x}\n", &["`refused` says nothing of `cordon`"]),
-            ("- offer: {}\n  expect: {gpu: {}}\n", &["unknown field `gpu`", "line 5"]),
+            ("- offer: {}\n  expect: {gpu: {}}\n", &["the key \"gpu\" is not known; did you mean `gpus`?", "line 5"]),
             ("- allocate: {resource: a/b}\n", &["how many"]),
             ("- allocate: {resource: a/b, count: 1, on: [0, 1]}\n", &["on names 2"]),
             ("- release: a\n", &["allocates `as: a`"]),
-            ("- health: {gpu: 0, state: ill}\n", &["unknown variant `ill`", "line 4"]),
+            ("- health: {gpu: 0, state: ill}\n", &["\"ill\" is not known; known are `healthy`", "line 4"]),
             ("- seconds: 86401\n", &["at most 86400"]),
             ("  []\n", &["1 to 1000"]),
         ] {

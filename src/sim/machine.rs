@@ -2,6 +2,7 @@
 
 use super::model::Model;
 use crate::kernel::process::PROCESSES_PER_GPU_MAX;
+use crate::yaml;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 
@@ -166,6 +167,8 @@ impl Machine {
 
     /// Whether a text is meant as a profile and not as the name of a file.
     pub(super) fn is_profile(text: &str) -> bool {
+        // A sign is no part of a count, and nobody calls a file `-1xh100`.
+        let text = text.trim_start_matches(['-', '+']);
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         digits > 0 && text[digits..].starts_with('x') && !text.contains(['/', '.'])
     }
@@ -195,7 +198,7 @@ impl Machine {
     /// A machine from the text of a file.
     pub(super) fn from_text(text: &str) -> Result<Self, String> {
         // YAML holds JSON within it.
-        let machine: Self = serde_norway::from_str(text).map_err(|error| error.to_string())?;
+        let machine: Self = yaml::from_str(text).map_err(|error| error.to_string())?;
         machine.check().map(|()| machine)
     }
 
@@ -297,6 +300,7 @@ mod tests {
             assert!(error.contains(says), "{text}: {error}");
         }
         assert!(Machine::is_profile("8xh100") && Machine::is_profile("8xk80"));
+        assert!(Machine::is_profile("-1xh100") && Machine::from_profile("-1xh100").is_err());
         assert!(!Machine::is_profile("8xh100.yaml") && !Machine::is_profile("./8xh100"));
     }
 

@@ -250,7 +250,7 @@ class Check:
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             file.write(text)
             file.flush()
-            return [f"ConfigMap {name}: {fault}" for fault in _ran([self._berth, "config", "check", "--without-files", file.name])]
+            return [f"ConfigMap {name}: {fault}" for fault in _ran([self._berth, "config", "check", "--without-files", "--without-gpus", file.name])]
 
 
 def _no_texts(value, path: str = "") -> list[str]:

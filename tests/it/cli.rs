@@ -149,7 +149,7 @@ fn programs_get_the_apis_answer_as_json_or_yaml() {
     bench.allocate(0);
     let json: Value = serde_json::from_str(&bench.done(&["-o", "json", "gpu", "list"])).unwrap();
     assert_eq!(json, bench.get("/api/v1/gpus").expect(200));
-    let yaml: Value = serde_norway::from_str(&bench.done(&["allocation", "list", "-o", "yaml"])).unwrap();
+    let yaml: Value = serde_saphyr::from_str(&bench.done(&["allocation", "list", "-o", "yaml"])).unwrap();
     assert_eq!(yaml, bench.get("/api/v1/allocations").expect(200));
 }
 
@@ -500,11 +500,11 @@ fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
         (": :\n", "wrong"),
         ("gpus: sim:8xb900\n", "known are t4"),
         (
-            "stack: [{policy: timeslice, parameters: {replicas: banana}}]\n",
+            "gpus: sim:1xt4\nstack: [{policy: timeslice, parameters: {replicas: banana}}]\n",
             "fails: parameters.replicas: invalid type: string \"banana\", expected a whole number, 0 or more",
         ),
-        ("stack: [{policy: mixed, parameters: {replica: 2}}]\n", "parameters: unknown parameter `replica`"),
-        ("stack: [{policy: mixed, digest: short}]\n", "is no digest"),
+        ("gpus: sim:1xt4\nstack: [{policy: mixed, parameters: {replica: 2}}]\n", "parameters: unknown parameter `replica`"),
+        ("gpus: sim:1xt4\nstack: [{policy: mixed, digest: short}]\n", "is no digest"),
         (
             "gpus: sim:1xt4\nstack: [{policy: memory}]\n",
             "may not name nvidia.com/gpu.mem-4g (permissions.resources)",
@@ -520,19 +520,26 @@ fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
         assert!(checked.err.contains(says), "{}", checked.err);
     }
     assert_eq!(ran(berth(&["config", "check", "/nowhere.yaml"])).code, 1);
-    // What is uploaded elsewhere cannot be known here; where the daemon has run, it can.
-    let own = |state: &Path| {
-        let text = format!("stateDir: {}\nstack: [{{policy: ours}}, {{policy: mixed}}]\n", state.display());
-        ran(berth(&["config", "check", &write(&dir.path().join("own.yaml"), text)]))
+    // Whether an uploaded policy is on another node cannot be known here.
+    let own = |state: &Path, flags: &[&str]| {
+        let text = format!(
+            "gpus: sim:1xt4\nstateDir: {}\nstack: [{{policy: ours}}, {{policy: mixed}}]\n",
+            state.display()
+        );
+        let file = write(&dir.path().join("own.yaml"), text);
+        ran(berth(&[&["config", "check", &file], flags].concat()))
     };
-    let elsewhere = own(&dir.path().join("nowhere"));
-    assert_eq!(elsewhere.code, 0, "{}", elsewhere.err);
-    assert!(elsewhere.out.contains("note: stack entry ours: not a shipped policy"), "{}", elsewhere.out);
-    std::fs::create_dir_all(dir.path().join("state/policies")).unwrap();
-    let here = own(&dir.path().join("state"));
-    assert!(here.code == 1 && here.err.contains("knows no policy \"ours\""), "{}", here.err);
+    for state in ["nowhere", "state"].map(|name| dir.path().join(name)) {
+        let refused = own(&state, &[]);
+        assert!(refused.code == 1 && refused.err.contains("knows no policy \"ours\""), "{}", refused.err);
+        assert!(refused.err.contains("line 3, column 18: stack[0].policy: "), "{}", refused.err);
+        let elsewhere = own(&state, &["--without-files"]);
+        assert_eq!(elsewhere.code, 0, "{}", elsewhere.err);
+        assert!(elsewhere.out.contains("note: stack entry ours: "), "{}", elsewhere.out);
+        std::fs::create_dir_all(dir.path().join("state/policies")).unwrap();
+    }
     write(&dir.path().join("state/policies").join(format!("{}.wasm", "0".repeat(64))), b"");
-    assert_eq!(own(&dir.path().join("state")).code, 0);
+    assert_eq!(own(&dir.path().join("state"), &[]).code, 0);
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn documents_of_looks_can_be_told_apart() {
     looking.until("items:", 2);
     let seen = looking.seen.lock().unwrap().clone();
     let documents: Vec<serde_json::Value> =
-        seen.split("---\n").map(|document| serde_norway::from_str(document).unwrap()).collect();
+        seen.split("---\n").map(|document| serde_saphyr::from_str(document).unwrap()).collect();
     let states: Vec<_> = documents.iter().map(|d| d["items"][0]["drain"]["state"].clone()).collect();
     assert_eq!(states, ["active", "cordoned"]);
 }

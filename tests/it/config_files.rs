@@ -132,3 +132,169 @@ fn a_file_that_a_start_could_not_use_fails_the_check_and_may_be_left_out() {
     let started = ran(serve);
     assert!(started.code == 1 && started.err.contains("does not go with the certificate"), "{}", started.err);
 }
+
+/// The answer of a check of this text.
+fn checked(text: &str, flags: &[&str]) -> Ran {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    write(&file, text).unwrap();
+    ran(berth(&[&["config", "check", file.to_str().unwrap()], flags].concat()))
+}
+
+#[test]
+fn all_errors_of_a_file_are_named_in_one_run_by_check_and_by_serve() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    let text = "gpus: sim:1xt4
+gpuss: nvml
+memoryOvercommit: 0.5
+migStrategy: mixd
+admin:
+  tokens:
+  - { name: root, file: /t, right: read }
+  - { name: ci, right: read }
+containerEdits:
+  deviceListStrategy: [envar]
+  resources:
+    nvidia.com/gpu:
+      mounts: [{ hostPath: \"/a\\0b\", containerPath: /b }, { hostPath: b, containerPath: \"/a\\nb\" }]
+      mounts: []
+health: { pollSeconds: fast }
+stack:
+- policy: timeslize
+- policy: memory
+- policy: timeslice
+  parameters: { replicas: 4, replicas: 5 }
+  onFault: skipp
+";
+    write(&file, text).unwrap();
+    let name = file.to_str().unwrap();
+    let lines = [
+        "line 2, column 1: the key \"gpuss\" is not known; did you mean `gpus`?",
+        "line 3, column 19: memoryOvercommit: \"0.5\" cannot be used: 1.0 to 16.0",
+        "line 4, column 14: migStrategy: \"mixd\" cannot be used: none, single or mixed; did you mean `mixed`?",
+        "line 7, column 13: admin.tokens[0].name: \"root\" cannot be used: a name of its own",
+        "line 8, column 5: admin.tokens[1]: \"ci\" cannot be used: either file or sha256",
+        "line 10, column 23: containerEdits.deviceListStrategy: \"envar\" cannot be used: ",
+        "line 13, column 29: containerEdits.resources[\"nvidia.com/gpu\"].mounts[0].hostPath: the text holds the \
+         control character",
+        "line 13, column 70: containerEdits.resources[\"nvidia.com/gpu\"].mounts[1].hostPath: \"b\" cannot be used",
+        "line 14, column 7: containerEdits.resources[\"nvidia.com/gpu\"]: the key \"mounts\" is given twice",
+        "line 15, column 24: health.pollSeconds: \"fast\" is given; expected a number",
+        "line 17, column 11: stack[0].policy: stack entry timeslize: this node knows no policy \"timeslize\"",
+        "line 18, column 3: stack[1]: policy memory@",
+        "line 20, column 30: stack[2].parameters: the key \"replicas\" is given twice, first in line 20",
+        "line 21, column 12: stack[2].onFault: \"skipp\" is not known; did you mean `skip`?",
+    ];
+    let check = ran(berth(&["config", "check", name]));
+    let mut serve = berth(&["serve", "--config", name, "--kubelet-dir"]);
+    serve.arg(folder.path()).arg("--state-dir").arg(folder.path().join("state"));
+    let serve = ran(serve);
+    for said in [&check, &serve] {
+        assert_eq!((said.code, said.out.as_str()), (1, ""), "{}", said.err);
+        for line in &lines {
+            assert!(said.err.contains(line), "{line}: {}", said.err);
+        }
+    }
+    assert!(check.err.contains("did you mean `timeslice`?"), "{}", check.err);
+    assert!(check.err.contains("may not name nvidia.com/gpu.mem-4g (permissions.resources)"), "{}", check.err);
+    let json = ran(berth(&["config", "check", name, "-o", "json"]));
+    let json: Value = serde_json::from_str(&json.out).unwrap();
+    let first = &json["problems"][0];
+    assert_eq!((&json["ok"], &first["line"], &first["column"]), (&false.into(), &2.into(), &1.into()));
+}
+
+#[test]
+fn gpus_that_cannot_be_read_fail_the_check_and_may_be_left_out() {
+    for (gpus, says) in [
+        ("sim:/nonexistent", "sim:/nonexistent cannot be simulated"),
+        ("sim:-1xh100", "is no profile"),
+        ("sim:8xb900", "known are t4"),
+        ("nvml", "libnvidia-ml"),
+    ] {
+        let text = format!("gpus: {gpus}\nnvmlLibrary: /nonexistent/libnvidia-ml.so.1\n");
+        let refused = checked(&text, &[]);
+        assert_eq!((refused.code, refused.out.as_str()), (1, ""), "{gpus}: {}", refused.err);
+        assert!(refused.err.contains("line 1, column 7: gpus: "), "{gpus}: {}", refused.err);
+        assert!(refused.err.contains(says) && refused.err.contains("--without-gpus"), "{gpus}: {}", refused.err);
+        let without = checked(&text, &["--without-gpus"]);
+        // A profile that is not known is wrong everywhere.
+        let profile = gpus.contains('x') && !gpus.contains('/');
+        assert_eq!(without.code, i32::from(profile), "{gpus}: {}", without.err);
+        assert!(profile || without.out.contains("note: the GPUs were not read"), "{}", without.out);
+    }
+}
+
+#[test]
+fn a_stack_that_no_node_would_take_fails_the_check_without_gpus_too() {
+    let without = |stack: &str| checked(&format!("gpus: nvml\nstack:\n- {stack}\n"), &["--without-gpus"]);
+    for (stack, says) in [
+        ("policy: timeslize", "did you mean `timeslice`?"),
+        ("policy: memory", "may not name nvidia.com/gpu.mem-4g (permissions.resources)"),
+        ("{policy: timeslice, parameters: {replicas: 9}, permissions: {shareMax: 4}}", "permissions.shareMax"),
+        ("{policy: mixed, parameters: {replica: 2}}", "line 3, column 29: stack[0].parameters: policy mixed@"),
+    ] {
+        let refused = without(stack);
+        assert!(refused.code == 1 && refused.err.contains(says), "{stack}: {}", refused.err);
+    }
+    assert_eq!(without("policy: timeslice").code, 0);
+}
+
+#[test]
+fn huge_values_are_cut_and_no_type_of_the_program_is_named() {
+    let long = "x".repeat(5000);
+    for text in [
+        format!("nodeName: n\nadminListen: {long}\n"),
+        format!("{long}: 1\n"),
+        format!("memoryOvercommit: {long}\n"),
+        format!("log: {long}\n"),
+        format!("gpus: {long}\n"),
+        format!("stack: [{{policy: {long}}}]\n"),
+        format!("containerEdits: {{resources: {{{long}: {{}}}}}}\n"),
+        format!("processes: {{ignore: [{long}]}}\n"),
+    ] {
+        let refused = checked(&text, &["--without-gpus"]);
+        assert!(refused.code == 1 && refused.err.len() < 1500, "{}: {}", refused.err.len(), refused.err);
+        assert!(refused.err.contains("line "), "{}", refused.err);
+        for word in ["f64", "u32", "struct", "enum", "serde", "xxxxxxxxxx".repeat(10).as_str()] {
+            assert!(!refused.err.contains(word), "{word}: {}", refused.err);
+        }
+    }
+}
+
+/// The configurations among the YAML of the documents: those of which most keys are known.
+fn documented() -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = [root.to_owned(), root.join("docs"), root.join("policies-wasm")];
+    let shipped = std::fs::read_dir(root.join("policies-wasm")).unwrap().map(|entry| entry.unwrap().path());
+    let folders = folders.into_iter().chain(shipped).filter_map(|folder| std::fs::read_dir(folder).ok());
+    let files = folders.flatten().map(|entry| entry.unwrap().path());
+    let refused = berth::config::FileConfig::parse("noSuchKey: 1").unwrap_err().to_string();
+    let known: Vec<&str> = refused.split_once("known are").unwrap().1.split('`').skip(1).step_by(2).collect();
+    let mut found = Vec::new();
+    for file in files.filter(|file| file.extension().is_some_and(|e| e == "md")) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for block in text.split("```yaml\n").skip(1) {
+            let block = block.split("```").next().unwrap();
+            let indent = block.len() - block.trim_start_matches(' ').len();
+            let lines = block.lines().map(|line| line.get(indent..).unwrap_or_default());
+            let block = lines.collect::<Vec<_>>().join("\n");
+            let Ok(Value::Object(keys)) = serde_saphyr::from_str(&block) else { continue };
+            let ours = keys.keys().filter(|key| known.contains(&key.as_str())).count();
+            if ours * 2 > keys.len() {
+                found.push((file.display().to_string(), block));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_configurations_that_the_documents_print_are_taken() {
+    let documented = documented();
+    assert!(documented.len() >= 10, "{} found", documented.len());
+    for (file, text) in documented {
+        let said = checked(&text, &["--without-files", "--without-gpus"]);
+        assert_eq!(said.code, 0, "{file}:\n{text}\n{}", said.err);
+    }
+}

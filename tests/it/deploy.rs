@@ -1,6 +1,5 @@
 //! What users are told to give the daemon in a cluster, and what holds it to its own node there.
 
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,8 +16,8 @@ pub(crate) fn read(path: &str) -> String {
 /// The documents of a file.
 pub(crate) fn documents(path: &str) -> Vec<Value> {
     let text = read(path);
-    let documents = serde_norway::Deserializer::from_str(&text);
-    documents.map(|document| Value::deserialize(document).unwrap()).filter(|d| !d.is_null()).collect()
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    documents.into_iter().filter(|d| !d.is_null()).collect()
 }
 
 /// Those of one kind.

@@ -11,6 +11,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("labels", &["kernel"]),
     ("ports", &["kernel"]),
     ("kill_points", &[]),
+    ("yaml", &[]),
     ("spans", &[]),
     ("keeper", &["kernel", "figures", "ports", "kill_points", "spans"]),
     ("trust", &["kernel"]),
@@ -30,20 +31,21 @@ const ARROWS: &[(&str, &[&str])] = &[
             "metrics",
             "spans",
             "trace",
+            "yaml",
         ],
     ),
     ("cluster", &["kernel", "keeper", "admission", "config", "labels", "spans"]),
     ("nvml", &["kernel", "ports"]),
-    ("sim", &["kernel", "ports"]),
+    ("sim", &["kernel", "ports", "yaml"]),
     ("procfs", &["kernel", "ports"]),
     ("store", &["kernel", "ports", "kill_points"]),
     ("journal", &["kernel", "ports"]),
     ("wasm", &["kernel", "ports", "spans"]),
-    ("config", &["kernel"]),
+    ("config", &["kernel", "yaml"]),
     ("trace", &["config", "spans"]),
     ("telemetry", &["config", "spans", "trace"]),
-    ("scenario", &["kernel", "keeper", "ports", "admission", "sim", "wasm", "store"]),
-    ("cli", &["config", "admin", "kernel", "telemetry", "scenario"]),
+    ("scenario", &["kernel", "keeper", "ports", "admission", "sim", "wasm", "store", "yaml"]),
+    ("cli", &["yaml", "config", "admin", "kernel", "telemetry", "scenario"]),
     (
         "daemon",
         &[
@@ -66,6 +68,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "trust",
             "spans",
             "trace",
+            "yaml",
         ],
     ),
 ];
@@ -94,6 +97,7 @@ const LIBRARIES: &[(&str, &str)] = &[
     ("opentelemetry_proto", "trace"),
     ("opentelemetry_sdk", "trace"),
     ("tracing_opentelemetry", "trace"),
+    ("serde_saphyr", "yaml"),
 ];
 
 /// What one room serves with and another one calls with.

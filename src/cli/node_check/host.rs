@@ -2,6 +2,7 @@
 
 use super::Line;
 use crate::config::{Config, DeviceListStrategy, GpuSource};
+use serde::Deserialize;
 use std::fs::{read_dir, read_to_string};
 use std::path::{Path, PathBuf};
 
@@ -46,12 +47,17 @@ pub(super) fn cdi(config: &Config, root: &Path) -> Line {
     }
 }
 
+/// What is read of a CDI spec.
+#[derive(Deserialize)]
+struct CdiSpec {
+    kind: String,
+}
+
 /// A spec file that names this kind, in YAML or JSON.
 fn spec_of(folder: &Path, kind: &str) -> Option<PathBuf> {
     let names_kind = |path: &PathBuf| {
         let text = read_to_string(path).unwrap_or_default();
-        let spec: Result<serde_norway::Value, _> = serde_norway::from_str(&text);
-        spec.ok().and_then(|s| s.get("kind").and_then(|k| k.as_str().map(|k| k == kind))).unwrap_or(false)
+        crate::yaml::from_str::<CdiSpec>(&text).is_ok_and(|spec| spec.kind == kind)
     };
     let files = read_dir(folder).ok()?.filter_map(|entry| entry.ok().map(|e| e.path()));
     let mut specs = files.filter(|p| p.extension().is_some_and(|e| e == "yaml" || e == "json"));

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::{Config, FileConfig, ServeArgs};
 
 fn merged(yaml: &str) -> Result<Config, String> {
-    let file = FileConfig::parse(yaml)?;
+    let file = FileConfig::parse(yaml).map_err(|e| e.to_string())?;
     Config::merge(&ServeArgs::default(), file).map_err(|e| e.to_string())
 }
 

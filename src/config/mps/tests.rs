@@ -6,7 +6,8 @@ use crate::kernel::names::Resource;
 const SHARED: &str = "nvidia.com/gpu.shared";
 
 fn edits(yaml: &str) -> Result<Edits, String> {
-    let file = FileConfig::parse(&format!("containerEdits: {{resources: {{{SHARED}: {{mps: {yaml}}}}}}}"))?;
+    let file = FileConfig::parse(&format!("containerEdits: {{resources: {{{SHARED}: {{mps: {yaml}}}}}}}"))
+        .map_err(|e| e.to_string())?;
     Config::merge(&ServeArgs::default(), file).map(|c| c.edits).map_err(|e| e.to_string())
 }
 

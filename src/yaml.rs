@@ -1,0 +1,206 @@
+//! YAML files that people write. The text is parsed once into a tree that knows the line of each value; types are
+//! read from the tree. Reading goes on after an error, so that all errors of a file are found at once, each with its
+//! line and column. Messages name keys and values of the file and no types of the program.
+
+mod message;
+mod read;
+mod tree;
+
+pub use message::{nearest, shown};
+pub use tree::Shape;
+
+use message::Fault;
+use serde::de::DeserializeOwned;
+use std::fmt;
+use tree::Node;
+
+/// Most problems of one file that are listed.
+const PROBLEMS_MAX: usize = 50;
+
+/// A line and a column of a file, both from 1; columns count characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Line, from 1.
+    pub line: u64,
+    /// Column, from 1.
+    pub column: u64,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}, column {}", self.line, self.column)
+    }
+}
+
+/// One thing that is wrong with a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Where; `None` if no place in the file is to blame.
+    pub place: Option<Place>,
+    /// The key, such as `stack[0].onFault`; empty for the file as a whole.
+    pub key: String,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(place) = self.place {
+            write!(f, "{place}: ")?;
+        }
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        f.write_str(&self.what)
+    }
+}
+
+/// All that is wrong with a file, in the order of its lines; never empty as an error.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Problems(Vec<Problem>);
+
+impl Problems {
+    /// Whether nothing is wrong.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds one; beyond [`PROBLEMS_MAX`] they are dropped, since the first ones say enough.
+    pub fn push(&mut self, problem: Problem) {
+        if self.0.len() < PROBLEMS_MAX {
+            self.0.push(problem);
+            self.0.sort_by_key(|problem| problem.place);
+        }
+    }
+
+    /// In the order of lines.
+    pub fn iter(&self) -> impl Iterator<Item = &Problem> {
+        self.0.iter()
+    }
+
+    fn is_full(&self) -> bool {
+        self.0.len() >= PROBLEMS_MAX
+    }
+}
+
+impl From<Problem> for Problems {
+    fn from(problem: Problem) -> Self {
+        Self(vec![problem])
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_slice() {
+            [one] => one.fmt(f),
+            several => {
+                let more = if self.is_full() { " or more" } else { "" };
+                write!(f, "{}{more} errors", several.len())?;
+                several.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
+            }
+        }
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// A file's text, parsed.
+#[derive(Clone, Debug)]
+pub struct Document {
+    root: Node,
+    /// Keys that occur twice; the later ones are not in the tree.
+    repeated: Problems,
+}
+
+impl Document {
+    /// Parses a text. An empty one is a document with nothing in it.
+    ///
+    /// # Errors
+    /// If the text is not YAML or beyond the limits on depth, values and aliases; the first such place.
+    pub fn parse(text: &str) -> Result<Self, Problems> {
+        let mut repeated = Problems::default();
+        let root = tree::parse(text, &mut repeated)?;
+        Ok(Self { root, repeated })
+    }
+
+    /// What the document is as a whole.
+    #[must_use]
+    pub fn shape(&self) -> Shape<'_> {
+        self.root.shape()
+    }
+
+    /// Reads a value and says all that is wrong with it. What cannot be read is left out of the value, as if the
+    /// file did not have it, and so are the values of the keys `without`; `None` if too little remains.
+    #[must_use]
+    pub fn read<T: DeserializeOwned>(&self, without: &[String]) -> (Option<T>, Problems) {
+        let mut problems = self.repeated.clone();
+        let mut left_out = read::LeftOut::default();
+        for node in without.iter().filter_map(|key| self.nearest(key)) {
+            left_out.add(std::ptr::from_ref(node));
+        }
+        loop {
+            let fault = match read::value(&self.root, &left_out) {
+                Ok(value) => return (Some(value), problems),
+                Err(fault) => fault,
+            };
+            let Fault { node, kind } = fault;
+            let at = node.and_then(|node| self.root.find(node));
+            // A key that was left out is known to be there, and has been reported.
+            let follows = read::follows(&kind, node, &left_out, &self.root);
+            if !follows {
+                let place = at.as_ref().map_or(self.root.place, |(_, found)| found.place);
+                let key = at.map(|(key, _)| key).unwrap_or_default();
+                problems.push(Problem { place: Some(place), key, what: kind.to_string() });
+            }
+            let root = std::ptr::from_ref(&self.root);
+            match node {
+                Some(node) if node != root && !problems.is_full() && left_out.add(node) => {}
+                _ => return (None, problems),
+            }
+        }
+    }
+
+    /// Where a key such as `stack[0].policy` is; where it is not given, that of what it belongs to.
+    #[must_use]
+    pub fn place(&self, key: &str) -> Option<Place> {
+        self.nearest(key).map(|node| node.place)
+    }
+
+    /// The value of a key, or of the innermost that it belongs to.
+    fn nearest(&self, key: &str) -> Option<&Node> {
+        let mut best: Option<(usize, &Node)> = None;
+        self.root.walk(String::new(), &mut |path, node| {
+            let rest = key.strip_prefix(path);
+            let within = !path.is_empty() && rest.is_some_and(|r| r.is_empty() || r.starts_with(['.', '[']));
+            // A mapping comes before its keys, which have the same path.
+            if within && best.is_none_or(|(length, _)| path.len() > length) {
+                best = Some((path.len(), node));
+            }
+        });
+        best.map(|(_, node)| node)
+    }
+}
+
+/// Reads a value from a text.
+///
+/// # Errors
+/// All that is wrong with it.
+pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, Problems> {
+    let (value, problems) = Document::parse(text)?.read(&[]);
+    match value {
+        Some(value) if problems.is_empty() => Ok(value),
+        _ => Err(problems),
+    }
+}
+
+/// Writes a value.
+///
+/// # Errors
+/// If it has no form in YAML.
+pub fn to_string<T: serde::Serialize>(value: &T) -> Result<String, serde_saphyr::ser::Error> {
+    serde_saphyr::to_string(value)
+}
+
+#[cfg(test)]
+mod tests;

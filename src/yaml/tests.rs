@@ -1,0 +1,184 @@
+use super::*;
+use proptest::prelude::*;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct File {
+    name: Option<String>,
+    number: Option<f64>,
+    small: Option<u8>,
+    flag: Option<bool>,
+    mode: Option<Mode>,
+    #[serde(default)]
+    list: Vec<Item>,
+    #[serde(default)]
+    map: BTreeMap<String, u32>,
+    #[serde(default)]
+    free: serde_json::Map<String, serde_json::Value>,
+}
+
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Mode {
+    Fast,
+    VerySlow,
+}
+
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Item {
+    id: u32,
+    #[serde(default)]
+    note: String,
+}
+
+fn wrong(text: &str) -> Vec<String> {
+    from_str::<File>(text).unwrap_err().iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn values_are_read_as_they_are_written() {
+    let file: File = from_str(
+        "# a comment\nname: 0815\nnumber: 3\nsmall: 7\nflag: true\nmode: very-slow\n\
+         list: [{id: 1, note: off}, {id: 0x10}]\nmap: {'a.b/c': 2}\nfree: {a: [1, -2, 0.5, x, null, {b: off}]}\n",
+    )
+    .unwrap();
+    assert_eq!(file.name.as_deref(), Some("0815"));
+    assert_eq!((file.number, file.small, file.flag), (Some(3.0), Some(7), Some(true)));
+    assert_eq!(file.mode, Some(Mode::VerySlow));
+    assert_eq!(file.list, [Item { id: 1, note: "off".into() }, Item { id: 16, note: String::new() }]);
+    assert_eq!(file.map["a.b/c"], 2);
+    assert_eq!(serde_json::json!(file.free), serde_json::json!({"a": [1, -2, 0.5, "x", null, {"b": "off"}]}));
+    for text in ["", "# nothing\n", "---\n", "{}", "list:\nmap:\nfree:\nname:\nmode: ~\n"] {
+        assert_eq!(from_str::<File>(text).unwrap(), File::default(), "{text:?}");
+    }
+    for (name, text) in [("123", "name: 123"), ("1.50", "name: 1.50"), ("true", "name: true"), ("a\nb\n", "name: |\n  a\n  b\n")] {
+        assert_eq!(from_str::<File>(text).unwrap().name.as_deref(), Some(name));
+    }
+    let alias = "list: [&one {id: 1}, *one]\n";
+    assert_eq!(from_str::<File>(alias).unwrap().list.len(), 2);
+}
+
+#[test]
+fn all_that_is_wrong_is_named_with_its_place() {
+    let text = "nmae: x\n\
+                number: fast\n\
+                small: 300\n\
+                flag: yes\n\
+                mode: fats\n\
+                list:\n\
+                - id: 1\n\
+                - note: x\n\
+                - {id: -1}\n\
+                - 7\n\
+                - {id: 2, id: 3, nite: y}\n\
+                map: {a: x, b: 1, b: 2}\n\
+                free: {a: {b: 1, b: 2}}\n";
+    assert_eq!(
+        wrong(text),
+        [
+            "line 1, column 1: the key \"nmae\" is not known; did you mean `name`?",
+            "line 2, column 9: number: \"fast\" is given; expected a number",
+            "line 3, column 8: small: 300 is given; expected a whole number from 0 to 255",
+            "line 4, column 7: flag: \"yes\" is given; expected true or false",
+            "line 5, column 7: mode: \"fats\" is not known; did you mean `fast`?",
+            "line 8, column 3: list[1]: the key `id` is missing",
+            "line 9, column 8: list[2].id: -1 is given; expected a whole number from 0 to 4294967295",
+            "line 10, column 3: list[3]: 7 is given; expected a mapping with keys such as `id`, `note`",
+            "line 11, column 11: list[4]: the key \"id\" is given twice, first in line 11",
+            "line 11, column 18: list[4]: the key \"nite\" is not known; did you mean `note`?",
+            "line 12, column 10: map.a: \"x\" is given; expected a whole number from 0 to 4294967295",
+            "line 12, column 19: map: the key \"b\" is given twice, first in line 12",
+            "line 13, column 18: free.a: the key \"b\" is given twice, first in line 13",
+        ]
+    );
+}
+
+#[test]
+fn what_cannot_be_read_at_all_has_its_place_too() {
+    for (text, says) in [
+        ("a: [", "line "),
+        ("a: b: c", "line 1"),
+        ("- 1", "line 1, column 1: a list is given; expected a mapping"),
+        ("hello", "line 1, column 1: \"hello\" is given; expected a mapping"),
+        ("name: *none", "line 1"),
+        ("a: 1\n---\nb: 2\n", "this is not YAML"),
+        ("name: [a]", "line 1, column 7: name: a list is given; expected text"),
+        ("mode: [fast]", "mode: a list is given; expected one of `fast`, `very-slow`"),
+        ("number: .inf", "expected a number"),
+        ("<<: {name: x}", "the key \"<<\" is not known"),
+        ("name: \"a\\0b\"", "line 1, column 7: name: the text holds the control character '\\0'"),
+        ("name: \"a\\x1bb\"", "the text holds the control character '\\u{1b}'"),
+    ] {
+        let said = from_str::<File>(text).unwrap_err().to_string();
+        assert!(said.contains(says), "{text}: {said}");
+    }
+}
+
+#[test]
+fn a_long_value_is_cut_and_many_problems_are_counted() {
+    let said = wrong(&format!("number: {}", "x".repeat(5000)));
+    assert!(said[0].len() < 200 && said[0].contains("... (5000 bytes)"), "{said:?}");
+    let many: String = (0..200).map(|n| format!("key{n}: 1\n")).collect();
+    let said = from_str::<File>(&many).unwrap_err().to_string();
+    assert!(said.starts_with("50 or more errors\n  line 1, column 1: "), "{said}");
+}
+
+#[test]
+fn aliases_and_depth_have_a_limit() {
+    let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for n in 1..12 {
+        let items = vec![format!("*a{}", n - 1); 10].join(", ");
+        bomb += &format!("a{n}: &a{n} [{items}]\n");
+    }
+    let deep = format!("free: {}{}", "{a: ".repeat(1000), "}".repeat(1000));
+    for text in [bomb, deep] {
+        let began = std::time::Instant::now();
+        let said = from_str::<File>(&text).unwrap_err().to_string();
+        assert!(said.contains("not YAML"), "{said}");
+        assert!(began.elapsed().as_secs() < 5);
+    }
+}
+
+#[test]
+fn the_likely_word_is_a_near_one() {
+    let known = ["timeslice", "memory", "mixed", "exclusive"];
+    for (word, meant) in [
+        ("timeslize", Some("timeslice")),
+        ("TimeSlice", Some("timeslice")),
+        ("mxied", Some("mixed")),
+        ("quota", None),
+        ("", None),
+    ] {
+        assert_eq!(nearest(word, known), meant, "{word}");
+    }
+    assert_eq!(nearest(&"timeslice".repeat(1000), known), None);
+}
+
+#[test]
+fn a_key_that_is_not_given_is_placed_where_it_would_be() {
+    let document = Document::parse("a:\n  b:\n  - {c: 1}\n'x.y/z': 1\n").unwrap();
+    let line = |key| document.place(key).map(|place| place.line);
+    assert_eq!(line("a.b[0].c"), Some(3));
+    assert_eq!(line("a.b[0].d"), Some(3));
+    assert_eq!(line("a.e"), Some(2));
+    assert_eq!(line("[\"x.y/z\"]"), Some(4));
+    assert_eq!(line("f"), None);
+}
+
+proptest! {
+    /// Whatever the text, an answer comes, and each error says where.
+    #[test]
+    fn any_text_is_read_or_refused_with_a_place(
+        text in "([a-z]{1,5}|[0-9]|: |- |\\n|  |[\\[\\]{},'\"&*|>#]|name: |list:|id: |free: ){0,40}",
+    ) {
+        if let Err(problems) = from_str::<File>(&text) {
+            prop_assert!(!problems.is_empty());
+            for problem in problems.iter() {
+                prop_assert!(problem.place.is_some() && !problem.what.is_empty(), "{text:?}: {problem}");
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! The tree of a text: values with their places.
+
+use super::message::shown;
+use super::{Place, Problem, Problems};
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
+use serde_saphyr::{Location, Spanned};
+use std::collections::HashMap;
+use std::fmt;
+
+/// Most values of one text: three times those of a simulated machine with ten thousand events.
+const VALUES_MAX: usize = 250_000;
+/// Most values that aliases repeat.
+const REPEATED_MAX: usize = 20_000;
+/// Deepest nesting.
+const DEPTH_MAX: usize = 32;
+
+/// A value of the tree.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) place: Place,
+    pub(super) value: Value,
+    /// A plain scalar as it is written, for who wants text where YAML sees a number: `nodeName: 0815`.
+    pub(super) written: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Value {
+    Null,
+    Bool(bool),
+    Unsigned(u64),
+    Signed(i64),
+    Float(f64),
+    Text(String),
+    List(Vec<Node>),
+    /// Keys are unique.
+    Map(Vec<(Node, Node)>),
+}
+
+/// What a document is as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shape<'n> {
+    /// Nothing is in it.
+    Nothing,
+    /// A list.
+    List,
+    /// A mapping with these keys.
+    Map(Vec<&'n str>),
+    /// Text.
+    Text,
+    /// A number or a boolean.
+    Scalar,
+}
+
+/// A value as the parser hands it over, with repeated keys.
+enum Raw {
+    Scalar(Value),
+    List(Vec<Spanned<Raw>>),
+    Map(Vec<(Spanned<Raw>, Spanned<Raw>)>),
+}
+
+/// Parses a text; repeated keys go to `repeated` and not into the tree.
+pub(super) fn parse(text: &str, repeated: &mut Problems) -> Result<Node, Problems> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_nodes: VALUES_MAX, max_depth: DEPTH_MAX },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED_MAX },
+        // All repeated keys are reported, and not just the first one.
+        duplicate_keys: DuplicateKeyPolicy::PassThrough,
+        merge_keys: MergeKeyPolicy::AsOrdinary,
+        non_finite_float_policy: NonFiniteFloatPolicy::AsString,
+        // `off` and `no` are words, as in YAML 1.2; `0815` and `1_000` as well.
+        strict_booleans: true,
+        leading_zero_numbers_as_strings: true,
+        underscored_numbers_as_strings: true,
+        emit_comments: false,
+        with_snippet: false,
+    };
+    let raw: Spanned<Raw> = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let place = error.location().map(place);
+        // The place is said by the problem.
+        let words = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
+        let words = words.split(" at line ").next().unwrap_or(&words);
+        Problems::from(Problem { place, key: String::new(), what: format!("this is not YAML: {words}") })
+    })?;
+    Ok(Node::of(raw, text, repeated, ""))
+}
+
+fn place(location: Location) -> Place {
+    Place { line: location.line().max(1), column: location.column().max(1) }
+}
+
+impl Node {
+    fn of(raw: Spanned<Raw>, text: &str, repeated: &mut Problems, path: &str) -> Self {
+        let span = raw.defined.span();
+        let (value, written) = match raw.value {
+            Raw::Scalar(value @ Value::Text(_)) => (value, None),
+            Raw::Scalar(value) => (value, written(text, span)),
+            Raw::List(items) => {
+                let items = items.into_iter().enumerate();
+                let items = items.map(|(at, item)| Self::of(item, text, repeated, &format!("{path}[{at}]")));
+                (Value::List(items.collect()), None)
+            }
+            Raw::Map(entries) => {
+                let mut lines: HashMap<String, u64> = HashMap::with_capacity(entries.len());
+                let mut kept = Vec::with_capacity(entries.len());
+                for (key, value) in entries {
+                    let key = Self::of(key, text, repeated, path);
+                    let value = Self::of(value, text, repeated, &below(path, &key.text()));
+                    match lines.get(&key.text()) {
+                        Some(line) => repeated.push(Problem {
+                            place: Some(key.place),
+                            key: path.to_owned(),
+                            what: format!(
+                                "the key {} is given twice, first in line {line}",
+                                shown(&key.text())
+                            ),
+                        }),
+                        None => {
+                            lines.insert(key.text(), key.place.line);
+                            kept.push((key, value));
+                        }
+                    }
+                }
+                (Value::Map(kept), None)
+            }
+        };
+        Self { place: place(raw.referenced), value, written }
+    }
+
+    /// A scalar as text.
+    pub(super) fn text(&self) -> String {
+        match (&self.value, &self.written) {
+            (Value::Text(text), _) | (_, Some(text)) => text.clone(),
+            (Value::Bool(value), None) => value.to_string(),
+            (Value::Unsigned(value), None) => value.to_string(),
+            (Value::Signed(value), None) => value.to_string(),
+            (Value::Float(value), None) => value.to_string(),
+            (Value::Null | Value::List(_) | Value::Map(_), None) => String::new(),
+        }
+    }
+
+    /// Whether nothing is written where a value could be: `stack:`.
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self.value, Value::Null) && self.written.as_deref().is_none_or(str::is_empty)
+    }
+
+    pub(super) fn shape(&self) -> Shape<'_> {
+        match &self.value {
+            Value::Null => Shape::Nothing,
+            Value::List(_) => Shape::List,
+            Value::Text(_) => Shape::Text,
+            Value::Map(entries) => Shape::Map(
+                entries
+                    .iter()
+                    .filter_map(|(key, _)| match &key.value {
+                        Value::Text(text) => Some(text.as_str()),
+                        _ => None,
+                    })
+                    .collect(),
+            ),
+            Value::Bool(_) | Value::Unsigned(_) | Value::Signed(_) | Value::Float(_) => Shape::Scalar,
+        }
+    }
+
+    /// Visits this value and all below it, each with its path.
+    pub(super) fn walk<'n>(&'n self, path: String, visit: &mut dyn FnMut(&str, &'n Node)) {
+        visit(&path, self);
+        match &self.value {
+            Value::List(items) => {
+                for (at, item) in items.iter().enumerate() {
+                    item.walk(format!("{path}[{at}]"), visit);
+                }
+            }
+            Value::Map(entries) => {
+                for (key, value) in entries {
+                    // What is wrong with a key is said of the mapping that has it.
+                    visit(&path, key);
+                    value.walk(below(&path, &key.text()), visit);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A value or a key below this one, with its path.
+    pub(super) fn find(&self, wanted: *const Self) -> Option<(String, &Self)> {
+        let mut found = None;
+        self.walk(String::new(), &mut |path, node| {
+            if std::ptr::eq(node, wanted) {
+                found = Some((path.to_owned(), node));
+            }
+        });
+        found
+    }
+}
+
+/// The path of a key. One that is no plain word is quoted: `resources["nvidia.com/gpu"]`.
+fn below(path: &str, key: &str) -> String {
+    let plain = !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
+    match (plain, path) {
+        (true, "") => key.to_owned(),
+        (true, _) => format!("{path}.{key}"),
+        (false, _) => format!("{path}[{}]", shown(key)),
+    }
+}
+
+fn written(text: &str, span: serde_saphyr::Span) -> Option<String> {
+    let from = usize::try_from(span.byte_offset()?).ok()?;
+    let bytes = usize::try_from(span.byte_len()?).ok()?;
+    text.get(from..from.checked_add(bytes)?).map(|written| written.trim().to_owned())
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AnyValue;
+        impl<'de> Visitor<'de> for AnyValue {
+            type Value = Raw;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value")
+            }
+            fn visit_unit<E>(self) -> Result<Raw, E> {
+                Ok(Raw::Scalar(Value::Null))
+            }
+            fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
+                Ok(Raw::Scalar(Value::Bool(value)))
+            }
+            fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
+                Ok(Raw::Scalar(Value::Unsigned(value)))
+            }
+            fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
+                Ok(Raw::Scalar(Value::Signed(value)))
+            }
+            fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
+                Ok(Raw::Scalar(Value::Float(value)))
+            }
+            fn visit_str<E>(self, value: &str) -> Result<Raw, E> {
+                Ok(Raw::Scalar(Value::Text(value.to_owned())))
+            }
+            fn visit_string<E>(self, value: String) -> Result<Raw, E> {
+                Ok(Raw::Scalar(Value::Text(value)))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Raw, A::Error> {
+                let mut items = Vec::new();
+                while let Some(item) = list.next_element()? {
+                    items.push(item);
+                }
+                Ok(Raw::List(items))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Raw::Map(entries))
+            }
+        }
+        deserializer.deserialize_any(AnyValue)
+    }
+}

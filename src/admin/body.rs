@@ -2,6 +2,7 @@
 
 use super::problem::{Kind, Problem};
 use super::shape::Shape;
+use super::unique;
 use actix_web::HttpRequest;
 use actix_web::error::PayloadError;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
@@ -117,7 +118,8 @@ fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Problem> {
     if other == Some("a list") {
         return Err(invalid(not_an_object::<T>("a list")));
     }
-    serde_json::from_slice(bytes).map_err(|error| {
+    let parsed = serde_json::from_slice(bytes).and_then(|body| unique::check(bytes).map(|()| body));
+    parsed.map_err(|error| {
         if error.is_data() {
             invalid(other.map_or_else(|| error.to_string(), not_an_object::<T>))
         } else {
@@ -205,5 +207,16 @@ mod tests {
         assert!(wrong::<NewStack>("\"mixed\"").starts_with("the body is a string; "));
         assert!(wrong::<NewStack>("{\"entry\": []}").starts_with("unknown field `entry`"));
         assert_eq!(parse::<NewStack>(b"{").err().unwrap().status, 400);
+    }
+
+    #[test]
+    fn a_key_that_is_given_twice_is_refused_however_deep() {
+        for parameters in [r#"{"replicas": 4, "replicas": 5}"#, r#"{"a": [{"b": {"c": 1, "c": 1}}]}"#] {
+            let body = format!(r#"{{"entries": [{{"policy": "mixed", "parameters": {parameters}}}]}}"#);
+            let said = wrong::<NewStack>(&body);
+            assert!(said.contains("is given twice at line 1 column "), "{said}");
+        }
+        let twice = r#"{"entries": [{"policy": "mixed", "parameters": {"a": {"b": 1}, "b": {"b": 1}}}]}"#;
+        assert!(parse::<NewStack>(twice.as_bytes()).is_ok(), "two objects may have the same key");
     }
 }

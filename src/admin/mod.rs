@@ -60,6 +60,7 @@ mod token;
 mod traced;
 mod trials;
 mod tried;
+mod unique;
 mod unread;
 mod view;
 mod wire;

@@ -7,6 +7,7 @@ mod read;
 mod tree;
 
 pub use message::{nearest, shown};
+pub use read::LeftOut;
 pub use tree::Shape;
 
 use message::Fault;
@@ -131,46 +132,46 @@ impl Document {
     }
 
     /// Reads a value and says all that is wrong with it. What cannot be read is left out of the value, as if the
-    /// file did not have it, and so are the values of the keys `without`; `None` if too little remains.
+    /// file did not have it, and so is what is left out from the beginning.
     #[must_use]
-    pub fn read<T: DeserializeOwned>(&self, without: &[String]) -> (Option<T>, Problems) {
+    pub fn read<T: DeserializeOwned>(&self, mut without: LeftOut) -> Reading<T> {
         let mut problems = self.repeated.clone();
-        let mut left_out = read::LeftOut::default();
-        for node in without.iter().filter_map(|key| self.nearest(key)) {
-            left_out.add(std::ptr::from_ref(node));
-        }
         loop {
-            let fault = match read::value(&self.root, &left_out) {
-                Ok(value) => return (Some(value), problems),
+            let Fault { node, kind } = match read::value(&self.root, &without) {
+                Ok(value) => return Reading { value: Some(value), problems, left_out: without },
                 Err(fault) => fault,
             };
-            let Fault { node, kind } = fault;
-            let at = node.and_then(|node| self.root.find(node));
+            // Faults come with a node; one without would be of the file as a whole.
+            let (key, at) = self.root.find(node.unwrap_or_default()).unwrap_or((String::new(), &self.root));
             // A key that was left out is known to be there, and has been reported.
-            let follows = read::follows(&kind, node, &left_out, &self.root);
-            if !follows {
-                let place = at.as_ref().map_or(self.root.place, |(_, found)| found.place);
-                let key = at.map(|(key, _)| key).unwrap_or_default();
-                problems.push(Problem { place: Some(place), key, what: kind.to_string() });
+            if !read::follows(&kind, at, &without) {
+                problems.push(Problem { place: Some(at.place), key, what: kind.to_string() });
             }
-            let root = std::ptr::from_ref(&self.root);
-            match node {
-                Some(node) if node != root && !problems.is_full() && left_out.add(node) => {}
-                _ => return (None, problems),
+            if at.id == self.root.id || problems.is_full() || !without.add(at.id) {
+                return Reading { value: None, problems, left_out: without };
             }
         }
     }
 
-    /// Where a key such as `stack[0].policy` is; where it is not given, that of what it belongs to.
+    /// The problem of a key such as `stack[0].policy`, with its place; where the key is not given, with that of what it
+    /// belongs to. A list counts as it was read, so without the items that were left out.
     #[must_use]
-    pub fn place(&self, key: &str) -> Option<Place> {
-        self.nearest(key).map(|node| node.place)
+    pub fn locate(&self, key: String, what: String, left_out: &LeftOut) -> Problem {
+        let Some((seen, node)) = self.nearest(&key, left_out) else { return Problem { place: None, key, what } };
+        let real = self.root.find(node.id).map_or(seen.clone(), |(real, _)| real);
+        Problem { place: Some(node.place), key: real + &key[seen.len()..], what }
     }
 
-    /// The value of a key, or of the innermost that it belongs to.
-    fn nearest(&self, key: &str) -> Option<&Node> {
+    /// Leaves out the value of a key, or of the innermost that it belongs to. Whether there was one.
+    pub fn leave_out(&self, key: &str, left_out: &mut LeftOut) -> bool {
+        let id = self.nearest(key, left_out).map(|(_, node)| node.id);
+        id.is_some_and(|id| left_out.add(id))
+    }
+
+    /// The value of a key, or of the innermost that it belongs to, with its key.
+    fn nearest(&self, key: &str, left_out: &LeftOut) -> Option<(String, &Node)> {
         let mut best: Option<(usize, &Node)> = None;
-        self.root.walk(String::new(), &mut |path, node| {
+        self.root.walk(String::new(), left_out, &mut |path, node| {
             let rest = key.strip_prefix(path);
             let within = !path.is_empty() && rest.is_some_and(|r| r.is_empty() || r.starts_with(['.', '[']));
             // A mapping comes before its keys, which have the same path.
@@ -178,7 +179,31 @@ impl Document {
                 best = Some((path.len(), node));
             }
         });
-        best.map(|(_, node)| node)
+        best.map(|(length, node)| (key[..length].to_owned(), node))
+    }
+}
+
+/// What could be read.
+#[derive(Debug)]
+pub struct Reading<T> {
+    /// The value, without what is left out; `None` if too little remains.
+    pub value: Option<T>,
+    /// All that is wrong.
+    pub problems: Problems,
+    /// What could not be read.
+    pub left_out: LeftOut,
+}
+
+impl<T> Reading<T> {
+    /// The value, if nothing is wrong.
+    ///
+    /// # Errors
+    /// All that is wrong.
+    pub fn whole(self) -> Result<T, Problems> {
+        match self.value {
+            Some(value) if self.problems.is_empty() => Ok(value),
+            _ => Err(self.problems),
+        }
     }
 }
 
@@ -187,11 +212,7 @@ impl Document {
 /// # Errors
 /// All that is wrong with it.
 pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, Problems> {
-    let (value, problems) = Document::parse(text)?.read(&[]);
-    match value {
-        Some(value) if problems.is_empty() => Ok(value),
-        _ => Err(problems),
-    }
+    Document::parse(text)?.read(LeftOut::default()).whole()
 }
 
 /// Writes a value.

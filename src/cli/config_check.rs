@@ -10,7 +10,6 @@ use crate::yaml::Problem;
 use door::Door;
 use serde::Serialize;
 use std::path::Path;
-use std::sync::Arc;
 
 /// What `berth config check` answers.
 #[derive(Serialize)]
@@ -100,7 +99,7 @@ pub(super) fn run(file: &Path, without: Without, rehearse: Rehearse, out: &mut O
 
 /// The settings of a file, and what cannot be known of them on this machine.
 fn examine(
-    source: &Arc<Source>,
+    source: &Source,
     args: &ServeArgs,
     without: Without,
     rehearse: Rehearse,
@@ -119,6 +118,8 @@ fn examine(
                 notes.push(format!("the daemon makes {} when it first starts", config.token_file.display()));
             }
         }
+        // The lists of these settings lack what could not be read.
+        let source = config.source.as_deref().unwrap_or(source);
         wrong.into_iter().for_each(|bad| problems.push(source.locate(bad, args)));
     }
     match config {

@@ -141,12 +141,12 @@ fn stack(config: &Config, without: Without, rehearse: Rehearse) -> Line {
             let errors: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
             Line::fail(CHECK, errors.join("; "), "correct the configuration; berth config check FILE says where")
         }
+        Ok(_) if config.stack.is_empty() => {
+            Line::ok(CHECK, "none in the configuration: whole GPUs are offered, or what was activated")
+        }
         Ok(_) if without.gpus => Line::warn(CHECK, "not asked: there are no GPUs", "see the line GPUs"),
         Ok(found) if !found.notes.is_empty() => {
             Line::warn(CHECK, found.notes.join("; "), "berth policy list shows what a running daemon knows")
-        }
-        Ok(_) if config.stack.is_empty() => {
-            Line::ok(CHECK, "none in the configuration: whole GPUs are offered, or what was activated")
         }
         Ok(_) => Line::ok(CHECK, "its policies take their parameters"),
         Err(error) => Line::fail(CHECK, format!("{error:#}"), "correct what it names"),

@@ -2,7 +2,7 @@
 //! `stack` (a configuration) or `entries` (what the API takes).
 
 use crate::admin::dto::NewStackEntry;
-use crate::yaml::{Document, Problems, Shape};
+use crate::yaml::{Document, LeftOut, Problems, Shape};
 use anyhow::{anyhow, bail};
 use serde::Deserialize;
 
@@ -24,21 +24,17 @@ pub(super) fn parse(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry
     let wrong = |problems: Problems| anyhow!("{name} is no stack: {problems}");
     let text = std::str::from_utf8(text).map_err(|e| anyhow!("{name} is no stack: it is not UTF-8: {e}"))?;
     let document = Document::parse(text).map_err(wrong)?;
-    let (entries, problems) = match document.shape() {
-        Shape::List => document.read(&[]),
+    let entries = match document.shape() {
+        Shape::List => document.read(LeftOut::default()).whole(),
         Shape::Map(keys) if keys.contains(&"stack") || keys.contains(&"entries") => {
-            let (whole, problems) = document.read::<Whole>(&[]);
-            (whole.map(|whole| whole.stack), problems)
+            document.read::<Whole>(LeftOut::default()).whole().map(|whole| whole.stack)
         }
         Shape::Map(keys) if keys.contains(&"policy") => {
             bail!("{name} is no stack: it is one entry and not a list; put `- ` before `policy:`")
         }
         other => bail!("{name} is no stack: expected {SHAPE}; found {}", kind(&other)),
     };
-    match entries {
-        Some(entries) if problems.is_empty() => Ok(entries),
-        _ => Err(wrong(problems)),
-    }
+    entries.map_err(wrong)
 }
 
 fn kind(shape: &Shape<'_>) -> String {

@@ -125,8 +125,9 @@ impl Checks {
 
     /// A path without control characters: with a NUL no system call takes it, and a line end breaks what lists it.
     pub(super) fn plain(&mut self, setting: &str, path: PathBuf) -> PathBuf {
-        if path.as_os_str().as_bytes().iter().any(u8::is_ascii_control) {
-            self.add(bad(setting, &path.to_string_lossy(), NO_CONTROL));
+        let bytes = path.as_os_str().as_bytes();
+        if bytes.len() > PATH_BYTES_MAX || bytes.iter().any(u8::is_ascii_control) {
+            self.add(bad(setting, &path.to_string_lossy(), PLAIN_PATH));
         }
         path
     }
@@ -146,5 +147,7 @@ impl Checks {
     }
 }
 
+/// Longest path, bytes, as in every system call of Linux (`PATH_MAX`, less its NUL).
+pub(super) const PATH_BYTES_MAX: usize = 4095;
 /// What a path must be.
-pub(super) const NO_CONTROL: &str = "a path without control characters";
+pub(super) const PLAIN_PATH: &str = "a path of at most 4095 bytes without control characters";

@@ -2,7 +2,7 @@
 //! mounts and devices of the operator's own.
 
 use super::args::EditArgs;
-use super::checks::{BadSetting, Checks, NO_CONTROL, bad, of_word};
+use super::checks::{BadSetting, Checks, PATH_BYTES_MAX, PLAIN_PATH, bad, of_word};
 use super::mps::MpsEdits;
 use crate::kernel::names::Resource;
 use crate::yaml::shown;
@@ -206,8 +206,8 @@ fn check(at: &str, edits: &ResourceEdits, checks: &mut Checks) {
     let mut path = |setting: String, path: &str| {
         if !path.starts_with('/') || path.contains("/../") || path.ends_with("/..") {
             checks.add(bad(setting, path, "an absolute path without .."));
-        } else if path.chars().any(char::is_control) {
-            checks.add(bad(setting, path, NO_CONTROL));
+        } else if path.len() > PATH_BYTES_MAX || path.chars().any(char::is_control) {
+            checks.add(bad(setting, path, PLAIN_PATH));
         }
     };
     for (n, mount) in edits.mounts.iter().enumerate() {

@@ -1,18 +1,23 @@
 //! The configuration file: read once, kept for the lines of what turns out to be wrong with it.
 
 use super::{BadSetting, BadSettings, Config, ConfigError, FileConfig, ServeArgs};
-use crate::yaml::{Document, Problem, Problems};
+use crate::yaml::{Document, LeftOut, Problem, Problems, Reading};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Largest configuration file, bytes: what a ConfigMap holds at most.
 pub const CONFIG_BYTES_MAX: u64 = 1024 * 1024;
 
+/// How often settings are put together without what was wrong before, until what remains is right.
+const LEAVING_OUT_MAX: usize = 4;
+
 /// A configuration file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Source {
     path: PathBuf,
     document: Document,
+    /// What the settings were read without.
+    left_out: LeftOut,
 }
 
 impl Source {
@@ -20,7 +25,7 @@ impl Source {
     ///
     /// # Errors
     /// If it cannot be read, is too large or is not YAML.
-    pub fn read(path: &Path) -> Result<Arc<Self>, ConfigError> {
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let unreadable = |source| ConfigError::Unreadable { path: path.into(), source };
         let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
         if bytes > CONFIG_BYTES_MAX {
@@ -29,36 +34,45 @@ impl Source {
         let text = std::fs::read_to_string(path).map_err(unreadable)?;
         let document = Document::parse(&text)
             .map_err(|problems| ConfigError::Wrong { path: path.into(), problems })?;
-        Ok(Arc::new(Self { path: path.into(), document }))
+        Ok(Self { path: path.into(), document, left_out: LeftOut::default() })
     }
 
     /// The settings, with flags over them, and all that is wrong with the file. Settings that cannot be used are left
     /// out, so that what depends on the others can be checked too; `None` if too little remains.
     #[must_use]
-    pub fn settings(self: &Arc<Self>, args: &ServeArgs) -> (Option<Config>, Problems) {
-        let of_this = |config: Config| Config { source: Some(Arc::clone(self)), ..config };
-        let (file, mut problems) = self.document.read::<FileConfig>(&[]);
-        let Some(file) = file else { return (None, problems) };
+    pub fn settings(&self, args: &ServeArgs) -> (Option<Config>, Problems) {
+        let Reading { value, mut problems, mut left_out } = self.document.read::<FileConfig>(LeftOut::default());
         // Where the API may listen depends on `admin.tls`, which may be what could not be read.
         let admin_unknown = problems.iter().any(|problem| problem.key.starts_with("admin"));
-        let BadSettings(bad) = match Config::merge(args, file) {
-            Ok(config) => return (Some(of_this(config)), problems),
-            Err(bad) => bad,
-        };
-        let keys: Vec<String> = bad.iter().map(|bad| bad.setting.clone()).collect();
-        for bad in bad.into_iter().filter(|bad| !(admin_unknown && bad.setting == "adminListen")) {
-            problems.push(self.locate(bad, args));
+        let mut file = value;
+        // What follows only from what was left out before is no problem of the file.
+        for attempt in 0..LEAVING_OUT_MAX {
+            let Some(read) = file else { break };
+            let merged = Config::merge(args, read);
+            let source = Self { left_out, ..self.clone() };
+            let BadSettings(bad) = match merged {
+                Ok(config) => return (Some(Config { source: Some(Arc::new(source)), ..config }), problems),
+                Err(bad) => bad,
+            };
+            left_out = source.left_out.clone();
+            for bad in bad {
+                self.document.leave_out(&bad.setting, &mut left_out);
+                if attempt == 0 && !(admin_unknown && bad.setting == "adminListen") {
+                    problems.push(source.locate(bad, args));
+                }
+            }
+            Reading { value: file, left_out, .. } = self.document.read(left_out);
         }
-        let (rest, _) = self.document.read::<FileConfig>(&keys);
-        let config = rest.and_then(|rest| Config::merge(args, rest).ok());
-        (config.map(of_this), problems)
+        (None, problems)
     }
 
     /// What is wrong with a setting, with its place in the file unless a flag gave it.
     #[must_use]
     pub fn locate(&self, bad: BadSetting, args: &ServeArgs) -> Problem {
-        let place = if args.gives(&bad.setting) { None } else { self.document.place(&bad.setting) };
-        Problem { place, key: bad.setting, what: bad.what }
+        if args.gives(&bad.setting) {
+            return Problem { place: None, key: bad.setting, what: bad.what };
+        }
+        self.document.locate(bad.setting, bad.what, &self.left_out)
     }
 
     /// The error that lists what is wrong with this file.

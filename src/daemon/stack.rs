@@ -56,7 +56,7 @@ pub(super) fn trusted(
 pub(super) fn resolve_one(entry: &StackEntryConfig, ledger: &Ledger) -> Result<StackEntry, Unresolved> {
     let name = &entry.policy;
     let version = resolve_version(ledger, name, entry.digest.as_deref()).map_err(|why| {
-        let words = format!("stack entry {name}: {why}");
+        let words = format!("stack entry {}: {why}", name.chars().take(80).collect::<String>());
         match why {
             NoVersion::NotHere(_) => Unresolved::NotHere(words),
             NoVersion::Wrong(_) => Unresolved::Wrong(words),

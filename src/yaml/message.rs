@@ -13,7 +13,7 @@ const WORDS_MAX: usize = 40;
 #[derive(Debug)]
 pub(super) struct Fault {
     /// The value or the key; `None` until the reader that has it adds it.
-    pub(super) node: Option<*const Node>,
+    pub(super) node: Option<u32>,
     pub(super) kind: Kind,
 }
 
@@ -28,7 +28,7 @@ pub(super) enum Kind {
 impl Fault {
     /// The innermost value that could not be read is the one to blame.
     pub(super) fn at(mut self, node: &Node) -> Self {
-        self.node.get_or_insert(std::ptr::from_ref(node));
+        self.node.get_or_insert(node.id);
         self
     }
 

@@ -10,18 +10,28 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use std::collections::HashSet;
 
-/// Values and keys that could not be read.
-#[derive(Default)]
-pub(super) struct LeftOut(HashSet<*const Node>);
+/// Values and keys of a document that are not read.
+#[derive(Clone, Debug, Default)]
+pub struct LeftOut(HashSet<u32>);
 
 impl LeftOut {
     /// Whether it was not left out yet.
-    pub(super) fn add(&mut self, node: *const Node) -> bool {
+    pub(super) fn add(&mut self, node: u32) -> bool {
         self.0.insert(node)
     }
 
     fn has(&self, node: &Node) -> bool {
-        self.0.contains(&std::ptr::from_ref(node))
+        self.0.contains(&node.id)
+    }
+
+    /// The items of a list that are read.
+    pub(super) fn items<'n>(&self, items: &'n [Node]) -> impl Iterator<Item = &'n Node> {
+        items.iter().filter(move |node| !self.has(node))
+    }
+
+    /// The entries of a mapping that are read.
+    pub(super) fn entries<'n>(&self, entries: &'n [(Node, Node)]) -> impl Iterator<Item = &'n (Node, Node)> {
+        entries.iter().filter(move |(key, value)| !self.has(key) && !self.has(value))
     }
 }
 
@@ -31,9 +41,8 @@ pub(super) fn value<T: DeserializeOwned>(root: &Node, left_out: &LeftOut) -> Res
 }
 
 /// Whether a key is missing only because its value was left out.
-pub(super) fn follows(kind: &Kind, node: Option<*const Node>, left_out: &LeftOut, root: &Node) -> bool {
-    let (Kind::Missing(missing), Some(node)) = (kind, node) else { return false };
-    let Some((_, Node { value: Value::Map(entries), .. })) = root.find(node) else { return false };
+pub(super) fn follows(kind: &Kind, node: &Node, left_out: &LeftOut) -> bool {
+    let (Kind::Missing(missing), Value::Map(entries)) = (kind, &node.value) else { return false };
     entries.iter().any(|(key, value)| {
         (left_out.has(value) || left_out.has(key)) && key.text() == *missing
     })

@@ -160,12 +160,23 @@ fn the_likely_word_is_a_near_one() {
 #[test]
 fn a_key_that_is_not_given_is_placed_where_it_would_be() {
     let document = Document::parse("a:\n  b:\n  - {c: 1}\n'x.y/z': 1\n").unwrap();
-    let line = |key| document.place(key).map(|place| place.line);
+    let located = |key: &str| document.locate(key.into(), String::new(), &LeftOut::default());
+    let line = |key: &str| located(key).place.map(|place| place.line);
     assert_eq!(line("a.b[0].c"), Some(3));
     assert_eq!(line("a.b[0].d"), Some(3));
     assert_eq!(line("a.e"), Some(2));
     assert_eq!(line("[\"x.y/z\"]"), Some(4));
     assert_eq!(line("f"), None);
+}
+
+#[test]
+fn an_item_behind_one_that_was_left_out_keeps_its_number() {
+    let document = Document::parse("list:\n- 7\n- {id: 1}\n- {id: x}\n- {id: 2}\n").unwrap();
+    let Reading { value, problems, left_out } = document.read::<File>(LeftOut::default());
+    assert_eq!(value.unwrap().list.iter().map(|item| item.id).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(problems.iter().map(|p| p.key.as_str()).collect::<Vec<_>>(), ["list[0]", "list[2].id"]);
+    let second = document.locate("list[1].note".into(), "wrong".into(), &left_out);
+    assert_eq!(second.to_string(), "line 5, column 3: list[3].note: wrong");
 }
 
 proptest! {

@@ -1,7 +1,7 @@
 //! The tree of a text: values with their places.
 
 use super::message::shown;
-use super::{Place, Problem, Problems};
+use super::{LeftOut, Place, Problem, Problems};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Location, Spanned};
@@ -18,6 +18,8 @@ const DEPTH_MAX: usize = 32;
 /// A value of the tree.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
+    /// Its number in the text.
+    pub(super) id: u32,
     pub(super) place: Place,
     pub(super) value: Value,
     /// A plain scalar as it is written, for who wants text where YAML sees a number: `nodeName: 0815`.
@@ -82,32 +84,42 @@ pub(super) fn parse(text: &str, repeated: &mut Problems) -> Result<Node, Problem
         let words = words.split(" at line ").next().unwrap_or(&words);
         Problems::from(Problem { place, key: String::new(), what: format!("this is not YAML: {words}") })
     })?;
-    Ok(Node::of(raw, text, repeated, ""))
+    Ok(Builder { text, repeated, next: 0 }.node(raw, ""))
 }
 
 fn place(location: Location) -> Place {
     Place { line: location.line().max(1), column: location.column().max(1) }
 }
 
-impl Node {
-    fn of(raw: Spanned<Raw>, text: &str, repeated: &mut Problems, path: &str) -> Self {
+/// Makes nodes of what the parser hands over.
+struct Builder<'t> {
+    text: &'t str,
+    repeated: &'t mut Problems,
+    /// The number of the next node.
+    next: u32,
+}
+
+impl Builder<'_> {
+    fn node(&mut self, raw: Spanned<Raw>, path: &str) -> Node {
+        let id = self.next;
+        self.next += 1;
         let span = raw.defined.span();
         let (value, written) = match raw.value {
             Raw::Scalar(value @ Value::Text(_)) => (value, None),
-            Raw::Scalar(value) => (value, written(text, span)),
+            Raw::Scalar(value) => (value, written(self.text, span)),
             Raw::List(items) => {
                 let items = items.into_iter().enumerate();
-                let items = items.map(|(at, item)| Self::of(item, text, repeated, &format!("{path}[{at}]")));
+                let items = items.map(|(at, item)| self.node(item, &format!("{path}[{at}]")));
                 (Value::List(items.collect()), None)
             }
             Raw::Map(entries) => {
                 let mut lines: HashMap<String, u64> = HashMap::with_capacity(entries.len());
                 let mut kept = Vec::with_capacity(entries.len());
                 for (key, value) in entries {
-                    let key = Self::of(key, text, repeated, path);
-                    let value = Self::of(value, text, repeated, &below(path, &key.text()));
+                    let key = self.node(key, path);
+                    let value = self.node(value, &below(path, &key.text()));
                     match lines.get(&key.text()) {
-                        Some(line) => repeated.push(Problem {
+                        Some(line) => self.repeated.push(Problem {
                             place: Some(key.place),
                             key: path.to_owned(),
                             what: format!(
@@ -124,9 +136,11 @@ impl Node {
                 (Value::Map(kept), None)
             }
         };
-        Self { place: place(raw.referenced), value, written }
+        Node { id, place: place(raw.referenced), value, written }
     }
+}
 
+impl Node {
     /// A scalar as text.
     pub(super) fn text(&self) -> String {
         match (&self.value, &self.written) {
@@ -162,20 +176,25 @@ impl Node {
         }
     }
 
-    /// Visits this value and all below it, each with its path.
-    pub(super) fn walk<'n>(&'n self, path: String, visit: &mut dyn FnMut(&str, &'n Node)) {
+    /// Visits this value and all below it, each with its path, as if what is left out were not there.
+    pub(super) fn walk<'n>(
+        &'n self,
+        path: String,
+        left_out: &LeftOut,
+        visit: &mut dyn FnMut(&str, &'n Node),
+    ) {
         visit(&path, self);
         match &self.value {
             Value::List(items) => {
-                for (at, item) in items.iter().enumerate() {
-                    item.walk(format!("{path}[{at}]"), visit);
+                for (at, item) in left_out.items(items).enumerate() {
+                    item.walk(format!("{path}[{at}]"), left_out, visit);
                 }
             }
             Value::Map(entries) => {
-                for (key, value) in entries {
+                for (key, value) in left_out.entries(entries) {
                     // What is wrong with a key is said of the mapping that has it.
                     visit(&path, key);
-                    value.walk(below(&path, &key.text()), visit);
+                    value.walk(below(&path, &key.text()), left_out, visit);
                 }
             }
             _ => {}
@@ -183,10 +202,10 @@ impl Node {
     }
 
     /// A value or a key below this one, with its path.
-    pub(super) fn find(&self, wanted: *const Self) -> Option<(String, &Self)> {
+    pub(super) fn find(&self, wanted: u32) -> Option<(String, &Self)> {
         let mut found = None;
-        self.walk(String::new(), &mut |path, node| {
-            if std::ptr::eq(node, wanted) {
+        self.walk(String::new(), &LeftOut::default(), &mut |path, node| {
+            if node.id == wanted {
                 found = Some((path.to_owned(), node));
             }
         });

@@ -176,8 +176,9 @@ stack:
         "line 7, column 13: admin.tokens[0].name: \"root\" cannot be used: a name of its own",
         "line 8, column 5: admin.tokens[1]: \"ci\" cannot be used: either file or sha256",
         "line 10, column 23: containerEdits.deviceListStrategy: \"envar\" cannot be used: ",
-        "line 13, column 29: containerEdits.resources[\"nvidia.com/gpu\"].mounts[0].hostPath: the text holds the \
+        "line 13, column 28: containerEdits.resources[\"nvidia.com/gpu\"].mounts[0].hostPath: the text holds the \
          control character",
+        "line 13, column 88: containerEdits.resources[\"nvidia.com/gpu\"].mounts[1].containerPath: \"/a\\nb\" cannot",
         "line 13, column 70: containerEdits.resources[\"nvidia.com/gpu\"].mounts[1].hostPath: \"b\" cannot be used",
         "line 14, column 7: containerEdits.resources[\"nvidia.com/gpu\"]: the key \"mounts\" is given twice",
         "line 15, column 24: health.pollSeconds: \"fast\" is given; expected a number",
@@ -232,7 +233,7 @@ fn a_stack_that_no_node_would_take_fails_the_check_without_gpus_too() {
         ("policy: timeslize", "did you mean `timeslice`?"),
         ("policy: memory", "may not name nvidia.com/gpu.mem-4g (permissions.resources)"),
         ("{policy: timeslice, parameters: {replicas: 9}, permissions: {shareMax: 4}}", "permissions.shareMax"),
-        ("{policy: mixed, parameters: {replica: 2}}", "line 3, column 29: stack[0].parameters: policy mixed@"),
+        ("{policy: mixed, parameters: {replica: 2}}", "line 3, column 31: stack[0].parameters: policy mixed@"),
     ] {
         let refused = without(stack);
         assert!(refused.code == 1 && refused.err.contains(says), "{stack}: {}", refused.err);
@@ -252,6 +253,8 @@ fn huge_values_are_cut_and_no_type_of_the_program_is_named() {
         format!("stack: [{{policy: {long}}}]\n"),
         format!("containerEdits: {{resources: {{{long}: {{}}}}}}\n"),
         format!("processes: {{ignore: [{long}]}}\n"),
+        format!("stateDir: {long}\n"),
+        format!("stack: [{{policy: mixed, digest: {long}}}]\n"),
     ] {
         let refused = checked(&text, &["--without-gpus"]);
         assert!(refused.code == 1 && refused.err.len() < 1500, "{}: {}", refused.err.len(), refused.err);

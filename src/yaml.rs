@@ -6,7 +6,7 @@ mod message;
 mod read;
 mod tree;
 
-pub use message::{nearest, shown};
+pub use message::{nearest, plain, shown};
 pub use read::LeftOut;
 pub use tree::Shape;
 
@@ -15,6 +15,8 @@ use serde::de::DeserializeOwned;
 use std::fmt;
 use tree::Node;
 
+/// Most characters of what is said of one problem: a value is cut before, a path or a name may be long.
+const WHAT_CHARACTERS_MAX: usize = 1000;
 /// Most problems of one file that are listed.
 const PROBLEMS_MAX: usize = 50;
 
@@ -68,8 +70,12 @@ impl Problems {
     }
 
     /// Adds one; beyond [`PROBLEMS_MAX`] they are dropped, since the first ones say enough.
-    pub fn push(&mut self, problem: Problem) {
+    pub fn push(&mut self, mut problem: Problem) {
         if self.0.len() < PROBLEMS_MAX {
+            if let Some((end, _)) = problem.what.char_indices().nth(WHAT_CHARACTERS_MAX) {
+                problem.what.truncate(end);
+                problem.what += "...";
+            }
             self.0.push(problem);
             self.0.sort_by_key(|problem| problem.place);
         }
@@ -171,7 +177,7 @@ impl Document {
     /// The value of a key, or of the innermost that it belongs to, with its key.
     fn nearest(&self, key: &str, left_out: &LeftOut) -> Option<(String, &Node)> {
         let mut best: Option<(usize, &Node)> = None;
-        self.root.walk(String::new(), left_out, &mut |path, node| {
+        self.root.walk("", left_out, &mut |path, node| {
             let rest = key.strip_prefix(path);
             let within = !path.is_empty() && rest.is_some_and(|r| r.is_empty() || r.starts_with(['.', '[']));
             // A mapping comes before its keys, which have the same path.

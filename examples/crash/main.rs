@@ -16,7 +16,7 @@ mod power;
 
 use anyhow::{Context, bail};
 use berth::cli::{Cli, Hooks, StateHooks};
-use berth::config::Config;
+use berth::config::{Config, Findings};
 use berth::daemon::Options;
 use berth::kernel::process::Sight;
 use berth::kubelet::Waits;
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
                 look: |_| bail!("this is the harness"),
                 check_source: |_| Ok(()),
                 reach: |_| bail!("this is the harness"),
-                rehearse: |_| Ok(Vec::new()),
+                rehearse: |_, _| Ok(Findings::default()),
                 sight: |_| Sight::default(),
                 state,
             },

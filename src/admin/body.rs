@@ -3,6 +3,7 @@
 use super::problem::{Kind, Problem};
 use super::shape::Shape;
 use super::unique;
+use crate::yaml::plain;
 use actix_web::HttpRequest;
 use actix_web::error::PayloadError;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
@@ -121,11 +122,29 @@ fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Problem> {
     let parsed = serde_json::from_slice(bytes).and_then(|body| unique::check(bytes).map(|()| body));
     parsed.map_err(|error| {
         if error.is_data() {
-            invalid(other.map_or_else(|| error.to_string(), not_an_object::<T>))
+            invalid(other.map_or_else(|| words(&error), not_an_object::<T>))
         } else {
             Problem::new(Kind::Json, format!("the body is not JSON: {error}"))
         }
     })
+}
+
+/// Most characters of what was found that an answer shows.
+const FOUND_CHARACTERS_MAX: usize = 200;
+
+/// An error of serde_json without types of the program, and cut where it shows a long value.
+fn words(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let (what, at) = text.rfind(" at line ").map_or((text.as_str(), ""), |at| text.split_at(at));
+    let (found, expected) = what.rsplit_once(", expected ").unwrap_or((what, ""));
+    let mut said: String = found.chars().take(FOUND_CHARACTERS_MAX).collect();
+    if said.len() < found.len() {
+        said += "...";
+    }
+    if !expected.is_empty() {
+        said = format!("{said}, expected {}", plain(expected));
+    }
+    said + at
 }
 
 /// What a body is that is no object, going by how it begins.
@@ -207,6 +226,15 @@ mod tests {
         assert!(wrong::<NewStack>("\"mixed\"").starts_with("the body is a string; "));
         assert!(wrong::<NewStack>("{\"entry\": []}").starts_with("unknown field `entry`"));
         assert_eq!(parse::<NewStack>(b"{").err().unwrap().status, 400);
+    }
+
+    #[test]
+    fn a_wrong_value_is_answered_without_types_of_the_program_and_cut() {
+        let of = |max: &str| format!(r#"{{"entries": [{{"policy": "mixed", "permissions": {{"shareMax": {max}}}}}]}}"#);
+        let said = wrong::<NewStack>(&of("-1"));
+        assert!(said.contains("`-1`, expected a whole number from 0 to 4294967295 at line 1 column "), "{said}");
+        let said = wrong::<NewStack>(&of(&format!("\"{}\"", "x".repeat(5000))));
+        assert!(said.contains("x..., expected a whole number") && said.len() < 1000, "{said}");
     }
 
     #[test]

@@ -139,7 +139,8 @@ fn given(found: &Unexpected<'_>) -> String {
 }
 
 /// What serde's readers of Rust's types say that they expect, in plain words.
-fn plain(expected: &str) -> String {
+#[must_use]
+pub fn plain(expected: &str) -> String {
     let whole = |least: &dyn fmt::Display, most: &dyn fmt::Display| {
         format!("a whole number from {least} to {most}")
     };

@@ -179,22 +179,22 @@ impl Node {
     /// Visits this value and all below it, each with its path, as if what is left out were not there.
     pub(super) fn walk<'n>(
         &'n self,
-        path: String,
+        path: &str,
         left_out: &LeftOut,
         visit: &mut dyn FnMut(&str, &'n Node),
     ) {
-        visit(&path, self);
+        visit(path, self);
         match &self.value {
             Value::List(items) => {
                 for (at, item) in left_out.items(items).enumerate() {
-                    item.walk(format!("{path}[{at}]"), left_out, visit);
+                    item.walk(&format!("{path}[{at}]"), left_out, visit);
                 }
             }
             Value::Map(entries) => {
                 for (key, value) in left_out.entries(entries) {
                     // What is wrong with a key is said of the mapping that has it.
-                    visit(&path, key);
-                    value.walk(below(&path, &key.text()), left_out, visit);
+                    visit(path, key);
+                    value.walk(&below(path, &key.text()), left_out, visit);
                 }
             }
             _ => {}
@@ -204,7 +204,7 @@ impl Node {
     /// A value or a key below this one, with its path.
     pub(super) fn find(&self, wanted: u32) -> Option<(String, &Self)> {
         let mut found = None;
-        self.walk(String::new(), &LeftOut::default(), &mut |path, node| {
+        self.walk("", &LeftOut::default(), &mut |path, node| {
             if node.id == wanted {
                 found = Some((path.to_owned(), node));
             }
@@ -215,7 +215,7 @@ impl Node {
 
 /// The path of a key. One that is no plain word is quoted: `resources["nvidia.com/gpu"]`.
 fn below(path: &str, key: &str) -> String {
-    let plain = !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
+    let plain = (1..=64).contains(&key.len()) && key.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
     match (plain, path) {
         (true, "") => key.to_owned(),
         (true, _) => format!("{path}.{key}"),

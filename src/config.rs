@@ -256,12 +256,7 @@ impl Config {
             tracing: tracing?,
             resource: resource?,
             mig_strategy: mig?,
-            rules: Rules {
-                timing,
-                overcommit_percent: percent(overcommit),
-                history: history?,
-                trusted_keys,
-            },
+            rules: Rules { timing, overcommit_percent: percent(overcommit), history: history?, trusted_keys },
             decisions: decisions?,
             ignored_xids: ignored_xids?,
             processes,

@@ -163,7 +163,9 @@ impl Document {
     /// belongs to. A list counts as it was read, so without the items that were left out.
     #[must_use]
     pub fn locate(&self, key: String, what: String, left_out: &LeftOut) -> Problem {
-        let Some((seen, node)) = self.nearest(&key, left_out) else { return Problem { place: None, key, what } };
+        let Some((seen, node)) = self.nearest(&key, left_out) else {
+            return Problem { place: None, key, what };
+        };
         let real = self.root.find(node.id).map_or(seen.clone(), |(real, _)| real);
         Problem { place: Some(node.place), key: real + &key[seen.len()..], what }
     }

@@ -230,9 +230,14 @@ mod tests {
 
     #[test]
     fn a_wrong_value_is_answered_without_types_of_the_program_and_cut() {
-        let of = |max: &str| format!(r#"{{"entries": [{{"policy": "mixed", "permissions": {{"shareMax": {max}}}}}]}}"#);
+        let of = |max: &str| {
+            format!(r#"{{"entries": [{{"policy": "mixed", "permissions": {{"shareMax": {max}}}}}]}}"#)
+        };
         let said = wrong::<NewStack>(&of("-1"));
-        assert!(said.contains("`-1`, expected a whole number from 0 to 4294967295 at line 1 column "), "{said}");
+        assert!(
+            said.contains("`-1`, expected a whole number from 0 to 4294967295 at line 1 column "),
+            "{said}"
+        );
         let said = wrong::<NewStack>(&of(&format!("\"{}\"", "x".repeat(5000))));
         assert!(said.contains("x..., expected a whole number") && said.len() < 1000, "{said}");
     }

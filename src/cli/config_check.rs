@@ -77,7 +77,8 @@ pub(super) fn run(file: &Path, without: Without, rehearse: Rehearse, out: &mut O
     match checked {
         Ok((config, notes)) => {
             let settings = Some(settings(&config));
-            let checked = Checked { ok: true, file: name, problem: None, problems: Vec::new(), settings, notes };
+            let checked =
+                Checked { ok: true, file: name, problem: None, problems: Vec::new(), settings, notes };
             out.answer(&checked, shown)
         }
         Err(error) => {

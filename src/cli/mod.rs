@@ -150,13 +150,14 @@ fn ended(done: anyhow::Result<()>) -> ExitCode {
 fn load(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks) -> anyhow::Result<Config> {
     // One flag for all commands: to the daemon it says where the token is to be.
     let args = ServeArgs { token_file: client.token_file.clone(), ..args.clone() };
-    let config = Config::load(&args).map_err(|error| match (error.only("adminListen"), &args.admin_listen) {
-        // Only the file can say whether there is TLS.
-        (Some(what), Some(_)) => {
-            usage::BadUsage(format!("--admin-listen (or BERTH_ADMIN_LISTEN): {what}")).into()
-        }
-        _ => config_check::all_errors(error, &args, hooks.rehearse),
-    })?;
+    let config =
+        Config::load(&args).map_err(|error| match (error.only("adminListen"), &args.admin_listen) {
+            // Only the file can say whether there is TLS.
+            (Some(what), Some(_)) => {
+                usage::BadUsage(format!("--admin-listen (or BERTH_ADMIN_LISTEN): {what}")).into()
+            }
+            _ => config_check::all_errors(error, &args, hooks.rehearse),
+        })?;
     (hooks.check_source)(&config.gpus).map_err(|error| match args.gpus {
         Some(_) => usage::BadUsage(format!("{error:#}")).into(),
         None => error,

@@ -139,7 +139,11 @@ fn stack(config: &Config, without: Without, rehearse: Rehearse) -> Line {
     match rehearse(config, without) {
         Ok(found) if !found.errors.is_empty() => {
             let errors: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
-            Line::fail(CHECK, errors.join("; "), "correct the configuration; berth config check FILE says where")
+            Line::fail(
+                CHECK,
+                errors.join("; "),
+                "correct the configuration; berth config check FILE says where",
+            )
         }
         Ok(_) if config.stack.is_empty() => {
             Line::ok(CHECK, "none in the configuration: whole GPUs are offered, or what was activated")

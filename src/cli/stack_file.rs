@@ -74,7 +74,10 @@ mod tests {
                 &["line 3", "[1].onFault", "known are `skip`, `deny`"][..],
             ),
             ("stack:\n- policy: mixed\n  parameters: 4\n", &["stack[0].parameters", "expected a mapping"]),
-            ("- policy: mixed\n  permissions: {shareMax: lots}\n", &["permissions.shareMax", "a whole number from 0 to 4294967295"]),
+            (
+                "- policy: mixed\n  permissions: {shareMax: lots}\n",
+                &["permissions.shareMax", "a whole number from 0 to 4294967295"],
+            ),
             ("- polizy: mixed\n", &["\"polizy\"", "did you mean `policy`?", "line 1"]),
             ("- onFault: skip\n", &["the key `policy` is missing"]),
             ("- mixed\n", &["[0]", "expected a mapping with keys such as `policy`"]),

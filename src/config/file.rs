@@ -1,12 +1,12 @@
 //! The configuration file. Unknown keys are refused; units are in the names.
 
 use super::admin::AdminFile;
+use super::checks::{BadSetting, Checks, bad};
 use super::edits::EditsFile;
 use super::labels::LabelsFile;
 use super::processes::ProcessesFile;
 use super::tracing::TracingFile;
 use super::trusted::TrustedKeyFile;
-use super::checks::{BadSetting, Checks, bad};
 use super::{ApiServerMode, LogFormat, RoundTiming};
 use crate::kernel::decision::JournalLimit;
 use crate::kernel::history::{

@@ -32,8 +32,8 @@ impl Source {
             return Err(ConfigError::TooLarge { path: path.into(), bytes });
         }
         let text = std::fs::read_to_string(path).map_err(unreadable)?;
-        let document = Document::parse(&text)
-            .map_err(|problems| ConfigError::Wrong { path: path.into(), problems })?;
+        let document =
+            Document::parse(&text).map_err(|problems| ConfigError::Wrong { path: path.into(), problems })?;
         Ok(Self { path: path.into(), document, left_out: LeftOut::default() })
     }
 
@@ -41,7 +41,8 @@ impl Source {
     /// out, so that what depends on the others can be checked too; `None` if too little remains.
     #[must_use]
     pub fn settings(&self, args: &ServeArgs) -> (Option<Config>, Problems) {
-        let Reading { value, mut problems, mut left_out } = self.document.read::<FileConfig>(LeftOut::default());
+        let Reading { value, mut problems, mut left_out } =
+            self.document.read::<FileConfig>(LeftOut::default());
         // Where the API may listen depends on `admin.tls`, which may be what could not be read.
         let admin_unknown = problems.iter().any(|problem| problem.key.starts_with("admin"));
         let mut file = value;

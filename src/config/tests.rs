@@ -121,8 +121,8 @@ fn settings(text: &str) -> (Option<Config>, crate::yaml::Problems) {
 
 /// What a mutation puts into the text.
 const PIECES: [&str; 24] = [
-    "", " ", "\n", "\n  ", ":", ": ", "- ", "[", "]", "{", "}", "'", "\"", "#", "&a ", "*a", "|", "~", "-1", "1e999", ".nan",
-    "\"\\0\"", "true", "é\u{7f}",
+    "", " ", "\n", "\n  ", ":", ": ", "- ", "[", "]", "{", "}", "'", "\"", "#", "&a ", "*a", "|", "~", "-1",
+    "1e999", ".nan", "\"\\0\"", "true", "é\u{7f}",
 ];
 
 proptest! {

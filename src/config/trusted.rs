@@ -39,7 +39,8 @@ pub(super) fn keys(file: Option<Vec<TrustedKeyFile>>, checks: &mut Checks) -> Ve
 fn one(at: usize, file: TrustedKeyFile, before: &[TrustedKey]) -> Result<TrustedKey, BadSetting> {
     let TrustedKeyFile { name, key } = file;
     let setting = |key| format!("trustedKeys[{at}].{key}");
-    let well_formed = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic());
+    let well_formed =
+        (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic());
     if !well_formed {
         let rule = format!("1 to {NAME_BYTES_MAX} letters, digits or signs, without spaces");
         return Err(bad(setting("name"), &name, rule));

@@ -95,13 +95,15 @@ fn gpus(config: &Config, without: Without, found: &mut Findings) -> anyhow::Resu
     }
     match open_gpus(config.gpus.clone()).and_then(|gpus| gpus.look()) {
         Ok(gpus) if gpus.parts.is_empty() => {
-            let what = "there is no GPU (where they cannot be on this machine, --without-gpus leaves them out)";
+            let what =
+                "there is no GPU (where they cannot be on this machine, --without-gpus leaves them out)";
             found.errors.push(BadSetting::new("gpus", what));
             sample()
         }
         Ok(gpus) => Ok((gpus, true)),
         Err(error) => {
-            let what = format!("{error} (where they cannot be on this machine, --without-gpus leaves them out)");
+            let what =
+                format!("{error} (where they cannot be on this machine, --without-gpus leaves them out)");
             found.errors.push(BadSetting::new("gpus", what));
             sample()
         }
@@ -134,9 +136,7 @@ fn entries(
             }
         }
     }
-    let untrusted = |entry: &StackEntry| {
-        trusted(vec![entry.clone()], node, &config.rules.trusted_keys).err()
-    };
+    let untrusted = |entry: &StackEntry| trusted(vec![entry.clone()], node, &config.rules.trusted_keys).err();
     for (at, entry) in &entries {
         found.errors.extend(untrusted(entry).map(|why| BadSetting::new(format!("stack[{at}].policy"), why)));
     }

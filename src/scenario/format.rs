@@ -365,7 +365,10 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_with_its_line() {
         for (steps, says) in [
-            ("- offer: {}\n- ofer: {}\n", &["line 5", "steps[1]: the key \"ofer\" is not known; did you mean `offer`?"][..]),
+            (
+                "- offer: {}\n- ofer: {}\n",
+                &["line 5", "steps[1]: the key \"ofer\" is not known; did you mean `offer`?"][..],
+            ),
             ("- offer: {}\n- expect: {gpus: {}}\n", &["step 2 (line 5)", "no verb"]),
             ("- {cordon: 1, uncordon: 1}\n", &["several verbs (cordon, uncordon)"]),
             ("- cordon: 2\n", &["no GPU 2", "has 2"]),
@@ -373,7 +376,10 @@ mod tests {
             ("- offer: {}\n  expect: {gpus: [0]}\n", &["offer", "by GPU"]),
             ("- place: {resource: a/b, count: 1}\n  expect: {gpus: {0: {}}}\n", &["place", "a list"]),
             ("- cordon: 1\n  expect: {refused: x}\n", &["`refused` says nothing of `cordon`"]),
-            ("- offer: {}\n  expect: {gpu: {}}\n", &["the key \"gpu\" is not known; did you mean `gpus`?", "line 5"]),
+            (
+                "- offer: {}\n  expect: {gpu: {}}\n",
+                &["the key \"gpu\" is not known; did you mean `gpus`?", "line 5"],
+            ),
             ("- allocate: {resource: a/b}\n", &["how many"]),
             ("- allocate: {resource: a/b, count: 1, on: [0, 1]}\n", &["on names 2"]),
             ("- release: a\n", &["allocates `as: a`"]),

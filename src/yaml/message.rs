@@ -141,9 +141,8 @@ fn given(found: &Unexpected<'_>) -> String {
 /// What serde's readers of Rust's types say that they expect, in plain words.
 #[must_use]
 pub fn plain(expected: &str) -> String {
-    let whole = |least: &dyn fmt::Display, most: &dyn fmt::Display| {
-        format!("a whole number from {least} to {most}")
-    };
+    let whole =
+        |least: &dyn fmt::Display, most: &dyn fmt::Display| format!("a whole number from {least} to {most}");
     match expected {
         "f32" | "f64" => "a number".into(),
         "u8" => whole(&u8::MIN, &u8::MAX),

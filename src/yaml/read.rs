@@ -4,8 +4,8 @@
 use super::message::{Fault, Kind, list};
 use super::tree::{Node, Value};
 use serde::de::{
-    DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, Error as _, MapAccess, SeqAccess, Unexpected,
-    VariantAccess, Visitor,
+    DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, Error as _, MapAccess, SeqAccess,
+    Unexpected, VariantAccess, Visitor,
 };
 use serde::forward_to_deserialize_any;
 use std::collections::HashSet;
@@ -43,9 +43,7 @@ pub(super) fn value<T: DeserializeOwned>(root: &Node, left_out: &LeftOut) -> Res
 /// Whether a key is missing only because its value was left out.
 pub(super) fn follows(kind: &Kind, node: &Node, left_out: &LeftOut) -> bool {
     let (Kind::Missing(missing), Value::Map(entries)) = (kind, &node.value) else { return false };
-    entries.iter().any(|(key, value)| {
-        (left_out.has(value) || left_out.has(key)) && key.text() == *missing
-    })
+    entries.iter().any(|(key, value)| (left_out.has(value) || left_out.has(key)) && key.text() == *missing)
 }
 
 #[derive(Clone, Copy)]

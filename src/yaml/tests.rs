@@ -54,7 +54,12 @@ fn values_are_read_as_they_are_written() {
     for text in ["", "# nothing\n", "---\n", "{}", "list:\nmap:\nfree:\nname:\nmode: ~\n"] {
         assert_eq!(from_str::<File>(text).unwrap(), File::default(), "{text:?}");
     }
-    for (name, text) in [("123", "name: 123"), ("1.50", "name: 1.50"), ("true", "name: true"), ("a\nb\n", "name: |\n  a\n  b\n")] {
+    for (name, text) in [
+        ("123", "name: 123"),
+        ("1.50", "name: 1.50"),
+        ("true", "name: true"),
+        ("a\nb\n", "name: |\n  a\n  b\n"),
+    ] {
         assert_eq!(from_str::<File>(text).unwrap().name.as_deref(), Some(name));
     }
     let alias = "list: [&one {id: 1}, *one]\n";

@@ -177,12 +177,7 @@ impl Node {
     }
 
     /// Visits this value and all below it, each with its path, as if what is left out were not there.
-    pub(super) fn walk<'n>(
-        &'n self,
-        path: &str,
-        left_out: &LeftOut,
-        visit: &mut dyn FnMut(&str, &'n Node),
-    ) {
+    pub(super) fn walk<'n>(&'n self, path: &str, left_out: &LeftOut, visit: &mut dyn FnMut(&str, &'n Node)) {
         visit(path, self);
         match &self.value {
             Value::List(items) => {
@@ -215,7 +210,8 @@ impl Node {
 
 /// The path of a key. One that is no plain word is quoted: `resources["nvidia.com/gpu"]`.
 fn below(path: &str, key: &str) -> String {
-    let plain = (1..=64).contains(&key.len()) && key.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
+    let plain =
+        (1..=64).contains(&key.len()) && key.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
     match (plain, path) {
         (true, "") => key.to_owned(),
         (true, _) => format!("{path}.{key}"),

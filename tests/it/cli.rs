@@ -503,7 +503,10 @@ fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
             "gpus: sim:1xt4\nstack: [{policy: timeslice, parameters: {replicas: banana}}]\n",
             "fails: parameters.replicas: invalid type: string \"banana\", expected a whole number, 0 or more",
         ),
-        ("gpus: sim:1xt4\nstack: [{policy: mixed, parameters: {replica: 2}}]\n", "parameters: unknown parameter `replica`"),
+        (
+            "gpus: sim:1xt4\nstack: [{policy: mixed, parameters: {replica: 2}}]\n",
+            "parameters: unknown parameter `replica`",
+        ),
         ("gpus: sim:1xt4\nstack: [{policy: mixed, digest: short}]\n", "is no digest"),
         (
             "gpus: sim:1xt4\nstack: [{policy: memory}]\n",

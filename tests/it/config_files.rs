@@ -198,7 +198,11 @@ stack:
         }
     }
     assert!(check.err.contains("did you mean `timeslice`?"), "{}", check.err);
-    assert!(check.err.contains("may not name nvidia.com/gpu.mem-4g (permissions.resources)"), "{}", check.err);
+    assert!(
+        check.err.contains("may not name nvidia.com/gpu.mem-4g (permissions.resources)"),
+        "{}",
+        check.err
+    );
     let json = ran(berth(&["config", "check", name, "-o", "json"]));
     let json: Value = serde_json::from_str(&json.out).unwrap();
     let first = &json["problems"][0];
@@ -217,7 +221,11 @@ fn gpus_that_cannot_be_read_fail_the_check_and_may_be_left_out() {
         let refused = checked(&text, &[]);
         assert_eq!((refused.code, refused.out.as_str()), (1, ""), "{gpus}: {}", refused.err);
         assert!(refused.err.contains("line 1, column 7: gpus: "), "{gpus}: {}", refused.err);
-        assert!(refused.err.contains(says) && refused.err.contains("--without-gpus"), "{gpus}: {}", refused.err);
+        assert!(
+            refused.err.contains(says) && refused.err.contains("--without-gpus"),
+            "{gpus}: {}",
+            refused.err
+        );
         let without = checked(&text, &["--without-gpus"]);
         // A profile that is not known is wrong everywhere.
         let profile = gpus.contains('x') && !gpus.contains('/');
@@ -232,8 +240,14 @@ fn a_stack_that_no_node_would_take_fails_the_check_without_gpus_too() {
     for (stack, says) in [
         ("policy: timeslize", "did you mean `timeslice`?"),
         ("policy: memory", "may not name nvidia.com/gpu.mem-4g (permissions.resources)"),
-        ("{policy: timeslice, parameters: {replicas: 9}, permissions: {shareMax: 4}}", "permissions.shareMax"),
-        ("{policy: mixed, parameters: {replica: 2}}", "line 3, column 31: stack[0].parameters: policy mixed@"),
+        (
+            "{policy: timeslice, parameters: {replicas: 9}, permissions: {shareMax: 4}}",
+            "permissions.shareMax",
+        ),
+        (
+            "{policy: mixed, parameters: {replica: 2}}",
+            "line 3, column 31: stack[0].parameters: policy mixed@",
+        ),
     ] {
         let refused = without(stack);
         assert!(refused.code == 1 && refused.err.contains(says), "{stack}: {}", refused.err);

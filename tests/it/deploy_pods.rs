@@ -120,7 +120,8 @@ fn what_pods_are_told_the_daemon_understands() {
     for deployed in Deployed::all() {
         let file = folder.path().join("config.yaml");
         std::fs::write(&file, &deployed.file).unwrap();
-        let (code, trouble) = ended(berth().args(["config", "check", "--without-files", "--without-gpus"]).arg(&file));
+        let (code, trouble) =
+            ended(berth().args(["config", "check", "--without-files", "--without-gpus"]).arg(&file));
         assert_eq!(code, Some(0), "{}: {trouble}", deployed.file);
 
         let container = deployed.container();

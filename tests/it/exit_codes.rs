@@ -126,7 +126,16 @@ fn the_same_mistake_ends_alike_in_every_command() {
                 "node check --gpus sim:8xb900",
             ],
         ),
-        (0, &["policy list", "policy check p.wasm", "gpu list", "config check --without-gpus story.json", "--help"]),
+        (
+            0,
+            &[
+                "policy list",
+                "policy check p.wasm",
+                "gpu list",
+                "config check --without-gpus story.json",
+                "--help",
+            ],
+        ),
     ];
     // A file of JSON is YAML, too.
     write("story.json", b"{}");

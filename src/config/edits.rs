@@ -56,6 +56,13 @@ pub struct Edits {
 }
 
 impl Edits {
+    /// Whether containers learn their GPUs by CDI alone, which then gives them the device nodes, too.
+    #[must_use]
+    pub fn by_cdi_only(&self) -> bool {
+        use DeviceListStrategy::{CdiAnnotations, CdiCri};
+        self.strategies.iter().all(|strategy| matches!(strategy, CdiAnnotations | CdiCri))
+    }
+
     /// By resource the socket without which its containers would run outside of MPS.
     #[must_use]
     pub fn mps_sockets(&self) -> BTreeMap<Resource, PathBuf> {

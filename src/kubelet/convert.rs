@@ -58,7 +58,7 @@ pub(super) fn response(allocation: &Allocation, ledger: &Ledger, edits: &Edits) 
     for list in &edits.strategies {
         add_list(*list, &names, allocation, edits, &mut response);
     }
-    if edits.pass_device_specs {
+    if edits.pass_device_specs && !edits.by_cdi_only() {
         response.devices = device_nodes(&parts, &edits.driver_root);
     }
     if let Some(own) = edits.resources.get(&allocation.resource) {
@@ -162,9 +162,9 @@ fn add_list(
             response.envs.insert(VISIBLE_DEVICES.to_owned(), value);
         }
         DeviceListStrategy::VolumeMounts => {
-            // The environment then says where to look; with both strategies the names win.
-            let entry = response.envs.entry(VISIBLE_DEVICES.to_owned());
-            entry.or_insert_with(|| MOUNTS_ROOT.to_owned());
+            // The environment then says where to look, with `envvar` beside it, too: a runtime that takes
+            // GPUs from mounts alone, so that images cannot name their own, refuses names in it.
+            response.envs.insert(VISIBLE_DEVICES.to_owned(), MOUNTS_ROOT.to_owned());
             response.mounts.extend(names.iter().map(|name| Mount {
                 container_path: format!("{MOUNTS_ROOT}/{name}"),
                 host_path: "/dev/null".to_owned(),
@@ -186,6 +186,8 @@ fn add_list(
 
 #[cfg(test)]
 mod tests {
+    mod strategies;
+
     use super::*;
     use crate::config::WantedDevice;
     use crate::kernel::allocation::{Decision, Holder};
@@ -312,27 +314,6 @@ mod tests {
     }
 
     #[test]
-    fn each_strategy_names_the_devices_in_its_own_way() {
-        let grant = allocation("nvidia.com/gpu", &["GPU-9"]);
-        let ledger = ledger();
-        let mounts = response(&grant, &ledger, &with(&[DeviceListStrategy::VolumeMounts]));
-        let root = "/var/run/nvidia-container-devices";
-        assert_eq!(mounts.envs["NVIDIA_VISIBLE_DEVICES"], root);
-        assert_eq!(mounts.mounts[0].host_path, "/dev/null");
-        assert_eq!(mounts.mounts[0].container_path, format!("{root}/GPU-9"));
-        let cdi = response(&grant, &ledger, &with(&[DeviceListStrategy::CdiAnnotations]));
-        assert_eq!(cdi.annotations["cdi.k8s.io/berth_000000ab-7"], "nvidia.com/gpu=GPU-9");
-        assert!(!cdi.envs.contains_key("NVIDIA_VISIBLE_DEVICES"));
-        let cri = response(&grant, &ledger, &with(&[DeviceListStrategy::CdiCri]));
-        assert_eq!(cri.cdi_devices[0].name, "nvidia.com/gpu=GPU-9");
-        // The container then sees its GPUs by name, not by the place of the mounts.
-        let both = [DeviceListStrategy::Envvar, DeviceListStrategy::VolumeMounts];
-        let both = response(&grant, &ledger, &with(&both));
-        assert_eq!(both.envs["NVIDIA_VISIBLE_DEVICES"], "GPU-9");
-        assert_eq!(both.mounts.len(), 1);
-    }
-
-    #[test]
     fn the_operators_own_mounts_and_devices_go_to_their_resource_only() {
         let own = ResourceEdits {
             devices: vec![WantedDevice {
@@ -355,10 +336,8 @@ mod tests {
         let edits =
             Edits { pass_device_specs: true, driver_root: PathBuf::from("/nowhere"), ..Edits::default() };
         let got = response(&allocation("nvidia.com/gpu", &["GPU-8"]), &ledger(), &edits);
-        let nodes: Vec<_> =
-            got.devices.iter().map(|d| (d.container_path.as_str(), d.host_path.as_str())).collect();
-        // No control node is there, so none is passed: a missing one would fail the container.
-        assert_eq!(nodes, [("/dev/nvidia5", "/nowhere/dev/nvidia5")]);
+        let mut nodes = got.devices.iter().map(|d| (d.container_path.as_str(), d.host_path.as_str()));
+        assert!(nodes.any(|node| node == ("/dev/nvidia5", "/nowhere/dev/nvidia5")), "{:?}", got.devices);
     }
 
     #[test]

@@ -8,6 +8,9 @@ use std::path::Path;
 
 /// The driver's table of MIG capabilities: a name and a minor number a line.
 const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
+/// Where the chart mounts the host's driver root, as NVIDIA's does: the host's own path is not there
+/// inside the daemon's container.
+const MOUNTED_ROOT: &str = "/driver-root";
 /// Device nodes that every CUDA process opens, passed where they are on the host.
 const CONTROL_NODES: [&str; 4] =
     ["dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia-uvm-tools", "dev/nvidia-modeset"];
@@ -16,13 +19,22 @@ const CONTROL_NODES: [&str; 4] =
 pub(super) fn device_nodes(parts: &[&Part], driver_root: &Path) -> Vec<DeviceSpec> {
     let any_instance = parts.iter().any(|part| part.mig.is_some());
     let caps = any_instance.then(|| fs::read_to_string(MIG_MINORS).unwrap_or_default());
-    nodes_of(parts, driver_root, &caps.unwrap_or_default())
+    let seen_at = seen_at(driver_root, Path::new(MOUNTED_ROOT));
+    nodes_of(parts, driver_root, seen_at, &caps.unwrap_or_default())
 }
 
-/// The same with the table of MIG capabilities in hand.
-fn nodes_of(parts: &[&Part], driver_root: &Path, caps: &str) -> Vec<DeviceSpec> {
+/// Where the host's device nodes are seen from here: where the chart mounts the driver root, else under
+/// its own path, which is right outside of a container. A driver root without a `dev` folder keeps its
+/// device nodes in the host's `/dev`.
+fn seen_at<'p>(driver_root: &'p Path, mounted: &'p Path) -> &'p Path {
+    let has_dev = |root: &&Path| root.join("dev").is_dir();
+    [mounted, driver_root].into_iter().find(has_dev).unwrap_or(Path::new("/"))
+}
+
+/// The same with the place to find device nodes at, and the table of MIG capabilities in hand.
+fn nodes_of(parts: &[&Part], driver_root: &Path, seen_at: &Path, caps: &str) -> Vec<DeviceSpec> {
     let mut paths: BTreeSet<String> = BTreeSet::new();
-    let there = |path: &str| driver_root.join(path).exists();
+    let there = |path: &str| seen_at.join(path).exists();
     let control = CONTROL_NODES.iter().filter(|path| there(path));
     paths.extend(control.map(|path| (*path).to_owned()));
     for part in parts {
@@ -60,16 +72,14 @@ fn cap_minor(table: &str, name: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{cap_minor, nodes_of};
+    use super::{cap_minor, nodes_of, seen_at};
     use crate::kernel::gpu::{Mig, Part};
     use crate::kernel::names::PartId;
     use std::collections::BTreeMap;
     use std::path::Path;
 
-    #[test]
-    fn an_instance_is_opened_by_its_two_capabilities_and_its_gpu() {
-        let table = "config 1\nmonitor 2\ngpu3/gi7/access 12\ngpu3/gi7/ci0/access 13\ngpu3/gi8/access 21\n";
-        let part = Part {
+    fn instance() -> Part {
+        Part {
             id: PartId::parse("MIG-1").unwrap(),
             parent: PartId::parse("GPU-1").ok(),
             vendor: "nvidia".into(),
@@ -82,8 +92,36 @@ mod tests {
             mig_enabled: false,
             mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
             attributes: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn control_nodes_are_found_where_the_driver_root_is_mounted_and_named_by_the_host() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mounted, host) = (folder.path().join("driver-root"), Path::new("/run/nvidia/driver"));
+        let gpu = Part { parent: None, mig: None, ..instance() };
+        let nodes = |mounted: &Path| -> Vec<_> {
+            let nodes = nodes_of(&[&gpu], host, seen_at(host, mounted), "");
+            nodes.into_iter().map(|node| (node.container_path, node.host_path)).collect()
         };
-        let nodes = nodes_of(&[&part], Path::new("/nowhere"), table);
+        let node = |name: &str| (format!("/dev/{name}"), format!("/run/nvidia/driver/dev/{name}"));
+        std::fs::create_dir_all(mounted.join("dev")).unwrap();
+        assert_eq!(nodes(&mounted), [node("nvidia3")]);
+        for name in ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"] {
+            std::fs::write(mounted.join("dev").join(name), "").unwrap();
+        }
+        let all = ["nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidia3", "nvidiactl"].map(node);
+        assert_eq!(nodes(&mounted), all);
+        // Outside of a container the driver root is there itself, or the nodes are the machine's own.
+        assert_eq!(seen_at(&mounted, Path::new("/nowhere")), mounted);
+        assert_eq!(seen_at(Path::new("/nowhere"), Path::new("/nowhere")), Path::new("/"));
+    }
+
+    #[test]
+    fn an_instance_is_opened_by_its_two_capabilities_and_its_gpu() {
+        let table = "config 1\nmonitor 2\ngpu3/gi7/access 12\ngpu3/gi7/ci0/access 13\ngpu3/gi8/access 21\n";
+        let part = instance();
+        let nodes = nodes_of(&[&part], Path::new("/nowhere"), Path::new("/nowhere"), table);
         let paths: Vec<_> =
             nodes.iter().map(|n| (n.container_path.as_str(), n.permissions.as_str())).collect();
         let caps = [("/dev/nvidia-caps/nvidia-cap12", "rw"), ("/dev/nvidia-caps/nvidia-cap13", "rw")];

@@ -121,6 +121,8 @@ impl Daemon {
         let settings = wasm::Settings {
             compiler: options.compiler.clone(),
             memory_overcommit_percent: config.rules.overcommit_percent,
+            resource: config.resource.clone(),
+            mig: config.mig_strategy,
             ..wasm::Settings::new(config.state_dir.clone())
         };
         let policies = WasmPolicies::new(settings)?;

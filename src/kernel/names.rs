@@ -104,6 +104,12 @@ impl PartId {
 }
 
 impl Resource {
+    /// `nvidia.com/gpu`: whole GPUs where the configuration gives them no other name.
+    #[must_use]
+    pub fn nvidia_gpu() -> Self {
+        Self("nvidia.com/gpu".into())
+    }
+
     /// Takes an extended resource name, by the kubelet's own rule (`IsExtendedResourceName`):
     /// a domain that is not `kubernetes.io`, a slash, and a qualified name.
     ///

@@ -52,11 +52,13 @@ use installed::Installed;
 use limits::MODULE_BYTES_MAX;
 use module::Module;
 use recorded::Recorded;
+use view::Rules;
 use views::Views;
 
 use crate::kernel::decision::Cost;
 use crate::kernel::ledger::Ledger;
-use crate::kernel::names::Digest;
+use crate::kernel::mig::MigStrategy;
+use crate::kernel::names::{Digest, Resource};
 use crate::kernel::policy::{Answer, Call, Fault, FaultKind, PolicyVersion, Question};
 use crate::kernel::time::Now;
 use crate::ports::{Aloud, AskedAgain, Input, InstallError, Policies};
@@ -76,6 +78,10 @@ pub struct Settings {
     pub compile: CompileLimits,
     /// Memory that grants may take of a part, percent of what it has.
     pub memory_overcommit_percent: u32,
+    /// The resource that whole GPUs have without policies.
+    pub resource: Resource,
+    /// What becomes of MIG without policies.
+    pub mig: MigStrategy,
 }
 
 impl Settings {
@@ -87,6 +93,8 @@ impl Settings {
             compiler: PathBuf::from("/proc/self/exe"),
             compile: CompileLimits::default(),
             memory_overcommit_percent: 100,
+            resource: Resource::nvidia_gpu(),
+            mig: MigStrategy::default(),
         }
     }
 }
@@ -119,9 +127,9 @@ impl WasmPolicies {
         })?;
         Ok(Self {
             runner,
+            views: Views::new(Rules::of(&settings)),
             compiler: Compiler::new(settings.compiler, settings.compile),
             artifacts,
-            views: Views::new(settings.memory_overcommit_percent),
             installed: RwLock::default(),
             keeping: Mutex::default(),
         })

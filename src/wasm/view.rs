@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::Settings;
 use super::bindings::berth::policy::types as wit;
 use super::convert::Indices;
 use crate::kernel::allocation::{Allocation, Holder};
@@ -11,11 +12,34 @@ use crate::kernel::drain::Drain;
 use crate::kernel::gpu::{Part, Path};
 use crate::kernel::health::HealthState;
 use crate::kernel::ledger::Ledger;
+use crate::kernel::mig::{self, MigStrategy};
 use crate::kernel::names::{DeviceId, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine};
 use crate::kernel::part_state::{Device, PartState, Taken};
 use crate::kernel::pods::{self, Candidate};
 use crate::kernel::time::Now;
+
+/// The attribute of a part that holds what it would be offered as if no policy of the stack did; absent
+/// where it would not be offered.
+const BASELINE_RESOURCE: &str = "baseline.resource";
+
+/// What the configuration adds to what policies are shown.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    /// Memory that grants may take of a part, percent of what it has.
+    pub(super) memory_overcommit_percent: u32,
+    /// The resource of whole GPUs.
+    pub(super) resource: Resource,
+    /// What becomes of MIG.
+    pub(super) mig: MigStrategy,
+}
+
+impl Rules {
+    pub(super) fn of(settings: &Settings) -> Self {
+        let (resource, mig) = (settings.resource.clone(), settings.mig);
+        Self { memory_overcommit_percent: settings.memory_overcommit_percent, resource, mig }
+    }
+}
 
 /// A snapshot in the words of the contract, and what its indices stand for.
 pub(super) struct View {
@@ -33,7 +57,7 @@ pub(super) struct View {
 
 impl View {
     /// Without parameters.
-    pub(super) fn new(ledger: &Arc<Ledger>, now: Now, memory_overcommit_percent: u32) -> Self {
+    pub(super) fn new(ledger: &Arc<Ledger>, now: Now, rules: &Rules) -> Self {
         let mut states: Vec<&PartState> = ledger.parts.values().map(AsRef::as_ref).collect();
         states.sort_by_key(|s| (s.part.gpu_index, s.part.gpu(), s.part.parent.is_some()));
         let keys = states.iter().flat_map(|state| state.devices.keys());
@@ -62,10 +86,15 @@ impl View {
             devices: Vec::with_capacity(count),
             by_part: (0..).zip(&states).map(|(n, state)| (state.part.id.clone(), n)).collect(),
         };
+        let present = ledger.parts.values().filter(|state| state.present).map(|state| &state.part);
+        let baseline = mig::plan(rules.mig, &rules.resource, present, |_| true);
         for (index, state) in (0..).zip(states) {
-            let part = view.shown(ledger, state, now);
+            let mut part = view.shown(ledger, state, now);
+            let resource =
+                baseline.resource(&state.part.id).map(|resource| attribute(BASELINE_RESOURCE, resource));
+            part.attributes.extend(resource);
             view.context.node.parts.push(part);
-            view.add_devices(ledger, index, state, memory_overcommit_percent);
+            view.add_devices(ledger, index, state, rules.memory_overcommit_percent);
         }
         view.add_links(ledger);
         let live = ledger.live.values();
@@ -253,17 +282,20 @@ fn candidate(found: Candidate) -> wit::Candidate {
 }
 
 fn attributes(part: &Part) -> Vec<wit::Attribute> {
-    let attribute = |key: &str, value: String| wit::Attribute { key: key.to_owned(), value };
     let found = part.attributes.iter();
-    let mut all: Vec<_> = found.map(|(key, value)| attribute(key, value.clone())).collect();
-    all.push(attribute("pci.bus", part.pci_bus.clone()));
-    all.extend(part.minor.map(|minor| attribute("minor", minor.to_string())));
+    let mut all: Vec<_> = found.map(|(key, value)| attribute(key, value)).collect();
+    all.push(attribute("pci.bus", &part.pci_bus));
+    all.extend(part.minor.map(|minor| attribute("minor", &minor)));
     if let Some(mig) = &part.mig {
-        all.push(attribute("mig.profile", mig.profile.clone()));
-        all.push(attribute("mig.gpu-instance", mig.gpu_instance.to_string()));
-        all.push(attribute("mig.compute-instance", mig.compute_instance.to_string()));
+        all.push(attribute("mig.profile", &mig.profile));
+        all.push(attribute("mig.gpu-instance", &mig.gpu_instance));
+        all.push(attribute("mig.compute-instance", &mig.compute_instance));
     }
     all
+}
+
+fn attribute(key: &str, value: &impl ToString) -> wit::Attribute {
+    wit::Attribute { key: key.to_owned(), value: value.to_string() }
 }
 
 /// Each free device is judged alone: whether it would fit beside what is held, not beside the other
@@ -337,42 +369,12 @@ fn holder_to_wit(holder: &Holder) -> Option<wit::Holder> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
-    use std::collections::VecDeque;
-
-    #[test]
-    fn candidates_are_shown_with_their_labels() {
-        let resource = Resource::parse("nvidia.com/gpu").unwrap();
-        let pod = Pod {
-            uid: "u".into(),
-            namespace: "team".into(),
-            name: "p".into(),
-            labels: vec![("app".into(), "x".into())],
-            is_static: false,
-            of_daemon_set: false,
-            stage: Stage::Waiting,
-            leaving_since_wall_ms: None,
-            created_wall_ms: 0,
-            containers: vec![PodContainer { name: "main".into(), asks: vec![(resource.clone(), 2)] }],
-            bypass: None,
-        };
-        let view = PodsView {
-            source: PodsSource::ApiServer,
-            current: true,
-            listed_mono_ms: 0,
-            pods: [("u".to_owned(), Arc::new(pod))].into(),
-            deleted: VecDeque::new(),
-            finished: VecDeque::new(),
-        };
-        let ledger = Arc::new(Ledger { pods: Some(Arc::new(view)), ..Ledger::default() });
-        let shown = View::new(&ledger, Now::default(), 100).candidates(&resource, 2);
-        let [candidate] = shown.as_slice() else { panic!("{} candidates", shown.len()) };
-        let who = (candidate.namespace.as_str(), candidate.pod.as_str(), candidate.container.as_str());
-        assert_eq!(who, ("team", "p", "main"));
-        assert_eq!(candidate.pod_uid, "u");
-        assert_eq!(candidate.labels[0].key, "app");
-        assert!(View::new(&ledger, Now::default(), 100).candidates(&resource, 1).is_empty());
+impl Rules {
+    /// Without MIG and overcommitment.
+    pub(super) fn sample() -> Self {
+        Self { memory_overcommit_percent: 100, resource: Resource::nvidia_gpu(), mig: MigStrategy::None }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::view::View;
+use super::view::{Rules, View};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::time::Now;
 
@@ -15,12 +15,12 @@ const KEPT: usize = 4;
 /// Nobody waits for another's call: who finds no view to have alone makes one.
 pub(super) struct Views {
     kept: Mutex<VecDeque<View>>,
-    memory_overcommit_percent: u32,
+    rules: Rules,
 }
 
 impl Views {
-    pub(super) fn new(memory_overcommit_percent: u32) -> Self {
-        Self { kept: Mutex::default(), memory_overcommit_percent }
+    pub(super) fn new(rules: Rules) -> Self {
+        Self { kept: Mutex::default(), rules }
     }
 
     /// Hands over what a policy with these parameters is shown of a snapshot.
@@ -32,7 +32,7 @@ impl Views {
         look: impl FnOnce(&View) -> T,
     ) -> T {
         let known = self.take(node, now);
-        let mut view = known.unwrap_or_else(|| View::new(node, now, self.memory_overcommit_percent));
+        let mut view = known.unwrap_or_else(|| View::new(node, now, &self.rules));
         view.context.parameters.clear();
         view.context.parameters.push_str(parameters);
         let seen = look(&view);
@@ -108,9 +108,9 @@ mod tests {
         let node = node();
         let (mut again, mut anew) = (0, 0);
         for made in (2_000..4_000).step_by(70) {
-            let view = View::new(&node, at(made), 100);
+            let view = View::new(&node, at(made), &Rules::sample());
             for now in (1_000..6_000).step_by(10) {
-                let same = View::new(&node, at(now), 100).context == view.context;
+                let same = View::new(&node, at(now), &Rules::sample()).context == view.context;
                 let used = view.shows(&node, at(now));
                 assert!(same || !used, "made at {made}, used at {now}");
                 // Where ages have not grown yet it is used, unless time went back.
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn of_another_snapshot_or_moment_no_view_is_lent() {
-        let (views, node) = (Views::new(100), node());
+        let (views, node) = (Views::new(Rules::sample()), node());
         let kept = || views.kept.lock().unwrap().len();
         let allocations = |node: &Arc<Ledger>, now| {
             views.with(node, now, "{}", |view| {
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn two_who_look_at_once_see_their_own_parameters() {
-        let (views, node) = (Views::new(100), node());
+        let (views, node) = (Views::new(Rules::sample()), node());
         views.with(&node, at(2_000), "first", |first| {
             views.with(&node, at(2_000), "second", |second| {
                 let seen = (first.context.parameters.as_str(), second.context.parameters.as_str());

@@ -2,12 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use berth_policy_sdk::placement::gpu_of;
+use berth_policy_sdk::placement::{gpu_of, loads};
 use berth_policy_sdk::room::is_leaving;
 use berth_policy_sdk::testing::{assert_best, assert_sound, fullness, in_use, random_questions, steady};
-use berth_policy_sdk::{Node, PlaceRequest};
+use berth_policy_sdk::{Node, PlaceRequest, Placement};
 
 use crate::pack::pack;
+
+/// Random nodes have no shares of MIG instances.
+fn by_gpu(node: &Node, request: &PlaceRequest) -> Option<Placement> {
+    pack(loads(node, request)?, request)
+}
 
 /// Less is better.
 fn measure(node: &Node, request: &PlaceRequest, chosen: &[u32]) -> (usize, usize, bool, i128) {
@@ -25,12 +30,12 @@ fn measure(node: &Node, request: &PlaceRequest, chosen: &[u32]) -> (usize, usize
 
 #[test]
 fn the_answer_is_as_good_as_the_best_of_all() {
-    assert_best(pack, measure);
+    assert_best(by_gpu, measure);
 }
 
 #[test]
 fn the_same_question_has_one_answer_within_what_is_available() {
     for (node, request) in random_questions(2, 8).take(10_000) {
-        assert_sound(&request, &steady(pack, &node.node, &request).unwrap());
+        assert_sound(&request, &steady(by_gpu, &node.node, &request).unwrap());
     }
 }

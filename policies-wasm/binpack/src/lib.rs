@@ -1,11 +1,11 @@
 //! `binpack`: shares on the fullest GPU that still fits, so that whole GPUs stay empty.
 //!
-//! MIG instances are packed as shares of their GPU. Whole GPUs are passed on: which of them sit
+//! MIG instances are packed as shares of their GPU, and shares of MIG instances by instance. Whole GPUs are passed on: which of them sit
 //! well together is for `topology` or the daemon's baseline.
 
 mod pack;
 
-use berth_policy_sdk::placement::{Kind, Resources};
+use berth_policy_sdk::placement::{Kind, Resources, loads, loads_of_parts};
 use berth_policy_sdk::{Description, Hooks, Node, PlaceRequest, Placement, Policy};
 use serde::Deserialize;
 
@@ -45,7 +45,12 @@ impl Policy for Binpack {
         if !self.resources.include(node, request.request.resource, |kind| kind != Kind::Whole) {
             return None;
         }
-        pack::pack(node, request)
+        // Shares fill up one instance after the other; whole instances, one GPU after the other.
+        let loads = match Kind::of(node, request.request.resource)? {
+            Kind::Share => loads_of_parts(node, request)?,
+            Kind::Instance | Kind::Whole => loads(node, request)?,
+        };
+        pack::pack(loads, request)
     }
 }
 

@@ -9,13 +9,12 @@
 
 use std::cmp::Reverse;
 
-use berth_policy_sdk::placement::{Load, loads};
-use berth_policy_sdk::{Node, PlaceRequest, Placement};
+use berth_policy_sdk::placement::Load;
+use berth_policy_sdk::{PlaceRequest, Placement};
 
 /// `None` if the request cannot be met from what is available.
-pub(crate) fn pack(node: &Node, request: &PlaceRequest) -> Option<Placement> {
+pub(crate) fn pack(mut loads: Vec<Load>, request: &PlaceRequest) -> Option<Placement> {
     let size = usize::try_from(request.size).ok()?;
-    let mut loads = loads(node, request)?;
     let mut devices = request.required.clone();
     // Those to avoid serve only what the others cannot.
     for avoid in [false, true] {

@@ -1,6 +1,6 @@
 use super::*;
 use berth_policy_sdk::testing::{Built, NodeBuilder, assert_schema_matches, share};
-use berth_policy_sdk::{Consumes, DrainState, Health, parse};
+use berth_policy_sdk::{Consumes, DeviceState, DrainState, Health, parse};
 
 const SHARED: &str = "nvidia.com/gpu.shared";
 const MIG: &str = "nvidia.com/mig-1g.10gb";
@@ -62,6 +62,38 @@ fn required_devices_count_as_begun() {
     request.required = vec![9];
     let placed = binpack("{}").unwrap().place(&node.node, &request).unwrap();
     assert_eq!(placed.devices, [9, 8, 10]);
+}
+
+#[test]
+fn shares_of_instances_fill_up_one_instance_after_the_other() {
+    let third = share(3, 9_728);
+    let node = NodeBuilder::new()
+        .gpus(1, "Test GPU", 40_960)
+        .mig(0, "1g.10gb", 2, 9_728)
+        .devices(1, SHARED, 3, third)
+        .devices(2, SHARED, 3, third)
+        .hold(&[4])
+        .build();
+    assert_eq!(placed(&node, 1), [3]);
+    assert_eq!(placed(&node, 2), [3, 5]);
+}
+
+/// Right after shares took the name of whole GPUs these are still listed.
+#[test]
+fn shares_are_packed_while_whole_gpus_of_their_name_are_on_their_way_out() {
+    let gpu = "nvidia.com/gpu";
+    let mut node = (0..2).fold(NodeBuilder::new().gpus(2, "Test GPU", 16_384), |node, n| {
+        node.devices(n, gpu, 1, Consumes::Whole).devices(n, gpu, 4, share(4, 16_384))
+    });
+    for n in 0..2 {
+        node = node.part(n, |part| drop(part.offered.remove(0)));
+    }
+    let mut node = node.build();
+    for whole in [0, 5] {
+        node.node.devices[whole].state = DeviceState::Retiring;
+    }
+    let placed = binpack("{}").unwrap().place(&node.node, &node.place_request(gpu, 4)).unwrap();
+    assert_eq!(placed.devices, [1, 2, 3, 4]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ mod parameters;
 use berth_policy_sdk::{
     AdmitRequest, Consumes, Description, GrantTerms, Hooks, Limits, Node, OfferAnswer, OfferLine, Part,
     PartOffer, PlaceRequest, Placement, Policy, Slice, Verdict, check_resource, check_selectors, is_chosen,
-    room,
+    room, warn_if_any_unused,
 };
 use std::collections::BTreeMap;
 
@@ -66,6 +66,7 @@ impl Policy for Memory {
 
     fn offer(&self, node: &Node) -> Option<OfferAnswer> {
         let only = self.parameters.only.as_deref();
+        warn_if_any_unused("only", only, node);
         let chosen = (0..).zip(&node.parts).filter(|(_, part)| is_chosen(only, part));
         let offers = chosen.map(|(index, part)| PartOffer { part: index, lines: self.lines(part) });
         // A GPU that is too small for every size is left to the next policy.

@@ -9,7 +9,7 @@ use crate::usage::Count;
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Limit {
-    /// The namespace; a `*` at the end stands for any rest, and each that fits has the limit for
+    /// The namespace; a `*` stands for any text, and each that fits has the limit for
     /// itself.
     pub namespace: String,
     /// Devices at most.

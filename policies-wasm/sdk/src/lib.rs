@@ -56,7 +56,7 @@ pub mod entry;
 
 pub use bindings::berth::policy::types::*;
 pub use parameters::{NO_PARAMETERS_SCHEMA, NoParameters, check_resource, matches, parse};
-pub use selector::{Selector, check_selectors, is_chosen};
+pub use selector::{Selector, check_selectors, is_chosen, warn_if_any_unused, warn_if_unused};
 
 /// A policy: parameters in, one value out, and a hook for each question that it wants to answer.
 ///
@@ -111,6 +111,15 @@ pub fn log(line: &str) {
     #[cfg(not(target_arch = "wasm32"))]
     testing::log(line);
 }
+
+/// Warns the operator: of what `offer` warns, the daemon's log says once, and its state and the answer
+/// to an activation as long as the warning comes again.
+pub fn warn(line: &str) {
+    log(&format!("{WARNING}{line}"));
+}
+
+/// What a line of the log begins with that is a warning.
+const WARNING: &str = "warning: ";
 
 /// Makes a [`Policy`] the module's export. Once per crate; nothing happens natively.
 // rustfmt cannot indent the last line of it.

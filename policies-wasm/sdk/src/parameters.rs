@@ -38,13 +38,29 @@ pub fn check_resource(key: &str, name: &str) -> Result<(), String> {
     if lower && is_label(domain, 253, "-.") && is_label(rest, 63, "-_.") { Ok(()) } else { Err(wrong()) }
 }
 
-/// Whether a text is what a parameter names: exactly, or by its start where the pattern ends in `*`.
+/// Whether a text is what a parameter names: exactly, or with any characters, or none, in the place
+/// of each `*` of the pattern.
 #[must_use]
 pub fn matches(pattern: &str, text: &str) -> bool {
-    match pattern.strip_suffix('*') {
-        Some(start) => text.starts_with(start),
-        None => pattern == text,
+    let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
+    let (mut at, mut seen) = (0, 0);
+    // Behind the last `*`, and how far the text was when it began to match the rest.
+    let mut last: Option<(usize, usize)> = None;
+    while seen < text.len() {
+        if pattern.get(at) == Some(&b'*') {
+            at += 1;
+            last = Some((at, seen));
+        } else if pattern.get(at) == Some(&text[seen]) {
+            (at, seen) = (at + 1, seen + 1);
+        } else if let Some((behind, from)) = last {
+            // The `*` takes one byte more.
+            (at, seen) = (behind, from + 1);
+            last = Some((behind, seen));
+        } else {
+            return false;
+        }
     }
+    pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
 fn is_label(text: &str, length_max: usize, inner: &str) -> bool {
@@ -93,6 +109,37 @@ mod tests {
             ["gpu", "/gpu", "a.b/", "a.b/-x", "a.b/x-", "a_b/x", "A.b/x", "a.b/c/d", "a.b/\u{e9}", &longer]
         {
             assert!(check_resource("resource", wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_star_stands_for_any_text_anywhere() {
+        let fits = [
+            ("NVIDIA H100*", "NVIDIA H100 80GB HBM3"),
+            ("*A100*", "NVIDIA A100-SXM4-40GB"),
+            ("*A100*", "A100"),
+            ("*40GB", "NVIDIA A100-SXM4-40GB"),
+            ("NVIDIA*40GB", "NVIDIA A100-SXM4-40GB"),
+            ("*aab", "aaab"),
+            ("a*b*c", "a-b-b-c"),
+            ("**", ""),
+            ("", ""),
+            ("Tesla T4", "Tesla T4"),
+        ];
+        for (pattern, text) in fits {
+            assert!(matches(pattern, text), "{pattern} {text}");
+        }
+        let others = [
+            ("NVIDIA H100", "NVIDIA H100 80GB HBM3"),
+            ("*A100", "NVIDIA A100-SXM4-40GB"),
+            ("A100*", "NVIDIA A100-SXM4-40GB"),
+            ("ab*ba", "aba"),
+            ("a*b*c", "a-c-b"),
+            ("", "x"),
+            ("x", ""),
+        ];
+        for (pattern, text) in others {
+            assert!(!matches(pattern, text), "{pattern} {text}");
         }
     }
 

@@ -4,23 +4,24 @@
 mod load;
 mod resources;
 
-pub use load::{Load, gpu_of, loads};
+pub use load::{Load, gpu_of, loads, loads_of_parts};
 pub use resources::{Kind, Resources};
 
 use crate::{Node, PlaceRequest, Placement};
 
-/// Shares from the least-held GPU first, one after the other, so that several shares of one
-/// container land on several GPUs. GPUs that are cordoned, draining or unhealthy come last.
+/// Shares from the least-held GPU or MIG instance first, one after the other, so that several shares
+/// of one container land on several: of two that are equally held, the one that this container has
+/// less of. GPUs that are cordoned, draining or unhealthy come last.
 ///
 /// `None` if the request cannot be met from what is available.
 #[must_use]
 pub fn spread(node: &Node, request: &PlaceRequest) -> Option<Placement> {
     let size = usize::try_from(request.size).ok()?;
-    let mut loads = loads(node, request)?;
+    let mut loads = loads_of_parts(node, request)?;
     let mut devices = request.required.clone();
     while devices.len() < size {
         let open = loads.iter_mut().filter(|load| load.left() > 0);
-        let emptiest = open.min_by_key(|load| (load.avoid, load.fullness(), load.gpu_index))?;
+        let emptiest = open.min_by_key(|load| (load.avoid, load.fullness(), load.taken, load.gpu_index))?;
         devices.push(emptiest.take()?);
     }
     Some(Placement { devices, reason: "the least-held GPUs first".to_owned() })
@@ -56,6 +57,30 @@ mod tests {
         let node = two_gpus().hold(&[0]).build();
         let request = node.place_request(SHARED, 1);
         assert_eq!(spread(&node.node, &request).unwrap().devices, [4]);
+    }
+
+    #[test]
+    fn of_equally_held_gpus_the_one_that_gave_less_to_this_container_comes_first() {
+        // Another container holds one share of the second GPU: two that are asked for get one of each.
+        let node = two_gpus().hold(&[4]).build();
+        let request = node.place_request(SHARED, 2);
+        assert_eq!(spread(&node.node, &request).unwrap().devices, [0, 5]);
+        let request = node.place_request(SHARED, 4);
+        assert_eq!(spread(&node.node, &request).unwrap().devices, [0, 5, 1, 6]);
+    }
+
+    #[test]
+    fn instances_of_one_gpu_are_held_each_by_itself() {
+        let half = share(2, 4_864);
+        let node = NodeBuilder::new()
+            .gpus(1, "Test GPU", 40_960)
+            .mig(0, "1g.5gb", 2, 4_864)
+            .devices(1, SHARED, 2, half)
+            .devices(2, SHARED, 2, half)
+            .hold(&[0])
+            .build();
+        assert_eq!(spread(&node.node, &node.place_request(SHARED, 1)).unwrap().devices, [2]);
+        assert_eq!(spread(&node.node, &node.place_request(SHARED, 2)).unwrap().devices, [2, 1]);
     }
 
     #[test]
@@ -113,7 +138,7 @@ mod tests {
         let loads = loads(&node.node, &request).unwrap();
         let seen: Vec<_> = loads.iter().map(|load| (load.taken, load.left(), load.fullness())).collect();
         assert_eq!(seen, [(1, 3, 250_000), (0, 2, 500_000)]);
-        assert_eq!(spread(&node.node, &request).unwrap().devices, [0, 1, 2]);
+        assert_eq!(spread(&node.node, &request).unwrap().devices, [0, 1, 6]);
     }
 
     #[test]

@@ -3,16 +3,25 @@
 //! Each GPU that it shares is offered as N devices of `resource`; a share is told to use a Nth of
 //! the GPU's memory and compute. Shares are handed out from the least-held GPU first. GPUs in MIG
 //! mode and their instances are passed on, as are GPUs that `only` does not name.
+//!
+//! With `resources` it shares instead what the daemon would offer by these names, MIG instances among
+//! it, as NVIDIA's device plugin does.
 
+mod devices;
 mod overrides;
+mod replicated;
 
+use berth_policy_sdk::room::device;
 use berth_policy_sdk::{
-    Consumes, Description, Hooks, Node, OfferAnswer, OfferLine, Part, PartOffer, PlaceRequest, Placement,
-    Policy, Selector, Slice, check_resource, check_selectors, is_chosen, placement,
+    AdmitRequest, Consumes, Description, Hooks, Node, OfferAnswer, OfferLine, Part, PartOffer, PlaceRequest,
+    Placement, Policy, Selector, Slice, Verdict, check_resource, check_selectors, is_chosen, placement,
+    warn_if_any_unused, warn_if_unused,
 };
 use serde::Deserialize;
 
+pub use devices::{DeviceRef, Devices};
 pub use overrides::Override;
+pub use replicated::Replicated;
 
 /// Shares of one GPU at most. 16 GPUs x 128 shares are 2048 devices, some 200 kB of device list
 /// for the kubelet at each change.
@@ -30,11 +39,22 @@ pub struct Parameters {
     pub only: Option<Vec<Selector>>,
     /// Other numbers of shares for some GPUs; the first that fits counts.
     pub overrides: Vec<Override>,
+    /// What is shared by the name that it would have otherwise, in place of the four above.
+    pub resources: Option<Vec<Replicated>>,
+    /// Whether a container that asks for more than one share is refused.
+    pub fail_requests_greater_than_one: bool,
 }
 
 impl Default for Parameters {
     fn default() -> Self {
-        Self { replicas: 4, resource: "nvidia.com/gpu.shared".to_owned(), only: None, overrides: Vec::new() }
+        Self {
+            replicas: 4,
+            resource: "nvidia.com/gpu.shared".to_owned(),
+            only: None,
+            overrides: Vec::new(),
+            resources: None,
+            fail_requests_greater_than_one: false,
+        }
     }
 }
 
@@ -52,7 +72,7 @@ impl Policy for Timeslice {
             name: "timeslice".into(),
             version: env!("CARGO_PKG_VERSION").into(),
             summary: "Every GPU shared by a fixed number of holders.".into(),
-            hooks: Hooks::OFFER | Hooks::PLACE,
+            hooks: Hooks::OFFER | Hooks::PLACE | Hooks::ADMIT,
             parameters_schema: include_str!("../schema.json").into(),
         }
     }
@@ -65,40 +85,83 @@ impl Policy for Timeslice {
             entry.selector().check(&format!("overrides[{n}]"))?;
         }
         check_selectors("only", parameters.only.as_deref())?;
+        if let Some(resources) = &parameters.resources {
+            check_replicated(resources, &parameters)?;
+        }
         Ok(Self { parameters })
     }
 
     fn offer(&self, node: &Node) -> Option<OfferAnswer> {
-        let parts = (0..)
-            .zip(&node.parts)
-            .filter_map(|(index, part)| {
-                let line = self.shares_of(part)?;
-                Some(PartOffer { part: index, lines: vec![line] })
-            })
-            .collect();
+        let lines = match &self.parameters.resources {
+            Some(resources) => {
+                let entries = replicated::by_part(resources, node).into_iter().zip(&node.parts);
+                let line = |entry: &Replicated, part| line(entry.resource(), entry.replicas, part);
+                entries.map(|(entry, part)| Some(line(entry?, part))).collect()
+            }
+            None => self.lines(node),
+        };
+        let offers = (0..).zip(lines);
+        let parts = offers.filter_map(|(part, line)| Some(PartOffer { part, lines: vec![line?] })).collect();
         Some(OfferAnswer { parts, again_after_seconds: None })
     }
 
     fn place(&self, node: &Node, request: &PlaceRequest) -> Option<Placement> {
-        let asked = usize::try_from(request.request.resource).ok()?;
-        if node.resources.get(asked)? != &self.parameters.resource {
-            return None;
-        }
-        placement::spread(node, request)
+        // Whole GPUs of the same name are left to the baseline, which places by links.
+        let shares = self.names(node, request.request.resource) && any_share(node, &request.available);
+        if shares { placement::spread(node, request) } else { None }
+    }
+
+    fn admit(&self, node: &Node, request: &AdmitRequest) -> Option<Verdict> {
+        let count = request.devices.len();
+        let resource = request.request.resource;
+        let refused = self.parameters.fail_requests_greater_than_one
+            && count > 1
+            && self.names(node, resource)
+            && any_share(node, &request.devices);
+        refused.then(|| {
+            let name = usize::try_from(resource).ok().and_then(|index| node.resources.get(index));
+            let name = name.map_or("a shared resource", String::as_str);
+            Verdict::Deny(format!(
+                "a container may ask for 1 share of {name} at most, and this one asks for {count} \
+                 (failRequestsGreaterThanOne)"
+            ))
+        })
     }
 }
 
 impl Timeslice {
-    /// `None` for what is not shared.
-    fn shares_of(&self, part: &Part) -> Option<OfferLine> {
+    /// By part what it is shared as; `None` for what is not shared.
+    fn lines(&self, node: &Node) -> Vec<Option<OfferLine>> {
         let parameters = &self.parameters;
-        if !is_chosen(parameters.only.as_deref(), part) {
-            return None;
+        let only = parameters.only.as_deref();
+        warn_if_any_unused("only", only, node);
+        for (n, entry) in parameters.overrides.iter().enumerate() {
+            warn_if_unused(&format!("overrides[{n}]"), &entry.selector(), node);
         }
-        let named = parameters.overrides.iter().find(|entry| entry.selector().fits(part));
-        let count = named.map_or(parameters.replicas, |entry| entry.replicas);
-        Some(OfferLine { resource: parameters.resource.clone(), count, consumes: share(part, count) })
+        let shared = |part: &Part| {
+            let named = parameters.overrides.iter().find(|entry| entry.selector().fits(part));
+            let count = named.map_or(parameters.replicas, |entry| entry.replicas);
+            is_chosen(only, part).then(|| line(&parameters.resource, count, part))
+        };
+        node.parts.iter().map(shared).collect()
     }
+
+    /// Whether shares are called so.
+    fn names(&self, node: &Node, resource: u32) -> bool {
+        let name = usize::try_from(resource).ok().and_then(|index| node.resources.get(index));
+        name.is_some_and(|name| match &self.parameters.resources {
+            Some(resources) => resources.iter().any(|entry| entry.resource() == name),
+            None => *name == self.parameters.resource,
+        })
+    }
+}
+
+fn any_share(node: &Node, devices: &[u32]) -> bool {
+    devices.iter().filter_map(|index| device(node, *index)).any(|d| matches!(d.consumes, Consumes::Slice(_)))
+}
+
+fn line(resource: &str, count: u32, part: &Part) -> OfferLine {
+    OfferLine { resource: resource.to_owned(), count, consumes: share(part, count) }
 }
 
 /// One of `count` equal shares. Rounded down, so that all of them fit.
@@ -112,6 +175,27 @@ fn check_replicas(key: &str, replicas: u32) -> Result<(), String> {
     } else {
         Err(format!("{key}: {replicas} is out of range; write 1 to {REPLICAS_MAX}"))
     }
+}
+
+fn check_replicated(resources: &[Replicated], parameters: &Parameters) -> Result<(), String> {
+    if resources.is_empty() {
+        return Err(
+            "resources: names none, so nothing would be shared; leave it out to share all GPUs".to_owned()
+        );
+    }
+    let defaults = Parameters::default();
+    let alone = parameters.replicas == defaults.replicas
+        && parameters.resource == defaults.resource
+        && parameters.only.is_none()
+        && parameters.overrides.is_empty();
+    if !alone {
+        return Err(
+            "resources: takes the place of `replicas`, `resource`, `only` and `overrides`; write either it \
+                    or those"
+                .to_owned(),
+        );
+    }
+    resources.iter().enumerate().try_for_each(|(n, entry)| entry.check(&format!("resources[{n}]")))
 }
 
 berth_policy_sdk::export!(Timeslice);

@@ -1,6 +1,7 @@
 use super::*;
+use berth_policy_sdk::Attribute;
 use berth_policy_sdk::parse;
-use berth_policy_sdk::testing::{NodeBuilder, assert_schema_matches};
+use berth_policy_sdk::testing::{NodeBuilder, assert_schema_matches, logged};
 
 const SHARED: &str = "nvidia.com/gpu.shared";
 
@@ -82,6 +83,157 @@ fn shares_are_placed_on_the_least_held_gpu_and_other_resources_passed_on() {
     assert_eq!(policy.place(&built.node, &built.place_request(whole, 1)), None);
 }
 
+const GPU: &str = "nvidia.com/gpu";
+const SMALL: &str = "nvidia.com/mig-1g.10gb";
+
+/// Two GPUs and one with two instances, each part with the resource that it would have, as the daemon
+/// shows it with `migStrategy: mixed`.
+fn named() -> NodeBuilder {
+    let mut node = NodeBuilder::new().gpus(3, "NVIDIA H100", 80_000).mig(2, "1g.10gb", 2, 10_000);
+    for (part, resource) in [(0, GPU), (1, GPU), (3, SMALL), (4, SMALL)] {
+        node = node.part(part, |part| {
+            part.attributes.push(Attribute { key: "baseline.resource".into(), value: resource.into() });
+        });
+    }
+    for (part, index) in [(3, "0"), (4, "1")] {
+        node = node.part(part, |part| {
+            part.attributes.push(Attribute { key: "mig.index".into(), value: index.into() });
+        });
+    }
+    node
+}
+
+/// The parts that are shared, under which name and how often; and the warnings.
+fn shared(resources: &str, node: &Node) -> (Vec<(u32, String, u32)>, Vec<String>) {
+    let policy = timeslice(&format!(r#"{{"resources": {resources}}}"#)).unwrap();
+    let (answer, warnings) = logged(|| policy.offer(node).unwrap());
+    let parts = answer.parts.into_iter().map(|mut offer| {
+        let line = offer.lines.remove(0);
+        (offer.part, line.resource, line.count)
+    });
+    (parts.collect(), warnings)
+}
+
+#[test]
+fn resources_share_what_has_their_name_mig_instances_too() {
+    let node = named().build().node;
+    let both = r#"[{"name": "nvidia.com/gpu", "rename": "nvidia.com/gpu.shared", "replicas": 10},
+        {"name": "nvidia.com/mig-1g.10gb", "replicas": 2}, {"name": "nvidia.com/mig-2g.20gb", "replicas": 3}]"#;
+    let (parts, warnings) = shared(both, &node);
+    let expected =
+        [(0, SHARED.into(), 10), (1, SHARED.into(), 10), (3, SMALL.into(), 2), (4, SMALL.into(), 2)];
+    assert_eq!((parts, warnings), (expected.to_vec(), vec![]));
+    let policy = timeslice(&format!(r#"{{"resources": {both}}}"#)).unwrap();
+    let answer = policy.offer(&node).unwrap();
+    let half = Consumes::Slice(Slice { memory_mib: 5_000, compute_percent: 50 });
+    assert_eq!(answer.parts[2].lines[0].consumes, half);
+    // Where the daemon would offer nothing, such as a mix under `migStrategy: single`, nothing is shared.
+    let mut bare = node;
+    bare.parts.iter_mut().for_each(|part| part.attributes.clear());
+    assert_eq!(shared(both, &bare), (vec![], vec![]));
+}
+
+#[test]
+fn devices_of_a_resource_are_all_so_many_or_a_list() {
+    let node = named().build().node;
+    let cases: [(&str, &str, &[u32]); 8] = [
+        (GPU, r#""all""#, &[0, 1]),
+        (GPU, "1", &[0]),
+        (GPU, "[1]", &[1]),
+        (GPU, r#"["1", "GPU-0"]"#, &[0, 1]),
+        (SMALL, r#"["2:1"]"#, &[4]),
+        (SMALL, r#"["MIG-2-0"]"#, &[3]),
+        (SMALL, "1", &[3]),
+        (SMALL, r#"["2:0", "2:1"]"#, &[3, 4]),
+    ];
+    for (name, devices, expected) in cases {
+        let entry = format!(r#"[{{"name": "{name}", "replicas": 2, "devices": {devices}}}]"#);
+        let (parts, warnings) = shared(&entry, &node);
+        let parts: Vec<u32> = parts.into_iter().map(|(part, ..)| part).collect();
+        assert_eq!((parts.as_slice(), warnings), (expected, vec![]), "{entry}");
+    }
+}
+
+#[test]
+fn devices_that_are_not_there_are_warned_of() {
+    let node = named().build().node;
+    let warned = |name: &str, devices: &str| {
+        shared(&format!(r#"[{{"name": "{name}", "replicas": 2, "devices": {devices}}}]"#), &node).1
+    };
+    assert_eq!(
+        warned(GPU, r#"[0, 7, "2:0"]"#),
+        [
+            "warning: resources[0].devices: 7 is no device of nvidia.com/gpu on this node",
+            "warning: resources[0].devices: 2:0 is no device of nvidia.com/gpu on this node",
+        ]
+    );
+    let few =
+        "warning: resources[0].devices: 3 devices of nvidia.com/gpu are to be shared, and this node has 2";
+    assert_eq!(warned(GPU, "3"), [few]);
+    // No such resource on this node: as with NVIDIA's plugin that is no mistake.
+    assert_eq!(warned("nvidia.com/mig-7g.80gb", r#"["0:0"]"#), Vec::<String>::new());
+}
+
+#[test]
+fn the_first_entry_that_shares_a_device_counts() {
+    let node = named().build().node;
+    let resources = r#"[{"name": "nvidia.com/gpu", "replicas": 2, "devices": [1]},
+        {"name": "nvidia.com/gpu", "rename": "nvidia.com/gpu.shared", "replicas": 9}]"#;
+    assert_eq!(shared(resources, &node).0, [(0, SHARED.into(), 9), (1, GPU.into(), 2)]);
+}
+
+#[test]
+fn a_model_that_no_gpu_has_is_warned_of_and_a_star_may_stand_anywhere() {
+    let node = NodeBuilder::new().gpus(1, "NVIDIA A100-SXM4-40GB", 40_960).build().node;
+    let json = r#"{"only": [{"model": "*A100*"}, {"model": "*H100*"}],
+        "overrides": [{"uuid": "GPU-9", "replicas": 2}]}"#;
+    let (answer, warnings) = logged(|| timeslice(json).unwrap().offer(&node).unwrap());
+    assert_eq!(answer.parts.len(), 1);
+    let expected = [
+        "warning: only[1]: no GPU of this node fits {model: *H100*}",
+        "warning: overrides[0]: no GPU of this node fits {uuid: GPU-9}",
+    ];
+    assert_eq!(warnings, expected);
+}
+
+/// A GPU of two shares, one that is whole, both of one name.
+fn partly_shared() -> berth_policy_sdk::testing::Built {
+    let share = Consumes::Slice(Slice { memory_mib: 8_000, compute_percent: 50 });
+    let node = NodeBuilder::new().gpus(2, "Tesla T4", 16_000);
+    node.devices(0, GPU, 2, share).devices(1, GPU, 1, Consumes::Whole).build()
+}
+
+#[test]
+fn more_than_one_share_is_refused_where_that_is_wanted() {
+    let node = partly_shared();
+    let entry = r#""resources": [{"name": "nvidia.com/gpu", "replicas": 2}]"#;
+    let admit = |json: String, devices: &[u32]| {
+        timeslice(&json).unwrap().admit(&node.node, &node.admit_request(devices, &[]))
+    };
+    let refusing = || format!(r#"{{"failRequestsGreaterThanOne": true, {entry}}}"#);
+    let reason = "a container may ask for 1 share of nvidia.com/gpu at most, and this one asks for 2 \
+                  (failRequestsGreaterThanOne)";
+    assert_eq!(admit(refusing(), &[0, 1]), Some(Verdict::Deny(reason.into())));
+    assert_eq!(admit(refusing(), &[1, 2]), Some(Verdict::Deny(reason.into())));
+    assert_eq!(admit(refusing(), &[0]), None);
+    assert_eq!(admit(refusing(), &[2]), None);
+    assert_eq!(admit(format!("{{{entry}}}"), &[0, 1]), None);
+    // Shares of another policy are not its own.
+    assert_eq!(admit(r#"{"failRequestsGreaterThanOne": true}"#.into(), &[0, 1]), None);
+    let own = r#"{"failRequestsGreaterThanOne": true, "resource": "nvidia.com/gpu"}"#;
+    assert_eq!(admit(own.into(), &[0, 1]), Some(Verdict::Deny(reason.into())));
+}
+
+#[test]
+fn whole_gpus_of_the_name_of_shares_are_placed_by_others() {
+    let node = partly_shared();
+    let policy = timeslice(r#"{"resource": "nvidia.com/gpu"}"#).unwrap();
+    let mut request = node.place_request(GPU, 1);
+    assert!(policy.place(&node.node, &request).is_some());
+    request.available = vec![2];
+    assert_eq!(policy.place(&node.node, &request), None);
+}
+
 #[test]
 fn wrong_parameters_are_refused_by_name() {
     let cases = [
@@ -95,6 +247,24 @@ fn wrong_parameters_are_refused_by_name() {
         (r#"{"overrides": [{"index": 0}]}"#, "missing field `replicas`"),
         (r#"{"overrides": [{"replicas": 2}]}"#, "overrides[0]: names no GPU"),
         (r#"{"overrides": [{"index": 1, "replicas": 200}]}"#, "overrides[0].replicas: 200"),
+        (r#"{"failRequestsGreaterThanOne": "yes"}"#, "expected a boolean"),
+        (r#"{"resources": []}"#, "resources: names none"),
+        (r#"{"resources": [{"name": "a.b/c"}]}"#, "missing field `replicas`"),
+        (r#"{"resources": [{"name": "a.b/c", "replicas": 0}]}"#, "resources[0].replicas: 0 is out"),
+        (r#"{"resources": [{"name": "gpu", "replicas": 2}]}"#, "resources[0].name: `gpu`"),
+        (r#"{"resources": [{"name": "a.b/c", "replicas": 2, "rename": "d"}]}"#, "resources[0].rename: `d`"),
+        (r#"{"resources": [{"name": "a.b/c", "replicas": 2}], "replicas": 2}"#, "resources: takes the place"),
+        (
+            r#"{"resources": [{"name": "a.b/c", "replicas": 2, "devices": "some"}]}"#,
+            "expected `all`, a number",
+        ),
+        (r#"{"resources": [{"name": "a.b/c", "replicas": 2, "devices": 0}]}"#, "at least 1"),
+        (r#"{"resources": [{"name": "a.b/c", "replicas": 2, "devices": []}]}"#, "or a list of devices"),
+        (
+            r#"{"resources": [{"name": "a.b/c", "replicas": 2, "devices": ["x"]}]}"#,
+            "expected the index of a GPU",
+        ),
+        (r#"{"resources": [{"name": "a.b/c", "replicas": 2, "devices": ["0:x"]}]}"#, "string \"0:x\""),
     ];
     for (json, expected) in cases {
         let error = timeslice(json).unwrap_err();
@@ -104,7 +274,9 @@ fn wrong_parameters_are_refused_by_name() {
 
 #[test]
 fn the_schema_names_exactly_the_parameters() {
-    let example = r#"{"replicas": 2, "resource": "a.b/c", "only": [], "overrides": []}"#;
+    let example = r#"{"replicas": 4, "resource": "nvidia.com/gpu.shared", "overrides": [],
+        "resources": [{"name": "a.b/c", "rename": "a.b/d", "replicas": 2, "devices": "all"}],
+        "failRequestsGreaterThanOne": true, "only": null}"#;
     timeslice(example).unwrap();
     assert_schema_matches(&Timeslice::describe().parameters_schema, example);
 }

@@ -1,4 +1,4 @@
-//! How full each GPU is that can serve a request.
+//! How full each GPU, or each part of the node, is that can serve a request.
 
 use std::cmp::Reverse;
 
@@ -8,7 +8,7 @@ use crate::{DeviceState, Node, Part, PlaceRequest};
 /// Fullness of a GPU that has nothing left.
 const FULL: u64 = 1_000_000;
 
-/// One GPU, its MIG instances counted with it, and what a request may take of it.
+/// One GPU, its MIG instances counted with it, or one part by itself; and what a request may take of it.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// The GPU's index on the node.
@@ -65,29 +65,44 @@ impl Load {
 /// for.
 #[must_use]
 pub fn loads(node: &Node, request: &PlaceRequest) -> Option<Vec<Load>> {
+    loads_by(node, request, |part| gpu_of(node, part))
+}
+
+/// The same for each part by itself: shares of two MIG instances are not shares of one thing.
+#[must_use]
+pub fn loads_of_parts(node: &Node, request: &PlaceRequest) -> Option<Vec<Load>> {
+    loads_by(node, request, |part| usize::try_from(part).ok().filter(|part| *part < node.parts.len()))
+}
+
+/// By what `unit` says that a part counts as.
+fn loads_by(node: &Node, request: &PlaceRequest, unit: impl Fn(u32) -> Option<usize>) -> Option<Vec<Load>> {
+    let look = |index: u32| {
+        let device = device(node, index)?;
+        Some((unit(device.part)?, takes_mib(node, device)))
+    };
     if request.required.len() > usize::try_from(request.size).ok()? {
         return None;
     }
     let mut loads: Vec<Load> = node.parts.iter().map(unused).collect();
     let mut asked = vec![false; loads.len()];
     for device in &node.devices {
-        let gpu = gpu_of(node, device.part)?;
+        let of = unit(device.part)?;
         let ours = device.resource == request.request.resource;
         let held = device.state == DeviceState::Held;
-        asked[gpu] |= ours;
-        let load = &mut loads[gpu];
+        asked[of] |= ours;
+        let load = &mut loads[of];
         load.devices += u64::from(ours || held);
         load.held += u64::from(held);
         load.begun |= held;
         load.held_mib += if held { takes_mib(node, device) } else { 0 };
     }
     for &index in &request.available {
-        let (gpu, mib) = look(node, index)?;
-        loads[gpu].free.push((index, mib));
+        let (of, mib) = look(index)?;
+        loads[of].free.push((index, mib));
     }
     for &index in &request.required {
-        let (gpu, mib) = look(node, index)?;
-        let load = &mut loads[gpu];
+        let (of, mib) = look(index)?;
+        let load = &mut loads[of];
         load.free.retain(|&(other, _)| other != index);
         load.taken += 1;
         // What an init container held is required for the next one of its pod: the record counts it
@@ -124,9 +139,4 @@ fn unused(part: &Part) -> Load {
 pub fn gpu_of(node: &Node, part: u32) -> Option<usize> {
     let gpu = node.parts.get(usize::try_from(part).ok()?)?.parent.unwrap_or(part);
     usize::try_from(gpu).ok().filter(|gpu| *gpu < node.parts.len())
-}
-
-fn look(node: &Node, index: u32) -> Option<(usize, u64)> {
-    let device = device(node, index)?;
-    Some((gpu_of(node, device.part)?, takes_mib(node, device)))
 }

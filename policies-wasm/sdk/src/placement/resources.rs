@@ -2,7 +2,8 @@
 
 use serde::Deserialize;
 
-use crate::{Consumes, Node, check_resource};
+use crate::room::part_of;
+use crate::{Consumes, Node, Part, check_resource};
 
 /// Names of resources, or none for the policy's own default.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -10,7 +11,7 @@ use crate::{Consumes, Node, check_resource};
 pub struct Resources(Option<Vec<String>>);
 
 /// What the devices of a resource are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Whole GPUs.
     Whole,
@@ -54,22 +55,33 @@ impl Resources {
 }
 
 impl Kind {
-    /// Of a resource's first device: a resource has one kind. `None` where it has no device.
+    /// By what parts are offered as now: devices of an older offer, which stay listed for a while, do
+    /// not count where the resource is offered at all. Of several kinds under one name shares come
+    /// before instances, and those before whole GPUs. `None` where the resource has no device.
     #[must_use]
     pub fn of(node: &Node, resource: u32) -> Option<Self> {
-        let device = node.devices.iter().find(|device| device.resource == resource)?;
-        let part = node.parts.get(usize::try_from(device.part).ok()?)?;
-        Some(match (device.consumes, part.parent) {
+        let name = node.resources.get(usize::try_from(resource).ok()?)?;
+        let lines = node.parts.iter().flat_map(|part| part.offered.iter().map(move |line| (part, line)));
+        let offered = lines.filter(|(_, line)| line.resource == *name);
+        offered.map(|(part, line)| Self::from(line.consumes, part)).max().or_else(|| {
+            let device = node.devices.iter().find(|device| device.resource == resource)?;
+            Some(Self::from(device.consumes, part_of(node, device)?))
+        })
+    }
+
+    fn from(consumes: Consumes, part: &Part) -> Self {
+        match (consumes, part.parent) {
             (Consumes::Slice(_), _) => Self::Share,
             (Consumes::Whole, Some(_)) => Self::Instance,
             (Consumes::Whole, None) => Self::Whole,
-        })
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DeviceState;
     use crate::testing::{NodeBuilder, share};
 
     fn read(json: &str) -> Resources {
@@ -94,6 +106,22 @@ mod tests {
         assert_eq!(taken(r#"["a.b/mig", "a.b/whole"]"#), [true, false, true, false]);
         assert_eq!(Kind::of(&node, 2), Some(Kind::Instance));
         assert_eq!(Kind::of(&node, 9), None);
+    }
+
+    #[test]
+    fn devices_of_an_older_offer_do_not_make_the_kind() {
+        let mut node = NodeBuilder::new()
+            .gpus(2, "Test GPU", 4096)
+            .devices(0, "a.b/gpu", 1, Consumes::Whole)
+            .devices(0, "a.b/gpu", 2, share(2, 4096))
+            .build()
+            .node;
+        node.parts[0].offered.remove(0);
+        node.devices[0].state = DeviceState::Retiring;
+        assert_eq!(Kind::of(&node, 0), Some(Kind::Share));
+        // Nothing of it is offered any more, and one of its devices is held.
+        node.parts[0].offered.clear();
+        assert_eq!(Kind::of(&node, 0), Some(Kind::Whole));
     }
 
     #[test]

@@ -1,0 +1,84 @@
+//! The parameter `resources`: what is shared by the resource that it would be offered as without this
+//! policy, as in the configuration of NVIDIA's device plugin.
+
+use berth_policy_sdk::{Node, Part, check_resource, warn};
+use serde::Deserialize;
+
+use crate::check_replicas;
+use crate::devices::Devices;
+
+/// Attribute of a part: the resource that the daemon itself would offer it as.
+const BASELINE_RESOURCE: &str = "baseline.resource";
+
+/// One resource whose devices are shared.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Replicated {
+    /// What the daemon itself would offer: `nvidia.com/gpu`, `nvidia.com/mig-1g.10gb`.
+    pub name: String,
+    /// The resource of the shares; `name` if it is missing.
+    pub rename: Option<String>,
+    /// Shares of each device.
+    pub replicas: u32,
+    /// Which devices; all if it is missing.
+    #[serde(default)]
+    pub devices: Devices,
+}
+
+impl Replicated {
+    pub(crate) fn check(&self, key: &str) -> Result<(), String> {
+        check_resource(&format!("{key}.name"), &self.name)?;
+        check_replicas(&format!("{key}.replicas"), self.replicas)?;
+        self.rename.iter().try_for_each(|rename| check_resource(&format!("{key}.rename"), rename))
+    }
+
+    /// What the shares are called.
+    pub(crate) fn resource(&self) -> &str {
+        self.rename.as_ref().unwrap_or(&self.name)
+    }
+
+    /// Whether the daemon would offer a part by this name: with `migStrategy: none` GPUs in MIG mode,
+    /// too.
+    fn is_name_of(&self, part: &Part) -> bool {
+        let own = part.attributes.iter().find(|attribute| attribute.key == BASELINE_RESOURCE);
+        own.is_some_and(|own| own.value == self.name)
+    }
+}
+
+/// By part of the node the first entry that shares it.
+pub(crate) fn by_part<'r>(resources: &'r [Replicated], node: &Node) -> Vec<Option<&'r Replicated>> {
+    let mut found = vec![None; node.parts.len()];
+    for (n, entry) in resources.iter().enumerate() {
+        let named: Vec<usize> =
+            (0..).zip(&node.parts).filter(|(_, p)| entry.is_name_of(p)).map(|(i, _)| i).collect();
+        for index in chosen(&format!("resources[{n}].devices"), entry, &named, node) {
+            found[index].get_or_insert(entry);
+        }
+    }
+    found
+}
+
+/// Of the parts of its name those that an entry shares. Warns of devices that are not there, if any of
+/// that name is.
+fn chosen(key: &str, entry: &Replicated, named: &[usize], node: &Node) -> Vec<usize> {
+    let (name, there) = (&entry.name, named.len());
+    match &entry.devices {
+        _ if named.is_empty() => Vec::new(),
+        Devices::All => named.to_vec(),
+        Devices::Count(count) => {
+            if *count > there {
+                warn(&format!(
+                    "{key}: {count} devices of {name} are to be shared, and this node has {there}"
+                ));
+            }
+            named.iter().copied().take(*count).collect()
+        }
+        Devices::List(list) => {
+            let fits = |index: &usize, device: &crate::DeviceRef| device.fits(&node.parts[*index]);
+            for device in list.iter().filter(|device| !named.iter().any(|index| fits(index, device))) {
+                warn(&format!("{key}: {device} is no device of {name} on this node"));
+            }
+            named.iter().copied().filter(|index| list.iter().any(|device| fits(index, device))).collect()
+        }
+    }
+}

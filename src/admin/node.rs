@@ -7,7 +7,7 @@ use super::sight;
 use super::state::State;
 use super::tag;
 use super::view::View;
-use crate::admission::Door;
+use crate::admission::{Door, Notes};
 use crate::kernel::belongs::reaching;
 use crate::kernel::breaker::{Breaker, Phase};
 use crate::kernel::drain::Drain;
@@ -73,7 +73,7 @@ pub(super) async fn readyz(state: web::Data<State>, request: HttpRequest) -> Res
 pub(super) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
     let door = &state.door;
     let store_trouble = door.store_trouble();
-    let mig = door.mig_words(&door.snapshot());
+    let Notes { mig, warnings } = door.offer_notes();
     let mig_notes = (!mig.notes.is_empty()).then(|| mig.notes.join("; "));
     let step = |name: &str, step: &Step| {
         let waiting = waiting(step);
@@ -93,17 +93,16 @@ pub(super) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
         Registered::All => (true, kubelet),
         Registered::Waiting(missing) => (false, Some(kubelet.unwrap_or(missing))),
     };
+    let waits = facts.uncallable.as_ref().map(|why| format!("waiting: {why}"));
+    let policies: Vec<String> = waits.into_iter().chain(warnings).collect();
+    let policies = (!policies.is_empty()).then(|| policies.join("; "));
     let mut checks = vec![
         step("gpus", &facts.gpus),
         step("adoption", &facts.adoption),
         Check { name: "store".into(), ok: store_trouble.is_none(), detail: store_trouble },
         Check { name: "mig".into(), ok: mig.refusal.is_none(), detail: mig.refusal.or(mig_notes) },
         // What the rest of the stack and the baseline answer meanwhile is an answer.
-        Check {
-            name: "policies".into(),
-            ok: true,
-            detail: facts.uncallable.as_ref().map(|why| format!("waiting: {why}")),
-        },
+        Check { name: "policies".into(), ok: true, detail: policies },
         // Waiting for a kubelet that went is this daemon's work, not its failure.
         Check {
             name: "kubelet".into(),

@@ -137,6 +137,7 @@ pub(super) fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
         entries: entries
             .map(|(place, e)| StackEntry::of(e, version(e), Some(state.door.record(place, e))))
             .collect(),
+        warnings: state.door.offer_notes().of_activation(),
         file_stack: FileStack {
             shadowed: stack.from_api,
             trouble: file.trouble,

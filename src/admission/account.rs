@@ -2,6 +2,7 @@
 
 use super::Door;
 use super::faults::{FAULTS_TO_SUSPEND, Faults, Record, Standings};
+use super::offers::Notes;
 use super::tally::Tally;
 use super::thread::Worker;
 use crate::figures::Figures;
@@ -16,6 +17,8 @@ use tokio::sync::watch;
 pub(super) struct Account {
     pub(super) faults: Arc<Mutex<Faults>>,
     pub(super) tally: Arc<Mutex<Tally>>,
+    /// What operators are shown about the offers in force.
+    pub(super) notes: Arc<Mutex<Notes>>,
     /// Wakes whoever tells of policies that fail.
     pub(super) standings: Arc<watch::Sender<Arc<Standings>>>,
 }

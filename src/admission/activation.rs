@@ -3,6 +3,7 @@
 use super::Door;
 use super::baseline::Baseline;
 use super::faults::Faults;
+use super::offers::Offers;
 use super::recorder::aside;
 use super::stack::Walk;
 use super::thread::{ActivateError, Worker};
@@ -14,7 +15,6 @@ use crate::kernel::gpu::Reading;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::listing::free_devices;
 use crate::kernel::names::{DeviceId, Resource};
-use crate::kernel::offer::PartOffer;
 use crate::kernel::policy::{AdmitRequest, Fault, FaultKind, Hook, PlaceRequest};
 use crate::kernel::stack::{Stack, StackEntry};
 use crate::kernel::time::Now;
@@ -60,10 +60,10 @@ impl Trial<'_> {
     ///
     /// # Errors
     /// The first policy that fails, by label, and how.
-    pub fn run(&self) -> Result<Vec<(PartOffer, String)>, (String, Fault)> {
+    pub fn run(&self) -> Result<Offers, (String, Fault)> {
         let offers = self.offers()?;
         // As it would be, so that there are devices to ask about.
-        let offer = Command::Offer(offers.clone());
+        let offer = Command::Offer(offers.parts.clone());
         let mut node = Ledger::clone(self.node);
         node.apply(&decide(self.node, self.rules, &offer, self.now).entry);
         self.try_parameters(&Arc::new(node))?;
@@ -71,10 +71,10 @@ impl Trial<'_> {
     }
 
     /// As [`Trial::run`], and nothing else is asked.
-    fn offers(&self) -> Result<Vec<(PartOffer, String)>, (String, Fault)> {
+    fn offers(&self) -> Result<Offers, (String, Fault)> {
         let stack = self.stack.clone().at(0, 0);
-        let offers = self.walk(&stack, self.node, &mut Faults::default(), &mut Vec::new()).offers();
-        offers.faults.into_iter().next().map_or(Ok(offers.parts), Err)
+        let mut offers = self.walk(&stack, self.node, &mut Faults::default(), &mut Vec::new()).offers();
+        if offers.faults.is_empty() { Ok(offers) } else { Err(offers.faults.swap_remove(0)) }
     }
 
     /// Asks every policy of the stack that has no word on offers, on this node.
@@ -199,8 +199,9 @@ impl Worker {
             leisure: 1,
         };
         let offers = trial.offers().map_err(failed)?;
-        let command = Command::Activate { stack, expected, offers };
+        let command = Command::Activate { stack, expected, offers: offers.parts };
         let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;
+        self.keep_notes(offers.notes);
         self.account.faults.lock().unwrap_or_else(PoisonError::into_inner).reset();
         self.account.publish(&applied.snapshot.stack);
         Ok(applied.snapshot)

@@ -45,14 +45,6 @@ impl Baseline {
         })
     }
 
-    /// What it has to say of MIG, as the node is offered now.
-    #[must_use]
-    pub fn mig_words(&self, node: &Ledger) -> mig::Words {
-        let own =
-            |id: &PartId| node.part(id).is_some_and(|p| ["", BASELINE].contains(&p.offered_by.as_str()));
-        self.plan(node, own).words
-    }
-
     pub(super) fn plan(&self, node: &Ledger, open: impl Fn(&PartId) -> bool) -> mig::Plan {
         let parts = node.parts.values().filter(|p| p.present).map(|p| &p.part);
         mig::plan(self.mig, &self.resource, parts, open)

@@ -3,10 +3,9 @@
 use super::thread::OtherJob;
 use super::{Door, send};
 use crate::figures::Versions;
-use crate::keeper::{Applied, AskError, Snapshot};
+use crate::keeper::{Applied, AskError};
 use crate::kernel::command::Command;
 use crate::kernel::gpu::{Inventory, Reading, XID};
-use crate::kernel::mig;
 
 impl Door {
     /// Hands in a look at the GPUs, from a thread that may block.
@@ -38,11 +37,5 @@ impl Door {
             self.figures().gpus.xid(gpu.as_str(), reading.code);
         }
         send(&self.other_jobs, OtherJob::Triage(reading))
-    }
-
-    /// What the baseline has to say of MIG on this node.
-    #[must_use]
-    pub fn mig_words(&self, snapshot: &Snapshot) -> mig::Words {
-        self.baseline.mig_words(snapshot)
     }
 }

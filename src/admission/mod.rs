@@ -13,6 +13,7 @@ mod faults;
 mod gpu_watch;
 mod gpus;
 mod looker;
+mod offers;
 mod past;
 mod prepare;
 mod recorder;
@@ -35,11 +36,12 @@ pub use fared::{Fared, TIMES_US, Times};
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, Standing, Standings};
 pub use gpu_watch::GpuWatch;
 pub use looker::Looker;
+pub use offers::{Notes, Offers};
 pub use past::PastError;
 pub use prepare::{Prepared, Unprepared};
 pub use replay::{Candidate, Report};
 pub use shadow::{Counts, Difference, SHADOWS_MAX, Shadow};
-pub use stack::{CALL_MS_MAX, Offers, STACK_TIME_MAX, Walk};
+pub use stack::{CALL_MS_MAX, STACK_TIME_MAX, Walk};
 pub use tally::{Counted, Tally, VERSIONS_COUNTED_MAX};
 pub use thread::{ActivateError, Granted};
 pub use trial::{Proposal, TRIED_DEVICES_MAX, Tell, Tried, TryError, Wish, Wished};
@@ -133,7 +135,6 @@ pub fn start(
         policies: Arc::clone(&policies),
         clock: Arc::clone(&clock),
         baseline: baseline.clone(),
-        said: RefCell::default(),
         told: RefCell::default(),
         rules: rules.clone(),
         account: account.clone(),

@@ -9,19 +9,16 @@ use crate::kernel::decision::{CallNote, Cost, Said};
 use crate::kernel::gpu::Reading;
 use crate::kernel::health::baseline_triage;
 use crate::kernel::ledger::Ledger;
-use crate::kernel::mig;
-use crate::kernel::names::{PartId, Resource};
-use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
-use crate::kernel::offering::check_offer;
+use crate::kernel::names::PartId;
 use crate::kernel::part_state::{PartState, Taken};
 use crate::kernel::placement;
 use crate::kernel::policy::{
     AdmitRequest, Answer, Call, ENVIRONMENT_BYTES_MAX, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault,
-    FaultKind, OfferAnswer, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms, TriageAnswer,
+    FaultKind, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms, TriageAnswer,
 };
 use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
-use crate::ports::Policies;
+use crate::ports::{Aloud, Policies};
 use crate::spans;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,9 +28,6 @@ use std::time::{Duration, Instant};
 pub const CALL_MS_MAX: u64 = 500;
 /// Wall time of a whole stack: the kubelet admits no other pod meanwhile.
 pub const STACK_TIME_MAX: Duration = Duration::from_secs(1);
-
-/// After a fault a policy is asked again for its offers so soon, seconds.
-const RETRY_S: u32 = 1;
 
 /// One walk over a stack, on one snapshot.
 pub struct Walk<'a> {
@@ -57,77 +51,7 @@ pub struct Walk<'a> {
     pub leisure: u32,
 }
 
-/// What a walk over the offers gives.
-#[derive(Debug, Default)]
-pub struct Offers {
-    /// One offer for each part that is present, with who made it.
-    pub parts: Vec<(PartOffer, String)>,
-    /// The soonest moment that a policy wants to be asked again, seconds from now.
-    pub again_after_s: Option<u32>,
-    /// Faults met on the way, by label.
-    pub faults: Vec<(String, Fault)>,
-    /// What the baseline has to say of MIG.
-    pub mig: mig::Words,
-}
-
 impl Walk<'_> {
-    /// What each part is offered as: for each part the first answer counts.
-    pub fn offers(mut self) -> Offers {
-        let mut open: BTreeSet<&PartId> =
-            self.node.parts.iter().filter(|(_, p)| p.present).map(|(id, _)| id).collect();
-        let mut offers = Offers::default();
-        let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
-        for (place, entry) in self.stack.entries.iter().enumerate() {
-            let answer = match self
-                .ask(place, entry, Question::Offer, deadline, |walk, answer| walk.check_offers(entry, answer))
-            {
-                Asked::Answer(Answer::Offer(answer)) => answer,
-                Asked::Answer(_) | Asked::Pass => continue,
-                Asked::Suspended => {
-                    self.keep_offers(entry, &mut open, &mut offers);
-                    continue;
-                }
-                Asked::Fault(fault) => {
-                    self.keep_offers(entry, &mut open, &mut offers);
-                    offers.again_after_s = Some(offers.again_after_s.map_or(RETRY_S, |s| s.min(RETRY_S)));
-                    offers.faults.push((entry.label(), fault));
-                    continue;
-                }
-            };
-            offers.again_after_s = [offers.again_after_s, answer.again_after_s].into_iter().flatten().min();
-            for offer in answer.parts {
-                if open.remove(&offer.part) {
-                    offers.parts.push((offer, entry.label()));
-                }
-            }
-        }
-        let plan = self.baseline.plan(self.node, |id| open.contains(id));
-        let line = |resource: &Resource| OfferLine {
-            resource: resource.clone(),
-            count: 1,
-            consumes: Consumes::Whole,
-        };
-        offers.parts.extend(open.into_iter().map(|id| {
-            let lines = plan.resource(id).map(line).into_iter().collect();
-            (PartOffer { part: id.clone(), lines }, BASELINE.to_owned())
-        }));
-        offers.mig = plan.words;
-        offers
-    }
-
-    /// A policy's bug, or a slow moment of the machine, must not reshape the node: what the entry
-    /// offers now, it goes on offering.
-    fn keep_offers(&self, entry: &StackEntry, open: &mut BTreeSet<&PartId>, offers: &mut Offers) {
-        let label = entry.label();
-        for part in self.node.parts.values().filter(|p| p.present && p.offered_by == label) {
-            let kept = PartOffer { part: part.part.id.clone(), lines: part.lines.clone() };
-            let allowed = check_offer(part, &kept, Some(&entry.permissions), self.overcommit_percent).is_ok();
-            if allowed && open.remove(&part.part.id) {
-                offers.parts.push((kept, label.clone()));
-            }
-        }
-    }
-
     /// May these devices be granted? All must allow.
     pub fn admit(mut self, request: &AdmitRequest) -> StackAnswer {
         let (mut by, mut terms) = (Vec::new(), Terms::default());
@@ -202,14 +126,26 @@ impl Walk<'_> {
         deadline: Instant,
         check: impl FnOnce(&Self, &Answer) -> Result<(), String>,
     ) -> Asked {
+        self.ask_aloud(place, entry, question, deadline, check).0
+    }
+
+    /// Asks one entry, and answers the lines that it logged, too.
+    pub(super) fn ask_aloud(
+        &mut self,
+        place: usize,
+        entry: &StackEntry,
+        question: Question<'_>,
+        deadline: Instant,
+        check: impl FnOnce(&Self, &Answer) -> Result<(), String>,
+    ) -> (Asked, Vec<String>) {
         let hook = question.hook();
         let wanted = self.node.policies.get(&entry.digest).is_none_or(|v| v.hooks.contains(&hook));
         if !wanted {
-            return Asked::Pass;
+            return (Asked::Pass, Vec::new());
         }
         if self.faults.suspended(place, entry) {
             self.note(entry, Said::Suspended, Cost::default());
-            return Asked::Suspended;
+            return (Asked::Suspended, Vec::new());
         }
         let left =
             u64::try_from(deadline.saturating_duration_since(Instant::now()).as_millis()).unwrap_or(u64::MAX);
@@ -222,13 +158,17 @@ impl Walk<'_> {
             wall_ms_max: left.min(CALL_MS_MAX * u64::from(self.leisure)),
         };
         let span = spans::policy(hook.as_str(), || entry.label());
-        let (answered, cost) = if left == 0 {
+        let Aloud { told, cost, said: lines } = if left == 0 {
             let detail = format!("the stack used up its {} s", (STACK_TIME_MAX * self.leisure).as_secs());
-            (Err(Fault { kind: FaultKind::Time, detail }), Cost::default())
+            Aloud {
+                told: Err(Fault { kind: FaultKind::Time, detail }),
+                cost: Cost::default(),
+                said: Vec::new(),
+            }
         } else {
-            span.in_scope(|| self.policies.ask_at_cost(call))
+            span.in_scope(|| self.policies.ask_aloud(call))
         };
-        let checked = answered.and_then(|answer| match answer {
+        let checked = told.and_then(|answer| match answer {
             None => Ok(None),
             Some(answer) => match check(self, &answer) {
                 Ok(()) => Ok(Some(answer)),
@@ -248,10 +188,11 @@ impl Walk<'_> {
         spans::policy_answered(&span, said.word(), fault, cost.fuel);
         self.faults.take(place, entry, hook, &said, cost);
         self.note(entry, said, cost);
-        match checked {
+        let asked = match checked {
             Ok(answer) => answer.map_or(Asked::Pass, Asked::Answer),
             Err(fault) => Asked::Fault(fault),
-        }
+        };
+        (asked, lines)
     }
 
     fn note(&mut self, entry: &StackEntry, said: Said, cost: Cost) {
@@ -291,25 +232,10 @@ impl Walk<'_> {
             _ => Ok(()),
         }
     }
-
-    fn check_offers(&self, entry: &StackEntry, answer: &Answer) -> Result<(), String> {
-        let Answer::Offer(OfferAnswer { parts, .. }) = answer else {
-            return Err("not an offer".into());
-        };
-        let mut seen = BTreeSet::new();
-        for offer in parts {
-            if !seen.insert(&offer.part) {
-                return Err(format!("two offers for {}", offer.part));
-            }
-            let part = self.node.part(&offer.part).ok_or_else(|| format!("no part {}", offer.part))?;
-            check_offer(part, offer, Some(&entry.permissions), self.overcommit_percent)
-                .map_err(|r| r.to_string())?;
-        }
-        Ok(())
-    }
 }
 
-enum Asked {
+/// What came of asking one entry.
+pub(super) enum Asked {
     Pass,
     Suspended,
     Answer(Answer),

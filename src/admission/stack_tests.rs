@@ -11,7 +11,7 @@ use super::stack::Walk;
 use crate::kernel::allocation::Limits;
 use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::StackAnswer;
-use crate::kernel::decision::CallNote;
+use crate::kernel::decision::{CallNote, Cost};
 use crate::kernel::gpu::{Mig, Part};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::mig::MigStrategy;
@@ -22,7 +22,7 @@ use crate::kernel::policy::{
 };
 use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
-use crate::ports::{InstallError, Policies};
+use crate::ports::{Aloud, InstallError, Policies};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -34,6 +34,8 @@ type Answered = Result<Option<Answer>, Fault>;
 #[derive(Default)]
 struct Scripted {
     answers: BTreeMap<char, Answered>,
+    /// What each of them logs.
+    lines: Vec<String>,
     /// How long each takes over its answer.
     pace: Duration,
     /// Who was asked, and the milliseconds that he was given.
@@ -56,6 +58,9 @@ impl Policies for Scripted {
         self.asked.lock().unwrap().push((letter, call.wall_ms_max));
         std::thread::sleep(self.pace);
         self.answers.get(&letter).cloned().unwrap_or(Ok(None))
+    }
+    fn ask_aloud(&self, call: Call<'_>) -> Aloud {
+        Aloud { told: self.ask(call), cost: Cost::default(), said: self.lines.clone() }
     }
 }
 

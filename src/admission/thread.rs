@@ -6,16 +6,16 @@
 use super::account::Account;
 use super::baseline::Baseline;
 use super::fault_log::FaultLog;
+use super::offers::Offers;
 use super::prepare::Unprepared;
 use super::recorder::Recorder;
-use super::stack::{Offers, Walk};
+use super::stack::Walk;
 use crate::keeper::{Answered, Applied, AskError, Handle, Snapshot};
 use crate::kernel::allocation::Allocation;
 use crate::kernel::change::Change;
 use crate::kernel::command::{Attempt, Command, NewStack, Rules, StackAnswer};
 use crate::kernel::decision::{Asked, CallNote, Grant, Note, Outcome, Said};
 use crate::kernel::gpu::Reading;
-use crate::kernel::mig;
 use crate::kernel::names::{Digest, PartId};
 use crate::kernel::offer::PartOffer;
 use crate::kernel::placement;
@@ -126,8 +126,6 @@ pub(super) struct Worker {
     pub rules: Rules,
     pub account: Account,
     pub fault_log: RefCell<FaultLog>,
-    /// What was said of MIG last, so that it is said once.
-    pub said: RefCell<mig::Words>,
     /// By part and source the last sign: two sources at most for each GPU that there ever was.
     pub told: RefCell<BTreeMap<(PartId, String), (u64, String)>>,
 }
@@ -293,9 +291,9 @@ impl Worker {
 
     pub(super) fn reoffer(&self) -> Result<(Applied, Option<u32>), AskError> {
         let node = self.keeper.snapshot();
-        let (Offers { parts, again_after_s, mig, .. }, walked) =
+        let (Offers { parts, again_after_s, notes, .. }, walked) =
             self.walk(&node, Hook::Offer, |walk| walk.offers());
-        self.say(mig);
+        self.keep_notes(notes);
         self.account.decided(Hook::Offer, "offered");
         self.note_offers(&node, walked, &parts);
         let applied = self.keeper.ask(Command::Offer(parts)).inspect_err(|error| {
@@ -318,21 +316,6 @@ impl Worker {
         let again = self.offered.replace(offered.clone()) == offered;
         let (node, outcome) = (Arc::clone(node), Outcome::Offered(parts.to_vec()));
         self.recorder.note(Note { node, now, asked: Asked::Offer, calls, outcome, again });
-    }
-
-    /// Tells the log what became of MIG, whenever it is something else.
-    fn say(&self, words: mig::Words) {
-        let mut said = self.said.borrow_mut();
-        if words.refusal != said.refusal {
-            match &words.refusal {
-                Some(refusal) => tracing::error!("{refusal}"),
-                None => tracing::info!("MIG instances can be offered again"),
-            }
-        }
-        for note in words.notes.iter().filter(|note| !said.notes.contains(note)) {
-            tracing::warn!("{note}");
-        }
-        *said = words;
     }
 }
 

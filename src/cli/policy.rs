@@ -204,6 +204,9 @@ pub(super) fn stack_table(stack: &Stack) -> String {
     if let Some(trouble) = &stack.file_stack.trouble {
         text += &format!("the file's stack cannot be used: {trouble}\n");
     }
+    for warning in &stack.warnings {
+        text += &format!("warning: {}\n", printable(warning));
+    }
     text
 }
 

@@ -52,6 +52,8 @@ pub fn rehearse(config: &Config, without: Without) -> anyhow::Result<Findings> {
         .context("cannot make a folder to ask the stack's policies in (TMPDIR names another place)")?;
     let policies = WasmPolicies::new(wasm::Settings {
         memory_overcommit_percent: config.rules.overcommit_percent,
+        resource: config.resource.clone(),
+        mig: config.mig_strategy,
         ..wasm::Settings::new(scratch.path().to_owned())
     })?;
     let clock = SystemClock::default();
@@ -64,11 +66,15 @@ pub fn rehearse(config: &Config, without: Without) -> anyhow::Result<Findings> {
         }
     }
     // Parameters are read before a policy looks at any GPU.
-    let mut faults = ask(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
+    let (mut faults, _) = ask(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
     faults.iter_mut().for_each(|fault| fault.certain = true);
     let changes = look(&node, &gpus, &config.rules, clock.now());
     apply(&mut node, changes, &clock);
-    faults.extend(ask(config, &policies, &mut entries, &Arc::new(node.clone()), &clock));
+    let (more, warnings) = ask(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
+    faults.extend(more);
+    if certain {
+        found.notes.extend(warnings);
+    }
     for Failed { at, policy, fault, certain: known } in faults {
         let what = format!("policy {policy} fails: {fault}");
         // What is not permitted or not well formed is so on all GPUs, and one that offers nothing never sees any.
@@ -153,15 +159,16 @@ struct Failed {
     certain: bool,
 }
 
-/// Asks the stack, without each entry that fails, until none does. What fails is taken out of `entries`.
+/// Asks the stack, without each entry that fails, until none does; answers these, and what the others warn of.
+/// What fails is taken out of `entries`.
 fn ask(
     config: &Config,
     policies: &dyn Policies,
     entries: &mut Vec<(usize, StackEntry)>,
     node: &Arc<Ledger>,
     clock: &SystemClock,
-) -> Vec<Failed> {
-    let mut failed = Vec::new();
+) -> (Vec<Failed>, Vec<String>) {
+    let (mut failed, mut warnings) = (Vec::new(), Vec::new());
     while !entries.is_empty() {
         let stack = NewStack {
             from_api: false,
@@ -178,12 +185,18 @@ fn ask(
             rules: &config.rules,
             leisure: 1,
         };
-        let Err((policy, fault)) = trial.run() else { break };
+        let (policy, fault) = match trial.run() {
+            Err(fault) => fault,
+            Ok(offers) => {
+                warnings = offers.notes.of_activation();
+                break;
+            }
+        };
         let Some(place) = entries.iter().position(|(_, entry)| entry.label() == policy) else { break };
         let (at, _) = entries.remove(place);
         failed.push(Failed { at, policy, fault, certain: false });
     }
-    failed
+    (failed, warnings)
 }
 
 fn apply(node: &mut Ledger, changes: Vec<Change>, clock: &SystemClock) {

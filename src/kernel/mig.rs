@@ -93,6 +93,40 @@ impl Plan {
     }
 }
 
+/// Whether a part may be offered: of a GPU in MIG mode only the instances are, except with `none`, where
+/// it counts as any other GPU.
+#[must_use]
+pub fn may_offer(strategy: MigStrategy, part: &Part) -> bool {
+    strategy == MigStrategy::None || !part.mig_enabled
+}
+
+/// With `single`, the names under which parts of several kinds are offered, each with why nothing is
+/// offered by it: MIG instances of another profile, or beside GPUs outside of MIG mode. A pod could not
+/// tell what it gets, whichever policy offers it.
+#[must_use]
+pub fn ambiguous_names<'a>(
+    strategy: MigStrategy,
+    offered: impl IntoIterator<Item = (&'a Part, &'a Resource)>,
+) -> BTreeMap<Resource, String> {
+    if strategy != MigStrategy::Single {
+        return BTreeMap::new();
+    }
+    let mut names: BTreeMap<&Resource, Kinds<'_>> = BTreeMap::new();
+    for (part, resource) in offered {
+        names.entry(resource).or_default().add(part);
+    }
+    let ambiguous = names.into_iter().filter(|(_, kinds)| kinds.several());
+    let refused = |(resource, kinds): (&Resource, Kinds<'_>)| {
+        let refusal = format!(
+            "migStrategy single: {resource} would be of several kinds, {kinds}, and a pod could not tell what it \
+             gets: give the shares another name, make the GPUs alike, or set migStrategy to mixed; until then \
+             nothing new of {resource} is offered, and what pods hold stays"
+        );
+        (resource.clone(), refusal)
+    };
+    ambiguous.map(refused).collect()
+}
+
 /// Plans for the parts that are there. Only those that are `open` are for the baseline to offer;
 /// `whole` is the resource of whole GPUs.
 #[must_use]
@@ -152,23 +186,14 @@ impl<'a> Node<'a> {
 
     fn single(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
         let plain: Vec<_> = self.gpus.iter().filter(|g| !g.mig_enabled && open(&g.id)).collect();
-        let mut profiles: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
-        for instance in self.open_instances(&open) {
-            profiles.entry(profile_of(instance)).or_default().insert(instance.gpu_index);
-        }
+        let mut kinds = Kinds::default();
+        plain.iter().copied().copied().chain(self.open_instances(&open)).for_each(|part| kinds.add(part));
         let mut words = Words { notes: self.empty_ones(&open), refusal: None };
-        if profiles.len() > 1 || (!profiles.is_empty() && !plain.is_empty()) {
-            let mut found: Vec<String> =
-                profiles.iter().map(|(profile, gpus)| format!("{profile} on {}", indices(gpus))).collect();
-            let outside: BTreeSet<u32> = plain.iter().map(|gpu| gpu.gpu_index).collect();
-            if !outside.is_empty() {
-                found.push(format!("no MIG mode on {}", indices(&outside)));
-            }
+        if kinds.several() {
             words.refusal = Some(format!(
                 "migStrategy single lists every MIG instance as {whole}, so all GPUs must be in MIG mode with \
-                 instances of one profile, and here is {}: make them alike, or set migStrategy to mixed; until \
-                 then nothing new is offered, and what pods hold stays",
-                found.join(", ")
+                 instances of one profile, and here is {kinds}: make them alike, or set migStrategy to mixed; until \
+                 then nothing new is offered, and what pods hold stays"
             ));
             return Plan { resources: BTreeMap::new(), words };
         }
@@ -206,6 +231,36 @@ impl<'a> Node<'a> {
             )
         };
         empty.map(text).collect()
+    }
+}
+
+/// What is offered by one name, and on which GPUs.
+#[derive(Default)]
+struct Kinds<'a> {
+    profiles: BTreeMap<&'a str, BTreeSet<u32>>,
+    outside: BTreeSet<u32>,
+}
+
+impl<'a> Kinds<'a> {
+    fn add(&mut self, part: &'a Part) {
+        let gpus = match part.parent {
+            Some(_) => self.profiles.entry(profile_of(part)).or_default(),
+            None => &mut self.outside,
+        };
+        gpus.insert(part.gpu_index);
+    }
+
+    fn several(&self) -> bool {
+        self.profiles.len() + usize::from(!self.outside.is_empty()) > 1
+    }
+}
+
+impl fmt::Display for Kinds<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let profiles = self.profiles.iter().map(|(profile, gpus)| format!("{profile} on {}", indices(gpus)));
+        let outside =
+            (!self.outside.is_empty()).then(|| format!("no MIG mode on {}", indices(&self.outside)));
+        f.write_str(&profiles.chain(outside).collect::<Vec<_>>().join(", "))
     }
 }
 

@@ -25,10 +25,6 @@ pub fn check_offer(
     if offer.lines.len() > LINES_PER_PART_MAX {
         return bad(format!("{} resources; at most {LINES_PER_PART_MAX} are taken", offer.lines.len()));
     }
-    if part.part.mig_enabled && permissions.is_some() && !offer.lines.is_empty() {
-        // Only `migStrategy: none` has it so, by the operator's word.
-        return bad("it is in MIG mode: offer its instances".into());
-    }
     let mut seen = BTreeSet::new();
     let mut wholes = 0;
     for line in &offer.lines {

@@ -256,6 +256,20 @@ fn a_stack_that_no_node_would_take_fails_the_check_without_gpus_too() {
 }
 
 #[test]
+fn parameters_that_fit_none_of_the_gpus_are_a_note() {
+    let stack = "stack: [{policy: timeslice, parameters: {only: [{model: '*A100*'}]}}]\n";
+    let words = "only[0]: no GPU of this node fits {model: *A100*}";
+    let ran = checked(&format!("gpus: sim:1xl4\n{stack}"), &[]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.contains(words), "{}", ran.out);
+    // Of GPUs that are elsewhere nothing is said.
+    let elsewhere = checked(&format!("gpus: nvml\n{stack}"), &["--without-gpus"]);
+    assert!(elsewhere.code == 0 && !elsewhere.out.contains(words), "{}", elsewhere.out);
+    let fits = checked(&format!("gpus: sim:1xl4\n{}", stack.replace("A100", "L4")), &[]);
+    assert!(fits.code == 0 && !fits.out.contains("fits {"), "{}", fits.out);
+}
+
+#[test]
 fn huge_values_are_cut_and_no_type_of_the_program_is_named() {
     let long = "x".repeat(5000);
     for text in [

@@ -67,6 +67,7 @@ mod labels;
 mod livez;
 mod metrics;
 mod mig;
+mod mig_shared;
 mod nvml_faults;
 mod openapi;
 mod policies_guests;

@@ -32,6 +32,11 @@ pub struct Stack {
     pub entries: Vec<StackEntry>,
     /// The stack of the configuration file.
     pub file_stack: FileStack,
+    /// What its policies warn of on this node, such as a GPU that their parameters name and that is not
+    /// there, and resources that MIG keeps from being offered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node fits {model: NVIDIA L4*}"]))]
+    pub warnings: Vec<String>,
 }
 
 /// One policy of the stack.

@@ -130,7 +130,7 @@ fn a_stack_that_is_tried_where_no_kubelet_waits_may_take_its_time() {
         Trial { stack: &stack, policies, node, now, baseline, rules, leisure }.run()
     };
     assert_eq!(tried(1).unwrap_err().1.kind, FaultKind::Time);
-    assert_eq!(tried(10).unwrap().len(), 2);
+    assert_eq!(tried(10).unwrap().parts.len(), 2);
     let asked = case.policies.asked.lock().unwrap();
     assert_eq!(asked.iter().map(|(letter, _)| *letter).collect::<String>(), "ababc");
     assert!(asked[2].1 > CALL_MS_MAX, "{asked:?}");

@@ -1,7 +1,7 @@
 //! What a stack offers: GPU by GPU, the first that answers; else the baseline.
 
 use super::*;
-use crate::admission::stack::Offers;
+use crate::admission::offers::Offers;
 
 #[test]
 fn offers_go_gpu_by_gpu_to_the_first_that_answers_and_the_rest_to_the_baseline() {
@@ -35,7 +35,7 @@ fn the_baseline_offers_mig_as_its_strategy_says_and_policies_go_first() {
     case.baseline.mig = MigStrategy::Mixed;
     assert_eq!(named(&mut case), [pair("GPU-0", "gpu"), pair("MIG-1", "mig-1g.10gb.me")]);
     case.baseline.mig = MigStrategy::Single;
-    assert!(case.walk().offers().mig.refusal.unwrap().contains("GPU 0"));
+    assert!(case.walk().offers().notes.mig.refusal.unwrap().contains("GPU 0"));
     assert_eq!(named(&mut case), []);
     // A policy shares the GPU that stood in the way.
     let mut case = Case::new([('a', offers(vec![offer(0, "nvidia.com/gpu.shared", 2, 500)], None))]);
@@ -52,11 +52,56 @@ fn the_baseline_offers_mig_as_its_strategy_says_and_policies_go_first() {
 }
 
 #[test]
-fn i8_a_policy_may_not_offer_a_gpu_in_mig_mode() {
+fn single_withholds_a_name_of_two_kinds_whichever_policy_offers_them() {
+    let whole = "nvidia.com/gpu";
+    let instance = |name: &str| PartOffer {
+        part: PartId::parse("MIG-1").unwrap(),
+        lines: vec![OfferLine { resource: resource(name), count: 1, consumes: Consumes::Whole }],
+    };
+    let shares = |name: &str| offer(0, name, 4, 250);
+    // By a policy and the baseline; by two policies; by one, under a name of its own.
+    let stacks = [
+        vec![('a', offers(vec![shares(whole)], None))],
+        vec![('a', offers(vec![shares(whole)], None)), ('b', offers(vec![instance(whole)], None))],
+        vec![('a', offers(vec![shares("nvidia.com/gpu.shared"), instance("nvidia.com/gpu.shared")], None))],
+    ];
+    for stack in stacks {
+        let mut case = Case::new(stack);
+        case.split(1);
+        case.baseline.mig = MigStrategy::Single;
+        let found = case.walk().offers();
+        assert!(found.parts.iter().all(|(offer, _)| offer.lines.is_empty()), "{:?}", found.parts);
+        let refusal = found.notes.mig.refusal.unwrap();
+        assert!(refusal.contains("1g.10gb+me on GPU 1, no MIG mode on GPU 0"), "{refusal}");
+    }
+}
+
+#[test]
+fn what_a_policy_warns_of_is_kept_with_its_name_up_to_a_limit() {
+    let mut case = Case::new([('a', offers(vec![], None)), ('b', trap())]);
+    case.policies.lines = vec!["just a line".into(), "warning: no such GPU".into()];
+    assert_eq!(case.walk().offers().notes.of_activation(), ["policy a@aaaaaaaaaaaa: no such GPU"]);
+    case.policies.lines = vec!["warning: no such GPU".into(); 32];
+    let warnings = case.walk().offers().notes.warnings;
+    assert_eq!((warnings.len(), warnings[16].as_str()), (17, "16 more warnings of policies"));
+}
+
+#[test]
+fn i8_a_policy_may_offer_a_gpu_in_mig_mode_only_where_mig_is_ignored() {
     let whole = OfferLine { resource: resource("nvidia.com/gpu"), count: 1, consumes: Consumes::Whole };
     let mut case = Case::new([('a', offers(vec![PartOffer { part: gpu(1), lines: vec![whole] }], None))]);
     case.split(1);
-    assert!(case.walk().offers().faults[0].1.detail.contains("MIG mode"));
+    for mig in [MigStrategy::Single, MigStrategy::Mixed] {
+        case.baseline.mig = mig;
+        assert!(case.walk().offers().faults[0].1.detail.contains("MIG mode"));
+    }
+    // There it counts as any other GPU.
+    case.baseline.mig = MigStrategy::None;
+    let found = case.walk().offers();
+    assert!(
+        found.faults.is_empty()
+            && found.parts.iter().any(|(o, by)| o.part == gpu(1) && by == "a@aaaaaaaaaaaa")
+    );
 }
 
 #[test]

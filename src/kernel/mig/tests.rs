@@ -154,3 +154,23 @@ fn what_a_policy_offers_is_not_the_strategys() {
     assert_eq!(counts(&rest), [("nvidia.com/gpu", 1)]);
     assert_eq!(rest.resource(&id("GPU-1")), None);
 }
+
+#[test]
+fn single_lets_no_name_stand_for_several_kinds() {
+    let parts = node(&["-", "1g.10gb", "3g.40gb"]);
+    let part = |text: &str| parts.iter().find(|part| part.id == id(text)).unwrap();
+    let (gpu, shared) = (whole(), Resource::parse("nvidia.com/gpu.shared").unwrap());
+    let ambiguous = |strategy, offered: &[(&str, &Resource)]| -> Vec<(String, String)> {
+        let offered = offered.iter().map(|(id, resource)| (part(id), *resource));
+        ambiguous_names(strategy, offered).into_iter().map(|(r, why)| (r.to_string(), why)).collect()
+    };
+    let beside = [("GPU-0", &gpu), ("MIG-1-0", &gpu)];
+    let found = ambiguous(MigStrategy::Single, &beside);
+    assert_eq!(found[0].0, "nvidia.com/gpu");
+    assert!(found[0].1.contains("1g.10gb on GPU 1, no MIG mode on GPU 0"), "{found:?}");
+    let profiles = ambiguous(MigStrategy::Single, &[("MIG-1-0", &shared), ("MIG-2-0", &shared)]);
+    assert!(profiles[0].1.contains("nvidia.com/gpu.shared would be"), "{profiles:?}");
+    // By names of their own a pod can tell them apart; and the other strategies do not say so.
+    assert_eq!(ambiguous(MigStrategy::Single, &[("GPU-0", &shared), ("MIG-1-0", &gpu)]), []);
+    assert_eq!(ambiguous(MigStrategy::Mixed, &beside), []);
+}

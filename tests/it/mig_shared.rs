@@ -1,0 +1,127 @@
+//! MIG beside `timeslice`: instances that are shared, and names that must not stand for two things. The
+//! real binary over the NVML look-alike, beside the stand-in kubelet.
+
+use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
+use crate::mig::Rig;
+use fake_nvml::State;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+const SMALL: &str = "nvidia.com/mig-1g.10gb";
+
+/// The check of this name in `/node`: whether it is well, and its detail.
+fn check(serving: &Serving, name: &str) -> (bool, String) {
+    let node = serving.call("GET", "/node", &Value::Null);
+    let check = node["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap();
+    (check["ok"].as_bool().unwrap(), check["detail"].as_str().unwrap_or_default().to_owned())
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + SOON;
+    while !holds() {
+        assert!(Instant::now() < end, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn single_never_lists_shares_of_gpus_and_instances_by_one_name() {
+    let mut state = State::h100(2);
+    state.split(1, &[1, 1]);
+    let stack = |resource: &str| json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 4, "resource": resource}}]});
+    let rig = Rig::new(&state, &format!("migStrategy: single\nstack: {}", stack(WHOLE)["entries"])).await;
+    let serving = rig.house.serve();
+    until("a refusal", || !check(&serving, "mig").0);
+    let why = check(&serving, "mig").1;
+    for words in [WHOLE, "1g.10gb on GPU 1", "no MIG mode on GPU 0", "another name", "mixed"] {
+        assert!(why.contains(words), "{words} is missing in {why}");
+    }
+    assert!(rig.house.kubelet.resources().is_empty());
+    // The answer to the activation of such a stack says so at once.
+    let answer = serving.call("PUT", "/stack", &stack(WHOLE));
+    assert_eq!(answer["warnings"], json!([why]));
+    // By names of their own a pod can tell them apart.
+    let answer = serving.call("PUT", "/stack", &stack(SHARED));
+    assert_eq!(answer.get("warnings"), None, "{answer}");
+    rig.allocatable(&[(SHARED, 4), (WHOLE, 2)]).await;
+    assert!(check(&serving, "mig").0);
+    assert_eq!(rig.house.kubelet.anomalies(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instances_are_shared_by_the_name_of_their_profile() {
+    let mut state = State::h100(2);
+    state.split(1, &[1, 1]);
+    let stack = json!([{"policy": "timeslice", "parameters": {
+        "failRequestsGreaterThanOne": true,
+        "resources": [
+            {"name": WHOLE, "rename": SHARED, "replicas": 3},
+            {"name": SMALL, "replicas": 2, "devices": ["1:0"]},
+        ],
+    }}]);
+    let rig = Rig::new(&state, &format!("migStrategy: mixed\nstack: {stack}")).await;
+    let _serving = rig.house.serve();
+    // Two shares of one instance, and the other one whole.
+    rig.allocatable(&[(SHARED, 3), (SMALL, 3)]).await;
+    let uuid = |at: usize| state.gpus[1].mig.as_ref().unwrap().instances[at].uuid.clone();
+    let listed: Vec<String> = rig.house.kubelet.listed(SMALL).into_keys().collect();
+    let mut expected = [format!("{}::0", uuid(0)), format!("{}::1", uuid(0)), uuid(1)];
+    expected.sort();
+    assert_eq!(listed, expected);
+    let refused = rig.house.start("two", SHARED, 2).await.unwrap_err();
+    assert!(
+        refused.contains("1 share of nvidia.com/gpu.shared at most, and this one asks for 2"),
+        "{refused}"
+    );
+    let pod = rig.house.start("one", SHARED, 1).await.unwrap();
+    let view = rig.house.kubelet.view(&pod, "main").unwrap();
+    assert_eq!(view.envs["NVIDIA_VISIBLE_DEVICES"], state.gpus[0].uuid);
+    for name in ["a", "b", "c"] {
+        rig.house.start(name, SMALL, 1).await.unwrap();
+    }
+    rig.house.start("d", SMALL, 1).await.unwrap_err();
+    assert_eq!(rig.house.kubelet.anomalies(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instances_are_shared_as_gpus_where_they_are_listed_as_such() {
+    let mut state = State::h100(1);
+    state.split(0, &[1, 1]);
+    let stack =
+        json!([{"policy": "timeslice", "parameters": {"resources": [{"name": WHOLE, "replicas": 3}]}}]);
+    let rig = Rig::new(&state, &format!("migStrategy: single\nstack: {stack}")).await;
+    let _serving = rig.house.serve();
+    rig.allocatable(&[(WHOLE, 6)]).await;
+    // Two shares of one container lie on two instances.
+    let pod = rig.house.start("two", WHOLE, 2).await.unwrap();
+    let view = rig.house.kubelet.view(&pod, "main").unwrap();
+    let uuids: Vec<&str> = view.envs["NVIDIA_VISIBLE_DEVICES"].split(',').collect();
+    assert!(uuids.len() == 2 && uuids.iter().all(|uuid| uuid.starts_with("MIG-")), "{uuids:?}");
+    assert_eq!(rig.house.kubelet.anomalies(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parameters_that_fit_no_gpu_are_a_warning() {
+    let house = House::new("gpus: sim:2xl4").await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let stack = |only: Value| json!({"entries": [{"policy": "timeslice", "parameters": {"only": only}}]});
+    let answer = serving.call(
+        "PUT",
+        "/stack",
+        &stack(json!([{"model": "*L4*"}, {"model": "*A100*"}, {"uuid": "GPU-9"}])),
+    );
+    let warnings: Vec<&str> =
+        answer["warnings"].as_array().unwrap().iter().map(|w| w.as_str().unwrap()).collect();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].ends_with("only[1]: no GPU of this node fits {model: *A100*}"), "{warnings:?}");
+    assert!(warnings[1].ends_with("only[2]: no GPU of this node fits {uuid: GPU-9}"), "{warnings:?}");
+    // The star fits in front, too.
+    house.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
+    let (ok, detail) = check(&serving, "policies");
+    assert!(ok && detail == warnings.join("; "), "{detail}");
+    until("the log's line", || serving.log().matches("fits {model: *A100*}").count() == 1);
+    let answer = serving.call("PUT", "/stack", &stack(json!([{"model": "*L4*"}])));
+    assert_eq!(answer.get("warnings"), None, "{answer}");
+    assert_eq!(check(&serving, "policies"), (true, String::new()));
+}

@@ -31,9 +31,10 @@ async fn single_never_lists_shares_of_gpus_and_instances_by_one_name() {
     let stack = |resource: &str| json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 4, "resource": resource}}]});
     let rig = Rig::new(&state, &format!("migStrategy: single\nstack: {}", stack(WHOLE)["entries"])).await;
     let serving = rig.house.serve();
-    until("a refusal", || !check(&serving, "mig").0);
-    let why = check(&serving, "mig").1;
-    for words in [WHOLE, "1g.10gb on GPU 1", "no MIG mode on GPU 0", "another name", "mixed"] {
+    until("the stack's refusal", || check(&serving, "mig").1.contains("give the shares another name"));
+    let (ok, why) = check(&serving, "mig");
+    assert!(!ok);
+    for words in [WHOLE, "1g.10gb on GPU 1", "no MIG mode on GPU 0", "mixed"] {
         assert!(why.contains(words), "{words} is missing in {why}");
     }
     assert!(rig.house.kubelet.resources().is_empty());
@@ -64,7 +65,8 @@ async fn instances_are_shared_by_the_name_of_their_profile() {
     // Two shares of one instance, and the other one whole.
     rig.allocatable(&[(SHARED, 3), (SMALL, 3)]).await;
     let uuid = |at: usize| state.gpus[1].mig.as_ref().unwrap().instances[at].uuid.clone();
-    let listed: Vec<String> = rig.house.kubelet.listed(SMALL).into_keys().collect();
+    let listed = rig.house.kubelet.listed(SMALL).into_iter();
+    let listed: Vec<String> = listed.filter(|(_, health)| health == "Healthy").map(|(id, _)| id).collect();
     let mut expected = [format!("{}::0", uuid(0)), format!("{}::1", uuid(0)), uuid(1)];
     expected.sort();
     assert_eq!(listed, expected);

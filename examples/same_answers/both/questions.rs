@@ -2,7 +2,9 @@
 
 use berth::kernel::policy::Hook;
 use berth_policy_sdk::testing::{Random, random_node};
-use berth_policy_sdk::{AdmitRequest, Candidate, Claim, DeviceState, Holder, Node, PlaceRequest, Reading};
+use berth_policy_sdk::{
+    AdmitRequest, Attribute, Candidate, Claim, DeviceState, Holder, Node, PlaceRequest, Reading,
+};
 
 /// GPUs of a node.
 const GPUS_MAX: u32 = 8;
@@ -85,7 +87,12 @@ impl Scene {
 
 /// Models, holders, ages and what else a node has.
 fn dress(random: &mut Random, node: &mut Node) {
-    for part in &mut node.parts {
+    for (n, part) in node.parts.iter_mut().enumerate() {
+        if !part.mig_enabled {
+            let own = if part.parent.is_none() { "nvidia.com/gpu" } else { "nvidia.com/mig-1g.5gb" };
+            part.attributes.push(Attribute { key: "baseline.resource".into(), value: own.into() });
+            part.attributes.push(Attribute { key: "mig.index".into(), value: (n % 2).to_string() });
+        }
         part.model = MODELS[part.gpu_index as usize % MODELS.len()].into();
         part.numa_node = part.numa_node.filter(|_| !random.once_in(8));
         part.processes = random.below(3);
@@ -120,9 +127,19 @@ pub(crate) fn exclusive(random: &mut Random) -> String {
 
 pub(crate) fn timeslice(random: &mut Random) -> String {
     let (replicas, few) = (1 + random.below(128), 1 + random.below(8));
+    let fail = random.once_in(2);
+    if random.once_in(2) {
+        let devices = pick(random, &[r#""all""#, "2", r#"[0, "1:0", "GPU-2", "MIG-0-1"]"#]);
+        let rename = pick(random, &["", r#""rename": "nvidia.com/gpu.shared","#]);
+        return format!(
+            r#"{{"failRequestsGreaterThanOne": {fail}, "resources": [
+                {{"name": "nvidia.com/gpu", {rename} "replicas": {replicas}, "devices": {devices}}},
+                {{"name": "nvidia.com/mig-1g.5gb", "replicas": {few}, "devices": {devices}}}]}}"#
+        );
+    }
     let only = pick(random, &["", r#""only": [{"model": "NVIDIA*"}, {"index": 1}],"#]);
     format!(
-        r#"{{{only} "replicas": {replicas}, "overrides": [{{"model": "Tesla T4", "replicas": {few}}},
+        r#"{{{only} "failRequestsGreaterThanOne": {fail}, "replicas": {replicas}, "overrides": [{{"model": "Tesla T4", "replicas": {few}}},
             {{"uuid": "GPU-3", "replicas": 3}}]}}"#
     )
 }

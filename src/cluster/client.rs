@@ -1,13 +1,19 @@
 //! A client of the API server, by the service account of our pod or by a kubeconfig.
 
-use super::{AGAIN_MAX, Link, Settings};
+use super::wait::{self, Backoff};
+use super::{Link, Settings};
 use crate::config::ApiServer;
+use http::Response;
+use http::header::RETRY_AFTER;
 use k8s_openapi::api::core::v1::Node;
+use kube::client::{ClientBuilder, DynBody};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
+use tower::util::MapResponseLayer;
 
 /// Longest wait for an answer to one request. Watches have a timeout of their own.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(15);
@@ -105,11 +111,20 @@ pub async fn connect(settings: &Settings) -> Result<Client, ConnectError> {
     // The library would try again what a disruption budget forbids for minutes, and never say so: the
     // waits of this room are its own.
     config.default_retry = false;
-    // A watch is ended by the server sooner than this; whatever is silent for longer is dead.
+    // A watch is sent a bookmark sooner than this; whatever is silent for longer is dead.
     config.read_timeout = Some(settings.silence);
     config.reset_reader_on_write = true;
     let url = config.cluster_url.to_string();
-    let client = Client::try_from(config).map_err(|e| ConnectError::Client { source: Box::new(e) })?;
+    let builder =
+        ClientBuilder::try_from(config).map_err(|e| ConnectError::Client { source: Box::new(e) })?;
+    // The library drops the headers of an answer that is an error.
+    let retry_after = settings.retry_after.clone();
+    let noted = MapResponseLayer::new(move |response: Response<Box<DynBody>>| {
+        let header = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+        retry_after.record(response.status().as_u16(), header, Instant::now());
+        response
+    });
+    let client = builder.with_layer(&noted).build();
     check_node(&client, &url, &settings.node).await?;
     Ok(client)
 }
@@ -170,14 +185,14 @@ fn hint(error: &kube::Error) -> &'static str {
 
 /// Connects, as often as it takes. Says each trouble once.
 pub(super) async fn connect_at_last(settings: &Settings, told: &watch::Sender<Link>) -> Client {
-    let mut wait = settings.again;
+    let mut backoff = Backoff::new(settings.again);
     loop {
         match connect(settings).await {
             Ok(client) => return client,
             Err(error) => trouble(told, &error),
         }
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(AGAIN_MAX);
+        let wait = backoff.next(wait::random());
+        tokio::time::sleep(settings.retry_after.and(wait, Instant::now())).await;
     }
 }
 

@@ -1,9 +1,10 @@
 //! The condition of the node that says whether all of its GPUs can be had. `kubectl describe node`
 //! shows it, and whatever watches nodes can act on it.
 
+use super::Settings;
 use super::client::{ANSWER_MAX, words};
 use super::news::{by, moment, name_of};
-use super::{AGAIN_MAX, Settings};
+use super::wait::{self, Backoff, RetryAfter, SELDOM, around};
 use crate::admission::Door;
 use crate::kernel::drain::Drain;
 use crate::kernel::health::HealthState;
@@ -20,9 +21,6 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 pub(super) const CONDITION: &str = "GPUUnavailable";
 /// Longest message, bytes; what does not fit is counted.
 const MESSAGE_BYTES_MAX: usize = 1024;
-/// How often a condition that stays as it is is written: as node-problem-detector does. It costs a
-/// write of the node object, which every watcher of nodes is sent.
-const HEARTBEAT: Duration = Duration::from_secs(300);
 
 /// What the condition says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +115,8 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
         written: None,
         not_before: Instant::now(),
         again: settings.again,
-        wait: settings.again,
+        backoff: Backoff::new(settings.again),
+        retry_after: settings.retry_after.clone(),
         said: false,
     };
     loop {
@@ -143,12 +142,13 @@ struct Told<'s> {
     turned: Option<(bool, u64)>,
     /// Whether it is known what the node object said before: a restart of the daemon is no turn.
     read: bool,
-    /// What the node object says, and since when it does.
+    /// What the node object says, and when it is written again if it stays so.
     written: Option<(Condition, Instant)>,
     /// The node object is not written before this: after a failure, or so soon after a change.
     not_before: Instant,
     again: Duration,
-    wait: Duration,
+    backoff: Backoff,
+    retry_after: RetryAfter,
     /// Whether it was said that it cannot be written.
     said: bool,
 }
@@ -158,21 +158,23 @@ impl Told<'_> {
     async fn step(&mut self, wanted: Condition, now_wall_ms: u64) -> Instant {
         self.turn(wanted.unavailable, now_wall_ms);
         let now = Instant::now();
-        if let Some((condition, at)) = &self.written
+        if let Some((condition, due)) = &self.written
             && *condition == wanted
-            && at.elapsed() < HEARTBEAT
+            && now < *due
         {
-            return *at + HEARTBEAT;
+            return *due;
         }
         if now < self.not_before {
             return self.not_before;
         }
         match self.tell(&wanted, now_wall_ms).await {
             Ok(()) => {
-                self.written = Some((wanted, now));
-                (self.said, self.wait) = (false, self.again);
+                let due = now + around(SELDOM, wait::random());
+                self.written = Some((wanted, due));
+                self.said = false;
+                self.backoff.reset();
                 self.not_before = now + self.again;
-                now + HEARTBEAT
+                due
             }
             Err(Refused { why, forbidden }) => {
                 if !std::mem::replace(&mut self.said, true) {
@@ -180,9 +182,12 @@ impl Told<'_> {
                 }
                 self.written = None;
                 // Rights are not given every second.
-                let wait = if forbidden { HEARTBEAT } else { self.wait };
-                self.wait = (self.wait * 2).min(AGAIN_MAX);
-                self.not_before = Instant::now() + wait;
+                let wait = match forbidden {
+                    true => around(SELDOM, wait::random()),
+                    false => self.backoff.next(wait::random()),
+                };
+                let now = Instant::now();
+                self.not_before = now + self.retry_after.and(wait, now);
                 self.not_before
             }
         }

@@ -1,11 +1,12 @@
 //! Tells what happens to GPUs as events of the node and of pods, so that `kubectl describe` shows it.
 //! Nobody waits for it: what cannot be told in time is dropped and counted.
 
+use super::Settings;
 use super::bypass::Bypasses;
 use super::client::{ANSWER_MAX, words};
 use super::news::{About, Notice, news};
 use super::policies::Policies;
-use super::{AGAIN_MAX, Settings};
+use super::wait::{self, Backoff};
 use crate::admission::{Door, Standings};
 use crate::kernel::ledger::Ledger;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -166,7 +167,7 @@ pub(super) async fn publish(settings: &Settings, client: Client, notices: &mut R
     let mut teller = Teller { client, node: settings.node.clone(), known: VecDeque::new() };
     let mut said = false;
     while let Some(notice) = notices.recv().await {
-        match teller.tell(&notice, settings.again).await {
+        match teller.tell(&notice, settings).await {
             Ok(()) => said = false,
             Err(why) if !std::mem::replace(&mut said, true) => {
                 tracing::warn!(reason = notice.reason, why, "an event could not be told to the API server");
@@ -186,7 +187,7 @@ struct Teller {
 }
 
 impl Teller {
-    async fn tell(&mut self, notice: &Notice, again: Duration) -> Result<(), String> {
+    async fn tell(&mut self, notice: &Notice, settings: &Settings) -> Result<(), String> {
         let recorder = self.recorder(notice);
         let event = Event {
             type_: if notice.warning { EventType::Warning } else { EventType::Normal },
@@ -196,7 +197,7 @@ impl Teller {
             secondary: None,
         };
         let about = self.reference(&notice.about);
-        let mut wait = again;
+        let mut backoff = Backoff::new(settings.again);
         let mut tries = 1;
         loop {
             let why = match timeout(ANSWER_MAX, recorder.publish(&event, &about)).await {
@@ -218,8 +219,8 @@ impl Teller {
                 return Err(why);
             }
             tries += 1;
-            sleep(wait).await;
-            wait = (wait * 2).min(AGAIN_MAX);
+            let wait = backoff.next(wait::random());
+            sleep(settings.retry_after.and(wait, Instant::now())).await;
         }
     }
 

@@ -1,8 +1,9 @@
 //! Labels of the node object, by server-side apply: the API server keeps account of which labels are ours,
 //! takes away those that we no longer name, and refuses to overwrite those of somebody else.
 
+use super::Settings;
 use super::client::{ANSWER_MAX, words};
-use super::{AGAIN_MAX, Settings};
+use super::wait::{self, Backoff, SELDOM, around};
 use crate::labels::{Labels, OTHER_WRITER};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
@@ -10,14 +11,11 @@ use kube::core::Status;
 use kube::{Api, Client};
 use serde_json::json;
 use std::collections::BTreeSet;
-use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Whose labels they are, in the API server's account.
 const MANAGER: &str = "berth";
-/// How often it is looked at whether another writer came or went, and whether our labels still stand.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 /// How it stands with the labels of the node object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,11 +35,12 @@ pub struct LabelWork {
     pub told: watch::Sender<Labelled>,
 }
 
-/// Keeps the labels up to date for ever.
+/// Keeps the labels up to date for ever. Whether another writer came or went, and whether ours still stand, is checked
+/// with each change of ours, and every quarter of an hour ([`SELDOM`]).
 pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) {
     let nodes: Api<Node> = Api::all(client);
     let mut wanted = work.wanted.clone();
-    let mut wait = settings.again;
+    let mut backoff = Backoff::new(settings.again);
     loop {
         let known = wanted.wait_for(Option::is_some).await.ok().map(|labels| labels.clone());
         let Some(labels) = known.flatten() else { return std::future::pending().await };
@@ -49,21 +48,19 @@ pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) 
         let next = match step(&nodes, &settings.node, &labels).await {
             Ok(left_out) => {
                 tell(work, labelled(&left_out));
-                wait = settings.again;
-                LOOK_AGAIN
+                backoff.reset();
+                around(SELDOM, wait::random())
             }
             Err(Stop::OtherWriter) => {
                 let why = format!(
                     "another writer's {OTHER_WRITER} is on the node: remove GPU feature discovery from it, or switch `labels.node` off"
                 );
                 tell(work, Labelled::Not(why));
-                LOOK_AGAIN
+                around(SELDOM, wait::random())
             }
             Err(Stop::Failed(why)) => {
                 tell(work, Labelled::Not(why));
-                let now = wait;
-                wait = (wait * 2).min(AGAIN_MAX);
-                now
+                settings.retry_after.and(backoff.next(wait::random()), Instant::now())
             }
         };
         tokio::select! {
@@ -90,7 +87,7 @@ pub enum OtherWriter {
     Present,
 }
 
-/// Looks each minute whether another writer's label is on the node object, for ever. For whoever writes labels
+/// Checks every quarter of an hour ([`SELDOM`]) whether another writer's label is on the node object, for ever. For whoever writes labels
 /// by another way than the API server: the other writer may have one of its own, too.
 pub(super) async fn look_for_another(settings: &Settings, client: Client, told: &watch::Sender<OtherWriter>) {
     let nodes: Api<Node> = Api::all(client);
@@ -111,7 +108,7 @@ pub(super) async fn look_for_another(settings: &Settings, client: Client, told: 
             }
         };
         told.send_replace(if found { OtherWriter::Present } else { OtherWriter::Absent });
-        sleep(LOOK_AGAIN).await;
+        sleep(around(SELDOM, wait::random())).await;
     }
 }
 

@@ -12,14 +12,17 @@ mod labels;
 mod log;
 mod news;
 mod pod;
+mod pod_watch;
 mod pods;
 mod policies;
 mod reviews;
+mod wait;
 
 pub use client::{ConnectError, connect, words};
 pub use labels::{LabelWork, Labelled, OtherWriter};
 pub use pod::understand;
 pub use reviews::{ReviewError, Reviews, User};
+pub use wait::RetryAfter;
 
 use crate::admission::Door;
 use crate::config::ApiServer;
@@ -39,15 +42,19 @@ pub struct Settings {
     /// How long news of pods are gathered before they are handed in. A pod that may ask next waits for
     /// nobody; see [`crate::kernel::asking`].
     pub gather: Duration,
-    /// How long the API server is asked to keep a call of a watch open, whole seconds.
+    /// How long the API server is asked to keep a watch open, whole seconds.
     pub watch: Duration,
-    /// The longest silence on a connection before it counts as dead; longer than [`Self::watch`].
+    /// The longest silence on a connection before it counts as dead. A watch is sent a bookmark each minute.
     pub silence: Duration,
+    /// The longest wait after a watch that was open is lost.
+    pub lost: Duration,
     /// How long a GPU's held devices were listed Unhealthy before the first of its pods is asked to
     /// leave.
     pub listed: Duration,
     /// The first wait after something failed; doubles up to [`AGAIN_MAX`].
     pub again: Duration,
+    /// Until when the API server asked to be left alone.
+    pub retry_after: RetryAfter,
     /// The labels of the node object, if it is to have any of ours.
     pub labels: Option<LabelWork>,
     /// Who is to know whether another writer labels the node object, if anybody.
@@ -66,13 +73,15 @@ impl Settings {
             api_server,
             node,
             gather: Duration::from_millis(100),
-            watch: Duration::from_secs(60),
-            // The server ends a watch after its 60 s; 4 s are for one that is late. The library would
-            // begin a silent watch anew after 65 s without a word, and that call may hang as long again.
-            silence: Duration::from_secs(64),
+            watch: wait::watch(wait::random()),
+            // Two bookmarks may be late before a third one counts as lost.
+            silence: Duration::from_secs(150),
+            // As many connections as there are nodes are lost when an API server restarts.
+            lost: Duration::from_secs(10),
             // A list reaches the kubelet within milliseconds; a container takes longer to end.
             listed: Duration::from_millis(250),
             again: Duration::from_secs(1),
+            retry_after: RetryAfter::default(),
             labels: None,
             other_writer: None,
         }

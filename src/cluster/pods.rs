@@ -1,29 +1,26 @@
 //! The pods of this node, watched and handed in as a whole after each change.
 
 use super::client::trouble;
-use super::{AGAIN_MAX, Link, Settings, understand};
+use super::pod_watch::{Error, Event, events};
+use super::wait::{self, Backoff};
+use super::{Link, Settings, understand};
 use crate::admission::Door;
 use crate::keeper::AskError;
 use crate::kernel::asking::{Haste, asks_for_ours, waits_anew};
 use crate::kernel::ledger::Ledger;
 use crate::kernel::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use futures_util::{FutureExt, Stream, StreamExt};
-use k8s_openapi::api::core::v1::Pod as ApiPod;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client};
+use kube::Client;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// Pods of one page of the first list.
-const PAGE: u32 = 250;
-
 /// What is known of the pods so far.
 struct Known {
     view: PodsView,
-    /// While a list comes in: its pods, and when it was asked for.
-    listing: Option<(BTreeMap<String, Arc<Pod>>, u64)>,
+    /// When the newest list was asked for, monotonic milliseconds.
+    asked_mono_ms: u64,
     /// Whether a first list is complete.
     complete: bool,
     /// Pods that wait for devices since [`Self::asker`] was asked last.
@@ -40,35 +37,19 @@ impl Known {
             deleted: VecDeque::new(),
             finished: VecDeque::new(),
         };
-        Self { view, listing: None, complete: false, waiting: Vec::new() }
-    }
-
-    /// Nothing is heard any more.
-    fn silence(&mut self) {
-        self.view.current = false;
-        self.listing = None;
+        Self { view, asked_mono_ms: 0, complete: false, waiting: Vec::new() }
     }
 
     /// Takes in one event. Answers whether the view is another now.
-    fn take(&mut self, event: Event<ApiPod>, now_mono_ms: u64) -> bool {
+    fn take(&mut self, event: Event, now_mono_ms: u64) -> bool {
         match event {
-            Event::Init => {
-                self.listing = Some((BTreeMap::new(), now_mono_ms));
+            Event::Listing => {
+                self.asked_mono_ms = now_mono_ms;
                 false
             }
-            Event::InitApply(pod) => {
-                if let Some((pods, _)) = &mut self.listing
-                    && let Some(pod) = understand(&pod)
-                {
-                    pods.insert(pod.uid.clone(), Arc::new(pod));
-                }
-                false
-            }
-            Event::InitDone => {
-                let Some((pods, asked_mono_ms)) = self.listing.take() else {
-                    return false;
-                };
-                let before = std::mem::replace(&mut self.view.pods, pods);
+            Event::Listed(pods) => {
+                let pods = pods.iter().filter_map(understand).map(|pod| (pod.uid.clone(), Arc::new(pod)));
+                let before = std::mem::replace(&mut self.view.pods, pods.collect());
                 for (uid, pod) in &before {
                     if !self.view.pods.contains_key(uid) {
                         self.left(pod);
@@ -77,14 +58,15 @@ impl Known {
                 let now: Vec<Arc<Pod>> = self.view.pods.values().cloned().collect();
                 self.waiting
                     .extend(now.into_iter().filter(|p| waits_anew(p, before.get(&p.uid).map(Arc::as_ref))));
-                self.view.listed_mono_ms = asked_mono_ms;
+                self.view.listed_mono_ms = self.asked_mono_ms;
                 self.view.current = true;
                 self.complete = true;
                 self.view.shed();
                 true
             }
-            Event::Apply(pod) => {
-                self.view.current = self.complete;
+            // What changed while no watch was open follows within the time for which events are gathered.
+            Event::Opened => !std::mem::replace(&mut self.view.current, true),
+            Event::Applied(pod) => {
                 let Some(pod) = understand(&pod) else {
                     return false;
                 };
@@ -101,8 +83,7 @@ impl Known {
                 self.view.shed();
                 true
             }
-            Event::Delete(pod) => {
-                self.view.current = self.complete;
+            Event::Deleted(pod) => {
                 let Some(pod) = understand(&pod) else {
                     return false;
                 };
@@ -142,55 +123,45 @@ impl Known {
 /// Watches for ever.
 pub(super) async fn keep(settings: &Settings, client: Client, door: &Door, told: &watch::Sender<Link>) {
     let (mut known, mut haste) = (Known::new(), Haste::default());
-    let mut wait = settings.again;
+    let mut backoff = Backoff::new(settings.again);
+    let mut stream = Box::pin(events(settings, client));
     loop {
-        // A new watch begins with a list: what was missed meanwhile is known, and that it is heard, too.
-        let mut stream = Box::pin(shown(settings, client.clone()));
-        let error = loop {
-            match gather(&mut stream, &mut known, &mut haste, door, settings).await {
-                Ok(changed) => {
-                    if known.view.current {
-                        wait = settings.again;
-                    }
-                    if changed {
-                        hand_in(&known, settings, door, told).await;
-                    }
+        let error = match gather(&mut stream, &mut known, &mut haste, door, settings).await {
+            Ok(changed) => {
+                if known.view.current {
+                    backoff.reset();
                 }
-                Err(error) => break error,
+                if changed {
+                    hand_in(&known, settings, door, told).await;
+                }
+                continue;
             }
+            Err(error) => error,
         };
-        known.silence();
+        let was_open = std::mem::replace(&mut known.view.current, false);
         hand_in(&known, settings, door, told).await;
-        // One that forgot what we saw last, as it does after some minutes, is in no trouble.
-        if !matches!(&error, watcher::Error::WatchError(status) if status.code == 410) {
+        // An API server that forgot what we saw last, as it does after some minutes, is in no trouble.
+        let expired = matches!(error, Error::Expired);
+        if !expired {
             trouble(told, &error);
         }
-        sleep(wait).await;
-        wait = (wait * 2).min(AGAIN_MAX);
+        let wait = match was_open && !expired {
+            true => wait::after_loss(settings.lost, wait::random()),
+            false => backoff.next(wait::random()),
+        };
+        sleep(settings.retry_after.and(wait, Instant::now())).await;
     }
-}
-
-/// The pods of this node as events.
-fn shown(
-    settings: &Settings,
-    client: Client,
-) -> impl Stream<Item = Result<Event<ApiPod>, watcher::Error>> + Send + use<> {
-    let config = watcher::Config::default()
-        .fields(&format!("spec.nodeName={}", settings.node))
-        .timeout(u32::try_from(settings.watch.as_secs()).unwrap_or(u32::MAX))
-        .page_size(PAGE);
-    watcher(Api::<ApiPod>::all(client), config)
 }
 
 /// The events of the next while, from the first one on; no more of them when a pod comes that may be
 /// the next to be asked for. Answers whether anything changed.
 async fn gather(
-    stream: &mut (impl Stream<Item = Result<Event<ApiPod>, watcher::Error>> + Unpin),
+    stream: &mut (impl Stream<Item = Result<Event, Error>> + Unpin),
     known: &mut Known,
     haste: &mut Haste,
     door: &Door,
     settings: &Settings,
-) -> Result<bool, watcher::Error> {
+) -> Result<bool, Error> {
     let Some(first) = stream.next().await else {
         // It never ends; if it did, waiting is all that is left.
         return std::future::pending().await;
@@ -244,6 +215,7 @@ struct TooMany {
 mod tests {
     use super::*;
     use crate::kernel::pods::DELETED_MAX;
+    use k8s_openapi::api::core::v1::Pod as ApiPod;
     use serde_json::json;
 
     fn pod(uid: &str, phase: &str) -> ApiPod {
@@ -255,6 +227,14 @@ mod tests {
         .unwrap()
     }
 
+    fn applied(uid: &str, phase: &str) -> Event {
+        Event::Applied(Box::new(pod(uid, phase)))
+    }
+
+    fn deleted(uid: &str, phase: &str) -> Event {
+        Event::Deleted(Box::new(pod(uid, phase)))
+    }
+
     fn uids(view: &PodsView) -> Vec<&str> {
         view.pods.keys().map(String::as_str).collect()
     }
@@ -262,10 +242,9 @@ mod tests {
     #[test]
     fn nothing_is_handed_in_before_the_first_list_is_whole() {
         let mut known = Known::new();
-        assert!(!known.take(Event::Init, 5));
-        assert!(!known.take(Event::InitApply(pod("a", "Running")), 6));
+        assert!(!known.take(Event::Listing, 5));
         assert!(known.whole().is_none());
-        assert!(known.take(Event::InitDone, 7));
+        assert!(known.take(Event::Listed(vec![pod("a", "Running")]), 7));
         let view = known.whole().unwrap();
         assert_eq!(uids(&view), ["a"]);
         assert!(view.current);
@@ -273,18 +252,26 @@ mod tests {
     }
 
     #[test]
+    fn a_watch_that_opens_again_makes_the_source_current_and_one_that_goes_on_is_no_news() {
+        let mut known = Known::new();
+        known.take(Event::Listed(vec![pod("a", "Running")]), 1);
+        assert!(!known.take(Event::Opened, 2), "the list was current");
+        known.view.current = false;
+        assert!(known.take(Event::Opened, 3));
+        assert!(known.whole().unwrap().current);
+        assert_eq!(uids(&known.view), ["a"], "nothing is forgotten meanwhile");
+    }
+
+    #[test]
     fn what_a_new_list_lacks_and_what_a_watch_deletes_is_remembered_as_deleted() {
         let mut known = Known::new();
-        known.take(Event::Init, 1);
-        known.take(Event::InitApply(pod("a", "Running")), 1);
-        known.take(Event::InitApply(pod("b", "Running")), 1);
-        known.take(Event::InitDone, 1);
-        assert!(known.take(Event::Delete(pod("b", "Running")), 2));
-        assert!(known.take(Event::Apply(pod("c", "Pending")), 3));
-        assert!(!known.take(Event::Apply(pod("c", "Pending")), 4), "no news");
-        known.take(Event::Init, 9);
-        known.take(Event::InitApply(pod("c", "Running")), 9);
-        known.take(Event::InitDone, 10);
+        known.take(Event::Listing, 1);
+        known.take(Event::Listed(vec![pod("a", "Running"), pod("b", "Running")]), 1);
+        assert!(known.take(deleted("b", "Running"), 2));
+        assert!(known.take(applied("c", "Pending"), 3));
+        assert!(!known.take(applied("c", "Pending"), 4), "no news");
+        known.take(Event::Listing, 9);
+        known.take(Event::Listed(vec![pod("c", "Running")]), 10);
         let view = known.whole().unwrap();
         assert_eq!(uids(&view), ["c"]);
         assert_eq!(view.deleted, ["b", "a"]);
@@ -295,7 +282,7 @@ mod tests {
     fn deleted_pods_are_remembered_to_a_limit() {
         let mut known = Known::new();
         for n in 0..DELETED_MAX + 3 {
-            known.take(Event::Delete(pod(&format!("{n}-"), "Running")), 1);
+            known.take(deleted(&format!("{n}-"), "Running"), 1);
         }
         assert_eq!(known.view.deleted.len(), DELETED_MAX);
         assert_eq!(known.view.deleted[0], "3-");
@@ -304,12 +291,8 @@ mod tests {
     #[test]
     fn of_too_many_pods_the_finished_ones_are_kept_as_uids() {
         let mut known = Known::new();
-        known.take(Event::Init, 1);
-        known.take(Event::InitApply(pod("runs", "Running")), 1);
-        for n in 0..PODS_MAX {
-            known.take(Event::InitApply(pod(&n.to_string(), "Failed")), 1);
-        }
-        known.take(Event::InitDone, 1);
+        let failed = (0..PODS_MAX).map(|n| pod(&n.to_string(), "Failed"));
+        known.take(Event::Listed(failed.chain([pod("runs", "Running")]).collect()), 1);
         let view = known.whole().unwrap();
         assert_eq!(uids(&view), ["runs"]);
         assert!(view.current);
@@ -319,26 +302,22 @@ mod tests {
     #[test]
     fn too_many_pods_all_the_same_silence_the_source() {
         let mut known = Known::new();
-        known.take(Event::Init, 1);
-        for n in 0..PODS_MAX {
-            known.take(Event::InitApply(pod(&n.to_string(), "Running")), 1);
-        }
-        known.take(Event::InitDone, 1);
+        known.take(Event::Listing, 1);
+        known.take(Event::Listed((0..PODS_MAX).map(|n| pod(&n.to_string(), "Running")).collect()), 1);
         assert!(known.whole().unwrap().current);
-        known.take(Event::Apply(pod("more", "Running")), 2);
+        known.take(applied("more", "Running"), 2);
         let view = known.whole().unwrap();
         assert!(!view.current && view.pods.is_empty() && view.listed_mono_ms == 0, "nobody is over by it");
-        known.take(Event::Delete(pod("more", "Running")), 3);
+        known.take(deleted("more", "Running"), 3);
         assert!(known.whole().unwrap().current, "as soon as they fit again");
     }
 
     #[test]
     fn a_pod_that_finished_before_it_went_is_told_from_one_that_was_deleted_by_force() {
         let mut known = Known::new();
-        known.take(Event::Init, 1);
-        known.take(Event::InitDone, 1);
-        known.take(Event::Delete(pod("a", "Succeeded")), 2);
-        known.take(Event::Delete(pod("b", "Running")), 2);
+        known.take(Event::Listed(Vec::new()), 1);
+        known.take(deleted("a", "Succeeded"), 2);
+        known.take(deleted("b", "Running"), 2);
         assert_eq!((&known.view.finished[0][..], &known.view.deleted[0][..]), ("a", "b"));
     }
 }

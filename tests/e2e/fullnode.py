@@ -336,7 +336,7 @@ def labels_stand_back(bench: Bench) -> None:
     kubectl, name = bench.node.cluster.kubectl, bench.node.cluster.name
     stamp, product = "nvidia.com/gfd.timestamp", f"{WHOLE}.product"
     kubectl("label", "node", name, f"{stamp}=1700000000", "e2e/kept=yes")
-    # It looks when something changes, and every minute.
+    # It checks when its own labels change, and every quarter of an hour.
     bench.berth.share(3)
     until("Berth's labels are gone", 90, lambda: product not in bench.node.cluster.node()["metadata"]["labels"])
     left = bench.node.cluster.node()["metadata"]["labels"]

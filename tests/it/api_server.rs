@@ -5,6 +5,7 @@ use crate::api_reviews::{self, Reviews};
 use crate::api_writes::{self, Writes};
 use crate::port::Port;
 use actix_web::dev::ServerHandle;
+use actix_web::dev::Service as _;
 use actix_web::web::{self, Bytes};
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
 use futures_util::stream;
@@ -16,6 +17,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
+
+/// A list of pods, for [`World::came`].
+pub(crate) const LIST: &str = "GET /api/v1/pods";
+/// A watch of pods.
+pub(crate) const WATCH: &str = "GET /api/v1/pods watch";
 
 /// The name of its one node.
 pub(crate) const NODE: &str = "node-1";
@@ -47,10 +53,17 @@ pub(crate) struct State {
     log: Vec<(u64, &'static str, Value)>,
     /// Answers every request with this status, if set.
     refuse: Option<u16>,
-    /// Watches that began before this version end.
-    cut_before: u64,
-    /// Lists asked for.
-    lists: usize,
+    /// The same for requests of pods alone, by how many there still are, with a `Retry-After` in seconds.
+    refuse_pods: Option<(u16, usize, u64)>,
+    /// How often watches were cut off; one that began before the newest cut ends, and how.
+    cuts: u64,
+    cut: Cut,
+    /// Watches from before this version are told that it is forgotten.
+    forgotten_before: u64,
+    /// How often a watch that asks for bookmarks is sent one, if at all.
+    bookmarks: Option<Duration>,
+    /// Every request so far: when it came, its method and path, and whether it is a watch.
+    asked: Vec<(Instant, String)>,
     /// What is done to reads of a kind.
     reads: BTreeMap<Read, Unread>,
     /// Reads that were refused so, and watches and lists that began to hang.
@@ -59,6 +72,18 @@ pub(crate) struct State {
     pub(crate) writes: Writes,
     /// Whom it knows, and what they may do.
     pub(crate) reviews: Reviews,
+}
+
+/// How a watch is cut off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// As it ends in its time.
+    #[default]
+    Clean,
+    /// The connection breaks.
+    Broken,
+    /// With an event that says what is wrong.
+    Event(u16),
 }
 
 /// A kind of read: the whole node object, or lists and watches of pods.
@@ -101,7 +126,15 @@ impl ApiServer {
         let thread = std::thread::spawn(move || {
             let serve = async move {
                 let app = move || {
+                    let seen = Arc::clone(&world);
                     App::new()
+                        .wrap_fn(move |request, next| {
+                            let watch =
+                                if request.query_string().contains("watch=true") { " watch" } else { "" };
+                            let what = format!("{} {}{watch}", request.method(), request.path());
+                            seen.state.lock().unwrap().asked.push((Instant::now(), what));
+                            next.call(request)
+                        })
                         .app_data(web::Data::from(Arc::clone(&world)))
                         .route("/api/v1/nodes/{name}", web::get().to(node))
                         .route("/api/v1/pods", web::get().to(pods))
@@ -182,11 +215,48 @@ impl World {
 
     /// Answers everything with this status from now on; `None`: as it should.
     pub(crate) fn refuse(&self, status: Option<u16>) {
+        self.state.lock().unwrap().refuse = status;
+        self.cut(Cut::Clean);
+    }
+
+    /// Answers so many requests of pods with this status and `Retry-After`, from now on.
+    pub(crate) fn refuse_pods(&self, status: u16, times: usize, retry_after_s: u64) {
+        self.state.lock().unwrap().refuse_pods = Some((status, times, retry_after_s));
+    }
+
+    /// Cuts off every watch that is under way.
+    pub(crate) fn cut(&self, how: Cut) {
         let mut state = self.state.lock().unwrap();
-        state.refuse = status;
-        state.version += 1;
-        state.cut_before = state.version;
+        state.cuts += 1;
+        state.cut = how;
         self.news.send_replace(state.version);
+    }
+
+    /// Forgets what was before now, as an API server does that starts again.
+    pub(crate) fn forget(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.version += 1;
+        state.forgotten_before = state.version;
+    }
+
+    /// Sends bookmarks so often.
+    pub(crate) fn bookmarks(&self, every: Duration) {
+        self.state.lock().unwrap().bookmarks = Some(every);
+    }
+
+    /// When requests of this kind came: a method and a path, with ` watch` behind it for a watch.
+    pub(crate) fn came(&self, what: &str) -> Vec<Instant> {
+        let state = self.state.lock().unwrap();
+        state.asked.iter().filter(|(_, asked)| asked == what).map(|(at, _)| *at).collect()
+    }
+
+    /// How many requests came, by kind.
+    pub(crate) fn requests(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for (_, what) in &self.state.lock().unwrap().asked {
+            *counts.entry(what.clone()).or_default() += 1;
+        }
+        counts
     }
 
     /// Does this to every read of a kind from now on; `None`: answers as it should.
@@ -197,10 +267,9 @@ impl World {
             None => state.reads.remove(&read),
         };
         // A refusal ends watches; what hangs is left hanging.
+        drop(state);
         if matches!(fault, Some(Unread::Refuse(_))) {
-            state.version += 1;
-            state.cut_before = state.version;
-            self.news.send_replace(state.version);
+            self.cut(Cut::Clean);
         }
     }
 
@@ -215,7 +284,7 @@ impl World {
 
     /// How often pods were listed.
     pub(crate) fn lists(&self) -> usize {
-        self.state.lock().unwrap().lists
+        self.came(LIST).len()
     }
 }
 
@@ -271,6 +340,9 @@ async fn pods(world: web::Data<World>, request: HttpRequest) -> HttpResponse {
     if let Some(faulty) = faulty(&world, Read::Pods).await {
         return faulty;
     }
+    if let Some(refused) = refused_for_now(&world) {
+        return refused;
+    }
     let query = web::Query::<BTreeMap<String, String>>::from_query(request.query_string()).unwrap();
     // Whoever asks for the pods of other nodes asks for too much.
     if query.get("fieldSelector") != Some(&format!("spec.nodeName={NODE}")) {
@@ -280,11 +352,13 @@ async fn pods(world: web::Data<World>, request: HttpRequest) -> HttpResponse {
         Some("true" | "1") => {
             let since = query["resourceVersion"].parse().unwrap();
             let seconds = query.get("timeoutSeconds").map_or(60, |s| s.parse().unwrap());
-            watched(world.into_inner(), since, Duration::from_secs(seconds))
+            let bookmarks = query.get("allowWatchBookmarks").is_some_and(|asked| asked == "true");
+            watched(world.into_inner(), since, Duration::from_secs(seconds), bookmarks)
         }
+        // Further pages are read from etcd.
+        _ if query.contains_key("limit") => status(400, "this list is to be asked for in one page"),
         _ => {
-            let mut state = world.state.lock().unwrap();
-            state.lists += 1;
+            let state = world.state.lock().unwrap();
             let items: Vec<&Value> = state.pods.values().collect();
             HttpResponse::Ok().json(json!({"apiVersion": "v1", "kind": "PodList",
                 "metadata": {"resourceVersion": state.version.to_string()}, "items": items}))
@@ -292,10 +366,37 @@ async fn pods(world: web::Data<World>, request: HttpRequest) -> HttpResponse {
     }
 }
 
+/// A refusal of requests of pods, as long as there are any left.
+fn refused_for_now(world: &World) -> Option<HttpResponse> {
+    let mut state = world.state.lock().unwrap();
+    let (code, left, retry_after_s) = state.refuse_pods.as_mut()?;
+    *left = left.checked_sub(1)?;
+    // As the API server's own: the time is in the header alone, and the body is no Status.
+    let status = actix_web::http::StatusCode::from_u16(*code).unwrap();
+    let header = ("retry-after", retry_after_s.to_string());
+    Some(HttpResponse::build(status).insert_header(header).body("Too many requests, please try again later."))
+}
+
+/// A line of a watch that says what is wrong.
+fn wrong(code: u16) -> String {
+    let status = json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "Test",
+        "message": "ended by the test", "code": code});
+    format!("{}\n", json!({"type": "ERROR", "object": status}))
+}
+
 /// The events after `since`, a line each, until the time is up or the watch is cut.
-fn watched(world: Arc<World>, since: u64, lasts: Duration) -> HttpResponse {
+fn watched(world: Arc<World>, since: u64, lasts: Duration, bookmarks: bool) -> HttpResponse {
     let (end, news) = (Instant::now() + lasts, world.news.subscribe());
+    let (cuts, every) = {
+        let state = world.state.lock().unwrap();
+        if since < state.forgotten_before {
+            return HttpResponse::Ok().content_type("application/json").body(wrong(410));
+        }
+        (state.cuts, state.bookmarks.filter(|_| bookmarks))
+    };
+    let since = Some(since);
     let lines = stream::unfold((world, news, since), move |(world, mut news, since)| async move {
+        let since = since?;
         loop {
             news.mark_unchanged();
             if world.hangs(Read::Pods) {
@@ -304,8 +405,15 @@ fn watched(world: Arc<World>, since: u64, lasts: Duration) -> HttpResponse {
             }
             {
                 let state = world.state.lock().unwrap();
-                if state.cut_before > since {
-                    return None;
+                if state.cuts != cuts {
+                    let cut = state.cut;
+                    drop(state);
+                    let last = match cut {
+                        Cut::Clean => return None,
+                        Cut::Broken => Err(std::io::Error::other("broken by the test")),
+                        Cut::Event(code) => Ok(Bytes::from(wrong(code))),
+                    };
+                    return Some((last, (world, news, None)));
                 }
                 let next = state.log.iter().find(|(version, ..)| *version > since);
                 if let Some((version, kind, object)) = next {
@@ -313,12 +421,20 @@ fn watched(world: Arc<World>, since: u64, lasts: Duration) -> HttpResponse {
                     let item = Ok::<_, std::io::Error>(Bytes::from(line));
                     let version = *version;
                     drop(state);
-                    return Some((item, (world, news, version)));
+                    return Some((item, (world, news, Some(version))));
                 }
             }
-            match timeout_at(end, news.changed()).await {
+            let next = every.map_or(end, |every| end.min(Instant::now() + every));
+            match timeout_at(next, news.changed()).await {
                 Ok(Ok(())) => {}
                 _ if world.hangs(Read::Pods) => {}
+                _ if next < end => {
+                    let version = world.state.lock().unwrap().version;
+                    let object = json!({"apiVersion": "v1", "kind": "Pod",
+                        "metadata": {"resourceVersion": version.to_string(), "creationTimestamp": null}});
+                    let line = format!("{}\n", json!({"type": "BOOKMARK", "object": object}));
+                    return Some((Ok(Bytes::from(line)), (world, news, Some(version.max(since)))));
+                }
                 _ => return None,
             }
         }

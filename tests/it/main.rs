@@ -31,6 +31,7 @@ mod cli_looks;
 mod client;
 mod cluster;
 mod cluster_faults;
+mod cluster_load;
 mod config_files;
 mod crash;
 mod daemon;

@@ -1,0 +1,180 @@
+//! How long the daemon waits before it asks the API server again. All daemons of a cluster are one user there, and so
+//! one flow of API Priority and Fairness: waits of one length would bring thousands of them at one moment, and most
+//! would be answered 429. So every wait is drawn at random between two bounds.
+
+use super::AGAIN_MAX;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// The shortest time for which the API server is asked to keep a watch open: as client-go's reflectors ask, 5 to 10
+/// minutes (client-go, `tools/cache/reflector.go`: `minWatchTimeout`).
+pub(super) const WATCH_MIN: Duration = Duration::from_secs(300);
+/// The longest.
+pub(super) const WATCH_MAX: Duration = Duration::from_secs(600);
+/// The mean time between two writes of a node condition that stays as it is, and between two checks of the node's
+/// labels. Each costs a request, and the write is sent to every watcher of nodes.
+pub(super) const SELDOM: Duration = Duration::from_secs(900);
+/// The longest wait that a `Retry-After` of the API server, or of a proxy before it, is taken for.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
+
+/// A number from all of them, each as likely.
+pub(super) fn random() -> u32 {
+    // Without the kernel's randomness the middle of every wait is as good as any.
+    getrandom::u32().unwrap_or(u32::MAX / 2)
+}
+
+/// Between `from` and `to`, each as likely, by a random number.
+fn between(from: Duration, to: Duration, random: u32) -> Duration {
+    from + to.saturating_sub(from).mul_f64(f64::from(random) / f64::from(u32::MAX))
+}
+
+/// For how long the API server is asked to keep a watch open, whole seconds.
+pub(super) fn watch(random: u32) -> Duration {
+    Duration::from_secs(between(WATCH_MIN, WATCH_MAX, random).as_secs())
+}
+
+/// `mean` and up to a fifth more or less.
+pub(super) fn around(mean: Duration, random: u32) -> Duration {
+    between(mean.mul_f64(0.8), mean.mul_f64(1.2), random)
+}
+
+/// After a watch that was open is lost: up to `longest`. A server that restarts loses all of them at one moment.
+pub(super) fn after_loss(longest: Duration, random: u32) -> Duration {
+    between(Duration::ZERO, longest, random)
+}
+
+/// Waits that double up to [`AGAIN_MAX`], each drawn from its upper half.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backoff {
+    first: Duration,
+    next: Duration,
+}
+
+impl Backoff {
+    /// Begins with `first`.
+    pub(super) fn new(first: Duration) -> Self {
+        Self { first, next: first }
+    }
+
+    /// Something succeeded: the next wait is the first one again.
+    pub(super) fn reset(&mut self) {
+        self.next = self.first;
+    }
+
+    /// How long to wait now.
+    pub(super) fn next(&mut self, random: u32) -> Duration {
+        let wait = self.next;
+        self.next = (wait * 2).min(AGAIN_MAX);
+        between(wait / 2, wait, random)
+    }
+}
+
+/// Until when the API server asked its clients to stay away (`Retry-After`). Shared by all that ask it.
+#[derive(Clone, Debug, Default)]
+pub struct RetryAfter(Arc<Mutex<Option<Instant>>>);
+
+impl RetryAfter {
+    /// Records what an answer says: 429 or 503 with a number of seconds (RFC 9110, 10.2.3; the API server sends no
+    /// dates). The later of two moments counts.
+    pub(super) fn record(&self, status: u16, retry_after: Option<&str>, now: Instant) {
+        if !matches!(status, 429 | 503) {
+            return;
+        }
+        let Some(seconds) = retry_after.and_then(|text| text.trim().parse().ok()) else { return };
+        let until = now + Duration::from_secs(seconds).min(RETRY_AFTER_MAX);
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = (*known).max(Some(until));
+    }
+
+    /// A wait that begins once the API server lets its clients come again.
+    pub(super) fn and(&self, wait: Duration, now: Instant) -> Duration {
+        let until = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now)) + wait
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RANDOM: [u32; 5] = [0, 1, u32::MAX / 3, u32::MAX - 1, u32::MAX];
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    /// The bounds of a wait, which it reaches at both ends.
+    fn bounds(wait: impl Fn(u32) -> Duration) -> (Duration, Duration) {
+        let all: Vec<_> = RANDOM.iter().map(|random| wait(*random)).collect();
+        assert!(all.is_sorted(), "{all:?}");
+        (all[0], all[4])
+    }
+
+    #[test]
+    fn every_wait_is_drawn_between_its_bounds() {
+        assert_eq!(bounds(watch), (seconds(300), seconds(600)));
+        assert!(
+            RANDOM.iter().all(|random| watch(*random).subsec_nanos() == 0),
+            "the server takes whole seconds"
+        );
+        assert_eq!(bounds(|random| around(SELDOM, random)), (seconds(720), seconds(1080)));
+        assert_eq!(bounds(|random| after_loss(seconds(10), random)), (Duration::ZERO, seconds(10)));
+    }
+
+    #[test]
+    fn waits_double_to_half_a_minute_and_are_drawn_from_their_upper_half() {
+        let waits = |random| {
+            let mut backoff = Backoff::new(seconds(1));
+            std::array::from_fn::<_, 7, _>(|_| backoff.next(random).as_millis())
+        };
+        assert_eq!(waits(u32::MAX), [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]);
+        assert_eq!(waits(0), [500, 1_000, 2_000, 4_000, 8_000, 15_000, 15_000]);
+        let mut backoff = Backoff::new(seconds(1));
+        for _ in 0..9 {
+            backoff.next(0);
+        }
+        backoff.reset();
+        assert_eq!(backoff.next(u32::MAX), seconds(1));
+    }
+
+    #[test]
+    fn two_daemons_do_not_draw_the_same() {
+        let drawn: std::collections::BTreeSet<u32> = (0..64).map(|_| random()).collect();
+        assert!(drawn.len() > 60, "{drawn:?}");
+    }
+
+    #[test]
+    fn a_retry_after_is_waited_before_the_wait_itself() {
+        let (now, asked) = (Instant::now(), RetryAfter::default());
+        assert_eq!(asked.and(seconds(2), now), seconds(2));
+        for (status, header) in
+            [(200, Some("9")), (500, Some("9")), (429, None), (429, Some("soon")), (429, Some("-1"))]
+        {
+            asked.record(status, header, now);
+        }
+        assert_eq!(asked.and(seconds(2), now), seconds(2), "only 429 and 503 with a number of seconds");
+        asked.record(429, Some("5"), now);
+        asked.record(503, Some(" 3 "), now);
+        assert_eq!(asked.and(seconds(2), now), seconds(7), "the later moment counts");
+        assert_eq!(asked.clone().and(seconds(2), now + seconds(4)), seconds(3), "whoever asks");
+        assert_eq!(asked.and(seconds(2), now + seconds(60)), seconds(2));
+        asked.record(429, Some("99999999"), now);
+        assert_eq!(asked.and(Duration::ZERO, now), RETRY_AFTER_MAX);
+    }
+
+    /// What an idle daemon costs, by the requests that `tests/it/cluster_load.rs` counts: one for each watch that
+    /// is opened again and one for each writing of the condition; where it labels the node, one for each check.
+    #[test]
+    fn five_thousand_idle_daemons_cost_seventeen_requests_a_second() {
+        let nodes = 5_000.0;
+        // Each daemon keeps the length that it drew: the mean rate is that of 1/t over [300, 600], ln(2)/300.
+        let (least, most) = (WATCH_MIN.as_secs_f64(), WATCH_MAX.as_secs_f64());
+        let watches = nodes * (most / least).ln() / (most - least);
+        let seldom = nodes / SELDOM.as_secs_f64();
+        assert!((11.5..11.6).contains(&watches), "{watches}");
+        assert!((5.5..5.6).contains(&seldom), "{seldom}");
+        let sum = watches + seldom;
+        assert!((17.0..17.2).contains(&sum), "{sum} requests a second; {} with labels", sum + seldom);
+    }
+}

@@ -1,0 +1,176 @@
+//! What a daemon costs the API server: the requests of an idle one, and how it comes back after a loss.
+
+use crate::api_server::{ApiServer, Cut, LIST, Read, Unread, WATCH, pod};
+use crate::cluster_faults::{settings, soon, view};
+use crate::kubelet_bench::{Node, Recipe};
+use berth::cluster::{self, Link, Running, Settings};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A watched API server with one pod, the daemon's room that watches it, and its node.
+struct Watched {
+    server: ApiServer,
+    node: Node,
+    running: Running,
+    _folder: tempfile::TempDir,
+}
+
+impl Watched {
+    async fn start(change: impl FnOnce(Settings) -> Settings) -> Self {
+        let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
+        server.world.apply(pod("ns", "first", "a-1", &[]));
+        Self::of(server, folder, change).await
+    }
+
+    async fn of(
+        server: ApiServer,
+        folder: tempfile::TempDir,
+        change: impl FnOnce(Settings) -> Settings,
+    ) -> Self {
+        let node = Recipe::default().idle().await;
+        let settings = change(settings(&server, folder.path()));
+        let running = cluster::start(settings, node.door.clone(), node.door.snapshot());
+        let watched = Self { server, node, running, _folder: folder };
+        watched.is_current().await;
+        soon("a watch is open", || (!watched.server.world.came(WATCH).is_empty()).then_some(())).await;
+        watched
+    }
+
+    async fn is_current(&self) {
+        soon("the view is current", || view(&self.node).filter(|view| view.current)).await;
+    }
+
+    /// Waits until exactly these pods are shown, by a source that is current.
+    async fn shows(&self, uids: &[&str]) {
+        let shown = || view(&self.node).filter(|view| view.current && view.pods.keys().eq(uids));
+        soon("the pods are shown", shown).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_daemon_costs_one_request_for_each_watch_and_nothing_else() {
+    let watched = Watched::start(|settings| Settings { watch: SECOND, ..settings }).await;
+    let world = &watched.server.world;
+    let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
+    soon("the condition is written", condition).await;
+    let mut link = watched.running.link();
+    soon("it watches", || (*link.borrow_and_update() == Link::Watching).then_some(())).await;
+    let before = world.requests();
+    let opened = before[WATCH];
+    soon("three more watches", || (world.requests()[WATCH] >= opened + 3).then_some(())).await;
+    let mut added = world.requests();
+    for (what, count) in &before {
+        *added.get_mut(what).unwrap() -= count;
+    }
+    added.retain(|_, count| *count > 0);
+    assert_eq!(added, BTreeMap::from([(WATCH.to_owned(), 3)]), "no list above all");
+    assert_eq!(world.came(LIST).len(), 1);
+    assert!(!link.has_changed().unwrap(), "it stays current all the time");
+    // The condition was read once and written once; the next writing is due in 12 to 18 minutes.
+    let node = "/api/v1/nodes/node-1";
+    assert_eq!(
+        (before[&format!("PATCH {node}/status")], before[&format!("GET {node}")]),
+        (1, 2),
+        "{before:?}"
+    );
+    watched.running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_is_lost_goes_on_where_it_was_without_a_list() {
+    let watched = Watched::start(|settings| settings).await;
+    let world = &watched.server.world;
+    let mut uid = "a-1".to_owned();
+    for (n, cut) in [Cut::Broken, Cut::Clean, Cut::Event(500)].into_iter().enumerate() {
+        // While the watch is away the one pod goes and another one comes.
+        world.read_fault(Read::Pods, Some(Unread::Refuse(500)));
+        world.cut(cut);
+        soon("the source is silent", || view(&watched.node).filter(|view| !view.current)).await;
+        world.delete(&uid);
+        uid = format!("b-{n}");
+        world.apply(pod("ns", &format!("pod-{n}"), &uid, &[]));
+        world.read_fault(Read::Pods, None);
+        watched.shows(&[&uid]).await;
+        assert_eq!(world.came(LIST).len(), 1, "{cut:?}");
+    }
+    let gone = view(&watched.node).unwrap().deleted.clone();
+    assert_eq!(gone, ["a-1", "b-0", "b-1"], "by events: none was missed");
+    watched.running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_is_lost_while_nothing_changes_is_current_again() {
+    let watched = Watched::start(|settings| settings).await;
+    let opened = watched.server.world.came(WATCH).len();
+    watched.server.world.cut(Cut::Broken);
+    let again = || (watched.server.world.came(WATCH).len() > opened).then_some(());
+    soon("a watch is opened again", again).await;
+    watched.shows(&["a-1"]).await;
+    assert_eq!(watched.server.world.came(LIST).len(), 1);
+    watched.running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_forgot_what_was_seen_is_asked_for_one_list() {
+    let watched = Watched::start(|settings| settings).await;
+    let world = &watched.server.world;
+    // As a restart does: what happened before is forgotten, and every watch is lost.
+    world.forget();
+    world.delete("a-1");
+    world.apply(pod("ns", "second", "a-2", &[]));
+    world.cut(Cut::Broken);
+    watched.shows(&["a-2"]).await;
+    assert_eq!(world.came(LIST).len(), 2);
+    // The same while a watch is under way.
+    world.cut(Cut::Event(410));
+    soon("one more list", || (world.came(LIST).len() == 3).then_some(())).await;
+    watched.shows(&["a-2"]).await;
+    assert_eq!(world.came(LIST).len(), 3);
+    watched.running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_after_is_waited() {
+    let watched = Watched::start(|settings| settings).await;
+    let world = &watched.server.world;
+    let opened = world.came(WATCH).len();
+    world.refuse_pods(429, 1, 2);
+    world.cut(Cut::Broken);
+    soon("two more watches", || (world.came(WATCH).len() >= opened + 2).then_some(())).await;
+    let asked = &world.came(WATCH)[opened..];
+    let apart = asked[1] - asked[0];
+    assert!(apart >= 2 * SECOND, "{apart:?}: its waits alone are 50 ms at most");
+    watched.shows(&["a-1"]).await;
+    assert_eq!(world.came(LIST).len(), 1);
+    watched.running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bookmarks_keep_a_quiet_watch_alive() {
+    let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
+    server.world.apply(pod("ns", "first", "a-1", &[]));
+    server.world.bookmarks(Duration::from_millis(200));
+    let change = |settings| Settings { watch: 3 * SECOND, silence: SECOND, ..settings };
+    let watched = Watched::of(server, folder, change).await;
+    let world = &watched.server.world;
+    let mut link = watched.running.link();
+    soon("it watches", || (*link.borrow_and_update() == Link::Watching).then_some(())).await;
+    soon("the next watch", || (world.came(WATCH).len() >= 2).then_some(())).await;
+    let asked = world.came(WATCH);
+    assert!(asked[1] - asked[0] >= 3 * SECOND, "in its time: {:?}", asked[1] - asked[0]);
+    assert!(!link.has_changed().unwrap(), "it was never silent");
+    watched.running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_bookmarks_a_silent_watch_is_dead() {
+    let watched = Watched::start(|settings| Settings { silence: SECOND, ..settings }).await;
+    let world = &watched.server.world;
+    soon("the next watch", || (world.came(WATCH).len() >= 2).then_some(())).await;
+    let asked = world.came(WATCH);
+    assert!(asked[1] - asked[0] < 60 * SECOND, "long before its time");
+    assert_eq!(world.came(LIST).len(), 1);
+    watched.running.stop();
+}

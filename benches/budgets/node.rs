@@ -191,7 +191,7 @@ impl<'h> Node<'h> {
     pub(crate) fn end_newest(&self) -> Result<()> {
         let snapshot = self.door.snapshot();
         let (id, _) = snapshot.live.last_key_value().context("nothing is allocated")?;
-        self.house.daemon.block_on(self.door.end(*id))?;
+        self.house.daemon.block_on(self.door.end(*id, true))?;
         Ok(())
     }
 }

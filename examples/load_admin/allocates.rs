@@ -58,7 +58,7 @@ impl Allocates {
             let (time, answer) = self.runtime.block_on(plugin::allocate(&mut self.client, &[id]))?;
             took.push(time);
             let allocation = answer.envs.get(ID).with_context(|| format!("no {ID} in the answer"))?;
-            let url = format!("{}/api/v1/allocations/{allocation}", self.origin);
+            let url = format!("{}/api/v1/allocations/{allocation}?force=true", self.origin);
             self.agent.delete(&url).header("Authorization", &self.authorization).call()?;
             // Where one came late the next ones keep their distance: a burst would only find a warm daemon.
             due = (due + self.every).max(began.elapsed());

@@ -202,7 +202,7 @@ impl Turn<'_> {
             0 => Command::Cordon { gpu, mark },
             1 => Command::Uncordon { gpu },
             2 => match self.ledger.live.keys().next() {
-                Some(id) => Command::End { id: *id },
+                Some(id) => Command::End { id: *id, force: true },
                 None => Command::Tick,
             },
             _ => Command::Heal { gpu, by: "x".into(), why: String::new() },

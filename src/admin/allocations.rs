@@ -12,6 +12,7 @@ use crate::kernel::history::Past;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::{AllocationId, DeviceId, Resource};
 use crate::kernel::refusal::Refusal;
+use crate::kernel::running;
 use actix_web::{HttpRequest, HttpResponse, web};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -231,26 +232,62 @@ pub(super) async fn show(
     tag::fresh(&request, &shown(&state, &state.door.snapshot(), allocation_id(&path)?)?)
 }
 
+/// How an allocation is to end.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Ending {
+    /// End it even while a source shows its pod running. This does not stop the pod: its devices are free at once, and
+    /// the kubelet may give them to another pod while it still uses them.
+    #[serde(default)]
+    #[param(example = false)]
+    force: bool,
+}
+
 /// End an allocation
 ///
-/// For one that no source can judge, by the operator's own knowledge: its devices are free at once,
-/// whether or not a container still uses them. Doing it twice changes nothing.
+/// For one that no source can judge, by the operator's own knowledge; its devices are free at once. Refused while the
+/// kubelet, the API server or a process on the GPU shows its pod running, and for as long after the grant as a container
+/// may take to start; `force` ends it all the same, and the audit line says so.
 #[utoipa::path(delete, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "endAllocation",
-    params(("id" = String, Path, description = "Its id", example = "5eed0001-17")),
+    params(("id" = String, Path, description = "Its id", example = "5eed0001-17"), Ending),
     responses(
         (status = 200, description = "The allocation, ended", body = Allocation),
-        (status = 400, description = "No id"),
+        (status = 400, description = "No id, or a malformed query"),
         (status = 404, description = "No such allocation"),
+        (status = 409, description = "A source shows its pod running, or it has already ended"),
     ))]
-pub(super) async fn end(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
+pub(super) async fn end(
+    state: web::Data<State>,
+    path: web::Path<String>,
+    ending: web::Query<Ending>,
+) -> Result<HttpResponse, Problem> {
     let id = allocation_id(&path)?;
-    let before = state.door.snapshot();
-    if before.ended.get(id).is_some() {
-        return answer(&state, &before, id);
+    let (force, by) = (ending.force, caller::name());
+    if !force {
+        let applied = state.door.end(id, false).await?;
+        tracing::info!(allocation = %id, by, "an allocation was ended");
+        return answer(&state, &applied.snapshot, id);
     }
-    let applied = state.door.end(id).await?;
-    tracing::info!(allocation = %id, by = caller::name(), "an allocation was ended");
+    caller::forces();
+    // For the log alone; the turn that ends it does not ask.
+    let shown = shown_running(&state, &state.door.snapshot(), id);
+    let applied = state.door.end(id, true).await?;
+    match shown.as_str() {
+        "" => tracing::info!(allocation = %id, by, force, "an allocation was ended"),
+        shown => {
+            tracing::warn!(allocation = %id, by, force, shown, "an allocation was ended while its pod runs")
+        }
+    }
     answer(&state, &applied.snapshot, id)
+}
+
+/// What shows that the pod of an allocation runs; empty where nothing does.
+fn shown_running(state: &State, ledger: &Ledger, id: AllocationId) -> String {
+    let Some(allocation) = ledger.live.get(&id) else { return String::new() };
+    let now = state.door.now();
+    let witnesses = running::witnesses(ledger, &state.door.rules().timing, allocation, now);
+    witnesses.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 fn allocation_id(text: &str) -> Result<AllocationId, Problem> {

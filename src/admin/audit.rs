@@ -76,9 +76,9 @@ impl Drop for Line {
             Some(caller) => (&*caller.name, caller.right.map_or("reviewed", Right::word), caller.by),
             None => ("nobody", "none", "nothing"),
         };
-        let (by, reason) = match &self.said {
-            Some(said) => (said.by.borrow().clone(), said.reason.borrow().clone()),
-            None => (None, None),
+        let (by, reason, forced) = match &self.said {
+            Some(said) => (said.by.borrow().clone(), said.reason.borrow().clone(), said.forced.get()),
+            None => (None, None, false),
         };
         tracing::info!(
             target: "audit",
@@ -89,6 +89,7 @@ impl Drop for Line {
             status = self.status.map(|s| s.as_u16()),
             outcome,
             by, reason,
+            force = forced.then_some(true),
             "change"
         );
     }

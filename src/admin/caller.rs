@@ -4,7 +4,7 @@
 use super::rate::Client;
 use super::reviews::User;
 use crate::config::Right;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -29,6 +29,8 @@ pub(super) struct Said {
     pub(super) by: RefCell<Option<String>>,
     /// Why, where they say so.
     pub(super) reason: RefCell<Option<String>>,
+    /// Whether it overrides a refusal.
+    pub(super) forced: Cell<bool>,
 }
 
 tokio::task_local! {
@@ -37,7 +39,7 @@ tokio::task_local! {
 
 impl Said {
     pub(super) fn new(caller: Caller) -> Rc<Self> {
-        Rc::new(Self { caller, by: RefCell::default(), reason: RefCell::default() })
+        Rc::new(Self { caller, by: RefCell::default(), reason: RefCell::default(), forced: Cell::new(false) })
     }
 }
 
@@ -87,6 +89,11 @@ pub(super) fn identity() -> String {
 pub(super) fn says_why(reason: &str) {
     let _ = SAID
         .try_with(|said| *said.reason.borrow_mut() = Some(reason.into()).filter(|r: &String| !r.is_empty()));
+}
+
+/// Marks the audit line as that of a change which overrides a refusal.
+pub(super) fn forces() {
+    let _ = SAID.try_with(|said| said.forced.set(true));
 }
 
 /// Takes down who they say it is for.

@@ -194,6 +194,7 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
         (404, Some("stack")) if path.ends_with("/suspension") => Some(Kind::UnknownEntry),
         (404, Some("stack")) => Some(Kind::UnknownRevision),
         (409, Some("policies")) => Some(Kind::InUse),
+        (409, Some("allocations")) => Some(Kind::Running),
         (409, Some(_)) if path.ends_with("/drain") => Some(Kind::NoApiServer),
         (409, Some(_)) => Some(Kind::State),
         (422, Some("policies")) => Some(Kind::NotAPolicy),

@@ -120,6 +120,10 @@ kinds! {
     UnknownDevice = "unknown-device", NOT_FOUND, "No such device";
     /// Another allocation holds it.
     Held = "held", CONFLICT, "Held by an allocation";
+    /// A source shows that its pod runs.
+    Running = "still-running", CONFLICT, "Its pod still runs";
+    /// It has ended before.
+    Ended = "already-ended", CONFLICT, "Already ended";
     /// Its state does not allow this.
     State = "wrong-state", CONFLICT, "Not in this state";
     /// Something needs an API server.

@@ -83,6 +83,14 @@ pub(super) fn words(kind: Kind) -> Words {
             "No live allocation has this id, and no ended one that is still kept.",
             "GET /api/v1/allocations?state=all lists them. history.allocations in the configuration says how many ended ones are kept.",
         ),
+        Kind::Running => (
+            "A source shows that the pod of this allocation runs, or it was granted so recently that its container may be starting. The detail names the pod and each source. Nothing was changed.",
+            "Delete the pod (kubectl delete pod): its allocation ends by itself. Where the source is wrong or will not come back, DELETE /api/v1/allocations/{id}?force=true ends the allocation; it does not stop the pod, and its GPU can be granted to another pod at once.",
+        ),
+        Kind::Ended => (
+            "The allocation ended before this request. Nothing was changed.",
+            "GET /api/v1/allocations/{id} shows when it ended and why.",
+        ),
         Kind::UnknownPolicy => (
             "This node has no policy version with that digest.",
             "GET /api/v1/policies lists what it has; POST /api/v1/policies uploads one.",

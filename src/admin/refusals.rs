@@ -55,6 +55,11 @@ impl From<Refusal> for Problem {
             Refusal::UnknownAllocation { .. } => {
                 problem(Kind::UnknownAllocation).hint("GET /api/v1/allocations lists them")
             }
+            Refusal::AlreadyEnded { .. } => problem(Kind::Ended),
+            Refusal::StillRunning { .. } => problem(Kind::Running).hint(
+                "delete the pod, and the allocation ends by itself; to free its devices while the pod runs, repeat the \
+                 request with ?force=true",
+            ),
             Refusal::UnknownPolicy { .. } => {
                 problem(Kind::UnknownPolicy).hint("GET /api/v1/policies lists them")
             }

@@ -312,12 +312,12 @@ impl Door {
         self.command(Command::Forget { gpu }).await
     }
 
-    /// Ends an allocation by an operator's word.
+    /// Ends an allocation by an operator's word; with `force` even while a source shows its pod running.
     ///
     /// # Errors
-    /// If there is no such live allocation or it could not be recorded.
-    pub async fn end(&self, id: AllocationId) -> Result<Applied, AskError> {
-        self.command(Command::End { id }).await
+    /// If there is no such live allocation, a source shows its pod running, or it could not be recorded.
+    pub async fn end(&self, id: AllocationId, force: bool) -> Result<Applied, AskError> {
+        self.command(Command::End { id, force }).await
     }
 
     /// Activates a stack: asked on the live node, checked, then swapped in as a whole.

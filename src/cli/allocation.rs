@@ -1,11 +1,76 @@
 //! `berth allocation`.
 
-use super::args::{AllocationCommand, AllocationFilter};
 use super::client::{Client, escaped};
 use super::names::Names;
-use super::output::{Out, facts, or_dash, printable, table};
+use super::output::{Out, facts, or_dash, printable, table, warn};
 use super::{decision, gpu};
 use crate::admin::dto::{Allocation, AllocationList, AllocationState, Holder, PartUse};
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use std::io::{BufRead, IsTerminal, Write};
+
+/// `berth allocation`.
+#[derive(Subcommand, Debug)]
+pub enum AllocationCommand {
+    /// Allocations, newest first
+    List(AllocationFilter),
+    /// One allocation with the decision behind it
+    Show {
+        /// Its id
+        id: String,
+    },
+    /// Why it is where it is, in plain words
+    Explain {
+        /// Its id
+        id: String,
+    },
+    /// End an allocation that no source can judge; its devices are free at once
+    ///
+    /// Refused while the kubelet's List or checkpoint, the API server or a process on the GPU shows its pod running,
+    /// and for 30 s after the grant: delete the pod instead, and its allocation ends by itself. Ending what has already
+    /// ended is refused, too. With --force it ends all the same: on a terminal after a question, elsewhere at once, as
+    /// `kubectl delete --force` does.
+    End(EndArgs),
+}
+
+/// `berth allocation end`.
+#[derive(Args, Clone, Debug)]
+pub struct EndArgs {
+    /// Its id
+    pub id: String,
+    /// End it even while its pod runs; the pod is not stopped, and its GPU may be given to another pod
+    #[arg(long)]
+    pub force: bool,
+    /// With --force: do not ask on a terminal
+    #[arg(short, long, requires = "force")]
+    pub yes: bool,
+}
+
+/// Which allocations.
+#[derive(Args, Clone, Debug, Default)]
+pub struct AllocationFilter {
+    /// On this GPU: UUID, the beginning of it, or index
+    #[arg(long)]
+    pub gpu: Option<String>,
+    /// Held by pods of this namespace
+    #[arg(short, long)]
+    pub namespace: Option<String>,
+    /// Held by pods of this name
+    #[arg(long)]
+    pub pod: Option<String>,
+    /// Of this resource, such as nvidia.com/gpu
+    #[arg(long)]
+    pub resource: Option<String>,
+    /// live, ended or all
+    #[arg(long, default_value = "live", value_parser = ["live", "ended", "all"])]
+    pub state: String,
+    /// At most so many [default: 500]
+    #[arg(long)]
+    pub limit: Option<usize>,
+    /// Only what follows: `next` of an earlier answer
+    #[arg(long, value_name = "NEXT")]
+    pub after: Option<String>,
+}
 
 pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
@@ -18,10 +83,51 @@ pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
             out.answer(&allocation, |allocation| Names::of(client).told(&show(allocation)))
         }
         AllocationCommand::Explain { id } => decision::explain(id, client, out),
-        AllocationCommand::End { id } => {
-            let ended: Allocation = client.delete(&format!("/allocations/{}", escaped(id)))?;
+        AllocationCommand::End(args) => {
+            let path = format!("/allocations/{}", escaped(&args.id));
+            if args.force {
+                warn_and_ask(&client.get(&path)?, args.yes)?;
+            }
+            let force = if args.force { "?force=true" } else { "" };
+            let ended: Allocation = client.delete(&format!("{path}{force}"))?;
             out.answer(&ended, |a| format!("{} has ended; its devices are free\n", a.id))
         }
+    }
+}
+
+/// Says what a forced end does, and asks where somebody can answer.
+fn warn_and_ask(allocation: &Allocation, yes: bool) -> anyhow::Result<()> {
+    if allocation.state == AllocationState::Ended {
+        // The daemon's answer says so.
+        return Ok(());
+    }
+    warn(&forced(allocation));
+    if yes || !std::io::stdin().is_terminal() {
+        return Ok(());
+    }
+    write!(std::io::stderr(), "End allocation {} all the same? [y/N] ", allocation.id)?;
+    confirmed(&mut std::io::stdin().lock())
+}
+
+/// What a forced end does.
+fn forced(allocation: &Allocation) -> String {
+    format!(
+        "ending {} by force frees {} ({}) at once and does not stop its pod ({}): while that runs, it keeps using the \
+         GPU, and the kubelet can give the same devices to another pod",
+        allocation.id,
+        allocation.devices.join(" "),
+        allocation.resource,
+        holder(allocation.holder.as_ref())
+    )
+}
+
+/// Reads the answer to a question; anything but a yes changes nothing.
+fn confirmed(input: &mut impl BufRead) -> anyhow::Result<()> {
+    let mut answer = String::new();
+    input.read_line(&mut answer).context("reading the answer")?;
+    match answer.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => bail!("not confirmed; nothing was changed (--yes ends it without a question)"),
     }
 }
 
@@ -188,6 +294,17 @@ fn holder(holder: Option<&Holder>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_yes_confirms() {
+        let answer = |text: &str| confirmed(&mut text.as_bytes()).map_err(|error| error.to_string());
+        for yes in ["y\n", "Yes\n", " YES"] {
+            assert_eq!(answer(yes), Ok(()), "{yes:?}");
+        }
+        for no in ["", "\n", "n\n", "no\n", "yess\n", "5eed0001-17\n"] {
+            assert!(answer(no).unwrap_err().contains("nothing was changed"), "{no:?}");
+        }
+    }
 
     #[test]
     fn an_empty_list_says_of_which_allocations_there_are_none() {

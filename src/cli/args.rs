@@ -1,5 +1,6 @@
 //! What can be typed. Help texts teach: each says what the command does and shows how it is used.
 
+pub(super) use super::allocation::AllocationCommand;
 pub(super) use super::decision::DecisionCommand;
 use super::drain::DrainArgs;
 use super::event::EventsArgs;
@@ -297,54 +298,6 @@ Examples:
         /// UUID, or the beginning of it
         gpu: String,
     },
-}
-
-/// `berth allocation`.
-#[derive(Subcommand, Debug)]
-pub enum AllocationCommand {
-    /// Allocations, newest first
-    List(AllocationFilter),
-    /// One allocation with the decision behind it
-    Show {
-        /// Its id
-        id: String,
-    },
-    /// Why it is where it is, in plain words
-    Explain {
-        /// Its id
-        id: String,
-    },
-    /// End an allocation that no source can judge; its devices are free at once
-    End {
-        /// Its id
-        id: String,
-    },
-}
-
-/// Which allocations.
-#[derive(Args, Clone, Debug, Default)]
-pub struct AllocationFilter {
-    /// On this GPU: UUID, the beginning of it, or index
-    #[arg(long)]
-    pub gpu: Option<String>,
-    /// Held by pods of this namespace
-    #[arg(short, long)]
-    pub namespace: Option<String>,
-    /// Held by pods of this name
-    #[arg(long)]
-    pub pod: Option<String>,
-    /// Of this resource, such as nvidia.com/gpu
-    #[arg(long)]
-    pub resource: Option<String>,
-    /// live, ended or all
-    #[arg(long, default_value = "live", value_parser = ["live", "ended", "all"])]
-    pub state: String,
-    /// At most so many [default: 500]
-    #[arg(long)]
-    pub limit: Option<usize>,
-    /// Only what follows: `next` of an earlier answer
-    #[arg(long, value_name = "NEXT")]
-    pub after: Option<String>,
 }
 
 /// `berth token`.

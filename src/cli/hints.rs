@@ -4,7 +4,7 @@
 use crate::admin::problem::Problem;
 
 /// What the API calls it, and what is typed instead. Longer texts before those they begin with.
-const WORDS: [(&str, &str); 16] = [
+const WORDS: [(&str, &str); 17] = [
     ("GET /api/v1/gpus lists", "`berth gpu list` shows"),
     ("GET /api/v1/allocations lists", "`berth allocation list` shows"),
     ("GET /api/v1/policies lists", "`berth policy list` shows"),
@@ -24,6 +24,7 @@ const WORDS: [(&str, &str); 16] = [
     ("read the state again before a retry", "see whether it was done after all before you try again"),
     ("DELETE /api/v1/allocations/", "`berth allocation end` "),
     ("upload it first", "`berth policy push` it first"),
+    ("repeat the request with ?force=true", "repeat the command with --force"),
 ];
 
 /// A problem's detail, and below it what to do.

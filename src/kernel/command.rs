@@ -89,10 +89,12 @@ pub enum Command {
         /// The GPU.
         gpu: PartId,
     },
-    /// An operator ends an allocation that no source can judge.
+    /// An operator ends an allocation that no source can judge. Refused while a source shows its pod running.
     End {
         /// Which.
         id: AllocationId,
+        /// Whether it ends all the same while its pod runs.
+        force: bool,
     },
     /// Keep a policy version, or a recompiled one.
     KeepPolicy(PolicyVersion),

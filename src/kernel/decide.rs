@@ -14,7 +14,7 @@ use super::policy::{PolicyVersion, VERSIONS_MAX};
 use super::refusal::Refusal;
 use super::time::{Now, Timing};
 use super::trust::check_trust;
-use super::{allocate, breaker, evict, look, round};
+use super::{allocate, breaker, evict, look, round, running};
 use std::sync::Arc;
 
 /// What becomes of a command.
@@ -50,7 +50,7 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         Command::Uncordon { gpu } => turn_drain(ledger, gpu, |_| Drain::Active),
         Command::Heal { gpu, by, why } => heal(ledger, gpu, by, why, now),
         Command::Forget { gpu } => forget(ledger, gpu, rules, now),
-        Command::End { id } => end(ledger, rules, *id),
+        Command::End { id, force } => end(ledger, rules, *id, *force, now),
         Command::KeepPolicy(version) => {
             // What comes with the daemon is a handful and has no say in when it comes.
             let room = version.shipped || ledger.policies.len() < VERSIONS_MAX;
@@ -155,8 +155,23 @@ fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<
     Ok(vec![Change::GpuForgotten(gpu.clone())])
 }
 
-fn end(ledger: &Ledger, rules: &Rules, id: AllocationId) -> Result<Vec<Change>, Refusal> {
-    let allocation = ledger.live.get(&id).ok_or(Refusal::UnknownAllocation { id })?;
+fn end(
+    ledger: &Ledger,
+    rules: &Rules,
+    id: AllocationId,
+    force: bool,
+    now: Now,
+) -> Result<Vec<Change>, Refusal> {
+    let Some(allocation) = ledger.live.get(&id) else {
+        return Err(match ledger.ended.get(id) {
+            Some(past) => Refusal::AlreadyEnded { id, reason: past.end().reason },
+            None => Refusal::UnknownAllocation { id },
+        });
+    };
+    let witnesses = running::witnesses(ledger, &rules.timing, allocation, now);
+    if !force && !witnesses.is_empty() {
+        return Err(Refusal::StillRunning { id, holder: allocation.holder.clone(), witnesses });
+    }
     Ok(round::end_changes(
         ledger,
         rules,

@@ -183,7 +183,7 @@ fn a_mig_instance_that_was_destroyed_leaves_once_nobody_holds_it() {
     world.step(&gpus_alone);
     world.step(&Op::Wait { ms: 61_000 });
     assert!(world.ledger.device(&resource(0), &held).is_some(), "a pod holds it");
-    world.turn(&Command::End { id: allocation }).unwrap();
+    world.turn(&Command::End { id: allocation, force: true }).unwrap();
     world.step(&Op::Wait { ms: 31_000 });
     assert!(world.ledger.device(&resource(0), &held).is_some(), "not unheld for long enough");
     world.step(&Op::Wait { ms: 31_000 });

@@ -11,7 +11,7 @@
 //!   answers are [`allocate`], [`offering`], [`look`] and [`round`]
 //! - [`decision`], [`compare`], [`words`]: what was asked and answered, what another policy would have
 //!   said, and all of it in words
-//! - [`evict`]: who is asked to leave a GPU that is emptied
+//! - [`evict`]: who is asked to leave a GPU that is emptied; [`running`]: what shows that a pod still runs
 //! - [`listing`], [`placement`], [`pods`], [`asking`], [`reconcile`]: what the kubelet is told, which
 //!   devices are near, whose pods are here, who asks next, and what the sources of truth prove
 
@@ -50,6 +50,7 @@ pub mod record;
 pub mod refusal;
 pub mod restore;
 pub mod round;
+pub mod running;
 pub mod stack;
 pub mod time;
 pub mod trust;

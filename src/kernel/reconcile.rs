@@ -11,6 +11,7 @@ use super::evidence::{Evidence, evidence, newest_shares_pod};
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, Resource};
 use super::pods::Fate;
+use super::running::Shown;
 use super::time::{Now, Timing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -91,13 +92,15 @@ pub struct Sighting {
     pub missed_mono_ms: Option<u64>,
     /// The kubelet.sock (by creation time, wall) under which it was last seen.
     pub kubelet_wall_ms: Option<u64>,
+    /// What the kubelet's accounts showed when each was last read; `None` before the first reading since then.
+    pub shown: Option<Shown>,
 }
 
 impl Sighting {
     /// Of an allocation that is granted now.
     #[must_use]
     pub fn granted(now: Now) -> Self {
-        Self { since_mono_ms: now.mono_ms, missed_mono_ms: None, kubelet_wall_ms: None }
+        Self { since_mono_ms: now.mono_ms, missed_mono_ms: None, kubelet_wall_ms: None, shown: None }
     }
 
     /// Of one that was read back from the store.
@@ -162,6 +165,14 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         }
         // In the same millisecond it may have looked before.
         let since_grant = view.began_mono_ms > sighting.since_mono_ms;
+        if since_grant {
+            let before = sighting.shown.unwrap_or_default();
+            let in_checkpoint = evidence.by_id || (evidence.by_device && !evidence.under_another_id);
+            sighting.shown = Some(Shown {
+                by_list: if view.list.is_some() { evidence.listed } else { before.by_list },
+                by_checkpoint: if view.checkpoint.is_some() { in_checkpoint } else { before.by_checkpoint },
+            });
+        }
         if allocation.overlapped && view.fresh && since_grant && !evidence.by_id && evidence.under_another_pod
         {
             plan.ended.push((*id, EndReason::Superseded));

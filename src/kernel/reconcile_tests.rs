@@ -4,6 +4,7 @@ mod adoption;
 mod ends;
 mod holders;
 mod pods;
+mod running;
 
 use super::allocation::{Allocation, Decision, EndReason, Holder};
 use super::change::{Change, Entry};

@@ -1,7 +1,9 @@
 //! Every expected "no" of the kernel, in one closed list.
 
+use super::allocation::{EndReason, Holder};
 use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use super::policy::FaultKind;
+use super::running::Witness;
 use std::fmt;
 
 /// Why the kernel did not do what it was asked. Not an error of the daemon. The fields are the
@@ -43,6 +45,10 @@ pub enum Refusal {
     TooSoon { gpu: PartId, wait_ms: u64 },
     /// No live allocation of this name.
     UnknownAllocation { id: AllocationId },
+    /// The allocation has ended already.
+    AlreadyEnded { id: AllocationId, reason: EndReason },
+    /// A source shows the allocation's pod running.
+    StillRunning { id: AllocationId, holder: Holder, witnesses: Vec<Witness> },
     /// The stack was changed since the caller read it.
     StackMoved { revision: u64 },
     /// The policy version is in the active stack.
@@ -89,6 +95,8 @@ impl Refusal {
             Self::StillHeld { .. } => "stillHeld",
             Self::TooSoon { .. } => "tooSoon",
             Self::UnknownAllocation { .. } => "unknownAllocation",
+            Self::AlreadyEnded { .. } => "alreadyEnded",
+            Self::StillRunning { .. } => "stillRunning",
             Self::StackMoved { .. } => "stackMoved",
             Self::PolicyInUse { .. } => "policyInUse",
             Self::PolicyShadows { .. } => "policyShadows",
@@ -152,6 +160,13 @@ impl fmt::Display for Refusal {
                 )
             }
             Self::UnknownAllocation { id } => write!(f, "no live allocation {id}"),
+            Self::AlreadyEnded { id, reason } => {
+                write!(f, "allocation {id} has already ended ({})", reason.as_str())
+            }
+            Self::StillRunning { id, holder, witnesses } => {
+                let shown: Vec<_> = witnesses.iter().map(ToString::to_string).collect();
+                write!(f, "allocation {id} is still in use by {}: {}", pod(holder), shown.join("; "))
+            }
             Self::StackMoved { revision } => {
                 write!(f, "the stack is at revision {revision} by now: read it again and retry")
             }
@@ -176,6 +191,16 @@ impl fmt::Display for Refusal {
             }
             Self::BadOffer { part, why } => write!(f, "{part} cannot be offered so: {why}"),
         }
+    }
+}
+
+/// A holder as far as it is known.
+fn pod(holder: &Holder) -> String {
+    let container = holder.container.as_ref().map_or_else(String::new, |c| format!(", container {c}"));
+    match (&holder.namespace, &holder.pod, &holder.pod_uid) {
+        (Some(namespace), Some(pod), _) => format!("pod {namespace}/{pod}{container}"),
+        (_, _, Some(uid)) => format!("the pod with UID {uid}{container}"),
+        _ => format!("a pod that is not known yet{container}"),
     }
 }
 

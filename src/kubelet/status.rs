@@ -76,6 +76,8 @@ fn advice(refusal: &Refusal) -> (Code, String) {
         | Refusal::StillHeld { .. }
         | Refusal::TooSoon { .. }
         | Refusal::UnknownAllocation { .. }
+        | Refusal::AlreadyEnded { .. }
+        | Refusal::StillRunning { .. }
         | Refusal::StackMoved { .. }
         | Refusal::PolicyInUse { .. }
         | Refusal::PolicyShadows { .. }

@@ -251,7 +251,7 @@ impl Run<'_, '_> {
 
     fn release(&mut self, name: &str) -> Result<Got, String> {
         let id = self.named.remove(name).ok_or_else(|| format!("nothing is allocated as {name}"))?;
-        self.node.turn(&Command::End { id }).map_err(|error| error.to_string())?;
+        self.node.turn(&Command::End { id, force: true }).map_err(|error| error.to_string())?;
         self.pods.released(self.node, id)?;
         Ok(Got::default())
     }

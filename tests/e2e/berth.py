@@ -153,6 +153,10 @@ class Berth:
         """Removes what a stopped Berth has stored, as if it were installed anew on a node with running pods."""
         shutil.rmtree(_STATE)
 
+    def log(self) -> str:
+        """What it has logged, in the setups before this one, too."""
+        return self._process.log.read_text(encoding="utf-8", errors="replace")
+
     def gpus(self) -> set[str]:
         """The UUIDs of all GPUs that it manages."""
         return {gpu["uuid"] for gpu in self._get("/api/v1/gpus")["items"]}

@@ -205,6 +205,46 @@ def away(bench: Bench) -> str:
     return f"release_seen_within_s={took:.0f}"
 
 
+def end_of_running(bench: Bench) -> None:
+    """`allocation end` on a running pod is refused and names it; with --force it ends, audited, and the pod runs on."""
+    pod = bench.pod("in-use", {"main": 1})
+    bench.start(pod)
+    held = bench.allocation(pod, "main")
+    namespace, name, *_ = held.holder
+    try:
+        bench.berth.cli("allocation", "end", held.id)
+    except Trouble as refused:
+        said = str(refused)
+    else:
+        raise Trouble(f"allocation {held.id} ended although {name} runs")
+    for part in ("exit 1", f"{namespace}/{name}", "kubelet", "--force"):
+        if part not in said:
+            raise Trouble(f"the refusal does not say {part!r}: {said}")
+    if held.id not in [a.id for a in bench.berth.allocations()]:
+        raise Trouble(f"allocation {held.id} was refused its end, and ended")
+    said = bench.berth.cli("allocation", "end", held.id, "--force")
+    if f"{namespace}/{name}" not in said or "has ended" not in said:
+        raise Trouble(f"a forced end does not say what it does: {said}")
+    if held.id in [a.id for a in bench.berth.allocations()]:
+        raise Trouble(f"allocation {held.id} did not end by force")
+
+    def audited() -> bool:
+        lines = [line for line in bench.berth.log().splitlines() if "audit" in line and held.id in line]
+        return len(lines) == 2 and "refused" in lines[0] and "force" not in lines[0] and "force=true" in lines[1]
+
+    until("both requests are in the audit log, the second as forced", LIST_SECONDS, audited)
+    pod.beats("main")
+    try:
+        bench.berth.cli("allocation", "end", held.id, "--force")
+    except Trouble as refused:
+        if "already ended" not in str(refused):
+            raise
+    else:
+        raise Trouble(f"allocation {held.id} ended twice")
+    bench.node.delete(pod)
+    bench.running.remove(pod)
+
+
 def adoption(bench: Bench) -> None:
     _, before = bench.picture()
     bench.berth.stop()
@@ -317,6 +357,11 @@ SCENARIOS = [
         "policy",
         Setup(gpus=2),
         {"from whole GPUs to shares while it runs: the whole GPU stays one pod's": policy_changed},
+    ),
+    Scenario(
+        "forced end",
+        Setup(gpus=1),
+        {"`allocation end` on a running pod is refused and names it; --force ends it, audited": end_of_running},
     ),
     Scenario(
         "away",

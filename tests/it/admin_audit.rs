@@ -104,6 +104,11 @@ async fn each_changing_operation_writes_one_line_and_none_tells_a_secret() {
     let line = next(&serving, count + 1);
     assert!(line.contains("by=\"ann\"") && line.contains("reason=\"calm\""), "{line}");
     assert!(line.contains("path=\"/api/v1/stack/override\""), "without its query: {line}");
+    // That a refusal was to be overridden is told, whatever came of it.
+    assert_eq!(ask(&serving, Some(&token), "DELETE", "/api/v1/allocations/0000000a-9?force=true", ""), 404);
+    let forced = next(&serving, count + 2);
+    assert!(forced.contains("force=true") && !line.contains("force="), "{forced}");
+    let count = count + 1;
     // Neither a method without end nor an escape hides what was asked for.
     ask(&serving, Some(&token), &"X".repeat(1000), "/api/v1/n%6fde", "");
     let line = next(&serving, count + 2);

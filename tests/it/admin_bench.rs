@@ -12,8 +12,9 @@ use berth::kernel::allocation::Allocation;
 use berth::kernel::command::Rules;
 use berth::kernel::gpu::{Inventory, Link, Part, Path, Usage};
 use berth::kernel::mig::MigStrategy;
-use berth::kernel::names::{DeviceId, PartId, Resource};
+use berth::kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth::kernel::policy::{AdmitRequest, Hook, PolicyVersion};
+use berth::kernel::reconcile::{Checkpointed, ListedHold, PodList, RoundView};
 use berth::kernel::time::Timing;
 use berth::kernel::trust::TrustedKey;
 use serde_json::Value;
@@ -57,7 +58,7 @@ impl Bench {
     pub(crate) fn trusting(gpus: u32, trusted_keys: Vec<TrustedKey>) -> Self {
         let store = SwitchStore::default();
         let (store_fails, store_held) = (Arc::clone(&store.fails), Arc::clone(&store.held));
-        let timing = Timing { retire_ms: 0, ..Timing::default() };
+        let timing = Timing { retire_ms: 0, reply_settle_ms: 0, ..Timing::default() };
         let rules = Rules { timing, trusted_keys, ..Rules::default() };
         let clock = Arc::new(RealClock(Instant::now()));
         let keeper = Keeper::open(Box::new(store), rules.clone(), clock.clone()).unwrap();
@@ -175,6 +176,44 @@ impl Bench {
             .block_on(self.door.allocate(request, berth::admission::Attempt::Last))
             .unwrap()
             .allocation
+    }
+
+    /// Ends an allocation, whatever shows its pod.
+    pub(crate) fn end(&self, id: AllocationId) {
+        self.runtime.block_on(self.door.end(id, true)).unwrap();
+    }
+
+    /// A round in which the kubelet's `List` and checkpoint show these pods (namespace, name) holding these, each in a
+    /// container `main`.
+    pub(crate) fn round(&self, held: &[(&Allocation, &str, &str)]) {
+        let after = |at: u64| self.door.now().mono_ms > at;
+        let granted = self.door.now().mono_ms;
+        // A round of the same millisecond as a grant says nothing of it.
+        while !after(granted) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let pods = held.iter().map(|(_, namespace, pod)| ((*namespace).to_owned(), (*pod).to_owned()));
+        let listed = held.iter().map(|(a, namespace, pod)| ListedHold {
+            namespace: (*namespace).into(),
+            pod: (*pod).into(),
+            container: "main".into(),
+            resource: a.resource.clone(),
+            devices: a.devices.clone(),
+        });
+        let noted = held.iter().map(|(a, _, pod)| Checkpointed {
+            pod_uid: format!("uid-of-{pod}"),
+            container: "main".into(),
+            resource: a.resource.clone(),
+            devices: a.devices.clone(),
+            allocation: Some(a.id),
+        });
+        let view = RoundView {
+            began_mono_ms: self.door.now().mono_ms,
+            list: Some(PodList { pods: pods.collect(), held: listed.collect() }),
+            checkpoint: Some(noted.collect()),
+            ..RoundView::default()
+        };
+        self.runtime.block_on(self.door.observe(view)).unwrap();
     }
 
     /// Makes a policy known as if it had come with the daemon.

@@ -126,7 +126,7 @@ fn a_stream_says_where_one_stands_and_then_what_changes() {
         (&granted.data["allocation"], &granted.data["gpu"]),
         (&allocation.clone().into(), &"GPU-0".into())
     );
-    bench.delete(&format!("/api/v1/allocations/{allocation}")).expect(200);
+    bench.delete(&format!("/api/v1/allocations/{allocation}?force=true")).expect(200);
     assert_eq!(stream.until("allocationEnded").data["allocation"], allocation);
     bench.json("PUT", "/api/v1/stack", r#"{"entries": [], "reason": "bare"}"#).expect(200);
     assert_eq!(

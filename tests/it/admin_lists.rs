@@ -54,7 +54,7 @@ fn what_was_written_of_an_allocation_is_not_shown_once_it_has_changed() {
     // What comes of the configuration, of an operator's word, and of GPUs that go.
     bench.facts.lock().unwrap().mps = [Resource::parse(GPU).unwrap()].into();
     check(&bench, "with MPS");
-    bench.delete(&format!("/api/v1/allocations/{}", first.id)).expect(200);
+    bench.delete(&format!("/api/v1/allocations/{}?force=true", first.id)).expect(200);
     let ended = check(&bench, "one has ended");
     assert!(ended.iter().any(|item| item["state"] == "ended"), "{ended:?}");
     bench.look_as(1, |_| ());
@@ -64,7 +64,7 @@ fn what_was_written_of_an_allocation_is_not_shown_once_it_has_changed() {
     for _ in 0..80 {
         let one = bench.allocate(2);
         bench.get("/api/v1/allocations").expect(200);
-        bench.delete(&format!("/api/v1/allocations/{}", one.id)).expect(200);
+        bench.delete(&format!("/api/v1/allocations/{}?force=true", one.id)).expect(200);
     }
     check(&bench, "after many");
 }

@@ -37,7 +37,7 @@ fn the_node_shows_itself_its_resources_and_what_it_waits_for() {
     kubelet.turned(GPU, Some(At::Waiting));
     let node = bench.get("/api/v1/node").expect(200);
     assert_eq!(node["ready"], true, "a kubelet that went is waited for");
-    bench.delete(&format!("/api/v1/allocations/{}", allocation.id)).expect(200);
+    bench.delete(&format!("/api/v1/allocations/{}?force=true", allocation.id)).expect(200);
     let after = bench.get("/api/v1/node").expect(200);
     assert!(after["generation"].as_u64() > node["generation"].as_u64());
     assert_eq!(after["counts"]["endedAllocations"], 1);
@@ -189,7 +189,7 @@ fn only_a_gpu_that_vanished_and_is_free_can_be_forgotten() {
     assert_eq!((&gpu["health"]["state"], &gpu["present"]), (&"vanished".into(), &false.into()));
     let says = bench.delete("/api/v1/gpus/GPU-1").problem(409, "held");
     assert!(says.contains(&allocation.id.to_string()), "{says}");
-    bench.delete(&format!("/api/v1/allocations/{}", allocation.id)).expect(200);
+    bench.delete(&format!("/api/v1/allocations/{}?force=true", allocation.id)).expect(200);
     assert_eq!(bench.delete("/api/v1/gpus/GPU-1").status, 204);
     bench.delete("/api/v1/gpus/GPU-1").problem(404, "unknown-gpu");
     assert_eq!(bench.get("/api/v1/gpus").expect(200)["items"].as_array().unwrap().len(), 1);
@@ -217,9 +217,14 @@ fn allocations_are_found_by_what_they_hold_and_end_by_an_operators_word() {
     assert_eq!(shown["state"], "live");
     assert_eq!(shown["decision"]["by"][0], "baseline");
     assert_eq!(shown["gpus"][0], "GPU-0");
+    let unread = bench.delete(&path).problem(409, "still-running");
+    assert!(unread.contains("have not been read since it was granted"), "{unread}");
+    bench.round(&[]);
     let ended = bench.delete(&path).expect(200);
     assert_eq!((&ended["state"], &ended["ended"]["reason"]), (&"ended".into(), &"operator".into()));
-    assert_eq!(bench.delete(&path).expect(200), ended, "twice is once");
+    for again in [path.clone(), format!("{path}?force=true")] {
+        assert!(bench.delete(&again).problem(409, "already-ended").contains(&first.id.to_string()));
+    }
     assert_eq!(bench.get(&path).expect(200), ended);
     assert_eq!(ids(""), [second.id.to_string()]);
     assert_eq!(ids("?state=ended"), [first.id.to_string()]);
@@ -227,9 +232,28 @@ fn allocations_are_found_by_what_they_hold_and_end_by_an_operators_word() {
 
     bench.get("/api/v1/allocations/0000000a-9").problem(404, "unknown-allocation");
     bench.delete("/api/v1/allocations/0000000a-9").problem(404, "unknown-allocation");
+    bench.delete("/api/v1/allocations/0000000a-9?force=true").problem(404, "unknown-allocation");
+    bench.delete("/api/v1/allocations/0000000a-9?force=yes").problem(400, "malformed-query");
     for query in ["?state=some", "?limit=0", "?limit=99999", "?limit=x", "?gpus=GPU-0", "?gpu=a&gpu=b"] {
         bench.get(&format!("/api/v1/allocations{query}")).problem(400, "malformed-query");
     }
+}
+
+#[test]
+fn an_allocation_does_not_end_while_a_source_shows_its_pod_unless_by_force() {
+    let bench = Bench::new(2);
+    let allocation = bench.allocate(0);
+    let path = format!("/api/v1/allocations/{}", allocation.id);
+    bench.round(&[(&allocation, "team", "train-0")]);
+    for query in ["", "?force=false"] {
+        let says = bench.delete(&format!("{path}{query}")).problem(409, "still-running");
+        for part in ["pod team/train-0, container main", "checkpoint", "(List)", "?force=true"] {
+            assert!(says.contains(part), "{part}: {says}");
+        }
+    }
+    assert_eq!(bench.get(&path).expect(200)["state"], "live", "nothing changed");
+    let ended = bench.delete(&format!("{path}?force=true")).expect(200);
+    assert_eq!((&ended["state"], &ended["holder"]["pod"]), (&"ended".into(), &"train-0".into()));
 }
 
 #[test]
@@ -239,7 +263,7 @@ fn a_long_list_comes_page_by_page_and_every_allocation_once() {
     for _ in 0..7 {
         all.insert(0, bench.allocate(0).id.to_string());
         let id = all[0].clone();
-        bench.delete(&format!("/api/v1/allocations/{id}")).expect(200);
+        bench.delete(&format!("/api/v1/allocations/{id}?force=true")).expect(200);
     }
     let live = bench.allocate(0).id.to_string();
     let page = |query: &str| {

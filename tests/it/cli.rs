@@ -88,7 +88,7 @@ fn gpus_are_listed_shown_cordoned_and_let_go_by_index_uuid_or_its_beginning() {
     let says = bench.refused(&["gpu", "forget", "GPU-0"]);
     assert!(says.contains("only a vanished GPU") && says.contains("cordon it instead"), "{says}");
     bench.look(1);
-    bench.done(&["allocation", "end", &allocation.id.to_string()]);
+    bench.end(allocation.id);
     assert!(bench.done(&["gpu", "forget", "1"]).contains("GPU-1 is forgotten"));
     assert!(!bench.done(&["gpu", "list"]).contains("GPU-1"));
 }
@@ -106,7 +106,7 @@ fn a_gpu_is_drained_and_healed_from_the_command_line() {
     let ran = bench.berth(&["gpu", "drain", "0", "--deadline", "1s", "--at-deadline", "give-up", "--wait"]);
     assert_eq!(ran.code, 1, "{}", ran.err);
     assert!(ran.err.contains("1 allocation left") && ran.err.contains("given up"), "{}", ran.err);
-    bench.done(&["allocation", "end", &allocation.id.to_string()]);
+    bench.end(allocation.id);
     bench.look_troubled(2, 1);
     assert!(bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"));
     let says = bench.refused(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
@@ -140,7 +140,7 @@ fn a_drain_that_is_under_way_is_watched_and_keeps_its_settings() {
     assert_eq!(other.code, 0, "{}", other.err);
     assert!(other.err.contains("it has no deadline any more (it was "), "{}", other.err);
     assert!(!other.out.contains("until"), "the new order holds: {}", other.out);
-    bench.done(&["allocation", "end", &allocation.id.to_string()]);
+    bench.end(allocation.id);
 }
 
 #[test]
@@ -164,6 +164,7 @@ fn allocations_are_found_and_ended() {
     let none = bench.done(&["allocation", "list", "--namespace", "a&b=c"]);
     assert!(none.starts_with("no live allocations in namespace a&b=c;"), "{none}");
     assert!(bench.done(&["allocation", "show", &id]).contains("baseline"));
+    bench.round(&[]);
     assert!(bench.done(&["allocation", "end", &id]).contains("has ended"));
     assert!(bench.done(&["allocation", "list", "--state", "ended"]).contains("operator"));
     let strange = bench.berth(&["allocation", "show", "../node"]);
@@ -172,9 +173,40 @@ fn allocations_are_found_and_ended() {
 }
 
 #[test]
+fn an_allocation_of_a_running_pod_ends_by_force_alone_and_that_says_what_it_does() {
+    let bench = Bench::new(1);
+    let allocation = bench.allocate(0);
+    bench.round(&[(&allocation, "team", "train-0")]);
+    let id = allocation.id.to_string();
+    let refused = bench.refused(&["allocation", "end", &id]);
+    for part in
+        ["pod team/train-0, container main", "checkpoint", "(List)", "repeat the command with --force"]
+    {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    assert!(bench.done(&["allocation", "list"]).contains(&id), "it goes on");
+    // Standard input is no terminal, so the flag is the whole answer.
+    let forced = bench.berth(&["allocation", "end", &id, "--force"]);
+    assert_eq!(forced.code, 0, "{}", forced.err);
+    assert!(forced.out.contains("has ended"), "{}", forced.out);
+    for part in ["warning: ", "team/train-0/main", "GPU-0", "does not stop its pod"] {
+        assert!(forced.err.contains(part), "{part}: {}", forced.err);
+    }
+    for again in [&["allocation", "end", &id][..], &["allocation", "end", &id, "--force", "--yes"]] {
+        let refused = bench.refused(again);
+        assert!(
+            refused.contains("has already ended (operator)") && !refused.contains("warning"),
+            "{refused}"
+        );
+    }
+    let alone = bench.berth(&["allocation", "end", &id, "--yes"]);
+    assert!(alone.code == 2 && alone.err.contains("--force"), "{}", alone.err);
+}
+
+#[test]
 fn a_long_list_says_how_to_see_the_rest_of_it() {
     let bench = Bench::new(1);
-    let grant_and_end = || drop(bench.runtime.block_on(bench.door.end(bench.allocate(0).id)).unwrap());
+    let grant_and_end = || drop(bench.runtime.block_on(bench.door.end(bench.allocate(0).id, true)).unwrap());
     (0..4).for_each(|_| grant_and_end());
     let list = |args: &[&str]| bench.done(&[&["allocation", "list", "--state", "ended"], args].concat());
     let rows = |text: &str| text.lines().filter(|line| line.contains("operator")).count();

@@ -88,6 +88,8 @@ fn the_same_mistake_ends_alike_in_every_command() {
                 "decision show 4711",
                 "allocation show 5eed0001-99",
                 "policy rollback 99",
+                "allocation end 5eed0001-99",
+                "allocation end 5eed0001-99 --force --yes",
             ],
         ),
         // What cannot be meant, whatever there is on the machine.
@@ -122,6 +124,8 @@ fn the_same_mistake_ends_alike_in_every_command() {
                 "decision list --since yesterday",
                 "allocation list --after some",
                 "allocation show some",
+                "allocation end some",
+                "allocation end 5eed0001-99 --yes",
                 "serve --gpus amd",
                 "node check --gpus sim:8xb900",
             ],

@@ -138,7 +138,7 @@ fn the_store_stays_within_its_stated_size_and_prunes_nothing_that_lives() {
     let mut largest = 0;
     for n in 0..CYCLES {
         let id = house.allocate(share(LASTING + n % (GPUS * SHARES - LASTING)));
-        house.turn(&Command::End { id });
+        house.turn(&Command::End { id, force: true });
         assert_eq!(house.kept(), (n as usize + 1).min(HISTORY_ALLOCATIONS_MAX));
         if n % 1000 == 0 {
             assert_eq!(house.live(), lasting);
@@ -157,7 +157,7 @@ fn the_store_stays_within_its_stated_size_and_prunes_nothing_that_lives() {
     assert!(house.keeper.snapshot().ended.iter().map(|past| past.allocation()).eq(newest));
     let next = house.allocate(share(LASTING));
     assert!(lasting.iter().all(|id| next > *id) && next.number == u64::from(LASTING + CYCLES));
-    house.turn(&Command::End { id: next });
+    house.turn(&Command::End { id: next, force: true });
     drop(house);
 
     // A lower limit is reached in small steps.
@@ -191,7 +191,7 @@ fn a_history_of_large_records_is_bounded_in_bytes() {
         // From 1 to 9 KiB, so that one that ends makes room for several, or for none.
         let environment = "x".repeat(1024 * (1 + n as usize % 9));
         let id = house.allocate_with(share(1 + n % (GPUS * SHARES - 1)), &environment);
-        house.turn(&Command::End { id });
+        house.turn(&Command::End { id, force: true });
         let ended = house.keeper.snapshot().ended.clone();
         assert!(ended.bytes() <= HISTORY_BYTES_MAX, "{} bytes", ended.bytes());
         most = most.max(ended.bytes());

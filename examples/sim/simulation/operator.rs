@@ -62,7 +62,7 @@ impl World {
             Event::End { which } => {
                 let live = &self.ledger().live;
                 let Some(id) = live.keys().nth(*which as usize % live.len().max(1)).copied() else { return };
-                (Command::End { id }, Cause::Operator(id))
+                (Command::End { id, force: true }, Cause::Operator(id))
             }
             Event::Upload { policy } => (Command::KeepPolicy(version(*policy)), Cause::Nothing),
             Event::Delete { policy } => (Command::DeletePolicy { digest: digest(*policy) }, Cause::Nothing),

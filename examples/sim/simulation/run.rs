@@ -84,7 +84,7 @@ fn rest(world: &mut World) {
     if world.ledger().hold.is_some() {
         let live: Vec<_> = world.ledger().live.keys().copied().collect();
         for id in live {
-            world.turn(&Command::End { id }, Cause::Operator(id));
+            world.turn(&Command::End { id, force: true }, Cause::Operator(id));
         }
     }
     if !world.ledger().live.is_empty() {

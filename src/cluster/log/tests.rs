@@ -80,7 +80,7 @@ fn how_a_drain_goes_on_and_ends_is_said_and_its_order_is_not() {
     one(&mut log, &node, true, "cordoned by ada (fan; drain given up at its deadline)");
     drain(&mut node, Order::default());
     assert_eq!(says(&mut log, &node), []);
-    node.turn(&Command::End { id: AllocationId { store: 0, number: 0 } });
+    node.turn(&Command::End { id: AllocationId { store: 0, number: 0 }, force: true });
     node.look(true);
     node.now.mono_ms += 3_600_000;
     node.look(true);

@@ -198,7 +198,7 @@ fn every_turn_of_a_drain_is_told_once() {
     assert_eq!(one(&stopped).0, "GPUDrainStopped");
     assert_eq!(one(&node.turn(&Command::Uncordon { gpu: gpu() })).0, "GPUUncordoned");
 
-    node.turn(&Command::End { id: AllocationId { store: 0, number: 0 } });
+    node.turn(&Command::End { id: AllocationId { store: 0, number: 0 }, force: true });
     node.drain(Order::default());
     assert_eq!(node.look(true), []);
     node.now.mono_ms += 100_000;

@@ -90,7 +90,7 @@ impl Node {
 
     fn end_all(&mut self) {
         let ids: Vec<_> = self.ledger.live.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.turn(&Command::End { id }).unwrap());
+        ids.into_iter().for_each(|id| self.turn(&Command::End { id, force: true }).unwrap());
     }
 
     fn drain(&mut self, order: Order) {

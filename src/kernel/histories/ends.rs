@@ -93,7 +93,7 @@ impl World {
         };
         let words = self.ledger.ended.iter().filter(|past| past.may_be_shown_again()).count();
         if allocation.decision.by != [ADOPTED] || words + 1 < self.rules.history.allocations {
-            self.turn(&Command::End { id: *id }).unwrap();
+            self.turn(&Command::End { id: *id, force: true }).unwrap();
         }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// What the API server shows: these pods are alive, those were deleted.
-fn pods(alive: &[&str], deleted: &[&str]) -> Option<Arc<PodsView>> {
+pub(super) fn pods(alive: &[&str], deleted: &[&str]) -> Option<Arc<PodsView>> {
     let pod = |uid: &str| Pod {
         uid: uid.into(),
         namespace: "ns".into(),

@@ -182,9 +182,9 @@ fn allocations_are_told_even_if_they_end_between_two_looks() {
     let holder = Holder { namespace: Some("default".into()), pod: Some("a".into()), ..Holder::default() };
     node.apply(Change::Learned { id: id(1), holder });
     assert_eq!(node.only(K::AllocationHolder), "00000007-1 is held by default/a/?");
-    node.turn(&Command::End { id: id(1) });
+    node.turn(&Command::End { id: id(1), force: true });
     node.grant(2);
-    node.turn(&Command::End { id: id(2) });
+    node.turn(&Command::End { id: id(2), force: true });
     let news = node.news();
     let short: Vec<_> = news.iter().map(|n| (n.kind, n.allocation.unwrap().number)).collect();
     assert_eq!(short, [(K::AllocationEnded, 1), (K::AllocationGranted, 2), (K::AllocationEnded, 2)]);

@@ -1,0 +1,150 @@
+//! Which sources show that the pod of a live allocation runs: what an operator's `end` is held against. Pure,
+//! and on the newest ledger, in the turn that would end it.
+
+use super::allocation::Allocation;
+use super::belongs::{Belongs, belongs};
+use super::ledger::Ledger;
+use super::pods::{Fate, PodsSource};
+use super::time::{Now, Timing};
+use std::fmt;
+
+/// Most process ids of one answer; how many more there are is counted.
+const PIDS_SHOWN_MAX: usize = 8;
+
+/// What the kubelet's own accounts showed of an allocation when each was last read since the grant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// `List` named its pod.
+    pub by_list: bool,
+    /// The checkpoint named it, or its devices under no other allocation.
+    pub by_checkpoint: bool,
+}
+
+/// A source by which the pod of an allocation runs, or why none can say that it does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Witness {
+    /// The kubelet's accounts were not read since the grant, or since the daemon started.
+    NotRead,
+    /// It was granted, or read back from the store, so short a time ago that a container may be starting that no
+    /// source shows yet; milliseconds.
+    JustGranted {
+        /// How long ago.
+        age_ms: u64,
+    },
+    /// The kubelet's `List`.
+    List,
+    /// The kubelet's checkpoint.
+    Checkpoint,
+    /// Who knows all pods by UID shows it alive.
+    Pods(PodsSource),
+    /// Processes of its pod are on its GPUs; their ids.
+    Processes(Vec<u32>),
+}
+
+impl fmt::Display for Witness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotRead => write!(f, "the kubelet's accounts have not been read since it was granted"),
+            Self::JustGranted { age_ms } => write!(
+                f,
+                "it was granted or read from the store {} s ago, and its container may be starting",
+                age_ms / 1000
+            ),
+            Self::List => write!(f, "the kubelet's pod resources API (List) shows its pod"),
+            Self::Checkpoint => write!(f, "the kubelet's checkpoint shows it"),
+            Self::Pods(PodsSource::ApiServer) => write!(f, "the API server shows its pod"),
+            Self::Pods(PodsSource::Kubelet) => write!(f, "the kubelet's Pods API shows its pod"),
+            Self::Processes(pids) => {
+                let shown: Vec<_> = pids.iter().take(PIDS_SHOWN_MAX).map(ToString::to_string).collect();
+                write!(f, "processes of its pod are on the GPU: {}", shown.join(" "))?;
+                match pids.len().saturating_sub(shown.len()) {
+                    0 => Ok(()),
+                    more => write!(f, " and {more} more"),
+                }
+            }
+        }
+    }
+}
+
+/// Every source that shows the pod of `allocation` running, the surest last. Empty: none does, and it may end by
+/// an operator's word alone. A source that cannot be read now counts as it was last read; `--force` is for those
+/// that will not come back.
+#[must_use]
+pub fn witnesses(ledger: &Ledger, timing: &Timing, allocation: &Allocation, now: Now) -> Vec<Witness> {
+    let mut found = Vec::new();
+    let sighting = ledger.sightings.get(&allocation.id);
+    let since_ms = sighting.map_or(now.mono_ms, |s| s.since_mono_ms);
+    let fate = ledger.fate_of(allocation);
+    // A pod that finished, by the word of its kubelet, has no container left, whatever the kubelet still lists.
+    if fate != Fate::Over {
+        let shown = sighting.and_then(|s| s.shown);
+        if shown.is_none() {
+            found.push(Witness::NotRead);
+        }
+        if !now.passed(since_ms, timing.reply_settle_ms) {
+            found.push(Witness::JustGranted { age_ms: now.mono_ms.saturating_sub(since_ms) });
+        }
+        let shown = shown.unwrap_or_default();
+        found.extend(shown.by_checkpoint.then_some(Witness::Checkpoint));
+        found.extend(shown.by_list.then_some(Witness::List));
+    }
+    if let Some(view) = ledger.pods.as_ref().filter(|_| fate == Fate::Alive) {
+        found.push(Witness::Pods(view.source));
+    }
+    let pids = pids(ledger, allocation);
+    if !pids.is_empty() {
+        found.push(Witness::Processes(pids));
+    }
+    found
+}
+
+/// Processes that use this allocation, or one of several of its pod.
+fn pids(ledger: &Ledger, allocation: &Allocation) -> Vec<u32> {
+    let gpus = allocation.devices.iter().map(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()));
+    let gpus: std::collections::BTreeSet<_> = gpus.collect();
+    let on = gpus.into_iter().filter_map(|gpu| Some((gpu, ledger.processes.on.get(gpu)?)));
+    let mut pids: Vec<u32> = on
+        .flat_map(|(gpu, all)| all.iter().map(move |seen| (gpu, &seen.process)))
+        .filter(|(gpu, process)| match belongs(ledger, gpu, process) {
+            Belongs::To(id) => id == allocation.id,
+            Belongs::Among(ids) => ids.contains(&allocation.id),
+            Belongs::Perhaps(_) | Belongs::Ignored | Belongs::Nobody(_) => false,
+        })
+        .map(|(_, process)| process.pid)
+        .collect();
+    pids.sort_unstable();
+    pids.dedup();
+    pids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::belongs::tests::{Node, of_pod, process};
+    use super::*;
+
+    #[test]
+    fn processes_of_its_pod_keep_an_allocation_from_ending_and_others_do_not() {
+        let mut node = Node::new();
+        let id = node.grant("GPU-0", Some(0), "pod-a", "main");
+        node.grant("GPU-0", Some(1), "pod-b", "main");
+        node.pass(60);
+        let found = |node: &Node| {
+            let mut found = witnesses(&node.ledger, &Timing::default(), &node.ledger.live[&id], node.now);
+            found.retain(|witness| *witness != Witness::NotRead);
+            found
+        };
+        node.look(&[("GPU-0", process(7, "GPU-0", of_pod("pod-b", "main")))]);
+        assert_eq!(found(&node), [], "another pod's");
+        let mine = |pid| ("GPU-0", process(pid, "GPU-0", of_pod("pod-a", "main")));
+        node.look(&[mine(9), mine(8), ("GPU-0", process(7, "GPU-0", of_pod("pod-b", "main")))]);
+        assert_eq!(found(&node), [Witness::Processes(vec![8, 9])]);
+        node.look(&[]);
+        assert_eq!(found(&node), [], "by the newest look");
+    }
+
+    #[test]
+    fn many_processes_are_counted() {
+        let words = Witness::Processes((1..=20).collect()).to_string();
+        assert!(words.ends_with(": 1 2 3 4 5 6 7 8 and 12 more"), "{words}");
+    }
+}

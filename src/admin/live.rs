@@ -7,6 +7,7 @@
 
 use super::dto::{Alive, Check};
 use super::problem::{Kind, Problem};
+use super::query::Probe;
 use super::sight;
 use super::state::State;
 use crate::admission::Door;
@@ -20,12 +21,17 @@ use std::time::Duration;
 /// asked, looks at the GPUs are begun and end, the runtime that answers the kubelet runs, and every registered
 /// resource has the stream on which the kubelet watches it. What fails and is tried again is a matter of
 /// `/readyz`. Over TLS from another machine the details are for whoever may read.
-#[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()),
+#[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()), params(Probe),
     responses(
         (status = 200, description = "It lives", body = Alive),
+        (status = 400, description = "A malformed query, or an unknown key in it"),
         (status = 503, description = "It does not; says why: restart it"),
     ))]
-pub(super) async fn livez(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
+pub(super) async fn livez(
+    state: web::Data<State>,
+    request: HttpRequest,
+    _probe: web::Query<Probe>,
+) -> Result<HttpResponse, Problem> {
     let checks = sight::shown(&request, checks(&state.door));
     if checks.iter().all(|check| check.ok) {
         return Ok(HttpResponse::Ok().json(Alive { alive: true, checks }));

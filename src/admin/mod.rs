@@ -38,6 +38,7 @@ pub mod problem;
 mod problem_pages;
 mod problem_words;
 mod processes;
+mod query;
 mod rate;
 mod refusals;
 mod reviews;

@@ -3,6 +3,7 @@
 use super::dto::{Check, Counts, Node, ProcessSight, Ready, ResourceState, StepState};
 use super::facts::{NodeFacts, Step};
 use super::problem::{Kind, Problem};
+use super::query::Probe;
 use super::sight;
 use super::state::State;
 use super::tag;
@@ -55,12 +56,17 @@ pub(super) async fn show(state: web::Data<State>, request: HttpRequest) -> Resul
 /// and said, but does not make it unready; nor do policies of the active stack that cannot be called yet.
 /// Over TLS from another machine the details are for whoever may read; anybody else sees the names of the
 /// checks.
-#[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()),
+#[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()), params(Probe),
     responses(
         (status = 200, description = "It is ready", body = Ready),
+        (status = 400, description = "A malformed query, or an unknown key in it"),
         (status = 503, description = "It is not; says why"),
     ))]
-pub(super) async fn readyz(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
+pub(super) async fn readyz(
+    state: web::Data<State>,
+    request: HttpRequest,
+    _probe: web::Query<Probe>,
+) -> Result<HttpResponse, Problem> {
     let checks = sight::shown(&request, checks(&(state.facts)(), &state));
     if checks.iter().all(|c| c.ok) {
         return Ok(HttpResponse::Ok().json(Ready { ready: true, checks }));

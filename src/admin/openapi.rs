@@ -88,6 +88,9 @@ impl Modify for Errors {
     }
 }
 
+/// Of operations that take no query, and are refused for no other reason of this status.
+const NO_QUERY: &str = "An unknown key in the query";
+
 /// Of operations that are refused for no other reason.
 const NOT_ALLOWED: &str = "Whoever asks may not do this";
 
@@ -159,6 +162,7 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
         responses.entry(status.into()).or_insert(RefOr::T(response));
     };
     also("406", "Accept-Encoding forbids every coding that there is");
+    also("400", NO_QUERY);
     also("421", "The Host header names another machine");
     also("503", "Too much is waiting or not read yet, the store fails, or the daemon stops");
     also("429", "Asked too often");
@@ -167,6 +171,7 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
         also("403", NOT_ALLOWED);
     }
     if asks {
+        also("412", "If-None-Match: * came, and what is to be changed is there");
         also("504", "No answer in time; it may or may not be done");
     }
     for (status, response) in responses {
@@ -188,6 +193,7 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
         (404, Some("shadows")) => Some(Kind::UnknownShadow),
         (409, Some("decisions" | "replays")) => Some(Kind::NoJournal),
         (409, Some("shadows" | "trials")) => Some(Kind::Limit),
+        (400, _) if detail == NO_QUERY => Some(Kind::Query),
         (403, _) if detail == NOT_ALLOWED => Some(Kind::Forbidden),
         (403, _) => Some(Kind::Untrusted),
         (404, Some("policies")) => Some(Kind::UnknownPolicy),

@@ -8,7 +8,7 @@ use super::state::State;
 use super::unread::{self, Unread};
 use super::{
     access, allocations, counting, decisions, drain, events, gpus, host, live, node, openapi, page, policies,
-    problem_pages, processes, scrape, sight, stack, stack_history, swagger, tag, trials, tried,
+    problem_pages, processes, query, scrape, sight, stack, stack_history, swagger, tag, trials, tried,
 };
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -36,6 +36,11 @@ pub(super) fn path(request: &ServiceRequest) -> &str {
 /// Whether the door of the API counts it.
 fn is_api(path: &str) -> bool {
     path.strip_prefix(API).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Whether it is for probes and scrapes. What a browser opens may have any query.
+fn is_probe(request: &ServiceRequest) -> bool {
+    matches!(path(request), "/livez" | "/readyz" | "/metrics")
 }
 
 /// The routes of the admin listener.
@@ -196,10 +201,12 @@ async fn pass(
         Some(_) => refused,
         None => Some(Problem::new(Kind::Stopping, "the daemon is stopping")),
     };
+    let refused = refused.or_else(|| is_probe(&request).then(|| query::refused(&request)).flatten());
     let response = match refused {
         Some(problem) => request.into_response(problem.response()),
         None => next.call(request).await?.map_into_boxed_body(),
     };
+    let response = tag::unless_there(response);
     let (response, share) = state.budget.within(response);
     let response = finish(response);
     counting::count(&state, response.request(), response.status().as_u16(), at);

@@ -5,14 +5,16 @@
 //! operators set, and is for `If-Match`, so that nobody undoes what he has not seen.
 
 use super::problem::{Kind, Problem};
+use super::query;
 use super::routes::{API, IDENTITY};
 use crate::kernel::drain::{AtDeadline, Drain};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::http::Method;
 use actix_web::http::header::{
-    CONTENT_ENCODING, ETAG, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH,
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, IF_MATCH,
+    IF_NONE_MATCH,
 };
+use actix_web::http::{Method, StatusCode};
 use actix_web::middleware::Next;
 use actix_web::{Error, HttpRequest, HttpResponse};
 use serde::Serialize;
@@ -113,15 +115,16 @@ const HEEDED: [&str; 7] = [
     "/stack/entries/{place}/suspension",
 ];
 
-/// Wraps all of /api/v1. A condition that a change would not heed is refused: whoever sends it believes that
-/// it keeps him from undoing what he has not seen. And an answer with a strong tag is never compressed, since
+/// Wraps all of /api/v1. A key of a query that a route does not take is refused, and so is a condition that a change
+/// would not heed: its sender believes that it keeps a change of another from being undone. And an answer with a strong tag is never compressed, since
 /// the tag names its very bytes (RFC 9110, 8.8.3).
 pub(super) async fn heed(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    if !reads && let Some(problem) = unheeded(&request) {
+    let unheeded = || (!reads).then(|| unheeded(&request)).flatten();
+    if let Some(problem) = query::refused(&request).or_else(unheeded) {
         return Ok(request.into_response(problem.response()));
     }
     let mut response = next.call(request).await?.map_into_boxed_body();
@@ -131,7 +134,31 @@ pub(super) async fn heed(
     Ok(response)
 }
 
+/// An answer, if the request wants what is there: `If-None-Match: *` says that it wants nothing that is (RFC 9110,
+/// 13.1.2).
+pub(super) fn unless_there(mut response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
+    let request = response.request();
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    if !reads || response.status() != StatusCode::OK || !wants_nothing(request.headers()) {
+        return response;
+    }
+    *response.response_mut().status_mut() = StatusCode::NOT_MODIFIED;
+    for name in [CONTENT_TYPE, CONTENT_LENGTH, CONTENT_ENCODING] {
+        response.headers_mut().remove(name);
+    }
+    response.map_body(|_, _| BoxBody::new(()))
+}
+
+fn wants_nothing(headers: &HeaderMap) -> bool {
+    tags(headers, &IF_NONE_MATCH) == Some(Ok(Tags::Any))
+}
+
 fn unheeded(request: &ServiceRequest) -> Option<Problem> {
+    // Everything that a route changes is there, or the route is not.
+    if wants_nothing(request.headers()) {
+        let words = "it is there, and If-None-Match: * asks for a change only where nothing is";
+        return Some(Problem::new(Kind::Changed, words).hint("leave that condition out"));
+    }
     let condition = if_match(request.request());
     let pattern = request.match_pattern()?;
     let heeded = pattern.strip_prefix(API).is_some_and(|route| HEEDED.contains(&route));

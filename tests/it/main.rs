@@ -14,6 +14,7 @@ mod admin_lists;
 mod admin_malformed;
 mod admin_page;
 mod admin_policies;
+mod admin_queries;
 mod admin_rest;
 mod admin_reviews;
 mod admin_rights;

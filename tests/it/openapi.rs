@@ -41,7 +41,7 @@ fn every_operation_says_what_it_is_for_and_how_it_fails() {
         assert!(operation["tags"].as_array().is_some_and(|t| t.len() == 1), "{name} has no tag");
         assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{name} shares its id");
         let responses = operation["responses"].as_object().unwrap();
-        let mut expected = vec!["406", "421", "429", "503"];
+        let mut expected = vec!["400", "406", "421", "429", "503"];
         if name.contains("/api/v1/") {
             expected.extend(["401", "403"]);
         }
@@ -49,7 +49,7 @@ fn every_operation_says_what_it_is_for_and_how_it_fails() {
             expected.extend(["400", "404"]);
         }
         if !name.starts_with("get ") {
-            expected.push("504");
+            expected.extend(["412", "504"]);
         }
         if operation["parameters"].as_array().is_some_and(|all| all.iter().any(|p| p["in"] == "query")) {
             expected.push("400");

@@ -1,0 +1,57 @@
+//! Keys of a query. One that a route does not take is refused: a filter that was typed wrongly must not look like an
+//! answer about everything.
+
+use super::problem::{Kind, Problem};
+use actix_web::dev::ServiceRequest;
+use actix_web::http::Method;
+use actix_web::web;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+/// Longest part of a key that a problem shows, characters.
+const KEY_SHOWN_MAX: usize = 80;
+
+/// The operations that take a query. Their own types (`deny_unknown_fields`) refuse a key that they do not know, with
+/// those that they do; every other operation takes none. A test over the API's description keeps this list complete.
+const TAKING: [(&str, &str); 12] = [
+    ("GET", "/api/v1/allocations"),
+    ("DELETE", "/api/v1/allocations/{id}"),
+    ("GET", "/api/v1/bypass"),
+    ("GET", "/api/v1/decisions"),
+    ("GET", "/api/v1/events"),
+    ("GET", "/api/v1/gpus"),
+    ("GET", "/api/v1/policies"),
+    ("POST", "/api/v1/policies"),
+    ("POST", "/api/v1/replays"),
+    ("DELETE", "/api/v1/stack/override"),
+    ("GET", "/livez"),
+    ("GET", "/readyz"),
+];
+
+/// The query of a probe.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Probe {
+    /// Taken as the probes of Kubernetes take it; the answer lists every check in any case.
+    #[allow(dead_code)]
+    #[param(example = "")]
+    verbose: Option<String>,
+}
+
+/// Why the query of a request is refused, if it is: its route takes none.
+pub(super) fn refused(request: &ServiceRequest) -> Option<Problem> {
+    let pattern = request.match_pattern()?;
+    let method = match request.method() {
+        &Method::HEAD => "GET",
+        method => method.as_str(),
+    };
+    if request.query_string().is_empty() || TAKING.contains(&(method, pattern.as_str())) {
+        return None;
+    }
+    let keys = web::Query::<Vec<(String, String)>>::from_query(request.query_string());
+    let (key, _) = keys.ok()?.into_inner().into_iter().next()?;
+    let key: String = key.chars().take(KEY_SHOWN_MAX).collect();
+    let words = format!("unknown key {key:?}: {} {pattern} takes no query", request.method());
+    Some(Problem::new(Kind::Query, words))
+}

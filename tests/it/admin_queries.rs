@@ -1,0 +1,124 @@
+//! What holds on every route of the API's description: unknown keys of a query are refused, and `If-None-Match: *`
+//! means what RFC 9110 says. The routes are those of the description, so none can be left out.
+
+use crate::admin_bench::{Answer, Bench};
+use serde_json::Value;
+
+/// One operation, with a path that leads to it.
+struct Operation {
+    method: String,
+    path: String,
+    /// The keys of its query, with an example of each.
+    keys: Vec<(String, String)>,
+}
+
+/// Every operation of the description.
+fn operations(bench: &Bench) -> Vec<Operation> {
+    let allocation = bench.allocate(0).id.to_string();
+    let digest = "0".repeat(64);
+    let document: Value = serde_json::from_str(berth::admin::openapi_json()).unwrap();
+    let mut found = Vec::new();
+    for (template, item) in document["paths"].as_object().unwrap() {
+        let path = template
+            .replace("/gpus/{uuid}", "/gpus/GPU-0")
+            .replace("/allocations/{id}", &format!("/allocations/{allocation}"))
+            .replace("{digest}", &digest);
+        let path: Vec<_> =
+            path.split('/').map(|part| if part.starts_with('{') { "1" } else { part }).collect();
+        for (method, operation) in item.as_object().unwrap() {
+            let all = operation["parameters"].as_array().into_iter().flatten();
+            let keys = all.filter(|p| p["in"] == "query").map(|p| {
+                let example = p.get("example").or(p["schema"].get("example")).or(p["schema"]["enum"].get(0));
+                let example = example.unwrap_or(&Value::Null);
+                let text = example.as_str().map_or_else(|| example.to_string(), str::to_owned);
+                (p["name"].as_str().unwrap().to_owned(), text)
+            });
+            found.push(Operation {
+                method: method.to_uppercase(),
+                path: path.join("/"),
+                keys: keys.collect(),
+            });
+        }
+    }
+    assert!(found.len() >= 40, "{}", found.len());
+    found
+}
+
+fn ask(bench: &Bench, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    let mut all = vec![("content-type", "application/json")];
+    all.extend(headers);
+    let body: &[u8] = if matches!(method, "GET" | "HEAD" | "DELETE") { b"" } else { b"{}" };
+    bench.ask(method, path, &all, body)
+}
+
+#[test]
+fn an_unknown_key_is_refused_on_every_route_and_the_known_ones_are_named() {
+    let bench = Bench::new(1);
+    let operations = operations(&bench);
+    let mut with_keys = 0;
+    for Operation { method, path, keys } in &operations {
+        for query in ["nosuchkey=1", "nosuchkey", "%6eosuchkey=1&limit=3"] {
+            let answer = ask(&bench, method, &format!("{path}?{query}"), &[]);
+            let says = answer.problem(400, "malformed-query");
+            assert!(says.contains("nosuchkey"), "{method} {path}?{query}: {says}");
+            for (key, _) in keys {
+                assert!(says.contains(key.as_str()), "{method} {path} does not name {key}: {says}");
+            }
+        }
+        for (key, example) in keys {
+            with_keys += 1;
+            let value = example.replace(['+', ':', ' '], "");
+            let answer = ask(&bench, method, &format!("{path}?{key}={value}&nosuchkey=1"), &[]);
+            let says = answer.problem(400, "malformed-query");
+            assert!(!says.contains("takes no query"), "{method} {path} documents {key}: {says}");
+        }
+        if method == "GET" {
+            assert_eq!(ask(&bench, "HEAD", &format!("{path}?nosuchkey=1"), &[]).status, 400, "HEAD {path}");
+        }
+    }
+    assert!(with_keys > 20, "{with_keys}");
+    // What is not there is told so, with or without a query.
+    bench.get("/api/v1/nothing?x=1").problem(404, "no-such-route");
+    assert_eq!(bench.get("/api/v1/node?").status, 200, "an empty query has no key");
+    assert_eq!(bench.get("/readyz?verbose").status, 200, "as probes of Kubernetes ask");
+    // A browser may add to what it opens.
+    assert_eq!(bench.ask_bare("GET", "/?utm=1", &[], b"").status, 200);
+    let long = ask(&bench, "GET", &format!("/api/v1/node?{}=1", "k".repeat(4000)), &[]);
+    assert!(long.problem(400, "malformed-query").len() < 300);
+}
+
+#[test]
+fn whoever_wants_nothing_that_is_there_gets_nothing() {
+    let bench = Bench::new(1);
+    let any = [("if-none-match", "*")];
+    let mut pages: Vec<String> =
+        ["/", "/page/page.js", "/swagger-ui/index.html", "/openapi.json", "/problems", "/problems/held"]
+            .map(str::to_owned)
+            .into();
+    let operations = operations(&bench);
+    pages.extend(operations.iter().filter(|o| o.method == "GET").map(|o| match o.path.as_str() {
+        "/api/v1/events" => "/api/v1/events?follow=false".to_owned(),
+        path => path.to_owned(),
+    }));
+    let mut there = 0;
+    for path in pages {
+        let plain = bench.get(&path);
+        for method in ["GET", "HEAD"] {
+            let answer = bench.ask(method, &path, &any, b"");
+            if plain.status != 200 {
+                assert_eq!(answer.status, plain.status, "{method} {path}: a condition changes no refusal");
+                continue;
+            }
+            there += 1;
+            assert_eq!((answer.status, answer.body.len()), (304, 0), "{method} {path}");
+            assert!(!answer.headers.contains_key("content-type"), "{method} {path}: {:?}", answer.headers);
+            assert_eq!(answer.headers.get("etag"), plain.headers.get("etag"), "{method} {path}");
+        }
+    }
+    assert!(there > 40, "{there}");
+    // A change would be of what is there.
+    for Operation { method, path, .. } in operations.iter().filter(|o| o.method != "GET") {
+        ask(&bench, method, path, &any).problem(412, "changed-meanwhile");
+    }
+    assert_eq!(bench.get("/api/v1/allocations").expect(200)["total"], 1, "nothing changed");
+}

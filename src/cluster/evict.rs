@@ -19,7 +19,7 @@ use kube::{Api, Client};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::Instrument;
 
 /// How often deadlines and waits are looked at while a GPU is emptied; both are of seconds.
@@ -47,6 +47,8 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
             sleep(settings.listed).await;
         }
         heard = drains;
+        // Before it is known whom to ask: that may change meanwhile.
+        sleep(settings.retry_after.and(Duration::ZERO, Instant::now())).await;
         let next = asks(&door.snapshot(), door.now()).into_iter().find(|ask| heard.contains(&ask.gpu));
         match next {
             Some(ask) => put(&client, door, &ask, &mut snapshots).await,

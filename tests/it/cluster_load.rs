@@ -174,3 +174,14 @@ async fn without_bookmarks_a_silent_watch_is_dead() {
     assert_eq!(world.came(LIST).len(), 1);
     watched.running.stop();
 }
+
+#[test]
+fn each_process_draws_the_length_of_its_watches() {
+    let drawn = || Settings::new(berth::config::ApiServer::Off, "n".into());
+    let all: Vec<_> = (0..32).map(|_| drawn().watch.as_secs()).collect();
+    assert!(all.iter().all(|seconds| (300..=600).contains(seconds)), "{all:?}");
+    assert!(all.iter().any(|seconds| *seconds != all[0]), "{all:?}");
+    let settings = drawn();
+    assert_eq!((settings.silence, settings.lost), (150 * SECOND, 10 * SECOND));
+    assert!(settings.silence < settings.watch, "a dead connection is noticed before its watch would end");
+}

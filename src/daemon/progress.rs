@@ -125,7 +125,9 @@ pub(super) async fn beat(figures: Arc<Figures>) {
 fn step_of(state: &kubelet::Registration) -> Step {
     match state {
         kubelet::Registration::Registered => Step::Done,
-        kubelet::Registration::Waiting => Step::Waiting("no kubelet is there yet".into()),
+        kubelet::Registration::Waiting { obstacle } => {
+            Step::Waiting(obstacle.clone().unwrap_or_else(|| "no kubelet is there yet".into()))
+        }
         kubelet::Registration::Registering { trouble: None } => Step::Waiting("registering".into()),
         kubelet::Registration::Registering { trouble: Some(why) } => Step::Waiting(why.clone()),
         kubelet::Registration::Contested => Step::Waiting(

@@ -1,8 +1,8 @@
 //! The five calls of the device plugin API, for one resource.
 
 use super::board::Board;
+use super::connections::{Call, Connection, Counted};
 use super::rounds::Rounds;
-use super::socket::Counted;
 use super::wire::v1beta1::device_plugin_server::DevicePlugin;
 use super::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerAllocateResponse,
@@ -20,6 +20,7 @@ use crate::kernel::policy::{AdmitRequest, PlaceRequest};
 use crate::spans;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -35,7 +36,12 @@ pub(super) struct Desk {
     pub(super) edits: Arc<Edits>,
     pub(super) rounds: Arc<Rounds>,
     pub(super) board: Arc<Board>,
-    /// How many ListAndWatch streams live.
+    /// A Register of ours is under way: the connection on which the options are asked for meanwhile
+    /// is the kubelet's, which does so before it answers (from 1.25 on).
+    pub(super) registering: AtomicBool,
+    /// How many connections are the kubelet's.
+    pub(super) kubelets: Arc<watch::Sender<usize>>,
+    /// How many ListAndWatch streams are open on them.
     pub(super) streams: Arc<watch::Sender<usize>>,
     /// Streams opened before the newest turn of this end.
     pub(super) ending: watch::Sender<Ending>,
@@ -58,8 +64,14 @@ impl DevicePlugin for Service {
 
     async fn get_device_plugin_options(
         &self,
-        _: Request<Empty>,
+        request: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
+        let _call = Call::begin(&request);
+        if let Some(connection) = Connection::of(&request)
+            && self.0.registering.load(Ordering::SeqCst)
+        {
+            connection.set_kubelets(&self.0.kubelets);
+        }
         let options = async {
             Ok(Response::new(DevicePluginOptions {
                 // Nothing is done to a GPU before a start, and the call would cost each restart.
@@ -70,11 +82,21 @@ impl DevicePlugin for Service {
         self.0.counted(Rpc::GetDevicePluginOptions, options).await
     }
 
-    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+    async fn list_and_watch(
+        &self,
+        request: Request<Empty>,
+    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let call = Call::begin(&request);
+        let is_kubelets = Connection::of(&request).is_some_and(|connection| connection.is_kubelets());
         let stream = async {
             // One message at a time: a reader that lags gets the newest list, not all of them.
             let (sender, receiver) = mpsc::channel(1);
-            tokio::spawn(show(Arc::clone(&self.0), sender));
+            let desk = Arc::clone(&self.0);
+            tokio::spawn(async move {
+                let _call = call;
+                let _watched = is_kubelets.then(|| Watched::new(&desk));
+                show(&desk, sender).await;
+            });
             Ok(Response::new(ReceiverStream::new(receiver)))
         };
         self.0.counted(Rpc::ListAndWatch, stream).await
@@ -84,6 +106,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let _call = Call::begin(&request);
         self.0.counted(Rpc::GetPreferredAllocation, self.0.preferred(request.into_inner())).await
     }
 
@@ -91,6 +114,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<AllocateRequest>,
     ) -> Result<Response<AllocateResponse>, Status> {
+        let _call = Call::begin(&request);
         let requests = request.into_inner().container_requests;
         let granted = async {
             check_containers(requests.len())?;
@@ -105,8 +129,9 @@ impl DevicePlugin for Service {
 
     async fn pre_start_container(
         &self,
-        _: Request<PreStartContainerRequest>,
+        request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
+        let _call = Call::begin(&request);
         self.0
             .counted(Rpc::PreStartContainer, async { Ok(Response::new(PreStartContainerResponse {})) })
             .await
@@ -130,9 +155,7 @@ fn check_containers(given: usize) -> Result<(), Status> {
 }
 
 /// One stream: the whole list now, and again whenever the board turns.
-async fn show(desk: Arc<Desk>, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
-    let _counted = Counted::new(&desk.streams);
-    let _shown = Shown::new(&desk);
+async fn show(desk: &Desk, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
     let mut ending = desk.ending.subscribe();
     if ending.borrow_and_update().last {
         // The kubelet asks some time after it registered us, which may be when we are leaving already.
@@ -157,19 +180,22 @@ async fn show(desk: Arc<Desk>, sender: mpsc::Sender<Result<ListAndWatchResponse,
     }
 }
 
-/// Counts a stream in the figures for as long as it lives.
-struct Shown<'d>(&'d Desk);
+/// Counts one of the kubelet's streams for as long as it lives.
+struct Watched<'d> {
+    desk: &'d Desk,
+    _counted: Counted,
+}
 
-impl<'d> Shown<'d> {
+impl<'d> Watched<'d> {
     fn new(desk: &'d Desk) -> Self {
         desk.door.figures().kubelet.stream_began(desk.resource.as_str());
-        Self(desk)
+        Self { desk, _counted: Counted::new(&desk.streams) }
     }
 }
 
-impl Drop for Shown<'_> {
+impl Drop for Watched<'_> {
     fn drop(&mut self) {
-        self.0.door.figures().kubelet.stream_ended(self.0.resource.as_str());
+        self.desk.door.figures().kubelet.stream_ended(self.desk.resource.as_str());
     }
 }
 

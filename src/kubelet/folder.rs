@@ -1,10 +1,12 @@
-//! `device-plugins/`, watched: has kubelet.sock been made anew, has the checkpoint been written?
+//! `device-plugins/`, watched: is kubelet.sock another file, has the checkpoint been written?
 //!
-//! The folder is watched and not the files, since both are replaced rather than changed. Events
-//! only make us look; what counts is what the look finds, so a lost event costs one interval.
+//! The folder is watched and not the files, since both are replaced rather than changed; and where
+//! kubelet.sock is a symbolic link, the folder of its target, too. Events only cause a check of the
+//! files, so a lost event costs one interval.
 
 use super::checkpoint::CHECKPOINT_FILE;
 use super::settings::Settings;
+use crate::config::{NoSocket, socket_metadata};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -46,15 +48,16 @@ impl FileId {
 }
 
 /// What the last look found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
-    /// kubelet.sock, if it is there and a socket.
-    pub(super) kubelet: Option<FileId>,
+    /// kubelet.sock: the socket, or the target of a symbolic link to one.
+    pub(super) kubelet: Result<FileId, NoSocket>,
     /// The checkpoint, whatever it is.
     pub(super) checkpoint: Option<FileId>,
 }
 
-/// The id of the socket at this path, if there is one.
+/// The id of the socket at this path, if there is one. A symbolic link is none: this is for our own
+/// sockets, which nothing else may stand for.
 pub(super) fn socket_id(path: &Path) -> Option<FileId> {
     let metadata = fs::symlink_metadata(path).ok()?;
     let is_socket = metadata.file_type().is_socket();
@@ -99,9 +102,17 @@ struct Paths {
 }
 
 impl Paths {
+    /// Where the socket lies that kubelet.sock is a symbolic link to. Where the target is not there,
+    /// only the first of several links is followed.
+    fn target_folder(&self) -> Option<PathBuf> {
+        let link = fs::read_link(&self.kubelet).ok()?;
+        let target = fs::canonicalize(&self.kubelet).unwrap_or_else(|_| self.folder.join(link));
+        target.parent().map(Path::to_owned)
+    }
+
     fn look(&self) -> Seen {
         Seen {
-            kubelet: socket_id(&self.kubelet),
+            kubelet: socket_metadata(&self.kubelet).map(|about| FileId::of(&about)),
             checkpoint: fs::symlink_metadata(&self.checkpoint).ok().map(|m| FileId::of(&m)),
         }
     }
@@ -109,13 +120,11 @@ impl Paths {
 
 async fn look_on(paths: Paths, sender: watch::Sender<Seen>, interval: Duration) {
     let event = Arc::new(Notify::new());
-    let mut watching: Option<(FileId, RecommendedWatcher)> = None;
+    let mut plugins = None;
+    let mut target = None;
     loop {
-        // The folder may be made, or made anew, after we started: watch the one that is there.
-        let folder = fs::metadata(&paths.folder).ok().map(|m| FileId::of(&m));
-        if watching.as_ref().map(|(id, _)| *id) != folder {
-            watching = folder.and_then(|id| Some((id, watcher(&paths.folder, &event)?)));
-        }
+        keep_watched(&mut plugins, Some(&paths.folder), &event);
+        keep_watched(&mut target, paths.target_folder().as_deref(), &event);
         // After the watch is set, so that nothing falls in between.
         let seen = paths.look();
         sender.send_if_modified(|last| {
@@ -125,6 +134,18 @@ async fn look_on(paths: Paths, sender: watch::Sender<Seen>, interval: Duration) 
         });
         // Both outcomes mean: look again.
         let _ = tokio::time::timeout(interval, event.notified()).await;
+    }
+}
+
+/// Watches the folder that is at this path now: it may have been made, or replaced, since the last look.
+fn keep_watched(
+    watching: &mut Option<(FileId, RecommendedWatcher)>,
+    path: Option<&Path>,
+    event: &Arc<Notify>,
+) {
+    let folder = path.and_then(|path| Some((path, FileId::of(&fs::metadata(path).ok()?))));
+    if watching.as_ref().map(|(id, _)| *id) != folder.map(|(_, id)| id) {
+        *watching = folder.and_then(|(path, id)| Some((id, watcher(path, event)?)));
     }
 }
 

@@ -3,7 +3,8 @@
 //! ```text
 //!   supervisor ── one plugin a listed resource:
 //!      plugin        the registration's state machine
-//!      socket        the unix socket and who is connected to it
+//!      socket        the unix socket
+//!      connections   which connections to it are served, and which are closed
 //!      device_plugin the five calls of the API
 //!      board         the device list that its streams show
 //!   rounds ── pod_resources, checkpoint, folder: what the kubelet can be asked or read
@@ -16,6 +17,7 @@
 
 mod board;
 pub mod checkpoint;
+mod connections;
 mod convert;
 mod device_plugin;
 mod disputes;

@@ -1,11 +1,18 @@
 //! One resource at the kubelet: serve, register, watch over the stream, register again.
 //!
-//! The kubelet never dials again by itself, and registering anew on a living kubelet can poison
+//! The kubelet never dials again by itself, and registering again on a living kubelet can poison
 //! the registration in three ways (its disconnect goes by resource name; it closes a connection
 //! before it tells its manager; a failed Register deletes the live client). So the rule is: never
-//! Register while a stream of this resource lives, and on the same kubelet.sock only after its
-//! connection is closed and it has had time to notice. A new kubelet.sock means a new kubelet that
-//! knows nothing of us and has deleted our socket: then every millisecond counts.
+//! Register while a stream of the kubelet's lives, and on a kubelet that knows us only after its
+//! connection is closed and it has had time to notice.
+//!
+//! Another kubelet.sock is registered with in any case. Mostly it is a new kubelet's, which knows
+//! nothing of us and has deleted our socket: then every millisecond counts. The system closes a
+//! process's connections at its end, so a connection of the kubelet's that stays open means that
+//! the same kubelet made its socket again, and it gets the care of a living one.
+//!
+//! Other programs may connect and open streams. Only the connection on which the options are asked
+//! for while our Register is under way is the kubelet's, and only its end means something.
 
 mod stream;
 
@@ -14,15 +21,16 @@ use super::folder::{FileId, Seen, socket_id};
 use super::register::{Tried, register};
 use super::settings::Settings;
 use super::socket::Socket;
+use crate::config::NoSocket;
 use crate::figures::At;
 use crate::kernel::names::Resource;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use stream::Watched;
+use stream::{End, Watched, none_left};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
@@ -30,7 +38,11 @@ use tokio::time::{Instant, timeout};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Registration {
     /// No kubelet has been found yet, or it is gone.
-    Waiting,
+    Waiting {
+        /// What is at the path of kubelet.sock instead of a socket, and what to do; `None` where
+        /// nothing is.
+        obstacle: Option<String>,
+    },
     /// The kubelet is there and does not have us yet; why not, if it said so.
     Registering {
         /// The last refusal.
@@ -45,7 +57,7 @@ pub enum Registration {
 impl Registration {
     fn at(&self) -> At {
         match self {
-            Self::Waiting => At::Waiting,
+            Self::Waiting { .. } => At::Waiting,
             Self::Registering { .. } => At::Registering,
             Self::Registered => At::Registered,
             Self::Contested => At::Contested,
@@ -72,13 +84,32 @@ enum Turn {
     KubeletChanged,
 }
 
+/// Why plugins wait for the kubelet, as last logged. Shared by all, so that each reason is logged once.
+#[derive(Debug, Default)]
+pub(super) struct LoggedReason(Mutex<Option<String>>);
+
+impl LoggedReason {
+    /// Whether `reason` is another one than was logged last, which it is from now on.
+    fn is_new(&self, reason: &str) -> bool {
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = logged.as_deref() != Some(reason);
+        if is_new {
+            *logged = Some(reason.to_owned());
+        }
+        is_new
+    }
+
+    fn clear(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
 pub(super) struct Plugin {
     desk: Arc<Desk>,
     settings: Arc<Settings>,
     seen: watch::Receiver<Seen>,
     registrations: Arc<watch::Sender<Registrations>>,
-    /// Shared by all plugins: that no kubelet is there is said once.
-    said_waiting: Arc<AtomicBool>,
+    logged_wait: Arc<LoggedReason>,
     path: PathBuf,
     socket: Option<Socket>,
     /// The kubelet that has heard of us, or may have from an earlier process of ours.
@@ -93,18 +124,18 @@ impl Plugin {
         settings: Arc<Settings>,
         seen: watch::Receiver<Seen>,
         registrations: Arc<watch::Sender<Registrations>>,
-        said_waiting: Arc<AtomicBool>,
+        logged_wait: Arc<LoggedReason>,
     ) -> Self {
         let path = settings.device_plugins().join(socket_name(&desk.resource));
         // A socket left by an earlier process: the kubelet may still be noticing its end.
-        let known_to = socket_id(&path).and_then(|_| seen.borrow().kubelet);
+        let known_to = socket_id(&path).and_then(|_| seen.borrow().kubelet.ok());
         Self {
             refused_wait: settings.waits.refused_again,
             desk,
             settings,
             seen,
             registrations,
-            said_waiting,
+            logged_wait,
             path,
             socket: None,
             known_to,
@@ -123,7 +154,8 @@ impl Plugin {
             // The kubelet closes its connection a moment before its device manager hears of it; a
             // process that registers in between would get a dead endpoint. So the file, which
             // tells the next process to wait, goes only after that moment.
-            if tokio::time::timeout(self.settings.waits.leave_within, socket.deserted()).await.is_ok() {
+            let mut kubelets = self.desk.kubelets.subscribe();
+            if timeout(self.settings.waits.leave_within, none_left(&mut kubelets)).await.is_ok() {
                 tokio::time::sleep(self.settings.waits.settle).await;
             }
             socket.stop(self.settings.waits.stop_limit).await;
@@ -145,15 +177,10 @@ impl Plugin {
     /// Waits for a kubelet.sock.
     async fn kubelet_there(&mut self) -> FileId {
         loop {
-            if let Some(id) = self.seen.borrow_and_update().kubelet {
-                return id;
-            }
-            self.turn(Registration::Waiting);
-            if !self.said_waiting.swap(true, Ordering::Relaxed) {
-                tracing::warn!(
-                    socket = %self.settings.kubelet_socket().display(),
-                    "waiting for the kubelet: its device plugin socket is not there. Resources are registered as soon as it is; if the kubelet runs, check --kubelet-dir and that the folder is mounted"
-                );
+            let seen = self.seen.borrow_and_update().kubelet;
+            match seen {
+                Ok(id) => return id,
+                Err(no_socket) => self.no_kubelet(no_socket),
             }
             // The watcher lives as long as the supervisor, which owns this task.
             if self.seen.changed().await.is_err() {
@@ -162,15 +189,29 @@ impl Plugin {
         }
     }
 
+    fn no_kubelet(&self, no_socket: NoSocket) {
+        let socket = self.settings.kubelet_socket();
+        let reason = format!("{} {no_socket}; {}", socket.display(), no_socket.advice());
+        if self.logged_wait.is_new(&reason) {
+            tracing::warn!(
+                "waiting for the kubelet, resources are registered as soon as it is there: {reason}"
+            );
+        }
+        let obstacle = (no_socket != NoSocket::Absent).then_some(reason);
+        self.turn(Registration::Waiting { obstacle });
+    }
+
     /// One registration on this kubelet, from clearing the ground to the loss of the stream.
     async fn attempt(&mut self, kubelet: FileId) {
         let troubled = |r: Option<&Registration>| matches!(r, Some(Registration::Registering { .. }));
         if !troubled(self.registrations.borrow().get(&self.desk.resource)) {
             self.turn(Registration::Registering { trouble: None });
         }
-        let clean = self.known_to != Some(kubelet) && self.streams() == 0;
-        if !clean && matches!(self.clear_ground(kubelet).await, Turn::KubeletChanged) {
+        if matches!(self.clear_ground(kubelet).await, Turn::KubeletChanged) {
             return;
+        }
+        if self.known_to != Some(kubelet) {
+            self.quick_losses = 0;
         }
         if !self.serve() {
             self.wait(kubelet, self.settings.waits.refused_again_max).await;
@@ -187,70 +228,78 @@ impl Plugin {
         }
         self.known_to = Some(kubelet);
         self.refused_wait = self.settings.waits.refused_again;
-        let within = self.settings.waits.watch_within;
-        match self.watched(kubelet, within).await {
+        let since = Instant::now();
+        match self.watched().await {
             Watched::Yes => {}
             Watched::Not => {
                 tracing::warn!(
                     resource = %self.desk.resource,
                     "the kubelet registered this resource but did not ask for its devices within {} s; registering again",
-                    within.as_secs()
+                    self.settings.waits.watch_within.as_secs()
                 );
                 return;
             }
-            Watched::KubeletChanged => {
-                if !self.asked_behind_a_new_socket().await {
-                    // The one that registered it was about to end.
-                    return;
-                }
-            }
+            Watched::Left => return self.lost(since).await,
         }
-        self.said_waiting.store(false, Ordering::Relaxed);
+        self.logged_wait.clear();
         tracing::info!(resource = %self.desk.resource, "registered with the kubelet");
         self.turn(Registration::Registered);
-        let since = Instant::now();
-        self.watch_over().await;
-        self.lost(since).await;
-    }
-
-    fn streams(&self) -> usize {
-        *self.desk.streams.borrow()
-    }
-
-    /// Ends what lives and gives the kubelet the time to notice. A new kubelet cuts it short.
-    async fn clear_ground(&mut self, kubelet: FileId) -> Turn {
-        self.desk.end_streams();
-        if let Some(socket) = &self.socket {
-            let closed = timeout(self.settings.waits.close_within, socket.deserted()).await;
-            if closed.is_err() {
-                tracing::debug!(resource = %self.desk.resource, "the kubelet keeps its connection");
+        match self.watch_over(kubelet).await {
+            End::Lost => self.lost(since).await,
+            End::KubeletChanged => {
+                tracing::info!(resource = %self.desk.resource, "kubelet.sock is another file; registering again");
             }
         }
-        self.wait(kubelet, self.settings.waits.settle).await
     }
 
-    /// Waits so long, or until another kubelet is there.
+    /// Ends every stream, and gives a kubelet that may know us the time to notice. Another
+    /// kubelet.sock cuts it short.
+    async fn clear_ground(&mut self, kubelet: FileId) -> Turn {
+        let waits = self.settings.waits.clone();
+        let mut kubelets = self.desk.kubelets.subscribe();
+        let is_new = self.known_to != Some(kubelet)
+            && timeout(waits.exit_seen_within, none_left(&mut kubelets)).await.is_ok();
+        self.desk.end_streams();
+        if is_new {
+            return Turn::Done;
+        }
+        tokio::select! {
+            closed = timeout(waits.close_within, none_left(&mut kubelets)) => if closed.is_err() {
+                tracing::debug!(resource = %self.desk.resource, "the kubelet keeps its connection");
+            },
+            () = self.changed(kubelet) => return Turn::KubeletChanged,
+        }
+        self.wait(kubelet, waits.settle).await
+    }
+
+    /// Waits until another kubelet.sock, or none, is there.
+    async fn changed(&mut self, kubelet: FileId) {
+        self.seen_until(|seen| seen.kubelet != Ok(kubelet)).await;
+    }
+
+    /// Waits until what is seen of the folder is so.
+    async fn seen_until(&mut self, holds: impl Fn(&Seen) -> bool) {
+        let unwatched = self.seen.wait_for(|seen| holds(seen)).await.is_err();
+        if unwatched {
+            // The folder's watcher is gone, so we are being stopped.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Waits so long, or until another kubelet.sock, or none, is there.
     async fn wait(&mut self, kubelet: FileId, so_long: Duration) -> Turn {
-        let changed = async {
-            let changed = self.seen.wait_for(|seen| seen.kubelet != Some(kubelet));
-            let nobody_looks = changed.await.is_err();
-            if nobody_looks {
-                // The folder's watcher is gone, so we are being stopped.
-                std::future::pending::<()>().await;
-            }
-        };
-        match timeout(so_long, changed).await {
+        match timeout(so_long, self.changed(kubelet)).await {
             Ok(()) => Turn::KubeletChanged,
             Err(_) => Turn::Done,
         }
     }
 
-    /// Serves on our socket, made anew where a starting kubelet has deleted it.
+    /// Serves on our socket, made again where a starting kubelet has deleted it.
     fn serve(&mut self) -> bool {
         if self.socket.as_ref().is_some_and(Socket::is_in_place) {
             return true;
         }
-        match Socket::serve(&self.path, Service(Arc::clone(&self.desk))) {
+        match Socket::serve(&self.path, Service(Arc::clone(&self.desk)), &self.settings.waits) {
             Ok(socket) => {
                 self.socket = Some(socket);
                 true
@@ -273,7 +322,9 @@ impl Plugin {
         let began = Instant::now();
         let mut soon = waits.dial_again / 64;
         loop {
+            self.desk.registering.store(true, Ordering::SeqCst);
             let tried = register(&socket, &self.desk.resource, &name, waits.register_limit).await;
+            self.desk.registering.store(false, Ordering::SeqCst);
             let Tried::NobodyThere(why) = &tried else {
                 return Some(tried);
             };
@@ -282,11 +333,9 @@ impl Plugin {
             let mut again = soon;
             if began.elapsed() >= waits.dial_eager {
                 again = waits.dial_again_later;
-                if !self.said_waiting.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(
-                        socket = %socket.display(), why,
-                        "waiting for the kubelet: its device plugin socket is there but nobody answers"
-                    );
+                let reason = format!("{} is there, and no process answers: {why}", socket.display());
+                if self.logged_wait.is_new(&reason) {
+                    tracing::warn!("waiting for the kubelet: {reason}");
                 }
             }
             if matches!(self.wait(kubelet, again).await, Turn::KubeletChanged) {

@@ -231,7 +231,7 @@ impl Rounds {
     /// How old the kubelet's socket is. One that is older than this process is of moment 0; any
     /// other counts from when we noticed it, which can only be later than it was made.
     fn age(&self) -> Option<KubeletAge> {
-        let id = self.seen.borrow().kubelet?;
+        let id = self.seen.borrow().kubelet.ok()?;
         let mut noticed = self.noticed.lock().unwrap_or_else(PoisonError::into_inner);
         let since = match *noticed {
             Some((known, since)) if known == id => since,

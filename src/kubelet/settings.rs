@@ -74,6 +74,10 @@ pub struct Waits {
     pub refused_again_max: Duration,
     /// ListAndWatch must come within this time of a Register, else register again.
     pub watch_within: Duration,
+    /// Where kubelet.sock is another file, the end of the kubelet that registered us shows within
+    /// this time. The system closes a process's connections before the next one can start, so this
+    /// is for our own runtime to read of it.
+    pub exit_seen_within: Duration,
     /// How long the kubelet gets to close its connection after we ended the stream.
     pub close_within: Duration,
     /// The same when the daemon ends: it has a second for everything.
@@ -87,6 +91,12 @@ pub struct Waits {
     pub quick_losses_max: u32,
     /// Then nothing is tried for this long, unless the kubelet restarts.
     pub foreign_pause: Duration,
+    /// A connection to a plugin is closed after this long without a call under way. The kubelet's
+    /// first call comes within milliseconds, and then it keeps a stream open.
+    pub silent_max: Duration,
+    /// Where all connections to a plugin are in use, none is closed for another before it is this
+    /// old: so long a dial and its first call may take on a busy node.
+    pub spared: Duration,
     /// One call of `List`.
     pub list_limit: Duration,
     /// A round before a refusal may take this long in all. No kubelet lock is held meanwhile, but
@@ -121,12 +131,15 @@ impl Default for Waits {
             refused_again: Duration::from_millis(100),
             refused_again_max: Duration::from_secs(2),
             watch_within: Duration::from_secs(5),
+            exit_seen_within: Duration::from_millis(100),
             close_within: Duration::from_secs(1),
             leave_within: Duration::from_millis(400),
             settle: Duration::from_millis(250),
             quick_loss: Duration::from_secs(10),
             quick_losses_max: 3,
             foreign_pause: Duration::from_secs(300),
+            silent_max: Duration::from_secs(5),
+            spared: Duration::from_millis(200),
             list_limit: Duration::from_secs(1),
             cure_limit: Duration::from_secs(1),
             gather: Duration::from_millis(50),

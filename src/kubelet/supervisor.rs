@@ -3,7 +3,7 @@
 use super::board::Board;
 use super::device_plugin::Desk;
 use super::folder::Seen;
-use super::plugin::{Plugin, Registrations};
+use super::plugin::{LoggedReason, Plugin, Registrations};
 use super::rounds::Rounds;
 use super::settings::Settings;
 use crate::admission::Door;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// The boards of all resources, and how many read each. Rounds resend through it.
+/// The boards of all resources, and how many streams of the kubelet's read each. Rounds resend through it.
 #[derive(Debug, Default)]
 pub(super) struct Boards(Mutex<BTreeMap<Resource, Posted>>);
 
@@ -33,7 +33,7 @@ impl Boards {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends one list once more to whoever reads it. False if nobody reads any.
+    /// Sends one list once more to the kubelet. False if it reads none.
     pub(super) fn resend_one(&self) -> bool {
         let boards = self.lock();
         let read = boards.values().find(|posted| *posted.streams.borrow() > 0);
@@ -63,7 +63,7 @@ struct Employed {
 impl Supervisor {
     /// Runs until `stop`, then stops every plugin and waits for them.
     pub(super) async fn run(self, mut stop: watch::Receiver<bool>) {
-        let said_waiting = Arc::new(AtomicBool::new(false));
+        let logged_wait = Arc::new(LoggedReason::default());
         let edits = Arc::new(self.settings.edits.clone());
         let mut snapshots = self.door.watch();
         let mut plugins: BTreeMap<Resource, Employed> = BTreeMap::new();
@@ -88,7 +88,7 @@ impl Supervisor {
                     self.show(&plugin.board, &ledger, &resource);
                 } else if plugins.len() < RESOURCES_MAX {
                     let before = leaving.remove(&resource);
-                    let plugin = self.employ(&resource, &ledger, &edits, &said_waiting, before);
+                    let plugin = self.employ(&resource, &ledger, &edits, &logged_wait, before);
                     plugins.insert(resource, plugin);
                 }
             }
@@ -116,7 +116,7 @@ impl Supervisor {
         resource: &Resource,
         ledger: &Snapshot,
         edits: &Arc<Edits>,
-        said_waiting: &Arc<AtomicBool>,
+        logged_wait: &Arc<LoggedReason>,
         before: Option<JoinHandle<()>>,
     ) -> Employed {
         let board = Arc::new(Board::new());
@@ -131,19 +131,21 @@ impl Supervisor {
             edits: Arc::clone(edits),
             rounds: Arc::clone(&self.rounds),
             board: Arc::clone(&board),
+            registering: AtomicBool::new(false),
+            kubelets: Arc::new(watch::Sender::new(0)),
             streams,
             ending: watch::Sender::default(),
         });
         let settings = Arc::clone(&self.settings);
         let seen = self.seen.clone();
         let registrations = Arc::clone(&self.registrations);
-        let said_waiting = Arc::clone(said_waiting);
+        let logged_wait = Arc::clone(logged_wait);
         let (stop, stopped) = watch::channel(false);
         let task = tokio::spawn(async move {
             if let Some(before) = before {
                 let _ = before.await;
             }
-            Plugin::new(desk, settings, seen, registrations, said_waiting).run(stopped).await;
+            Plugin::new(desk, settings, seen, registrations, logged_wait).run(stopped).await;
         });
         Employed { board, stop, task }
     }

@@ -5,6 +5,7 @@ use berth::kubelet::{Registration, Waits};
 use kubelet_standin::{HEALTHY, Kubelet, PodSpec, Rpc, Sources, TinyPlugin, UNHEALTHY};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeSet;
+use std::os::unix::fs::symlink;
 use std::time::Duration;
 
 async fn state(node: &Node, name: &str, wanted: Registration) {
@@ -37,7 +38,7 @@ async fn every_listed_resource_is_registered_on_a_socket_of_its_own() {
 async fn a_daemon_that_comes_first_waits_for_the_kubelet() {
     let mut node = Recipe::default().idle().await;
     node.start();
-    state(&node, GPU, Registration::Waiting).await;
+    state(&node, GPU, Registration::Waiting { obstacle: None }).await;
     node.kubelet.start().await.unwrap();
     node.allocatable(GPU, 4).await;
     node.assert_harmless();
@@ -69,6 +70,7 @@ async fn after_a_kubelet_restart_it_registers_at_once() {
     let node = Recipe {
         // The care for a living kubelet would be no care here, and longer than the test.
         waits: Waits {
+            exit_seen_within: Duration::from_secs(60),
             settle: Duration::from_secs(60),
             refused_again: Duration::from_secs(60),
             ..Waits::default()
@@ -123,17 +125,17 @@ async fn a_lost_stream_on_a_living_kubelet_is_mended_without_poison() {
 }
 
 #[tokio::test]
-async fn a_living_kubelet_behind_a_new_socket_is_left_alone() {
-    let node = Recipe::default().node().await;
+async fn a_living_kubelet_behind_a_new_socket_is_registered_with_without_poison() {
+    let node = slow_to_disconnect().node().await;
     node.allocatable(GPU, 4).await;
-    node.kubelet.recreate_socket(false).await.unwrap();
-    // Far longer than the daemon takes to make up its mind.
-    tokio::time::sleep(Duration::from_millis(2500)).await;
-    assert_eq!(node.kubelet.calls(Rpc::Register, GPU).count, 1);
-    assert!(node.kubelet.is_served(GPU));
-    // Now with our socket deleted, and then the stream lost: all is made anew.
-    node.kubelet.recreate_socket(true).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(2500)).await;
+    // With our own socket left in place, and then with it deleted.
+    for wipe in [false, true] {
+        let before = node.kubelet.calls(Rpc::Register, GPU).count;
+        node.kubelet.recreate_socket(wipe).await.unwrap();
+        let again = |k: &Kubelet| k.calls(Rpc::Register, GPU).count == before + 1;
+        node.kubelet.wait_for("a registration behind the new socket", SOON, again).await.unwrap();
+        node.allocatable(GPU, 4).await;
+    }
     node.kubelet.drop_stream(GPU);
     node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
     node.allocatable(GPU, 4).await;
@@ -195,25 +197,122 @@ async fn a_kubelet_that_registers_and_ends_does_not_hold_up_the_next_one() {
     node.assert_harmless();
 }
 
-/// A living kubelet that makes its socket anew before it asks is not registered with twice.
+/// To a living kubelet that makes its socket again before it asks, a second Register at once would be poison.
 #[tokio::test]
-async fn a_kubelet_that_asks_behind_a_new_socket_is_registered_with_once() {
+async fn a_kubelet_that_asks_behind_a_new_socket_is_registered_with_only_after_that() {
     let mut node = Recipe {
+        kubelet: |o| o.disconnect_gap = Duration::from_millis(150),
         waits: Waits { watch_within: Duration::from_secs(60), ..Waits::default() },
         ..Recipe::default()
     }
     .idle()
     .await;
     node.kubelet.start().await.unwrap();
-    // Six times as long as the end of a process takes to reach us.
+    // Far longer than a registration takes.
     node.kubelet.set_faults(|f| f.watch_delay = Duration::from_millis(1_500));
     node.start();
-    let registered = |k: &kubelet_standin::Kubelet| k.calls(Rpc::Register, GPU).count == 1;
+    let registered = |k: &Kubelet| k.calls(Rpc::Register, GPU).count == 1;
     node.kubelet.wait_for("the registration", SOON, registered).await.unwrap();
     node.kubelet.recreate_socket(false).await.unwrap();
+    let asked = |k: &Kubelet| k.calls(Rpc::ListAndWatch, GPU).count == 1;
+    node.kubelet.wait_for("its stream", SOON, asked).await.unwrap();
+    assert!(registered(&node.kubelet), "registered again before the kubelet asked");
+    node.kubelet.set_faults(|f| f.watch_delay = Duration::ZERO);
+    let again = |k: &Kubelet| k.calls(Rpc::Register, GPU).count == 2;
+    node.kubelet.wait_for("a registration behind the new socket", SOON, again).await.unwrap();
     node.allocatable(GPU, 4).await;
-    assert_eq!(node.kubelet.calls(Rpc::Register, GPU).count, 1);
     node.assert_harmless();
+}
+
+/// The folders of the kubelet and of berth are two, with a link to each other's sockets. Only events
+/// of the folder that the link leads to can announce a restart in time.
+#[tokio::test]
+async fn a_kubelet_behind_a_symbolic_link_is_registered_with_and_its_restart_noticed() {
+    let waits = Waits { look_again: Duration::from_secs(60), ..Waits::default() };
+    let mut node = Recipe { waits, ..Recipe::default() }.idle().await;
+    let theirs = node.plugins_folder();
+    let ours = tempfile::tempdir().unwrap();
+    node.settings.kubelet_dir = ours.path().to_owned();
+    let here = node.plugins_folder();
+    for folder in [&theirs, &here] {
+        std::fs::create_dir_all(folder).unwrap();
+    }
+    let hex = format!("{:x}", Sha256::digest(GPU));
+    let name = format!("berth-{}.sock", &hex[..16]);
+    symlink(theirs.join("kubelet.sock"), here.join("kubelet.sock")).unwrap();
+    symlink(here.join(&name), theirs.join(&name)).unwrap();
+    node.start();
+    let why = "is a symbolic link whose target is not there";
+    obstacle(&node, &format!("{} {why}", here.join("kubelet.sock").display())).await;
+    node.kubelet.start().await.unwrap();
+    node.allocatable(GPU, 4).await;
+    for _ in 0..3 {
+        node.kubelet.restart().await.unwrap();
+        node.allocatable(GPU, 4).await;
+    }
+    node.assert_harmless();
+}
+
+/// Waits until the reason for waiting contains this.
+async fn obstacle(node: &Node, says: &str) {
+    let mut all = node.running.as_ref().unwrap().registrations();
+    let there = all.wait_for(|all| {
+        let state = all.get(&resource(GPU));
+        matches!(state, Some(Registration::Waiting { obstacle: Some(why) }) if why.contains(says))
+    });
+    let there = tokio::time::timeout(SOON, there).await.map(drop);
+    let now = node.running.as_ref().unwrap().registrations().borrow().clone();
+    assert!(there.is_ok(), "waited for {says:?}: {now:?}");
+}
+
+#[tokio::test]
+async fn what_is_in_the_place_of_the_kubelets_socket_is_named_and_waited_out() {
+    let mut node = Recipe::default().idle().await;
+    let path = node.settings.kubelet_socket();
+    std::fs::create_dir_all(&path).unwrap();
+    node.start();
+    obstacle(&node, "kubelet.sock is a folder, not a socket; remove it").await;
+    std::fs::remove_dir(&path).unwrap();
+    std::fs::write(&path, "").unwrap();
+    obstacle(&node, "kubelet.sock is a regular file, not a socket").await;
+    std::fs::remove_file(&path).unwrap();
+    let fifo = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, &path, fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+    obstacle(&node, "kubelet.sock is a named pipe (FIFO), not a socket").await;
+    std::fs::remove_file(&path).unwrap();
+    node.kubelet.start().await.unwrap();
+    node.allocatable(GPU, 4).await;
+    node.assert_harmless();
+}
+
+#[test]
+fn node_check_names_what_is_in_the_place_of_the_kubelets_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("device-plugins/kubelet.sock");
+    std::fs::create_dir_all(&path).unwrap();
+    let check = || {
+        let output = crate::daemon::berth()
+            .args(["node", "check", "--gpus", "sim:1xt4", "--admin-listen", "127.0.0.1:0"])
+            .arg("--state-dir")
+            .arg(folder.path().join("state"))
+            .arg("--kubelet-dir")
+            .arg(folder.path())
+            .stdout(std::process::Stdio::piped())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().find(|l| l.contains("kubelet socket")).unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
+    let line = check();
+    assert!(line.starts_with("FAIL") && line.contains("is a folder, not a socket"), "{line}");
+    std::fs::remove_dir(&path).unwrap();
+    let target = folder.path().join("live.sock");
+    symlink(&target, &path).unwrap();
+    let line = check();
+    assert!(line.starts_with("WARN") && line.contains("link whose target is not there"), "{line}");
+    let _listener = std::os::unix::net::UnixListener::bind(&target).unwrap();
+    let line = check();
+    assert!(line.starts_with("ok") && line.contains("answers"), "{line}");
 }
 
 #[tokio::test]

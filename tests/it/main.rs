@@ -57,6 +57,7 @@ mod house;
 mod kubectl_plugin;
 mod kubelet_allocation;
 mod kubelet_bench;
+mod kubelet_clients;
 mod kubelet_floods;
 mod kubelet_pods_api;
 mod kubelet_policies;

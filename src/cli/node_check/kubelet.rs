@@ -1,14 +1,13 @@
 //! The kubelet's folders, sockets and checkpoint, as the daemon will need them.
 
 use super::{Level, Line};
-use crate::config::Config;
+use crate::config::{Config, NoSocket, socket_metadata};
 use rustix::fs::{Access, FileType, Mode, OFlags, access};
 use rustix::io::Errno;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::fs::{File, symlink_metadata};
 use std::io::Read;
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -47,45 +46,25 @@ fn folder(path: &Path) -> Line {
 }
 
 fn socket(path: &Path) -> Line {
-    const CHECK: &str = "kubelet socket";
-    let shown = path.display();
-    let start = "start the kubelet (systemctl status kubelet); berth waits for it";
-    match listens(path) {
-        Listens::Yes => Line::ok(CHECK, format!("{shown} answers")),
-        Listens::Absent => Line::warn(CHECK, format!("{shown} is not there"), start),
-        Listens::No(why) => Line::warn(CHECK, format!("{shown} does not answer: {why}"), start),
-        Listens::NoSocket => {
-            Line::fail(CHECK, format!("{shown} is no socket"), "delete it and restart the kubelet")
-        }
-    }
+    answers("kubelet socket", path, "start the kubelet (systemctl status kubelet); berth waits for it")
 }
 
 fn pod_resources(path: &Path) -> Line {
-    const CHECK: &str = "pod-resources socket";
+    let start = "start the kubelet, or mount pod-resources/ into the pod; without it holders have no names";
+    answers("pod-resources socket", path, start)
+}
+
+/// Whether a process answers on the socket at `path`; `start` mends it where there is none.
+fn answers(check: &'static str, path: &Path, start: &'static str) -> Line {
     let shown = path.display();
-    let fix = "start the kubelet, or mount pod-resources/ into the pod; without it holders have no names";
-    match listens(path) {
-        Listens::Yes => Line::ok(CHECK, format!("{shown} answers")),
-        Listens::Absent => Line::warn(CHECK, format!("{shown} is not there"), fix),
-        Listens::No(why) => Line::warn(CHECK, format!("{shown} does not answer: {why}"), fix),
-        Listens::NoSocket => {
-            Line::fail(CHECK, format!("{shown} is no socket"), "delete it and restart the kubelet")
-        }
-    }
-}
-
-enum Listens {
-    Yes,
-    Absent,
-    NoSocket,
-    No(std::io::Error),
-}
-
-fn listens(path: &Path) -> Listens {
-    match symlink_metadata(path) {
-        Err(_) => Listens::Absent,
-        Ok(about) if !about.file_type().is_socket() => Listens::NoSocket,
-        Ok(_) => UnixStream::connect(path).map_or_else(Listens::No, |_| Listens::Yes),
+    match socket_metadata(path) {
+        Ok(_) => match UnixStream::connect(path) {
+            Ok(_) => Line::ok(check, format!("{shown} answers")),
+            Err(error) => Line::warn(check, format!("{shown} does not answer: {error}"), start),
+        },
+        Err(NoSocket::Absent) => Line::warn(check, format!("{shown} is not there"), start),
+        Err(why @ NoSocket::DanglingLink) => Line::warn(check, format!("{shown} {why}"), why.advice()),
+        Err(why) => Line::fail(check, format!("{shown} {why}"), why.advice()),
     }
 }
 

@@ -1,10 +1,9 @@
 //! The stream that follows a registration: whether it comes, and what its end means.
 
-use super::{Plugin, Registration, Turn};
-use crate::kubelet::folder::{FileId, Seen};
-use std::time::Duration;
+use super::{Plugin, Registration};
+use crate::kubelet::folder::FileId;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 /// What follows a registration.
 pub(super) enum Watched {
@@ -12,83 +11,49 @@ pub(super) enum Watched {
     Yes,
     /// It does not.
     Not,
-    /// Another kubelet.sock, or none, is there now.
+    /// It closed the connection that it made when it registered us.
+    Left,
+}
+
+/// Why a registration has to be made again.
+pub(super) enum End {
+    /// The kubelet's stream ended.
+    Lost,
+    /// Another kubelet.sock is there.
     KubeletChanged,
 }
 
 impl Plugin {
-    /// Waits for the stream that follows a registration.
-    pub(super) async fn watched(&mut self, kubelet: FileId, within: Duration) -> Watched {
+    /// Waits for the stream that follows a registration. A kubelet that ends or restarts meanwhile
+    /// closes its connection; another kubelet.sock alone means nothing yet, since a living kubelet
+    /// that made it is about to ask, and a second Register would be poison to it.
+    pub(super) async fn watched(&self) -> Watched {
         let mut streams = self.desk.streams.subscribe();
+        let mut kubelets = self.desk.kubelets.subscribe();
         tokio::select! {
             biased;
             there = streams.wait_for(|n| *n > 0) => if there.is_ok() { Watched::Yes } else { Watched::Not },
-            turn = self.wait(kubelet, within) => match turn {
-                Turn::KubeletChanged => Watched::KubeletChanged,
-                Turn::Done => Watched::Not,
-            },
+            () = none_left(&mut kubelets) => Watched::Left,
+            () = sleep(self.settings.waits.watch_within) => Watched::Not,
         }
     }
 
-    /// The kubelet that took the registration has ended, or it made its socket anew and is about to ask:
-    /// to that one, two registrations at once would be poison.
-    pub(super) async fn asked_behind_a_new_socket(&mut self) -> bool {
-        let waits = &self.settings.waits;
+    /// Returns when the kubelet's stream has ended or another kubelet.sock is there. That there is
+    /// none means nothing: the kubelet that watches goes on watching.
+    pub(super) async fn watch_over(&mut self, kubelet: FileId) -> End {
         let mut streams = self.desk.streams.subscribe();
-        // The end of a process closes its connection at once, and a living kubelet has dialed by then.
-        let gone = async {
-            sleep(waits.settle).await;
-            if let Some(socket) = &self.socket {
-                socket.deserted().await;
-            }
-        };
-        let asked = tokio::select! {
+        tokio::select! {
             biased;
-            there = streams.wait_for(|n| *n > 0) => there.is_ok(),
-            () = gone => false,
-            () = sleep(waits.watch_within) => false,
-        };
-        if asked {
-            // Whether it is the same kubelet shows in whether the stream lives on: see `outlived`.
-            self.seen.mark_changed();
-        }
-        asked
-    }
-
-    /// Returns when the last stream has ended. A new kubelet.sock alone means nothing: a living
-    /// kubelet may make its socket anew and keep its clients.
-    pub(super) async fn watch_over(&mut self) {
-        let mut streams = self.desk.streams.subscribe();
-        let mut seen = self.seen.clone();
-        loop {
-            let now = tokio::select! {
-                () = none_left(&mut streams) => return,
-                now = next_kubelet(&mut seen) => now,
-            };
-            if now.is_some() && now != self.known_to && self.streams() > 0 {
-                self.outlived(now).await;
-            }
+            () = none_left(&mut streams) => End::Lost,
+            () = self.seen_until(|seen| seen.kubelet.is_ok_and(|id| id != kubelet)) => End::KubeletChanged,
         }
     }
 
-    /// The socket is another one while our stream lives. If it still lives after the time that
-    /// the end of a process takes to reach us, it is the same kubelet behind a new socket.
-    async fn outlived(&mut self, now: Option<FileId>) {
-        let mut streams = self.desk.streams.subscribe();
-        let ended = none_left(&mut streams);
-        if timeout(self.settings.waits.settle, ended).await.is_err() {
-            self.known_to = now;
-            tracing::info!(
-                resource = %self.desk.resource,
-                "the kubelet made its socket anew and keeps watching"
-            );
-        }
-    }
-
-    /// The stream is gone: soon after registering, again and again, means a rival.
+    /// The kubelet left: soon after registering, again and again, means another plugin for the same
+    /// resource.
     pub(super) async fn lost(&mut self, since: Instant) {
         let waits = self.settings.waits.clone();
-        let kubelet = self.seen.borrow().kubelet;
+        let kubelet = self.seen.borrow().kubelet.ok();
         if kubelet != self.known_to || since.elapsed() >= waits.quick_loss {
             self.quick_losses = 0;
         } else {
@@ -117,17 +82,8 @@ impl Plugin {
     }
 }
 
-/// Returns when the count is at nought.
-async fn none_left(count: &mut watch::Receiver<usize>) {
+/// Returns when the count is 0.
+pub(super) async fn none_left(count: &mut watch::Receiver<usize>) {
     // Its sender lives as long as the plugin.
     let _ = count.wait_for(|n| *n == 0).await;
-}
-
-/// The kubelet.sock of the next look that differs from the last one.
-async fn next_kubelet(seen: &mut watch::Receiver<Seen>) -> Option<FileId> {
-    if seen.changed().await.is_err() {
-        // The folder's watcher is gone, so we are being stopped.
-        std::future::pending::<()>().await;
-    }
-    seen.borrow_and_update().kubelet
 }

@@ -1,0 +1,333 @@
+//! Other programs of the node that connect to a plugin's socket: whatever they do there, the kubelet
+//! is registered with, and only the kubelet counts as the one that watches.
+
+use crate::kubelet_bench::{GPU, Node, Recipe, SOON, resource};
+use berth::kubelet::{Registration, Waits};
+use hyper_util::rt::TokioIo;
+use kubelet_standin::proto::v1beta1::Empty;
+use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
+use kubelet_standin::{Kubelet, PodSpec, Rpc};
+use sha2::{Digest as _, Sha256};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream as Blocking;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tonic::Status;
+use tonic::transport::Endpoint;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn socket(node: &Node) -> PathBuf {
+    let hex = format!("{:x}", Sha256::digest(GPU));
+    node.plugins_folder().join(format!("berth-{}.sock", &hex[..16]))
+}
+
+fn registers(kubelet: &Kubelet) -> u64 {
+    kubelet.calls(Rpc::Register, GPU).count
+}
+
+/// Restarts the kubelet, and shows how long after its start Berth registered.
+async fn restart(node: &Node, why: &str) {
+    let before = registers(&node.kubelet);
+    node.kubelet.restart().await.unwrap();
+    let there = Instant::now();
+    let again = |k: &Kubelet| registers(k) > before;
+    node.kubelet.wait_for("a registration with the new kubelet", SOON, again).await.unwrap();
+    println!("{why}: registered {:.1} ms after the new kubelet.sock", there.elapsed().as_secs_f64() * 1e3);
+    node.allocatable(GPU, 4).await;
+}
+
+/// A program that streams the devices, and opens the next stream when one ends, until it is dropped.
+struct Streaming {
+    task: tokio::task::JoinHandle<()>,
+    /// Lists that came, over all its streams.
+    lists: watch::Receiver<usize>,
+}
+
+impl Streaming {
+    /// With `asks_first`, it asks for the options before each stream, as a kubelet does.
+    fn begin(socket: &Path, asks_first: bool) -> Self {
+        let (count, lists) = watch::channel(0);
+        let socket = socket.to_owned();
+        let task = tokio::spawn(async move {
+            loop {
+                // However a stream ended, the next one is opened.
+                let _ = stream(&socket, asks_first, &count).await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+        Self { task, lists }
+    }
+
+    /// Waits for the next list.
+    async fn next_list(&mut self) {
+        tokio::time::timeout(SOON, self.lists.changed()).await.unwrap().unwrap();
+    }
+}
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn stream(socket: &Path, asks_first: bool, count: &watch::Sender<usize>) -> Result<(), Status> {
+    let path = socket.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
+    let mut client =
+        DevicePluginClient::new(channel.map_err(|error| Status::unavailable(error.to_string()))?);
+    if asks_first {
+        client.get_device_plugin_options(Empty {}).await?;
+    }
+    let mut lists = client.list_and_watch(Empty {}).await?.into_inner();
+    while lists.message().await?.is_some() {
+        count.send_modify(|n| *n += 1);
+    }
+    Ok(())
+}
+
+/// Every wait on a connection would be longer than the test.
+fn never_waits() -> Waits {
+    Waits {
+        exit_seen_within: MINUTE,
+        close_within: MINUTE,
+        settle: MINUTE,
+        silent_max: MINUTE,
+        ..Waits::default()
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_another_program_holds_open_does_not_delay_a_registration() {
+    let node = Recipe { waits: never_waits(), ..Recipe::default() }.node().await;
+    node.allocatable(GPU, 4).await;
+    restart(&node, "nobody else connected").await;
+    let mut streaming = Streaming::begin(&socket(&node), false);
+    for _ in 0..5 {
+        streaming.next_list().await;
+        restart(&node, "another program streams").await;
+    }
+    node.assert_harmless();
+}
+
+/// It may be taken for the kubelet where its call for the options falls into our Register.
+#[tokio::test]
+async fn a_program_that_behaves_like_a_kubelet_delays_a_registration_by_seconds_at_most() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    let mut streaming = Streaming::begin(&socket(&node), true);
+    streaming.next_list().await;
+    for _ in 0..3 {
+        restart(&node, "another program does as the kubelet does").await;
+    }
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_stream_of_another_program_is_not_taken_for_the_kubelets() {
+    let mut node = Recipe {
+        waits: Waits { watch_within: Duration::from_millis(200), ..Waits::default() },
+        ..Recipe::default()
+    }
+    .idle()
+    .await;
+    node.kubelet.start().await.unwrap();
+    node.kubelet.set_faults(|f| f.never_watch = true);
+    let mut streaming = Streaming::begin(&socket(&node), false);
+    node.start();
+    streaming.next_list().await;
+    let before = registers(&node.kubelet);
+    let again = |k: &Kubelet| registers(k) >= before + 2;
+    node.kubelet.wait_for("registrations that go on", SOON, again).await.unwrap();
+    let registrations = node.running.as_ref().unwrap().registrations();
+    let now = registrations.borrow().get(&resource(GPU)).cloned();
+    assert_eq!(now, Some(Registration::Registering { trouble: None }));
+    node.kubelet.set_faults(|f| f.never_watch = false);
+    node.allocatable(GPU, 4).await;
+}
+
+#[tokio::test]
+async fn the_loss_of_the_kubelets_stream_shows_beside_the_stream_of_another_program() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    let mut streaming = Streaming::begin(&socket(&node), false);
+    streaming.next_list().await;
+    node.kubelet.drop_stream(GPU);
+    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    node.allocatable(GPU, 4).await;
+    node.assert_harmless();
+}
+
+/// Threads that connect, send something, read until they are disconnected, and connect again.
+struct Crowd {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<u64>>,
+}
+
+impl Crowd {
+    fn begin(socket: &Path, size: usize, says: &'static [u8]) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let threads = (0..size).map(|_| {
+            let (stop, socket) = (Arc::clone(&stop), socket.to_owned());
+            std::thread::spawn(move || {
+                let mut connected = 0;
+                while !stop.load(Ordering::SeqCst) {
+                    let Ok(mut stream) = Blocking::connect(&socket) else {
+                        std::thread::sleep(Duration::from_millis(1));
+                        continue;
+                    };
+                    connected += 1;
+                    stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+                    let _ = stream.write_all(says);
+                    let mut bytes = [0; 1024];
+                    while !stop.load(Ordering::SeqCst) {
+                        match stream.read(&mut bytes) {
+                            Ok(1..) => {}
+                            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+                            // Closed or reset.
+                            Ok(0) | Err(_) => break,
+                        }
+                    }
+                }
+                connected
+            })
+        });
+        let threads = threads.collect();
+        Self { stop, threads }
+    }
+
+    /// Ends it; how often it connected.
+    fn end(self) -> u64 {
+        self.stop.store(true, Ordering::SeqCst);
+        self.threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    }
+}
+
+/// The begin of every HTTP/2 connection, and an empty SETTINGS frame.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_that_says_nothing_does_not_keep_the_kubelet_out() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    // The first is the one that was seen to do so; the others are more than there are slots.
+    for (size, says) in [(24, &b""[..]), (200, b""), (200, PREFACE)] {
+        let crowd = Crowd::begin(&socket(&node), size, says);
+        let before = registers(&node.kubelet);
+        // The kubelet's connection stays, and is of use.
+        let pod = PodSpec::new("default", "p").container("main", &[(GPU, 1)]);
+        let uid = pod.uid.clone();
+        node.kubelet.admit(pod).await.unwrap();
+        node.kubelet.delete(&uid);
+        assert_eq!(registers(&node.kubelet), before);
+        // It drops it, and gets through with the next one.
+        node.kubelet.drop_stream(GPU);
+        node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+        let dropped = Instant::now();
+        let served = |k: &Kubelet| k.is_served(GPU) && registers(k) > before;
+        node.kubelet.wait_for("the kubelet's next stream", SOON, served).await.unwrap();
+        println!("{size} silent connections: watched again after {} ms", dropped.elapsed().as_millis());
+        restart(&node, "beside silent connections").await;
+        println!("{} connections were made meanwhile", crowd.end());
+    }
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn streams_of_others_in_all_places_do_not_keep_the_kubelet_out() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    let mut all = Vec::new();
+    // More than a plugin has slots for connections.
+    for _ in 0..80 {
+        all.push(Streaming::begin(&socket(&node), false));
+    }
+    for streaming in &mut all {
+        streaming.next_list().await;
+    }
+    assert!(node.kubelet.is_served(GPU), "the kubelet's stream went for one of theirs");
+    assert_eq!(registers(&node.kubelet), 1);
+    restart(&node, "beside 80 streams").await;
+    node.assert_harmless();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_asks_nothing_is_closed_and_one_that_streams_is_not() {
+    let waits = Waits { silent_max: Duration::from_millis(300), ..Waits::default() };
+    let node = Recipe { waits, ..Recipe::default() }.node().await;
+    node.allocatable(GPU, 4).await;
+    let mut streaming = Streaming::begin(&socket(&node), true);
+    streaming.next_list().await;
+    // The begin of a HEADERS frame that never ends.
+    let half: Vec<u8> = [PREFACE, b"\0\0\xff\x01\x04\0\0\0\x01half"].concat();
+    for says in [&b""[..], b"GET / HTTP/1.1\r\n", PREFACE, &half] {
+        let path = socket(&node);
+        let says = says.to_owned();
+        let closed = tokio::task::spawn_blocking(move || {
+            let mut stream = Blocking::connect(path).unwrap();
+            stream.set_read_timeout(Some(SOON)).unwrap();
+            stream.write_all(&says).unwrap();
+            let began = Instant::now();
+            let mut bytes = Vec::new();
+            let end = stream.read_to_end(&mut bytes);
+            // A reset is an end, too; a timeout is none.
+            assert!(!end.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock), "it stays open");
+            began.elapsed()
+        });
+        println!("closed after {} ms", closed.await.unwrap().as_millis());
+    }
+    assert!(node.kubelet.is_served(GPU));
+    assert_eq!((registers(&node.kubelet), *streaming.lists.borrow()), (1, 1), "each has its first stream");
+    node.assert_harmless();
+}
+
+/// The right to connect is the socket's, and beside it only root and our own user are served.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_of_another_user_is_not_served() {
+    if !rustix::process::geteuid().is_root() {
+        println!("only root can be another user");
+        return;
+    }
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    let path = socket(&node);
+    // The other user may come to it.
+    let open = |path: &Path| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    };
+    path.ancestors().take(3).for_each(open);
+    let refused = tokio::task::spawn_blocking(move || {
+        // Of this thread alone; it ends below.
+        std::thread::spawn(move || {
+            as_nobody();
+            let mut stream = Blocking::connect(path).unwrap();
+            stream.set_read_timeout(Some(SOON)).unwrap();
+            let _ = stream.write_all(PREFACE);
+            let mut bytes = Vec::new();
+            let end = stream.read_to_end(&mut bytes);
+            assert!(!end.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock), "it stays open");
+            bytes
+        })
+        .join()
+        .unwrap()
+    });
+    assert_eq!(refused.await.unwrap(), b"", "it was answered");
+    assert!(node.kubelet.is_served(GPU));
+}
+
+/// Makes the calling thread act as user 65534.
+fn as_nobody() {
+    use rustix::process::Uid;
+    let (keep, nobody) = (None, Some(Uid::from_raw(65_534)));
+    rustix::thread::set_thread_res_uid(keep, nobody, keep).unwrap();
+}

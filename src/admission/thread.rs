@@ -140,8 +140,13 @@ pub(super) struct Inboxes {
 
 impl Worker {
     /// Works until the front ends have gone.
+    ///
+    /// Offers are asked for by themselves only after the start has asked for the first ones: until then what
+    /// pods hold is not adopted and the stack of the configuration is not active, and what the baseline
+    /// offers meanwhile would stay listed beside the stack's own devices for as long as any id does (I10).
     pub(super) fn run(&self, inboxes: &Inboxes) {
         let mut ask_at: Option<Instant> = None;
+        let mut offering = false;
         loop {
             let timer = ask_at.map_or_else(never, |at| after(at.saturating_duration_since(Instant::now())));
             select_biased! {
@@ -150,10 +155,19 @@ impl Worker {
                     Err(_) => return,
                 },
                 recv(inboxes.other) -> job => match job {
-                    Ok((span, job)) => span.in_scope(|| self.other_job(job)),
+                    Ok((span, job)) => {
+                        if matches!(job, OtherJob::Offer { .. } | OtherJob::Activate { .. }) && !offering {
+                            offering = true;
+                            // First offers that change nothing wake nobody, and a policy may have asked to be
+                            // asked again.
+                            ask_at = Some(Instant::now() + GATHER);
+                        }
+                        span.in_scope(|| self.other_job(job));
+                    }
                     Err(_) => return,
                 },
                 recv(inboxes.nudge) -> nudged => match nudged {
+                    Ok(()) if !offering => {}
                     Ok(()) => {
                         let soon = Instant::now() + GATHER;
                         ask_at = Some(ask_at.map_or(soon, |at| at.min(soon)));

@@ -196,6 +196,10 @@ class ControlPlane:
         """How many devices of a resource the scheduler sees on the node."""
         return int(self.node()["status"].get("allocatable", {}).get(resource, "0"))
 
+    def capacity(self, resource: str) -> int:
+        """How many devices of a resource the kubelet has been shown, unhealthy ones among them."""
+        return int(self.node()["status"].get("capacity", {}).get(resource, "0"))
+
     def pods(self) -> list[dict]:
         """The pods of the cases, as the API server has them."""
         return self.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]

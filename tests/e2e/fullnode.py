@@ -15,9 +15,33 @@ from scenario import Scenario
 SCHEDULE_SECONDS = 60
 #: Two rounds 5 s apart, 30 s after the grant, and until the scheduler has heard of it.
 FREED_SECONDS = 60
+#: The kubelet writes its status every second; an id that leaves the list would be shown for 60 s.
+FIRST_LIST_SECONDS = 10
 #: Quiet time of the fault cases, and how much later at most the GPU is back.
 QUIET_SECONDS = 10
 BACK_SECONDS = 20
+
+
+def first_list(bench: Bench) -> None:
+    """On a new node the kubelet is shown the stack's devices from its first list on, and no other resource."""
+    resource, wanted = bench.resource, bench.berth.setup.gpus * bench.berth.setup.shares
+    end = time.monotonic() + FIRST_LIST_SECONDS
+    capacity = 0
+    while time.monotonic() < end:
+        capacity = bench.node.cluster.capacity(resource)
+        # None until the kubelet writes its first status with them.
+        if capacity not in (0, wanted):
+            raise Trouble(f"the node has {capacity} {resource}, the stack offers {wanted}")
+        time.sleep(0.2)
+    if capacity != wanted:
+        raise Trouble(f"the node has {capacity} {resource} after {FIRST_LIST_SECONDS} s, the stack offers {wanted}")
+    bench.allocatable({resource: wanted})
+    foreign = [r for r in (WHOLE, SHARED) if r != resource and bench.node.kubelet.registrations_ms(r)]
+    if foreign:
+        raise Trouble(f"the kubelet was told of {foreign}, which the stack does not offer")
+    pod = bench.pod("first", {"main": 4})
+    bench.start(pod)
+    bench.gpus_seen(pod, "main")
 
 
 def both(bench: Bench) -> None:
@@ -387,6 +411,18 @@ _ENDS = {
 _API_SERVER = [("serve", "--kubeconfig")]
 
 SCENARIOS = [
+    Scenario(
+        "first list",
+        Setup(gpus=8, shares=10, shares_as=WHOLE),
+        {"a new node with ten shares a GPU has 80 devices from the first list on": first_list},
+        cluster=True,
+    ),
+    Scenario(
+        "first list, own name",
+        Setup(gpus=8, shares=10),
+        {"the same under a name of their own, and no other resource is registered": first_list},
+        cluster=True,
+    ),
     Scenario(
         "both",
         Setup(gpus=2, mixed="both"),

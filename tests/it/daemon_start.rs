@@ -11,6 +11,7 @@ use kubelet_standin::proto::v1::ListPodResourcesRequest;
 use kubelet_standin::proto::v1::pod_resources_lister_client::PodResourcesListerClient;
 use kubelet_standin::{Kubelet, Rpc, TinyPlugin};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -72,6 +73,34 @@ async fn an_unreadable_checkpoint_is_waited_for_before_the_first_registration() 
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
     assert!(readiness(&serving).0);
     assert_eq!(house.kubelet.anomalies(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_list_is_the_stacks_and_its_shares_are_packed_at_once() {
+    for name in [WHOLE, "nvidia.com/gpu.tenth"] {
+        let parameters = format!("{{ replicas: 10, resource: {name} }}");
+        let permissions = format!("{{ shareMax: 10, resources: [{name}] }}");
+        let stack = format!(
+            "stack: [{{ policy: binpack }}, {{ policy: timeslice, parameters: {parameters}, permissions: {permissions} }}]"
+        );
+        let house = House::of(&format!("gpus: sim:8xt4\n{stack}")).await;
+        let _serving = house.serve();
+        let first = |k: &Kubelet| k.capacity(name).is_some_and(|devices| devices > 0);
+        house.kubelet.wait_for("the first list", SOON, first).await.unwrap();
+        assert_eq!(house.kubelet.capacity(name), Some(80));
+        house.kubelet.wait_allocatable(name, 80, SOON).await.unwrap();
+        let uid = house.start("a", name, 4).await.unwrap();
+        let gpus: BTreeSet<String> =
+            house.kubelet.held(&uid, "main", name).iter().map(|id| gpu_of(id)).collect();
+        assert_eq!(gpus.len(), 1, "four shares of one GPU");
+        assert_eq!(house.kubelet.capacity(name), Some(80));
+        assert_eq!(house.kubelet.resources(), BTreeSet::from([name.to_owned()]));
+        assert_eq!(house.kubelet.anomalies(), []);
+    }
+}
+
+fn gpu_of(id: &str) -> String {
+    id.split("::").next().unwrap().to_owned()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

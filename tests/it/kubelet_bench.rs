@@ -90,6 +90,19 @@ pub(crate) fn gpu(n: u32) -> PartId {
 impl Recipe {
     /// The node, its daemon part not started yet and no kubelet running.
     pub(crate) async fn idle(self) -> Node {
+        let policy = self.policy;
+        let node = self.looked().await;
+        match policy {
+            Some(told) => node.activate(told).await,
+            None => {
+                node.door.reoffer().await.unwrap();
+            }
+        }
+        node
+    }
+
+    /// The same whose GPUs were found and nothing else: no stack is active, no offers were asked for.
+    pub(crate) async fn looked(self) -> Node {
         let folder = tempfile::tempdir().unwrap();
         let mut options = Options::new(folder.path());
         (self.kubelet)(&mut options);
@@ -124,12 +137,6 @@ impl Recipe {
             _folder: folder,
         };
         node.look(&[]).await;
-        match self.policy {
-            Some(told) => node.activate(told).await,
-            None => {
-                node.door.reoffer().await.unwrap();
-            }
-        }
         node
     }
 

@@ -15,6 +15,7 @@ use crate::admission::{Attempt, Door, Granted};
 use crate::config::Edits;
 use crate::figures::{CODES, Rpc};
 use crate::keeper::AskError;
+use crate::kernel::allocation::Allocation;
 use crate::kernel::names::{DeviceId, Resource};
 use crate::kernel::policy::{AdmitRequest, PlaceRequest};
 use crate::spans;
@@ -118,10 +119,7 @@ impl DevicePlugin for Service {
         let requests = request.into_inner().container_requests;
         let granted = async {
             check_containers(requests.len())?;
-            let mut container_responses = Vec::new();
-            for request in &requests {
-                container_responses.push(self.0.allocate(request).await?);
-            }
+            let container_responses = self.0.allocate(&requests).await?;
             Ok(Response::new(AllocateResponse { container_responses }))
         };
         self.0.counted(Rpc::Allocate, granted).await
@@ -255,27 +253,31 @@ impl Desk {
             .collect()
     }
 
+    /// One grant for all containers of the call, or none. Each container's answer names its own devices, and all
+    /// carry the id of the one allocation.
     async fn allocate(
         &self,
-        request: &ContainerAllocateRequest,
-    ) -> Result<ContainerAllocateResponse, Status> {
+        requests: &[ContainerAllocateRequest],
+    ) -> Result<Vec<ContainerAllocateResponse>, Status> {
         let ledger = self.door.snapshot();
-        let admit = parse::admit(&ledger, &self.resource, request).map_err(|error| {
+        let (admit, containers) = parse::admit(&ledger, &self.resource, requests).map_err(|error| {
             self.door.figures().kubelet.refused_allocate("badRequest");
             status::bad_request(&error)
         })?;
-        let granted = self.grant(admit).await.map_err(|error| {
+        let Granted { allocation, snapshot } = self.grant(admit).await.map_err(|error| {
             self.door.figures().kubelet.refused_allocate(error.kind());
             tracing::warn!(resource = %self.resource, %error, "no grant");
             status::declined(&self.resource, &error)
         })?;
-        let allocation = &granted.allocation;
         spans::granted(&allocation.id);
         tracing::info!(
             allocation = %allocation.id, resource = %self.resource, devices = ?allocation.devices,
             "granted"
         );
-        Ok(convert::response(allocation, &granted.snapshot, &self.edits))
+        let answer = |devices| {
+            convert::response(&Allocation { devices, ..allocation.clone() }, &snapshot, &self.edits)
+        };
+        Ok(containers.into_iter().map(answer).collect())
     }
 
     /// Asks once, and once more after a round where a holder may have left unnoticed.

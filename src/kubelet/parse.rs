@@ -34,20 +34,32 @@ pub(super) enum BadRequest {
     BadSize { resource: Resource, size: i32 },
 }
 
-/// Allocate for one container: known devices, each once, sorted, at least one.
+/// One Allocate: what is granted, which is what its containers name together, and what each of them names. Known
+/// devices, each once, sorted, at least one a container.
+///
+/// The API lets a call name several containers, which then are of one pod; a device that two of them name is
+/// granted once.
 pub(super) fn admit(
     ledger: &Ledger,
     resource: &Resource,
-    request: &ContainerAllocateRequest,
-) -> Result<AdmitRequest, BadRequest> {
-    let devices = ids(resource, &request.devices_ids)?;
-    if devices.is_empty() {
-        return Err(BadRequest::NoDevice { resource: resource.clone() });
+    requests: &[ContainerAllocateRequest],
+) -> Result<(AdmitRequest, Vec<Vec<DeviceId>>), BadRequest> {
+    let mut all = BTreeSet::new();
+    let mut containers = Vec::new();
+    for request in requests {
+        let devices = ids(resource, &request.devices_ids)?;
+        if devices.is_empty() {
+            return Err(BadRequest::NoDevice { resource: resource.clone() });
+        }
+        if let Some(id) = devices.iter().find(|id| ledger.device(resource, id).is_none()) {
+            return Err(BadRequest::Unknown { resource: resource.clone(), id: id.clone() });
+        }
+        containers.push(devices.iter().cloned().collect());
+        all.extend(devices);
     }
-    if let Some(id) = devices.iter().find(|id| ledger.device(resource, id).is_none()) {
-        return Err(BadRequest::Unknown { resource: resource.clone(), id: id.clone() });
-    }
-    Ok(AdmitRequest { resource: resource.clone(), devices: devices.into_iter().collect() })
+    check_count(resource, all.len())?;
+    let request = AdmitRequest { resource: resource.clone(), devices: all.into_iter().collect() };
+    Ok((request, containers))
 }
 
 /// GetPreferredAllocation for one container. Well-formed ids that are not listed any more are left
@@ -71,14 +83,16 @@ pub(super) fn place(
     })
 }
 
-fn ids(resource: &Resource, given: &[String]) -> Result<BTreeSet<DeviceId>, BadRequest> {
-    if given.len() > DEVICES_PER_ALLOCATION_MAX {
-        return Err(BadRequest::TooManyDevices {
-            resource: resource.clone(),
-            given: given.len(),
-            limit: DEVICES_PER_ALLOCATION_MAX,
-        });
+fn check_count(resource: &Resource, given: usize) -> Result<(), BadRequest> {
+    let limit = DEVICES_PER_ALLOCATION_MAX;
+    match given > limit {
+        true => Err(BadRequest::TooManyDevices { resource: resource.clone(), given, limit }),
+        false => Ok(()),
     }
+}
+
+fn ids(resource: &Resource, given: &[String]) -> Result<BTreeSet<DeviceId>, BadRequest> {
+    check_count(resource, given.len())?;
     let mut ids = BTreeSet::new();
     for text in given {
         let id = DeviceId::parse(text)

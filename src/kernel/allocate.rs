@@ -1,6 +1,6 @@
 //! The decision on an Allocate: what is granted, and every reason why not.
 
-use super::allocation::{Allocation, Decision, Holder, LIVE_ALLOCATIONS_MAX};
+use super::allocation::{Allocation, Decision, EndReason, Holder, LIVE_ALLOCATIONS_MAX};
 use super::breaker;
 use super::change::{Change, Entry};
 use super::command::{Attempt, Rules, StackAnswer};
@@ -11,6 +11,8 @@ use super::names::{AllocationId, DeviceId, PartId};
 use super::part_state::{Device, PartState, Taken};
 use super::policy::{AdmitRequest, Terms};
 use super::refusal::Refusal;
+use super::round::end_changes;
+use super::supersede::superseded;
 use super::time::Now;
 use std::collections::BTreeMap;
 
@@ -37,6 +39,12 @@ pub fn allocate(ledger: &Ledger, rules: &Rules, asked: Asked<'_>, now: Now) -> V
     let refusal = match judged {
         Ok((by, terms)) => {
             changes.push(Change::Granted(grant(ledger, request, by, terms, now)));
+            // After it: a device that is held all along is never idle.
+            let ends: Vec<_> =
+                superseded(ledger, request).into_iter().map(|id| (id, EndReason::Superseded)).collect();
+            if !ends.is_empty() {
+                changes.extend(end_changes(ledger, rules, &ends, &[]));
+            }
             if ledger.breakers.contains_key(&request.resource) {
                 changes.push(Change::BreakerTurned { resource: request.resource.clone(), breaker: None });
             }

@@ -5,7 +5,8 @@ use super::names::{AllocationId, DeviceId, DeviceKey, Resource};
 /// Most devices of one allocation: every device of the largest node (16 GPUs x 128).
 pub const DEVICES_PER_ALLOCATION_MAX: usize = 2048;
 /// Most live allocations of a node. The kubelet runs at most a few hundred pods; 16 GPUs x 128
-/// devices can be held by at most 2048 containers, twice over while overlaps are settled.
+/// devices can be held by at most 2048 containers, twice over while overlaps are settled. Grants end
+/// older records before it is reached ([`super::supersede::CROWDED_ALLOCATIONS`]).
 pub const LIVE_ALLOCATIONS_MAX: usize = 4096;
 
 /// Who decided what was taken over rather than granted.
@@ -135,7 +136,8 @@ pub enum EndReason {
     /// Two rounds agreed that its pod is gone, by the word of who knows all pods: the kubelet's
     /// checkpoint could not be read, and may show it once more when it can.
     PodGone,
-    /// A later allocation of the same devices lives, and this one is nowhere.
+    /// A later allocation of the same devices lives, and this one is nowhere or older than the newest few
+    /// records of a device ([`super::supersede`]).
     Superseded,
     /// An operator said so.
     Operator,

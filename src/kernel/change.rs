@@ -14,6 +14,7 @@ use super::policy::PolicyVersion;
 use super::process::ProcessTable;
 use super::reconcile::Sighting;
 use super::stack::Stack;
+use super::stuck::Stuck;
 use super::time::Now;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -120,6 +121,8 @@ pub enum Change {
         /// Why ends are withheld, if they are.
         hold: Option<Arc<str>>,
     },
+    /// What keeps allocations from ending is something else, or nothing.
+    EvidenceStuck(Option<Arc<Stuck>>),
     /// The pods of this node are others.
     PodsSeen(Arc<PodsView>),
     /// What came of asking pods to leave, by UID.
@@ -170,6 +173,7 @@ impl Change {
             | Self::HealthTurned { .. }
             | Self::Emptied { .. }
             | Self::Sighted { .. }
+            | Self::EvidenceStuck(_)
             | Self::PodsSeen(_)
             | Self::Evicting(_)
             | Self::BreakerTurned { .. } => false,

@@ -19,6 +19,10 @@ pub(super) struct Evidence {
     pub(super) under_another_id: bool,
     /// `List` shows its pod, or it has no pod to look for.
     pub(super) listed: bool,
+    /// The checkpoint names it, or `List` its pod.
+    pub(super) names: bool,
+    /// The account that would name it answered: `List` where its pod's name is known, else the checkpoint.
+    pub(super) can_name: bool,
 }
 
 impl Evidence {
@@ -93,6 +97,8 @@ pub(super) fn evidence(
     let by_other_pod = |c: &&Checkpointed| known.pod_uid.as_ref().is_some_and(|uid| *uid != c.pod_uid);
     Evidence {
         by_id: own.is_some(),
+        names: claim.is_some() || listed,
+        can_name: if known.pod.is_some() { list.is_some() } else { view.checkpoint.is_some() },
         by_device: !on_devices.is_empty(),
         under_another_pod: !on_devices.is_empty() && on_devices.iter().all(by_other_pod),
         under_another_id: !on_devices.is_empty()

@@ -37,6 +37,11 @@ enum Op {
         resource: usize,
         device: usize,
     },
+    /// A client that is no kubelet asks for the same devices so many times.
+    Foreign {
+        which: usize,
+        times: usize,
+    },
     Round {
         list: bool,
         checkpoint: bool,
@@ -118,6 +123,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => any::<usize>().prop_map(|which| Op::Reissue { which }),
         4 => any::<usize>().prop_map(|which| Op::Stop { which }),
         1 => (0usize..3, any::<usize>()).prop_map(|(resource, device)| Op::Odd { resource, device }),
+        2 => (any::<usize>(), 1usize..12).prop_map(|(which, times)| Op::Foreign { which, times }),
         8 => (prop::bool::weighted(0.8), prop::bool::weighted(0.8), prop::bool::weighted(0.8)).prop_map(|(list, checkpoint, fresh)| Op::Round { list, checkpoint, fresh }),
         1 => Just(Op::RestartKubelet),
         8 => prop_oneof![Just(100u64), Just(6_000), Just(31_000), Just(61_000)].prop_map(|ms| Op::Wait { ms }),

@@ -2,18 +2,20 @@
 //! after every step of random histories ([`super::histories`]). I8 and I9 concern policies' answers:
 //! see the stack's tests. I7 is checked where a history asks again for what a pod holds.
 
-use super::allocation::{ADOPTED, EndReason};
+use super::allocation::{ADOPTED, Allocation, EndReason};
 use super::change::{Change, Entry};
-use super::command::Rules;
+use super::command::{Command, Rules};
 use super::histories::Held;
 use super::history::HistoryLimit;
 use super::ledger::Ledger;
 use super::listing::{Listed, listing};
-use super::names::PartId;
+use super::names::{AllocationId, PartId};
 use super::offer::Consumes;
 use super::part_state::Standing;
+use super::pods::Fate;
 use super::record::{Record, RecordKey, records};
 use super::restore::{carry_over, restore};
+use super::supersede::RECORDS_PER_DEVICE;
 use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -132,6 +134,52 @@ pub(super) fn i6_nothing_that_lives_ends(before: &Ledger, entry: &Entry, pods: &
             None => Some(&p.uid) == ended.holder.pod_uid.as_ref() && p.devices == ended.devices,
         };
         assert!(!pods.iter().any(holds), "I6: {id} ended as {reason:?} but its pod lives");
+    }
+}
+
+/// I6: what a grant supersedes has newer records on each of its devices, none of which becomes free; it is not
+/// shown running, and of records that nobody can judge no more are left than the newest few of a device.
+pub(super) fn i6_a_grant_ends_only_what_newer_ones_hold(
+    before: &Ledger,
+    after: &Ledger,
+    command: &Command,
+    entry: &Entry,
+) {
+    let Command::Allocate { request, .. } = command else { return };
+    let newer = |ledger: &Ledger, allocation: &Allocation| -> Vec<Vec<AllocationId>> {
+        let newer = |key| {
+            let holders = ledger.holders_of(&key);
+            let at = holders.iter().position(|id| *id == allocation.id).map_or(0, |at| at + 1);
+            holders[at..].to_vec()
+        };
+        allocation.keys().map(newer).collect()
+    };
+    for change in &entry.changes {
+        let Change::Ended { id, reason } = change else { continue };
+        assert_eq!(*reason, EndReason::Superseded, "I6: {id} ended by a grant");
+        let ended = &before.live[id];
+        for (device, newer) in ended.devices.iter().zip(newer(before, ended)) {
+            let left = newer.iter().any(|id| after.live.contains_key(id));
+            assert!(left || request.devices.contains(device), "I6: {device} became free with {id}");
+        }
+        let alive = before.fate_of(ended) == Fate::Alive;
+        let same_pod = |a: &Allocation| match (&a.holder.pod_uid, &ended.holder.pod_uid) {
+            (Some(a), Some(b)) => a == b,
+            _ => a.holder.pod.is_some() && a.holder.pod == ended.holder.pod,
+        };
+        let of_pod =
+            |newer: Vec<AllocationId>| newer.iter().any(|id| after.live.get(id).is_some_and(|a| same_pod(a)));
+        assert!(
+            !alive || newer(before, ended).into_iter().all(of_pod),
+            "I6: {id} ended and its pod is alive"
+        );
+    }
+    let holders = |id| after.device(&request.resource, id).map_or(&[][..], |device| &device.holders);
+    for id in request.devices.iter().flat_map(holders) {
+        let allocation = &after.live[id];
+        let newer = newer(after, allocation);
+        let old = newer.iter().all(|n| !n.is_empty()) && newer.iter().any(|n| n.len() >= RECORDS_PER_DEVICE);
+        assert!(!old || !allocation.holder.is_unknown(), "I6: {id} piles up");
     }
 }
 

@@ -20,6 +20,7 @@ use super::policy::PolicyVersion;
 use super::process::ProcessTable;
 use super::reconcile::Sighting;
 use super::stack::{PastStacks, Stack, keep_past};
+use super::stuck::Stuck;
 use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -76,6 +77,8 @@ pub struct Ledger {
     pub evictions: Arc<BTreeMap<String, Asked>>,
     /// Why ends are withheld, if they are (section 5: all vanished across a kubelet restart).
     pub hold: Option<Arc<str>>,
+    /// What keeps allocations from ending, where that has lasted.
+    pub stuck: Option<Arc<Stuck>>,
     /// When kubelet.sock was created under which a live allocation was last seen, milliseconds
     /// since 1970; kept over restarts of the daemon.
     pub kubelet_seen_wall_ms: Option<u64>,
@@ -217,6 +220,7 @@ impl Ledger {
                 self.sightings = Arc::clone(sightings);
                 self.hold.clone_from(hold);
             }
+            Change::EvidenceStuck(stuck) => self.stuck.clone_from(stuck),
             Change::PodsSeen(view) => self.pods = Some(Arc::clone(view)),
             Change::Evicting(evictions) => self.evictions = Arc::clone(evictions),
             Change::KubeletSeen(created_wall_ms) => self.kubelet_seen_wall_ms = Some(*created_wall_ms),

@@ -52,6 +52,8 @@ pub mod restore;
 pub mod round;
 pub mod running;
 pub mod stack;
+pub mod stuck;
+pub mod supersede;
 pub mod time;
 pub mod trust;
 pub mod words;

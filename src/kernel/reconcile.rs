@@ -12,6 +12,7 @@ use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, Resource};
 use super::pods::Fate;
 use super::running::Shown;
+use super::stuck::SourceError;
 use super::time::{Now, Timing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,6 +31,8 @@ pub struct RoundView {
     /// Whether the checkpoint was written after the round began. A stale one can only show too
     /// much.
     pub fresh: bool,
+    /// Which account could not be had, and since when.
+    pub source_error: Option<SourceError>,
     /// Take over what pods hold under our names and we do not know (before the first
     /// registration only).
     pub adopt: bool,
@@ -94,19 +97,29 @@ pub struct Sighting {
     pub kubelet_wall_ms: Option<u64>,
     /// What the kubelet's accounts showed when each was last read; `None` before the first reading since then.
     pub shown: Option<Shown>,
+    /// Whether the kubelet named it, by its id or by its pod, when an account that can do so was last read. Devices
+    /// alone do not count: they may be another allocation's.
+    pub named: bool,
 }
 
 impl Sighting {
     /// Of an allocation that is granted now.
     #[must_use]
     pub fn granted(now: Now) -> Self {
-        Self { since_mono_ms: now.mono_ms, missed_mono_ms: None, kubelet_wall_ms: None, shown: None }
+        Self {
+            since_mono_ms: now.mono_ms,
+            missed_mono_ms: None,
+            kubelet_wall_ms: None,
+            shown: None,
+            named: false,
+        }
     }
 
-    /// Of one that was read back from the store.
+    /// Of one that was read back from the store. Where its holder is known, a source has shown it once, and none
+    /// was asked since.
     #[must_use]
-    pub fn restored(now: Now) -> Self {
-        Self::granted(now)
+    pub fn restored(holder: &Holder, now: Now) -> Self {
+        Self { named: !holder.is_unknown(), ..Self::granted(now) }
     }
 }
 
@@ -139,7 +152,8 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
     let mut missed = Vec::new();
     let mut seen_any = false;
     for (id, allocation) in ledger.live.iter() {
-        let mut sighting = ledger.sightings.get(id).copied().unwrap_or_else(|| Sighting::restored(now));
+        let sighting = ledger.sightings.get(id).copied();
+        let mut sighting = sighting.unwrap_or_else(|| Sighting::restored(&allocation.holder, now));
         // A miss of before a kubelet restart does not count as one of the two.
         let restarted_ms = view.kubelet.map_or(0, |k| k.created_mono_ms);
         sighting.missed_mono_ms = sighting.missed_mono_ms.filter(|missed| *missed >= restarted_ms);
@@ -160,6 +174,7 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
             sighting.missed_mono_ms = None;
             sighting.kubelet_wall_ms = view.kubelet.map(|k| k.created_wall_ms).or(sighting.kubelet_wall_ms);
         }
+        sighting.named = evidence.names || (sighting.named && !evidence.can_name);
         if allocation.overlapped && evidence.by_id && newest_shares_pod(ledger, allocation, view) {
             plan.settled.push(*id);
         }

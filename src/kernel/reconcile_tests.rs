@@ -107,6 +107,7 @@ fn view(when: u64, checkpoint: Vec<Checkpointed>, held: Vec<ListedHold>) -> Roun
         }),
         checkpoint: Some(checkpoint),
         fresh: true,
+        source_error: None,
         adopt: false,
     }
 }

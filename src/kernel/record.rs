@@ -241,6 +241,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         | Change::Emptied { .. }
         | Change::Sighted { .. }
         | Change::ProcessesSeen(_)
+        | Change::EvidenceStuck(_)
         | Change::PodsSeen(_)
         | Change::Evicting(_)
         | Change::BreakerTurned { .. } => {}

@@ -69,7 +69,8 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
         }
     }
     stack.entries = entries.into_values().collect();
-    ledger.sightings = Arc::new(live.keys().map(|id| (*id, Sighting::restored(now))).collect());
+    ledger.sightings =
+        Arc::new(live.iter().map(|(id, a)| (*id, Sighting::restored(&a.holder, now))).collect());
     let held: Vec<Arc<Allocation>> = live.values().cloned().collect();
     held.iter().for_each(|a| restore_holders(&mut ledger, a));
     ledger.live = Arc::new(live);
@@ -141,6 +142,7 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
     restored.processes = Arc::clone(&old.processes);
     restored.breakers = Arc::clone(&old.breakers);
     restored.hold.clone_from(&old.hold);
+    restored.stuck.clone_from(&old.stuck);
     restored.pods.clone_from(&old.pods);
     restored.evictions = Arc::clone(&old.evictions);
     for (id, state) in &mut restored.parts {

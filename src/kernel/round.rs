@@ -8,6 +8,7 @@ use super::names::{AllocationId, DeviceId, PartId, Resource};
 use super::offer::claim_share;
 use super::part_state::Device;
 use super::reconcile::{Checkpointed, RoundView, plan};
+use super::stuck::after_round;
 use super::time::Now;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,11 +17,15 @@ use std::sync::Arc;
 #[must_use]
 pub fn observe(ledger: &Ledger, view: &RoundView, rules: &Rules, now: Now) -> Vec<Change> {
     let plan = plan(ledger, view, &rules.timing, now);
+    let stuck = after_round(ledger, view, &plan, &rules.timing, now);
     let mut changes: Vec<Change> =
         plan.learned.into_iter().map(|(id, holder)| Change::Learned { id, holder }).collect();
     changes.extend(plan.settled.into_iter().map(Change::Settled));
     if let Some(seen) = plan.kubelet_seen_wall_ms.filter(|s| Some(*s) != ledger.kubelet_seen_wall_ms) {
         changes.push(Change::KubeletSeen(seen));
+    }
+    if stuck.as_ref() != ledger.stuck.as_deref() {
+        changes.push(Change::EvidenceStuck(stuck.map(Arc::new)));
     }
     if plan.sightings != *ledger.sightings || plan.hold != ledger.hold {
         changes.push(Change::Sighted { sightings: Arc::new(plan.sightings), hold: plan.hold });

@@ -2,13 +2,15 @@
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
 use berth::config::{DeviceListStrategy, Edits};
+use berth::kernel::allocation::EndReason;
+use berth::kernel::supersede::RECORDS_PER_DEVICE;
 use hyper_util::rt::TokioIo;
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use kubelet_standin::proto::v1beta1::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest,
     PreferredAllocationRequest,
 };
-use kubelet_standin::{AdmissionError, PodSpec, Rpc};
+use kubelet_standin::{AdmissionError, CheckpointMode, PodSpec, Rpc};
 use std::collections::BTreeSet;
 use tokio::net::UnixStream;
 use tonic::Code;
@@ -383,4 +385,80 @@ async fn a_restarted_container_costs_no_call() {
     assert_eq!(Some(again), before);
     assert_eq!(node.kubelet.calls(Rpc::Allocate, GPU).count, 1);
     assert_eq!(node.kubelet.calls(Rpc::PreStartContainer, GPU).count, 0);
+}
+
+/// One call for containers that name these devices each.
+fn together(containers: &[&[&str]]) -> AllocateRequest {
+    let container_requests = containers.iter().flat_map(|ids| allocate(ids).container_requests).collect();
+    AllocateRequest { container_requests }
+}
+
+#[tokio::test]
+async fn containers_of_one_call_are_granted_together_or_not_at_all() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    let mut client = dial_whole(&node).await;
+    node.door.cordon(gpu(3), "ada".into(), String::new()).await.unwrap();
+    for (second, code) in [("GPU-9", Code::InvalidArgument), ("GPU-3", Code::FailedPrecondition)] {
+        let status = client.allocate(together(&[&["GPU-0"], &[second]])).await.unwrap_err();
+        assert_eq!(status.code(), code);
+        assert!(status.message().contains(second), "{status}");
+        assert!(node.live().is_empty(), "{second}");
+    }
+    let answer = client.allocate(together(&[&["GPU-0"], &["GPU-1", "GPU-2"]])).await.unwrap().into_inner();
+    let live = node.live();
+    assert_eq!((live.len(), live[0].devices.len()), (1, 3));
+    let of_container = |n: usize, key: &str| answer.container_responses[n].envs[key].clone();
+    assert_eq!(of_container(0, "NVIDIA_VISIBLE_DEVICES"), "GPU-0");
+    assert_eq!(of_container(1, "NVIDIA_VISIBLE_DEVICES"), "GPU-1,GPU-2");
+    for n in [0, 1] {
+        assert_eq!(of_container(n, "BERTH_ALLOCATION_ID_NVIDIA_COM_GPU"), live[0].id.to_string());
+    }
+}
+
+#[tokio::test]
+async fn a_device_that_containers_of_one_call_share_is_held_once() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    let mut client = dial_whole(&node).await;
+    let answer = client.allocate(together(&[&["GPU-0"][..]; 16])).await.unwrap().into_inner();
+    assert_eq!(answer.container_responses.len(), 16);
+    assert_eq!(node.live().len(), 1);
+    let many = client.allocate(together(&[&["GPU-0"][..]; 17])).await.unwrap_err();
+    assert_eq!(many.code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn without_evidence_the_same_gpus_are_granted_again_and_again_and_their_records_stay_few() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Frozen);
+    let mut client = dial_whole(&node).await;
+    for n in 0..200 {
+        client.allocate(allocate(&[&format!("GPU-{}", n % 4)])).await.unwrap();
+        assert!(node.live().len() <= 4 * RECORDS_PER_DEVICE, "{} after {n}", node.live().len());
+    }
+    let snapshot = node.door.snapshot();
+    assert!(snapshot.ended.iter().any(|past| past.end().reason == EndReason::Superseded));
+    assert!((0..4).all(|n| snapshot.part(&gpu(n)).unwrap().held()), "nothing became free");
+}
+
+#[tokio::test]
+async fn nothing_is_offered_before_the_start_asks_for_it() {
+    let node = Recipe::default().looked().await;
+    // Longer than changes of the ledger are gathered before offers are asked for.
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    assert!(
+        node.door.snapshot().resources().is_empty(),
+        "the baseline's offer would stay listed for a minute"
+    );
+    node.activate("shares=10").await;
+    let listed =
+        |node: &Node| node.door.snapshot().resources().iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(listed(&node), [SHARED]);
+    // From then on offers follow the node.
+    node.look_without(&[3], &[]).await;
+    node.look(&[]).await;
+    node.activate("whole").await;
+    node.wait("the new offer", |l| l.parts.values().all(|p| p.lines[0].resource.as_str() == GPU)).await;
 }

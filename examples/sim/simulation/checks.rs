@@ -11,6 +11,7 @@ use berth::kernel::drain::Drain;
 use berth::kernel::ledger::Ledger;
 use berth::kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth::kernel::record::{RecordKey, records};
+use berth::kernel::supersede::RECORDS_PER_DEVICE;
 use berth::kernel::time::Now;
 use std::collections::BTreeMap;
 
@@ -192,6 +193,7 @@ impl Checks {
                 self.violations.push(Violation::new("I4", what));
             }
             let holders = after.device(&allocation.resource, id).map_or(&[][..], |d| &d.holders);
+            self.note(bounded(after, id, holders));
             for older in holders.iter().filter(|h| **h != allocation.id) {
                 if after.live.get(older).is_some_and(|a| !a.overlapped) {
                     let what = format!("{older} still counts although {} has its {id}", allocation.id);
@@ -213,5 +215,19 @@ impl Checks {
             let what = format!("from generation {} to {}", before.generation, after.generation);
             self.violations.push(Violation::new("I11", what));
         }
+    }
+}
+
+/// I6: records that nobody can judge do not pile up on a device. Those that a grant must leave are known to a
+/// source, or alone on another of their devices.
+fn bounded(ledger: &Ledger, device: &DeviceId, holders: &[AllocationId]) -> Result<(), Violation> {
+    let old = holders.len().saturating_sub(RECORDS_PER_DEVICE);
+    let piled = holders[..old].iter().filter_map(|id| ledger.live.get(id)).filter(|allocation| {
+        let newest = |key| ledger.holders_of(&key).last() == Some(&allocation.id);
+        allocation.holder.is_unknown() && !allocation.keys().any(newest)
+    });
+    match piled.count() {
+        0 => Ok(()),
+        n => Err(Violation::new("I6", format!("{n} records of {device} pile up that no source knows"))),
     }
 }

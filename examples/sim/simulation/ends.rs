@@ -6,11 +6,12 @@ use super::violation::Violation;
 use berth::kernel::allocation::{ADOPTED, Allocation, EndReason};
 use berth::kernel::command::Command;
 use berth::kernel::ledger::Ledger;
-use berth::kernel::names::AllocationId;
+use berth::kernel::names::{AllocationId, DeviceId};
 use berth::kernel::pods::{PodsSource, PodsView, Stage};
 use berth::kernel::reconcile::{Checkpointed, RoundView};
+use berth::kernel::supersede::RECORDS_PER_DEVICE;
 use berth::kernel::time::{Now, Timing};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// What a round saw, and when in true time.
@@ -27,6 +28,8 @@ pub(crate) struct Sight {
 pub(crate) enum Cause {
     Round(Box<Sight>),
     Operator(AllocationId),
+    /// An Allocate.
+    Grant,
     Nothing,
 }
 
@@ -64,6 +67,8 @@ pub(crate) struct Ends {
     since_ms: BTreeMap<AllocationId, u64>,
     /// When good rounds began that missed each since it was last seen.
     missed_ms: BTreeMap<AllocationId, Vec<u64>>,
+    /// Those that the last round that saw anything named by their id.
+    shown: BTreeSet<AllocationId>,
     /// Commands of which nobody knows whether they were recorded.
     open: Vec<Cause>,
     /// The view of all pods that counts, and when its list was asked for in true time.
@@ -75,6 +80,7 @@ impl Ends {
     pub(crate) fn restarted(&mut self) {
         self.since_ms.clear();
         self.missed_ms.clear();
+        self.shown.clear();
         self.pods = None;
     }
 
@@ -101,12 +107,17 @@ impl Ends {
                 return Err(Violation::new("I5", format!("{id} is neither live nor ended")));
             };
             let causes = || self.open.iter().chain([cause]);
+            let superseded = |reason| reason == EndReason::Superseded && self.may_supersede(turn, allocation);
+            // Whoever lives on keeps its devices, by newer records.
+            if superseded(end.reason) && causes().any(|cause| matches!(cause, Cause::Grant)) {
+                continue;
+            }
             let may = |cause: &Cause| match cause {
                 Cause::Operator(who) => end.reason == EndReason::Operator && who == id,
                 Cause::Round(sight) => {
                     end.reason != EndReason::Operator && self.may_end(allocation, sight, timing)
                 }
-                Cause::Nothing => false,
+                Cause::Grant | Cause::Nothing => false,
             };
             if !causes().any(may) {
                 let what = format!("{id} ended as {} although no rule says so", end.reason.as_str());
@@ -170,7 +181,34 @@ impl Ends {
         }
     }
 
+    /// A grant ends what newer records hold wholly, many of them on some device, unless its pod is known to
+    /// run and holds nothing of it by a newer record.
+    fn may_supersede(&self, turn: &Turn<'_>, allocation: &Allocation) -> bool {
+        let Turn { before, after, .. } = *turn;
+        let left = |id: &DeviceId| after.device(&allocation.resource, id).map_or(&[][..], |d| &d.holders);
+        let held = allocation.devices.iter().all(|id| !left(id).is_empty());
+        let newer = |id: &DeviceId| {
+            let holders = before.device(&allocation.resource, id).map_or(&[][..], |d| &d.holders);
+            holders.iter().rev().take_while(|holder| **holder != allocation.id).count() + 1
+        };
+        let many = allocation.devices.iter().any(|id| newer(id) >= RECORDS_PER_DEVICE);
+        let since = self.since_ms.get(&allocation.id).copied().unwrap_or(u64::MAX / 2);
+        let runs = self.word(allocation, since) == Word::Alive || self.shown.contains(&allocation.id);
+        let pod = |a: &Allocation| (a.holder.pod_uid.clone(), a.holder.pod.clone());
+        let (uid, name) = pod(allocation);
+        let same = |holder: &AllocationId| {
+            after.live.get(holder).map(|a| pod(a)).is_some_and(|(other_uid, other_name)| {
+                (uid.is_some() && uid == other_uid) || (name.is_some() && name == other_name)
+            })
+        };
+        held && many && (!runs || allocation.devices.iter().all(|id| left(id).iter().any(same)))
+    }
+
     fn note(&mut self, before: &Ledger, sight: &Sight, timing: &Timing) {
+        if sight.view.list.is_some() || sight.view.checkpoint.is_some() {
+            let named = entries(sight).filter_map(|c| c.allocation);
+            self.shown = named.filter(|id| before.live.contains_key(id)).collect();
+        }
         for (id, allocation) in before.live.iter() {
             if entries(sight).any(|c| c.allocation == Some(*id)) {
                 self.missed_ms.remove(id);

@@ -47,6 +47,22 @@ pub(crate) enum Event {
         share: u32,
         twice: bool,
     },
+    /// A client that is no kubelet asks, so many times, for what a container holds, or for a device of a part.
+    Foreign {
+        which: u32,
+        held: bool,
+        times: u32,
+    },
+    /// One Allocate names two containers of a pod.
+    Pair {
+        resource: u32,
+        count: u32,
+        pick: u32,
+    },
+    /// From now on one of the kubelet's accounts is lost so, or none.
+    Evidence {
+        lost: Option<Lost>,
+    },
     /// The kubelet reads the newest device lists.
     Stream,
     KubeletStops,
@@ -235,6 +251,18 @@ pub(crate) enum Showing {
     KubeletPods,
     /// That is not heard any more.
     KubeletSilent,
+}
+
+/// How one of the kubelet's accounts is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Lost {
+    /// `List` does not answer.
+    List,
+    /// The checkpoint cannot be read.
+    Checkpoint,
+    /// It can be read, and is not written any more.
+    Stale,
 }
 
 /// How much of a round works.

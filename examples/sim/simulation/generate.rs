@@ -1,6 +1,6 @@
 //! From a seed to a run: what happens, and how often.
 
-use super::event::{CrashAt, DiskFault, Event, Fate, Look, Mood, Showing, StackLine};
+use super::event::{CrashAt, DiskFault, Event, Fate, Look, Lost, Mood, Showing, StackLine};
 use super::policies::KINDS;
 use super::rng::Rng;
 use super::views::has_sources;
@@ -21,7 +21,29 @@ pub(crate) fn events(seed: u64) -> Vec<Event> {
         let between = |event| std::iter::once(event).chain(rng.chance(40).then(|| sources(&mut rng)));
         events = events.into_iter().flat_map(between).collect();
     }
+    if loses_evidence(seed) {
+        let mut rng = Rng::new(seed.rotate_left(16) ^ 0xe71d);
+        let between = |event| std::iter::once(event).chain(rng.chance(20).then(|| evidence(&mut rng)));
+        events = events.into_iter().flat_map(between).collect();
+    }
     events
+}
+
+/// Whether a run has clients that are no kubelet, calls for several containers, and evidence that is lost.
+fn loses_evidence(seed: u64) -> bool {
+    !seed.is_multiple_of(3)
+}
+
+/// What only such runs have.
+fn evidence(rng: &mut Rng) -> Event {
+    match rng.below(12) {
+        0..=5 => Event::Foreign { which: rng.below(64), held: rng.chance(70), times: 1 + rng.below(12) },
+        6..=8 => Event::Pair { resource: rng.below(4), count: 2 + rng.below(2), pick: rng.below(64) },
+        9 => Event::Evidence { lost: None },
+        _ => Event::Evidence {
+            lost: Some(rng.of(&[Lost::List, Lost::Checkpoint, Lost::Checkpoint, Lost::Stale])),
+        },
+    }
 }
 
 /// What whoever knows all pods does, and what only such runs have.

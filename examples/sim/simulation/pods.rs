@@ -108,6 +108,49 @@ impl World {
         }
     }
 
+    /// A client that is no kubelet asks for the same again and again; nobody takes what it is granted.
+    pub(crate) fn foreign_client(&mut self, which: u32, held: bool, times: u32) {
+        let hold = self.kubelet.some_hold(which, None).filter(|_| held);
+        let (resource, devices) = match hold {
+            Some(hold) => (hold.resource.clone(), hold.devices.clone()),
+            None => (resource(which % 4), vec![DeviceId::whole(&self.machine.part(which).id)]),
+        };
+        for _ in 0..times {
+            self.allocate(&resource, devices.clone(), false);
+        }
+    }
+
+    /// A pod whose two containers are named in one Allocate, which is one grant.
+    pub(crate) fn start_pair(&mut self, which: u32, count: u32, pick: u32) {
+        if !self.kubelet.can_admit() || self.daemon.is_none() {
+            return;
+        }
+        let listed: Vec<Resource> = self.kubelet.lists.keys().cloned().collect();
+        let Some(resource) = listed.get(which as usize % listed.len().max(1)) else { return };
+        let mut free = self.kubelet.free(resource);
+        if free.len() < count as usize {
+            return;
+        }
+        let at = pick as usize % free.len();
+        free.rotate_left(at);
+        free.truncate(count as usize);
+        free.sort();
+        let pod = self.kubelet.new_pod();
+        let Some(id) = self.allocate(resource, free.clone(), false) else {
+            return self.kubelet.end_pod(pod);
+        };
+        let rest = free.split_off(1);
+        for (container, devices) in [("main", free), ("side", rest)] {
+            self.kubelet.record(Hold {
+                pod,
+                container,
+                resource: resource.clone(),
+                devices,
+                allocation: Some(id),
+            });
+        }
+    }
+
     /// One container: Allocate, and what becomes of the answer.
     fn admit(
         &mut self,
@@ -165,7 +208,7 @@ impl World {
             let seen = node.generation;
             let command = Command::Allocate { request: request.clone(), answer, seen, again, attempt };
             let grantable = allowed && self.may_have_again(&before, request);
-            match self.turn(&command, Cause::Nothing)? {
+            match self.turn(&command, Cause::Grant)? {
                 Err(AskError::Refused(Refusal::Moved)) if !again => again = true,
                 Err(error) => {
                     if let (AskError::Refused(refusal), true) = (&error, grantable) {

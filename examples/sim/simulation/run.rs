@@ -57,6 +57,7 @@ fn rest(world: &mut World) {
     for policy in 0..KINDS {
         world.step(&Event::Mood { policy, mood: Mood::Honest });
     }
+    world.step(&Event::Evidence { lost: None });
     world.machine.mend();
     world.step(&Event::KubeletStarts { ready: true });
     world.kubelet.end_all();

@@ -1,7 +1,7 @@
 //! Rounds: what the kubelet's two accounts show, in one piece or step by step, in time or late.
 
 use super::ends::{Cause, Sight};
-use super::event::Look;
+use super::event::{Look, Lost};
 use super::violation::Violation;
 use super::world::World;
 use berth::kernel::command::Command;
@@ -49,7 +49,8 @@ impl World {
     pub(crate) fn glance(&mut self, list: bool, read: bool) {
         if self.daemon.is_some() {
             let (mut sight, _) = self.begin(list);
-            sight.view.checkpoint = read.then(|| self.kubelet.checkpoint());
+            let version = self.kubelet.file_version();
+            self.read(&mut sight.view, version, false, read);
             self.hand_in(sight);
         }
     }
@@ -78,6 +79,11 @@ impl World {
         true
     }
 
+    /// From now on an account is lost, or none is.
+    pub(crate) fn lose_evidence(&mut self, lost: Option<Lost>) {
+        self.lost = (lost, self.kubelet.checkpoint());
+    }
+
     fn begin(&mut self, list: bool) -> (Sight, u64) {
         let now = self.around.hands.now();
         let (created_wall_ms, kubelet_ms) = self.kubelet.created_ms;
@@ -86,7 +92,7 @@ impl World {
         let view = RoundView {
             began_mono_ms: now.mono_ms,
             kubelet: Some(KubeletAge { created_wall_ms, created_mono_ms }),
-            list: if list { self.kubelet.list() } else { None },
+            list: if list && self.lost.0 != Some(Lost::List) { self.kubelet.list() } else { None },
             ..RoundView::default()
         };
         let version = self.kubelet.file_version();
@@ -97,9 +103,14 @@ impl World {
         if write && self.daemon.is_some() {
             self.kubelet.write();
         }
-        if read {
-            view.fresh = self.kubelet.file_version() != version;
-            view.checkpoint = Some(self.kubelet.checkpoint());
+        match &self.lost {
+            (Some(Lost::Checkpoint), _) => {}
+            (Some(Lost::Stale), old) if read => view.checkpoint = Some(old.clone()),
+            _ if read => {
+                view.fresh = self.kubelet.file_version() != version;
+                view.checkpoint = Some(self.kubelet.checkpoint());
+            }
+            _ => {}
         }
     }
 

@@ -5,7 +5,7 @@ use super::clock::Hands;
 use super::daemon::{Daemon, Surroundings};
 use super::disk::Disk;
 use super::ends::{Cause, Sight, Truth};
-use super::event::{CrashAt, Event};
+use super::event::{CrashAt, Event, Lost};
 use super::evictions::Evictions;
 use super::kubelet::{Kubelet, RECORD_MS_MAX};
 use super::machine::Machine;
@@ -24,6 +24,7 @@ use berth::kernel::history::{HISTORY_ALLOCATIONS_MAX, HistoryLimit};
 use berth::kernel::ledger::Ledger;
 use berth::kernel::listing::listing;
 use berth::kernel::mig::MigStrategy;
+use berth::kernel::reconcile::Checkpointed;
 use berth::ports::Clock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,6 +52,8 @@ pub(crate) struct World {
     pub(crate) round: Option<(Sight, u64)>,
     /// Rounds that wait to be handed in.
     pub(crate) views: Vec<Sight>,
+    /// Which of the kubelet's accounts is lost, and its checkpoint of when that began.
+    pub(crate) lost: (Option<Lost>, Vec<Checkpointed>),
     looks: Vec<Inventory>,
     /// Whether the kubelet reads new device lists at once.
     eager: bool,
@@ -101,6 +104,7 @@ impl World {
             older: Snapshot::default(),
             round: None,
             views: Vec::new(),
+            lost: (None, Vec::new()),
             looks: Vec::new(),
             eager,
             granted: 0,
@@ -127,6 +131,9 @@ impl World {
             Event::Record => self.kubelet.record_slow(),
             Event::Stop { which } => self.kubelet.stop_pod(*which),
             Event::Odd { resource: r, part, share, twice } => self.odd(&resource(*r), *part, *share, *twice),
+            Event::Foreign { which, held, times } => self.foreign_client(*which, *held, *times),
+            Event::Pair { resource, count, pick } => self.start_pair(*resource, *count, *pick),
+            Event::Evidence { lost } => self.lose_evidence(*lost),
             Event::Stream => self.stream(),
             Event::KubeletStops => self.kubelet.stop(),
             Event::KubeletStarts { ready } => self.start_kubelet(*ready),

@@ -47,6 +47,17 @@ impl World {
         }
     }
 
+    /// Another client of our socket asks again and again for what a pod holds, or for a device of its own.
+    pub(super) fn foreign_client(&mut self, which: usize, times: usize) {
+        let held =
+            self.pods.get(which % self.pods.len().max(1)).map(|p| (p.resource.clone(), p.devices.clone()));
+        let (resource, devices) =
+            held.filter(|_| which % 3 != 0).unwrap_or((resource(0), vec![DeviceId::whole(&gpu(which % 3))]));
+        for _ in 0..times {
+            let _ = self.allocate(&resource, devices.clone());
+        }
+    }
+
     /// While we were away another plugin gave a whole GPU to a pod, if nobody has any of it.
     pub(super) fn foreign(&mut self, part: usize) {
         let device = DeviceId::whole(&gpu(part % 3));

@@ -11,8 +11,9 @@ use crate::kernel::gpu::{Inventory, Part, Reading};
 use crate::kernel::history::HistoryLimit;
 use crate::kernel::invariants::{
     i1_no_two_pods_hold_one_device, i2_grants_never_take_more_than_there_is, i3_healthy_is_held_or_to_be_had,
-    i4_nothing_new_on_a_gpu_that_grants_nothing, i5_the_store_gives_the_ledger, i6_nothing_that_lives_ends,
-    i10_an_id_leaves_only_when_it_may, i11_generation_grows_by_one, pruning_loses_nothing_that_lives,
+    i4_nothing_new_on_a_gpu_that_grants_nothing, i5_the_store_gives_the_ledger,
+    i6_a_grant_ends_only_what_newer_ones_hold, i6_nothing_that_lives_ends, i10_an_id_leaves_only_when_it_may,
+    i11_generation_grows_by_one, pruning_loses_nothing_that_lives,
 };
 use crate::kernel::ledger::Ledger;
 use crate::kernel::listing::listing;
@@ -165,6 +166,7 @@ impl World {
         pruning_loses_nothing_that_lives(&before, &self.ledger, &entry, self.rules.history);
         self.nothing_comes_back(&before, &entry);
         i4_nothing_new_on_a_gpu_that_grants_nothing(&before, &entry, &self.rules, self.now);
+        i6_a_grant_ends_only_what_newer_ones_hold(&before, &self.ledger, command, &entry);
         i10_an_id_leaves_only_when_it_may(&before, &self.ledger, &entry, &self.rules, self.now);
         self.check_state();
         refusal.map_or(Ok(entry), Err)
@@ -219,6 +221,7 @@ impl World {
                 // Granted or refused, the invariants must hold; the model does not know this pod.
                 let _ = self.allocate(&resource(*r), vec![id]);
             }
+            Op::Foreign { which, times } => self.foreign_client(*which, *times),
             Op::Round { list, checkpoint, fresh } => self.round(*list, *checkpoint, *fresh),
             Op::RestartKubelet => {
                 self.kubelet =
@@ -336,7 +339,8 @@ impl World {
         match self.allocate(&held.resource, held.devices.clone()) {
             Ok(allocation) => {
                 if let Some(older) = older {
-                    assert!(self.ledger.live[&older].overlapped, "I7: the older one is overlapped");
+                    let overlapped = self.ledger.live.get(&older).is_none_or(|a| a.overlapped);
+                    assert!(overlapped, "I7: the older one is overlapped, or superseded");
                 }
                 self.pods[i].allocation = Some(allocation);
                 self.file.clone_from(&self.pods);
@@ -368,6 +372,7 @@ impl World {
             list: list.then_some(pods),
             checkpoint: checkpoint.then(|| entries.collect()),
             fresh,
+            source_error: None,
             adopt: false,
         };
         let complete = view.list.is_some() && view.checkpoint.is_some() && view.fresh;

@@ -1,0 +1,90 @@
+//! Which older records a grant ends. The kubelet alone decides who gets a device: an Allocate that names one
+//! again says that whoever had it is gone, or that the same pod asks once more. No pod is named, so that the
+//! newest records of a device may all be of one pod; those before them end in the grant's own append.
+//!
+//! Nothing becomes free by it: what ends has newer records on each of its devices, and the newest record of a
+//! device never ends so. Without this rule records that no round can judge would pile up until the ledger is
+//! full, each call dearer than the one before.
+
+use super::allocation::{Allocation, LIVE_ALLOCATIONS_MAX};
+use super::ledger::Ledger;
+use super::names::{AllocationId, DeviceId};
+use super::pods::Fate;
+use super::policy::AdmitRequest;
+use std::collections::BTreeSet;
+
+/// Records of one device that a grant leaves, its own among them. The init containers of a pod use its devices
+/// one after the other and then an app container does, each by an Allocate of its own: this is room for seven of
+/// them and the app container, where pods have one or two. An init container beyond that loses its record and not
+/// its device, which the newer records of its pod hold.
+pub const RECORDS_PER_DEVICE: usize = 8;
+
+/// From so many live allocations on a grant leaves its own record alone. The other half of the ledger is room for
+/// one record of each of the 2048 devices of the largest node, so that it is never full of records that nobody
+/// can judge.
+pub const CROWDED_ALLOCATIONS: usize = LIVE_ALLOCATIONS_MAX / 2;
+
+/// The live allocations that end as superseded when this request is granted, sorted.
+///
+/// One that a source shows running stays, unless a newer record of the same pod holds its devices, too. The cost
+/// follows from the request's devices and the few records on each, not from how many were superseded before.
+#[must_use]
+pub fn superseded(ledger: &Ledger, request: &AdmitRequest) -> Vec<AllocationId> {
+    let kept = if ledger.live.len() < CROWDED_ALLOCATIONS { RECORDS_PER_DEVICE } else { 1 };
+    let holders = |id: &DeviceId| ledger.device(&request.resource, id).map_or(&[][..], |d| &d.holders);
+    let older: BTreeSet<AllocationId> = request.devices.iter().flat_map(holders).copied().collect();
+    let asked: BTreeSet<&DeviceId> = request.devices.iter().collect();
+    let is_old = |allocation: &&Allocation| {
+        let newer = |id| newer_on(ledger, allocation, id).count() + usize::from(asked.contains(id));
+        let counts = || allocation.devices.iter().map(newer);
+        counts().all(|newer| newer > 0) && counts().any(|newer| newer >= kept)
+    };
+    let old = older.iter().filter_map(|id| ledger.live.get(id)).map(AsRef::as_ref).filter(is_old);
+    let (running, rest): (Vec<&Allocation>, Vec<_>) = old.partition(|a| is_shown_running(ledger, a));
+    let mut ended: BTreeSet<AllocationId> = rest.iter().map(|a| a.id).collect();
+    let taken_on = running.into_iter().filter(|allocation| {
+        let stays = |id: AllocationId| ledger.live.get(&id).filter(|a| !ended.contains(&a.id));
+        let same_pod = |id| stays(id).is_some_and(|newer| of_same_pod(newer, allocation));
+        allocation.devices.iter().all(|id| newer_on(ledger, allocation, id).any(same_pod))
+    });
+    let taken_on: Vec<AllocationId> = taken_on.map(|a| a.id).collect();
+    ended.extend(taken_on);
+    ended.into_iter().collect()
+}
+
+/// The records of one of its devices that are newer than this one, newest first.
+fn newer_on<'l>(
+    ledger: &'l Ledger,
+    allocation: &'l Allocation,
+    id: &DeviceId,
+) -> impl Iterator<Item = AllocationId> + use<'l> {
+    let holders = ledger.device(&allocation.resource, id).map_or(&[][..], |d| &d.holders);
+    holders.iter().rev().copied().take_while(|holder| *holder != allocation.id)
+}
+
+/// Whether a source shows the pod of this very record: whoever knows all pods, the kubelet by its last word, or
+/// the processes on its GPUs.
+fn is_shown_running(ledger: &Ledger, allocation: &Allocation) -> bool {
+    ledger.fate_of(allocation) == Fate::Alive
+        || ledger.sightings.get(&allocation.id).is_some_and(|sighting| sighting.named)
+        || has_process(ledger, allocation)
+}
+
+fn has_process(ledger: &Ledger, allocation: &Allocation) -> bool {
+    let Some(uid) = allocation.holder.pod_uid.as_deref() else { return false };
+    let gpus: BTreeSet<_> =
+        allocation.devices.iter().filter_map(|id| ledger.part(&id.part)).map(|p| p.part.gpu()).collect();
+    let mut seen = gpus.into_iter().filter_map(|gpu| ledger.processes.on.get(gpu)).flatten();
+    seen.any(|seen| seen.process.who.owner.pod().is_some_and(|pod| pod.uid == uid))
+}
+
+fn of_same_pod(a: &Allocation, b: &Allocation) -> bool {
+    let (a, b) = (&a.holder, &b.holder);
+    match (&a.pod_uid, &b.pod_uid) {
+        (Some(a), Some(b)) => a == b,
+        _ => a.pod.is_some() && (&a.namespace, &a.pod) == (&b.namespace, &b.pod),
+    }
+}
+
+#[cfg(test)]
+mod tests;

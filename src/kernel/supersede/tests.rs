@@ -1,0 +1,265 @@
+use super::*;
+use crate::kernel::allocation::{EndReason, Holder};
+use crate::kernel::change::{Change, Entry};
+use crate::kernel::command::{Attempt, Command, Rules, StackAnswer};
+use crate::kernel::decide::decide;
+use crate::kernel::gpu::{Inventory, Part};
+use crate::kernel::names::{PartId, Resource};
+use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
+use crate::kernel::pods::{Pod, PodsSource, PodsView, Stage};
+use crate::kernel::policy::Terms;
+use crate::kernel::process::{Owner, PodProcess, Process, Sight, Uses, Who};
+use crate::kernel::reconcile::{KubeletAge, PodList, RoundView};
+use crate::kernel::time::Now;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+const STEP_MS: u64 = 10;
+
+struct Node {
+    ledger: Ledger,
+    now: Now,
+    parts: Vec<Part>,
+}
+
+fn resource() -> Resource {
+    Resource::parse("nvidia.com/gpu").unwrap()
+}
+
+fn part(i: u32) -> PartId {
+    PartId::parse(&format!("GPU-{i}")).unwrap()
+}
+
+fn share(gpu: u32, n: u32) -> DeviceId {
+    DeviceId::share(&part(gpu), n)
+}
+
+impl Node {
+    /// GPUs of so many shares each.
+    fn new(gpus: u32, shares: u32) -> Self {
+        let part = |i| Part {
+            id: part(i),
+            parent: None,
+            vendor: "nvidia".into(),
+            model: String::new(),
+            gpu_index: i,
+            minor: None,
+            memory_mib: 1_000,
+            pci_bus: String::new(),
+            numa_node: None,
+            mig_enabled: false,
+            mig: None,
+            attributes: BTreeMap::new(),
+        };
+        let parts: Vec<Part> = (0..gpus).map(part).collect();
+        let consumes = Consumes::Slice { memory_mib: 0, compute_percent: 0 };
+        let line = OfferLine { resource: resource(), count: shares, consumes };
+        let offers =
+            parts.iter().map(|p| (PartOffer { part: p.id.clone(), lines: vec![line.clone()] }, "t".into()));
+        let offers = Command::Offer(offers.collect());
+        let now = Now { wall_ms: 1_000_000, mono_ms: 1_000_000 };
+        let mut node = Self { ledger: Ledger::default(), now, parts };
+        node.turn(&Command::Look(Inventory { parts: node.parts.clone(), ..Inventory::default() }));
+        node.turn(&offers);
+        node
+    }
+
+    fn turn(&mut self, command: &Command) -> Entry {
+        self.now.mono_ms += STEP_MS;
+        self.now.wall_ms += STEP_MS;
+        let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
+        assert_eq!(verdict.refusal, None);
+        if !verdict.entry.changes.is_empty() {
+            self.ledger.apply(&verdict.entry);
+        }
+        verdict.entry
+    }
+
+    fn grant(&mut self, devices: &[DeviceId]) -> AllocationId {
+        let entry = self.turn(&Command::Allocate {
+            request: AdmitRequest { resource: resource(), devices: devices.to_vec() },
+            answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
+            seen: self.ledger.generation,
+            again: true,
+            attempt: Attempt::Last,
+        });
+        let mut granted = None;
+        for change in entry.changes {
+            match change {
+                Change::Granted(allocation) => granted = Some(allocation.id),
+                Change::Ended { reason, .. } => assert_eq!(reason, EndReason::Superseded),
+                _ => {}
+            }
+        }
+        granted.unwrap()
+    }
+
+    fn knows(&mut self, id: AllocationId, pod: &str) {
+        let holder = Holder {
+            namespace: Some("ns".into()),
+            pod: Some(pod.into()),
+            pod_uid: Some(format!("uid-{pod}")),
+            container: Some("main".into()),
+        };
+        self.ledger.apply(&Entry { at: self.now, changes: vec![Change::Learned { id, holder }] });
+    }
+
+    /// What the kubelet's `List` names; its checkpoint cannot be read.
+    fn listed(&mut self, pods: &[&str]) {
+        self.now.mono_ms += STEP_MS;
+        self.turn(&Command::Observe(RoundView {
+            began_mono_ms: self.now.mono_ms,
+            kubelet: Some(KubeletAge { created_wall_ms: 5, created_mono_ms: 5 }),
+            list: Some(PodList {
+                pods: pods.iter().map(|pod| ("ns".into(), (*pod).into())).collect(),
+                held: Vec::new(),
+            }),
+            ..RoundView::default()
+        }));
+    }
+
+    fn is_live(&self, id: AllocationId) -> bool {
+        self.ledger.live.contains_key(&id)
+    }
+}
+
+/// More than is ever kept of one device.
+fn many() -> impl Iterator<Item = usize> {
+    0..3 * RECORDS_PER_DEVICE
+}
+
+#[test]
+fn the_same_gpus_can_be_granted_for_ever_without_any_evidence() {
+    let mut node = Node::new(8, 1);
+    let all: Vec<DeviceId> = (0..8).map(|gpu| share(gpu, 0)).collect();
+    for n in 0..2 * LIVE_ALLOCATIONS_MAX {
+        node.grant(&all[n % 8..=n % 8]);
+        assert!(node.ledger.live.len() <= 8 * RECORDS_PER_DEVICE, "{} after {n}", node.ledger.live.len());
+    }
+    assert_eq!(node.ledger.live.len(), 8 * RECORDS_PER_DEVICE);
+    node.grant(&all);
+    assert!(node.ledger.parts.values().all(|part| part.held()));
+}
+
+#[test]
+fn init_containers_and_the_app_container_of_a_pod_all_keep_their_records() {
+    let mut node = Node::new(1, 1);
+    let granted: Vec<_> = (0..RECORDS_PER_DEVICE).map(|_| node.grant(&[share(0, 0)])).collect();
+    assert!(granted.iter().all(|id| node.is_live(*id)));
+    node.grant(&[share(0, 0)]);
+    assert!(!node.is_live(granted[0]) && granted[1..].iter().all(|id| node.is_live(*id)));
+}
+
+#[test]
+fn a_record_stays_while_it_alone_holds_one_of_its_devices() {
+    let mut node = Node::new(2, 1);
+    let both = node.grant(&[share(0, 0), share(1, 0)]);
+    for _ in many() {
+        node.grant(&[share(0, 0)]);
+    }
+    assert!(node.is_live(both));
+    // A newer one of the other device is enough: nothing becomes free then.
+    node.grant(&[share(1, 0)]);
+    assert!(!node.is_live(both));
+    assert!(node.ledger.parts.values().all(|part| part.held()));
+}
+
+fn api_server_shows(uid: &str) -> Command {
+    let pod = Pod {
+        uid: uid.into(),
+        namespace: "ns".into(),
+        name: "runs".into(),
+        labels: Vec::new(),
+        is_static: false,
+        of_daemon_set: false,
+        stage: Stage::Admitted,
+        leaving_since_wall_ms: None,
+        created_wall_ms: 0,
+        containers: Vec::new(),
+        bypass: None,
+    };
+    Command::Pods(PodsView {
+        source: PodsSource::ApiServer,
+        current: true,
+        listed_mono_ms: 0,
+        pods: BTreeMap::from([(uid.into(), Arc::new(pod))]),
+        deleted: VecDeque::new(),
+        finished: VecDeque::new(),
+    })
+}
+
+fn process_of(node: &Node, uid: &str) -> Command {
+    let owner =
+        Owner::Pod(PodProcess { uid: uid.into(), container_id: None, container: Some("main".into()) });
+    let who = Who { name: None, started_ticks: Some(1), owner, ignored: false };
+    let uses = Uses { compute: true, ..Uses::default() };
+    let process = Process { pid: 2, part: part(0), uses, memory_mib: None, who };
+    Command::Look(Inventory {
+        parts: node.parts.clone(),
+        sight: Sight::Visible,
+        processes: BTreeMap::from([(part(0), vec![process])]),
+        ..Inventory::default()
+    })
+}
+
+#[test]
+fn a_record_whose_pod_any_source_shows_running_stays() {
+    for source in ["api server", "list", "process"] {
+        let mut node = Node::new(1, 1);
+        let runs = node.grant(&[share(0, 0)]);
+        node.knows(runs, "runs");
+        match source {
+            "api server" => drop(node.turn(&api_server_shows("uid-runs"))),
+            "list" => node.listed(&["runs"]),
+            _ => drop(node.turn(&process_of(&node, "uid-runs"))),
+        }
+        for _ in many() {
+            node.grant(&[share(0, 0)]);
+        }
+        assert!(node.is_live(runs), "{source}");
+        assert_eq!(node.ledger.live.len(), RECORDS_PER_DEVICE + 1, "{source}");
+    }
+}
+
+#[test]
+fn a_record_ends_once_the_kubelet_no_longer_lists_its_pod() {
+    let mut node = Node::new(1, 1);
+    let ran = node.grant(&[share(0, 0)]);
+    node.knows(ran, "ran");
+    node.listed(&["ran"]);
+    // A `List` that fails says nothing.
+    node.turn(&Command::Observe(RoundView { began_mono_ms: node.now.mono_ms, ..RoundView::default() }));
+    for _ in many() {
+        node.grant(&[share(0, 0)]);
+    }
+    assert!(node.is_live(ran));
+    node.listed(&[]);
+    node.grant(&[share(0, 0)]);
+    assert!(!node.is_live(ran));
+}
+
+#[test]
+fn of_a_pod_that_runs_a_newer_record_of_the_same_device_is_enough() {
+    let mut node = Node::new(1, 1);
+    let (first, second) = (node.grant(&[share(0, 0)]), node.grant(&[share(0, 0)]));
+    node.knows(first, "runs");
+    node.knows(second, "runs");
+    node.turn(&api_server_shows("uid-runs"));
+    for _ in many() {
+        node.grant(&[share(0, 0)]);
+    }
+    assert!(!node.is_live(first) && node.is_live(second));
+}
+
+#[test]
+fn the_largest_node_never_runs_out_of_records() {
+    let (gpus, shares) = (16, 128);
+    let mut node = Node::new(gpus, shares);
+    for _ in 0..3 {
+        for device in (0..gpus).flat_map(|gpu| (0..shares).map(move |n| share(gpu, n))) {
+            node.grant(&[device]);
+        }
+    }
+    assert!(node.ledger.live.len() <= LIVE_ALLOCATIONS_MAX);
+    assert!(node.ledger.parts.values().all(|part| part.devices.values().all(|device| device.held())));
+}

@@ -1,6 +1,6 @@
 //! `/node`, and whether the daemon lives and is ready.
 
-use super::dto::{Check, Counts, Node, ProcessSight, Ready, ResourceState, StepState};
+use super::dto::{Check, Counts, Node, ProcessSight, Ready, ResourceState, StepState, rfc3339};
 use super::facts::{NodeFacts, Step};
 use super::problem::{Kind, Problem};
 use super::query::Probe;
@@ -114,6 +114,12 @@ pub(super) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
             name: "kubelet".into(),
             ok: kubelet_ok,
             detail: kubelet.map(|why| format!("waiting: {why}")),
+        },
+        // What the kubelet takes for free is granted all the same.
+        Check {
+            name: "evidence".into(),
+            ok: true,
+            detail: door.snapshot().stuck.as_deref().map(|s| s.describe(&rfc3339(s.since_wall_ms))),
         },
     ];
     if let Some(labels) = &facts.labels {

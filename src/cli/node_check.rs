@@ -98,6 +98,7 @@ fn look_around(config: &Config, root: &Path, look: fn(&GpuSource) -> anyhow::Res
     lines.extend(kubelet::all(config));
     lines.push(state::folder(config));
     lines.push(running::ports(config));
+    lines.extend(running::evidence(config));
     lines.push(host::cdi(config, root));
     lines.push(host::runtime(config, root));
     lines.extend(offers::mps(config, root));

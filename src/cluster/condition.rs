@@ -41,6 +41,15 @@ fn condition(ledger: &Ledger) -> Condition {
             Some((index, reason, format!("{} {words}", name_of(ledger, gpu))))
         })
         .collect();
+    if let Some(stuck) = ledger.stuck.as_deref() {
+        // Without its count, which changes with each grant and would be a write each time.
+        let words = format!(
+            "GPUs of pods that ended stay taken since {}: {}",
+            moment(stuck.since_wall_ms),
+            stuck.cause
+        );
+        found.push((u32::MAX, "AllocationsStuck", words));
+    }
     found.sort();
     let Some((_, first, _)) = found.first() else {
         let message = match ledger.gpus.len() {

@@ -10,14 +10,15 @@ use super::pod_resources::PodResources;
 use super::settings::Settings;
 use super::supervisor::Boards;
 use crate::admission::Door;
-use crate::keeper::AskError;
+use crate::keeper::{Applied, AskError};
 use crate::kernel::drain::Drain;
 use crate::kernel::ledger::Ledger;
 use crate::kernel::names::Resource;
 use crate::kernel::reconcile::{KubeletAge, PodList, RoundView};
+use crate::kernel::stuck::SourceError;
 use crate::spans;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -44,14 +45,23 @@ pub(super) struct Rounds {
     noticed: Mutex<Option<(FileId, u64)>>,
     /// When the last full round ended. Held while one runs.
     last: tokio::sync::Mutex<Option<Instant>>,
-    /// What could not be asked or read last time, so that it is said once.
-    troubles: Mutex<Troubles>,
+    /// Which accounts could not be had last time.
+    errors: Mutex<Errors>,
 }
 
+/// What keeps each account from being had, since when.
 #[derive(Debug, Default)]
-struct Troubles {
-    list: Option<String>,
-    checkpoint: Option<String>,
+struct Errors {
+    list: Option<SourceError>,
+    checkpoint: Option<SourceError>,
+    /// The checkpoint can be read, and may be of long ago.
+    stale: Option<SourceError>,
+}
+
+impl Errors {
+    fn first(&self) -> Option<&SourceError> {
+        self.list.as_ref().or(self.checkpoint.as_ref()).or(self.stale.as_ref())
+    }
 }
 
 impl Rounds {
@@ -71,7 +81,7 @@ impl Rounds {
             seen,
             noticed: Mutex::default(),
             last: tokio::sync::Mutex::default(),
-            troubles: Mutex::default(),
+            errors: Mutex::default(),
         }
     }
 
@@ -104,11 +114,12 @@ impl Rounds {
         if let Some(read) = self.checkpoint(&ours).await {
             view.fresh = Some(read.file) != before;
             view.checkpoint = Some(read.entries);
+            self.note_age(view.fresh);
         }
         // Before its first grant a kubelet has no checkpoint.
         let nothing = view.checkpoint.is_none() && self.door.snapshot().live.is_empty();
         let whole = view.list.is_some() && (view.checkpoint.is_some() || nothing);
-        let applied = self.door.observe(view).await;
+        let applied = self.observe(view).await;
         *last = Some(Instant::now());
         applied.map(|_| whole).map_err(RoundError::Ask)
     }
@@ -145,7 +156,7 @@ impl Rounds {
         }
         let read = self.checkpoint(&ours).await;
         view.checkpoint = read.map(|read| read.entries);
-        let applied = self.door.observe(view).await;
+        let applied = self.observe(view).await;
         applied.map(drop).map_err(RoundError::Ask)
     }
 
@@ -157,7 +168,7 @@ impl Rounds {
         view.list = self.list(&ours).await;
         view.checkpoint = Some(found.map_or_else(Vec::new, |found| found.entries));
         view.adopt = true;
-        let applied = self.door.observe(view).await;
+        let applied = self.observe(view).await;
         applied.map(drop).map_err(RoundError::Ask)
     }
 
@@ -250,18 +261,24 @@ impl Rounds {
         ours
     }
 
+    /// Hands a view in, with what keeps an account from being had.
+    async fn observe(&self, mut view: RoundView) -> Result<Applied, AskError> {
+        view.source_error = self.errors().first().cloned();
+        self.door.observe(view).await
+    }
+
     async fn list(&self, ours: &BTreeSet<Resource>) -> Option<PodList> {
         let answer = self.pod_resources.list(ours).await;
-        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut errors = self.errors();
         match answer {
             Ok(list) => {
-                if troubles.list.take().is_some() {
+                if errors.list.take().is_some() {
                     tracing::info!("the kubelet's pod resources API answers again");
                 }
                 Some(list)
             }
             Err(error) => {
-                say_once(&mut troubles.list, &error.to_string());
+                self.note(&mut errors.list, chain(&error));
                 None
             }
         }
@@ -273,10 +290,10 @@ impl Rounds {
         // Up to 64 MiB from a disk: not on a thread that answers the kubelet.
         let read = move || checkpoint::read(&folder, Some(&ours));
         let answer = tokio::task::spawn_blocking(read).await.ok()?;
-        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut errors = self.errors();
         match answer {
             Ok(read) => {
-                if troubles.checkpoint.take().is_some() {
+                if errors.checkpoint.take().is_some() {
                     tracing::info!("the kubelet's checkpoint can be read again");
                 }
                 Some(read)
@@ -284,19 +301,50 @@ impl Rounds {
             // Before its first grant a kubelet has none, and nothing is held that it could show.
             Err(CheckpointError::Missing { .. }) if self.door.snapshot().live.is_empty() => None,
             Err(error) => {
-                say_once(&mut troubles.checkpoint, &error.to_string());
+                errors.stale = None;
+                self.note(&mut errors.checkpoint, chain(&error));
                 None
             }
         }
     }
+
+    /// A checkpoint that was not written again in one round may come late; in several, nothing ends.
+    fn note_age(&self, fresh: bool) {
+        let mut errors = self.errors();
+        match fresh {
+            true => drop(errors.stale.take()),
+            false => {
+                let wait = self.settings.rounds.checkpoint_wait.as_millis();
+                let reason = format!(
+                    "the kubelet did not write its checkpoint again within {wait} ms of a new device list, so it may be out of date"
+                );
+                let now = self.door.now();
+                errors.stale.get_or_insert(SourceError { reason, since: now });
+            }
+        }
+    }
+
+    fn errors(&self) -> MutexGuard<'_, Errors> {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps an error with the moment since when there is one; logs it where it is another.
+    fn note(&self, last: &mut Option<SourceError>, reason: String) {
+        let since = last.as_ref().map_or_else(|| self.door.now(), |last| last.since);
+        if last.as_ref().is_none_or(|last| last.reason != reason) {
+            tracing::warn!(
+                error = reason,
+                "GPUs of pods that ended stay taken until this source can be read"
+            );
+        }
+        *last = Some(SourceError { reason, since });
+    }
 }
 
-/// Logs a trouble when it is news.
-fn say_once(last: &mut Option<String>, trouble: &str) {
-    if last.as_deref() != Some(trouble) {
-        tracing::warn!(trouble, "no allocation ends by this source until it can be asked again");
-        *last = Some(trouble.to_owned());
-    }
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 fn checkpoint_now(settings: &Settings) -> Option<FileId> {

@@ -33,7 +33,9 @@ pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
     families.counter(&table::ENDED, whole(seen, &figures.ends(), &REASONS))?;
     let refusals = seen.figures.kubelet.refusals();
     families.counter(&table::REFUSALS, refusals.iter().map(|(kind, n)| (vec![*kind], *n)))?;
-    families.one(&table::ON_HOLD, Some(u64::from(seen.ledger.hold.is_some())))
+    families.one(&table::ON_HOLD, Some(u64::from(seen.ledger.hold.is_some())))?;
+    let stuck = seen.ledger.stuck.as_deref().map_or(0, |stuck| stuck.allocations);
+    families.one(&table::STUCK, Some(u64::try_from(stuck).unwrap_or(u64::MAX)))
 }
 
 /// How many devices of a resource are in each of [`STATES`].

@@ -1,7 +1,9 @@
 //! What the sources of truth show and do not show: pods that went while nobody looked, a kubelet that
 //! is away, checkpoints that cannot be used, static pods, init containers and sidecars.
 
-use crate::daemon::{House, SHARED, SOON, WHOLE};
+use crate::client::agent;
+use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
+use crate::daemon_start::until;
 use crate::kubelet_bench::{GPU, Node, Recipe};
 use berth::kernel::allocation::{Allocation, EndReason};
 use berth::kubelet::checkpoint::{self, CheckpointError};
@@ -273,6 +275,59 @@ fn unprivileged<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         });
         worker.join().unwrap()
     })
+}
+
+#[tokio::test]
+async fn evidence_that_stays_away_is_told_with_its_age_its_cause_and_how_many_wait_for_it() {
+    for (mode, cause) in [
+        (CheckpointMode::Reshaped, "not in the format"),
+        (CheckpointMode::Frozen, "did not write its checkpoint again"),
+    ] {
+        let node = node_of_four().await;
+        let uid = run(&node, pod("p").container("main", &[(GPU, 1)])).await;
+        of_known_pods(&node, 1).await;
+        node.kubelet.set_faults(|f| f.checkpoint = mode);
+        node.round().await;
+        assert_eq!(node.door.snapshot().stuck, None, "it may come in time");
+        let noticed_ms = node.door.now().wall_ms;
+        node.clock.skip(HOUR_MS);
+        node.round().await;
+        let stuck = node.door.snapshot().stuck.clone().unwrap();
+        assert!(stuck.cause.contains(cause), "{}", stuck.cause);
+        assert_eq!(stuck.allocations, 1);
+        assert!(stuck.since_wall_ms <= noticed_ms, "since it was first noticed");
+        node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
+        node.round().await;
+        assert_eq!(node.door.snapshot().stuck, None);
+        node.kubelet.delete(&uid);
+        node.wait("the end after all", |l| l.live.is_empty()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_is_told_of_a_checkpoint_that_cannot_be_read() {
+    let house = House::new("gpus: sim:2xt4").await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    house.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Reshaped);
+    house.start("a", WHOLE, 1).await.unwrap();
+    let evidence = |serving: &Serving| {
+        let node = serving.call("GET", "/node", &Value::Null);
+        assert_eq!(node["ready"], true, "{node}");
+        let checks = node["checks"].as_array().unwrap().clone();
+        let check = checks.into_iter().find(|check| check["name"] == "evidence").unwrap();
+        assert_eq!(check["ok"], true);
+        check["detail"].as_str().unwrap_or_default().to_owned()
+    };
+    until("the warning", || evidence(&serving).contains("1 allocation cannot end"));
+    let said = evidence(&serving);
+    assert!(said.starts_with("since 20") && said.contains("not in the format"), "{said}");
+    let metrics = serving.base.replace("/api/v1", "/metrics");
+    let metrics = agent(SOON).get(metrics).call().unwrap().body_mut().read_to_string().unwrap();
+    assert!(metrics.contains("berth_allocations_stuck 1\n"), "{metrics}");
+    assert!(metrics.contains("berth_check_noted{check=\"evidence\"} 1\n"), "{metrics}");
+    house.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
+    until("its end", || evidence(&serving).is_empty());
 }
 
 // Static pods: from a file of the node, known to the kubelet without any API server.

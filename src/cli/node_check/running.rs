@@ -12,13 +12,40 @@ use std::net::TcpListener;
 /// Whether the daemon that answers at the admin address takes the token of this state folder; where it has TLS,
 /// whether it is a daemon of ours with TLS, since its certificate may name no address of this node.
 pub(super) fn answers(config: &Config) -> bool {
-    let server = match (&config.admin.socket, &config.admin.tls) {
-        (Some(path), _) => format!("unix://{}", path.display()),
-        (None, Some(_)) => return berth_has(config.admin_listen),
-        (None, None) => format!("http://{}", config.admin_listen),
-    };
+    match server(config) {
+        Some(server) => node(config, server).is_some(),
+        None => berth_has(config.admin_listen),
+    }
+}
+
+fn node(config: &Config, server: String) -> Option<Node> {
     let args = ClientArgs { server, token_file: Some(config.token_file.clone()), ..ClientArgs::default() };
-    Client::new(&args).and_then(|client| client.get::<Node>("/node")).is_ok()
+    Client::new(&args).and_then(|client| client.get::<Node>("/node")).ok()
+}
+
+/// Whether allocations of pods that ended can end, by the daemon that runs here; `None` where none answers
+/// without TLS.
+pub(super) fn evidence(config: &Config) -> Option<Line> {
+    const CHECK: &str = "evidence";
+    let node = node(config, server(config)?)?;
+    let check = node.checks.into_iter().find(|check| check.name == CHECK)?;
+    Some(match check.detail {
+        None => Line::ok(CHECK, "the kubelet's checkpoint and pod resources can be read"),
+        Some(stuck) => {
+            let fix =
+                "let the daemon read the kubelet's folders; `berth allocation list` shows what it holds";
+            Line::warn(CHECK, stuck, fix)
+        }
+    })
+}
+
+/// Where a daemon with this configuration answers without TLS.
+fn server(config: &Config) -> Option<String> {
+    match (&config.admin.socket, &config.admin.tls) {
+        (Some(path), _) => Some(format!("unix://{}", path.display())),
+        (None, Some(_)) => None,
+        (None, None) => Some(format!("http://{}", config.admin_listen)),
+    }
 }
 
 pub(super) fn ports(config: &Config) -> Line {

@@ -3,6 +3,7 @@ use crate::kernel::drain::{Mark, Order};
 use crate::kernel::gpu::Part;
 use crate::kernel::health::Health;
 use crate::kernel::part_state::PartState;
+use crate::kernel::stuck::Stuck;
 use crate::kernel::time::Now;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -114,6 +115,14 @@ fn it_says_which_gpus_cannot_be_had_since_when_and_why() {
         change(&mut ledger);
         assert_eq!(condition(&ledger), Condition { unavailable, reason, message: message.into() });
     }
+    let mut stuck = node(1);
+    let cause = "the checkpoint cannot be read".into();
+    stuck.stuck = Some(Arc::new(Stuck { since_wall_ms: NEW_YEAR_MS, cause, allocations: 152 }));
+    let told = condition(&stuck);
+    assert_eq!((told.unavailable, told.reason), (true, "AllocationsStuck"));
+    assert!(told.message.contains("since 2026-01-01T00:00:00Z: the checkpoint"), "{}", told.message);
+    stuck.stuck = Some(Arc::new(Stuck { allocations: 153, ..Stuck::clone(stuck.stuck.as_deref().unwrap()) }));
+    assert_eq!(condition(&stuck), told, "a write of the node for each grant would be many");
     assert_eq!(condition(&node(1)).message, "its GPU can be had");
     assert!(!condition(&node(0)).unavailable);
 }

@@ -25,6 +25,9 @@ use tonic::transport::server::Connected;
 /// Connections to one plugin at once. Where each is spared for 200 ms, 320 silent ones a second make
 /// room for others: the kubelet, which dials for 10 s, gets past 3,000 of them.
 pub(super) const CONNECTIONS_MAX: usize = 64;
+/// Up to so many silent connections have only just come, and are not waited for where an older
+/// connection can go. So streams in all slots keep nothing out, and a silent crowd ends no stream.
+const SILENT_SHARE: usize = CONNECTIONS_MAX / 4;
 /// Connections are refused or closed for others with one line in this time.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
@@ -121,8 +124,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Connection {
-    fn new() -> Self {
-        let now = Instant::now();
+    fn new(now: Instant) -> Self {
         let state = Mutex::new(State { calls: 0, since: now, kubelets: None });
         Self { accepted: now, state, closed: AtomicBool::new(false), waker: AtomicWaker::new() }
     }
@@ -216,7 +218,7 @@ impl Connections {
             return None;
         }
         loop {
-            match self.take_slot() {
+            match self.take_slot(Instant::now()) {
                 Ok((number, connection)) => {
                     let silence = Box::pin(sleep(self.silent_max));
                     return Some(Served { stream, connection, connections: self, number, silence });
@@ -241,12 +243,18 @@ impl Connections {
     }
 
     /// A slot, or how long to wait before one can be taken.
-    fn take_slot(&self) -> Result<(u64, Arc<Connection>), Duration> {
+    fn take_slot(&self, now: Instant) -> Result<(u64, Arc<Connection>), Duration> {
         let mut open = lock(&self.open);
         if open.by_age.len() >= CONNECTIONS_MAX {
-            let least = open.by_age.iter().map(|(number, one)| (one.worth(), *number)).min();
-            if let Some((_, number)) = least {
-                let age = open.by_age.get(&number).map_or(Duration::MAX, |one| one.accepted.elapsed());
+            let by_age = &open.by_age;
+            let worth = move |(number, one): (&u64, &Arc<Connection>)| {
+                (one.worth(), *number, now.saturating_duration_since(one.accepted))
+            };
+            let all = || by_age.iter().map(worth);
+            let silent = all().filter(|((worth, _), ..)| *worth == Worth::Silent).count();
+            let old = || all().filter(|(.., age)| *age >= self.spared).min();
+            let least = if silent > SILENT_SHARE { all().min() } else { old().or_else(|| all().min()) };
+            if let Some((_, number, age)) = least {
                 let left = self.spared.saturating_sub(age);
                 if !left.is_zero() {
                     // It may be the kubelet's, which has had no time for its first call.
@@ -257,7 +265,7 @@ impl Connections {
         }
         let number = open.next;
         open.next += 1;
-        let connection = Arc::new(Connection::new());
+        let connection = Arc::new(Connection::new(now));
         open.by_age.insert(number, Arc::clone(&connection));
         Ok((number, connection))
     }

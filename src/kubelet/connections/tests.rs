@@ -17,8 +17,12 @@ async fn admit(connections: &Arc<Connections>) -> (Served, UnixStream) {
 }
 
 fn call(served: &Served) -> Call {
+    call_on(&served.connection)
+}
+
+fn call_on(connection: &Arc<Connection>) -> Call {
     let mut request = Request::new(());
-    request.extensions_mut().insert(served.connect_info());
+    request.extensions_mut().insert(Arc::clone(connection));
     Call::begin(&request)
 }
 
@@ -86,6 +90,25 @@ async fn one_that_came_just_now_is_waited_for_and_a_freed_slot_is_taken_at_once(
     assert!(all.iter().all(|(one, _)| !is_closed(one)));
     drop(all.pop());
     assert!(!is_closed(&next.await.0));
+}
+
+#[test]
+fn streams_in_all_slots_give_way_to_new_connections_and_not_to_a_silent_crowd() {
+    let connections = connections(HOUR, HOUR);
+    let now = Instant::now();
+    let streaming: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connections.take_slot(now).unwrap().1).collect();
+    let _calls: Vec<Call> = streaming.iter().map(call_on).collect();
+    let closed = || streaming.iter().filter(|one| one.closed.load(Ordering::SeqCst)).count();
+    assert_eq!(connections.take_slot(now + HOUR / 2).err(), Some(HOUR / 2), "none is old enough");
+    let later = now + HOUR;
+    for n in 0..=SILENT_SHARE {
+        assert!(connections.take_slot(later).is_ok());
+        assert_eq!(closed(), n + 1, "the oldest stream goes");
+    }
+    // From then on the silent ones are waited for, and go.
+    assert_eq!(connections.take_slot(later + HOUR / 4).err(), Some(HOUR * 3 / 4));
+    assert!(connections.take_slot(later + HOUR).is_ok());
+    assert_eq!(closed(), SILENT_SHARE + 1);
 }
 
 #[tokio::test]

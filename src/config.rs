@@ -4,6 +4,7 @@
 mod admin;
 mod args;
 mod checks;
+mod choice;
 mod edits;
 mod error;
 mod file;
@@ -22,6 +23,7 @@ pub use admin::{
 };
 pub use args::ServeArgs;
 pub use checks::{BadSetting, BadSettings, Findings, Without};
+pub use choice::{Choice, ChoiceArgs, ChoiceError, Chosen};
 pub use edits::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount};
 pub use error::ConfigError;
 pub use file::{FileConfig, StackEntryConfig};
@@ -97,6 +99,8 @@ pub struct Config {
     pub stack: Vec<StackEntryConfig>,
     /// The file that these settings were read from, for the lines of what is found wrong later.
     pub source: Option<Arc<Source>>,
+    /// The file that a label of the node chose, where one does.
+    pub chosen: Option<Chosen>,
 }
 
 /// How the API server is reached.
@@ -267,6 +271,7 @@ impl Config {
             rounds: file.rounds.unwrap_or_default().over(&RoundTiming::default()),
             skip_adoption: args.skip_adoption || file.skip_adoption.unwrap_or(false),
             stack,
+            chosen: None,
             state_dir,
             edits,
             source: None,

@@ -4,6 +4,7 @@
 mod access;
 mod adopt;
 mod clock;
+mod configuration;
 mod drains;
 mod gpus;
 mod labels;
@@ -94,6 +95,7 @@ pub struct Daemon {
     left: Option<Snapshot>,
     kubelet: Option<kubelet::Running>,
     labels: labels::Labelling,
+    configuration: Option<configuration::Configuration>,
     /// What goes on until the stop.
     tasks: JoinSet<()>,
 }
@@ -105,6 +107,7 @@ impl Daemon {
     /// If any of it does not.
     pub async fn build(config: Config, options: Options) -> anyhow::Result<Self> {
         make_state_dir(&config)?;
+        let configuration = configuration::Configuration::of(&config);
         let progress = Arc::new(Progress::new(&config));
         let admin = admin::Server::bind(access::settings(&config, &progress))?;
         let clock = Arc::new(SystemClock::default());
@@ -150,6 +153,7 @@ impl Daemon {
             left,
             kubelet: None,
             labels: labels::Labelling::default(),
+            configuration,
             tasks: JoinSet::new(),
         };
         daemon.tasks.spawn(progress::beat(Arc::clone(daemon.door().figures())));
@@ -230,6 +234,7 @@ impl Daemon {
             let mut settings = cluster::Settings::new(api_server, node);
             settings.labels = self.labels.work(&self.config);
             settings.other_writer = self.labels.other_writer(&self.config);
+            settings.followed = self.configuration.as_ref().map(configuration::Configuration::followed);
             let cluster = cluster::start(settings, self.door().clone(), left);
             self.progress.cluster(cluster.link());
             self.cluster = Some(cluster);

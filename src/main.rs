@@ -2,7 +2,7 @@
 //! daemon, run until a signal, stop in order.
 
 use berth::cli::{self, Hooks, Looked, StateHooks, StateSummary};
-use berth::config::{Config, GpuSource};
+use berth::config::{ApiServer, Config, GpuSource};
 use berth::store::{self, Summary};
 use std::process::ExitCode;
 
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     };
     let (check_source, rehearse) = (berth::daemon::check_source, berth::daemon::rehearse);
     let sight = berth::daemon::sight;
-    let hooks = Hooks { serve, look, check_source, reach, rehearse, sight, state };
+    let hooks = Hooks { serve, look, check_source, reach, node_label, rehearse, sight, state };
     cli::parse().map_or_else(|code| code, |cli| cli::run(&cli, &hooks))
 }
 
@@ -35,6 +35,27 @@ fn reach(config: &Config) -> anyhow::Result<()> {
     let settings = berth::cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
     let connected = runtime.block_on(berth::cluster::connect(&settings));
     connected.map(drop).map_err(|error| anyhow::anyhow!(berth::cluster::words(&error)))
+}
+
+/// What chooses the configuration. Before there are logs: a failure that may pass goes to standard error.
+fn node_label(config: &Config, key: &str) -> anyhow::Result<Option<String>> {
+    anyhow::ensure!(
+        config.api_server != ApiServer::Off,
+        "--config-dir needs the API server for the node's label {key}: give --kubeconfig, or the pod a service account"
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let settings = berth::cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
+    let waits = |error: &berth::cluster::ConnectError| {
+        let longest = berth::cluster::LABEL_WAIT_MAX.as_secs();
+        eprintln!(
+            "berth: waiting up to {longest} s for the node's label {key}: {}",
+            berth::cluster::words(error)
+        );
+    };
+    let read = runtime.block_on(berth::cluster::node_label(&settings, key, waits));
+    read.map_err(|error| {
+        anyhow::anyhow!("cannot read the node's label {key}: {}", berth::cluster::words(&error))
+    })
 }
 
 /// What `berth node check` says of the GPUs.

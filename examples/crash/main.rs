@@ -77,6 +77,7 @@ fn main() -> ExitCode {
                 serve,
                 look: |_| bail!("this is the harness"),
                 check_source: |_| Ok(()),
+                node_label: |_, _| bail!("this is the harness"),
                 reach: |_| bail!("this is the harness"),
                 rehearse: |_, _| Ok(Findings::default()),
                 sight: |_| Sight::default(),

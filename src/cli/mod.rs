@@ -38,7 +38,7 @@ pub use process::ProcessCommand;
 pub use state::{StateCommand, StateDir, StateHooks, StateSummary};
 pub use usage::parse;
 
-use crate::config::{Config, Findings, GpuSource, ServeArgs, Without};
+use crate::config::{Choice, Config, Findings, GpuSource, ServeArgs, Without};
 use crate::kernel::gpu::Part;
 use crate::kernel::process::Sight;
 use args::ClientArgs;
@@ -61,6 +61,8 @@ pub struct Hooks {
     pub check_source: fn(&GpuSource) -> anyhow::Result<()>,
     /// Whether the API server answers and knows this node.
     pub reach: fn(&Config) -> anyhow::Result<()>,
+    /// The value of a label of this node, by the API server.
+    pub node_label: fn(&Config, &str) -> anyhow::Result<Option<String>>,
     /// Does with a configuration's GPUs and stack what a start does.
     pub rehearse: Rehearse,
 }
@@ -158,6 +160,13 @@ fn load(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks) -> anyhow::Result<
             }
             _ => config_check::all_errors(error, &args, hooks.rehearse),
         })?;
+    let config = match Choice::of(&args.choice) {
+        Some(choice) => {
+            let label = (hooks.node_label)(&config, &choice.label)?;
+            Config::load_chosen(&args, choice, label)?
+        }
+        None => config,
+    };
     (hooks.check_source)(&config.gpus).map_err(|error| match args.gpus {
         Some(_) => usage::BadUsage(format!("{error:#}")).into(),
         None => error,

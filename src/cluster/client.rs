@@ -8,6 +8,7 @@ use http::header::RETRY_AFTER;
 use k8s_openapi::api::core::v1::Node;
 use kube::client::{ClientBuilder, DynBody};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::core::PartialObjectMeta;
 use kube::{Api, Client, Config};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -96,12 +97,34 @@ pub enum ConnectError {
     },
 }
 
+impl ConnectError {
+    /// Whether the same may succeed later without anybody's doing: no connection, no answer in time, or a server
+    /// that is starting or busy.
+    pub(super) fn passes(&self) -> bool {
+        match self {
+            Self::Slow { .. } => true,
+            Self::Ask { source, .. } => match source.as_ref() {
+                kube::Error::Api(status) => status.code == 429 || status.code >= 500,
+                _ => true,
+            },
+            _ => false,
+        }
+    }
+}
+
 /// Connects once, and makes sure that the API server knows this node: the pods of another cluster
 /// would say that all of ours are gone.
 ///
 /// # Errors
 /// If it cannot be used; says what to do.
 pub async fn connect(settings: &Settings) -> Result<Client, ConnectError> {
+    connected(settings).await.map(|(client, _)| client)
+}
+
+/// The same, with this node's metadata.
+pub(super) async fn connected(
+    settings: &Settings,
+) -> Result<(Client, PartialObjectMeta<Node>), ConnectError> {
     let mut config = match &settings.api_server {
         ApiServer::Kubeconfig(path) => from_file(path).await?,
         ApiServer::InCluster | ApiServer::Off => {
@@ -125,8 +148,8 @@ pub async fn connect(settings: &Settings) -> Result<Client, ConnectError> {
         response
     });
     let client = builder.with_layer(&noted).build();
-    check_node(&client, &url, &settings.node).await?;
-    Ok(client)
+    let node = this_node(&client, &url, &settings.node).await?;
+    Ok((client, node))
 }
 
 async fn from_file(path: &Path) -> Result<Config, ConnectError> {
@@ -155,11 +178,11 @@ fn program(user: &AuthInfo) -> Option<String> {
 }
 
 /// Asks for this node's object.
-async fn check_node(client: &Client, url: &str, node: &str) -> Result<(), ConnectError> {
+async fn this_node(client: &Client, url: &str, node: &str) -> Result<PartialObjectMeta<Node>, ConnectError> {
     let nodes: Api<Node> = Api::all(client.clone());
     let asked = tokio::time::timeout(ANSWER_MAX, nodes.get_metadata(node)).await;
     match asked.map_err(|_| ConnectError::Slow { url: url.to_owned() })? {
-        Ok(_) => Ok(()),
+        Ok(found) => Ok(found),
         Err(kube::Error::Api(status)) if status.code == 404 => {
             Err(ConnectError::UnknownNode { url: url.to_owned(), node: node.to_owned() })
         }

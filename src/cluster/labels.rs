@@ -145,7 +145,7 @@ enum Stop {
 }
 
 /// Why there is no answer, or none that helps.
-struct Unanswered(String);
+pub(super) struct Unanswered(pub(super) String);
 
 /// A patch that the API server does not take.
 enum Refused {
@@ -241,7 +241,10 @@ async fn apply(nodes: &Api<Node>, node: &str, labels: &Labels) -> Result<(), Ref
 }
 
 /// An answer in time, or why there is none. `right`: what is needed for it.
-async fn answered<T>(sent: impl Future<Output = kube::Result<T>>, right: &str) -> Result<T, Unanswered> {
+pub(super) async fn answered<T>(
+    sent: impl Future<Output = kube::Result<T>>,
+    right: &str,
+) -> Result<T, Unanswered> {
     match timeout(ANSWER_MAX, sent).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(Unanswered(format!(

@@ -11,6 +11,7 @@ mod evict;
 mod labels;
 mod log;
 mod news;
+mod node_label;
 mod pod;
 mod pod_watch;
 mod pods;
@@ -20,6 +21,7 @@ mod wait;
 
 pub use client::{ConnectError, connect, words};
 pub use labels::{LabelWork, Labelled, OtherWriter};
+pub use node_label::{FollowedLabel, LABEL_WAIT_MAX, node_label};
 pub use pod::understand;
 pub use reviews::{ReviewError, Reviews, User};
 pub use wait::RetryAfter;
@@ -59,6 +61,8 @@ pub struct Settings {
     pub labels: Option<LabelWork>,
     /// Who is to know whether another writer labels the node object, if anybody.
     pub other_writer: Option<watch::Sender<OtherWriter>>,
+    /// The label of the node object that is followed, if any.
+    pub followed: Option<FollowedLabel>,
 }
 
 /// The longest wait before the API server is asked again.
@@ -84,6 +88,7 @@ impl Settings {
             retry_after: RetryAfter::default(),
             labels: None,
             other_writer: None,
+            followed: None,
         }
     }
 }
@@ -152,6 +157,11 @@ async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>, befor
                     labels::keep(settings, client.clone(), work).await;
                 } else if let Some(told) = &settings.other_writer {
                     labels::look_for_another(settings, client.clone(), told).await;
+                }
+            },
+            async {
+                if let Some(label) = &settings.followed {
+                    node_label::follow(settings, client.clone(), label).await;
                 }
             },
         );

@@ -3,7 +3,7 @@
 //! checked as they are read, so that a bad one is bad usage; the file's go through the same rules in
 //! [`super::Config::merge`].
 
-use super::{ApiServerMode, LogFormat, parsers};
+use super::{ApiServerMode, ChoiceArgs, LogFormat, parsers};
 use clap::Args;
 use clap::builder::BoolishValueParser;
 use std::path::PathBuf;
@@ -14,6 +14,9 @@ pub struct ServeArgs {
     /// The configuration file (YAML); flags and environment win over it
     #[arg(long, env = "BERTH_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Which file of a folder is laid over it.
+    #[command(flatten)]
+    pub choice: ChoiceArgs,
     /// The node's name [default: NODE_NAME, else the host's name]
     #[arg(long, env = "BERTH_NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,

@@ -279,6 +279,39 @@ impl From<OnFaultConfig> for OnFault {
 }
 
 impl FileConfig {
+    /// With the keys that only the other file has; a key of this one replaces that of the other, whole.
+    pub(super) fn over(self, below: Self) -> Self {
+        Self {
+            node_name: self.node_name.or(below.node_name),
+            kubelet_dir: self.kubelet_dir.or(below.kubelet_dir),
+            state_dir: self.state_dir.or(below.state_dir),
+            gpus: self.gpus.or(below.gpus),
+            nvml_library: self.nvml_library.or(below.nvml_library),
+            api_server: self.api_server.or(below.api_server),
+            kubeconfig: self.kubeconfig.or(below.kubeconfig),
+            admin_listen: self.admin_listen.or(below.admin_listen),
+            admin: self.admin.or(below.admin),
+            health_listen: self.health_listen.or(below.health_listen),
+            token_file: self.token_file.or(below.token_file),
+            log: self.log.or(below.log),
+            tracing: self.tracing.or(below.tracing),
+            resource: self.resource.or(below.resource),
+            mig_strategy: self.mig_strategy.or(below.mig_strategy),
+            memory_overcommit: self.memory_overcommit.or(below.memory_overcommit),
+            skip_adoption: self.skip_adoption.or(below.skip_adoption),
+            health: self.health.or(below.health),
+            history: self.history.or(below.history),
+            decisions: self.decisions.or(below.decisions),
+            processes: self.processes.or(below.processes),
+            labels: self.labels.or(below.labels),
+            container_edits: self.container_edits.or(below.container_edits),
+            rounds: self.rounds.or(below.rounds),
+            timing: self.timing.or(below.timing),
+            trusted_keys: self.trusted_keys.or(below.trusted_keys),
+            stack: self.stack.or(below.stack),
+        }
+    }
+
     /// Reads the text of a file. Empty text is all defaults.
     ///
     /// # Errors

@@ -41,6 +41,13 @@ impl Source {
     /// out, so that what depends on the others can be checked too; `None` if too little remains.
     #[must_use]
     pub fn settings(&self, args: &ServeArgs) -> (Option<Config>, Problems) {
+        self.settings_over(None, args)
+    }
+
+    /// The same, with the keys that only the other file has. What is wrong with that one is left out.
+    pub(super) fn settings_over(&self, below: Option<&Self>, args: &ServeArgs) -> (Option<Config>, Problems) {
+        let below = below.and_then(|below| below.document.read::<FileConfig>(LeftOut::default()).value);
+        let below = below.unwrap_or_default();
         let Reading { value, mut problems, mut left_out } =
             self.document.read::<FileConfig>(LeftOut::default());
         // Where the API may listen depends on `admin.tls`, which may be what could not be read.
@@ -49,7 +56,7 @@ impl Source {
         // What follows only from what was left out before is no problem of the file.
         for attempt in 0..LEAVING_OUT_MAX {
             let Some(read) = file else { break };
-            let merged = Config::merge(args, read);
+            let merged = Config::merge(args, read.over(below.clone()));
             let source = Self { left_out, ..self.clone() };
             let BadSettings(bad) = match merged {
                 Ok(config) => return (Some(Config { source: Some(Arc::new(source)), ..config }), problems),

@@ -4,6 +4,8 @@ use super::{Daemon, Options, drains};
 use crate::config::Config;
 use crate::trace::Pump;
 use anyhow::Context;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -12,14 +14,39 @@ const WORKERS: usize = 2;
 /// Longest that the last spans may take to a collector, once all else has stopped within a second.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
 
+/// How a run ended.
+enum End {
+    /// By a signal.
+    Stopped,
+    /// A label of the node chooses another configuration.
+    Reconfigured,
+}
+
 /// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP, by which other daemons read their configuration
-/// anew, changes nothing.
+/// anew, changes nothing. Where a label of the node chooses another configuration, the program stops as by a signal
+/// and starts again in the same process, which is no failure to a kubelet or systemd and waits for neither.
 ///
 /// # Errors
 /// What is wrong and what to do about it, in one line with its causes.
 pub fn serve(config: Config, traces: Option<Pump>) -> anyhow::Result<()> {
     super::memory::lay_out();
-    run(until_told(config, Options::default()), traces)
+    match run(until_told(config, Options::default()), traces)? {
+        End::Stopped => Ok(()),
+        End::Reconfigured => Err(start_again()),
+    }
+}
+
+/// Returns only if it fails. Threads, locks and sockets end with the old program.
+fn start_again() -> anyhow::Error {
+    let mut arguments = std::env::args_os();
+    // By its path, so that it keeps its name in the process table; a program that was replaced is still that of /proc.
+    let path = std::env::current_exe().ok().filter(|path| path.exists());
+    let mut program = Command::new(path.unwrap_or_else(|| "/proc/self/exe".into()));
+    if let Some(name) = arguments.next() {
+        program.arg0(name);
+    }
+    anyhow::Error::new(program.args(arguments).exec())
+        .context("cannot start again with the other configuration")
 }
 
 /// The same with other options.
@@ -27,10 +54,10 @@ pub fn serve(config: Config, traces: Option<Pump>) -> anyhow::Result<()> {
 /// # Errors
 /// As [`serve`].
 pub fn serve_with(config: Config, options: Options) -> anyhow::Result<()> {
-    run(until_told(config, options), None)
+    run(until_told(config, options), None).map(drop)
 }
 
-fn run(work: impl Future<Output = anyhow::Result<()>>, traces: Option<Pump>) -> anyhow::Result<()> {
+fn run(work: impl Future<Output = anyhow::Result<End>>, traces: Option<Pump>) -> anyhow::Result<End> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()
@@ -54,24 +81,26 @@ fn run(work: impl Future<Output = anyhow::Result<()>>, traces: Option<Pump>) -> 
     outcome
 }
 
-async fn until_told(config: Config, options: Options) -> anyhow::Result<()> {
+async fn until_told(config: Config, options: Options) -> anyhow::Result<End> {
     let mut stop = Stop::new().context("cannot listen for signals")?;
     let mut daemon = tokio::select! {
         built = Daemon::build(config, options) => built?,
         () = stop.told() => {
             tracing::info!("stopping before the start was done");
-            return Ok(());
+            return Ok(End::Stopped);
         }
     };
     if crate::spans::is_on() {
         tokio::spawn(drains::follow(daemon.door().watch()));
     }
+    let reconfigured = daemon.reconfigured();
     let outcome = tokio::select! {
         up = async {
             daemon.bring_up().await?;
             std::future::pending().await
         } => up,
-        () = stop.told() => Ok(()),
+        () = stop.told() => Ok(End::Stopped),
+        () = reconfigured => Ok(End::Reconfigured),
     };
     tracing::info!("stopping");
     daemon.stop().await;

@@ -86,10 +86,11 @@ pub(crate) enum Cut {
     Event(u16),
 }
 
-/// A kind of read: the whole node object, or lists and watches of pods.
+/// A kind of read: the whole node object, watches of it, or lists and watches of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Read {
     Node,
+    NodeWatch,
     Pods,
 }
 
@@ -136,6 +137,7 @@ impl ApiServer {
                             next.call(request)
                         })
                         .app_data(web::Data::from(Arc::clone(&world)))
+                        .route("/api/v1/nodes", web::get().to(nodes))
                         .route("/api/v1/nodes/{name}", web::get().to(node))
                         .route("/api/v1/pods", web::get().to(pods))
                         .configure(api_writes::routes)
@@ -205,6 +207,12 @@ impl World {
         state.version += 1;
         pod["metadata"]["resourceVersion"] = json!(state.version.to_string());
         self.log(&mut state, "DELETED", pod);
+    }
+
+    /// Something changed that is no pod.
+    pub(crate) fn changed(&self, state: &mut State) {
+        state.version += 1;
+        self.news.send_replace(state.version);
     }
 
     pub(crate) fn log(&self, state: &mut State, kind: &'static str, pod: Value) {
@@ -334,6 +342,41 @@ async fn node(world: web::Data<World>, name: web::Path<String>, request: HttpReq
         return HttpResponse::Ok().json(api_writes::node_object(&world));
     }
     HttpResponse::Ok().json(api_writes::node_metadata(&world))
+}
+
+/// Watches of the node's metadata by its name, as long as they are told to last.
+async fn nodes(world: web::Data<World>, request: HttpRequest) -> HttpResponse {
+    if let Some(faulty) = faulty(&world, Read::NodeWatch).await {
+        return faulty;
+    }
+    let query = web::Query::<BTreeMap<String, String>>::from_query(request.query_string()).unwrap();
+    let accept = request.headers().get("accept").and_then(|a| a.to_str().ok()).unwrap_or_default();
+    let own = query.get("fieldSelector") == Some(&format!("metadata.name={NODE}"));
+    let watches = query.get("watch").is_some_and(|w| w == "true" || w == "1");
+    if !own || !watches || !accept.contains("as=PartialObjectMetadata") {
+        return status(403, "this service account may watch the metadata of its own node only");
+    }
+    let since: u64 = query["resourceVersion"].parse().unwrap();
+    let end = Instant::now() + Duration::from_secs(query["timeoutSeconds"].parse().unwrap());
+    let world = world.into_inner();
+    let news = world.news.subscribe();
+    let lines = stream::unfold((world, news, since), move |(world, mut news, since)| async move {
+        loop {
+            let version = *news.borrow_and_update();
+            if world.state.lock().unwrap().cut_before > since {
+                return None;
+            }
+            if version > since {
+                let object = api_writes::node_metadata(&world);
+                let line = format!("{}\n", json!({"type": "MODIFIED", "object": object}));
+                return Some((Ok::<_, std::io::Error>(Bytes::from(line)), (world, news, version)));
+            }
+            if !matches!(timeout_at(end, news.changed()).await, Ok(Ok(()))) {
+                return None;
+            }
+        }
+    });
+    HttpResponse::Ok().content_type("application/json").streaming(Box::pin(lines))
 }
 
 async fn pods(world: web::Data<World>, request: HttpRequest) -> HttpResponse {

@@ -120,8 +120,9 @@ impl World {
 
     /// Somebody labels the node.
     pub(crate) fn label(&self, key: &str, value: &str, manager: &str) {
-        let labels = &mut self.state.lock().unwrap().writes.labels;
-        labels.insert(key.into(), (value.into(), BTreeSet::from([manager.to_owned()])));
+        let mut state = self.state.lock().unwrap();
+        state.writes.labels.insert(key.into(), (value.into(), BTreeSet::from([manager.to_owned()])));
+        self.changed(&mut state);
     }
 
     /// The node's labels.
@@ -153,7 +154,8 @@ pub(crate) fn node_metadata(world: &World) -> Value {
     let fields: Vec<Value> = fields.collect();
     let labels: BTreeMap<&String, &String> = labels.iter().map(|(key, (value, _))| (key, value)).collect();
     json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
-        "metadata": {"name": NODE, "uid": NODE, "labels": labels, "managedFields": fields}})
+        "metadata": {"name": NODE, "uid": NODE, "resourceVersion": state.version.to_string(), "labels": labels,
+            "managedFields": fields}})
 }
 
 /// Server-side apply of labels: each manager's own, conflicts refused unless by force.

@@ -33,6 +33,7 @@ mod client;
 mod cluster;
 mod cluster_faults;
 mod cluster_load;
+mod config_choice;
 mod config_files;
 mod crash;
 mod daemon;

@@ -68,6 +68,41 @@ NVIDIA = {
     "healthAddress": "::",
     "kubeletPodsAPI": True,
 }
+#: What NVIDIA's chart (v0.20) has by default and asks for nothing, where it is not as in Berth's own values.
+NVIDIA_DEFAULTS = {
+    "config": {"name": "", "map": {}, "default": "", "fallbackStrategies": ["named", "single"]},
+    **dict.fromkeys(["compatWithCPUManager", "migStrategy", "failOnInitError", "deviceListStrategy", "deviceIDStrategy", "nvidiaDriverRoot"]),
+    **dict.fromkeys(["gdrcopyEnabled", "gdsEnabled", "mofedEnabled", "deviceDiscoveryStrategy", "runtimeClassName"]),
+    "devicePlugin": {"enabled": True},
+    "gfd": {
+        "enabled": False,
+        "nameOverride": "gpu-feature-discovery",
+        "namespaceOverride": "",
+        "noTimestamp": None,
+        "sleepInterval": None,
+        "securityContext": {"privileged": True},
+    },
+    "nfd": {
+        "nameOverride": "node-feature-discovery",
+        "master": {"serviceAccount": {"name": "node-feature-discovery", "create": True}, "config": {"extraLabelNs": ["nvidia.com"]}},
+        "worker": {
+            "tolerations": [
+                {"key": "node-role.kubernetes.io/master", "operator": "Equal", "value": "", "effect": "NoSchedule"},
+                {"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"},
+            ],
+            "config": {"sources": {"pci": {"deviceClassWhitelist": ["02", "03"], "deviceLabelFields": ["vendor"]}}},
+        },
+    },
+    "mps": {"root": "/run/nvidia/mps", "enableHostPID": True},
+    "cdi": {"nvidiaHookPath": None, "featureFlags": None},
+    "updateStrategy": {"type": "RollingUpdate"},
+    "priorityClassName": "system-node-critical",
+}
+#: A file of NVIDIA's plugin and one of Berth, of which a label of the node chooses.
+CONFIGS = {
+    "shared": "version: v1\nsharing:\n  timeSlicing:\n    resources: [{name: nvidia.com/gpu, replicas: 4}]\n",
+    "whole": "stack: [{ policy: exclusive }]\n",
+}
 ALERTS = {
     "podMonitor": {"enabled": True},
     "serviceMonitor": {"enabled": True},
@@ -91,11 +126,30 @@ GOOD = {
         **ALERTS,
         "admin": {**chart.ODD_NAMES["admin"], "tls": {"secretName": "123", "clientCASecretName": "true", "issuerRef": {"name": "1e3"}}},
     },
-    "labels by NFD": {"gfd": {"enabled": True}, "profiles": {"a": {"config": {"labels": {"nfdFile": "/nfd/features.d/x"}}}}},
+    "labels by NFD": {
+        "config": {"labels": {"nfdFile": "/etc/kubernetes/node-feature-discovery/features.d/berth"}},
+        "gfd": {"enabled": True},
+        "profiles": {"a": {"config": {"labels": {"nfdFile": "/nfd/features.d/x"}}}},
+    },
+    "labels alone": {"gfd": {"enabled": True}},
     "labels of the node": {"labels": {"node": True}, "rbac": {"label": True}},
     "no API server": {"rbac": {"read": False}},
     "apiServer off, unquoted": {"config": {"apiServer": False}},
     "nvidia runtime": NVIDIA,
+    "the default values of NVIDIA's chart": NVIDIA_DEFAULTS,
+    "values of NVIDIA's chart": {
+        **NVIDIA_DEFAULTS,
+        "config": {"map": CONFIGS, "default": "shared", "fallbackStrategies": ["named"]},
+        "gfd": {"enabled": True, "noTimestamp": True},
+        "failOnInitError": False,
+        "gdsEnabled": True,
+        "migStrategy": "mixed",
+        "nvidiaDevRoot": "/run/nvidia/driver",
+        "devicePlugin": {"enabled": True, "enableHostNetwork": True},
+        "deviceDiscoveryStrategy": "nvml",
+    },
+    "a ConfigMap of one's own": {"config": {"name": "1e3", "stack": [{"policy": "exclusive"}], "fallbackStrategies": []}},
+    "files of a profile": {"profiles": {"a": {"config": {"map": {"only": "gpus: sim:1xt4"}}}}},
     "monitoring": ALERTS,
     "bypass denied": {"bypassPolicy": {"validationActions": ["Deny", "Audit"], "exemptNamespaces": []}},
     "nothing that can be off": {
@@ -120,7 +174,7 @@ def _own_token(name: str) -> dict:
     return {"name": name, "right": "read", "file": "/a"}
 
 
-#: What must be refused, and a word of why.
+#: What must be refused, and a word of why, or several.
 BAD = {
     **{f"a token that is called {name}": ({"admin": {"tokens": [_token(name)]}}, "/admin/tokens/0/name") for name in OWN_NAMES},
     **{
@@ -145,7 +199,41 @@ BAD = {
     "an unknown value": ({"imag": {}}, "imag"),
     "a key of the file that is the chart's": ({"config": {"healthListen": "0.0.0.0:1"}}, "healthListen"),
     "a key of the file that no daemon knows": ({"config": {"replicas": 4}}, "replicas"),
-    "NVIDIA's config.map": ({"config": {"map": {}}}, "map"),
+    "values of NVIDIA's chart without an equal, all at once": (
+        {
+            "image": {"repository": "nvcr.io/nvidia/k8s-device-plugin"},
+            "deviceDiscoveryStrategy": "tegra",
+            "devicePlugin": {"enabled": False},
+            "gfd": {"sleepInterval": "60s", "noTimestamp": False, "enableHostNetwork": True},
+            "nfd": {"enabled": True, "gc": {"enable": False}},
+            "mps": {"root": "/mps"},
+            "cdi": {"nvidiaHookPath": "/usr/bin/nvidia-ctk"},
+            "config": {"name": "mine", "map": CONFIGS},
+        },
+        [
+            "image.repository: nvcr.io/nvidia/k8s-device-plugin is NVIDIA's plugin; set image.repository",
+            "deviceDiscoveryStrategy: Berth finds GPUs by NVML alone",
+            "devicePlugin.enabled: one daemon serves devices and sets labels",
+            "gfd.sleepInterval: labels are written when they change",
+            "gfd.noTimestamp: Berth writes no nvidia.com/gfd.timestamp",
+            "gfd.enableHostNetwork: labels are set by Berth's own pod; use devicePlugin.enableHostNetwork",
+            "nfd.enabled: this chart installs no node-feature-discovery",
+            "nfd.gc: this chart installs no node-feature-discovery",
+            "mps.root: Berth starts no MPS control daemon; remove mps",
+            "cdi.nvidiaHookPath: Berth writes no CDI specification",
+            "config.name: names a ConfigMap of yours, and config.map makes one",
+        ],
+    ),
+    "files of which nothing chooses": ({"config": {"map": CONFIGS}}, "config.default: nothing chooses"),
+    "a default that is no file": ({"config": {"map": CONFIGS, "default": "a"}}, "config.default: a is no key of config.map; use one of shared, whole"),
+    "a file that is no YAML": ({"config": {"map": {"a": "b: ["}}}, "config.map.a: is no YAML"),
+    "a file with what the chart sets": ({"config": {"map": {"a": "stateDir: /a"}}}, "config.map.a: has stateDir"),
+    "a file that wants NVIDIA's MPS": ({"config": {"map": {"a": "sharing: { mps: { resources: [] } }"}}}, "config.map.a: has sharing.mps"),
+    "files of a profile that is wrong": ({"profiles": {"p": {"config": {"map": CONFIGS}}}}, "profiles.p.config.default: nothing chooses"),
+    "files without the API server": ({"config": {"map": {"a": ""}, "apiServer": "off"}}, "config.map: the node's label is read through the API server"),
+    "a fallback that there is not": ({"config": {"name": "a", "fallbackStrategies": ["first"]}}, "fallbackStrategies"),
+    "labels without the API server": ({"gfd": {"enabled": True}, "rbac": {"read": False}}, "rbac.read"),
+    "a device list strategy that there is not": ({"deviceListStrategy": "envvar,cdi"}, "deviceListStrategy"),
     "two daemons on a node": ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "maxSurge must stay 0"),
     "rights without the first": ({"rbac": {"read": False, "evict": True}}, "rbac.read"),
     "labels of the node without the right": ({"labels": {"node": True}}, "rbac.label"),
@@ -191,6 +279,19 @@ RENDERED = {
         ["berth-label", "node: true"],
     ),
     "labels of the node": (['name: "berth-label-own-node"', "node: true"], ["features.d"]),
+    # The right, and what holds it to the own node.
+    "labels alone": (['name: "berth-label"', 'name: "berth-label-own-node"', "node: true"], ["features.d"]),
+    "nvidia runtime": (["name: MIG_STRATEGY", 'value: "envvar,cdi-cri"', 'value: "/run/nvidia/driver"', "name: PASS_DEVICE_SPECS"], ["- watch\n  - apiGroups"]),
+    "the default values of NVIDIA's chart": ([], ["configs", "name: MIG_STRATEGY", "berth-label", "hostNetwork"]),
+    "values of NVIDIA's chart": (
+        ["--config-dir=/etc/berth-configs", '"--config-default=shared"', '"--config-fallbacks=named"', 'configMap: { name: "berth-configs" }']
+        + ["checksum/configs: ", "hostNetwork: true", 'name: "berth-label-own-node"', "- get\n    - watch"]
+        + [f'name: {name}\n              value: "{value}"' for name, value in (("FAIL_ON_INIT_ERROR", "false"), ("GDS_ENABLED", "true"))]
+        + [f'name: {name}\n              value: "{value}"' for name, value in (("MIG_STRATEGY", "mixed"), ("NVIDIA_DEV_ROOT", "/run/nvidia/driver"))],
+        ["features.d", "checksum/configs: \n"],
+    ),
+    "a ConfigMap of one's own": (['configMap: { name: "1e3" }', '"--config-fallbacks="', "policy: exclusive"], ["checksum/configs", "--config-default"]),
+    "files of a profile": (['configMap: { name: "berth-a-configs" }', 'name: "berth-a-configs"'], ['"berth-configs"']),
 }
 
 
@@ -235,8 +336,9 @@ class Check:
         faults = []
         for document in documents:
             faults += [f"{document['kind']}: {path} is no text" for path in _no_texts(document)]
-            if document["kind"] == "ConfigMap" and "config.yaml" in document["data"]:
-                faults += self._config(document["metadata"]["name"], document["data"]["config.yaml"])
+            if document["kind"] == "ConfigMap" and ("config.yaml" in document["data"] or document["metadata"]["name"].endswith("-configs")):
+                for file in document["data"].values():
+                    faults += self._config(document["metadata"]["name"], file)
             if document["kind"] in FOREIGN:
                 continue
             for version in VERSIONS:
@@ -269,11 +371,13 @@ def _rendered(name: str, values: dict) -> list[str]:
     return [f"{w!r} is not rendered" for w in there if w not in text] + [f"{w!r} is rendered" for w in absent if w in text]
 
 
-def _bad(values: dict, word: str) -> list[str]:
+def _bad(values: dict, words: str | list[str]) -> list[str]:
+    """`words`: one, or all of several, in what Helm says."""
     try:
         chart.render(values)
     except ValueError as why:
-        return [] if word in str(why) else [f"it is refused for another reason: {why}"]
+        missing = [word for word in ([words] if isinstance(words, str) else words) if word not in str(why)]
+        return [f"it is refused without {missing}: {why}"] if missing else []
     return ["it is taken"]
 
 

@@ -13,7 +13,9 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* Each template needs the namespace, so nothing is rendered before the values are checked. */ -}}
 {{- define "berth.namespace" -}}
+{{- include "berth.checkNvidia" . -}}
 {{- $namespace := default .Release.Namespace .Values.namespaceOverride -}}
 {{- if and (eq $namespace "default") (not .Values.allowDefaultNamespace) -}}
 {{- fail "berth keeps a namespace of its own: install it with `--namespace berth --create-namespace`, or set allowDefaultNamespace=true" -}}
@@ -78,18 +80,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- /* The file of `berth serve --config` for one profile's values. */ -}}
 {{- define "berth.configFile" -}}
 {{- $values := .values -}}
-{{- $config := deepCopy $values.config -}}
-{{- $edits := deepCopy (default (dict) $config.containerEdits) -}}
-{{- with $values.migStrategy -}}{{- $_ := set $config "migStrategy" . -}}{{- end -}}
-{{- with $values.deviceListStrategy -}}
-{{- $_ := set $edits "deviceListStrategy" (splitList "," (nospace .)) -}}
-{{- end -}}
-{{- with $values.deviceIDStrategy -}}{{- $_ := set $edits "deviceIdStrategy" . -}}{{- end -}}
-{{- if kindIs "bool" $values.compatWithCPUManager -}}
-{{- $_ := set $edits "passDeviceSpecs" $values.compatWithCPUManager -}}
-{{- end -}}
-{{- with $values.nvidiaDriverRoot -}}{{- $_ := set $edits "nvidiaDriverRoot" . -}}{{- end -}}
-{{- if $edits -}}{{- $_ := set $config "containerEdits" $edits -}}{{- end -}}
+{{- $config := omit (deepCopy $values.config) "map" "name" "default" "fallbackStrategies" -}}
 {{- /* YAML 1.1, which Helm reads, takes an unquoted off for false. */ -}}
 {{- if or (not $values.rbac.read) (and (hasKey $config "apiServer") (not $config.apiServer)) -}}
 {{- $_ := set $config "apiServer" "off" -}}
@@ -121,6 +112,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- /* Where the pods have what the admin API needs. */ -}}
 {{- define "berth.adminFolder" -}}/etc/berth-admin{{- end -}}
 {{- define "berth.socketFolder" -}}/run/berth{{- end -}}
+{{- /* Where they have the files of config.map or config.name. */ -}}
+{{- define "berth.configsFolder" -}}/etc/berth-configs{{- end -}}
 
 {{- /* Lays the values of `admin` over `config.admin`, and says where it listens. */ -}}
 {{- define "berth.admin" -}}
@@ -172,15 +165,138 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- /* Lays the values of `gfd` and `labels` over `config.labels`. */ -}}
 {{- define "berth.nodeLabels" -}}
 {{- $labels := default (dict) .config.labels -}}
-{{- if .values.gfd.enabled -}}
-{{- $_ := set $labels "nfdFile" (default "/etc/kubernetes/node-feature-discovery/features.d/berth" $labels.nfdFile) -}}
-{{- end -}}
 {{- with .values.labels.nfdFile -}}{{- $_ := set $labels "nfdFile" . -}}{{- end -}}
-{{- if .values.labels.node -}}{{- $_ := set $labels "node" true -}}{{- end -}}
-{{- if and $labels.node (not (and .values.rbac.read .values.rbac.label)) -}}
-{{- fail "labels.node needs rbac.read and rbac.label: the node is patched" -}}
+{{- if or .values.labels.node (and .values.gfd.enabled (not $labels.nfdFile)) -}}{{- $_ := set $labels "node" true -}}{{- end -}}
+{{- if and $labels.node (not (and .values.rbac.read (or .values.rbac.label .values.gfd.enabled))) -}}
+{{- fail "labels of the node need rbac.read, and labels.node needs rbac.label or gfd.enabled: the node is patched" -}}
 {{- end -}}
 {{- if $labels -}}{{- $_ := set .config "labels" $labels -}}{{- end -}}
+{{- end -}}
+
+{{- /* Whether Berth may patch its node: gfd.enabled is enough. */ -}}
+{{- define "berth.mayLabel" -}}
+{{- $file := or .Values.labels.nfdFile (dig "labels" "nfdFile" "" .Values.config) -}}
+{{- if or .Values.rbac.label (and .Values.gfd.enabled (not $file)) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* The ConfigMap whose files a label of the node chooses among, if there is one. */ -}}
+{{- define "berth.configsName" -}}
+{{- $config := .values.config -}}
+{{- if $config.name -}}
+{{- $config.name -}}
+{{- else if $config.map -}}
+{{- printf "%s-configs" (include "berth.profileName" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Whether any DaemonSet has such a ConfigMap. */ -}}
+{{- define "berth.hasConfigs" -}}
+{{- if or .Values.config.name .Values.config.map -}}true{{- end -}}
+{{- range .Values.profiles -}}
+{{- $config := default (dict) (default (dict) .).config -}}
+{{- if or $config.name $config.map -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Values of NVIDIA's chart as its pods get them: by the environment, which wins over every file. */ -}}
+{{- define "berth.nvidiaEnvironment" -}}
+{{- range $key, $name := dict
+  "compatWithCPUManager" "PASS_DEVICE_SPECS"
+  "deviceIDStrategy" "DEVICE_ID_STRATEGY"
+  "deviceListStrategy" "DEVICE_LIST_STRATEGY"
+  "failOnInitError" "FAIL_ON_INIT_ERROR"
+  "gdrcopyEnabled" "GDRCOPY_ENABLED"
+  "gdsEnabled" "GDS_ENABLED"
+  "migStrategy" "MIG_STRATEGY"
+  "mofedEnabled" "MOFED_ENABLED"
+  "nvidiaDevRoot" "NVIDIA_DEV_ROOT"
+  "nvidiaDriverRoot" "NVIDIA_DRIVER_ROOT"
+}}
+{{- $value := index $.values $key }}
+{{- if not (or (kindIs "invalid" $value) (eq (toString $value) "")) }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* Refuses what values of NVIDIA's chart ask for and Berth has not, all of it at once. */ -}}
+{{- define "berth.checkNvidia" -}}
+{{- $lines := list -}}
+{{- range $group := .Files.Get "files/nvidia-values.yaml" | fromYamlArray -}}
+{{- $given := $.Values -}}
+{{- $prefix := "" -}}
+{{- if $group.group -}}
+{{- $given = default (dict) (index $.Values $group.group) -}}
+{{- $prefix = printf "%s." $group.group -}}
+{{- end -}}
+{{- range $key, $value := $given -}}
+{{- $known := index $group.keys $key -}}
+{{- $taken := list -}}
+{{- range (default (dict) $known).taken -}}{{- $taken = append $taken (toJson .) -}}{{- end -}}
+{{- $instead := default $group.others (default (dict) $known).instead -}}
+{{- if and $instead (not (has (toJson $value) $taken)) -}}
+{{- $lines = append $lines (printf "%s%s: %s" $prefix $key $instead) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if hasSuffix "k8s-device-plugin" .Values.image.repository -}}
+{{- $lines = append $lines (printf "image.repository: %s is NVIDIA's plugin; set image.repository and image.tag to your image of Berth (deploy/Dockerfile)" .Values.image.repository) -}}
+{{- end -}}
+{{- $lines = concat $lines (include "berth.checkConfigs" (dict "values" .Values "prefix" "") | fromYamlArray) -}}
+{{- range $name, $own := .Values.profiles -}}
+{{- $config := default (dict) (default (dict) $own).config -}}
+{{- if or $config.map $config.name $config.default (hasKey $config "fallbackStrategies") -}}
+{{- $values := deepCopy $.Values -}}
+{{- include "berth.lay" (dict "to" $values "from" (deepCopy $own)) -}}
+{{- $lines = concat $lines (include "berth.checkConfigs" (dict "values" $values "prefix" (printf "profiles.%s." $name)) | fromYamlArray) -}}
+{{- end -}}
+{{- end -}}
+{{- if $lines -}}
+{{- fail (printf "these values cannot be used; change each as it says:\n  - %s" (join "\n  - " $lines)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What is wrong with config.map and its like, as a list in YAML. */ -}}
+{{- define "berth.checkConfigs" -}}
+{{- $config := .values.config -}}
+{{- $prefix := printf "%sconfig" .prefix -}}
+{{- $lines := list -}}
+{{- if and $config.name $config.map -}}
+{{- $lines = append $lines (printf "%s.name: names a ConfigMap of yours, and %s.map makes one; remove one of the two" $prefix $prefix) -}}
+{{- end -}}
+{{- if or $config.name $config.map -}}
+{{- $off := and (hasKey $config "apiServer") (or (not $config.apiServer) (eq (toString $config.apiServer) "off")) -}}
+{{- if or $off (not .values.rbac.read) -}}
+{{- $lines = append $lines (printf "%s.%s: the node's label is read through the API server; set rbac.read to true and remove config.apiServer" $prefix (ternary "name" "map" (not (empty $config.name)))) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $config.map (not $config.name) -}}
+{{- $keys := keys $config.map | sortAlpha -}}
+{{- $fallbacks := ternary $config.fallbackStrategies (list "named" "single") (hasKey $config "fallbackStrategies") -}}
+{{- if $config.default -}}
+{{- if not (hasKey $config.map $config.default) -}}
+{{- $lines = append $lines (printf "%s.default: %s is no key of %s.map; use one of %s" $prefix $config.default $prefix (join ", " $keys)) -}}
+{{- end -}}
+{{- else if not (or (and (has "named" $fallbacks) (hasKey $config.map "default")) (and (has "single" $fallbacks) (eq (len $keys) 1)) (has "empty" $fallbacks)) -}}
+{{- $lines = append $lines (printf "%s.default: nothing chooses for nodes without the label; set it to one of %s, or add empty to %s.fallbackStrategies" $prefix (join ", " $keys) $prefix) -}}
+{{- end -}}
+{{- range $key, $text := $config.map -}}
+{{- $file := fromYaml $text -}}
+{{- if $file.Error -}}
+{{- $lines = append $lines (printf "%s.map.%s: is no YAML: %s" $prefix $key (replace "\n" " " $file.Error)) -}}
+{{- end -}}
+{{- range list "kubeletDir" "stateDir" "adminListen" "healthListen" -}}
+{{- if hasKey $file . -}}
+{{- $lines = append $lines (printf "%s.map.%s: has %s, which the chart sets; use the chart's value" $prefix $key .) -}}
+{{- end -}}
+{{- end -}}
+{{- if dig "sharing" "mps" false $file -}}
+{{- $lines = append $lines (printf "%s.map.%s: has sharing.mps, and Berth starts no MPS control daemon; use sharing.timeSlicing, or a stack with containerEdits.resources.RESOURCE.mps" $prefix $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $lines -}}
 {{- end -}}
 
 {{- /* Whether any profile's admin API is open to the network. Profiles may bring TLS by their `config` alone. */ -}}

@@ -26,6 +26,8 @@ _STATE = LIB / "berth"
 _TOKEN = _STATE / "token"
 _CLIENT = {"BERTH_SERVER": f"http://{ADMIN}", "BERTH_TOKEN_FILE": str(_TOKEN)}
 _CONFIG = RUN / "berth.yaml"
+#: Where a pod would have the ConfigMap of `config.map`.
+_CONFIGS = RUN / "configs"
 
 #: What the library case mounts into every container that holds a whole GPU.
 LIBRARY_ON_HOST = RUN / "library"
@@ -37,7 +39,8 @@ class Setup:
 
     `shares`: so many of each GPU, under `shares_as`. `mixed`: `both` or `latched`, four shares a GPU beside the
     whole. `quiet_seconds`: after which an unhealthy GPU may come back. `api_server`: it may ask the API server.
-    `labels`: it labels the node with its GPUs, for which it must ask.
+    `labels`: it labels the node with its GPUs, for which it must ask. `configs`: a label of the node chooses its stack
+    among the files of `Berth.mount_configs`.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Setup:
         cdi: bool = False,
         api_server: bool = False,
         labels: bool = False,
+        configs: bool = False,
     ) -> None:
         self.gpus = gpus
         self.shares = shares
@@ -61,6 +65,7 @@ class Setup:
         self.cdi = cdi
         self.api_server = api_server
         self.labels = labels
+        self.configs = configs
 
     @property
     def resource(self) -> str:
@@ -104,6 +109,8 @@ class Berth:
         args = [binary, "serve", "--config", _CONFIG]
         if setup.api_server and kubeconfig is not None:
             args += ["--kubeconfig", kubeconfig]
+        if setup.configs:
+            args += ["--config-dir", _CONFIGS]
         self._process = process.Process("berth", args, logs / "berth.log", fake.environment)
 
     def start(self) -> None:
@@ -117,6 +124,20 @@ class Berth:
         until("berth is ready (/readyz)", 30, ready, every=0.02)
         for resource in self.setup.resources:
             self.registered(resource)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def mount_configs(self, files: dict[str, str]) -> None:
+        """Puts a ConfigMap's data where it reads them, as the kubelet does: links to a folder beside them."""
+        shutil.rmtree(_CONFIGS, ignore_errors=True)
+        data = _CONFIGS / "..2026_01_01"
+        data.mkdir(parents=True)
+        (_CONFIGS / "..data").symlink_to(data.name)
+        for name, text in files.items():
+            (data / name).write_text(text, encoding="utf-8")
+            (_CONFIGS / name).symlink_to(f"..data/{name}")
 
     def cli(self, *args: str, seconds: float = 60) -> str:
         """Runs `berth ARGS` against the running daemon, as an operator would; returns what it printed."""
@@ -214,8 +235,9 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
         "gpus": "nvml",
         "nvmlLibrary": str(nvml_library),
         "adminListen": ADMIN,
-        "stack": _stack(setup),
     }
+    if not setup.configs:
+        settings["stack"] = _stack(setup)
     if setup.quiet_seconds is not None:
         settings["health"] = {"quietSeconds": setup.quiet_seconds}
     if setup.labels:

@@ -509,14 +509,8 @@ class Deployed:
         self._signed("alice", "client", [])
         self.cluster.kubectl("-n", BERTH, "create", "secret", "generic", "berth-clients", f"--from-file={folder}/ca.crt")
         self.cluster.kubectl("-n", BERTH, "create", "secret", "generic", "berth-tokens", f"--from-literal=ci={secret}")
-        address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(machine.API_SERVER_PORT)}
-        repository, _, tag = IMAGE.rpartition(":")
         values = {
-            "image": {"repository": repository, "tag": tag},
-            "hostNetwork": True,
-            "stateDir": str(_STATE),
             "config": {"gpus": "sim:2xh100", "log": "json"},
-            "extraEnv": [{"name": name, "value": value} for name, value in address.items()],
             "labels": {"nfdFile": str(features / "berth")},
             "admin": {
                 "tls": {
@@ -529,10 +523,8 @@ class Deployed:
                 "limits": {"readsPerSecond": 200},
             },
         }
-        rendered = places.RUN / "rendered.yaml"
-        rendered.write_text("---\n".join(chart.render(values)), encoding="utf-8")
         shutil.rmtree(features, ignore_errors=True)
-        self.cluster.kubectl("-n", BERTH, "apply", "-f", rendered)
+        self._install(values)
         product = "nvidia.com/gpu.product=NVIDIA-H100"
         file = features / "berth"
         until("the file for NFD is there", 120, lambda: file.exists() and product in file.read_text(encoding="ascii"))
@@ -570,6 +562,26 @@ class Deployed:
         until("the pod is gone", 60, lambda: not self._pods())
         return f"exclusive: {_WHOLE}=2; shared: {_SHARED}=10"
 
+    def a_label_chooses_among_files_of_nvidias_plugin(self) -> str:
+        """`config.map` and `gfd.enabled` as in NVIDIA's chart: another label is another file, in the same pod."""
+        self.cluster.kubectl("-n", BERTH, "delete", "daemonset", "--all", "--wait")
+        until("the pod is gone", 60, lambda: not self._pods())
+        shutil.rmtree(_STATE, ignore_errors=True)
+        sharing = {"timeSlicing": {"renameByDefault": True, "resources": [{"name": _WHOLE, "replicas": 4}]}}
+        files = {"whole": {"version": "v1"}, "shared": {"version": "v1", "sharing": sharing}}
+        configs = {name: json.dumps(file) for name, file in files.items()}
+        self._install({"config": {"gpus": "sim:2xh100", "map": configs, "default": "whole"}, "gfd": {"enabled": True}})
+        self._ready("berth")
+        self._allocatable({_WHOLE: 2})
+        pid = self._pid()
+        label = ("label", "--overwrite", "node", kubelet.NODE_NAME)
+        self.cluster.kubectl(*label, "nvidia.com/device-plugin.config=shared")
+        self._allocatable({_SHARED: 8, _WHOLE: 0}, seconds=120)
+        until("the labels follow", 60, lambda: self.cluster.node()["metadata"]["labels"].get(f"{_WHOLE}.replicas") == "4")
+        if self._pid() != pid:
+            raise Trouble("it is another process")
+        return f"whole: {_WHOLE}=2; shared: {_SHARED}=8"
+
     CASES = (
         manifests_are_taken,
         expressions_have_types,
@@ -588,9 +600,24 @@ class Deployed:
         a_renewed_certificate_is_taken,
         the_chart_with_all_that_is_off_by_default,
         a_node_gets_what_its_profile_says,
+        a_label_chooses_among_files_of_nvidias_plugin,
     )
 
     # By what means
+
+    def _install(self, values: dict) -> None:
+        """Helm's rendering of these values, with what is different on this machine."""
+        address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(machine.API_SERVER_PORT)}
+        repository, _, tag = IMAGE.rpartition(":")
+        here = {
+            "image": {"repository": repository, "tag": tag},
+            "hostNetwork": True,
+            "stateDir": str(_STATE),
+            "extraEnv": [{"name": name, "value": value} for name, value in address.items()],
+        }
+        rendered = places.RUN / "rendered.yaml"
+        rendered.write_text("---\n".join(chart.render({**here, **values})), encoding="utf-8")
+        self.cluster.kubectl("-n", BERTH, "apply", "-f", rendered)
 
     def _apply(self, manifest: str) -> None:
         """A manifest with what is different on this machine, by a kustomization as an operator would write it."""

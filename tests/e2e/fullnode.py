@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 from bench import Bench
 from berth import SHARED, WHOLE, Setup, gpu_of
 from kubelet import healthy
-from pods import Pod
+from pods import NAMESPACE, Pod
 from say import Trouble, until
 from scenario import Scenario
 
@@ -371,6 +372,54 @@ def labels_stand_back(bench: Bench) -> None:
     _labels(bench, {f"{WHOLE}.replicas": "4"}, 90)
 
 
+def configured(bench: Bench) -> None:
+    """Two files of NVIDIA's plugin in a ConfigMap; without the label, `default` is the node's."""
+    cluster = bench.node.cluster
+    drafts = bench.logs / "nvidia-configs"
+    drafts.mkdir(exist_ok=True)
+    files = []
+    for name, config in _NVIDIA_CONFIGS.items():
+        # JSON is YAML.
+        (drafts / name).write_text(json.dumps(config, indent=1), encoding="utf-8")
+        files.append(f"--from-file={name}={drafts / name}")
+    cluster.kubectl("create", "configmap", _CONFIGS, *files)
+    bench.at_end.append(lambda: cluster.kubectl("delete", "configmap", _CONFIGS))
+    bench.at_end.append(lambda: cluster.kubectl("label", "node", cluster.name, f"{_CONFIG_LABEL}-"))
+    # What the chart adds to the first role where it renders `config.map`.
+    cluster.kubectl("create", "clusterrole", "berth-configs", "--verb=watch", "--resource=nodes")
+    cluster.kubectl("create", "clusterrolebinding", "berth-configs", "--clusterrole=berth-configs", "--user=berth")
+    bench.berth.mount_configs(cluster.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{_CONFIGS}")["data"])
+    bench.berth.start()
+    bench.allocatable({WHOLE: 2})
+    whole = bench.pod("whole", {"main": 1})
+    bench.start(whole)
+    bench.equals_truth(HOLDER_SECONDS)
+
+
+def reconfigured(bench: Bench) -> str:
+    """Another label, and the other file is in force: the same process, the same allocations, no pod notices."""
+    kubectl, name = bench.node.cluster.kubectl, bench.node.cluster.name
+    (taken,) = bench.gpus_seen(bench.running[0], "main")
+    before, pid, begin = bench.picture(), bench.berth.pid, time.monotonic()
+    # The held GPU stays whole, the other one is cut into shares.
+    kubectl("label", "node", name, f"{_CONFIG_LABEL}=shared")
+    bench.allocatable({WHOLE: 1, SHARED: 4}, 30)
+    took = time.monotonic() - begin
+    bench.unchanged(before)
+    # A name that is no key of the ConfigMap changes nothing.
+    kubectl("label", "node", name, f"{_CONFIG_LABEL}=nothing", "--overwrite")
+    shares = [bench.pod(f"share-{n}", {"main": 1}, resource=SHARED) for n in range(4)]
+    bench.start(*shares)
+    for pod in shares:
+        if taken in bench.gpus_seen(pod, "main"):
+            raise Trouble(f"{pod.name} has a share of the GPU that is held whole")
+    bench.equals_truth(HOLDER_SECONDS)
+    if bench.berth.pid != pid:
+        raise Trouble("berth is another process")
+    bench.no_pod_failed()
+    return f"in_force_after_s={took:.1f}"
+
+
 def _labels(bench: Bench, wanted: dict[str, str], seconds: float = 30) -> None:
     def look() -> bool:
         shown = bench.node.cluster.node()["metadata"]["labels"]
@@ -409,6 +458,18 @@ _ENDS = {
 }
 
 _API_SERVER = [("serve", "--kubeconfig")]
+
+#: By which NVIDIA's plugin chooses a node's file, and the ConfigMap with two of them.
+_CONFIG_LABEL = "nvidia.com/device-plugin.config"
+_CONFIGS = "gpu-configs"
+_NVIDIA_CONFIGS = {
+    "default": {"version": "v1", "flags": {"migStrategy": "none"}},
+    "shared": {
+        "version": "v1",
+        "flags": {"migStrategy": "none", "plugin": {"deviceIDStrategy": "uuid"}},
+        "sharing": {"timeSlicing": {"renameByDefault": True, "resources": [{"name": WHOLE, "replicas": 4}]}},
+    },
+}
 
 SCENARIOS = [
     Scenario(
@@ -456,6 +517,17 @@ SCENARIOS = [
         },
         cluster=True,
         needs=_API_SERVER,
+    ),
+    Scenario(
+        "configs",
+        Setup(gpus=2, api_server=True, configs=True),
+        {
+            "NVIDIA's config file by ConfigMap: whole GPUs without the label": configured,
+            "NVIDIA's config file by label: shares, and running pods notice nothing": reconfigured,
+        },
+        cluster=True,
+        berth_first=False,
+        needs=[*_API_SERVER, ("serve", "--config-dir"), ("config", "from-nvidia")],
     ),
     Scenario(
         "ends",

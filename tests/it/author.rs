@@ -208,7 +208,7 @@ fn test_runs_files_and_folders_and_its_exit_code_says_how_it_went() {
     assert_eq!(output.status.code(), Some(1), "{}", told(&output));
     let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&answer["passed"], &answer["failed"]), (&5.into(), &1.into()));
-    let trouble = answer["scenarios"][3]["trouble"].as_str().unwrap();
+    let trouble = answer["scenarios"][5]["trouble"].as_str().unwrap();
     assert!(trouble.contains("did you mean `offer`?") && trouble.contains("line 4"), "{trouble}");
     assert_eq!(berth(folder.path(), &["policy", "test", "--shipped", "timeslice"]).status.code(), Some(2));
     let output = berth(folder.path(), &["policy", "test", "--shipped", "none", good]);

@@ -276,7 +276,7 @@ fn a_long_list_comes_page_by_page_and_every_allocation_once() {
     assert_eq!((first.len(), total), (3, 8));
     assert_eq!(first[0], live, "newest first");
     // One ends between two pages, and another is granted: nobody is shown twice or left out.
-    bench.delete(&format!("/api/v1/allocations/{live}")).expect(200);
+    bench.delete(&format!("/api/v1/allocations/{live}?force=true")).expect(200);
     bench.allocate(0);
     let (mut seen, mut next) = (first, next);
     while let Some(after) = next {

@@ -273,11 +273,10 @@ pub(super) async fn end(
     // For the log alone; the turn that ends it does not ask.
     let shown = shown_running(&state, &state.door.snapshot(), id);
     let applied = state.door.end(id, true).await?;
-    match shown.as_str() {
-        "" => tracing::info!(allocation = %id, by, force, "an allocation was ended"),
-        shown => {
-            tracing::warn!(allocation = %id, by, force, shown, "an allocation was ended while its pod runs")
-        }
+    if shown.is_empty() {
+        tracing::info!(allocation = %id, by, force, "an allocation was ended");
+    } else {
+        tracing::warn!(allocation = %id, by, force, shown, "an allocation was ended while its pod runs");
     }
     answer(&state, &applied.snapshot, id)
 }

@@ -157,7 +157,7 @@ mod tests {
         asked.record(429, Some("5"), now);
         asked.record(503, Some(" 3 "), now);
         assert_eq!(asked.and(seconds(2), now), seconds(7), "the later moment counts");
-        assert_eq!(asked.clone().and(seconds(2), now + seconds(4)), seconds(3), "whoever asks");
+        assert_eq!(asked.and(seconds(2), now + seconds(4)), seconds(3));
         assert_eq!(asked.and(seconds(2), now + seconds(60)), seconds(2));
         asked.record(429, Some("99999999"), now);
         assert_eq!(asked.and(Duration::ZERO, now), RETRY_AFTER_MAX);

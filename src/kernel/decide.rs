@@ -170,7 +170,8 @@ fn end(
     };
     let witnesses = running::witnesses(ledger, &rules.timing, allocation, now);
     if !force && !witnesses.is_empty() {
-        return Err(Refusal::StillRunning { id, holder: allocation.holder.clone(), witnesses });
+        let holder = Box::new(allocation.holder.clone());
+        return Err(Refusal::StillRunning { id, holder, witnesses });
     }
     Ok(round::end_changes(
         ledger,

@@ -48,7 +48,7 @@ pub enum Refusal {
     /// The allocation has ended already.
     AlreadyEnded { id: AllocationId, reason: EndReason },
     /// A source shows the allocation's pod running.
-    StillRunning { id: AllocationId, holder: Holder, witnesses: Vec<Witness> },
+    StillRunning { id: AllocationId, holder: Box<Holder>, witnesses: Vec<Witness> },
     /// The stack was changed since the caller read it.
     StackMoved { revision: u64 },
     /// The policy version is in the active stack.

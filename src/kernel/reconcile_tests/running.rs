@@ -27,7 +27,8 @@ fn held(when: u64) -> RoundView {
 #[test]
 fn each_source_of_the_kubelet_keeps_an_allocation_from_ending() {
     let empty = |when| view(when, vec![], vec![]);
-    let table: [(fn(u64) -> RoundView, &[Witness]); 3] = [
+    type Case = (fn(u64) -> RoundView, &'static [Witness]);
+    let table: [Case; 3] = [
         (held, &[Witness::Checkpoint, Witness::List]),
         (|when| RoundView { checkpoint: Some(vec![]), ..held(when) }, &[Witness::List]),
         (|when| RoundView { list: view(when, vec![], vec![]).list, ..held(when) }, &[Witness::Checkpoint]),

@@ -12,6 +12,7 @@
 //! The modules in reading order. Which may name which is held by a test that reads the sources.
 
 pub mod figures;
+pub mod files;
 pub mod kernel;
 pub mod labels;
 pub mod ports;

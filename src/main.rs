@@ -15,6 +15,7 @@ fn main() -> ExitCode {
     let state = StateHooks {
         export: |dir, out| Ok(store::export(dir, out)?),
         import: |dir, lines| Ok(shown(store::import(dir, lines)?)),
+        init: |dir| Ok(shown(store::init(dir)?)),
         verify: |dir| Ok(shown(store::verify(dir)?)),
     };
     let (check_source, rehearse) = (berth::daemon::check_source, berth::daemon::rehearse);

@@ -109,9 +109,19 @@ pub enum StoreError {
         /// Newest format that this release reads.
         known: u32,
     },
+    /// One was made here, and there is none any more.
+    #[error(
+        "the store at {path} is gone, although one was made here ({made} says so), with its cordons, its stack and its allocations: put it back, restore a copy (`berth state import FILE`), or begin with an empty store (`berth state init`), which adopts running pods from the kubelet's checkpoint"
+    )]
+    Gone {
+        /// The store's folder.
+        path: String,
+        /// The file that says so.
+        made: String,
+    },
     /// Cannot be read back.
     #[error(
-        "the store at {path} is damaged ({what}); it was left as it is: restore a copy, or move the folder away and start anew, which adopts running pods from the kubelet's checkpoint"
+        "the store at {path} is damaged ({what}); it was left as it is: move the folder away, then restore a copy (`berth state import FILE`), or begin with an empty store (`berth state init`), which adopts running pods from the kubelet's checkpoint"
     )]
     Damaged {
         /// The store's folder.

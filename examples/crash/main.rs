@@ -69,6 +69,7 @@ fn main() -> ExitCode {
         let state = StateHooks {
             export: |_, _| bail!("this is the harness"),
             import: |_, _| bail!("this is the harness"),
+            init: |_| bail!("this is the harness"),
             verify: |_| bail!("this is the harness"),
         };
         return berth::cli::run(

@@ -2,6 +2,7 @@
 
 use super::problem::{Kind, Problem};
 use super::server::AdminError;
+use crate::files::{self, Links};
 use actix_web::http::header::{AUTHORIZATION, HeaderMap};
 use sha2::{Digest, Sha256};
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -112,11 +113,8 @@ pub fn check_token_file(path: &Path) -> Result<(), AdminError> {
 pub(super) fn read(path: &Path) -> Result<TokenHash, AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     let unreadable = |e| bad("it cannot be read", Some(e));
-    let file = File::open(path).map_err(unreadable)?;
+    let file = files::open(path, Links::Follow).map_err(unreadable)?;
     let about = file.metadata().map_err(unreadable)?;
-    if !about.is_file() {
-        return Err(bad("it is no regular file", None));
-    }
     match about.permissions().mode() {
         mode if mode & 0o022 != 0 => {
             return Err(bad("others may write to it: chmod 600, and write a new token if in doubt", None));

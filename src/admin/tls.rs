@@ -17,7 +17,6 @@ use rustls::sign::CertifiedKey;
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme};
 use sha2::{Digest, Sha256};
 use std::fmt;
-use std::io::Read;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -247,13 +246,10 @@ fn read_all<P: AsRef<Path>>(files: &[P]) -> Result<Vec<Vec<u8>>, AdminError> {
 fn read(path: &Path) -> Result<Vec<u8>, AdminError> {
     let unreadable =
         |source| AdminError::Tls { path: path.into(), rule: "cannot be read".into(), source: Some(source) };
-    let file = std::fs::File::open(path).map_err(unreadable)?;
-    let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > FILE_BYTES_MAX {
-        return Err(wrong(path, "is larger than 1 MiB"));
-    }
-    Ok(bytes)
+    crate::files::read(path, FILE_BYTES_MAX).map_err(|error| match error.kind() {
+        std::io::ErrorKind::FileTooLarge => wrong(path, "is larger than 1 MiB"),
+        _ => unreadable(error),
+    })
 }
 
 fn digests(read: &[Vec<u8>]) -> Digests {

@@ -210,6 +210,7 @@ The daemon must be stopped, or a copy of its state folder be named:
   berth state verify
   berth state export > state.jsonl
   berth state import --state-dir /var/lib/berth-new state.jsonl
+  berth state init                          # the store is lost, and there is no export: begin with an empty one
 
 JSON lines: a header with the format and the number of records, then one record a line. Modules of
 uploaded policies and the token are files beside the store and not in it: copy those, or push them anew.")]

@@ -17,6 +17,8 @@ use ureq::typestate::AgentScope;
 pub(super) const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Largest answer to a probe, bytes: a problem has some 500.
 const PROBLEM_BYTES_MAX: u64 = 16 * 1024;
+/// Most bytes that are read of a certificate or key file, as the daemon has it.
+const PEM_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Where a daemon is, and how it is talked to.
 pub(super) struct Reach {
@@ -229,7 +231,7 @@ fn tls_config(args: &ClientArgs) -> anyhow::Result<TlsConfig> {
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+    crate::files::read(path, PEM_BYTES_MAX).with_context(|| format!("cannot read {}", path.display()))
 }
 
 fn certificates(path: &Path) -> anyhow::Result<Vec<Certificate<'static>>> {

@@ -28,6 +28,12 @@ pub enum StateCommand {
         /// What `berth state export` wrote; `-` reads standard input
         file: PathBuf,
     },
+    /// Make an empty store in a state folder whose store is gone; cordons and the stack are lost with it
+    Init {
+        /// Which store.
+        #[command(flatten)]
+        state: StateDir,
+    },
     /// Read everything and say what there is, or what is damaged; exit code 1 then
     Verify {
         /// Which store.
@@ -51,6 +57,8 @@ pub struct StateHooks {
     pub export: fn(&Path, &mut dyn Write) -> anyhow::Result<()>,
     /// Makes a store from JSON lines.
     pub import: fn(&Path, &mut dyn BufRead) -> anyhow::Result<StateSummary>,
+    /// Makes an empty store.
+    pub init: fn(&Path) -> anyhow::Result<StateSummary>,
     /// Reads everything.
     pub verify: fn(&Path) -> anyhow::Result<StateSummary>,
 }
@@ -79,6 +87,7 @@ pub(super) fn run(command: &StateCommand, hooks: &StateHooks, out: &mut Out) -> 
             };
             show(&done?, "imported", state, out)
         }
+        StateCommand::Init { state } => show(&(hooks.init)(&state.state_dir)?, "made", state, out),
         StateCommand::Verify { state } => show(&(hooks.verify)(&state.state_dir)?, "ok", state, out),
     }
 }

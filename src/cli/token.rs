@@ -4,6 +4,9 @@ use super::args::{ClientArgs, TokenCommand};
 use super::output::Out;
 use anyhow::{Context, bail};
 
+/// Most bytes that are read of a token file; a token has at most 512.
+const TOKEN_BYTES_MAX: u64 = 4 * 1024;
+
 pub(super) fn run(command: TokenCommand, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
     match command {
         TokenCommand::Rotate => {
@@ -21,7 +24,7 @@ pub(super) fn run(command: TokenCommand, args: &ClientArgs, out: &mut Out) -> an
 /// If it cannot be read, or holds what no daemon takes for a token; says what a token file looks like.
 pub(super) fn read(args: &ClientArgs) -> anyhow::Result<String> {
     let path = args.token_file();
-    let text = std::fs::read_to_string(&path).with_context(|| {
+    let text = crate::files::read_text(&path, TOKEN_BYTES_MAX).with_context(|| {
         format!(
             "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
              BERTH_TOKEN_FILE (the daemon makes the file when it first starts)",

@@ -3,6 +3,7 @@
 use super::wait::{self, Backoff};
 use super::{Link, Settings};
 use crate::config::ApiServer;
+use crate::files;
 use http::Response;
 use http::header::RETRY_AFTER;
 use k8s_openapi::api::core::v1::Node;
@@ -15,6 +16,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tower::util::MapResponseLayer;
+
+/// Most bytes that are read of a kubeconfig; clusters and users by the hundred need less.
+const KUBECONFIG_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Longest wait for an answer to one request. Watches have a timeout of their own.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(15);
@@ -157,6 +161,9 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
         KubeconfigError::Parse(_) => ConnectError::Malformed { path: path.to_owned() },
         other => ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(other) },
     };
+    // The library would wait for the other end of a FIFO.
+    let text = files::read_text(path, KUBECONFIG_BYTES_MAX);
+    text.map_err(|error| wrong(KubeconfigError::ReadConfig(error, path.to_owned())))?;
     let file = Kubeconfig::read_from(path).map_err(wrong)?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(wrong)?;
     match program(&config.auth_info) {

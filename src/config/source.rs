@@ -31,7 +31,7 @@ impl Source {
         if bytes > CONFIG_BYTES_MAX {
             return Err(ConfigError::TooLarge { path: path.into(), bytes });
         }
-        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        let text = crate::files::read_text(path, CONFIG_BYTES_MAX).map_err(unreadable)?;
         let document =
             Document::parse(&text).map_err(|problems| ConfigError::Wrong { path: path.into(), problems })?;
         Ok(Self { path: path.into(), document, left_out: LeftOut::default() })

@@ -14,17 +14,18 @@ mod recent;
 mod scan;
 mod segments;
 
+use crate::files;
 use crate::kernel::decision::{Decision, Filter, JournalLimit};
 use crate::kernel::names::Digest;
 use crate::ports::{Found, Input, Journal, JournalError, Standing, Visit};
 use entry::Entry;
 use frame::{Frame, Head, frames};
 use recent::Recent;
-use segments::{SEGMENT_BYTES, Segments};
+use segments::{SEGMENT_BYTES, SEGMENT_READ_MAX, Segments};
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
@@ -121,7 +122,8 @@ impl FileJournal {
         let mut next = 1;
         // The newest may hold no whole frame.
         for segment in segments.all.iter().rev() {
-            let bytes = fs::read(&segment.path).map_err(|e| wrong("cannot read its newest file", e))?;
+            let bytes = files::read(&segment.path, SEGMENT_READ_MAX)
+                .map_err(|e| wrong("cannot read its newest file", e))?;
             // Its name is taken, whatever is in it.
             next = next.max(segment.first + 1);
             if let Some(last) = frames(&bytes).filter_map(|frame| seq(&frame)).last() {

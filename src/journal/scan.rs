@@ -2,12 +2,12 @@
 
 use super::entry::Entry;
 use super::frame::{Frame, Head, frames};
-use super::segments::{SEGMENT_BYTES, Segment};
+use super::segments::{SEGMENT_BYTES, SEGMENT_READ_MAX, Segment};
 use super::{FileJournal, hex, seq};
+use crate::files;
 use crate::kernel::decision::{Decision, Filter};
 use crate::ports::{Input, JournalError, Visit};
 use std::collections::HashMap;
-use std::fs;
 use std::io;
 
 /// What one look goes through, bytes: some tens of milliseconds.
@@ -115,7 +115,7 @@ impl FileJournal {
 
     /// A file that was pruned meanwhile is empty.
     pub(super) fn read(&self, segment: &Segment) -> Result<Vec<u8>, JournalError> {
-        match fs::read(&segment.path) {
+        match files::read(&segment.path, SEGMENT_READ_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             read => read.map_err(|e| self.trouble("cannot be read", e)),
         }

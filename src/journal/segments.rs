@@ -11,6 +11,9 @@ use std::time::{Duration, SystemTime};
 /// loses a sixteenth of the past.
 pub(super) const SEGMENT_BYTES: u64 = 4 * 1024 * 1024;
 
+/// Most bytes that are read of a file: one that grew to its size takes one batch more.
+pub(super) const SEGMENT_READ_MAX: u64 = 16 * SEGMENT_BYTES;
+
 /// One file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Segment {

@@ -5,6 +5,7 @@ use crate::kernel::gpu::Reading;
 use crate::kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
 use crate::kernel::policy::{Answer, Fault, FaultKind, Hook, OfferAnswer, Placement, Severity, TriageAnswer};
+use std::fs;
 use std::fs::OpenOptions;
 
 fn gpu(n: u32) -> PartId {

@@ -1,6 +1,7 @@
 //! The file from which NFD takes labels: a line `key=value` each, in its folder `features.d`.
 
 use super::{Labels, OTHER_WRITER};
+use crate::files::{self, Links};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -27,7 +28,7 @@ pub fn write(path: &Path, labels: &Labels) -> io::Result<bool> {
         return remove(path);
     }
     let text = text(labels);
-    if fs::read_to_string(path).is_ok_and(|now| now == text) {
+    if files::read_text(path, OTHER_BYTES_MAX).is_ok_and(|now| now == text) {
         return Ok(false);
     }
     // NFD reads no file whose name begins with a dot.
@@ -69,9 +70,8 @@ pub fn other_writer(path: &Path) -> Option<PathBuf> {
     let others = entries.flatten().map(|entry| entry.path()).filter(|other| other != path);
     others.take(OTHERS_MAX).find(|other| {
         let mut text = String::new();
-        let is_file = fs::metadata(other).is_ok_and(|file| file.is_file());
-        let mut read = || fs::File::open(other)?.take(OTHER_BYTES_MAX).read_to_string(&mut text);
-        is_file && read().is_ok() && text.lines().any(|line| line.trim_start().starts_with(OTHER_WRITER))
+        let mut read = || files::open(other, Links::Follow)?.take(OTHER_BYTES_MAX).read_to_string(&mut text);
+        read().is_ok() && text.lines().any(|line| line.trim_start().starts_with(OTHER_WRITER))
     })
 }
 

@@ -212,11 +212,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
 }
 
 fn read(path: &Path) -> Result<Machine, String> {
-    let bytes = fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if bytes > FILE_BYTES_MAX {
-        return Err(format!("it has {bytes} bytes; at most {FILE_BYTES_MAX} are read"));
-    }
-    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let text = crate::files::read_text(path, FILE_BYTES_MAX).map_err(|error| error.to_string())?;
     Machine::from_text(&text)
 }
 

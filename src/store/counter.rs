@@ -7,6 +7,9 @@
 //! loss of appends of the last half minute after a power failure, if the drive, asked to make them
 //! durable, only said so.
 
+use super::closed::Digest;
+use super::folder::is_in_place;
+use crate::files::{self, Links};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -20,6 +23,10 @@ const SLOTS: u64 = 2;
 const SECTOR: u64 = 512;
 /// The number and its digest, bytes.
 const SLOT_BYTES: usize = 16;
+
+/// Where the digest that a clean stop leaves is ([`super::closed`]): in a sector of its own, in the
+/// block that the file has anyway, so that it needs no room on a full disk.
+const CLOSED_AT: u64 = SLOTS * SECTOR;
 
 /// See the module.
 #[derive(Debug)]
@@ -42,7 +49,7 @@ impl Counter {
     /// # Errors
     /// Of kind `InvalidData` if neither number can be read.
     pub(super) fn open(path: &Path) -> io::Result<(Self, u64)> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let file = files::open_with(OpenOptions::new().read(true).write(true), path, Links::Refuse)?;
         let newest = (0..SLOTS)
             .filter_map(|slot| {
                 let mut bytes = [0; SLOT_BYTES];
@@ -59,6 +66,23 @@ impl Counter {
     /// Notes that `count` appends are durable.
     pub(super) fn set(&self, count: u64) -> io::Result<()> {
         self.file.write_all_at(&encoded(count), count % SLOTS * SECTOR)
+    }
+
+    /// The digest that the last clean stop left.
+    pub(super) fn closed(&self) -> Option<Digest> {
+        let mut digest = Digest::default();
+        self.file.read_exact_at(&mut digest, CLOSED_AT).ok()?;
+        Some(digest)
+    }
+
+    /// Leaves the digest of a clean stop.
+    pub(super) fn close(&self, digest: &Digest) -> io::Result<()> {
+        self.file.write_all_at(digest, CLOSED_AT)
+    }
+
+    /// Whether this is still the file of that name.
+    pub(super) fn is_in_place(&self, path: &Path) -> io::Result<bool> {
+        is_in_place(&self.file, path)
     }
 
     /// Brings the note to the disk.

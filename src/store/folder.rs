@@ -1,18 +1,21 @@
-//! The store's folder: who may use it, how it comes to be, and the copy that is tried first.
+//! The store's folder: who may use it, how it comes to be, and what its files may be.
 //!
 //! ```text
+//! <path>.made        says that a store was made: if there is none any more, the daemon does not start
 //! <path>/            0700
 //!   lock             held as long as the store is open
+//!   reserve          room on the disk for opening the store ([`super::room`])
 //!   data/            sled's files, and the counter; appears whole, by one rename
 //!   data.new/        a store in the making; swept away at the next start
-//!   data.check/      a copy of data/ that sled opens first; swept away at once
+//!   data.check/      a copy of data/ that sled opens first, where it cannot be in memory ([`super::copy`])
 //! ```
 
 use super::trouble::Trouble;
+use crate::files::{self, Links};
 use crate::ports::StoreError;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -25,15 +28,22 @@ const RELEASE_STEP: Duration = Duration::from_millis(2);
 /// A snapshot that sled was writing when its process died. It would take it for the newest one and
 /// call the store corrupt; it is of no use, since nothing is done in its name before its rename.
 const UNFINISHED: &str = ".generating";
+/// Most bytes of a store's files: some ten times what the longest history takes.
+const FILES_BYTES_MAX: u64 = 1 << 30;
+/// What the file beside the folder says.
+const MADE: &[u8] = b"berth made a store here. If it is missing, berth does not start: put it back, or run\n\
+`berth state import FILE`; `berth state init` begins with an empty one.\n";
 
 /// A locked folder.
 #[derive(Debug)]
 pub(super) struct Folder {
-    path: PathBuf,
+    pub(super) path: PathBuf,
+    /// The file that says that a store was made.
+    made: PathBuf,
     /// Errors in words.
     pub(super) trouble: Trouble,
     /// Closing it releases the lock, so it goes last.
-    _lock: File,
+    pub(super) lock: File,
 }
 
 impl Folder {
@@ -43,20 +53,18 @@ impl Folder {
         if !path.is_dir() {
             make_folder(path).map_err(|e| trouble.io("making its folder", &e))?;
             // The name of a new folder is in the one above.
-            let above = path.parent().filter(|p| !p.as_os_str().is_empty());
-            sync_folder(above.unwrap_or(Path::new("."))).map_err(|e| trouble.io("making its folder", &e))?;
+            sync_folder(parent(path)).map_err(|e| trouble.io("making its folder", &e))?;
         }
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path.join("lock"))
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600);
+        let lock = files::open_with(&mut options, &path.join("lock"), Links::Refuse)
             .map_err(|e| trouble.io("opening its file lock", &e))?;
         if !lock_within(&lock, RELEASE_WAIT).map_err(|e| trouble.io("locking it", &e))? {
             return Err(trouble.locked());
         }
-        Ok(Self { path: path.to_owned(), trouble, _lock: lock })
+        let mut made = path.as_os_str().to_owned();
+        made.push(".made");
+        Ok(Self { path: path.to_owned(), made: made.into(), trouble, lock })
     }
 
     /// Where sled's files are.
@@ -94,7 +102,34 @@ impl Folder {
 
     /// Whether there is a store.
     pub(super) fn is_made(&self) -> Result<bool, StoreError> {
-        fs::exists(self.data()).map_err(|e| self.trouble.io("looking for it", &e))
+        fs::exists(self.data()).map_err(|e| self.trouble.io("checking whether it is there", &e))
+    }
+
+    /// Refuses a folder whose store is gone: an empty one in its place would forget every cordon, the
+    /// stack and who holds what.
+    pub(super) fn check_never_made(&self) -> Result<(), StoreError> {
+        let made = fs::symlink_metadata(&self.made);
+        match made {
+            Ok(_) => Err(StoreError::Gone {
+                path: self.path.display().to_string(),
+                made: self.made.display().to_string(),
+            }),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(self.trouble.io("checking whether it was there", &e)),
+        }
+    }
+
+    /// Writes beside the folder that a store was made in it, where nothing says so yet.
+    pub(super) fn note_made(&self) -> Result<(), StoreError> {
+        let written = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.made) {
+            Ok(mut file) => file
+                .write_all(MADE)
+                .and_then(|()| file.sync_all())
+                .and_then(|()| sync_folder(parent(&self.path))),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(()),
+            Err(e) => Err(e),
+        };
+        written.map_err(|e| self.trouble.io("noting that it was made", &e))
     }
 
     /// Makes the store: `fill` gets an empty folder. What it leaves there is durable and becomes
@@ -105,29 +140,41 @@ impl Folder {
         remove(&new).map_err(|e| io(&e))?;
         make_folder(&new).map_err(|e| io(&e))?;
         fill(&new)?;
-        sync_all(&new)
-            .and_then(|()| fs::rename(&new, self.data()))
-            .and_then(|()| sync_folder(&self.path))
-            .map_err(|e| io(&e))
+        self.place(&new)
     }
 
-    /// Calls `look` with a copy of `data/`. sled repairs what it opens, by cutting off what it
-    /// cannot read; a store that it cannot read in full must stay as it is for a better tool.
-    pub(super) fn try_on_copy<T>(
-        &self,
-        look: impl FnOnce(&Path) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let copy = self.path.join("data.check");
-        let io = |e: &io::Error| self.trouble.io("copying it to check it", e);
-        remove(&copy).map_err(|e| io(&e))?;
-        let looked = make_folder(&copy)
-            .and_then(|()| copy_files(&self.data(), &copy))
-            .map_err(|e| io(&e))
-            .and_then(|()| look(&copy));
-        match (looked, remove(&copy)) {
-            (Ok(_), Err(e)) => Err(io(&e)),
-            (looked, _) => looked,
+    /// Makes a folder of the same file system `data/`, in one step.
+    pub(super) fn place(&self, new: &Path) -> Result<(), StoreError> {
+        sync_all(new)
+            .and_then(|()| fs::rename(new, self.data()))
+            .and_then(|()| sync_folder(&self.path))
+            .map_err(|e| self.trouble.io("making it", &e))?;
+        self.note_made()
+    }
+
+    /// Checks the kind and the size of the files that sled and this module open: sled would wait for
+    /// the other end of a FIFO, and read a device without end.
+    pub(super) fn check_files(&self) -> Result<(), StoreError> {
+        let io = |e: &io::Error| self.trouble.io("opening it", e);
+        let mut bytes = 0;
+        for entry in fs::read_dir(self.data()).map_err(|e| io(&e))? {
+            let entry = entry.map_err(|e| io(&e))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if !matches!(&*name, "db" | "conf" | "counter") && !name.starts_with("snap.") {
+                continue;
+            }
+            let about = entry.metadata().map_err(|e| io(&e))?;
+            files::regular(about.file_type())
+                .map_err(|e| self.trouble.io(&format!("opening its file data/{name}"), &e))?;
+            bytes += about.len();
         }
+        if bytes > FILES_BYTES_MAX {
+            let most = FILES_BYTES_MAX >> 20;
+            return Err(self
+                .trouble
+                .damaged(format!("its files have {bytes} bytes, and never more than {most} MiB")));
+        }
+        Ok(())
     }
 
     /// Removes what a killed process left unfinished.
@@ -151,7 +198,7 @@ impl Folder {
 
     /// Opens sled's log for syncing. It must be there and be writable.
     pub(super) fn open_log(&self) -> Result<File, StoreError> {
-        let opened = OpenOptions::new().read(true).write(true).open(self.log());
+        let opened = files::open_with(OpenOptions::new().read(true).write(true), &self.log(), Links::Refuse);
         opened.map_err(|e| match e.kind() {
             ErrorKind::NotFound => self.trouble.damaged("its file data/db is missing"),
             _ => self.trouble.io("opening its file data/db", &e),
@@ -172,13 +219,18 @@ impl Folder {
         rustix::fs::fadvise(&log, 0, None, rustix::fs::Advice::DontNeed)
             .map_err(|e| self.trouble.io("reading it back", &e.into()))
     }
+}
 
-    /// Whether `log` is still the file of that name: what is written to a file that was moved or
-    /// deleted would not be found at the next start.
-    pub(super) fn is_in_place(&self, log: &File) -> io::Result<bool> {
-        let (named, open) = (fs::metadata(self.log())?, log.metadata()?);
-        Ok((named.dev(), named.ino()) == (open.dev(), open.ino()))
-    }
+/// Whether `file` is still the one of that name: what is written to a file that was moved or deleted
+/// would not be found at the next start.
+pub(super) fn is_in_place(file: &File, path: &Path) -> io::Result<bool> {
+    let (named, open) = (fs::symlink_metadata(path)?, file.metadata()?);
+    Ok((named.dev(), named.ino()) == (open.dev(), open.ino()))
+}
+
+/// The folder that a path's name is in.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Locks a file until it is closed. Answers whether that came true in time.
@@ -199,28 +251,12 @@ fn make_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-fn is_unfinished(path: &Path) -> bool {
+pub(super) fn is_unfinished(path: &Path) -> bool {
     let name = path.file_name().map(OsStr::to_string_lossy);
     name.is_some_and(|name| name.ends_with(UNFINISHED))
 }
 
-/// Folders are copied with what is in them; sled has one, `blobs`, which stays empty here.
-fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            fs::create_dir(&target)?;
-            copy_files(&source, &target)?;
-        } else if kind.is_file() && !is_unfinished(&source) {
-            fs::copy(&source, &target)?;
-        }
-    }
-    Ok(())
-}
-
-fn remove(path: &Path) -> io::Result<()> {
+pub(super) fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
         other => other,

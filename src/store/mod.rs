@@ -6,12 +6,16 @@
 //! caller waits for a disk. Nothing outside this room names sled.
 
 mod check;
+mod closed;
 pub mod codec;
+mod copy;
 mod counter;
 mod deadline;
 mod dto;
 mod folder;
+mod handle;
 mod memory;
+mod room;
 mod sled;
 mod transfer;
 mod trouble;
@@ -20,4 +24,4 @@ pub use codec::RECORD_BYTES_MAX;
 pub use deadline::{APPEND_WAIT, Deadline, LOAD_WAIT};
 pub use memory::{MemoryDisk, MemoryFault, MemoryStore};
 pub use sled::SledStore;
-pub use transfer::{Summary, TransferError, export, import, verify};
+pub use transfer::{Summary, TransferError, export, import, init, verify};

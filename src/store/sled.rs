@@ -1,43 +1,39 @@
-//! `Store` over sled 0.34: the only place that names it.
+//! `Store` over sled 0.34, which only this file and [`super::handle`] name.
 //!
 //! What sled leaves open, and what is done about it:
 //! - `flush()` is `sync_file_range`: neither the drive's cache nor a grown file's length is safe
 //!   after it. So each append ends with `fdatasync` on the log, through a descriptor of our own.
 //! - Opening repairs, which may mean cutting off. So a copy is opened first, and read whole
-//!   ([`Folder::try_on_copy`], [`Contents`]). What it holds is what the store holds if their check
-//!   records are the same; the store itself is read no further, since sled keeps in memory what it
-//!   has read, whatever its cache may hold (its bookkeeping is by 256 shards and for every 64th access).
+//!   ([`Folder::try_on_copy`], [`Contents`]), unless the files are those of a clean stop
+//!   ([`Folder::is_as_closed`]). What it holds is what the store holds if their check
+//!   records are the same; the store itself is opened once more and read no further, since sled keeps in memory what
+//!   it has read, whatever its cache may hold (its bookkeeping is by 256 shards and for every 64th access).
+//! - Opening writes, up to a segment of zeros and a snapshot, only behind what was read. Room for it is
+//!   held for a full disk ([`Folder::make_room`]).
 //! - After an I/O error it refuses everything until it is opened anew, and it may panic. So any
 //!   error closes it, under `catch_unwind`, and [`Store::load`] opens it again.
 //! - A write that fails in one of its own threads may leave `flush()` waiting for ever: there
 //!   (`exit_reservation`) the error is noted and nobody is told. Another `flush()` sees the error and
 //!   wakes all that wait, so that is what [`Store::waker`] does.
 //! - A page of more than a quarter segment becomes a file that is never synced. So segments are
-//!   larger than its default ([`SEGMENT_BYTES`]).
+//!   larger than its default ([`super::handle`]).
 //!
 //! What stays undetected: a whole folder put back to an older state, the counter with it; and see
 //! [`super::counter`].
 
-use super::check::{CHECK_KEY, Changes, Check, Contents};
+use super::check::{CHECK_KEY, Changes, Contents};
 use super::codec;
 use super::counter::Counter;
-use super::folder::Folder;
+use super::folder::{Folder, is_in_place};
+use super::handle::{Handle, check, contents, fill, open_counter, open_sled, whole};
 use super::trouble::{Trouble, panicked};
-use crate::kernel::record::{Meta, Record, Write};
+use crate::kernel::record::{Record, Write};
 use crate::kill_points::{Point, pass};
 use crate::ports::{Store, StoreError, Waker};
 use std::fs::File;
-use std::io::{ErrorKind, Read};
-use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// A log segment, bytes. A page holds up to 17 records before it splits and 3 more where it takes
-/// in a neighbour: 20 x (16 KiB + 65 of key and some) = 330 KiB, under a quarter of this.
-const SEGMENT_BYTES: usize = 2 * 1024 * 1024;
-/// sled's page cache, bytes: the pages that grants and ends touch, those of the oldest history among them.
-const CACHE_BYTES: u64 = 8 * 1024 * 1024;
 
 /// A store in a folder.
 #[derive(Debug)]
@@ -85,15 +81,21 @@ struct Open {
 }
 
 impl SledStore {
-    /// Opens the store in this folder, which is made, readable to its owner alone, if it is not
-    /// there. A fresh store gets a random identity ([`Meta::store`]).
+    /// Opens the store in this folder, which is made, readable to its owner alone, if there never was
+    /// one. A fresh store gets a random identity ([`crate::kernel::record::Meta::store`]).
     ///
     /// # Errors
-    /// If another process has it, a later release wrote it, it is damaged in any way (and is then
-    /// left byte for byte as it was), or the system does not let us.
+    /// If another process has it, one was made here and is gone, a later release wrote it, it is damaged
+    /// in any way (and is then left byte for byte as it was), or the system does not let us.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let folder = Folder::lock(path)?;
-        if !folder.is_made()? {
+        if folder.is_made()? {
+            if let Err(error) = folder.note_made() {
+                // A full disk does not keep the store from being opened; the next start tries again.
+                tracing::debug!("{error}");
+            }
+        } else {
+            folder.check_never_made()?;
             folder.make(|data| fill(data, &folder.trouble))?;
         }
         if !folder.wait_released()? {
@@ -103,6 +105,35 @@ impl SledStore {
         Ok(Self { open: Some(Open::checked(&folder)?), flushing: Flushing::default(), folder })
     }
 
+    /// Makes an empty store in this folder, also where one was made before and is gone.
+    /// Answers whether it did; one that is there stays as it is.
+    ///
+    /// # Errors
+    /// If another process has the folder, or the system does not let us.
+    pub fn init(path: &Path) -> Result<bool, StoreError> {
+        let folder = Folder::lock(path)?;
+        let is_made = folder.is_made()?;
+        if !is_made {
+            folder.make(|data| fill(data, &folder.trouble))?;
+        }
+        Ok(!is_made)
+    }
+
+    /// Moves the store of the folder `from`, which nothing has open and is on the same disk, to this
+    /// folder. Answers whether it did; one that is there stays as it is.
+    ///
+    /// # Errors
+    /// As [`SledStore::init`].
+    pub fn place(path: &Path, from: &Path) -> Result<bool, StoreError> {
+        let from = Folder::lock(from)?;
+        let folder = Folder::lock(path)?;
+        let is_made = folder.is_made()?;
+        if !is_made {
+            folder.place(&from.data())?;
+        }
+        Ok(!is_made)
+    }
+
     /// How many appends the store in this folder took, and every record in it, read from a copy: the
     /// store stays as it is.
     ///
@@ -110,6 +141,7 @@ impl SledStore {
     /// As [`SledStore::open`].
     pub fn read(path: &Path) -> Result<(u64, Vec<Record>), StoreError> {
         let folder = Folder::lock(path)?;
+        folder.check_files()?;
         let (_, count) = open_counter(&folder)?;
         // It must be there, before sled makes one.
         folder.open_log()?;
@@ -127,7 +159,8 @@ impl SledStore {
         if !self.folder.is_made()? {
             // Never a fresh one in its place: the ledger would forget what pods hold.
             return Err(self.trouble().failed(
-                "its files are gone while it was in use: put them back, or restart berth to start anew",
+                "its files are gone while it was in use: put them back, or stop berth and restore a copy \
+                 (`berth state import FILE`)",
             ));
         }
         if !self.folder.wait_released()? {
@@ -188,12 +221,24 @@ impl Open {
     /// Opens the store after its copy was opened and found whole.
     fn checked(folder: &Folder) -> Result<Self, StoreError> {
         let trouble = &folder.trouble;
+        folder.check_files()?;
         let log = folder.open_log()?;
         let (counter, count) = open_counter(folder)?;
-        let (contents, records) =
-            folder.try_on_copy(|copy| whole(&open_sled(copy, trouble)?, count, trouble))?;
+        let look = |data: &Path| whole(&open_sled(data, trouble)?, count, trouble);
+        let (contents, records) = if folder.is_as_closed(&counter, count) {
+            folder.sweep()?;
+            folder.make_room();
+            let read = look(&folder.data())?;
+            if !folder.wait_released()? {
+                return Err(trouble.locked());
+            }
+            read
+        } else {
+            folder.try_on_copy(look)?
+        };
         pass(Point::StoreChecked);
         folder.sweep()?;
+        folder.make_room();
         let db = open_sled(&folder.data(), trouble)?;
         // The same bytes give the same contents, unless the disk says otherwise the second time.
         if check(&db, trouble)? != contents.check() {
@@ -207,7 +252,13 @@ impl Open {
             .and_then(|()| open.log.sync_data())
             .map_err(|e| trouble.io("opening it", &e))?;
         folder.sync_names()?;
+        folder.reserve();
         Ok(open)
+    }
+
+    /// Whether its files still have their names.
+    fn is_in_place(&self, folder: &Folder) -> std::io::Result<bool> {
+        Ok(is_in_place(&self.log, &folder.log())? && self.counter.is_in_place(&folder.counter())?)
     }
 
     fn append(&mut self, changes: &Changes, folder: &Folder) -> Result<(), StoreError> {
@@ -241,7 +292,7 @@ impl Open {
             .inspect(|()| pass(Point::StoreSynced))
             .and_then(|()| self.counter.set(next.check.writes))
             .inspect(|()| pass(Point::StoreCounted))
-            .and_then(|()| folder.is_in_place(&self.log));
+            .and_then(|()| self.is_in_place(folder));
         match synced {
             Ok(true) => {
                 self.contents.take(next);
@@ -253,133 +304,39 @@ impl Open {
     }
 }
 
+impl SledStore {
+    /// Closes it and leaves the digest of its files, by which the next start knows that nothing happened
+    /// to them. Best effort: without the digest, the next start checks a copy.
+    fn close(&mut self) -> std::io::Result<()> {
+        // One that failed is not known to be whole.
+        let Some(open) = self.open.take() else { return Ok(()) };
+        let count = open.contents.check().writes;
+        if !open.is_in_place(&self.folder)? {
+            return Ok(());
+        }
+        drop(open);
+        let other = std::io::Error::other;
+        if self.folder.wait_released().map_err(other)? {
+            let (counter, noted) = Counter::open(&self.folder.counter())?;
+            if noted == count {
+                counter.close(&self.folder.digest(count)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SledStore {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::debug!(%error, "the next start checks a copy of the store");
+        }
+    }
+}
+
 impl Drop for Open {
     fn drop(&mut self) {
         // Best effort: a counter that is behind is still true.
         let _ = self.counter.sync();
     }
-}
-
-/// An open sled. Its `Drop` writes, and unwraps what comes of it: the panic ends here.
-struct Handle(Option<::sled::Db>);
-
-impl Handle {
-    /// The same sled; it closes with the last of its handles.
-    fn another(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-impl std::fmt::Debug for Handle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // sled's own shows all that it holds.
-        f.write_str("sled::Db")
-    }
-}
-
-impl Deref for Handle {
-    type Target = ::sled::Db;
-
-    fn deref(&self) -> &Self::Target {
-        // Taken in `drop` alone, after which nobody can ask.
-        self.0.as_ref().expect("open until dropped")
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        let db = self.0.take();
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(db))) {
-            tracing::warn!(what = panicked(&*panic), "closing the store");
-        }
-    }
-}
-
-fn open_sled(data: &Path, trouble: &Trouble) -> Result<Handle, StoreError> {
-    let config = ::sled::Config::new()
-        .path(data)
-        .segment_size(SEGMENT_BYTES)
-        .cache_capacity(CACHE_BYTES)
-        // Every append flushes; a thread that does so in between only wakes the processor.
-        .flush_every_ms(None);
-    match catch_unwind(AssertUnwindSafe(|| config.open())) {
-        Ok(Ok(db)) => Ok(Handle(Some(db))),
-        Ok(Err(e)) => Err(trouble.reading(e)),
-        Err(panic) => Err(trouble.damaged(panicked(&*panic))),
-    }
-}
-
-/// Everything in it, found to be what was written.
-fn contents(db: &Handle, trouble: &Trouble) -> Result<(Contents, Vec<Record>), StoreError> {
-    let read = catch_unwind(AssertUnwindSafe(|| {
-        let mut failed = None;
-        let pairs = db.iter().map_while(|pair| pair.map_err(|e| failed = Some(e)).ok());
-        let contents = Contents::read(pairs);
-        failed.map_or(Ok(contents), Err)
-    }));
-    match read {
-        Ok(Ok(contents)) => contents.map_err(|e| trouble.decoding(e)),
-        Ok(Err(e)) => Err(trouble.reading(e)),
-        Err(panic) => Err(trouble.damaged(panicked(&*panic))),
-    }
-}
-
-/// What its check record says.
-fn check(db: &Handle, trouble: &Trouble) -> Result<Check, StoreError> {
-    match catch_unwind(AssertUnwindSafe(|| db.get(CHECK_KEY))) {
-        Ok(Ok(value)) => Check::read(&value.unwrap_or_default()).map_err(|e| trouble.decoding(e)),
-        Ok(Err(e)) => Err(trouble.reading(e)),
-        Err(panic) => Err(trouble.damaged(panicked(&*panic))),
-    }
-}
-
-/// The contents, found to reach as far as the counter.
-fn whole(db: &Handle, count: u64, trouble: &Trouble) -> Result<(Contents, Vec<Record>), StoreError> {
-    let (contents, records) = contents(db, trouble)?;
-    let writes = contents.check().writes;
-    if writes < count {
-        return Err(
-            trouble.damaged(format!("its log ends after write {writes}, and {count} were acknowledged"))
-        );
-    }
-    Ok((contents, records))
-}
-
-/// The counter and what it says.
-fn open_counter(folder: &Folder) -> Result<(Counter, u64), StoreError> {
-    let trouble = &folder.trouble;
-    Counter::open(&folder.counter()).map_err(|e| match e.kind() {
-        ErrorKind::NotFound => trouble.damaged("its file data/counter is missing"),
-        ErrorKind::InvalidData => trouble.damaged("its file data/counter is no counter"),
-        _ => trouble.io("opening its file data/counter", &e),
-    })
-}
-
-/// A fresh store in an empty folder.
-fn fill(data: &Path, trouble: &Trouble) -> Result<(), StoreError> {
-    let io = |e: &std::io::Error| trouble.io("making it", e);
-    let meta = Record::Meta(Meta { store: random().map_err(|e| io(&e))?, ..Meta::default() });
-    let changes = codec::changes(&[Write::Put(meta)])?;
-    let mut contents = Contents::default();
-    contents.take(contents.next(&changes));
-    let db = open_sled(data, trouble)?;
-    let written = catch_unwind(AssertUnwindSafe(|| {
-        for (key, value) in &changes {
-            db.insert(key.as_slice(), value.as_deref().unwrap_or_default())?;
-        }
-        db.insert(CHECK_KEY, contents.check().value())?;
-        db.flush()
-    }));
-    match written {
-        Ok(Ok(_)) => {}
-        Ok(Err(e)) => return Err(trouble.writing(e)),
-        Err(panic) => return Err(trouble.failed(panicked(&*panic))),
-    }
-    Counter::create(&data.join("counter"), contents.check().writes).map_err(|e| io(&e))
-}
-
-fn random() -> std::io::Result<u32> {
-    let mut bytes = [0; 4];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u32::from_ne_bytes(bytes))
 }

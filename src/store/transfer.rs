@@ -1,4 +1,4 @@
-//! A store as text and back: `berth state export`, `import` and `verify`.
+//! A store as text and back: `berth state export`, `import` and `verify`; and an empty one: `init`.
 //!
 //! JSON lines: first a header that says the format and how many records follow, then a record a
 //! line, in the order of their keys. The number tells a file that was cut off. A record's value is what
@@ -12,7 +12,7 @@ use crate::ports::{Store, StoreError};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const LINES_FORMAT: u32 = 1;
 const LINE_BYTES_MAX: u64 = 32 * 1024;
 /// Records of one append while importing: with 16 KiB each, 1 MiB, half a segment of the log.
 const APPEND_RECORDS: usize = 64;
-/// Where an import is made, before it takes the store's place by one rename.
+/// The folder that an import is made in, before it becomes the store by one rename.
 const UNFINISHED: &str = "store.import";
 
 /// What a store was found to hold.
@@ -50,7 +50,7 @@ pub enum TransferError {
         path: String,
     },
     /// There is one, and it is not overwritten.
-    #[error("{path} holds a store already; import into another state folder, or move that one away")]
+    #[error("{path} holds a store already: move its folder store/ away first, or name another state folder")]
     Exists {
         /// The state folder.
         path: String,
@@ -141,8 +141,9 @@ fn writing(source: io::Error) -> TransferError {
 /// If there is a store, or a line is wrong or missing.
 pub fn import(state_dir: &Path, lines: &mut dyn BufRead) -> Result<Summary, TransferError> {
     let store = state_dir.join("store");
-    if store.exists() {
-        return Err(TransferError::Exists { path: state_dir.display().to_string() });
+    let exists = || TransferError::Exists { path: state_dir.display().to_string() };
+    if store.join("data").exists() {
+        return Err(exists());
     }
     let records = parse(lines)?;
     let io = |source| TransferError::Io { doing: format!("importing into {}", state_dir.display()), source };
@@ -151,16 +152,27 @@ pub fn import(state_dir: &Path, lines: &mut dyn BufRead) -> Result<Summary, Tran
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io(e)),
         _ => {}
     }
-    fs::create_dir_all(state_dir).map_err(io)?;
-    let filled = fill(&unfinished, &records).map_err(TransferError::from).and_then(|()| {
-        let renamed = fs::rename(&unfinished, &store).and_then(|()| File::open(state_dir)?.sync_all());
-        renamed.map_err(io)
-    });
-    if filled.is_err() {
-        // Swept away by the next import, if not now.
-        let _ = fs::remove_dir_all(&unfinished);
+    fs::create_dir_all(&unfinished).map_err(io)?;
+    let new = unfinished.join("store");
+    let placed = fill(&new, &records).and_then(|()| SledStore::place(&store, &new));
+    // Swept away by the next import, if not now.
+    let _ = fs::remove_dir_all(&unfinished);
+    if !placed? {
+        return Err(exists());
     }
-    filled?;
+    verify(state_dir)
+}
+
+/// Makes an empty store in a state folder that has none, also where one was made before and is gone.
+///
+/// # Errors
+/// If there is a store, or it cannot be made.
+pub fn init(state_dir: &Path) -> Result<Summary, TransferError> {
+    let io = |source| TransferError::Io { doing: format!("making {}", state_dir.display()), source };
+    fs::create_dir_all(state_dir).map_err(io)?;
+    if !SledStore::init(&state_dir.join("store"))? {
+        return Err(TransferError::Exists { path: state_dir.display().to_string() });
+    }
     verify(state_dir)
 }
 

@@ -363,7 +363,7 @@ async fn a_damaged_store_and_a_newer_one_are_left_alone_and_said_in_one_line() {
     let bad = std::fs::read(&log).unwrap();
     refuses(
         serve_after(":", &state),
-        &[store.to_str().unwrap(), "damaged", "restore a copy", "move the folder"],
+        &[store.to_str().unwrap(), "damaged", "restore a copy", "move the folder", "berth state init"],
     );
     assert!(std::fs::read(&log).unwrap() == bad, "a damaged store is not touched");
     std::fs::write(&log, &good).unwrap();
@@ -377,4 +377,65 @@ async fn a_damaged_store_and_a_newer_one_are_left_alone_and_said_in_one_line() {
     drop(db);
     let newer = ["newer berth", "format 9", "run that release", "move the folder"];
     refuses(serve_after(":", &state), &[&[store.to_str().unwrap()], &newer[..]].concat());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_gone_stops_the_start_and_cordons_do_not_vanish() {
+    let house = House::new("gpus: sim:2xt4").await;
+    let state = house.folder.path().join("state");
+    // What an operator puts there before the first start is no sign of a store.
+    std::fs::create_dir_all(state.join("policies")).unwrap();
+    std::fs::write(state.join("token"), "0123456789abcdef0123456789abcdef\n").unwrap();
+    std::fs::set_permissions(state.join("token"), PermissionsExt::from_mode(0o600)).unwrap();
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let gpus = serving.call("GET", "/gpus", &Value::Null);
+    let uuid = gpus["items"][0]["uuid"].as_str().unwrap().to_owned();
+    serving.call("PUT", &format!("/gpus/{uuid}/cordon"), &json!({ "reason": "fan" }));
+    serving.stop();
+    let data = state.join("store/data");
+    let kept = house.folder.path().join("kept");
+    std::fs::rename(&data, &kept).unwrap();
+    refuses(
+        serve_after(":", &state),
+        &[state.join("store").to_str().unwrap(), "is gone", "berth state import", "berth state init"],
+    );
+    assert!(!data.exists());
+    std::fs::rename(&kept, &data).unwrap();
+    let cordoned = |serving: &Serving| {
+        serving.call("GET", &format!("/gpus/{uuid}"), &Value::Null)["drain"]["state"] == "cordoned"
+    };
+    let serving = house.serve();
+    assert!(cordoned(&serving));
+    serving.stop();
+    std::fs::remove_dir_all(&data).unwrap();
+    let mut init = berth();
+    let (code, said) = ended(init.args(["state", "init", "--state-dir"]).arg(&state));
+    assert_eq!(code, Some(0), "{said}");
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    assert!(!cordoned(&serving));
+}
+
+#[test]
+fn a_fifo_where_a_file_belongs_is_named_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let state = folder.path().join("state");
+    let name = fifo.to_str().unwrap();
+    let serve = |settings: &[&str]| {
+        let mut command = serve_after(":", &state);
+        command.args(settings);
+        command
+    };
+    refuses(serve(&["--token-file", name]), &[name, "a FIFO"]);
+    refuses(serve(&["--config", name]), &[name, "a FIFO"]);
+    let tls = folder.path().join("tls.yaml");
+    std::fs::write(&tls, format!("admin: {{ tls: {{ certFile: {name}, keyFile: {name} }} }}\n")).unwrap();
+    refuses(serve(&["--config", tls.to_str().unwrap()]), &[name, "a FIFO"]);
+    for command in [&["node", "check", "--config", name][..], &["gpu", "list", "--token-file", name]] {
+        let (code, said) = ended(berth().args(command));
+        assert!(code == Some(1) && said.contains("a FIFO"), "{command:?}: {said}");
+    }
 }

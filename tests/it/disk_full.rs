@@ -8,6 +8,7 @@ use disk_faults::{Fault, Faults};
 use kubelet_standin::{Kubelet, PodSpec};
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -172,4 +173,63 @@ async fn a_start_on_a_full_disk_says_so_and_leaves_the_store_as_it_was() {
     let mut serving = node.serve().await;
     node.settled(&mut serving).await;
     assert!(Path::new(&log).exists());
+}
+
+/// Starts the daemon on a disk of 12 MiB and fills that; kills it and starts it again, three times; and once
+/// more after a clean stop. `$1` is the program, `$2` the disk's folder, `$3` a folder for logs and the kubelet.
+const ON_A_FULL_DISK: &str = r#"
+set -eu
+mount -t tmpfs -o size=12m none "$2"
+start() {
+    "$1" serve --gpus sim:2xt4 --admin-listen 127.0.0.1:0 --state-dir "$2" --kubelet-dir "$3/kubelet" \
+        --api-server off 2>"$3/log" &
+    pid=$!
+    left=1500
+    until grep -q 'Swagger UI at' "$3/log"; do
+        left=$((left - 1))
+        { [ $left -gt 0 ] && kill -0 $pid 2>/dev/null; } || { cat "$3/log" >&2; kill -9 $pid; exit 1; }
+        sleep 0.02
+    done
+}
+start "$@"
+dd if=/dev/zero of="$2/fill" bs=4k 2>/dev/null && exit 2
+for again in 1 2 3; do
+    # Recorded where the store has room of its own; what it recorded is read back on a full disk.
+    url=$(sed -n 's|.*Swagger UI at \(.*\)/swagger-ui.*|\1|p' "$3/log")
+    left=1500
+    until "$1" gpu cordon 0 --reason "fill $again" --server "$url" --token-file "$2/token" >"$3/cordon" 2>&1; do
+        left=$((left - 1))
+        [ $left -gt 0 ] || { cat "$3/cordon" "$3/log" >&2; kill -9 $pid; exit 1; }
+        sleep 0.02
+    done
+    kill -9 $pid
+    wait $pid || true
+    start "$@"
+    dd if=/dev/zero of="$2/fill-$again" bs=4k 2>/dev/null && exit 2
+done
+kill -TERM $pid
+wait $pid
+start "$@"
+url=$(sed -n 's|.*Swagger UI at \(.*\)/swagger-ui.*|\1|p' "$3/log")
+"$1" gpu show 0 --server "$url" --token-file "$2/token" >"$3/shown" || exit 3
+grep -q 'fill 3' "$3/shown" || { cat "$3/shown" >&2; kill -9 $pid; exit 4; }
+kill -9 $pid
+"#;
+
+#[test]
+fn a_full_disk_keeps_no_daemon_from_starting() {
+    let folder = tempfile::tempdir().unwrap();
+    let (disk, logs) = (folder.path().join("disk"), folder.path().join("logs"));
+    std::fs::create_dir(&disk).unwrap();
+    std::fs::create_dir(&logs).unwrap();
+    let mount = format!("mount -t tmpfs -o size=64k none {}", disk.display());
+    let may_mount = Command::new("unshare").args(["-rm", "sh", "-c", &mount]).stderr(Stdio::null()).status();
+    if !may_mount.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: no mount namespace can be made here");
+        return;
+    }
+    let mut command = Command::new("unshare");
+    command.args(["-rm", "sh", "-c", ON_A_FULL_DISK, "sh", env!("CARGO_BIN_EXE_berth")]);
+    let output = command.arg(&disk).arg(&logs).env_remove("RUST_LOG").output().unwrap();
+    assert!(output.status.success(), "{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
 }

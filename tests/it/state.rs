@@ -142,3 +142,20 @@ fn a_store_that_is_damaged_in_use_or_absent_is_said_to_be() {
     assert!(refused(berth(&["verify"], empty.path())).contains("holds no store"));
     assert_eq!(fs::read_dir(empty.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_store_that_is_gone_comes_back_by_import_or_begins_empty_by_init() {
+    let (dir, held) = filled();
+    let text = done(berth(&["export"], dir.path()));
+    assert!(refused(berth(&["init"], dir.path())).contains("holds a store already"));
+    fs::remove_dir_all(dir.path().join("store/data")).unwrap();
+    assert!(SledStore::open(&dir.path().join("store")).is_err());
+    let output = import(dir.path(), &text);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(SledStore::open(&dir.path().join("store")).unwrap().load().unwrap(), held);
+
+    fs::remove_dir_all(dir.path().join("store")).unwrap();
+    let said = done(berth(&["init"], dir.path()));
+    assert!(said.starts_with("made: ") && said.contains("1 meta"), "{said}");
+    assert_eq!(SledStore::open(&dir.path().join("store")).unwrap().load().unwrap().len(), 1);
+}

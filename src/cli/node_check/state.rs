@@ -30,7 +30,7 @@ pub(super) fn folder(config: &Config) -> Line {
     if let Err(error) = access(there, Access::WRITE_OK | Access::EXEC_OK) {
         return Line::fail(CHECK, format!("{} is not writable: {error}", there.display()), ELSEWHERE);
     }
-    let wrong = token(&config.token_file).or_else(|| in_use(config)).or_else(|| {
+    let wrong = token(&config.token_file).or_else(|| gone(path)).or_else(|| in_use(config)).or_else(|| {
         let about = statvfs(there).ok()?;
         room(path, about.f_bavail.saturating_mul(about.f_frsize))
     });
@@ -51,6 +51,16 @@ fn token(path: &Path) -> Option<Line> {
     (mode & 0o077 != 0).then(|| {
         let detail = format!("{shown} can be used by others (mode {mode:o})");
         Line::warn(CHECK, detail, format!("chmod 600 {shown}"))
+    })
+}
+
+/// Only whether a store was made here and is gone.
+fn gone(path: &Path) -> Option<Line> {
+    (path.join("store.made").exists() && !path.join("store/data").exists()).then(|| {
+        let detail = format!("the store in {} is gone, although one was made there", path.display());
+        let fix =
+            "put store/data back, or `berth state import FILE`; `berth state init` begins with an empty one";
+        Line::fail(CHECK, detail, fix)
     })
 }
 
@@ -101,6 +111,16 @@ mod tests {
         assert_eq!(level(ROOM_BYTES_START - 1), Some(Level::Fail));
         assert_eq!(level(ROOM_BYTES_START), Some(Level::Warn));
         assert_eq!(level(ROOM_BYTES_MIN), None);
+    }
+
+    #[test]
+    fn a_store_that_is_gone_fails_and_one_that_never_was_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(gone(dir.path()).is_none());
+        std::fs::write(dir.path().join("store.made"), "").unwrap();
+        assert_eq!(gone(dir.path()).map(|line| line.level), Some(Level::Fail));
+        std::fs::create_dir_all(dir.path().join("store/data")).unwrap();
+        assert!(gone(dir.path()).is_none());
     }
 
     #[test]

@@ -2,13 +2,15 @@
 //! within a second.
 
 use super::access::Access;
+use super::malformed::Malformed;
 use super::seat::UNREAD_MAX;
 use super::seats::{SWEEP_EVERY, Seats};
 use super::socket::AdminSocket;
 use super::state::State;
 use super::wire::{self, Wire};
-use super::{Settings, events, gzip, routes};
+use super::{Settings, epoch, events, gzip, routes};
 use crate::admission::Door;
+use crate::figures::MALFORMED;
 use actix_http::HttpService;
 use actix_server::ServerBuilder;
 use actix_service::{IntoServiceFactory, ServiceFactoryExt, fn_service, map_config};
@@ -26,6 +28,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
@@ -189,6 +192,7 @@ impl Server {
         let address = self.admin.local_addr().map_err(AdminError::Threads)?;
         let health_address = self.health.as_ref().map(TcpListener::local_addr);
         let health_address = health_address.transpose().map_err(AdminError::Threads)?;
+        epoch::watch();
         let scheme = if self.access.tls().is_some() { "https" } else { "http" };
         let (stop, stops) = tokio::sync::mpsc::channel(1);
         let (ended, stopped) = mpsc::channel();
@@ -292,6 +296,7 @@ fn start(
             server.listen("admin", admin, move || {
                 let taken = Arc::clone(&taken);
                 fn_service(move |io: TcpStream| seated_tcp(io, Arc::clone(&taken)))
+                    .and_then(epoch::guard())
                     .and_then(acceptor.clone().map_err(drop))
                     .and_then(|tls| ready(Ok((tls, None))))
                     .and_then(http!(app()))
@@ -300,6 +305,7 @@ fn start(
         None => server.listen("admin", admin, move || {
             let taken = Arc::clone(&taken);
             fn_service(move |io: TcpStream| seated_tcp(io, Arc::clone(&taken)))
+                .and_then(epoch::guard())
                 .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app()))
         })?,
@@ -313,6 +319,7 @@ fn start(
             let app = App::new().app_data(shared.clone()).configure(routes);
             let taken = Arc::clone(&taken);
             fn_service(move |io: UnixStream| seated_unix(io, Arc::clone(&taken)))
+                .and_then(epoch::guard())
                 .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app.wrap(from_fn(routes::admin_gate))))
         })?;
@@ -325,6 +332,7 @@ fn start(
             let app = App::new().app_data(shared.clone()).configure(routes);
             let taken = Arc::clone(&taken);
             fn_service(move |io: TcpStream| seated_tcp(io, Arc::clone(&taken)))
+                .and_then(epoch::guard())
                 .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app.wrap(from_fn(routes::health_gate))))
         })?;
@@ -349,11 +357,13 @@ fn builder(workers: usize, connections: usize) -> ServerBuilder {
         .disable_signals()
 }
 
-/// Ends connections that rest for too long; never ends.
+/// Closes connections that are idle for too long, and logs how many sent what is not HTTP; never ends.
 async fn sweep(all: Vec<Arc<Seats>>) {
+    let mut malformed = Malformed::default();
     loop {
         tokio::time::sleep(SWEEP_EVERY).await;
         all.iter().for_each(|seats| seats.sweep());
+        malformed.log(MALFORMED.load(Ordering::Relaxed));
     }
 }
 

@@ -1,6 +1,6 @@
 //! `berth serve`: the daemon between its start and the signal that ends it.
 
-use super::{Daemon, Options, drains};
+use super::{Daemon, Options, clock, drains};
 use crate::config::Config;
 use crate::trace::Pump;
 use anyhow::Context;
@@ -83,8 +83,13 @@ fn run(work: impl Future<Output = anyhow::Result<End>>, traces: Option<Pump>) ->
 
 async fn until_told(config: Config, options: Options) -> anyhow::Result<End> {
     let mut stop = Stop::new().context("cannot listen for signals")?;
+    // A task of its own: what it opens may hang with its disk, and a signal ends the start all the same.
+    let build = tokio::spawn(async {
+        clock::until_set().await;
+        Box::pin(Daemon::build(config, options)).await
+    });
     let mut daemon = tokio::select! {
-        built = Daemon::build(config, options) => built?,
+        built = build => built.context("the start panicked")??,
         () = stop.told() => {
             tracing::info!("stopping before the start was done");
             return Ok(End::Stopped);

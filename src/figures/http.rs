@@ -3,6 +3,7 @@
 use super::{Spread, Times, lock};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Routes that are counted each: there are some fifty. Templates come from the route table and not from
@@ -12,6 +13,10 @@ pub const ROUTES_COUNTED_MAX: usize = 128;
 /// From an answer out of a snapshot to an upload that is compiled.
 const REQUEST_US: &[u64] =
     &[250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 100_000, 500_000, 2_500_000, 10_000_000, 60_000_000];
+
+/// Connections of the admin API that ended because what came was no HTTP. Counted for the whole
+/// process, since the HTTP library shows them in its log alone.
+pub static MALFORMED: AtomicU64 = AtomicU64::new(0);
 
 /// A method, of those that routes have; any other word is one.
 #[allow(missing_docs)]

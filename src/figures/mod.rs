@@ -13,7 +13,7 @@ mod times;
 
 pub use beat::Beat;
 pub use gpus::{GpuFigures, Versions, XIDS_COUNTED_MAX};
-pub use http::{HttpFigures, Method, ROUTES_COUNTED_MAX, Served};
+pub use http::{HttpFigures, MALFORMED, Method, ROUTES_COUNTED_MAX, Served};
 pub use keeper::{KeeperFigures, RESOURCES_COUNTED_MAX};
 pub use plugins::{At, CODES, Call, KubeletFigures, METHODS, Rpc, Standing};
 pub use times::{Spread, Times};

@@ -94,4 +94,5 @@ mod state;
 mod store_contract;
 mod store_size;
 mod store_sled;
+mod strangers;
 mod traces;

@@ -39,13 +39,9 @@ impl Faults {
     /// # Errors
     /// If the library is not where cargo leaves it: beside the running test.
     pub fn environment(&self) -> io::Result<Vec<(String, String)>> {
-        let library = std::env::current_exe()?.with_file_name(BUILT_NAME);
-        if !library.is_file() {
-            return Err(io::Error::other(format!("{} was not built", library.display())));
-        }
         let text = |path: &Path| path.display().to_string();
         Ok(vec![
-            ("LD_PRELOAD".into(), text(&library)),
+            ("LD_PRELOAD".into(), library()?),
             (UNDER.into(), text(&self.under)),
             (CONTROL.into(), text(&self.control)),
         ])
@@ -66,6 +62,15 @@ impl Faults {
         std::fs::write(&new, text)?;
         std::fs::rename(new, &self.control)
     }
+}
+
+/// The library to preload.
+pub(crate) fn library() -> io::Result<String> {
+    let library = std::env::current_exe()?.with_file_name(BUILT_NAME);
+    if !library.is_file() {
+        return Err(io::Error::other(format!("{} was not built", library.display())));
+    }
+    Ok(library.display().to_string())
 }
 
 /// The file's line, as the program reads it.

@@ -1,0 +1,64 @@
+//! Outlives a clock that was set before 1970.
+//!
+//! The HTTP library has a task for each worker that writes the date, and by which it measures its
+//! timeouts. The task panics where the clock shows a time before 1970, and is never started again: from
+//! then on each request of that worker would end with 408. So such a panic is counted, and once the clock
+//! is set, each worker's service is made again, and its task with it.
+
+use actix_service::{Service, ServiceFactory, fn_factory};
+use std::future::{Ready, ready};
+use std::panic;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The library that panics, as its sources' path has it.
+const DATES: &str = "/httpdate-";
+/// How often it did.
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+/// Counts the library's panics from now on, and logs what they mean.
+pub(super) fn watch() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let others = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            if panic.location().is_some_and(|at| at.file().contains(DATES)) {
+                PANICS.fetch_add(1, Ordering::SeqCst);
+                tracing::error!(
+                    "the system's clock shows a time before 1970: set it; the admin API answers again once it is set"
+                );
+            } else {
+                others(panic);
+            }
+        }));
+    });
+}
+
+/// Passes connections on; asks to be made again after a panic.
+pub(super) fn guard<Io: 'static>()
+-> impl ServiceFactory<Io, Response = Io, Error = (), Config = (), InitError = (), Service = Guard> {
+    fn_factory(|| ready(Ok(Guard { panics: PANICS.load(Ordering::SeqCst) })))
+}
+
+pub(super) struct Guard {
+    /// How many panics there had been when this was made.
+    panics: u64,
+}
+
+impl<Io: 'static> Service<Io> for Guard {
+    type Response = Io;
+    type Error = ();
+    type Future = Ready<Result<Io, ()>>;
+
+    fn poll_ready(&self, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        let is_stale = self.panics != PANICS.load(Ordering::SeqCst);
+        // While the clock is wrong, the next one would panic when it is made.
+        Poll::Ready(if is_stale && SystemTime::now() >= UNIX_EPOCH { Err(()) } else { Ok(()) })
+    }
+
+    fn call(&self, io: Io) -> Self::Future {
+        ready(Ok(io))
+    }
+}

@@ -360,10 +360,11 @@ async fn nodes(world: web::Data<World>, request: HttpRequest) -> HttpResponse {
     let end = Instant::now() + Duration::from_secs(query["timeoutSeconds"].parse().unwrap());
     let world = world.into_inner();
     let news = world.news.subscribe();
+    let cuts = world.state.lock().unwrap().cuts;
     let lines = stream::unfold((world, news, since), move |(world, mut news, since)| async move {
         loop {
             let version = *news.borrow_and_update();
-            if world.state.lock().unwrap().cut_before > since {
+            if world.state.lock().unwrap().cuts != cuts {
                 return None;
             }
             if version > since {

@@ -78,6 +78,12 @@ e2e *ARGS:
     cargo build --release --locked -p berth -p fake-nvml
     python3 tests/e2e/run.py {{ARGS}}
 
+# NVIDIA's device plugin and Berth under the same configurations: device lists and Allocate answers; builds the plugin, needs root
+compat *ARGS:
+    cargo build --locked -p berth -p fake-nvml
+    cargo build --locked -p kubelet-standin --example node
+    python3 tests/compat/run.py {{ARGS}}
+
 # Swagger UI and the page at / in a headless Chromium (Debian: apt-get install chromium); screenshots in target/browser
 browser *ARGS:
     cargo build --release --locked -p berth

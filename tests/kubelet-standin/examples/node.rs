@@ -6,14 +6,19 @@
 //! run NAMESPACE/POD RESOURCE COUNT    a pod with one container, main, starts
 //! end NAMESPACE/POD                   it has ended and is deleted
 //! wait RESOURCE COUNT                 until so many devices can be had, at most a minute
+//! devices                             the last list of each resource that a plugin serves, as JSON
+//! allocate RESOURCE ID,ID             what its plugin answers, as JSON; no pod has it then
 //! ```
 //!
-//! Each line is answered by one: `ok`, or `no:` and why. It stops when its input ends.
+//! Each line is answered by one: `ok` and the JSON that was asked for, or `no:` and why. It stops when its
+//! input ends.
 
 // It talks to the program that started it.
 #![allow(clippy::print_stdout)]
 
+use kubelet_standin::proto::v1beta1::ContainerAllocateResponse;
 use kubelet_standin::{Kubelet, PodSpec};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead, stdin};
 use std::time::Duration;
@@ -32,7 +37,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let line = tokio::task::spawn_blocking(|| stdin().lock().lines().next()).await?;
         let Some(line) = line.transpose()? else { break };
         match command(&kubelet, &mut pods, &line).await {
-            Ok(()) => println!("ok"),
+            Ok(answer) => println!("{}", format!("ok {answer}").trim_end()),
             Err(why) => println!("no: {}", why.replace('\n', " ")),
         }
     }
@@ -40,7 +45,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-async fn command(kubelet: &Kubelet, pods: &mut BTreeMap<String, String>, line: &str) -> Result<(), String> {
+async fn command(
+    kubelet: &Kubelet,
+    pods: &mut BTreeMap<String, String>,
+    line: &str,
+) -> Result<String, String> {
+    let done = Ok(String::new());
     let words: Vec<_> = line.split_whitespace().collect();
     match words[..] {
         ["run", pod, resource, count] => {
@@ -50,20 +60,47 @@ async fn command(kubelet: &Kubelet, pods: &mut BTreeMap<String, String>, line: &
             kubelet.admit(spec).await.map_err(|e| e.to_string())?;
             kubelet.run(&uid).await.map_err(|e| e.to_string())?;
             pods.insert(pod.to_owned(), uid);
-            Ok(())
+            done
         }
         ["end", pod] => {
             let uid = pods.remove(pod).ok_or("no such pod runs")?;
             kubelet.finish(&uid);
             kubelet.delete(&uid);
-            Ok(())
+            done
         }
         ["wait", resource, count] => {
             let met = kubelet.wait_allocatable(resource, number(count)?, WAIT).await;
-            met.map_err(|e| e.to_string())
+            met.map_err(|e| e.to_string())?;
+            done
         }
-        _ => Err("run NAMESPACE/POD RESOURCE COUNT, end NAMESPACE/POD, wait RESOURCE COUNT".into()),
+        ["devices"] => {
+            let served = kubelet.resources().into_iter().filter(|resource| kubelet.is_served(resource));
+            let lists: BTreeMap<_, _> =
+                served.map(|resource| (resource.clone(), kubelet.listed(&resource))).collect();
+            serde_json::to_string(&lists).map_err(|e| e.to_string())
+        }
+        ["allocate", resource, ids] => {
+            let ids: Vec<String> = ids.split(',').map(str::to_owned).collect();
+            let answer = kubelet.ask_allocate(resource, &ids).await.map_err(|e| e.message().to_owned())?;
+            Ok(json(&answer).to_string())
+        }
+        _ => Err("run NAMESPACE/POD RESOURCE COUNT, end NAMESPACE/POD, wait RESOURCE COUNT, devices, \
+                  allocate RESOURCE ID,ID"
+            .into()),
     }
+}
+
+fn json(answer: &ContainerAllocateResponse) -> Value {
+    let mounts = answer.mounts.iter();
+    let devices = answer.devices.iter();
+    let names: Vec<&str> = answer.cdi_devices.iter().map(|device| device.name.as_str()).collect();
+    json!({
+        "envs": answer.envs,
+        "mounts": mounts.map(|m| json!([m.host_path, m.container_path, m.read_only])).collect::<Vec<_>>(),
+        "devices": devices.map(|d| json!([d.host_path, d.container_path, d.permissions])).collect::<Vec<_>>(),
+        "annotations": answer.annotations,
+        "cdi": names,
+    })
 }
 
 fn number(text: &str) -> Result<usize, String> {

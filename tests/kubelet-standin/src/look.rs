@@ -5,11 +5,13 @@ use crate::calls::{CallStats, Rpc};
 use crate::devices::Counts;
 use crate::faults::Faults;
 use crate::kubelet::Kubelet;
+use crate::proto::v1beta1::{AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse};
 use crate::world::lock;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
 };
+use tonic::Status;
 
 impl Kubelet {
     /// Changes what goes wrong from now on.
@@ -89,6 +91,27 @@ impl Kubelet {
         let manager = lock(&life.manager);
         let all = manager.all.get(resource).into_iter().flatten();
         all.map(|(id, d)| (id.clone(), d.health.clone())).collect()
+    }
+
+    /// What the plugin of a resource answers an Allocate of these ids, for no pod: the kubelet's books
+    /// stay as they are.
+    ///
+    /// # Errors
+    /// What the plugin refuses it with; `unavailable` where none is connected.
+    pub async fn ask_allocate(
+        &self,
+        resource: &str,
+        ids: &[String],
+    ) -> Result<ContainerAllocateResponse, Status> {
+        let unserved = || Status::unavailable(format!("no plugin serves {resource}"));
+        let life = self.life().ok_or_else(unserved)?;
+        let endpoint = lock(&life.manager).endpoints.get(resource).cloned();
+        let mut api =
+            endpoint.and_then(|endpoint| endpoint.client).and_then(|c| c.api()).ok_or_else(unserved)?;
+        let container = ContainerAllocateRequest { devices_ids: ids.to_vec() };
+        let request = AllocateRequest { container_requests: vec![container] };
+        let mut answers = api.allocate(request).await?.into_inner().container_responses;
+        answers.pop().ok_or_else(|| Status::internal("an answer for no container"))
     }
 
     /// Ids that the kubelet counts as in use.

@@ -1,0 +1,225 @@
+"""One node for both programs: a fake NVML, device nodes, and a stand-in kubelet, made again for each run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+from outcome import Outcome
+from relay import Relay
+from say import Trouble
+
+#: What programs without GPUs need of /dev.
+PLAIN_NODES = ["null", "zero", "full", "random", "urandom", "tty"]
+#: What the driver makes there.
+NVIDIA_NODES = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia0", "nvidia1"]
+#: How long a program has to end or to register: NVIDIA's plugin needs less than one, Berth in a debug build a few.
+START_SECONDS = 15
+#: A list that is not the expected one and stays so long will not become it.
+STUCK_SECONDS = 4
+#: For so long a list must stay as it is.
+STILL_SECONDS = 0.6
+#: After an event of a GPU a change is waited for, or that there is none.
+EVENT_SECONDS = 3.0
+#: Where the chart mounts the driver, and NVIDIA's plugin looks for it.
+DRIVER_ROOT = Path("/driver-root")
+#: That of tests/fake-nvml.
+DRIVER_VERSION = "570.172.08"
+KUBELET = Path("/var/lib/kubelet")
+
+
+def mount(*words: object) -> None:
+    done = subprocess.run(["mount", *map(str, words)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Trouble(f"mount {' '.join(map(str, words))}: {done.stderr.strip()}")
+
+
+def berth_command(program: Path, rig: "Rig") -> list[object]:
+    return [program, "serve", "--state-dir", rig.state, "--admin-listen", "127.0.0.1:0", "--api-server", "off"]
+
+
+class Rig:
+    def __init__(self, folder: Path, library: Path, kubelet: Path, covered: list[str]) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self._warm = folder / "warm"
+        self._kubelet_program = kubelet
+        for number, path in enumerate(covered):
+            own = folder / f"covered{number}"
+            own.mkdir()
+            mount("--bind", own, path)
+        # NVIDIA's plugin names the driver's libraries in its CDI specification.
+        libraries = DRIVER_ROOT / "usr/lib64"
+        libraries.mkdir(parents=True)
+        for name in ("libcuda.so", "libnvidia-ml.so"):
+            (libraries / f"{name}.{DRIVER_VERSION}").touch()
+        self._devices()
+        self._capabilities()
+        self._library = folder / "lib"
+        self._library.mkdir()
+        (self._library / "libnvidia-ml.so.1").symlink_to(library.resolve())
+        self._gpus = folder / "gpus.json"
+
+    def _devices(self) -> None:
+        """A /dev with NVIDIA's nodes: what they are does not matter, only that they are there."""
+        dev = self.folder / "dev"
+        dev.mkdir()
+        for name in PLAIN_NODES:
+            (dev / name).touch()
+            mount("--bind", f"/dev/{name}", dev / name)
+        for minor, name in enumerate(NVIDIA_NODES):
+            os.mknod(dev / name, stat.S_IFCHR | 0o666, os.makedev(195, minor))
+        mount("--rbind", dev, "/dev")
+
+    def _capabilities(self) -> None:
+        """The driver's table of MIG capabilities."""
+        mount("-t", "tmpfs", "none", "/proc/driver")
+        caps = Path("/proc/driver/nvidia-caps")
+        caps.mkdir()
+        lines, minor = ["config 1", "monitor 2"], 3
+        for gpu in range(8):
+            for instance in range(15):
+                for name in (f"gpu{gpu}/gi{instance}/access", f"gpu{gpu}/gi{instance}/ci0/access"):
+                    lines.append(f"{name} {minor}")
+                    minor += 1
+        (caps / "mig-minors").write_text("\n".join(lines) + "\n", encoding="ascii")
+
+    def warm(self, program: Path) -> None:
+        """Compiles the shipped policies once; each run begins with a copy of what came of it."""
+        from configurations import WARM
+
+        found = self.run(WARM, berth_command(program, self), None)
+        if not found.lists:
+            raise Trouble(f"{program} serves nothing with {WARM.name}: {found.log[-2000:]}")
+        policies = self.state / "policies"
+        if policies.is_dir():
+            shutil.copytree(policies, self._warm)
+
+    def run(self, case, command: list, expected: Outcome | None) -> Outcome:
+        """Starts the program under the case and gives what came of it. `expected` shortens the wait."""
+        self._clean()
+        if self._warm.is_dir():
+            (self.state).mkdir(mode=0o700)
+            shutil.copytree(self._warm, self.state / "policies")
+        self._write(case.gpus())
+        env = {"PATH": os.environ["PATH"], "HOME": "/root", "FAKE_NVML_CONFIG": str(self._gpus)}
+        if case.driver:
+            env["LD_LIBRARY_PATH"] = str(self._library)
+        env.update(case.env)
+        flags = list(case.flags)
+        if case.file is not None:
+            path = self.folder / "config.yaml"
+            path.write_text(case.file, encoding="utf-8")
+            if case.by == "env":
+                env["CONFIG_FILE"] = str(path)
+            else:
+                flags.append(f"--config-file={path}")
+        kubelet = Kubelet(self._kubelet_program, self.folder / "kubelet.log")
+        log_path = self.folder / "program.log"
+        with open(log_path, "wb") as log:
+            program = subprocess.Popen([*map(str, command), *flags], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            outcome = self._observe(case, program, kubelet, expected)
+        finally:
+            program.send_signal(signal.SIGTERM)
+            try:
+                program.wait(10)
+            except subprocess.TimeoutExpired:
+                program.kill()
+                program.wait()
+            kubelet.stop()
+        outcome.log = log_path.read_text(encoding="utf-8", errors="replace")
+        return outcome
+
+    def _observe(self, case, program: subprocess.Popen, kubelet: "Kubelet", expected: Outcome | None) -> Outcome:
+        lists = self._settled(program, kubelet, expected.first if expected else None, case.serves_nothing)
+        if program.poll() is not None:
+            return Outcome(refused=True)
+        outcome = Outcome(first=lists, lists=lists)
+        for resource, devices in lists.items():
+            healthy = sorted(id for id, health in devices.items() if health == "Healthy")
+            for ids in ([healthy[:1], healthy[:2]] if len(healthy) > 1 else [healthy] if healthy else []):
+                outcome.answers[f"{resource} x{len(ids)}"] = kubelet.allocate(resource, ids)
+        if case.events:
+            self._write(case.gpus(events=True))
+            end = time.monotonic() + EVENT_SECONDS
+            while time.monotonic() < end:
+                outcome.lists = kubelet.devices()
+                if expected and outcome.lists == expected.lists != expected.first:
+                    break
+                time.sleep(0.1)
+        return outcome
+
+    @staticmethod
+    def _settled(program: subprocess.Popen, kubelet: "Kubelet", wanted: dict | None, nothing: bool) -> dict:
+        """The lists, once they stay as they are. `wanted`: no longer waited for than until they are that."""
+        end = time.monotonic() + START_SECONDS
+        quiet_end = time.monotonic() + (5 if nothing else START_SECONDS)
+        last, since = None, time.monotonic()
+        while time.monotonic() < end and program.poll() is None:
+            lists = kubelet.devices()
+            if lists != last:
+                last, since = lists, time.monotonic()
+            still = time.monotonic() - since > STILL_SECONDS
+            if still and lists and (wanted is None or lists == wanted):
+                return lists
+            # Something else than wanted, for long: it will not change.
+            if lists and time.monotonic() - since > STUCK_SECONDS:
+                return lists
+            if not lists and time.monotonic() > quiet_end:
+                return lists
+            time.sleep(0.05)
+        return last or {}
+
+    def _write(self, state: dict) -> None:
+        draft = self._gpus.with_suffix(".new")
+        draft.write_text(json.dumps(state), encoding="utf-8")
+        draft.rename(self._gpus)
+
+    def _clean(self) -> None:
+        shutil.rmtree(self.state, ignore_errors=True)
+        for entry in KUBELET.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+class Kubelet:
+    """tests/kubelet-standin's example `node`: a line in, a line out."""
+
+    def __init__(self, program: Path, log: Path) -> None:
+        self._child = subprocess.Popen(
+            [program, KUBELET], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=open(log, "ab"), text=True, bufsize=1
+        )
+        if self._child.stdout.readline().strip() != "ok":
+            raise Trouble(f"the stand-in kubelet does not start: {log.read_text()[-500:]}")
+        self._relay = Relay(KUBELET / "device-plugins" / "kubelet.sock")
+
+    def _ask(self, line: str) -> tuple[bool, str]:
+        self._child.stdin.write(line + "\n")
+        answer = self._child.stdout.readline().strip()
+        return answer.startswith("ok"), answer.removeprefix("ok").removeprefix("no:").strip()
+
+    def devices(self) -> dict[str, dict[str, str]]:
+        ok, text = self._ask("devices")
+        if not ok:
+            raise Trouble(f"the stand-in kubelet: {text}")
+        # A resource that was served and is empty is not offered.
+        return {resource: devices for resource, devices in json.loads(text).items() if devices}
+
+    def allocate(self, resource: str, ids: list[str]) -> dict | str:
+        ok, text = self._ask(f"allocate {resource} {','.join(ids)}")
+        return json.loads(text) if ok else "refused"
+
+    def stop(self) -> None:
+        self._relay.stop()
+        self._child.stdin.close()
+        try:
+            self._child.wait(10)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()

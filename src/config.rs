@@ -8,8 +8,10 @@ mod choice;
 mod edits;
 mod error;
 mod file;
+mod healthchecks;
 mod labels;
 mod mps;
+pub mod nvidia;
 mod parsers;
 mod processes;
 mod socket_path;
@@ -21,28 +23,30 @@ pub use admin::{
     AdminAccess, AdminFile, KubernetesReviews, NAME_BYTES_MAX, NamedToken, RateLimits, Right, TlsFiles,
     TokenSource,
 };
-pub use args::ServeArgs;
+pub use args::{NvidiaArgs, ServeArgs};
 pub use checks::{BadSetting, BadSettings, Findings, Without};
 pub use choice::{Choice, ChoiceArgs, ChoiceError, Chosen};
-pub use edits::{DeviceIdStrategy, DeviceListStrategy, Edits, ResourceEdits, WantedDevice, WantedMount};
+pub use edits::{
+    DeviceIdStrategy, DeviceListStrategy, Edits, Feature, ResourceEdits, WantedDevice, WantedMount,
+};
 pub use error::ConfigError;
 pub use file::{FileConfig, StackEntryConfig};
 pub use labels::LabelSettings;
 pub use mps::MpsEdits;
 pub use processes::{IGNORED_PROCESSES, ProcessSettings};
 pub use socket_path::{NoSocket, socket_metadata};
-pub use source::{CONFIG_BYTES_MAX, Source};
+pub use source::{CONFIG_BYTES_MAX, Source, read_text};
 pub use tracing::{Endpoint, Protocol, TracingFile, TracingSettings};
 pub use trusted::TrustedKeyFile;
 
 use crate::kernel::command::Rules;
 use crate::kernel::decision::JournalLimit;
-use crate::kernel::health::APPLICATION_XIDS;
 use crate::kernel::mig::MigStrategy;
 use crate::kernel::names::Resource;
 use crate::kernel::time::Timing;
 use crate::yaml::Problem;
 use checks::{Checks, bad, of_word};
+use healthchecks::HealthChecks;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -101,6 +105,12 @@ pub struct Config {
     pub source: Option<Arc<Source>>,
     /// The file that a label of the node chose, where one does.
     pub chosen: Option<Chosen>,
+    /// Whether readings and failing calls count against a GPU; without, only one that is gone is not granted.
+    pub health_checks: bool,
+    /// Whether GPUs that cannot be read at the start end the daemon.
+    pub fail_on_init_error: bool,
+    /// What was set and is not used, or is used in another way: one line each for the log.
+    pub notices: Vec<String>,
 }
 
 /// How the API server is reached.
@@ -178,16 +188,18 @@ impl Config {
     /// # Errors
     /// If the file or a value cannot be used.
     pub fn load(args: &ServeArgs) -> Result<Self, ConfigError> {
-        match &args.config {
+        let mut config = match args.config_file() {
             Some(path) => {
                 let source = Source::read(path)?;
                 match source.settings(args) {
-                    (Some(config), problems) if problems.is_empty() => Ok(config),
-                    (_, problems) => Err(source.wrong(problems)),
+                    (Some(config), problems) if problems.is_empty() => config,
+                    (_, problems) => return Err(source.wrong(problems)),
                 }
             }
-            None => Ok(Self::merge(args, FileConfig::default())?),
-        }
+            None => Self::merge(args, FileConfig::default())?,
+        };
+        config.notices.extend(nvidia::unused_environment(|name| std::env::var(name).ok()));
+        Ok(config)
     }
 
     /// What was found wrong with a setting, with its place in the file that these settings come from.
@@ -209,7 +221,7 @@ impl Config {
             flag.clone().or(file).unwrap_or_else(|| default.into())
         };
         let state_dir = checks.path("stateDir", given(&args.state_dir, file.state_dir, "/var/lib/berth"));
-        let kubelet_dir = given(&args.kubelet_dir, file.kubelet_dir, "/var/lib/kubelet");
+        let kubelet_dir = given(&args.kubelet_dir(), file.kubelet_dir, "/var/lib/kubelet");
         let token_file = args.token_file.clone().or(file.token_file);
         let token_file = token_file.unwrap_or_else(|| state_dir.join("token"));
         let kubeconfig = args.kubeconfig.clone().or(file.kubeconfig);
@@ -232,20 +244,24 @@ impl Config {
         let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
         let resource = Resource::parse(&resource).map_err(|e| bad("resource", &resource, e.rule));
         let resource = checks.see(resource);
-        let edits = Edits::merge(&args.edits, file.container_edits.unwrap_or_default(), &mut checks);
+        let edits = Edits::merge(args, file.container_edits.unwrap_or_default(), &mut checks);
+        let driver = args.nvidia.driver_root_ctr_path.as_ref().unwrap_or(&edits.driver_root);
+        let health_checks = HealthChecks::of(args);
+        let mut notices = args.nvidia.notices(&mut checks);
+        notices.extend(health_checks.notices());
+        notices.extend(edits::cdi_notice(&args.edits.device_list_strategy));
         let library = args.nvml_library.clone().or(file.nvml_library);
         let library = library.map(|path| checks.plain("nvmlLibrary", path));
         let gpus = args.gpus.clone().or(file.gpus).unwrap_or_else(|| "nvml".into());
-        let gpus = checks.see(gpu_source(&gpus, library, &edits.driver_root));
+        let gpus = checks.see(gpu_source(&gpus, library, driver));
         let mig = checks.see(mig_strategy(args.mig_strategy.clone().or(file.mig_strategy).as_deref()));
         let history = checks.see(file.history.unwrap_or_default().limit());
         let decisions = checks.see(file.decisions.unwrap_or_default().limit());
         let tracing = checks.see(file.tracing.unwrap_or_default().under(args));
-        let ignored_xids = checks.see(ignored_xids(args, health.ignored_xids));
         let trusted_keys = trusted::keys(file.trusted_keys, &mut checks);
         let processes = file.processes.unwrap_or_default().over(ProcessSettings::default(), &mut checks);
         let labels = file.labels.unwrap_or_default().checked(&mut checks);
-        let stack = file::stack(file.stack.unwrap_or_default(), &mut checks);
+        let stack = args.nvidia.placed(file::stack(file.stack.unwrap_or_default(), &mut checks));
         let (kubelet_dir, token_file) =
             (checks.path("kubeletDir", kubelet_dir), checks.path("tokenFile", token_file));
         checks.done()?;
@@ -264,7 +280,8 @@ impl Config {
             mig_strategy: mig?,
             rules: Rules { timing, overcommit_percent: percent(overcommit), history: history?, trusted_keys },
             decisions: decisions?,
-            ignored_xids: ignored_xids?,
+            ignored_xids: health_checks.ignored(health.ignored_xids),
+            health_checks: !health_checks.is_off(),
             processes,
             poll: Duration::from_secs_f64(poll_seconds),
             labels,
@@ -275,6 +292,8 @@ impl Config {
             state_dir,
             edits,
             source: None,
+            fail_on_init_error: args.nvidia.fail_on_init_error.or(file.fail_on_init_error).unwrap_or(false),
+            notices,
         })
     }
 }
@@ -325,31 +344,6 @@ fn node_name(given: Option<String>) -> String {
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 100 to 1600 by the caller's check
 fn percent(overcommit: f64) -> u32 {
     (overcommit * 100.0).round() as u32
-}
-
-fn xids(setting: &str, text: &str) -> Result<Vec<u64>, BadSetting> {
-    let words = text.split(',').map(str::trim).filter(|w| !w.is_empty());
-    words
-        .map(|w| w.parse().map_err(|_| bad(setting, text, "XID numbers with commas between, or all")))
-        .collect()
-}
-
-/// The names that NVIDIA's users type. `all` or `xids` skips every XID; what is enabled wins.
-fn ignored_xids(args: &ServeArgs, file: Option<Vec<u64>>) -> Result<Vec<u64>, BadSetting> {
-    let mut ignored = file.unwrap_or_else(|| APPLICATION_XIDS.to_vec());
-    match args.disable_healthchecks.as_deref().map(str::trim) {
-        None => {}
-        // NVIDIA's numbers end well below this.
-        Some("all" | "xids") => ignored = (0..=1024).collect(),
-        Some(list) => ignored.extend(xids("DP_DISABLE_HEALTHCHECKS", list)?),
-    }
-    if let Some(list) = args.enable_healthchecks.as_deref() {
-        let enabled = xids("DP_ENABLE_HEALTHCHECKS", list)?;
-        ignored.retain(|x| !enabled.contains(x));
-    }
-    ignored.sort_unstable();
-    ignored.dedup();
-    Ok(ignored)
 }
 
 #[cfg(test)]

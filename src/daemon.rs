@@ -192,13 +192,12 @@ impl Daemon {
     /// If the stack of the configuration cannot be used, or a thread cannot be had.
     pub async fn bring_up(&mut self) -> anyhow::Result<()> {
         let found = tokio::time::timeout(GPUS_LATE, self.find_gpus()).await;
-        let (looker, inventory) = match found {
-            Ok(found) => found,
-            Err(_) => {
-                // A node whose GPUs do not come is told of, too.
-                self.start_cluster();
-                self.find_gpus().await
-            }
+        let (looker, inventory) = if let Ok(found) = found {
+            found?
+        } else {
+            // A node whose GPUs do not come is reported, too.
+            self.start_cluster();
+            self.find_gpus().await?
         };
         self.progress.gpus_found(looker.gpus().describe(), &inventory);
         self.record_look(inventory).await?;
@@ -262,14 +261,18 @@ impl Daemon {
     }
 
     /// Looks until there is an answer: drivers are loaded late on some nodes.
-    async fn find_gpus(&self) -> (Looker, Inventory) {
+    ///
+    /// # Errors
+    /// If GPUs cannot be read and the configuration has `failOnInitError`.
+    async fn find_gpus(&self) -> anyhow::Result<(Looker, Inventory)> {
         let mut said = false;
         let processes = Arc::new(processes(&self.config));
         loop {
             let (source, in_hand) = (self.config.gpus.clone(), self.options.gpus.clone());
-            let processes = Arc::clone(&processes);
+            let (processes, health_checks) = (Arc::clone(&processes), self.config.health_checks);
             let open = move || -> Result<(Looker, Inventory), GpusError> {
-                let looker = Looker::new(in_hand.map_or_else(|| open_gpus(source), Ok)?, processes);
+                let gpus = in_hand.map_or_else(|| open_gpus(source), Ok)?;
+                let looker = Looker::new(gpus, processes).with_health_checks(health_checks);
                 let inventory = looker.look()?;
                 Ok((looker, inventory))
             };
@@ -277,7 +280,11 @@ impl Daemon {
                 Ok(Ok((looker, inventory))) => {
                     let count = inventory.parts.iter().filter(|p| p.parent.is_none()).count();
                     tracing::info!(backend = looker.gpus().describe(), gpus = count, "found GPUs");
-                    return (looker, inventory);
+                    return Ok((looker, inventory));
+                }
+                Ok(Err(error)) if self.config.fail_on_init_error => {
+                    return Err(error)
+                        .context("GPUs cannot be read, and failOnInitError (FAIL_ON_INIT_ERROR) is set");
                 }
                 Ok(Err(error)) => {
                     self.progress.gpus_wait(error.to_string());

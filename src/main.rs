@@ -27,6 +27,7 @@ fn main() -> ExitCode {
 /// `berth serve`.
 fn serve(config: Config) -> anyhow::Result<()> {
     let traces = berth::telemetry::start(&config)?;
+    config.notices.iter().for_each(|notice| tracing::warn!("{notice}"));
     berth::daemon::serve(config, traces)
 }
 

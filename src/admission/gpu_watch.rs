@@ -34,9 +34,12 @@ impl GpuWatch {
         };
         let (l, d, s) = (looker.clone(), door.clone(), Arc::clone(&stop));
         let look = spawn("gpu-look", Box::new(move || looks(&l, &d, &s, every)))?;
-        let (g, d, s) = (Arc::clone(looker.gpus()), door.clone(), Arc::clone(&stop));
-        let events = spawn("gpu-events", Box::new(move || events(&*g, &d, &s)))?;
-        Ok(Self { stop, threads: vec![look, events] })
+        let mut threads = vec![look];
+        if looker.has_health_checks() {
+            let (g, d, s) = (Arc::clone(looker.gpus()), door.clone(), Arc::clone(&stop));
+            threads.push(spawn("gpu-events", Box::new(move || events(&*g, &d, &s)))?);
+        }
+        Ok(Self { stop, threads })
     }
 
     /// Asks both to end. Does not wait: a thread inside a hung NVML call ends with the process.

@@ -11,13 +11,27 @@ use std::sync::Arc;
 pub struct Looker {
     gpus: Arc<dyn Gpus>,
     processes: Arc<dyn Processes>,
+    health_checks: bool,
 }
 
 impl Looker {
     /// Looks through both.
     #[must_use]
     pub fn new(gpus: Arc<dyn Gpus>, processes: Arc<dyn Processes>) -> Self {
-        Self { gpus, processes }
+        Self { gpus, processes, health_checks: true }
+    }
+
+    /// Whether failing calls, signs and events count against a GPU. Without, only one that is gone is not
+    /// granted.
+    #[must_use]
+    pub fn with_health_checks(self, health_checks: bool) -> Self {
+        Self { health_checks, ..self }
+    }
+
+    /// See [`Self::with_health_checks`].
+    #[must_use]
+    pub fn has_health_checks(&self) -> bool {
+        self.health_checks
     }
 
     /// The GPUs alone.
@@ -36,6 +50,10 @@ impl Looker {
     /// If the GPUs cannot be asked.
     pub fn look(&self) -> Result<Inventory, GpusError> {
         let mut inventory = self.gpus.look()?;
+        if !self.health_checks {
+            inventory.troubles.clear();
+            inventory.signs.clear();
+        }
         let pids: BTreeSet<u32> = inventory.processes.values().flatten().map(|p| p.pid).collect();
         inventory.sight = self.processes.sight();
         let known = self.processes.who(&pids);

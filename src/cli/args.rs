@@ -12,8 +12,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 
+mod config;
 mod policy;
 
+pub(super) use config::ConfigCommand;
 pub(super) use policy::{Lang, NewPolicy, PolicyCommand};
 
 const EXAMPLES: &str = "\
@@ -192,7 +194,7 @@ Without a daemon: new, check, test. A policy version is named by its name where 
         #[command(subcommand)]
         command: PolicyCommand,
     },
-    /// Check a configuration file without starting anything
+    /// Check a configuration file without starting anything, or make one from NVIDIA's
     Config {
         /// What to do.
         #[command(subcommand)]
@@ -315,25 +317,6 @@ pub enum TokenCommand {
     /// For `kubectl exec POD -- berth token show > token`, since a pod of berth's has no shell. Whoever has it
     /// is the operator.
     Show,
-}
-
-/// `berth config`.
-#[derive(Subcommand, Debug)]
-pub enum ConfigCommand {
-    /// Read a file as the daemon would, and say what is wrong with it
-    ///
-    /// Names all errors of the file, each with its line, and exits with 1 if there are any. Reads the token and TLS
-    /// files that it names, opens the GPUs, and asks the policies of its stack about them, as a start does.
-    Check {
-        /// The configuration file
-        file: PathBuf,
-        /// Leave out the token and TLS files that it names, and uploaded policies: for a machine that has none of them
-        #[arg(long)]
-        without_files: bool,
-        /// Leave out the GPUs: for a machine that has none of them
-        #[arg(long)]
-        without_gpus: bool,
-    },
 }
 
 /// `berth node`.

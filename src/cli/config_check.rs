@@ -110,6 +110,7 @@ fn examine(
     if let Some(config) = &config {
         let found = rehearse(config, without)?;
         notes = found.notes;
+        notes.extend(config.notices.iter().cloned());
         let mut wrong = found.errors;
         if without.files {
             notes.push("the token and TLS files that it names were not read".into());
@@ -131,7 +132,7 @@ fn examine(
 
 /// What a start that failed for `error` reports: if the file is wrong, all that is wrong with it.
 pub(super) fn all_errors(error: ConfigError, args: &ServeArgs, rehearse: Rehearse) -> anyhow::Error {
-    let (ConfigError::Wrong { .. }, Some(file)) = (&error, &args.config) else { return error.into() };
+    let (ConfigError::Wrong { .. }, Some(file)) = (&error, args.config_file()) else { return error.into() };
     // GPUs may come later: a start waits for them.
     let without = Without { files: false, gpus: true };
     let all = Source::read(file).map_err(anyhow::Error::from);

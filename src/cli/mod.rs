@@ -10,6 +10,7 @@ mod config_check;
 mod decision;
 mod drain;
 mod event;
+mod from_nvidia;
 mod gpu;
 mod hints;
 mod names;
@@ -100,6 +101,9 @@ pub fn run(cli: &Cli, hooks: &Hooks) -> ExitCode {
         Command::Config { command: args::ConfigCommand::Check { file, without_files, without_gpus } } => {
             let without = Without { files: *without_files, gpus: *without_gpus };
             config_check::run(file, without, hooks.rehearse, &mut out)
+        }
+        Command::Config { command: args::ConfigCommand::FromNvidia { file } } => {
+            from_nvidia::run(file, &mut out)
         }
         Command::Node { command: args::NodeCommand::Check(args) } => {
             return node_check::run(args, &cli.client, hooks, &mut out);

@@ -3,6 +3,10 @@
 //! checked as they are read, so that a bad one is bad usage; the file's go through the same rules in
 //! [`super::Config::merge`].
 
+mod nvidia;
+
+pub use nvidia::NvidiaArgs;
+
 use super::{ApiServerMode, ChoiceArgs, LogFormat, parsers};
 use clap::Args;
 use clap::builder::BoolishValueParser;
@@ -10,6 +14,7 @@ use std::path::PathBuf;
 
 /// Flags of `berth serve`, with the environment in them.
 #[derive(Args, Clone, Debug, Default)]
+#[command(args_override_self = true)]
 pub struct ServeArgs {
     /// The configuration file (YAML); flags and environment win over it
     #[arg(long, env = "BERTH_CONFIG", value_name = "FILE")]
@@ -65,11 +70,11 @@ pub struct ServeArgs {
     /// Register even if what running pods hold cannot be read from the kubelet's checkpoint
     #[arg(long, env = "BERTH_SKIP_ADOPTION", value_parser = BoolishValueParser::new())]
     pub skip_adoption: bool,
-    /// XIDs that say nothing of a GPU's health, besides 13,31,43,45,68,109; `all` for every one
-    #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", value_name = "XIDS", value_parser = parsers::healthchecks)]
+    /// XIDs that say nothing of a GPU's health, besides 13,31,43,45,68,109; `all`: nothing makes a GPU unhealthy
+    #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", value_name = "XIDS", allow_hyphen_values = true)]
     pub disable_healthchecks: Option<String>,
-    /// XIDs that make a GPU unhealthy even if disabled above
-    #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS", value_parser = parsers::healthchecks_on)]
+    /// XIDs that make a GPU unhealthy even if disabled above; `all` for every one
+    #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS", allow_hyphen_values = true)]
     pub enable_healthchecks: Option<String>,
     /// MIG where no policy says otherwise: none, single or mixed, as with NVIDIA's plugin [default: none]
     #[arg(long, env = "MIG_STRATEGY", value_name = "STRATEGY", value_parser = parsers::mig_strategy)]
@@ -77,6 +82,9 @@ pub struct ServeArgs {
     /// What containers are given.
     #[command(flatten)]
     pub edits: EditArgs,
+    /// What only NVIDIA's users type.
+    #[command(flatten)]
+    pub nvidia: NvidiaArgs,
 }
 
 impl ServeArgs {
@@ -86,12 +94,13 @@ impl ServeArgs {
             "adminListen" => self.admin_listen.is_some(),
             "admin.socket" => self.admin_socket.is_some(),
             "kubeconfig" => self.kubeconfig.is_some(),
-            "kubeletDir" => self.kubelet_dir.is_some(),
+            "kubeletDir" => self.kubelet_dir().is_some(),
             "nvmlLibrary" => self.nvml_library.is_some(),
             "stateDir" => self.state_dir.is_some(),
             "tokenFile" => self.token_file.is_some(),
             "gpus" => self.gpus.is_some(),
             "containerEdits.nvidiaDriverRoot" => self.edits.nvidia_driver_root.is_some(),
+            "containerEdits.nvidiaDevRoot" => self.nvidia.dev_root.is_some(),
             "tracing.endpoint" => self.tracing_endpoint.is_some(),
             _ => false,
         }
@@ -103,14 +112,14 @@ impl ServeArgs {
 pub struct EditArgs {
     /// How containers are told their GPUs: envvar, volume-mounts, cdi-annotations, cdi-cri; several with commas [default: envvar]
     #[arg(long, env = "DEVICE_LIST_STRATEGY", value_name = "LIST", value_parser = parsers::device_list_strategy)]
-    pub device_list_strategy: Option<String>,
+    pub device_list_strategy: Vec<String>,
     /// Name GPUs by uuid or index [default: uuid]
     #[arg(long, env = "DEVICE_ID_STRATEGY", value_name = "STRATEGY", value_parser = parsers::device_id_strategy)]
     pub device_id_strategy: Option<String>,
     /// Pass the /dev/nvidia* nodes, for nodes where the CPU manager resets container devices
-    #[arg(long, env = "PASS_DEVICE_SPECS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "PASS_DEVICE_SPECS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = parsers::boolish)]
     pub pass_device_specs: Option<bool>,
     /// Where the NVIDIA driver is installed on the host [default: /]
-    #[arg(long, env = "NVIDIA_DRIVER_ROOT", value_name = "DIR")]
+    #[arg(long, alias = "driver-root", env = "NVIDIA_DRIVER_ROOT", value_name = "DIR", value_parser = parsers::path)]
     pub nvidia_driver_root: Option<PathBuf>,
 }

@@ -1,9 +1,10 @@
 //! What containers are given beside the kernel's grant: by which ways they learn their GPUs, and
 //! mounts and devices of the operator's own.
 
-use super::args::EditArgs;
+use super::args::ServeArgs;
 use super::checks::{BadSetting, Checks, PATH_BYTES_MAX, PLAIN_PATH, bad, of_word};
 use super::mps::MpsEdits;
+use super::nvidia;
 use crate::kernel::names::Resource;
 use crate::yaml::shown;
 use serde::Deserialize;
@@ -36,6 +37,36 @@ pub enum DeviceIdStrategy {
     Index,
 }
 
+/// What NVIDIA's container runtime adds on request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Feature {
+    /// GDRCopy.
+    Gdrcopy,
+    /// GPUDirect Storage.
+    Gds,
+    /// MOFED.
+    Mofed,
+}
+
+impl Feature {
+    /// The variable that asks the runtime for it. NVIDIA's name.
+    #[must_use]
+    pub fn variable(self) -> &'static str {
+        match self {
+            Self::Gdrcopy => "NVIDIA_GDRCOPY",
+            Self::Gds => "NVIDIA_GDS",
+            Self::Mofed => "NVIDIA_MOFED",
+        }
+    }
+}
+
+/// The notice where a flag or variable asks for CDI: NVIDIA's plugin writes the specification for it.
+pub(super) fn cdi_notice(strategies: &[String]) -> Option<String> {
+    let words = strategies.iter().flat_map(|list| list.split(','));
+    let cdi = words.map(str::trim).any(|word| word.starts_with("cdi-"));
+    cdi.then(|| format!("DEVICE_LIST_STRATEGY={}: {}", strategies.join(","), nvidia::CDI))
+}
+
 /// What containers are given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edits {
@@ -47,6 +78,10 @@ pub struct Edits {
     pub pass_device_specs: bool,
     /// Where the driver is installed.
     pub driver_root: PathBuf,
+    /// Where the device nodes are on the host; the driver root unless it is given.
+    pub dev_root: PathBuf,
+    /// Which libraries beside CUDA the runtime is asked for.
+    pub features: BTreeSet<Feature>,
     /// CDI kind, as nvidia-ctk writes it by default.
     pub cdi_kind: String,
     /// Prefix of the CDI annotation's key.
@@ -126,16 +161,21 @@ pub struct EditsFile {
     device_id_strategy: Option<String>,
     pass_device_specs: Option<bool>,
     nvidia_driver_root: Option<PathBuf>,
+    nvidia_dev_root: Option<PathBuf>,
+    gdrcopy_enabled: Option<bool>,
+    gds_enabled: Option<bool>,
+    mofed_enabled: Option<bool>,
     cdi_kind: Option<String>,
     cdi_annotation_prefix: Option<String>,
     resources: Option<BTreeMap<String, ResourceEdits>>,
 }
 
 impl Edits {
-    pub(super) fn merge(args: &EditArgs, file: EditsFile, checks: &mut Checks) -> Self {
-        let words = match &args.device_list_strategy {
-            Some(list) => list.split(',').map(|w| w.trim().to_owned()).collect(),
-            None => file.device_list_strategy.unwrap_or_else(|| vec!["envvar".into()]),
+    pub(super) fn merge(args: &ServeArgs, file: EditsFile, checks: &mut Checks) -> Self {
+        let (args, nvidia) = (&args.edits, &args.nvidia);
+        let words = match args.device_list_strategy.as_slice() {
+            [] => file.device_list_strategy.unwrap_or_else(|| vec!["envvar".into()]),
+            lists => lists.iter().flat_map(|l| l.split(',')).map(|w| w.trim().to_owned()).collect(),
         };
         let strategies = checks.take(strategies(words.iter().map(String::as_str)));
         let id_strategy = args.device_id_strategy.clone().or(file.device_id_strategy);
@@ -151,15 +191,32 @@ impl Edits {
             let resource = Resource::parse(&name).map_err(|e| bad(at, &name, e.rule));
             resources.extend(checks.take(resource).map(|resource| (resource, edits)));
         }
-        let driver_root = args.nvidia_driver_root.clone().or(file.nvidia_driver_root);
+        // An empty variable counts as not set.
+        let given = |path: Option<PathBuf>| path.filter(|path| !path.as_os_str().is_empty());
+        let driver_root = given(args.nvidia_driver_root.clone().or(file.nvidia_driver_root));
+        let driver_root =
+            checks.plain("containerEdits.nvidiaDriverRoot", driver_root.unwrap_or_else(|| "/".into()));
+        let dev_root = given(nvidia.dev_root.clone().or(file.nvidia_dev_root));
+        let dev_root =
+            checks.plain("containerEdits.nvidiaDevRoot", dev_root.unwrap_or_else(|| driver_root.clone()));
+        let features = [
+            (Feature::Gdrcopy, nvidia.gdrcopy_enabled.or(file.gdrcopy_enabled)),
+            (Feature::Gds, nvidia.gds_enabled.or(file.gds_enabled)),
+            (Feature::Mofed, nvidia.mofed_enabled.or(file.mofed_enabled)),
+        ];
+        let features = features.into_iter().filter(|(_, wanted)| *wanted == Some(true));
+        let prefix = nvidia.cdi_annotation_prefix.clone().filter(|prefix| !prefix.is_empty());
         Self {
             strategies: strategies.unwrap_or_default(),
             id_strategy: id_strategy.unwrap_or_default(),
             pass_device_specs: args.pass_device_specs.or(file.pass_device_specs).unwrap_or(false),
-            driver_root: checks
-                .plain("containerEdits.nvidiaDriverRoot", driver_root.unwrap_or_else(|| "/".into())),
+            driver_root,
+            dev_root,
+            features: features.map(|(feature, _)| feature).collect(),
             cdi_kind,
-            cdi_annotation_prefix: file.cdi_annotation_prefix.unwrap_or_else(|| "cdi.k8s.io/".into()),
+            cdi_annotation_prefix: prefix
+                .or(file.cdi_annotation_prefix)
+                .unwrap_or_else(|| "cdi.k8s.io/".into()),
             resources,
         }
     }
@@ -172,6 +229,8 @@ impl Default for Edits {
             id_strategy: DeviceIdStrategy::Uuid,
             pass_device_specs: false,
             driver_root: "/".into(),
+            dev_root: "/".into(),
+            features: BTreeSet::new(),
             cdi_kind: "nvidia.com/gpu".into(),
             cdi_annotation_prefix: "cdi.k8s.io/".into(),
             resources: BTreeMap::new(),

@@ -1,6 +1,6 @@
 //! Why there are no settings.
 
-use super::{BadSettings, CONFIG_BYTES_MAX};
+use super::BadSettings;
 use crate::yaml::Problems;
 use std::path::PathBuf;
 
@@ -15,14 +15,6 @@ pub enum ConfigError {
         /// Why.
         #[source]
         source: std::io::Error,
-    },
-    /// The file is larger than any ConfigMap.
-    #[error("the configuration {path} has {bytes} bytes; at most {CONFIG_BYTES_MAX} are read")]
-    TooLarge {
-        /// Which file.
-        path: PathBuf,
-        /// Its size.
-        bytes: u64,
     },
     /// The file holds something that cannot be used.
     #[error("the configuration {path} is wrong: {problems}")]
@@ -51,7 +43,7 @@ impl ConfigError {
                 let first = problems.next().filter(|problem| problem.key == setting)?;
                 problems.next().is_none().then(|| first.what.clone())
             }
-            Self::Unreadable { .. } | Self::TooLarge { .. } => None,
+            Self::Unreadable { .. } => None,
         }
     }
 }

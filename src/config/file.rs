@@ -42,6 +42,7 @@ pub struct FileConfig {
     pub mig_strategy: Option<String>,
     pub memory_overcommit: Option<f64>,
     pub skip_adoption: Option<bool>,
+    pub fail_on_init_error: Option<bool>,
     pub health: Option<HealthFile>,
     pub history: Option<HistoryFile>,
     pub decisions: Option<DecisionsFile>,
@@ -234,6 +235,20 @@ pub struct StackEntryConfig {
     pub on_fault: OnFaultConfig,
 }
 
+impl StackEntryConfig {
+    /// An entry with nothing but a policy's name.
+    #[must_use]
+    pub fn named(policy: &str) -> Self {
+        Self {
+            policy: policy.into(),
+            digest: None,
+            parameters: serde_json::Map::new(),
+            permissions: PermissionsConfig::default(),
+            on_fault: OnFaultConfig::default(),
+        }
+    }
+}
+
 /// `permissions` of an entry; what is not given is the default.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -299,6 +314,7 @@ impl FileConfig {
             mig_strategy: self.mig_strategy.or(below.mig_strategy),
             memory_overcommit: self.memory_overcommit.or(below.memory_overcommit),
             skip_adoption: self.skip_adoption.or(below.skip_adoption),
+            fail_on_init_error: self.fail_on_init_error.or(below.fail_on_init_error),
             health: self.health.or(below.health),
             history: self.history.or(below.history),
             decisions: self.decisions.or(below.decisions),

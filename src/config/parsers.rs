@@ -2,7 +2,8 @@
 //! file. What is taken stays text, since a file may give the same.
 
 use super::{BadSetting, Protocol, edits, tracing};
-use std::path::Path;
+use clap::builder::{BoolishValueParser, TypedValueParser};
+use std::path::{Path, PathBuf};
 
 /// Only the rule: clap says the flag and the value.
 fn rule<T>(checked: Result<T, BadSetting>, text: &str) -> Result<String, String> {
@@ -29,15 +30,23 @@ pub(super) fn health_listen(text: &str) -> Result<String, String> {
     rule(super::address("healthListen", text), text)
 }
 
-pub(super) fn healthchecks(text: &str) -> Result<String, String> {
-    match text.trim() {
-        "all" | "xids" => Ok(text.to_owned()),
-        list => rule(super::xids("DP_DISABLE_HEALTHCHECKS", list), text),
+/// As [`BoolishValueParser`]; an empty variable is false, as NVIDIA's plugin reads it.
+pub(super) fn boolish(text: &str) -> Result<bool, String> {
+    if text.is_empty() {
+        return Ok(false);
     }
+    let read = BoolishValueParser::new().parse_ref(&clap::Command::new("berth"), None, text.as_ref());
+    read.map_err(|_| "value was not a boolean: give true or false".into())
 }
 
-pub(super) fn healthchecks_on(text: &str) -> Result<String, String> {
-    rule(super::xids("DP_ENABLE_HEALTHCHECKS", text), text)
+pub(super) fn device_discovery_strategy(text: &str) -> Result<String, String> {
+    super::nvidia::discovery(text).map(|()| text.to_owned())
+}
+
+/// A path that may be empty: the variable then counts as not set.
+#[allow(clippy::unnecessary_wraps)] // the form that clap asks for
+pub(super) fn path(text: &str) -> Result<PathBuf, String> {
+    Ok(text.into())
 }
 
 pub(super) fn device_list_strategy(text: &str) -> Result<String, String> {

@@ -1,6 +1,6 @@
 //! The configuration file: read once, kept for the lines of what turns out to be wrong with it.
 
-use super::{BadSetting, BadSettings, Config, ConfigError, FileConfig, ServeArgs};
+use super::{BadSetting, BadSettings, Config, ConfigError, FileConfig, ServeArgs, nvidia};
 use crate::yaml::{Document, LeftOut, Problem, Problems, Reading};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +11,15 @@ pub const CONFIG_BYTES_MAX: u64 = 1024 * 1024;
 /// How often settings are put together without what was wrong before, until what remains is right.
 const LEAVING_OUT_MAX: usize = 4;
 
+/// Reads the text of a configuration file.
+///
+/// # Errors
+/// If it cannot be read, or is larger than any ConfigMap.
+pub fn read_text(path: &Path) -> Result<String, ConfigError> {
+    crate::files::read_text(path, CONFIG_BYTES_MAX)
+        .map_err(|source| ConfigError::Unreadable { path: path.into(), source })
+}
+
 /// A configuration file.
 #[derive(Clone, Debug)]
 pub struct Source {
@@ -18,23 +27,27 @@ pub struct Source {
     document: Document,
     /// What the settings were read without.
     left_out: LeftOut,
+    /// What a file of NVIDIA's sets in vain; `None` for one of Berth's own. The document is its translation, whose
+    /// lines are not in the file.
+    nvidia: Option<Vec<String>>,
 }
 
 impl Source {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read, is too large or is not YAML.
+    /// If it cannot be read, is too large or is not YAML; or if it is NVIDIA's and Berth cannot do what it asks for.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let unreadable = |source| ConfigError::Unreadable { path: path.into(), source };
-        let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
-        if bytes > CONFIG_BYTES_MAX {
-            return Err(ConfigError::TooLarge { path: path.into(), bytes });
+        let text = read_text(path)?;
+        let wrong = |problems| ConfigError::Wrong { path: path.into(), problems };
+        if !nvidia::is_nvidia(&text) {
+            let document = Document::parse(&text).map_err(wrong)?;
+            return Ok(Self { path: path.into(), document, left_out: LeftOut::default(), nvidia: None });
         }
-        let text = crate::files::read_text(path, CONFIG_BYTES_MAX).map_err(unreadable)?;
-        let document =
-            Document::parse(&text).map_err(|problems| ConfigError::Wrong { path: path.into(), problems })?;
-        Ok(Self { path: path.into(), document, left_out: LeftOut::default() })
+        let translated = nvidia::translate(&text).and_then(nvidia::Translated::usable).map_err(wrong)?;
+        let document = Document::parse(&translated.yaml).map_err(wrong)?;
+        let notices = translated.findings.iter().map(ToString::to_string).collect();
+        Ok(Self { path: path.into(), document, left_out: LeftOut::default(), nvidia: Some(notices) })
     }
 
     /// The settings, with flags over them, and all that is wrong with the file. Settings that cannot be used are left
@@ -46,6 +59,11 @@ impl Source {
 
     /// The same, with the keys that only the other file has. What is wrong with that one is left out.
     pub(super) fn settings_over(&self, below: Option<&Self>, args: &ServeArgs) -> (Option<Config>, Problems) {
+        let notices: Vec<String> = [below, Some(self)]
+            .into_iter()
+            .flatten()
+            .flat_map(|source| source.nvidia.iter().flatten().cloned())
+            .collect();
         let below = below.and_then(|below| below.document.read::<FileConfig>(LeftOut::default()).value);
         let below = below.unwrap_or_default();
         let Reading { value, mut problems, mut left_out } =
@@ -59,7 +77,10 @@ impl Source {
             let merged = Config::merge(args, read.over(below.clone()));
             let source = Self { left_out, ..self.clone() };
             let BadSettings(bad) = match merged {
-                Ok(config) => return (Some(Config { source: Some(Arc::new(source)), ..config }), problems),
+                Ok(mut config) => {
+                    config.notices.extend(notices);
+                    return (Some(Config { source: Some(Arc::new(source)), ..config }), problems);
+                }
                 Err(bad) => bad,
             };
             left_out = source.left_out.clone();
@@ -77,7 +98,7 @@ impl Source {
     /// What is wrong with a setting, with its place in the file unless a flag gave it.
     #[must_use]
     pub fn locate(&self, bad: BadSetting, args: &ServeArgs) -> Problem {
-        if args.gives(&bad.setting) {
+        if args.gives(&bad.setting) || self.nvidia.is_some() {
             return Problem { place: None, key: bad.setting, what: bad.what };
         }
         self.document.locate(bad.setting, bad.what, &self.left_out)

@@ -55,11 +55,14 @@ pub(super) fn response(allocation: &Allocation, ledger: &Ledger, edits: &Edits) 
         response.envs.insert(key.clone(), value.clone());
     }
     add_limits(allocation, &mut response);
+    for feature in &edits.features {
+        response.envs.insert(feature.variable().to_owned(), "enabled".to_owned());
+    }
     for list in &edits.strategies {
         add_list(*list, &names, allocation, edits, &mut response);
     }
     if edits.pass_device_specs && !edits.by_cdi_only() {
-        response.devices = device_nodes(&parts, &edits.driver_root);
+        response.devices = device_nodes(&parts, &edits.dev_root);
     }
     if let Some(own) = edits.resources.get(&allocation.resource) {
         add_own(own, &mut response);

@@ -489,7 +489,12 @@ fn bad_values_of_flags_and_of_the_environment_are_2_with_what_to_give() {
         ("--health-listen", "BERTH_HEALTH_LISTEN", "here", "an IP address and a port"),
         ("--log", "BERTH_LOG", "xml", "json"),
         ("--skip-adoption", "BERTH_SKIP_ADOPTION", "maybe", "boolean"),
-        ("--disable-healthchecks", "DP_DISABLE_HEALTHCHECKS", "x", "XID numbers"),
+        (
+            "--device-discovery-strategy",
+            "DEVICE_DISCOVERY_STRATEGY",
+            "tegra",
+            "leave NVIDIA's plugin on those nodes",
+        ),
         ("--mig-strategy", "MIG_STRATEGY", "both", "none, single or mixed"),
         ("--device-list-strategy", "DEVICE_LIST_STRATEGY", "envvar,x", "cdi-cri"),
         ("--device-id-strategy", "DEVICE_ID_STRATEGY", "name", "uuid or index"),

@@ -72,6 +72,7 @@ mod livez;
 mod metrics;
 mod mig;
 mod mig_shared;
+mod nvidia_settings;
 mod nvml_faults;
 mod openapi;
 mod policies_guests;

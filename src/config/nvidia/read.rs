@@ -1,0 +1,131 @@
+//! Reading a file of NVIDIA's as its own parser does: keys in any case, text from any scalar.
+
+use super::draft::Draft;
+use serde_json::{Map, Value};
+use std::sync::LazyLock;
+
+/// Longest resource name there, with its domain.
+const RESOURCE_BYTES_MAX: usize = 63;
+
+static EMPTY: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
+
+/// A mapping of the file, and which of its keys were read.
+pub(super) struct Section<'v> {
+    path: String,
+    keys: &'v Map<String, Value>,
+    read: Vec<&'static str>,
+}
+
+impl<'v> Section<'v> {
+    /// `null` is an empty section.
+    pub(super) fn of(path: &str, value: &'v Value, draft: &mut Draft) -> Self {
+        let keys = match value {
+            Value::Object(keys) => keys,
+            Value::Null => &*EMPTY,
+            _ => {
+                draft.error(path, "must be a mapping");
+                &*EMPTY
+            }
+        };
+        Self { path: path.to_owned(), keys, read: Vec::new() }
+    }
+
+    pub(super) fn path(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+
+    /// `null` counts as not there.
+    pub(super) fn value(&mut self, key: &'static str) -> Option<&'v Value> {
+        self.read.push(key);
+        let mut named = self.keys.iter().filter(|(name, _)| name.eq_ignore_ascii_case(key));
+        named.next().map(|(_, value)| value).filter(|value| !value.is_null())
+    }
+
+    /// Whether the key is there, `null` or not.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.keys.keys().any(|name| name.eq_ignore_ascii_case(key))
+    }
+
+    pub(super) fn section(&mut self, key: &'static str, draft: &mut Draft) -> Option<Self> {
+        let value = self.value(key)?;
+        Some(Self::of(&self.path(key), value, draft))
+    }
+
+    pub(super) fn text(&mut self, key: &'static str, draft: &mut Draft) -> Option<String> {
+        let text = scalar(self.value(key)?);
+        if text.is_none() {
+            draft.error(&self.path(key), "must be text");
+        }
+        text
+    }
+
+    pub(super) fn truth(&mut self, key: &'static str, draft: &mut Draft) -> Option<bool> {
+        let truth = match self.value(key)? {
+            Value::Bool(truth) => Some(*truth),
+            // Words of YAML 1.1, which NVIDIA's plugin reads.
+            Value::String(word) => match word.to_ascii_lowercase().as_str() {
+                "y" | "yes" | "on" => Some(true),
+                "n" | "no" | "off" => Some(false),
+                _ => None,
+            },
+            _ => None,
+        };
+        if truth.is_none() {
+            draft.error(&self.path(key), "must be true or false");
+        }
+        truth
+    }
+
+    /// The entries of a list with their paths.
+    pub(super) fn list(&mut self, key: &'static str, draft: &mut Draft) -> Vec<(String, &'v Value)> {
+        let path = self.path(key);
+        match self.value(key) {
+            None => Vec::new(),
+            Some(Value::Array(entries)) => {
+                entries.iter().enumerate().map(|(n, entry)| (format!("{path}[{n}]"), entry)).collect()
+            }
+            Some(_) => {
+                draft.error(&path, "must be a list");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Reports keys that nothing read.
+    pub(super) fn report_unread(&self, draft: &mut Draft) {
+        let read = |name: &str| self.read.iter().any(|key| name.eq_ignore_ascii_case(key));
+        for name in self.keys.keys().filter(|name| !read(name)) {
+            draft.unused(
+                &self.path(name),
+                "no key of NVIDIA's plugin v0.20, which ignores it, too: correct or remove it",
+            );
+        }
+    }
+}
+
+pub(super) fn scalar(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(truth) => Some(truth.to_string()),
+        _ => None,
+    }
+}
+
+/// A resource name as NVIDIA's plugin completes and checks it.
+pub(super) fn resource(path: &str, name: &str, draft: &mut Draft) -> Option<String> {
+    let full = if name.starts_with("nvidia.com/") { name.to_owned() } else { format!("nvidia.com/{name}") };
+    let own = &full["nvidia.com/".len()..];
+    let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let fits = own.split('.').all(|label| {
+        label.starts_with(edge) && label.ends_with(edge) && label.chars().all(|c| edge(c) || c == '-')
+    });
+    if !fits || full.len() > RESOURCE_BYTES_MAX {
+        draft.error(
+            path,
+            &format!("{name:?} is no resource name: lowercase letters, digits, `-` and `.`, at most {RESOURCE_BYTES_MAX} with nvidia.com/"),
+        );
+        return None;
+    }
+    Some(full)
+}

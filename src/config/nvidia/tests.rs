@@ -1,0 +1,299 @@
+use super::*;
+use crate::config::{Config, NvidiaArgs, ServeArgs, StackEntryConfig};
+
+fn translated(text: &str) -> Translated {
+    translate(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn keys(text: &str) -> Vec<String> {
+    translated(text).findings.iter().map(|finding| finding.key.clone()).collect()
+}
+
+fn shared(sharing: &str) -> String {
+    format!("version: v1\nsharing:\n  timeSlicing: {sharing}\n")
+}
+
+/// Policy and parameters of each entry.
+fn stack(text: &str) -> Vec<(String, String)> {
+    let entries = translated(text).file.stack.unwrap_or_default();
+    let entry = |e: StackEntryConfig| (e.policy, serde_json::to_string(&e.parameters).unwrap());
+    entries.into_iter().map(entry).collect()
+}
+
+#[test]
+fn a_file_is_nvidias_by_its_version_or_by_its_keys_alone() {
+    for text in ["version: v1", "Version: v1\ngpus: nvml", "{\"flags\": {}}", "sharing: null", "version: v2"]
+    {
+        assert!(is_nvidia(text), "{text}");
+    }
+    for text in ["", "# nothing\n", "{}", "gpus: nvml", "gpus: nvml\nresources: {}", ": :", "[version]"] {
+        assert!(!is_nvidia(text), "{text}");
+    }
+}
+
+#[test]
+fn every_flag_becomes_the_setting_of_the_same_meaning() {
+    let text = "
+version: v1
+flags:
+  migStrategy: mixed
+  failOnInitError: false
+  nvidiaDriverRoot: /run/nvidia/driver
+  nvidiaDevRoot: /dev-root
+  gdrcopyEnabled: true
+  gdsEnabled: yes
+  mofedEnabled: false
+  deviceDiscoveryStrategy: auto
+  plugin:
+    passDeviceSpecs: true
+    deviceListStrategy: [envvar, volume-mounts]
+    deviceIDStrategy: index
+    cdiAnnotationPrefix: cdi.nvidia.com/
+    sharedDevicesAllocationPolicy: packed
+";
+    let berth = "\
+migStrategy: \"mixed\"
+failOnInitError: false
+containerEdits:
+  nvidiaDriverRoot: \"/run/nvidia/driver\"
+  nvidiaDevRoot: \"/dev-root\"
+  gdrcopyEnabled: true
+  gdsEnabled: true
+  mofedEnabled: false
+  passDeviceSpecs: true
+  deviceListStrategy: [\"envvar\",\"volume-mounts\"]
+  deviceIdStrategy: \"index\"
+  cdiAnnotationPrefix: \"cdi.nvidia.com/\"
+stack:
+  - policy: binpack
+";
+    let Translated { yaml, file, findings, .. } = translated(text);
+    assert_eq!((yaml.as_str(), findings), (berth, Vec::new()));
+    let config = Config::merge(&ServeArgs::default(), file).unwrap();
+    let variables: Vec<_> = config.edits.features.iter().map(|feature| feature.variable()).collect();
+    assert_eq!(variables, ["NVIDIA_GDRCOPY", "NVIDIA_GDS"]);
+    assert_eq!(config.edits.dev_root.to_str(), Some("/dev-root"));
+    assert!(config.edits.pass_device_specs && !config.fail_on_init_error);
+}
+
+#[test]
+fn time_slicing_becomes_a_stack() {
+    for (sharing, expected) in [
+        (
+            "{resources: [{name: nvidia.com/gpu, replicas: 10}]}",
+            r#"{"resources":[{"name":"nvidia.com/gpu","replicas":10}]}"#,
+        ),
+        (
+            "{resources: [{name: gpu, replicas: 2}]}",
+            r#"{"resources":[{"name":"nvidia.com/gpu","replicas":2}]}"#,
+        ),
+        (
+            "{renameByDefault: true, resources: [{name: gpu, replicas: 2}]}",
+            r#"{"resources":[{"name":"nvidia.com/gpu","rename":"nvidia.com/gpu.shared","replicas":2}]}"#,
+        ),
+        (
+            "{failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 2, devices: all}]}",
+            r#"{"failRequestsGreaterThanOne":true,"resources":[{"name":"nvidia.com/gpu","replicas":2}]}"#,
+        ),
+        (
+            "{renameByDefault: true, resources: [{name: gpu, replicas: 2}, {name: mig-1g.5gb, replicas: 3}]}",
+            r#"{"resources":[{"name":"nvidia.com/gpu","rename":"nvidia.com/gpu.shared","replicas":2},{"name":"nvidia.com/mig-1g.5gb","rename":"nvidia.com/mig-1g.5gb.shared","replicas":3}]}"#,
+        ),
+    ] {
+        assert_eq!(stack(&shared(sharing)), [("timeslice".to_owned(), expected.to_owned())], "{sharing}");
+        assert_eq!(keys(&shared(sharing)), [""; 0], "{sharing}");
+    }
+}
+
+#[test]
+fn what_has_no_equal_is_named_with_what_to_do() {
+    let one = "{name: gpu, replicas: 2";
+    for (text, key, says) in [
+        ("flags: {mpsRoot: /run/nvidia/mps}", "flags.mpsRoot", "containerEdits.resources.<resource>.mps"),
+        ("flags: {useNodeFeatureAPI: true}", "flags.useNodeFeatureAPI", "labels.node"),
+        ("flags: {migstrategi: none}", "flags.migstrategi", "correct or remove it"),
+        (
+            "flags: {plugin: {nvidiaCTKPath: /usr/bin/nvidia-ctk}}",
+            "flags.plugin.nvidiaCTKPath",
+            "nvidia-ctk cdi generate",
+        ),
+        (
+            "flags: {plugin: {containerDriverRoot: /d}}",
+            "flags.plugin.containerDriverRoot",
+            "DRIVER_ROOT_CTR_PATH",
+        ),
+        ("flags: {gfd: {oneshot: true}}", "flags.gfd.oneshot", "as long as the daemon runs"),
+        ("flags: {gfd: {outputFile: /gfd}}", "flags.gfd.outputFile", "labels.nfdFile"),
+        (
+            "resources: {gpus: [{pattern: \"*A100*\", name: a100}]}",
+            "resources.gpus[0]",
+            "resource: nvidia.com/a100",
+        ),
+        ("resources: {mig: [{pattern: 1g.5gb, name: small}]}", "resources.mig[0]", "usual names"),
+        (
+            &shared(&format!(
+                "{{resources: [{one}, devices: [0, GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c]}}]}}"
+            )),
+            "sharing.timeSlicing.resources[0].devices",
+            "`devices: [0,\"GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c\"]`",
+        ),
+        (
+            &shared(&format!("{{resources: [{one}, devices: 2}}]}}")),
+            "sharing.timeSlicing.resources[0].devices",
+            "`devices: 2`",
+        ),
+        (
+            &shared(&format!("{{resources: [{one}, rename: slow}}]}}")),
+            "sharing.timeSlicing.resources[0].rename",
+            "rename: nvidia.com/slow",
+        ),
+        ("imex: {channelIDs: [0]}", "imex.channelIDs", "no IMEX channels"),
+    ] {
+        let found = translated(text);
+        let [finding] = &found.findings[..] else { panic!("{text}: {:?}", found.findings) };
+        assert_eq!((finding.key.as_str(), finding.refused), (key, false), "{text}");
+        assert!(finding.note.contains(says), "{text}: {}", finding.note);
+        assert!(found.yaml.contains(&format!("# set, not used: {key}: ")), "{}", found.yaml);
+        assert!(found.usable().is_ok());
+    }
+}
+
+#[test]
+fn what_containers_would_lack_is_refused_with_what_to_do() {
+    for (text, says) in [
+        ("sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}", "nvidia-cuda-mps-control"),
+        ("imex: {channelIDs: [0], required: true}", "leave NVIDIA's plugin"),
+        ("flags: {deviceDiscoveryStrategy: tegra}", "leave NVIDIA's plugin"),
+        ("flags: {plugin: {deviceListStrategy: []}}", "write [envvar]"),
+        (&shared("{resources: [{name: gpu, replicas: 129}]}"), "at most 128"),
+    ] {
+        let found = translated(text);
+        assert!(found.yaml.contains("# not possible: "), "{}", found.yaml);
+        let error = found.usable().unwrap_err().to_string();
+        assert!(error.contains(says), "{text}: {error}");
+    }
+}
+
+#[test]
+fn what_nvidias_plugin_refuses_is_refused_at_its_place() {
+    let one = |text: &str| shared(&format!("{{resources: [{text}]}}"));
+    for (text, says) in [
+        ("version: v2", "version: \"v2\" is not known"),
+        ("flags: {migStrategy: both}", "flags.migStrategy: \"both\" is none of"),
+        ("flags: {failOnInitError: maybe}", "flags.failOnInitError: must be true or false"),
+        ("flags: []", "flags: must be a mapping"),
+        ("flags: {deviceDiscoveryStrategy: x}", "flags.deviceDiscoveryStrategy"),
+        ("flags: {plugin: {deviceListStrategy: env}}", "flags.plugin.deviceListStrategy: env is none of"),
+        ("flags: {plugin: {deviceListStrategy: \"envvar,cdi-cri\"}}", "flags.plugin.deviceListStrategy"),
+        ("flags: {plugin: {deviceIDStrategy: name}}", "neither uuid nor index"),
+        ("flags: {plugin: {sharedDevicesAllocationPolicy: x}}", "neither distributed nor packed"),
+        ("resources: {gpus: [{pattern: x}]}", "resources.gpus[0]: needs `pattern` and `name`"),
+        ("sharing: {timeSlicing: {}}", "sharing.timeSlicing.resources: names no resource"),
+        ("sharing: {timeSlicing: null}", "names no resource"),
+        ("sharing: {mps: {resources: []}}", "sharing.mps.resources: names no resource"),
+        (&one("{replicas: 2}"), "resources[0]: needs a `name`"),
+        (&one("{name: gpu}"), "resources[0].replicas: must be a number, 2 or more"),
+        (&one("{name: gpu, replicas: 1}"), "2 or more"),
+        (&one("{name: gpu, replicas: -1}"), "2 or more"),
+        (&one("{name: \"4\", replicas: \"4\"}"), "2 or more"),
+        (&one("{name: $invalid$, replicas: 2}"), "is no resource name"),
+        (&one("{name: gpu, replicas: 2, rename: $invalid$}"), "resources[0].rename"),
+        (&one(&format!("{{name: {}, replicas: 2}}", "g".repeat(53))), "at most 63"),
+        (&one("{name: gpu, replicas: 2, devices: some}"), "resources[0].devices: must be `all`"),
+        (&one("{name: gpu, replicas: 2, devices: -2}"), "devices"),
+        (&one("{name: gpu, replicas: 2, devices: 2.5}"), "devices"),
+        (&one("{name: gpu, replicas: 2, devices: [-1]}"), "devices"),
+        (&one("{name: gpu, replicas: 2, devices: [GPU-UUID]}"), "devices"),
+        (
+            &one("{name: gpu, replicas: 2, devices: [MIG-GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c]}"),
+            "devices",
+        ),
+        ("imex: {channelIDs: [1]}", "imex.channelIDs: must be [] or [0]"),
+    ] {
+        let error = translate(text).unwrap_err().to_string();
+        assert!(error.contains(says), "{text}: {error}");
+    }
+    let both = translate("version: v2\nflags: {migStrategy: both}").unwrap_err().to_string();
+    for line in ["line 1, column 10: version: \"v2\"", "line 2, column 22: flags.migStrategy: \"both\""] {
+        assert!(both.contains(line), "every error at once, with its line: {both}");
+    }
+}
+
+#[test]
+fn every_form_of_a_device_is_taken() {
+    for device in [
+        "all",
+        "2",
+        "[0]",
+        "[\"0\"]",
+        "[\"0:1\"]",
+        "[GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c]",
+        "[MIG-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c]",
+        "[MIG-GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c/0/0]",
+    ] {
+        let text = shared(&format!("{{resources: [{{name: gpu, replicas: 2, devices: {device}}}]}}"));
+        assert_eq!(stack(&text).len(), 1, "{device}");
+    }
+}
+
+#[test]
+fn a_comment_is_one_line_whatever_the_file_holds() {
+    let text = "flags: {\"a\\nstack: [{policy: exclusive}]\\n\": 1}";
+    let found = translated(text);
+    assert_eq!(found.yaml.lines().count(), 1, "{}", found.yaml);
+    assert_eq!(found.file.stack, None);
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let placed = |policy: &str, text: &str| {
+        let args =
+            NvidiaArgs { shared_devices_allocation_policy: Some(policy.into()), ..NvidiaArgs::default() };
+        let args = ServeArgs { nvidia: args, ..ServeArgs::default() };
+        let config = Config::merge(&args, translated(text).file).unwrap();
+        config.stack.iter().map(|entry| entry.policy.clone()).collect::<Vec<_>>()
+    };
+    let text = shared("{resources: [{name: gpu, replicas: 2}]}");
+    assert_eq!(placed("packed", &text), ["binpack", "timeslice"]);
+    let packed = "flags: {plugin: {sharedDevicesAllocationPolicy: packed}}";
+    assert_eq!(placed("packed", packed), ["binpack"]);
+    assert_eq!(placed("distributed", packed), [""; 0]);
+}
+
+#[test]
+fn variables_that_nothing_reads_are_named() {
+    let set = |name: &str| ["GFD_ONESHOT", "NVIDIA_CTK_PATH"].contains(&name).then(|| "x".to_owned());
+    let lines = unused_environment(set);
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines.iter().all(|line| line.starts_with("set, not used: ") && line.contains("=\"x\": ")));
+    assert!(unused_environment(|_| Some(String::new())).is_empty());
+}
+
+#[test]
+fn flags_of_nvidias_that_are_not_used_are_named_and_what_is_needed_is_refused() {
+    let with = |args: NvidiaArgs| ServeArgs { nvidia: args, ..ServeArgs::default() };
+    let load = |args: NvidiaArgs| Config::merge(&with(args), FileConfig::default());
+    let zero = || vec!["0".to_owned()];
+    let config = load(NvidiaArgs {
+        kubelet_socket: Some("/run/kubelet.sock".into()),
+        mps_root: Some("/run/nvidia/mps".into()),
+        imex_channel_ids: zero(),
+        cdi_feature_flags: vec!["a".into(), "b".into()],
+        ..NvidiaArgs::default()
+    });
+    let notices = config.unwrap().notices;
+    for name in ["KUBELET_SOCKET", "IMEX_CHANNEL_IDS=\"0\"", "MPS_ROOT", "CDI_FEATURE_FLAGS=\"a,b\""] {
+        assert!(
+            notices.iter().any(|line| line.starts_with(&format!("set, not used: {name}"))),
+            "{notices:?}"
+        );
+    }
+    let required =
+        load(NvidiaArgs { imex_channel_ids: zero(), imex_required: Some(true), ..NvidiaArgs::default() });
+    assert!(required.unwrap_err().to_string().contains("leave NVIDIA's plugin"));
+    let wrong = load(NvidiaArgs { imex_channel_ids: vec!["1".into()], ..NvidiaArgs::default() });
+    assert!(wrong.unwrap_err().to_string().contains("nothing, or 0"));
+    let socket = "/k/device-plugins/kubelet.sock";
+    let config = load(NvidiaArgs { kubelet_socket: Some(socket.into()), ..NvidiaArgs::default() }).unwrap();
+    assert_eq!((config.kubelet_dir.to_str(), config.notices.len()), (Some("/k"), 0));
+}

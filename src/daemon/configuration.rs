@@ -44,7 +44,7 @@ impl Configuration {
                     return;
                 }
                 Ok(Ok(None)) => {
-                    tracing::info!("the node label {key} changed, and chooses {before} as before")
+                    tracing::info!("the node label {key} changed, and chooses {before} as before");
                 }
                 Ok(Err(error)) => {
                     let why = words(&error);
@@ -56,7 +56,7 @@ impl Configuration {
             }
         }
         // The daemon stops.
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

@@ -32,6 +32,7 @@ fn registers(kubelet: &Kubelet) -> u64 {
 }
 
 /// Restarts the kubelet, and shows how long after its start Berth registered.
+#[allow(clippy::print_stdout)] // a figure for who reads the test's output, too noisy to be asserted
 async fn restart(node: &Node, why: &str) {
     let before = registers(&node.kubelet);
     node.kubelet.restart().await.unwrap();

@@ -51,8 +51,9 @@ impl World {
     pub(super) fn foreign_client(&mut self, which: usize, times: usize) {
         let held =
             self.pods.get(which % self.pods.len().max(1)).map(|p| (p.resource.clone(), p.devices.clone()));
-        let (resource, devices) =
-            held.filter(|_| which % 3 != 0).unwrap_or((resource(0), vec![DeviceId::whole(&gpu(which % 3))]));
+        let (resource, devices) = held
+            .filter(|_| !which.is_multiple_of(3))
+            .unwrap_or((resource(0), vec![DeviceId::whole(&gpu(which % 3))]));
         for _ in 0..times {
             let _ = self.allocate(&resource, devices.clone());
         }

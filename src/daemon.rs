@@ -192,13 +192,11 @@ impl Daemon {
     /// If the stack of the configuration cannot be used, or a thread cannot be had.
     pub async fn bring_up(&mut self) -> anyhow::Result<()> {
         let found = tokio::time::timeout(GPUS_LATE, self.find_gpus()).await;
-        let (looker, inventory) = if let Ok(found) = found {
-            found?
-        } else {
+        if found.is_err() {
             // A node whose GPUs do not come is reported, too.
             self.start_cluster();
-            self.find_gpus().await?
-        };
+        }
+        let (looker, inventory) = if let Ok(found) = found { found? } else { self.find_gpus().await? };
         self.progress.gpus_found(looker.gpus().describe(), &inventory);
         self.record_look(inventory).await?;
         self.gpus = Some(
@@ -283,8 +281,7 @@ impl Daemon {
                     return Ok((looker, inventory));
                 }
                 Ok(Err(error)) if self.config.fail_on_init_error => {
-                    return Err(error)
-                        .context("GPUs cannot be read, and failOnInitError (FAIL_ON_INIT_ERROR) is set");
+                    return Err(error).context("GPUs cannot be read, and failOnInitError is set");
                 }
                 Ok(Err(error)) => {
                     self.progress.gpus_wait(error.to_string());
@@ -349,9 +346,7 @@ impl Daemon {
                     }
                     tokio::time::sleep(WAIT_AGAIN).await;
                 }
-                Err(error) => {
-                    return Err(error).context("the stack of the configuration cannot be used");
-                }
+                Err(error) => return Err(error).context("the stack of the configuration cannot be used"),
             }
         }
         Ok(())

@@ -146,7 +146,7 @@ mod tests {
         for (given, becomes) in [
             ("info", "info,actix_http=off"),
             ("debug,actix_http=warn", "debug,actix_http=warn"),
-            ("debug, actix_http[request]=trace", "debug, actix_http[request]=trace"),
+            ("debug,actix_http[request]=trace", "debug,actix_http[request]=trace"),
             ("actix_https=info", "actix_https=info,actix_http=off"),
         ] {
             assert_eq!(without_http(given), becomes);

@@ -120,7 +120,7 @@ impl Turn<'_> {
         if let StackAnswer::Allow { terms, .. } = &answer {
             self.within(&request, terms);
         }
-        let before = self.ledger.live.len();
+        let next = self.ledger.next_number;
         let allowed = matches!(answer, StackAnswer::Allow { .. });
         let seen = self.ledger.generation;
         let command = Command::Allocate {
@@ -132,7 +132,7 @@ impl Turn<'_> {
         };
         let granted = self.turn(&command);
         assert!(allowed || !granted, "I8: what was denied is granted");
-        assert_eq!(self.ledger.live.len() - before, usize::from(granted), "I5: one grant, one record");
+        assert_eq!(self.ledger.next_number - next, u64::from(granted), "I5: one grant, one record");
         if granted {
             let newest = self.ledger.live.values().next_back().unwrap();
             assert_eq!(newest.devices, request.devices, "I8: what is granted is what was asked for");

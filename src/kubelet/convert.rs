@@ -335,9 +335,9 @@ mod tests {
     }
 
     #[test]
-    fn device_nodes_are_passed_by_minor_number_under_the_driver_root() {
+    fn device_nodes_are_passed_by_minor_number_under_the_device_root() {
         let edits =
-            Edits { pass_device_specs: true, driver_root: PathBuf::from("/nowhere"), ..Edits::default() };
+            Edits { pass_device_specs: true, dev_root: PathBuf::from("/nowhere"), ..Edits::default() };
         let got = response(&allocation("nvidia.com/gpu", &["GPU-8"]), &ledger(), &edits);
         let mut nodes = got.devices.iter().map(|d| (d.container_path.as_str(), d.host_path.as_str()));
         assert!(nodes.any(|node| node == ("/dev/nvidia5", "/nowhere/dev/nvidia5")), "{:?}", got.devices);

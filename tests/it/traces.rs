@@ -220,12 +220,12 @@ async fn an_allocate_and_requests_are_traces_with_their_parts_in_place() {
     let (trace, caller) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
     let gpus = serving.call("GET", "/gpus", &Value::Null);
     let gpu = format!("/gpus/{}", gpus["items"][0]["uuid"].as_str().unwrap());
-    assert_eq!(get(&serving, &format!("{gpu}?x=1"), &format!("00-{trace}-{caller}-01")), 200);
-    let read = got.named("GET /api/v1/gpus/{uuid}");
+    assert_eq!(get(&serving, "/allocations?limit=1", &format!("00-{trace}-{caller}-01")), 200);
+    let read = got.named("GET /api/v1/allocations");
     let hex = |id: &[u8]| id.iter().map(|b| format!("{b:02x}")).collect::<String>();
     assert_eq!((hex(&read.trace_id), hex(&read.parent_span_id)), (trace.to_owned(), caller.to_owned()));
-    assert_eq!(attribute(&read, "http.route"), "/api/v1/gpus/{uuid}");
-    assert_eq!(attribute(&read, "url.path"), format!("/api/v1{gpu}"));
+    assert_eq!(attribute(&read, "http.route"), "/api/v1/allocations");
+    assert_eq!(attribute(&read, "url.path"), "/api/v1/allocations");
     assert_eq!(attribute(&read, "http.response.status_code"), "200");
     assert_eq!(get(&serving, "/of-no-table", "00-zz-01"), 404);
     let lost = got.until("a request of no route", |span| span.name == "GET");

@@ -69,7 +69,7 @@ impl Problems {
         self.0.is_empty()
     }
 
-    /// Adds one; beyond [`PROBLEMS_MAX`] they are dropped, since the first ones say enough.
+    /// Adds one; beyond 50 they are dropped, since the first ones say enough.
     pub fn push(&mut self, mut problem: Problem) {
         if self.0.len() < PROBLEMS_MAX {
             if let Some((end, _)) = problem.what.char_indices().nth(WHAT_CHARACTERS_MAX) {

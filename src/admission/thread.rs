@@ -158,7 +158,7 @@ impl Worker {
                     Ok((span, job)) => {
                         if matches!(job, OtherJob::Offer { .. } | OtherJob::Activate { .. }) && !offering {
                             offering = true;
-                            // First offers that change nothing wake nobody, and a policy may have asked to be
+                            // First offers that change nothing wake no reader, and a policy may have asked to be
                             // asked again.
                             ask_at = Some(Instant::now() + GATHER);
                         }

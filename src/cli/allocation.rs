@@ -95,7 +95,7 @@ pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
     }
 }
 
-/// Says what a forced end does, and asks where somebody can answer.
+/// Warns of what a forced end does, and asks for confirmation on a terminal.
 fn warn_and_ask(allocation: &Allocation, yes: bool) -> anyhow::Result<()> {
     if allocation.state == AllocationState::Ended {
         // The daemon's answer says so.

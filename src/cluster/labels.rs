@@ -87,8 +87,8 @@ pub enum OtherWriter {
     Present,
 }
 
-/// Checks every quarter of an hour ([`SELDOM`]) whether another writer's label is on the node object, for ever. For whoever writes labels
-/// by another way than the API server: the other writer may have one of its own, too.
+/// Checks every quarter of an hour ([`SELDOM`]) whether another writer's label is on the node object, for ever. Used
+/// where the labels of this daemon do not go through the API server: those of the other writer may.
 pub(super) async fn look_for_another(settings: &Settings, client: Client, told: &watch::Sender<OtherWriter>) {
     let nodes: Api<Node> = Api::all(client);
     let mut said = false;

@@ -22,8 +22,8 @@ enum End {
     Reconfigured,
 }
 
-/// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP, by which other daemons read their configuration
-/// anew, changes nothing. Where a label of the node chooses another configuration, the program stops as by a signal
+/// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP, at which other daemons read their configuration
+/// again, changes nothing. Where a label of the node chooses another configuration, the program stops as by a signal
 /// and starts again in the same process, which is no failure to a kubelet or systemd and waits for neither.
 ///
 /// # Errors

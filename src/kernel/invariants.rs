@@ -138,7 +138,7 @@ pub(super) fn i6_nothing_that_lives_ends(before: &Ledger, entry: &Entry, pods: &
 }
 
 /// I6: what a grant supersedes has newer records on each of its devices, none of which becomes free; it is not
-/// shown running, and of records that nobody can judge no more are left than the newest few of a device.
+/// shown running, and of records that no source can judge no more than the newest few of a device are left.
 pub(super) fn i6_a_grant_ends_only_what_newer_ones_hold(
     before: &Ledger,
     after: &Ledger,

@@ -27,7 +27,7 @@ pub struct Stuck {
     pub allocations: usize,
 }
 
-/// What is stuck after a round. An error is told once it has lasted as long as every end waits after a grant: a
+/// What is stuck after a round. An error is reported once it has lasted as long as every end waits after a grant: a
 /// kubelet that restarts is none.
 #[must_use]
 pub fn after_round(
@@ -48,7 +48,7 @@ pub fn after_round(
     if !now.passed(error.since.mono_ms, timing.reply_settle_ms) {
         return None;
     }
-    // Without a checkpoint the word of whoever knows all pods ends an allocation, where `List` answers.
+    // Without a checkpoint the source of all pods (API server, Pods API) ends an allocation, where `List` answers.
     let judged = |fate| view.list.is_some() && view.checkpoint.is_none() && fate != Fate::Unknown;
     let allocations = live().filter(|a| !judged(ledger.fate_of(a))).count();
     let stuck =

@@ -1,5 +1,5 @@
 //! Which older records a grant ends. The kubelet alone decides who gets a device: an Allocate that names one
-//! again says that whoever had it is gone, or that the same pod asks once more. No pod is named, so that the
+//! again says that its former pod is gone, or that the same pod asks once more. No pod is named, so that the
 //! newest records of a device may all be of one pod; those before them end in the grant's own append.
 //!
 //! Nothing becomes free by it: what ends has newer records on each of its devices, and the newest record of a
@@ -20,8 +20,8 @@ use std::collections::BTreeSet;
 pub const RECORDS_PER_DEVICE: usize = 8;
 
 /// From so many live allocations on a grant leaves its own record alone. The other half of the ledger is room for
-/// one record of each of the 2048 devices of the largest node, so that it is never full of records that nobody
-/// can judge.
+/// one record of each of the 2048 devices of the largest node, so that it is never full of records that no
+/// source can judge.
 pub const CROWDED_ALLOCATIONS: usize = LIVE_ALLOCATIONS_MAX / 2;
 
 /// The live allocations that end as superseded when this request is granted, sorted.
@@ -62,7 +62,7 @@ fn newer_on<'l>(
     holders.iter().rev().copied().take_while(|holder| *holder != allocation.id)
 }
 
-/// Whether a source shows the pod of this very record: whoever knows all pods, the kubelet by its last word, or
+/// Whether a source shows the pod of this record: the source of all pods, the kubelet when it was last read, or
 /// the processes on its GPUs.
 fn is_shown_running(ledger: &Ledger, allocation: &Allocation) -> bool {
     ledger.fate_of(allocation) == Fate::Alive

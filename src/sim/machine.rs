@@ -167,7 +167,7 @@ impl Machine {
 
     /// Whether a text is meant as a profile and not as the name of a file.
     pub(super) fn is_profile(text: &str) -> bool {
-        // A sign is no part of a count, and nobody calls a file `-1xh100`.
+        // A sign is no part of a count, and `-1xh100` is no likely name of a file.
         let text = text.trim_start_matches(['-', '+']);
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         digits > 0 && text[digits..].starts_with('x') && !text.contains(['/', '.'])

@@ -41,7 +41,7 @@ impl Deref for Handle {
     type Target = ::sled::Db;
 
     fn deref(&self) -> &Self::Target {
-        // Taken in `drop` alone, after which nobody can ask.
+        // Taken in `drop` alone, after which no caller is left.
         self.0.as_ref().expect("open until dropped")
     }
 }

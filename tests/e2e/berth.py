@@ -140,9 +140,11 @@ class Berth:
             (_CONFIGS / name).symlink_to(f"..data/{name}")
 
     def cli(self, *args: str, seconds: float = 60) -> str:
-        """Runs `berth ARGS` against the running daemon, as an operator would; returns what it printed."""
+        """Runs `berth ARGS` against the running daemon, as an operator would; returns what it printed. It sees the node's
+        GPUs, which `config check` reads."""
         args = tuple(str(_CONFIG) if a == CONFIG_FOR_READERS else a for a in args)
-        return process.run([self._binary, *args], f"berth {' '.join(args)}", _CLIENT, seconds)
+        environment = {**_CLIENT, **self.fake.environment}
+        return process.run([self._binary, *args], f"berth {' '.join(args)}", environment, seconds)
 
     def cli_process(self, log: Path, *args: str) -> process.Process:
         """The same as a process that goes on beside the test."""

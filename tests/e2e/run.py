@@ -35,9 +35,10 @@ from node import Node  # noqa: E402
 from say import Score, Trouble, note, problem  # noqa: E402
 from scenario import Scenario  # noqa: E402
 
-#: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it.
+#: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it. The full node's own come before
+#: the change-over, whose devices a kubelet goes on to count for five minutes: the first of them wants a new node.
 SCENARIOS = sorted(
-    cases.SCENARIOS + changeover.SCENARIOS + fullnode.SCENARIOS + drains.SCENARIOS, key=lambda s: s.cluster
+    cases.SCENARIOS + fullnode.SCENARIOS + changeover.SCENARIOS + drains.SCENARIOS, key=lambda s: s.cluster
 )
 
 

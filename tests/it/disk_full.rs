@@ -181,11 +181,13 @@ const ON_A_FULL_DISK: &str = r#"
 set -eu
 mount -t tmpfs -o size=12m none "$2"
 start() {
+    # That of the start before would be read until the new process has emptied it.
+    rm -f "$3/log"
     "$1" serve --gpus sim:2xt4 --admin-listen 127.0.0.1:0 --state-dir "$2" --kubelet-dir "$3/kubelet" \
         --api-server off 2>"$3/log" &
     pid=$!
     left=1500
-    until grep -q 'Swagger UI at' "$3/log"; do
+    until grep -qs 'Swagger UI at' "$3/log"; do
         left=$((left - 1))
         { [ $left -gt 0 ] && kill -0 $pid 2>/dev/null; } || { cat "$3/log" >&2; kill -9 $pid; exit 1; }
         sleep 0.02

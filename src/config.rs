@@ -45,7 +45,7 @@ use crate::kernel::mig::MigStrategy;
 use crate::kernel::names::Resource;
 use crate::kernel::time::Timing;
 use crate::yaml::Problem;
-use checks::{Checks, bad, of_word};
+use checks::{Checks, bad, bad_because, parse_keyword};
 use healthchecks::HealthChecks;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -188,14 +188,17 @@ impl Config {
     /// # Errors
     /// If the file or a value cannot be used.
     pub fn load(args: &ServeArgs) -> Result<Self, ConfigError> {
-        let mut config = match args.config_file() {
-            Some(path) => {
-                let source = Source::read(path)?;
-                match source.settings(args) {
-                    (Some(config), problems) if problems.is_empty() => config,
-                    (_, problems) => return Err(source.wrong(problems)),
-                }
-            }
+        Self::load_over(args.config_file(), None, args)
+    }
+
+    /// The same by another file, with the keys that only the one below has.
+    fn load_over(file: Option<&Path>, below: Option<&Path>, args: &ServeArgs) -> Result<Self, ConfigError> {
+        let below = below.map(Source::read).transpose()?;
+        let mut config = match file.map(Source::read).transpose()? {
+            Some(source) => match source.settings_over(below.as_ref(), args) {
+                (Some(config), problems) if problems.is_empty() => config,
+                (_, problems) => return Err(source.wrong(problems)),
+            },
             None => Self::merge(args, FileConfig::default())?,
         };
         config.notices.extend(nvidia::unused_environment(|name| std::env::var(name).ok()));
@@ -242,12 +245,13 @@ impl Config {
         let health_listen = args.health_listen.clone().or(file.health_listen);
         let health_listen = health_listen.as_deref().and_then(|h| checks.take(address("healthListen", h)));
         let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
-        let resource = Resource::parse(&resource).map_err(|e| bad("resource", &resource, e.rule));
+        let resource = Resource::parse(&resource).map_err(|e| bad_because("resource", &resource, e.rule));
         let resource = checks.see(resource);
         let edits = Edits::merge(args, file.container_edits.unwrap_or_default(), &mut checks);
-        let driver = args.nvidia.driver_root_ctr_path.as_ref().unwrap_or(&edits.driver_root);
+        let driver = args::given(args.nvidia.driver_root_ctr_path.as_ref()).unwrap_or(&edits.driver_root);
         let health_checks = HealthChecks::of(args);
         let mut notices = args.nvidia.notices(&mut checks);
+        notices.extend(args.outdone());
         notices.extend(health_checks.notices());
         notices.extend(edits::cdi_notice(&args.edits.device_list_strategy));
         let library = args.nvml_library.clone().or(file.nvml_library);
@@ -315,7 +319,7 @@ fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Resul
 fn mig_strategy(word: Option<&str>) -> Result<MigStrategy, BadSetting> {
     let known = [MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed];
     let known = known.map(|strategy| (strategy.as_str(), strategy));
-    word.map_or(Ok(MigStrategy::default()), |word| of_word("migStrategy", word, &known))
+    word.map_or(Ok(MigStrategy::default()), |word| parse_keyword("migStrategy", word, &known))
 }
 
 /// A kubeconfig means that it is wanted; without one it is used where a pod's service account is.

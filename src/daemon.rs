@@ -20,7 +20,7 @@ pub use clock::SystemClock;
 pub use gpus::{open_gpus, processes, sight};
 pub use progress::Progress;
 pub use rehearsal::{check_source, rehearse};
-pub use serve::{serve, serve_with};
+pub use serve::{serve, serve_with, stop_requested};
 
 use setup::{baseline, make_state_dir};
 
@@ -123,10 +123,7 @@ impl Daemon {
         let left = Some(keeper.snapshot());
         let settings = wasm::Settings {
             compiler: options.compiler.clone(),
-            memory_overcommit_percent: config.rules.overcommit_percent,
-            resource: config.resource.clone(),
-            mig: config.mig_strategy,
-            ..wasm::Settings::new(config.state_dir.clone())
+            ..setup::policies(&config, config.state_dir.clone())
         };
         let policies = WasmPolicies::new(settings)?;
         let known = keeper.snapshot();

@@ -56,7 +56,7 @@ pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path, Links::Follow)?.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {
-        let what = format!("it is larger than the {bytes_max} bytes that are read of it");
+        let what = format!("it is larger than the limit of {bytes_max} bytes");
         return Err(io::Error::new(ErrorKind::FileTooLarge, what));
     }
     Ok(bytes)

@@ -43,7 +43,7 @@ fn reach(config: &Config) -> anyhow::Result<()> {
 fn node_label(config: &Config, key: &str) -> anyhow::Result<Option<String>> {
     anyhow::ensure!(
         config.api_server != ApiServer::Off,
-        "--config-dir needs the API server for the node's label {key}: give --kubeconfig, or the pod a service account"
+        "--config-dir reads the node label {key} from the API server: set --kubeconfig, or run in a pod with a service account"
     );
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let settings = berth::cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
@@ -54,9 +54,13 @@ fn node_label(config: &Config, key: &str) -> anyhow::Result<Option<String>> {
             berth::cluster::words(error)
         );
     };
-    let read = runtime.block_on(berth::cluster::node_label(&settings, key, waits));
-    read.map_err(|error| {
-        anyhow::anyhow!("cannot read the node's label {key}: {}", berth::cluster::words(&error))
+    runtime.block_on(async {
+        tokio::select! {
+            read = berth::cluster::node_label(&settings, key, waits) => read.map_err(|error| {
+                anyhow::anyhow!("cannot read the node's label {key}: {}", berth::cluster::words(&error))
+            }),
+            stopped = berth::daemon::stop_requested() => Err(stopped.map_or_else(Into::into, |()| cli::Interrupted.into())),
+        }
     })
 }
 

@@ -111,7 +111,7 @@ pub enum StoreError {
     },
     /// One was made here, and there is none any more.
     #[error(
-        "the store at {path} is gone, although one was made here ({made} says so), with its cordons, its stack and its allocations: put it back, restore a copy (`berth state import FILE`), or begin with an empty store (`berth state init`), which adopts running pods from the kubelet's checkpoint"
+        "the store at {path} is missing, although {made} shows that one was created here; its cordons, stack and allocations are missing with it. Put it back, restore an export (`berth state import FILE`), or start with an empty store (`berth state init`), which adopts running pods from the kubelet's checkpoint"
     )]
     Gone {
         /// The store's folder.

@@ -246,9 +246,9 @@ pub(super) struct Ending {
 
 /// End an allocation
 ///
-/// For one that no source can judge, by the operator's own knowledge; its devices are free at once. Refused while the
-/// kubelet, the API server or a process on the GPU shows its pod running, and for as long after the grant as a container
-/// may take to start; `force` ends it all the same, and the audit line says so.
+/// Ends an allocation by hand when no source can show whether its pod still runs; its devices are released at once.
+/// Refused while the kubelet, the API server or a process on the GPU shows the pod running, and for 30 s after the
+/// grant. `force` ends it anyway and is recorded in the audit log.
 #[utoipa::path(delete, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "endAllocation",
     params(("id" = String, Path, description = "Its id", example = "5eed0001-17"), Ending),
     responses(
@@ -269,7 +269,7 @@ pub(super) async fn end(
         tracing::info!(allocation = %id, by, "an allocation was ended");
         return answer(&state, &applied.snapshot, id);
     }
-    caller::forces();
+    caller::mark_forced();
     // For the log alone; the turn that ends it does not ask.
     let shown = shown_running(&state, &state.door.snapshot(), id);
     let applied = state.door.end(id, true).await?;
@@ -285,8 +285,8 @@ pub(super) async fn end(
 fn shown_running(state: &State, ledger: &Ledger, id: AllocationId) -> String {
     let Some(allocation) = ledger.live.get(&id) else { return String::new() };
     let now = state.door.now();
-    let witnesses = running::witnesses(ledger, &state.door.rules().timing, allocation, now);
-    witnesses.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    let running_sources = running::running_sources(ledger, &state.door.rules().timing, allocation, now);
+    running_sources.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 fn allocation_id(text: &str) -> Result<AllocationId, Problem> {

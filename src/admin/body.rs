@@ -122,7 +122,7 @@ fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Problem> {
     let parsed = serde_json::from_slice(bytes).and_then(|body| unique::check(bytes).map(|()| body));
     parsed.map_err(|error| {
         if error.is_data() {
-            invalid(other.map_or_else(|| words(&error), not_an_object::<T>))
+            invalid(other.map_or_else(|| message(&error), not_an_object::<T>))
         } else {
             Problem::new(Kind::Json, format!("the body is not JSON: {error}"))
         }
@@ -133,18 +133,18 @@ fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Problem> {
 const FOUND_CHARACTERS_MAX: usize = 200;
 
 /// An error of serde_json without types of the program, and cut where it shows a long value.
-fn words(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    let (what, at) = text.rfind(" at line ").map_or((text.as_str(), ""), |at| text.split_at(at));
+fn message(error: &serde_json::Error) -> String {
+    let whole = error.to_string();
+    let (what, at) = whole.rfind(" at line ").map_or((whole.as_str(), ""), |at| whole.split_at(at));
     let (found, expected) = what.rsplit_once(", expected ").unwrap_or((what, ""));
-    let mut said: String = found.chars().take(FOUND_CHARACTERS_MAX).collect();
-    if said.len() < found.len() {
-        said += "...";
+    let mut text: String = found.chars().take(FOUND_CHARACTERS_MAX).collect();
+    if text.len() < found.len() {
+        text += "...";
     }
     if !expected.is_empty() {
-        said = format!("{said}, expected {}", plain(expected));
+        text = format!("{text}, expected {}", plain(expected));
     }
-    said + at
+    text + at
 }
 
 /// What a body is that is no object, going by how it begins.

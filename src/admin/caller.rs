@@ -92,7 +92,7 @@ pub(super) fn says_why(reason: &str) {
 }
 
 /// Marks the audit line as that of a change which overrides a refusal.
-pub(super) fn forces() {
+pub(super) fn mark_forced() {
     let _ = SAID.try_with(|said| said.forced.set(true));
 }
 

@@ -17,10 +17,7 @@ impl Malformed {
     /// Logs how many came since the last line, given how many came in all.
     pub(super) fn log(&mut self, all: u64) {
         if let Some(came) = self.due(all, Instant::now()) {
-            tracing::warn!(
-                connections = came,
-                "connections of the admin API sent what is not HTTP, and were closed"
-            );
+            tracing::warn!(connections = came, "closed connections to the admin API that did not send HTTP");
         }
     }
 

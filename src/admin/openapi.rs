@@ -171,7 +171,7 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
         also("403", NOT_ALLOWED);
     }
     if asks {
-        also("412", "If-None-Match: * came, and what is to be changed is there");
+        also("412", "If-None-Match: * was sent, but the resource exists");
         also("504", "No answer in time; it may or may not be done");
     }
     for (status, response) in responses {

@@ -206,7 +206,7 @@ async fn pass(
         Some(problem) => request.into_response(problem.response()),
         None => next.call(request).await?.map_into_boxed_body(),
     };
-    let response = tag::unless_there(response);
+    let response = tag::not_modified_if_any(response);
     let (response, share) = state.budget.within(response);
     let response = finish(response);
     counting::count(&state, response.request(), response.status().as_u16(), at);

@@ -8,7 +8,7 @@ use super::seats::{SWEEP_EVERY, Seats};
 use super::socket::AdminSocket;
 use super::state::State;
 use super::wire::{self, Wire};
-use super::{Settings, epoch, events, gzip, routes};
+use super::{Settings, clock_guard, events, gzip, routes};
 use crate::admission::Door;
 use crate::figures::MALFORMED;
 use actix_http::HttpService;
@@ -192,7 +192,7 @@ impl Server {
         let address = self.admin.local_addr().map_err(AdminError::Threads)?;
         let health_address = self.health.as_ref().map(TcpListener::local_addr);
         let health_address = health_address.transpose().map_err(AdminError::Threads)?;
-        epoch::watch();
+        clock_guard::watch();
         let scheme = if self.access.tls().is_some() { "https" } else { "http" };
         let (stop, stops) = tokio::sync::mpsc::channel(1);
         let (ended, stopped) = mpsc::channel();
@@ -296,7 +296,7 @@ fn start(
             server.listen("admin", admin, move || {
                 let taken = Arc::clone(&taken);
                 fn_service(move |io: TcpStream| seated_tcp(io, Arc::clone(&taken)))
-                    .and_then(epoch::guard())
+                    .and_then(clock_guard::guard())
                     .and_then(acceptor.clone().map_err(drop))
                     .and_then(|tls| ready(Ok((tls, None))))
                     .and_then(http!(app()))
@@ -305,7 +305,7 @@ fn start(
         None => server.listen("admin", admin, move || {
             let taken = Arc::clone(&taken);
             fn_service(move |io: TcpStream| seated_tcp(io, Arc::clone(&taken)))
-                .and_then(epoch::guard())
+                .and_then(clock_guard::guard())
                 .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app()))
         })?,
@@ -319,7 +319,7 @@ fn start(
             let app = App::new().app_data(shared.clone()).configure(routes);
             let taken = Arc::clone(&taken);
             fn_service(move |io: UnixStream| seated_unix(io, Arc::clone(&taken)))
-                .and_then(epoch::guard())
+                .and_then(clock_guard::guard())
                 .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app.wrap(from_fn(routes::admin_gate))))
         })?;
@@ -332,7 +332,7 @@ fn start(
             let app = App::new().app_data(shared.clone()).configure(routes);
             let taken = Arc::clone(&taken);
             fn_service(move |io: TcpStream| seated_tcp(io, Arc::clone(&taken)))
-                .and_then(epoch::guard())
+                .and_then(clock_guard::guard())
                 .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app.wrap(from_fn(routes::health_gate))))
         })?;

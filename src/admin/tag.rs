@@ -134,12 +134,12 @@ pub(super) async fn heed(
     Ok(response)
 }
 
-/// An answer, if the request wants what is there: `If-None-Match: *` says that it wants nothing that is (RFC 9110,
+/// Turns a 200 into 304 for a read with `If-None-Match: *`, which matches every existing representation (RFC 9110,
 /// 13.1.2).
-pub(super) fn unless_there(mut response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
+pub(super) fn not_modified_if_any(mut response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
     let request = response.request();
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    if !reads || response.status() != StatusCode::OK || !wants_nothing(request.headers()) {
+    if !reads || response.status() != StatusCode::OK || !has_if_none_match_any(request.headers()) {
         return response;
     }
     *response.response_mut().status_mut() = StatusCode::NOT_MODIFIED;
@@ -149,15 +149,15 @@ pub(super) fn unless_there(mut response: ServiceResponse<BoxBody>) -> ServiceRes
     response.map_body(|_, _| BoxBody::new(()))
 }
 
-fn wants_nothing(headers: &HeaderMap) -> bool {
+fn has_if_none_match_any(headers: &HeaderMap) -> bool {
     tags(headers, &IF_NONE_MATCH) == Some(Ok(Tags::Any))
 }
 
 fn unheeded(request: &ServiceRequest) -> Option<Problem> {
     // Everything that a route changes is there, or the route is not.
-    if wants_nothing(request.headers()) {
-        let words = "it is there, and If-None-Match: * asks for a change only where nothing is";
-        return Some(Problem::new(Kind::Changed, words).hint("leave that condition out"));
+    if has_if_none_match_any(request.headers()) {
+        let words = "the resource exists, and `If-None-Match: *` allows the change only if it does not";
+        return Some(Problem::new(Kind::Changed, words).hint("repeat the request without If-None-Match"));
     }
     let condition = if_match(request.request());
     let pattern = request.match_pattern()?;

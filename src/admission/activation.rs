@@ -35,7 +35,7 @@ const PARAMETERS_MAX: Duration = Duration::from_secs(5);
 /// How much longer than where the kubelet waits a stack may take that is tried for somebody: 5 s a call, 10 s
 /// a walk, 50 s for parameters. Nobody waits but him, and threads that work for the API step back behind all
 /// others: on a busy node half a second of the wall is no word on a policy. Fuel is the same.
-pub(super) const LEISURE: u32 = 10;
+pub const LEISURE: u32 = 10;
 
 /// A stack that is tried on a node without effect.
 pub struct Trial<'a> {

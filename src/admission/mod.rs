@@ -29,7 +29,7 @@ mod trial;
 mod uploads;
 
 pub use crate::kernel::command::Attempt;
-pub use activation::Trial;
+pub use activation::{LEISURE, Trial};
 pub use baseline::Baseline;
 pub use ear::{Ear, Heard};
 pub use fared::{Fared, TIMES_US, Times};

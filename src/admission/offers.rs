@@ -23,7 +23,7 @@ const WARNING: &str = "warning: ";
 /// Most warnings of a stack that are kept, of a KiB each at most; the rest is counted.
 const WARNINGS_MAX: usize = 16;
 
-/// What a walk over the offers gives.
+/// Result of evaluating the stack's offers.
 #[derive(Debug, Default)]
 pub struct Offers {
     /// One offer for each part that is present, with who made it.
@@ -52,8 +52,8 @@ impl Notes {
         self.mig.refusal.iter().chain(&self.warnings).cloned().collect()
     }
 
-    fn warn(&mut self, policy: &str, said: &[String]) {
-        let warned = said.iter().filter_map(|line| line.strip_prefix(WARNING));
+    fn warn(&mut self, policy: &str, lines: &[String]) {
+        let warned = lines.iter().filter_map(|line| line.strip_prefix(WARNING));
         self.warnings.extend(warned.map(|line| format!("policy {policy}: {line}")));
     }
 
@@ -74,9 +74,10 @@ impl Walk<'_> {
         let mut offers = Offers::default();
         let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
         for (place, entry) in self.stack.entries.iter().enumerate() {
-            let (asked, said) = self.ask_aloud(place, entry, Question::Offer, deadline, |walk, answer| {
-                walk.check_offers(entry, answer)
-            });
+            let (asked, lines) =
+                self.ask_with_log(place, entry, Question::Offer, deadline, |walk, answer| {
+                    walk.check_offers(entry, answer)
+                });
             let answer = match asked {
                 Asked::Answer(Answer::Offer(answer)) => answer,
                 Asked::Answer(_) | Asked::Pass => continue,
@@ -91,7 +92,7 @@ impl Walk<'_> {
                     continue;
                 }
             };
-            offers.notes.warn(&entry.label(), &said);
+            offers.notes.warn(&entry.label(), &lines);
             offers.again_after_s = [offers.again_after_s, answer.again_after_s].into_iter().flatten().min();
             for offer in answer.parts {
                 if open.remove(&offer.part) {

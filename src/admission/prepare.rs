@@ -47,10 +47,7 @@ impl Door {
     ///
     /// # Errors
     /// The first that cannot be.
-    pub(super) async fn prepare(
-        &self,
-        digests: impl IntoIterator<Item = &Digest>,
-    ) -> Result<Prepared, Unprepared> {
+    pub async fn prepare(&self, digests: impl IntoIterator<Item = &Digest>) -> Result<Prepared, Unprepared> {
         let failed = |policy: &str, error| Unprepared { policy: policy.to_owned(), error };
         let digests: Vec<&Digest> = digests.into_iter().collect();
         let label = |digest: &&Digest| self.snapshot().policies.get(*digest).map(|v| v.label());
@@ -103,7 +100,7 @@ impl Door {
 
     /// Lets go of the code that neither the stack nor a shadow needs. While somebody else has prepared
     /// what he is about to ask, nothing: he does it at his own end.
-    pub(super) fn rest(&self) {
+    pub fn rest(&self) {
         let Ok(alone) = Arc::clone(&self.files).try_write_owned() else { return };
         let door = self.clone();
         tokio::task::spawn_blocking(move || {

@@ -126,11 +126,11 @@ impl Walk<'_> {
         deadline: Instant,
         check: impl FnOnce(&Self, &Answer) -> Result<(), String>,
     ) -> Asked {
-        self.ask_aloud(place, entry, question, deadline, check).0
+        self.ask_with_log(place, entry, question, deadline, check).0
     }
 
     /// Asks one entry, and answers the lines that it logged, too.
-    pub(super) fn ask_aloud(
+    pub(super) fn ask_with_log(
         &mut self,
         place: usize,
         entry: &StackEntry,

@@ -156,13 +156,13 @@ impl Worker {
                 },
                 recv(inboxes.other) -> job => match job {
                     Ok((span, job)) => {
-                        if matches!(job, OtherJob::Offer { .. } | OtherJob::Activate { .. }) && !offering {
+                        let offered = span.in_scope(|| self.other_job(job));
+                        if offered && !offering {
                             offering = true;
                             // First offers that change nothing wake no reader, and a policy may have asked to be
                             // asked again.
                             ask_at = Some(Instant::now() + GATHER);
                         }
-                        span.in_scope(|| self.other_job(job));
                     }
                     Err(_) => return,
                 },
@@ -203,20 +203,27 @@ impl Worker {
         }
     }
 
-    fn other_job(&self, job: OtherJob) {
+    /// Answers whether it asked for offers of the stack that the node is to have. An activation that failed
+    /// did not: at the start it is tried again, and until then the stack is empty.
+    fn other_job(&self, job: OtherJob) -> bool {
         let _busy = self.keeper.figures().policies.begin();
         match job {
             OtherJob::Triage(reading) => self.triage(reading),
             OtherJob::Offer { reply } => {
                 let _ = reply.send(self.reoffer().map(|(applied, _)| applied));
+                return true;
             }
             OtherJob::Activate { stack, expected, reply } => {
-                let _ = reply.send(self.activate(stack, expected));
+                let activated = self.activate(stack, expected);
+                let offered = activated.is_ok();
+                let _ = reply.send(activated);
+                return offered;
             }
             OtherJob::Unsuspend { place, revision, reply } => {
                 let _ = reply.send(self.unsuspend(place, revision));
             }
         }
+        false
     }
 
     /// Only this thread writes the faults; readers must not wait for a policy call.

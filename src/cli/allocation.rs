@@ -24,12 +24,11 @@ pub enum AllocationCommand {
         /// Its id
         id: String,
     },
-    /// End an allocation that no source can judge; its devices are free at once
+    /// End an allocation when no source can show whether its pod still runs; its devices are released at once
     ///
     /// Refused while the kubelet's List or checkpoint, the API server or a process on the GPU shows its pod running,
     /// and for 30 s after the grant: delete the pod instead, and its allocation ends by itself. Ending what has already
-    /// ended is refused, too. With --force it ends all the same: on a terminal after a question, elsewhere at once, as
-    /// `kubectl delete --force` does.
+    /// ended is refused, too. --force ends it anyway; on a terminal it asks for confirmation first.
     End(EndArgs),
 }
 
@@ -41,7 +40,7 @@ pub struct EndArgs {
     /// End it even while its pod runs; the pod is not stopped, and its GPU may be given to another pod
     #[arg(long)]
     pub force: bool,
-    /// With --force: do not ask on a terminal
+    /// With --force: skip the confirmation
     #[arg(short, long, requires = "force")]
     pub yes: bool,
 }
@@ -105,7 +104,7 @@ fn warn_and_ask(allocation: &Allocation, yes: bool) -> anyhow::Result<()> {
     if yes || !std::io::stdin().is_terminal() {
         return Ok(());
     }
-    write!(std::io::stderr(), "End allocation {} all the same? [y/N] ", allocation.id)?;
+    write!(std::io::stderr(), "End allocation {} anyway? [y/N] ", allocation.id)?;
     confirmed(&mut std::io::stdin().lock())
 }
 
@@ -127,7 +126,7 @@ fn confirmed(input: &mut impl BufRead) -> anyhow::Result<()> {
     input.read_line(&mut answer).context("reading the answer")?;
     match answer.trim().to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),
-        _ => bail!("not confirmed; nothing was changed (--yes ends it without a question)"),
+        _ => bail!("not confirmed; nothing was changed (--yes skips the confirmation)"),
     }
 }
 

@@ -5,7 +5,7 @@ mod door;
 use super::Rehearse;
 use super::output::{Out, facts};
 use crate::admin::check_files;
-use crate::config::{BadSetting, Config, ConfigError, GpuSource, ServeArgs, Source, Without};
+use crate::config::{BadSetting, Config, ConfigError, Findings, GpuSource, ServeArgs, Source, Without};
 use crate::yaml::Problem;
 use door::Door;
 use serde::Serialize;
@@ -73,7 +73,7 @@ pub(super) fn run(file: &Path, without: Without, rehearse: Rehearse, out: &mut O
     let name = file.display().to_string();
     let checked = Source::read(file)
         .map_err(anyhow::Error::from)
-        .and_then(|source| examine(&source, &ServeArgs::default(), without, rehearse));
+        .and_then(|source| examine(&source, without, rehearse));
     match checked {
         Ok((config, notes)) => {
             let settings = Some(settings(&config));
@@ -99,16 +99,15 @@ pub(super) fn run(file: &Path, without: Without, rehearse: Rehearse, out: &mut O
 }
 
 /// The settings of a file, and what cannot be known of them on this machine.
-fn examine(
-    source: &Source,
-    args: &ServeArgs,
-    without: Without,
-    rehearse: Rehearse,
-) -> anyhow::Result<(Config, Vec<String>)> {
+fn examine(source: &Source, without: Without, rehearse: Rehearse) -> anyhow::Result<(Config, Vec<String>)> {
+    let args = &ServeArgs::default();
     let (config, mut problems) = source.settings(args);
     let mut notes = Vec::new();
     if let Some(config) = &config {
-        let found = rehearse(config, without)?;
+        let (found, unasked) = match rehearse(config, without) {
+            Ok(found) => (found, None),
+            Err(error) => (Findings::default(), Some(error)),
+        };
         notes = found.notes;
         notes.extend(config.notices.iter().cloned());
         let mut wrong = found.errors;
@@ -123,6 +122,14 @@ fn examine(
         // The lists of these settings lack what could not be read.
         let source = config.source.as_deref().unwrap_or(source);
         wrong.into_iter().for_each(|bad| problems.push(source.locate(bad, args)));
+        if let Some(error) = unasked {
+            // Alone it says nothing against the file; beside what is wrong with that it must not hide it.
+            if problems.is_empty() {
+                return Err(error);
+            }
+            problems
+                .push(source.locate(BadSetting::new("stack", format!("was not checked: {error:#}")), args));
+        }
     }
     match config {
         Some(config) if problems.is_empty() => Ok((config, notes)),
@@ -130,24 +137,11 @@ fn examine(
     }
 }
 
-/// What a start that failed for `error` reports: if the file is wrong, all that is wrong with it.
-pub(super) fn all_errors(error: ConfigError, args: &ServeArgs, rehearse: Rehearse) -> anyhow::Error {
-    let (ConfigError::Wrong { .. }, Some(file)) = (&error, args.config_file()) else { return error.into() };
-    // GPUs may come later: a start waits for them.
-    let without = Without { files: false, gpus: true };
-    let all = Source::read(file).map_err(anyhow::Error::from);
-    match all.and_then(|source| examine(&source, args, without, rehearse)) {
-        // The file has changed meanwhile.
-        Ok(_) => error.into(),
-        Err(all) => all,
-    }
-}
-
 /// What is wrong with the files of tokens and of TLS.
 fn files(config: &Config) -> impl Iterator<Item = BadSetting> {
     check_files(&config.token_file, &config.admin).into_iter().map(|(key, error)| {
         let error = anyhow::Error::new(error);
-        let hint = "where the files cannot be on this machine, --without-files leaves them out";
+        let hint = "on a machine without these files, use --without-files";
         BadSetting::new(key, format!("the daemon would not start: {error:#} ({hint})"))
     })
 }

@@ -3,6 +3,7 @@
 use super::output::Out;
 use crate::config::nvidia::{Finding, is_nvidia, translate};
 use crate::config::read_text;
+use crate::yaml::Document;
 use anyhow::{anyhow, ensure};
 use serde::Serialize;
 use std::path::Path;
@@ -18,15 +19,17 @@ struct Shown {
 pub(super) fn run(file: &Path, out: &mut Out) -> anyhow::Result<()> {
     let text = read_text(file)?;
     let name = file.display();
-    let translated = translate(&text)
-        .map_err(|what| anyhow!("{name}: NVIDIA's device plugin would not start with it: {what}"))?;
+    let read = Document::parse(&text).and_then(|document| Ok((is_nvidia(&document), translate(&document)?)));
+    let (is_nvidias, translated) =
+        read.map_err(|what| anyhow!("{name}: NVIDIA's device plugin would not start with it: {what}"))?;
     ensure!(
-        is_nvidia(&text) || translated.findings.is_empty(),
-        "{name} is no configuration of NVIDIA's device plugin: it has none of version, flags, sharing, resources, imex"
+        is_nvidias || translated.findings.is_empty(),
+        "{name} is not a configuration file of NVIDIA's device plugin: it has none of the keys version, flags, sharing, \
+         resources, imex"
     );
     let refusal = translated.refusal;
     let shown = Shown { yaml: translated.yaml, findings: translated.findings };
-    out.answer(&shown, |shown| format!("# {name} as a configuration of Berth's\n{}", shown.yaml))?;
-    ensure!(refusal.is_empty(), "{name} asks for what Berth has not: {refusal}");
+    out.answer(&shown, |shown| format!("# {name}, converted to a Berth configuration\n{}", shown.yaml))?;
+    ensure!(refusal.is_empty(), "{name} uses settings that Berth does not support: {refusal}");
     Ok(())
 }

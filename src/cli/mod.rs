@@ -68,6 +68,11 @@ pub struct Hooks {
     pub rehearse: Rehearse,
 }
 
+/// A signal ended a start before the daemon was there.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped by a signal while waiting for the node's label")]
+pub struct Interrupted;
+
 /// Does with a configuration's GPUs and stack what a start does, but for what is left out.
 pub type Rehearse = fn(&Config, Without) -> anyhow::Result<Findings>;
 
@@ -88,7 +93,11 @@ pub fn run(cli: &Cli, hooks: &Hooks) -> ExitCode {
         return ended(watched(every, cli, &mut out));
     }
     let done = match &cli.command {
-        Command::Serve(args) => load(args, &cli.client, hooks).and_then(hooks.serve),
+        Command::Serve(args) => match load(args, &cli.client, hooks) {
+            // As at a signal later in the start.
+            Err(error) if error.is::<Interrupted>() => Ok(()),
+            loaded => loaded.and_then(hooks.serve),
+        },
         Command::Gpu { .. }
         | Command::Allocation { .. }
         | Command::Process { .. }
@@ -160,9 +169,10 @@ fn load(args: &ServeArgs, client: &ClientArgs, hooks: &Hooks) -> anyhow::Result<
         Config::load(&args).map_err(|error| match (error.only("adminListen"), &args.admin_listen) {
             // Only the file can say whether there is TLS.
             (Some(what), Some(_)) => {
-                usage::BadUsage(format!("--admin-listen (or BERTH_ADMIN_LISTEN): {what}")).into()
+                let words = format!("--admin-listen (or BERTH_ADMIN_LISTEN): {what}");
+                anyhow::Error::new(usage::BadUsage(words))
             }
-            _ => config_check::all_errors(error, &args, hooks.rehearse),
+            _ => error.into(),
         })?;
     let config = match Choice::of(&args.choice) {
         Some(choice) => {

@@ -149,12 +149,16 @@ fn stack(config: &Config, without: Without, rehearse: Rehearse) -> Line {
         Ok(_) if config.stack.is_empty() => {
             Line::ok(CHECK, "none in the configuration: whole GPUs are offered, or what was activated")
         }
-        Ok(_) if without.gpus => Line::warn(CHECK, "not asked: there are no GPUs", "see the line GPUs"),
+        Ok(_) if without.gpus => {
+            Line::warn(CHECK, "the stack was not checked: there are no GPUs", "see the GPUs check")
+        }
         Ok(found) if !found.notes.is_empty() => {
             Line::warn(CHECK, found.notes.join("; "), "berth policy list shows what a running daemon knows")
         }
         Ok(_) => Line::ok(CHECK, "its policies take their parameters"),
-        Err(error) => Line::fail(CHECK, format!("{error:#}"), "correct what it names"),
+        Err(error) => {
+            Line::fail(CHECK, format!("{error:#}"), "fix the error named here, then run the check again")
+        }
     }
 }
 

@@ -71,7 +71,7 @@ mod tests {
         for (text, says) in [
             (
                 "- policy: mixed\n- policy: mixed\n  onFault: maybe\n",
-                &["line 3", "[1].onFault", "known are `skip`, `deny`"][..],
+                &["line 3", "[1].onFault", "expected one of `skip`, `deny`"][..],
             ),
             ("stack:\n- policy: mixed\n  parameters: 4\n", &["stack[0].parameters", "expected a mapping"]),
             (

@@ -102,9 +102,9 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the same may succeed later without anybody's doing: no connection, no answer in time, or a server
+    /// Whether a retry may succeed without a configuration change: no connection, no answer in time, or a server
     /// that is starting or busy.
-    pub(super) fn passes(&self) -> bool {
+    pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Slow { .. } => true,
             Self::Ask { source, .. } => match source.as_ref() {
@@ -222,7 +222,7 @@ pub(super) async fn connect_at_last(settings: &Settings, told: &watch::Sender<Li
             Err(error) => trouble(told, &error),
         }
         let wait = backoff.next(wait::random());
-        tokio::time::sleep(settings.retry_after.and(wait, Instant::now())).await;
+        tokio::time::sleep(settings.retry_after.delay(wait, Instant::now())).await;
     }
 }
 

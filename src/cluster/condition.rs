@@ -4,7 +4,7 @@
 use super::Settings;
 use super::client::{ANSWER_MAX, words};
 use super::news::{by, moment, name_of};
-use super::wait::{self, Backoff, RetryAfter, SELDOM, around};
+use super::wait::{self, Backoff, REFRESH_MEAN, RetryAfter, jittered};
 use crate::admission::Door;
 use crate::kernel::drain::Drain;
 use crate::kernel::health::HealthState;
@@ -44,7 +44,7 @@ fn condition(ledger: &Ledger) -> Condition {
     if let Some(stuck) = ledger.stuck.as_deref() {
         // Without its count, which changes with each grant and would be a write each time.
         let words = format!(
-            "GPUs of pods that ended stay taken since {}: {}",
+            "GPUs of finished pods stay allocated since {}: {}",
             moment(stuck.since_wall_ms),
             stuck.cause
         );
@@ -178,7 +178,7 @@ impl Told<'_> {
         }
         match self.tell(&wanted, now_wall_ms).await {
             Ok(()) => {
-                let due = now + around(SELDOM, wait::random());
+                let due = now + jittered(REFRESH_MEAN, wait::random());
                 self.written = Some((wanted, due));
                 self.said = false;
                 self.backoff.reset();
@@ -192,11 +192,11 @@ impl Told<'_> {
                 self.written = None;
                 // Rights are not given every second.
                 let wait = match forbidden {
-                    true => around(SELDOM, wait::random()),
+                    true => jittered(REFRESH_MEAN, wait::random()),
                     false => self.backoff.next(wait::random()),
                 };
                 let now = Instant::now();
-                self.not_before = now + self.retry_after.and(wait, now);
+                self.not_before = now + self.retry_after.delay(wait, now);
                 self.not_before
             }
         }

@@ -220,7 +220,7 @@ impl Teller {
             }
             tries += 1;
             let wait = backoff.next(wait::random());
-            sleep(settings.retry_after.and(wait, Instant::now())).await;
+            sleep(settings.retry_after.delay(wait, Instant::now())).await;
         }
     }
 

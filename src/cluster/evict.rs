@@ -48,7 +48,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
         }
         heard = drains;
         // Before it is known whom to ask: that may change meanwhile.
-        sleep(settings.retry_after.and(Duration::ZERO, Instant::now())).await;
+        sleep(settings.retry_after.delay(Duration::ZERO, Instant::now())).await;
         let next = asks(&door.snapshot(), door.now()).into_iter().find(|ask| heard.contains(&ask.gpu));
         match next {
             Some(ask) => put(&client, door, &ask, &mut snapshots).await,

@@ -3,7 +3,7 @@
 
 use super::Settings;
 use super::client::{ANSWER_MAX, words};
-use super::wait::{self, Backoff, SELDOM, around};
+use super::wait::{self, Backoff, REFRESH_MEAN, jittered};
 use crate::labels::{Labels, OTHER_WRITER};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
@@ -36,7 +36,7 @@ pub struct LabelWork {
 }
 
 /// Keeps the labels up to date for ever. Whether another writer came or went, and whether ours still stand, is checked
-/// with each change of ours, and every quarter of an hour ([`SELDOM`]).
+/// with each change of ours, and every quarter of an hour ([`REFRESH_MEAN`]).
 pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) {
     let nodes: Api<Node> = Api::all(client);
     let mut wanted = work.wanted.clone();
@@ -49,18 +49,18 @@ pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) 
             Ok(left_out) => {
                 tell(work, labelled(&left_out));
                 backoff.reset();
-                around(SELDOM, wait::random())
+                jittered(REFRESH_MEAN, wait::random())
             }
             Err(Stop::OtherWriter) => {
                 let why = format!(
                     "another writer's {OTHER_WRITER} is on the node: remove GPU feature discovery from it, or switch `labels.node` off"
                 );
                 tell(work, Labelled::Not(why));
-                around(SELDOM, wait::random())
+                jittered(REFRESH_MEAN, wait::random())
             }
             Err(Stop::Failed(why)) => {
                 tell(work, Labelled::Not(why));
-                settings.retry_after.and(backoff.next(wait::random()), Instant::now())
+                settings.retry_after.delay(backoff.next(wait::random()), Instant::now())
             }
         };
         tokio::select! {
@@ -87,7 +87,7 @@ pub enum OtherWriter {
     Present,
 }
 
-/// Checks every quarter of an hour ([`SELDOM`]) whether another writer's label is on the node object, for ever. Used
+/// Checks every quarter of an hour ([`REFRESH_MEAN`]) whether another writer's label is on the node object, for ever. Used
 /// where the labels of this daemon do not go through the API server: those of the other writer may.
 pub(super) async fn look_for_another(settings: &Settings, client: Client, told: &watch::Sender<OtherWriter>) {
     let nodes: Api<Node> = Api::all(client);
@@ -108,7 +108,7 @@ pub(super) async fn look_for_another(settings: &Settings, client: Client, told: 
             }
         };
         told.send_replace(if found { OtherWriter::Present } else { OtherWriter::Absent });
-        sleep(around(SELDOM, wait::random())).await;
+        sleep(jittered(REFRESH_MEAN, wait::random())).await;
     }
 }
 

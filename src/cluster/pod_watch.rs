@@ -37,24 +37,24 @@ pub(super) enum Event {
 pub(super) enum Error {
     #[error("the pods of this node cannot be listed")]
     List(#[source] kube::Error),
-    #[error("no list of this node's pods within {} s", LIST_MAX.as_secs())]
+    #[error("listing this node's pods took longer than {} s", LIST_MAX.as_secs())]
     ListLate,
     #[error("the list of this node's pods has no resourceVersion: is this an API server?")]
     NoVersion,
     #[error("the pods of this node cannot be watched")]
     Watch(#[source] kube::Error),
-    #[error("no watch of this node's pods within {} s", ANSWER_MAX.as_secs())]
+    #[error("opening the watch of this node's pods took longer than {} s", ANSWER_MAX.as_secs())]
     WatchLate,
-    #[error("the watch of this node's pods broke off")]
+    #[error("the watch of this node's pods was interrupted")]
     Broken(#[source] kube::Error),
     #[error("the API server ended the watch of this node's pods: {} ({})", .0.message, .0.code)]
     Ended(Box<Status>),
-    #[error("the watch of this node's pods ended after {after_s} s of {asked_s} s")]
+    #[error("the watch of this node's pods ended after {after_s} s instead of {asked_s} s")]
     Early { after_s: u64, asked_s: u64 },
     #[error("nothing came over the watch of this node's pods for {} s", .0.as_secs_f32())]
     Silent(Duration),
     /// The API server no longer has the version at which a watch was to begin, as after minutes without one.
-    #[error("the API server has forgotten what this daemon saw last")]
+    #[error("the API server no longer has the resourceVersion of this watch; listing the pods again")]
     Expired,
 }
 

@@ -149,7 +149,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &Door, told:
             true => wait::after_loss(settings.lost, wait::random()),
             false => backoff.next(wait::random()),
         };
-        sleep(settings.retry_after.and(wait, Instant::now())).await;
+        sleep(settings.retry_after.delay(wait, Instant::now())).await;
     }
 }
 

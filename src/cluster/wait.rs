@@ -12,19 +12,19 @@ use tokio::time::Instant;
 pub(super) const WATCH_MIN: Duration = Duration::from_secs(300);
 /// The longest.
 pub(super) const WATCH_MAX: Duration = Duration::from_secs(600);
-/// The mean time between two writes of a node condition that stays as it is, and between two checks of the node's
-/// labels. Each costs a request, and the write is sent to every watcher of nodes.
-pub(super) const SELDOM: Duration = Duration::from_secs(900);
+/// The mean time between two writes of a node condition that stays as it is, between two checks of the node's labels, and
+/// between two tries to watch the node without the right to. Each costs a request, and the write is sent to every watcher of nodes.
+pub(super) const REFRESH_MEAN: Duration = Duration::from_secs(900);
 /// The longest wait that a `Retry-After` of the API server, or of a proxy before it, is taken for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
-/// A number from all of them, each as likely.
+/// A uniformly distributed random number.
 pub(super) fn random() -> u32 {
     // Without the kernel's randomness the middle of every wait is as good as any.
     getrandom::u32().unwrap_or(u32::MAX / 2)
 }
 
-/// Between `from` and `to`, each as likely, by a random number.
+/// Maps `random` uniformly to the range from `from` to `to`.
 fn between(from: Duration, to: Duration, random: u32) -> Duration {
     from + to.saturating_sub(from).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
@@ -35,7 +35,7 @@ pub(super) fn watch(random: u32) -> Duration {
 }
 
 /// `mean` and up to a fifth more or less.
-pub(super) fn around(mean: Duration, random: u32) -> Duration {
+pub(super) fn jittered(mean: Duration, random: u32) -> Duration {
     between(mean.mul_f64(0.8), mean.mul_f64(1.2), random)
 }
 
@@ -88,7 +88,7 @@ impl RetryAfter {
     }
 
     /// A wait that begins once the API server lets its clients come again.
-    pub(super) fn and(&self, wait: Duration, now: Instant) -> Duration {
+    pub(super) fn delay(&self, wait: Duration, now: Instant) -> Duration {
         let until = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now)) + wait
     }
@@ -118,7 +118,7 @@ mod tests {
             RANDOM.iter().all(|random| watch(*random).subsec_nanos() == 0),
             "the server takes whole seconds"
         );
-        assert_eq!(bounds(|random| around(SELDOM, random)), (seconds(720), seconds(1080)));
+        assert_eq!(bounds(|random| jittered(REFRESH_MEAN, random)), (seconds(720), seconds(1080)));
         assert_eq!(bounds(|random| after_loss(seconds(10), random)), (Duration::ZERO, seconds(10)));
     }
 
@@ -147,34 +147,39 @@ mod tests {
     #[test]
     fn a_retry_after_is_waited_before_the_wait_itself() {
         let (now, asked) = (Instant::now(), RetryAfter::default());
-        assert_eq!(asked.and(seconds(2), now), seconds(2));
+        assert_eq!(asked.delay(seconds(2), now), seconds(2));
         for (status, header) in
             [(200, Some("9")), (500, Some("9")), (429, None), (429, Some("soon")), (429, Some("-1"))]
         {
             asked.record(status, header, now);
         }
-        assert_eq!(asked.and(seconds(2), now), seconds(2), "only 429 and 503 with a number of seconds");
+        assert_eq!(asked.delay(seconds(2), now), seconds(2), "only 429 and 503 with a number of seconds");
         asked.record(429, Some("5"), now);
         asked.record(503, Some(" 3 "), now);
-        assert_eq!(asked.and(seconds(2), now), seconds(7), "the later moment counts");
-        assert_eq!(asked.and(seconds(2), now + seconds(4)), seconds(3));
-        assert_eq!(asked.and(seconds(2), now + seconds(60)), seconds(2));
+        assert_eq!(asked.delay(seconds(2), now), seconds(7), "the later moment counts");
+        assert_eq!(asked.delay(seconds(2), now + seconds(4)), seconds(3));
+        assert_eq!(asked.delay(seconds(2), now + seconds(60)), seconds(2));
         asked.record(429, Some("99999999"), now);
-        assert_eq!(asked.and(Duration::ZERO, now), RETRY_AFTER_MAX);
+        assert_eq!(asked.delay(Duration::ZERO, now), RETRY_AFTER_MAX);
     }
 
     /// What an idle daemon costs, by the requests that `tests/it/cluster_load.rs` counts: one for each watch that
-    /// is opened again and one for each writing of the condition; where it labels the node, one for each check.
+    /// is opened again and one for each writing of the condition; where it labels the node, one for each check; where a
+    /// label chooses its configuration, one for each watch of the node, which lasts twice as long, or without the right
+    /// to watch two for each try.
     #[test]
     fn five_thousand_idle_daemons_cost_seventeen_requests_a_second() {
         let nodes = 5_000.0;
         // Each daemon keeps the length that it drew: the mean rate is that of 1/t over [300, 600], ln(2)/300.
         let (least, most) = (WATCH_MIN.as_secs_f64(), WATCH_MAX.as_secs_f64());
         let watches = nodes * (most / least).ln() / (most - least);
-        let seldom = nodes / SELDOM.as_secs_f64();
+        let refreshes = nodes / REFRESH_MEAN.as_secs_f64();
         assert!((11.5..11.6).contains(&watches), "{watches}");
-        assert!((5.5..5.6).contains(&seldom), "{seldom}");
-        let sum = watches + seldom;
-        assert!((17.0..17.2).contains(&sum), "{sum} requests a second; {} with labels", sum + seldom);
+        assert!((5.5..5.6).contains(&refreshes), "{refreshes}");
+        let sum = watches + refreshes;
+        assert!((17.0..17.2).contains(&sum), "{sum} requests a second; {} with labels", sum + refreshes);
+        let (followed, without_right) = (sum + watches / 2.0, sum + 2.0 * refreshes);
+        assert!((22.8..23.0).contains(&followed), "{followed} requests a second with a followed label");
+        assert!((28.1..28.3).contains(&without_right), "{without_right} requests a second without the right");
     }
 }

@@ -238,24 +238,26 @@ fn token(
     let TokenFile { name, file, sha256, right } = file;
     check_name(&format!("{at}.name"), &name)?;
     if is_reserved(&name) {
-        let rule = "a name of its own: admin, root, user-..., config, unknown, certificate:... and kubernetes:... \
-                    are what others sign with";
+        let rule = "a name that is not reserved (admin, root, user-..., config, unknown, certificate:..., \
+                    kubernetes:...)";
         return Err(bad(format!("{at}.name"), &name, rule));
     }
     if before.iter().any(|token| token.name == name) {
-        return Err(bad(format!("{at}.name"), &name, "each name once"));
+        return Err(bad(format!("{at}.name"), &name, "a name that is not used twice"));
     }
     let source = match (file, sha256) {
         (Some(file), None) => TokenSource::File(checks.path(&format!("{at}.file"), file)),
         (None, Some(text)) => TokenSource::Sha256(hash(&text).ok_or_else(|| {
             // Not the value: a token that was put here by mistake should not be in a log.
-            bad(
-                format!("{at}.sha256"),
-                &format!("of {name}, not shown"),
-                "64 hex digits, as of `printf %s TOKEN | sha256sum`",
-            )
+            let what = format!(
+                "the hash of token {name:?} is not allowed (value hidden); expected 64 hex digits, as printed by \
+                 `printf %s TOKEN | sha256sum`"
+            );
+            BadSetting::new(format!("{at}.sha256"), what)
         })?),
-        _ => return Err(bad(at, &name, "either file or sha256")),
+        _ => {
+            return Err(BadSetting::new(at, format!("token {name:?} needs exactly one of file and sha256")));
+        }
     };
     Ok(NamedToken { name, right, source })
 }
@@ -264,8 +266,8 @@ fn tls(file: TlsFile, checks: &mut Checks) -> TlsFiles {
     let TlsFile { cert_file, key_file, client_ca_file, require_client_cert, clients, others_may } = file;
     let asks = require_client_cert || clients.is_some() || others_may != OthersMay::None;
     if client_ca_file.is_none() && asks {
-        let rule = "a file, where client certificates are asked for";
-        checks.add(bad("admin.tls.clientCaFile", "", rule));
+        let what = "missing; requireClientCert, clients and othersMay need a CA file";
+        checks.add(BadSetting::new("admin.tls.clientCaFile", what));
     }
     TlsFiles {
         cert: checks.path("admin.tls.certFile", cert_file),
@@ -288,7 +290,7 @@ fn rights(list: Vec<ClientFile>, checks: &mut Checks) -> BTreeMap<String, Right>
         let setting = format!("admin.tls.clients[{at}].name");
         checks.take(check_name(&setting, &name));
         if rights.insert(name.clone(), right).is_some() {
-            checks.add(bad(setting, &name, "each name once"));
+            checks.add(bad(setting, &name, "a name that is not used twice"));
         }
     }
     rights
@@ -315,7 +317,8 @@ fn kubernetes(file: KubernetesFile, checks: &mut Checks) -> KubernetesReviews {
     checks.at_most("admin.kubernetes.audiences", audiences.len(), AUDIENCES_MAX, "audiences");
     for (at, name) in audiences.iter().enumerate() {
         if name.is_empty() || name.chars().any(char::is_control) {
-            checks.add(bad(format!("admin.kubernetes.audiences[{at}]"), name, "names, such as berth"));
+            let rule = "a non-empty name without control characters, such as berth";
+            checks.add(bad(format!("admin.kubernetes.audiences[{at}]"), name, rule));
         }
     }
     KubernetesReviews { audiences }
@@ -325,7 +328,7 @@ fn check_name(setting: &str, name: &str) -> Result<(), BadSetting> {
     if (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control) {
         return Ok(());
     }
-    Err(bad(setting, name, format!("1 to {NAME_BYTES_MAX} bytes, no control characters")))
+    Err(bad(setting, name, format!("1 to {NAME_BYTES_MAX} bytes without control characters")))
 }
 
 /// Names that records are signed with where no configured token made the change: the first start's token,

@@ -6,6 +6,7 @@
 mod nvidia;
 
 pub use nvidia::NvidiaArgs;
+pub(super) use nvidia::given;
 
 use super::{ApiServerMode, ChoiceArgs, LogFormat, parsers};
 use clap::Args;
@@ -99,8 +100,8 @@ impl ServeArgs {
             "stateDir" => self.state_dir.is_some(),
             "tokenFile" => self.token_file.is_some(),
             "gpus" => self.gpus.is_some(),
-            "containerEdits.nvidiaDriverRoot" => self.edits.nvidia_driver_root.is_some(),
-            "containerEdits.nvidiaDevRoot" => self.nvidia.dev_root.is_some(),
+            "containerEdits.nvidiaDriverRoot" => given(self.edits.nvidia_driver_root.as_ref()).is_some(),
+            "containerEdits.nvidiaDevRoot" => given(self.nvidia.dev_root.as_ref()).is_some(),
             "tracing.endpoint" => self.tracing_endpoint.is_some(),
             _ => false,
         }

@@ -46,11 +46,24 @@ pub struct Findings {
 
 pub(super) fn bad(setting: impl Into<String>, given: &str, rule: impl Into<String>) -> BadSetting {
     let rule = rule.into();
-    BadSetting { setting: setting.into(), what: format!("{} cannot be used: {rule}", shown(given)), rule }
+    BadSetting {
+        setting: setting.into(),
+        what: format!("{} is not allowed; expected {rule}", shown(given)),
+        rule,
+    }
 }
 
-/// The value of a word; one that is not known is answered with the word that was probably meant.
-pub(super) fn of_word<T: Copy>(setting: &str, word: &str, known: &[(&str, T)]) -> Result<T, BadSetting> {
+/// As [`bad`], where the rule says what is wrong and not what is expected.
+pub(super) fn bad_because(setting: impl Into<String>, given: &str, why: &str) -> BadSetting {
+    BadSetting::new(setting, format!("{} is not allowed: {why}", shown(given)))
+}
+
+/// The value of a keyword; an error names the known one that was probably meant.
+pub(super) fn parse_keyword<T: Copy>(
+    setting: &str,
+    word: &str,
+    known: &[(&str, T)],
+) -> Result<T, BadSetting> {
     if let Some((_, value)) = known.iter().find(|(name, _)| *name == word) {
         return Ok(*value);
     }

@@ -1,7 +1,7 @@
 //! Which file of a folder configures the node: a label of the node names it, by the rules of the config-manager of
 //! NVIDIA's device plugin (v0.20, `cmd/config-manager`), so that its ConfigMaps and labels serve both.
 
-use super::{Config, ConfigError, ServeArgs, Source};
+use super::{Config, ConfigError, ServeArgs};
 use clap::Args;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -16,16 +16,16 @@ const SHOWN_MAX: usize = 20;
 /// The flags of the choice.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ChoiceArgs {
-    /// A folder of configuration files; a label of the node names the one whose keys replace those of --config
+    /// Folder of configuration files; a node label selects one, and its keys replace those of --config
     #[arg(long, env = "BERTH_CONFIG_DIR", value_name = "DIR")]
     pub config_dir: Option<PathBuf>,
-    /// That label [default: nvidia.com/device-plugin.config]
+    /// The node label that selects the file [default: nvidia.com/device-plugin.config]
     #[arg(long, env = "BERTH_CONFIG_LABEL", value_name = "KEY")]
     pub config_label: Option<String>,
     /// The file in --config-dir for a node without the label
     #[arg(long, env = "BERTH_CONFIG_DEFAULT", value_name = "FILE")]
     pub config_default: Option<String>,
-    /// Where there is neither, in order: named (the file `default`), single (the only file), empty (--config alone) [default: named,single]
+    /// What to use without label and --config-default, tried in order: named (the file `default`), single (the only file), empty (--config alone) [default: named,single]
     #[arg(long, env = "BERTH_CONFIG_FALLBACKS", value_name = "LIST", value_parser = fallbacks)]
     pub config_fallbacks: Option<Fallbacks>,
 }
@@ -51,7 +51,7 @@ fn fallbacks(text: &str) -> Result<Fallbacks, String> {
         "named" => Ok(Fallback::Named),
         "single" => Ok(Fallback::Single),
         "empty" => Ok(Fallback::Empty),
-        _ => Err("give named, single or empty, several with commas".to_owned()),
+        _ => Err("expected named, single or empty, separated by commas".to_owned()),
     });
     known.collect::<Result<_, _>>().map(Fallbacks)
 }
@@ -75,7 +75,7 @@ pub enum ChoiceError {
         folder: PathBuf,
     },
     /// There is no file of that name.
-    #[error("{by} names the configuration {name:?}, and {folder} has {there}")]
+    #[error("{by} names the configuration {name:?}, but {folder} has only {there}")]
     Absent {
         /// What names it: the label, or the default.
         by: String,
@@ -88,8 +88,8 @@ pub enum ChoiceError {
     },
     /// Nothing chooses.
     #[error(
-        "the node has no label {label}, and neither --config-default nor a fallback chooses among {there}: set the label \
-         or --config-default"
+        "the node has no label {label}, and neither --config-default nor --config-fallbacks selects one of {there}: set \
+         the label or --config-default"
     )]
     Undecided {
         /// The label's key.
@@ -206,9 +206,10 @@ impl Chosen {
     ///
     /// # Errors
     /// If no file can be chosen, or the chosen one cannot be used.
-    pub fn another(&self, label: Option<&str>) -> Result<Option<Self>, ChoiceError> {
+    pub fn changed_for(&self, label: Option<&str>) -> Result<Option<Config>, ChoiceError> {
         let other = Config::load_chosen(&self.args, self.choice.clone(), label.map(str::to_owned))?;
-        Ok(other.chosen.filter(|other| other.name != self.name))
+        let is_another = other.chosen.as_ref().is_some_and(|chosen| chosen.name != self.name);
+        Ok(is_another.then_some(other))
     }
 }
 
@@ -221,14 +222,7 @@ impl Config {
         let name = choice.name(label.as_deref())?;
         let mut config = match &name {
             None => Self::load(args)?,
-            Some(name) => {
-                let below = args.config.as_deref().map(Source::read).transpose()?;
-                let source = Source::read(&choice.folder.join(name))?;
-                match source.settings_over(below.as_ref(), args) {
-                    (Some(config), problems) if problems.is_empty() => config,
-                    (_, problems) => return Err(source.wrong(problems).into()),
-                }
-            }
+            Some(name) => Self::load_over(Some(&choice.folder.join(name)), args.config_file(), args)?,
         };
         config.chosen = Some(Chosen { choice, label, name, args: Box::new(args.clone()) });
         Ok(config)
@@ -274,13 +268,13 @@ mod tests {
             (&two, "mig", None, Some("default"), Ok(Some("default"))),
             (&two, "", None, None, Ok(Some("default"))),
             (&one, "", None, None, Ok(Some("only"))),
-            (&others, "", None, None, Err("among a, b")),
+            (&others, "", None, None, Err("selects one of a, b")),
             (&others, "", Some("named,single,empty"), None, Ok(None)),
-            (&two, "", Some("single"), None, Err("among default, mig")),
+            (&two, "", Some("single"), None, Err("selects one of default, mig")),
             (&two, "", Some(""), None, Err("--config-default")),
             (&one, "", Some("empty"), Some("gone"), Err("label nvidia.com/device-plugin.config names")),
             (&one, "gone", Some("single"), None, Err("--config-default names the configuration \"gone\"")),
-            (&two, "", None, Some("..2026"), Err("has default, mig")),
+            (&two, "", None, Some("..2026"), Err("has only default, mig")),
             (&folder(&[]), "", Some("empty"), None, Err("holds no file")),
         ] {
             let found = choice(folder.path(), default, fallbacks).name(label);
@@ -308,10 +302,31 @@ mod tests {
         assert_eq!(found.resource.as_str(), "example.com/gpu");
         // The same file is no other configuration, whatever names it.
         let now = found.chosen.unwrap();
-        assert!(now.another(None).unwrap().is_none());
-        assert!(now.another(Some("gone")).is_err());
+        assert!(now.changed_for(None).unwrap().is_none());
+        assert!(now.changed_for(Some("gone")).is_err());
+        // NVIDIA's files have no `containerEdits`: their flags leave the other keys of it in force.
+        let edits =
+            "containerEdits: { cdiKind: example.com/gpu, passDeviceSpecs: true, deviceIdStrategy: index }";
+        std::fs::write(args.config.as_ref().unwrap(), edits).unwrap();
+        let nvidia = "version: v1\nflags: { plugin: { passDeviceSpecs: false } }";
+        std::fs::write(chosen.path().join("nvidia"), nvidia).unwrap();
+        let found = load(Some("nvidia"), None).edits;
+        assert_eq!((found.cdi_kind.as_str(), found.pass_device_specs), ("example.com/gpu", false));
+        assert_eq!(found.id_strategy, super::super::DeviceIdStrategy::Index);
+        std::fs::write(chosen.path().join("nvidia"), "containerEdits: { passDeviceSpecs: false }").unwrap();
+        assert_eq!(
+            load(Some("nvidia"), None).edits.cdi_kind,
+            "nvidia.com/gpu",
+            "a key of Berth's is replaced whole"
+        );
+
+        std::fs::remove_file(chosen.path().join("nvidia")).unwrap();
+        std::fs::write(args.config.as_ref().unwrap(), "gpus: sim:8xh100\n").unwrap();
         let none = load(None, Some("empty"));
         assert_eq!(none.gpus, super::super::GpuSource::Sim("8xh100".into()));
-        assert_eq!(none.chosen.unwrap().another(Some("t4")).unwrap().unwrap().shown(), "t4");
+        assert_eq!(
+            none.chosen.unwrap().changed_for(Some("t4")).unwrap().unwrap().chosen.unwrap().shown(),
+            "t4"
+        );
     }
 }

@@ -1,15 +1,15 @@
 //! What containers are given beside the kernel's grant: by which ways they learn their GPUs, and
 //! mounts and devices of the operator's own.
 
-use super::args::ServeArgs;
-use super::checks::{BadSetting, Checks, PATH_BYTES_MAX, PLAIN_PATH, bad, of_word};
+use super::args::{ServeArgs, given};
+use super::checks::{BadSetting, Checks, PATH_BYTES_MAX, PLAIN_PATH, bad, bad_because, parse_keyword};
 use super::mps::MpsEdits;
 use super::nvidia;
 use crate::kernel::names::Resource;
 use crate::yaml::shown;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Most mounts, and most devices, of one resource.
 const EDITS_PER_RESOURCE_MAX: usize = 64;
@@ -170,6 +170,25 @@ pub struct EditsFile {
     resources: Option<BTreeMap<String, ResourceEdits>>,
 }
 
+impl EditsFile {
+    /// With the keys that only the other one has.
+    pub(super) fn over(self, below: Self) -> Self {
+        Self {
+            device_list_strategy: self.device_list_strategy.or(below.device_list_strategy),
+            device_id_strategy: self.device_id_strategy.or(below.device_id_strategy),
+            pass_device_specs: self.pass_device_specs.or(below.pass_device_specs),
+            nvidia_driver_root: self.nvidia_driver_root.or(below.nvidia_driver_root),
+            nvidia_dev_root: self.nvidia_dev_root.or(below.nvidia_dev_root),
+            gdrcopy_enabled: self.gdrcopy_enabled.or(below.gdrcopy_enabled),
+            gds_enabled: self.gds_enabled.or(below.gds_enabled),
+            mofed_enabled: self.mofed_enabled.or(below.mofed_enabled),
+            cdi_kind: self.cdi_kind.or(below.cdi_kind),
+            cdi_annotation_prefix: self.cdi_annotation_prefix.or(below.cdi_annotation_prefix),
+            resources: self.resources.or(below.resources),
+        }
+    }
+}
+
 impl Edits {
     pub(super) fn merge(args: &ServeArgs, file: EditsFile, checks: &mut Checks) -> Self {
         let (args, nvidia) = (&args.edits, &args.nvidia);
@@ -182,21 +201,22 @@ impl Edits {
         let id_strategy = id_strategy.and_then(|word| checks.take(self::id_strategy(&word)));
         let cdi_kind = file.cdi_kind.unwrap_or_else(|| "nvidia.com/gpu".into());
         if let Err(error) = Resource::parse(&cdi_kind) {
-            checks.add(bad("containerEdits.cdiKind", &cdi_kind, error.rule));
+            checks.add(bad_because("containerEdits.cdiKind", &cdi_kind, error.rule));
         }
         let mut resources = BTreeMap::new();
         for (name, edits) in file.resources.unwrap_or_default() {
             let at = format!("containerEdits.resources[{}]", shown(&name));
             check(&at, &edits, checks);
-            let resource = Resource::parse(&name).map_err(|e| bad(at, &name, e.rule));
+            let resource = Resource::parse(&name).map_err(|e| bad_because(at, &name, e.rule));
             resources.extend(checks.take(resource).map(|resource| (resource, edits)));
         }
-        // An empty variable counts as not set.
-        let given = |path: Option<PathBuf>| path.filter(|path| !path.as_os_str().is_empty());
-        let driver_root = given(args.nvidia_driver_root.clone().or(file.nvidia_driver_root));
+        let given = |flag: &Option<PathBuf>, file: &Option<PathBuf>| {
+            given(flag.as_ref()).or_else(|| given(file.as_ref())).map(Path::to_path_buf)
+        };
+        let driver_root = given(&args.nvidia_driver_root, &file.nvidia_driver_root);
         let driver_root =
             checks.plain("containerEdits.nvidiaDriverRoot", driver_root.unwrap_or_else(|| "/".into()));
-        let dev_root = given(nvidia.dev_root.clone().or(file.nvidia_dev_root));
+        let dev_root = given(&nvidia.dev_root, &file.nvidia_dev_root);
         let dev_root =
             checks.plain("containerEdits.nvidiaDevRoot", dev_root.unwrap_or_else(|| driver_root.clone()));
         let features = [
@@ -258,12 +278,12 @@ pub(super) fn strategies<'a>(
 }
 
 fn strategy(word: &str) -> Result<DeviceListStrategy, BadSetting> {
-    of_word("containerEdits.deviceListStrategy", word, &STRATEGIES)
+    parse_keyword("containerEdits.deviceListStrategy", word, &STRATEGIES)
 }
 
 pub(super) fn id_strategy(word: &str) -> Result<DeviceIdStrategy, BadSetting> {
     let known = [("uuid", DeviceIdStrategy::Uuid), ("index", DeviceIdStrategy::Index)];
-    of_word("containerEdits.deviceIdStrategy", word, &known)
+    parse_keyword("containerEdits.deviceIdStrategy", word, &known)
 }
 
 fn check(at: &str, edits: &ResourceEdits, checks: &mut Checks) {
@@ -292,7 +312,11 @@ fn check(at: &str, edits: &ResourceEdits, checks: &mut Checks) {
     for (n, device) in edits.devices.iter().enumerate() {
         let p = &device.permissions;
         if p.is_empty() || !p.chars().all(|c| "rwm".contains(c)) {
-            checks.add(bad(format!("{at}.devices[{n}].permissions"), p, "letters of rwm"));
+            checks.add(bad(
+                format!("{at}.devices[{n}].permissions"),
+                p,
+                "a combination of the letters r, w and m",
+            ));
         }
     }
 }

@@ -328,6 +328,16 @@ impl FileConfig {
         }
     }
 
+    /// The same for a translation of NVIDIA's file, which has no `containerEdits`: its flags stand there side by side,
+    /// and each replaces that of the other alone.
+    pub(super) fn translated_over(mut self, mut below: Self) -> Self {
+        self.container_edits = match (self.container_edits.take(), below.container_edits.take()) {
+            (Some(own), Some(other)) => Some(own.over(other)),
+            (own, other) => own.or(other),
+        };
+        self.over(below)
+    }
+
     /// Reads the text of a file. Empty text is all defaults.
     ///
     /// # Errors

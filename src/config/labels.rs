@@ -39,7 +39,7 @@ impl LabelsFile {
             checks.add(bad("labels.nfdFile", &shown(), rule));
         }
         if nfd_file.is_some() && self.node == Some(true) {
-            let rule = "one of labels.nfdFile and labels.node: both write the same labels, and would take each other \
+            let rule = "only one of labels.nfdFile and labels.node: both write the same labels, and would take each other \
                         for another writer";
             checks.add(bad("labels.nfdFile", &shown(), rule));
         }

@@ -1,6 +1,6 @@
 //! Configuration files of NVIDIA's device plugin (`version: v1`, v0.20) as Berth's own.
 //!
-//! [`translate`] is pure: the text of such a file in, Berth's YAML and a list of findings out. What that
+//! [`translate`] is pure: such a file, parsed, in, Berth's YAML and a list of findings out. What that
 //! version reads and then switches off with a warning (`resources`, `devices`, `rename`), the translation
 //! leaves out, too, so that a node offers the same devices before and after a changeover; the finding names
 //! what does it here. The schema is `api/config/v1` of NVIDIA's repository.
@@ -11,7 +11,7 @@ mod read;
 mod sharing;
 
 use super::file::FileConfig;
-use crate::yaml::{Document, LeftOut, Problems};
+use crate::yaml::{Document, LeftOut, Problems, Shape};
 use draft::Draft;
 use read::Section;
 use serde::Serialize;
@@ -29,6 +29,9 @@ pub(super) const MPS_ROOT: &str = "Berth does not use NVIDIA's MPS control daemo
 /// Why nothing of CDI specifications is used.
 pub(super) const CDI: &str = "Berth writes no CDI specification; run `nvidia-ctk cdi generate` on the node and set \
      containerEdits.cdiKind to the kind in it";
+/// Why a YAML merge is refused.
+const MERGES: &str = "Berth does not resolve YAML merges, as NVIDIA's plugin does: in place of `<<`, write the keys of the mapping \
+     that it names";
 /// The five keys at the top of such a file.
 const KEYS: [&str; 5] = ["version", "flags", "resources", "sharing", "imex"];
 /// Variables of NVIDIA's programs that no flag of `berth serve` reads, and why each is not used.
@@ -46,7 +49,10 @@ const VARIABLES: [(&str, &str); 14] = [
     ("GFD_MACHINE_TYPE_FILE", LABELS),
     ("GFD_USE_NODE_FEATURE_API", LABELS),
     ("NVIDIA_MIG_CONFIG_DEVICES", "Berth changes no MIG layout"),
-    ("NVIDIA_MIG_MONITOR_DEVICES", "it is for NVIDIA's container runtime, where Berth runs in a pod"),
+    (
+        "NVIDIA_MIG_MONITOR_DEVICES",
+        "only NVIDIA's container runtime uses it, for the container in which Berth runs",
+    ),
 ];
 /// How the node is labelled.
 const LABELS: &str = "labels.nfdFile or labels.node choose how Berth labels the node";
@@ -64,7 +70,7 @@ pub struct Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = if self.refused { "not possible" } else { "set, not used" };
+        let what = if self.refused { "not supported" } else { "set, not used" };
         write!(f, "{what}: {}: {}", self.key, self.note)
     }
 }
@@ -92,28 +98,27 @@ impl Translated {
     }
 }
 
-/// Whether a text is a file of NVIDIA's: it has a `version`, or only keys of theirs.
+/// Whether a file is NVIDIA's: it has a `version`, or only keys of theirs. One with errors, such as a key that is
+/// given twice, is NVIDIA's all the same.
 #[must_use]
-pub fn is_nvidia(text: &str) -> bool {
-    let Ok(Value::Object(keys)) = Document::parse(text).and_then(|document| value_of(&document)) else {
-        return false;
-    };
-    let known = |key: &String| KEYS.iter().any(|theirs| key.eq_ignore_ascii_case(theirs));
-    !keys.is_empty() && (keys.keys().any(|key| key.eq_ignore_ascii_case("version")) || keys.keys().all(known))
+pub fn is_nvidia(document: &Document) -> bool {
+    let Shape::Map(keys) = document.shape() else { return false };
+    let known = |key: &&str| KEYS.iter().any(|theirs| key.eq_ignore_ascii_case(theirs));
+    !keys.is_empty() && (keys.iter().any(|key| key.eq_ignore_ascii_case("version")) || keys.iter().all(known))
 }
 
 /// Turns a file of NVIDIA's device plugin into Berth's own.
 ///
 /// # Errors
 /// Everything in it that NVIDIA's plugin would not start with, by its place in the file.
-pub fn translate(text: &str) -> Result<Translated, Problems> {
-    let document = Document::parse(text)?;
-    let file = value_of(&document)?;
+pub fn translate(document: &Document) -> Result<Translated, Problems> {
+    let file = value_of(document)?;
     let mut draft = Draft::default();
+    refuse_merges("", &file, &mut draft);
     let mut top = Section::of("", &file, &mut draft);
     let version = top.text("version", &mut draft).unwrap_or_default();
     if !["", "v1"].contains(&version.as_str()) {
-        draft.error("version", &format!("{version:?} is not known; NVIDIA's plugin has v1 alone"));
+        draft.error("version", &format!("unknown version {version:?}; NVIDIA's plugin supports only v1"));
     }
     flags::translate(top.section("flags", &mut draft), &mut draft);
     draft.place = draft::Place::Stack;
@@ -122,7 +127,29 @@ pub fn translate(text: &str) -> Result<Translated, Problems> {
     draft.place = draft::Place::Top;
     imex(top.section("imex", &mut draft), &mut draft);
     top.report_unread(&mut draft);
-    draft.finish(&document)
+    draft.finish(document)
+}
+
+/// Names every YAML merge of the file. NVIDIA's library resolves them, so without them settings would be lost.
+fn refuse_merges(path: &str, value: &Value, draft: &mut Draft) {
+    match value {
+        Value::Object(keys) => {
+            for (key, value) in keys {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                if key == read::MERGE {
+                    draft.refuse(&path, MERGES);
+                } else {
+                    refuse_merges(&path, value, draft);
+                }
+            }
+        }
+        Value::Array(entries) => {
+            for (n, entry) in entries.iter().enumerate() {
+                refuse_merges(&format!("{path}[{n}]"), entry, draft);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// `resources`: read and switched off by NVIDIA's plugin.
@@ -138,8 +165,8 @@ fn resources(section: Option<Section<'_>>, draft: &mut Draft) {
             };
             let Some(name) = read::resource(&format!("{path}.name"), &name, draft) else { continue };
             let note = format!(
-                "as by NVIDIA's v0.20, which offers these under their usual names; to offer GPUs under a name of their \
-                 own, add a stack entry `timeslice` with `replicas: 1`, `resource: {name}` and `only: [{{model: {pattern:?}}}]`"
+                "NVIDIA's plugin v0.20 ignores it too and offers these GPUs under their usual names; to offer GPUs under \
+                 a name of their own, add a stack entry `timeslice` with `replicas: 1`, `resource: {name}` and `only: [{{model: {pattern:?}}}]`"
             );
             draft.unused(&path, &note);
         }

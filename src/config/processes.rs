@@ -60,7 +60,7 @@ impl ProcessesFile {
                 || name.chars().any(char::is_control);
             if wrong {
                 let rule = format!(
-                    "command names of 1 to {NAME_BYTES_MAX} bytes, as `ps -o comm` shows them, without a path"
+                    "a command name of 1 to {NAME_BYTES_MAX} bytes, as `ps -o comm` shows it, without a path"
                 );
                 checks.add(bad(format!("processes.ignore[{at}]"), name, rule));
             }

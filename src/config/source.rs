@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// Largest configuration file, bytes: what a ConfigMap holds at most.
 pub const CONFIG_BYTES_MAX: u64 = 1024 * 1024;
 
-/// How often settings are put together without what was wrong before, until what remains is right.
+/// Most attempts to build the settings, each without the values that were wrong before.
 const LEAVING_OUT_MAX: usize = 4;
 
 /// Reads the text of a configuration file.
@@ -25,10 +25,10 @@ pub fn read_text(path: &Path) -> Result<String, ConfigError> {
 pub struct Source {
     path: PathBuf,
     document: Document,
-    /// What the settings were read without.
+    /// Values left out because they were wrong.
     left_out: LeftOut,
-    /// What a file of NVIDIA's sets in vain; `None` for one of Berth's own. The document is its translation, whose
-    /// lines are not in the file.
+    /// Notices on settings of an NVIDIA file that are ignored; `None` for a Berth file. For NVIDIA files the document
+    /// is the translation, so its line numbers do not apply.
     nvidia: Option<Vec<String>>,
 }
 
@@ -40,11 +40,11 @@ impl Source {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = read_text(path)?;
         let wrong = |problems| ConfigError::Wrong { path: path.into(), problems };
-        if !nvidia::is_nvidia(&text) {
-            let document = Document::parse(&text).map_err(wrong)?;
+        let document = Document::parse(&text).map_err(wrong)?;
+        if !nvidia::is_nvidia(&document) {
             return Ok(Self { path: path.into(), document, left_out: LeftOut::default(), nvidia: None });
         }
-        let translated = nvidia::translate(&text).and_then(nvidia::Translated::usable).map_err(wrong)?;
+        let translated = nvidia::translate(&document).and_then(nvidia::Translated::usable).map_err(wrong)?;
         let document = Document::parse(&translated.yaml).map_err(wrong)?;
         let notices = translated.findings.iter().map(ToString::to_string).collect();
         Ok(Self { path: path.into(), document, left_out: LeftOut::default(), nvidia: Some(notices) })
@@ -74,7 +74,9 @@ impl Source {
         // What follows only from what was left out before is no problem of the file.
         for attempt in 0..LEAVING_OUT_MAX {
             let Some(read) = file else { break };
-            let merged = Config::merge(args, read.over(below.clone()));
+            let below = below.clone();
+            let read = if self.nvidia.is_some() { read.translated_over(below) } else { read.over(below) };
+            let merged = Config::merge(args, read);
             let source = Self { left_out, ..self.clone() };
             let BadSettings(bad) = match merged {
                 Ok(mut config) => {

@@ -25,6 +25,19 @@ fn flags_win_over_the_file() {
 }
 
 #[test]
+fn an_empty_variable_counts_as_not_set() {
+    let empty = || Some(PathBuf::new());
+    let nvidia = NvidiaArgs { dev_root: empty(), driver_root_ctr_path: empty(), ..NvidiaArgs::default() };
+    let mut args = ServeArgs { nvidia, ..ServeArgs::default() };
+    args.edits.nvidia_driver_root = empty();
+    let file = "containerEdits: { nvidiaDriverRoot: /driver, nvidiaDevRoot: /dev-root }";
+    let config = Config::merge(&args, FileConfig::parse(file).unwrap()).unwrap();
+    assert_eq!(config.edits.driver_root, PathBuf::from("/driver"));
+    assert_eq!(config.edits.dev_root, PathBuf::from("/dev-root"));
+    assert_eq!(config.gpus, GpuSource::Nvml { library: None, driver_root: Some("/driver".into()) });
+}
+
+#[test]
 fn relative_folders_are_meant_from_where_berth_was_started() {
     let here = std::env::current_dir().unwrap();
     let config = merged("stateDir: st\nkubeletDir: ./k\n").unwrap();

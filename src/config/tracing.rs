@@ -2,7 +2,7 @@
 //! OpenTelemetry, so that what injects them into pods works here, too.
 
 use super::ServeArgs;
-use super::checks::{BadSetting, bad, of_word};
+use super::checks::{BadSetting, bad, parse_keyword};
 use serde::Deserialize;
 use std::fmt;
 use std::time::Duration;
@@ -97,7 +97,7 @@ impl TracingFile {
 /// By the words of OpenTelemetry.
 pub(super) fn protocol(word: &str) -> Result<Protocol, BadSetting> {
     let known = [("grpc", Protocol::Grpc), ("http/protobuf", Protocol::HttpProtobuf)];
-    of_word("tracing.protocol", word.trim(), &known)
+    parse_keyword("tracing.protocol", word.trim(), &known)
 }
 
 pub(super) fn sample_ratio(text: &str) -> Result<f64, BadSetting> {

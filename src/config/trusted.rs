@@ -46,28 +46,32 @@ fn one(at: usize, file: TrustedKeyFile, before: &[TrustedKey]) -> Result<Trusted
         return Err(bad(setting("name"), &name, rule));
     }
     if before.iter().any(|key| key.name == name) {
-        return Err(bad(setting("name"), &name, "each name once"));
+        return Err(bad(setting("name"), &name, "a name that is not used twice"));
     }
     // The key is not shown: it may be a private one.
-    let key = read(&key).map_err(|rule| bad(setting("key"), &format!("of {name}"), rule))?;
+    let key = read(&key).map_err(|why| {
+        let what = format!("the key {name:?} is not allowed (value hidden); {why}");
+        BadSetting::new(setting("key"), what)
+    })?;
     Ok(TrustedKey { name, key })
 }
 
 fn read(text: &str) -> Result<[u8; 32], String> {
-    let wanted = "an Ed25519 public key: PEM as `openssl pkey -pubout` writes it, or its 32 bytes in base64";
+    let expected =
+        "expected an Ed25519 public key: PEM as `openssl pkey -pubout` writes it, or its 32 bytes in base64";
     if text.contains("PRIVATE KEY") {
-        return Err(format!("this is a private key, which belongs nowhere near a node; wanted is {wanted}"));
+        return Err(format!("this is a private key, which belongs nowhere near a node; {expected}"));
     }
     let pem = text.trim().strip_prefix(PEM_BEGIN).and_then(|rest| rest.strip_suffix(PEM_END));
     let body: String = pem.unwrap_or(text).split_whitespace().collect();
-    let bytes = BASE64.decode(body).map_err(|_| wanted.to_owned())?;
+    let bytes = BASE64.decode(body).map_err(|_| expected.to_owned())?;
     let key = match pem {
         Some(_) => bytes
             .strip_prefix(&SPKI_PREFIX[..])
-            .ok_or_else(|| format!("this PEM holds another kind of key; wanted is {wanted}"))?,
+            .ok_or_else(|| format!("this PEM holds another kind of key; {expected}"))?,
         None => &bytes,
     };
-    key.try_into().map_err(|_| format!("{} bytes; wanted is {wanted}", key.len()))
+    key.try_into().map_err(|_| format!("it has {} bytes; {expected}", key.len()))
 }
 
 #[cfg(test)]
@@ -100,14 +104,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_says_what_is_wanted() {
+    fn what_is_no_key_says_what_is_expected() {
         let rsa =
             "-----BEGIN PUBLIC KEY-----\nMFwwDQYJKoZIhvcNAQEBBQADSwAwSAJBAL8=\n-----END PUBLIC KEY-----";
         let private = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA==\n-----END PRIVATE KEY-----";
         for (entries, says) in [
             (vec![one("", RAW)], "trustedKeys[0].name"),
             (vec![one("with space", RAW)], "without spaces"),
-            (vec![one("a", RAW), one("a", RAW)], "each name once"),
+            (vec![one("a", RAW), one("a", RAW)], "a name that is not used twice"),
             (vec![one("a", "AAAA")], "3 bytes"),
             (vec![one("a", "no base64!")], "openssl pkey -pubout"),
             (vec![one("a", rsa)], "another kind of key"),

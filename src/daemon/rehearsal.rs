@@ -1,9 +1,10 @@
 //! What a start would say of a configuration's GPUs and stack, without a node: the GPUs are opened, and the shipped
 //! policies are asked about them as at a start, in a folder of their own that is removed afterwards.
 
-use super::stack::{Unresolved, resolve_one, trusted};
-use super::{SystemClock, open_gpus};
-use crate::admission::Trial;
+use super::stack::{Unresolved, resolve, resolve_one, trusted};
+use super::{SystemClock, open_gpus, setup};
+use crate::admin::check_files;
+use crate::admission::{LEISURE, Trial};
 use crate::config::{BadSetting, Config, Findings, GpuSource, Without};
 use crate::kernel::change::{Change, Entry};
 use crate::kernel::command::NewStack;
@@ -12,6 +13,7 @@ use crate::kernel::ledger::Ledger;
 use crate::kernel::look::look;
 use crate::kernel::policy::{Fault, FaultKind, Hook};
 use crate::kernel::stack::StackEntry;
+use crate::kernel::time::Now;
 use crate::ports::{Clock, Gpus, Policies};
 use crate::sim::SimGpus;
 use crate::wasm::{self, Scratch, WasmPolicies};
@@ -50,12 +52,7 @@ pub fn rehearse(config: &Config, without: Without) -> anyhow::Result<Findings> {
     }
     let scratch = Scratch::new()
         .context("cannot make a folder to ask the stack's policies in (TMPDIR names another place)")?;
-    let policies = WasmPolicies::new(wasm::Settings {
-        memory_overcommit_percent: config.rules.overcommit_percent,
-        resource: config.resource.clone(),
-        mig: config.mig_strategy,
-        ..wasm::Settings::new(scratch.path().to_owned())
-    })?;
+    let policies = WasmPolicies::new(setup::policies(config, scratch.path().to_owned()))?;
     let clock = SystemClock::default();
     let mut node = Ledger::default();
     apply(&mut node, policies.shipped(clock.now()).into_iter().map(Change::PolicyKept).collect(), &clock);
@@ -90,6 +87,57 @@ pub fn rehearse(config: &Config, without: Without) -> anyhow::Result<Findings> {
     Ok(found)
 }
 
+/// The stack that a start with this configuration would activate on the node, for a daemon that would end itself for
+/// it. The GPU source and the files are looked at before, as by a start.
+///
+/// # Errors
+/// If the start would fail.
+pub(super) fn stack_of_start(config: &Config, node: &Ledger) -> anyhow::Result<Vec<StackEntry>> {
+    check_source(&config.gpus)?;
+    if let Some((key, error)) = check_files(&config.token_file, &config.admin).into_iter().next() {
+        return Err(anyhow::Error::new(error).context(key));
+    }
+    // A start then shows what is wrong with the stack of its file, and goes on.
+    if node.stack.from_api {
+        return Ok(Vec::new());
+    }
+    let entries = resolve(config, node).map_err(anyhow::Error::msg)?;
+    trusted(entries, node, &config.rules.trusted_keys).map_err(anyhow::Error::msg)
+}
+
+/// Asks that stack about the node as it stands, as the start would.
+///
+/// # Errors
+/// If it could not be activated. A failure that would pass is one, too.
+pub(super) fn try_stack(
+    config: &Config,
+    entries: Vec<StackEntry>,
+    node: &Arc<Ledger>,
+    now: Now,
+    policies: wasm::Settings,
+) -> anyhow::Result<()> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    // Others than those that run: what these are shown follows from the configuration that is in force.
+    let policies = WasmPolicies::new(policies)?;
+    for entry in &entries {
+        if let Some(version) = node.policies.get(&entry.digest) {
+            policies.restore(version).with_context(|| format!("policy {}", version.label()))?;
+        }
+    }
+    let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
+    let baseline = &super::baseline(config);
+    let (rules, policies, leisure) = (&config.rules, &policies, LEISURE);
+    let trial = Trial { stack: &stack, policies, node, now, baseline, rules, leisure };
+    trial.run().map(drop).map_err(|(policy, fault)| {
+        let at = stack.entries.iter().position(|entry| entry.label() == policy).unwrap_or_default();
+        let key = if fault.kind == FaultKind::Parameters { ".parameters" } else { "" };
+        let what = format!("policy {policy} fails on this node: {fault}");
+        anyhow::Error::msg(config.locate(BadSetting::new(format!("stack[{at}]{key}"), what)).to_string())
+    })
+}
+
 /// The GPUs to ask about, and whether they are those that the daemon would have.
 fn gpus(config: &Config, without: Without, found: &mut Findings) -> anyhow::Result<(Inventory, bool)> {
     let sample = || anyhow::Ok((SimGpus::open(SAMPLE)?.look()?, false));
@@ -101,15 +149,13 @@ fn gpus(config: &Config, without: Without, found: &mut Findings) -> anyhow::Resu
     }
     match open_gpus(config.gpus.clone()).and_then(|gpus| gpus.look()) {
         Ok(gpus) if gpus.parts.is_empty() => {
-            let what =
-                "there is no GPU (where they cannot be on this machine, --without-gpus leaves them out)";
+            let what = "there is no GPU (on a machine without GPUs, use --without-gpus)";
             found.errors.push(BadSetting::new("gpus", what));
             sample()
         }
         Ok(gpus) => Ok((gpus, true)),
         Err(error) => {
-            let what =
-                format!("{error} (where they cannot be on this machine, --without-gpus leaves them out)");
+            let what = format!("{error} (on a machine without GPUs, use --without-gpus)");
             found.errors.push(BadSetting::new("gpus", what));
             sample()
         }
@@ -134,7 +180,7 @@ fn entries(
                 ));
             }
             Err(Unresolved::NotHere(why)) => {
-                let what = format!("{why} (--without-files leaves out what was uploaded to another node)");
+                let what = format!("{why} (if the policy was uploaded to another node, use --without-files)");
                 found.errors.push(BadSetting::new(format!("stack[{at}].{key}"), what));
             }
             Err(Unresolved::Wrong(why)) => {

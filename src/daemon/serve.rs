@@ -4,6 +4,7 @@ use super::{Daemon, Options, clock, drains};
 use crate::config::Config;
 use crate::trace::Pump;
 use anyhow::Context;
+use futures_util::FutureExt as _;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
@@ -18,8 +19,8 @@ const FLUSH_MAX: Duration = Duration::from_millis(500);
 enum End {
     /// By a signal.
     Stopped,
-    /// A label of the node chooses another configuration.
-    Reconfigured,
+    /// A label of the node chooses another configuration. With what tells of signals until the program is replaced.
+    Reconfigured(Stop),
 }
 
 /// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP, at which other daemons read their configuration
@@ -32,7 +33,7 @@ pub fn serve(config: Config, traces: Option<Pump>) -> anyhow::Result<()> {
     super::memory::lay_out();
     match run(until_told(config, Options::default()), traces)? {
         End::Stopped => Ok(()),
-        End::Reconfigured => Err(start_again()),
+        End::Reconfigured(_) => Err(start_again()),
     }
 }
 
@@ -69,9 +70,15 @@ fn run(work: impl Future<Output = anyhow::Result<End>>, traces: Option<Pump>) ->
             crate::admin::use_ring();
             pump.run()
         });
-        let outcome = work.await;
+        let mut outcome = work.await;
         if let Some(pumping) = pumping {
             pumping.finish(FLUSH_MAX).await;
+        }
+        // A signal that came during the stop has been taken from the system: the next program would not see it.
+        if let Ok(End::Reconfigured(stop)) = &mut outcome
+            && stop.told().now_or_never().is_some()
+        {
+            outcome = Ok(End::Stopped);
         }
         outcome
     });
@@ -104,12 +111,22 @@ async fn until_told(config: Config, options: Options) -> anyhow::Result<End> {
             daemon.bring_up().await?;
             std::future::pending().await
         } => up,
-        () = stop.told() => Ok(End::Stopped),
-        () = reconfigured => Ok(End::Reconfigured),
+        () = stop.told() => Ok(false),
+        () = reconfigured => Ok(true),
     };
     tracing::info!("stopping");
     daemon.stop().await;
-    outcome
+    outcome.map(|reconfigured| if reconfigured { End::Reconfigured(stop) } else { End::Stopped })
+}
+
+/// Returns at a signal that ends the daemon, for what comes before [`serve`]: process 1 of a container ends at none
+/// that it does not listen for.
+///
+/// # Errors
+/// If the handlers of the signals cannot be installed.
+pub async fn stop_requested() -> std::io::Result<()> {
+    Stop::new()?.told().await;
+    Ok(())
 }
 
 /// The signals that end the daemon, and the one that does not.

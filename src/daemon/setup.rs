@@ -2,8 +2,10 @@
 
 use crate::admission::Baseline;
 use crate::config::Config;
+use crate::wasm;
 use anyhow::Context;
 use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
 
 pub(super) fn baseline(config: &Config) -> Baseline {
     Baseline {
@@ -12,6 +14,16 @@ pub(super) fn baseline(config: &Config) -> Baseline {
         mps_sockets: config.edits.mps_sockets(),
         ignored_xids: config.ignored_xids.clone(),
         quiet_ms: config.rules.timing.quiet_ms,
+    }
+}
+
+/// How policies are asked that lie in this state folder.
+pub(super) fn policies(config: &Config, folder: PathBuf) -> wasm::Settings {
+    wasm::Settings {
+        memory_overcommit_percent: config.rules.overcommit_percent,
+        resource: config.resource.clone(),
+        mig: config.mig_strategy,
+        ..wasm::Settings::new(folder)
     }
 }
 

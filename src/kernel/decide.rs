@@ -168,10 +168,10 @@ fn end(
             None => Refusal::UnknownAllocation { id },
         });
     };
-    let witnesses = running::witnesses(ledger, &rules.timing, allocation, now);
-    if !force && !witnesses.is_empty() {
+    let running_sources = running::running_sources(ledger, &rules.timing, allocation, now);
+    if !force && !running_sources.is_empty() {
         let holder = Box::new(allocation.holder.clone());
-        return Err(Refusal::StillRunning { id, holder, witnesses });
+        return Err(Refusal::StillRunning { id, holder, running_sources });
     }
     Ok(round::end_changes(
         ledger,

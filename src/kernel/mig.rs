@@ -118,9 +118,9 @@ pub fn ambiguous_names<'a>(
     let ambiguous = names.into_iter().filter(|(_, kinds)| kinds.several());
     let refused = |(resource, kinds): (&Resource, Kinds<'_>)| {
         let refusal = format!(
-            "migStrategy single: {resource} would be of several kinds, {kinds}, and a pod could not tell what it \
-             gets: give the shares another name, make the GPUs alike, or set migStrategy to mixed; until then \
-             nothing new of {resource} is offered, and what pods hold stays"
+            "migStrategy single: {resource} would name several kinds of devices ({kinds}): rename the shares, give all \
+             GPUs the same MIG layout, or set migStrategy to mixed. Until then no further {resource} devices are \
+             offered; running pods keep theirs"
         );
         (resource.clone(), refusal)
     };
@@ -192,8 +192,8 @@ impl<'a> Node<'a> {
         if kinds.several() {
             words.refusal = Some(format!(
                 "migStrategy single lists every MIG instance as {whole}, so all GPUs must be in MIG mode with \
-                 instances of one profile, and here is {kinds}: make them alike, or set migStrategy to mixed; until \
-                 then nothing new is offered, and what pods hold stays"
+                 instances of one profile, but this node has {kinds}: give them the same layout, or set migStrategy \
+                 to mixed; until then nothing new is offered, and what pods hold stays"
             ));
             return Plan { resources: BTreeMap::new(), words };
         }

@@ -180,7 +180,8 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         }
         // In the same millisecond it may have looked before.
         let since_grant = view.began_mono_ms > sighting.since_mono_ms;
-        if since_grant {
+        // A round in which no account could name it is no reading: an operator's `end` stays refused.
+        if since_grant && (sighting.shown.is_some() || evidence.can_name) {
             let before = sighting.shown.unwrap_or_default();
             let in_checkpoint = evidence.by_id || (evidence.by_device && !evidence.under_another_id);
             sighting.shown = Some(Shown {

@@ -3,7 +3,7 @@
 use super::allocation::{EndReason, Holder};
 use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use super::policy::FaultKind;
-use super::running::Witness;
+use super::running::RunningSource;
 use std::fmt;
 
 /// Why the kernel did not do what it was asked. Not an error of the daemon. The fields are the
@@ -48,7 +48,7 @@ pub enum Refusal {
     /// The allocation has ended already.
     AlreadyEnded { id: AllocationId, reason: EndReason },
     /// A source shows the allocation's pod running.
-    StillRunning { id: AllocationId, holder: Box<Holder>, witnesses: Vec<Witness> },
+    StillRunning { id: AllocationId, holder: Box<Holder>, running_sources: Vec<RunningSource> },
     /// The stack was changed since the caller read it.
     StackMoved { revision: u64 },
     /// The policy version is in the active stack.
@@ -163,8 +163,8 @@ impl fmt::Display for Refusal {
             Self::AlreadyEnded { id, reason } => {
                 write!(f, "allocation {id} has already ended ({})", reason.as_str())
             }
-            Self::StillRunning { id, holder, witnesses } => {
-                let shown: Vec<_> = witnesses.iter().map(ToString::to_string).collect();
+            Self::StillRunning { id, holder, running_sources } => {
+                let shown: Vec<_> = running_sources.iter().map(ToString::to_string).collect();
                 write!(f, "allocation {id} is still in use by {}: {}", pod(holder), shown.join("; "))
             }
             Self::StackMoved { revision } => {

@@ -1,5 +1,5 @@
-//! Which sources show that the pod of a live allocation runs: what an operator's `end` is held against. Pure,
-//! and on the newest ledger, in the turn that would end it.
+//! Sources that show a pod running; an operator's `end` is refused while one does. Pure, and on the newest ledger, in
+//! the turn that would end it.
 
 use super::allocation::Allocation;
 use super::belongs::{Belongs, belongs};
@@ -20,10 +20,10 @@ pub struct Shown {
     pub by_checkpoint: bool,
 }
 
-/// A source by which the pod of an allocation runs, or why none can say that it does not.
+/// A source that shows the pod running, or the reason why no source can rule it out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Witness {
-    /// The kubelet's accounts were not read since the grant, or since the daemon started.
+pub enum RunningSource {
+    /// No round asked the kubelet's List and checkpoint since the grant, or since the daemon started.
     NotRead,
     /// It was granted, or read back from the store, so short a time ago that a container may be starting that no
     /// source shows yet; milliseconds.
@@ -35,16 +35,19 @@ pub enum Witness {
     List,
     /// The kubelet's checkpoint.
     Checkpoint,
-    /// Who knows all pods by UID shows it alive.
+    /// The API server or the kubelet's Pods API shows the pod alive.
     Pods(PodsSource),
     /// Processes of its pod are on its GPUs; their ids.
     Processes(Vec<u32>),
 }
 
-impl fmt::Display for Witness {
+impl fmt::Display for RunningSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotRead => write!(f, "the kubelet's accounts have not been read since it was granted"),
+            Self::NotRead => write!(
+                f,
+                "the kubelet's checkpoint, or List where its pod is known, has not been read since it was granted or read from the store"
+            ),
             Self::JustGranted { age_ms } => write!(
                 f,
                 "it was granted or read from the store {} s ago, and its container may be starting",
@@ -66,34 +69,39 @@ impl fmt::Display for Witness {
     }
 }
 
-/// Every source that shows the pod of `allocation` running, the surest last. Empty: none does, and it may end by
-/// an operator's word alone. A source that cannot be read now counts as it was last read; `--force` is for those
-/// that will not come back.
+/// Every source that shows the pod of `allocation` running, the surest last. Empty: none does, and an operator may
+/// end it without force. A source that cannot be read now counts as it was last read; `--force` is for those that will
+/// not come back.
 #[must_use]
-pub fn witnesses(ledger: &Ledger, timing: &Timing, allocation: &Allocation, now: Now) -> Vec<Witness> {
+pub fn running_sources(
+    ledger: &Ledger,
+    timing: &Timing,
+    allocation: &Allocation,
+    now: Now,
+) -> Vec<RunningSource> {
     let mut found = Vec::new();
     let sighting = ledger.sightings.get(&allocation.id);
     let since_ms = sighting.map_or(now.mono_ms, |s| s.since_mono_ms);
     let fate = ledger.fate_of(allocation);
-    // A pod that finished, by the word of its kubelet, has no container left, whatever the kubelet still lists.
+    // The kubelet reports the pod as finished, so no container is left, whatever the kubelet still lists.
     if fate != Fate::Over {
         let shown = sighting.and_then(|s| s.shown);
         if shown.is_none() {
-            found.push(Witness::NotRead);
+            found.push(RunningSource::NotRead);
         }
         if !now.passed(since_ms, timing.reply_settle_ms) {
-            found.push(Witness::JustGranted { age_ms: now.mono_ms.saturating_sub(since_ms) });
+            found.push(RunningSource::JustGranted { age_ms: now.mono_ms.saturating_sub(since_ms) });
         }
         let shown = shown.unwrap_or_default();
-        found.extend(shown.by_checkpoint.then_some(Witness::Checkpoint));
-        found.extend(shown.by_list.then_some(Witness::List));
+        found.extend(shown.by_checkpoint.then_some(RunningSource::Checkpoint));
+        found.extend(shown.by_list.then_some(RunningSource::List));
     }
     if let Some(view) = ledger.pods.as_ref().filter(|_| fate == Fate::Alive) {
-        found.push(Witness::Pods(view.source));
+        found.push(RunningSource::Pods(view.source));
     }
     let pids = pids(ledger, allocation);
     if !pids.is_empty() {
-        found.push(Witness::Processes(pids));
+        found.push(RunningSource::Processes(pids));
     }
     found
 }
@@ -129,22 +137,23 @@ mod tests {
         node.grant("GPU-0", Some(1), "pod-b", "main");
         node.pass(60);
         let found = |node: &Node| {
-            let mut found = witnesses(&node.ledger, &Timing::default(), &node.ledger.live[&id], node.now);
-            found.retain(|witness| *witness != Witness::NotRead);
+            let mut found =
+                running_sources(&node.ledger, &Timing::default(), &node.ledger.live[&id], node.now);
+            found.retain(|source| *source != RunningSource::NotRead);
             found
         };
         node.look(&[("GPU-0", process(7, "GPU-0", of_pod("pod-b", "main")))]);
         assert_eq!(found(&node), [], "another pod's");
         let mine = |pid| ("GPU-0", process(pid, "GPU-0", of_pod("pod-a", "main")));
         node.look(&[mine(9), mine(8), ("GPU-0", process(7, "GPU-0", of_pod("pod-b", "main")))]);
-        assert_eq!(found(&node), [Witness::Processes(vec![8, 9])]);
+        assert_eq!(found(&node), [RunningSource::Processes(vec![8, 9])]);
         node.look(&[]);
         assert_eq!(found(&node), [], "by the newest look");
     }
 
     #[test]
     fn many_processes_are_counted() {
-        let words = Witness::Processes((1..=20).collect()).to_string();
+        let words = RunningSource::Processes((1..=20).collect()).to_string();
         assert!(words.ends_with(": 1 2 3 4 5 6 7 8 and 12 more"), "{words}");
     }
 }

@@ -1,5 +1,5 @@
-//! Why allocations of pods that ended cannot end at present: a source that has to speak cannot be asked, or the
-//! sources contradict each other. An operator is warned of it, since the GPUs of such pods stay taken.
+//! Why allocations of finished pods cannot end at present: a required source cannot be read, or the sources
+//! contradict each other. An operator is warned of it, since the GPUs of such pods stay allocated.
 
 use super::ledger::Ledger;
 use super::pods::Fate;
@@ -27,8 +27,8 @@ pub struct Stuck {
     pub allocations: usize,
 }
 
-/// What is stuck after a round. An error is reported once it has lasted as long as every end waits after a grant: a
-/// kubelet that restarts is none.
+/// What is stuck after a round. An error counts only after the grace time of a grant, so that a kubelet restart is not
+/// reported.
 #[must_use]
 pub fn after_round(
     ledger: &Ledger,
@@ -62,6 +62,6 @@ impl Stuck {
     pub fn describe(&self, since: &str) -> String {
         let Self { cause, allocations, .. } = self;
         let count = if *allocations == 1 { "1 allocation" } else { &format!("{allocations} allocations") };
-        format!("since {since}: {cause}; {count} cannot end, and the GPUs of pods that ended stay taken")
+        format!("since {since}: {cause}; {count} cannot end, so the GPUs of finished pods stay allocated")
     }
 }

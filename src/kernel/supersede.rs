@@ -1,10 +1,9 @@
-//! Which older records a grant ends. The kubelet alone decides who gets a device: an Allocate that names one
-//! again says that its former pod is gone, or that the same pod asks once more. No pod is named, so that the
-//! newest records of a device may all be of one pod; those before them end in the grant's own append.
+//! Selects the older records that a grant ends. The kubelet alone assigns devices, so an Allocate for a held device
+//! means that its former pod is gone or that the same pod asks again. Allocate names no pod, so the newest few records
+//! of a device, which may belong to one pod, are kept; older ones end in the same append as the grant.
 //!
-//! Nothing becomes free by it: what ends has newer records on each of its devices, and the newest record of a
-//! device never ends so. Without this rule records that no round can judge would pile up until the ledger is
-//! full, each call dearer than the one before.
+//! No device becomes free: every ended record has newer records on each of its devices. Without this rule, records that
+//! no reconcile pass can resolve would fill the ledger and slow down every call.
 
 use super::allocation::{Allocation, LIVE_ALLOCATIONS_MAX};
 use super::ledger::Ledger;

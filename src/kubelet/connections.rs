@@ -25,9 +25,9 @@ use tonic::transport::server::Connected;
 /// Connections to one plugin at once. Where each is spared for 200 ms, 320 silent ones a second make
 /// room for others: the kubelet, which dials for 10 s, gets past 3,000 of them.
 pub(super) const CONNECTIONS_MAX: usize = 64;
-/// Up to so many silent connections have only just come, and are not waited for where an older
-/// connection can go. So streams in all slots keep nothing out, and a silent crowd ends no stream.
-const SILENT_SHARE: usize = CONNECTIONS_MAX / 4;
+/// Up to this many idle connections are assumed to be new and are not closed while an older connection can be.
+/// Otherwise open streams in all slots would keep newcomers out.
+const IDLE_KEPT_MAX: usize = CONNECTIONS_MAX / 4;
 /// Connections are refused or closed for others with one line in this time.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
@@ -56,7 +56,7 @@ pub(super) struct Connections {
     /// The users whose processes are served.
     users: [u32; 2],
     silent_max: Duration,
-    spared: Duration,
+    min_age: Duration,
     open: Mutex<Open>,
     /// A slot became free.
     freed: Notify,
@@ -107,9 +107,9 @@ struct State {
     kubelets: Option<Counted>,
 }
 
-/// How much is lost with a connection; the least goes first.
+/// Cost of closing a connection; the cheapest is closed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Worth {
+enum CloseCost {
     /// No call is under way.
     Silent,
     /// A call or a stream is.
@@ -135,22 +135,26 @@ impl Connection {
     }
 
     /// From now on it is one of the kubelet's, which `count` counts.
-    pub(super) fn set_kubelets(&self, count: &Arc<watch::Sender<usize>>) {
+    pub(super) fn mark_kubelet(&self, count: &Arc<watch::Sender<usize>>) {
         lock(&self.state).kubelets.get_or_insert_with(|| Counted::new(count));
+    }
+
+    pub(super) fn is_made_since(&self, moment: Instant) -> bool {
+        self.accepted >= moment
     }
 
     pub(super) fn is_kubelets(&self) -> bool {
         lock(&self.state).kubelets.is_some()
     }
 
-    fn worth(&self) -> (Worth, Instant) {
+    fn cost(&self) -> (CloseCost, Instant) {
         let state = lock(&self.state);
-        let worth = match state.calls {
-            _ if state.kubelets.is_some() => Worth::Kubelets,
-            0 => Worth::Silent,
-            _ => Worth::Calling,
+        let cost = match state.calls {
+            _ if state.kubelets.is_some() => CloseCost::Kubelets,
+            0 => CloseCost::Silent,
+            _ => CloseCost::Calling,
         };
-        (worth, state.since)
+        (cost, state.since)
     }
 
     fn silent_since(&self) -> Option<Instant> {
@@ -201,7 +205,7 @@ impl Connections {
             socket,
             users,
             silent_max: waits.silent_max,
-            spared: waits.spared,
+            min_age: waits.min_age,
             open: Mutex::default(),
             freed: Notify::new(),
         })
@@ -236,7 +240,7 @@ impl Connections {
                 user,
                 process,
                 refused,
-                "refused a connection of a process that is neither root's nor of berth's own user; the next line about this comes in {} s at the earliest",
+                "refused a connection: only processes of root and of berth's own user may connect. Logged at most every {} s",
                 WARN_EVERY.as_secs()
             );
         }
@@ -247,15 +251,15 @@ impl Connections {
         let mut open = lock(&self.open);
         if open.by_age.len() >= CONNECTIONS_MAX {
             let by_age = &open.by_age;
-            let worth = move |(number, one): (&u64, &Arc<Connection>)| {
-                (one.worth(), *number, now.saturating_duration_since(one.accepted))
+            let cost = move |(number, one): (&u64, &Arc<Connection>)| {
+                (one.cost(), *number, now.saturating_duration_since(one.accepted))
             };
-            let all = || by_age.iter().map(worth);
-            let silent = all().filter(|((worth, _), ..)| *worth == Worth::Silent).count();
-            let old = || all().filter(|(.., age)| *age >= self.spared).min();
-            let least = if silent > SILENT_SHARE { all().min() } else { old().or_else(|| all().min()) };
+            let all = || by_age.iter().map(cost);
+            let silent = all().filter(|((cost, _), ..)| *cost == CloseCost::Silent).count();
+            let old = || all().filter(|(.., age)| *age >= self.min_age).min();
+            let least = if silent > IDLE_KEPT_MAX { all().min() } else { old().or_else(|| all().min()) };
             if let Some((_, number, age)) = least {
-                let left = self.spared.saturating_sub(age);
+                let left = self.min_age.saturating_sub(age);
                 if !left.is_zero() {
                     // It may be the kubelet's, which has had no time for its first call.
                     return Err(left);
@@ -278,7 +282,7 @@ impl Connections {
             tracing::warn!(
                 socket = self.socket,
                 closed,
-                "all {CONNECTIONS_MAX} connections to this plugin are in use: those that ask nothing are closed for new ones, the oldest first (`ss -xp` shows which processes connect); the next line about this comes in {} s at the earliest",
+                "all {CONNECTIONS_MAX} connection slots of this plugin socket are in use; connections are closed to make room, idle ones first (`ss -xp` lists the processes). Logged at most every {} s",
                 WARN_EVERY.as_secs()
             );
         }

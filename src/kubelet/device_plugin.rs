@@ -21,8 +21,8 @@ use crate::kernel::policy::{AdmitRequest, PlaceRequest};
 use crate::spans;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
@@ -37,9 +37,9 @@ pub(super) struct Desk {
     pub(super) edits: Arc<Edits>,
     pub(super) rounds: Arc<Rounds>,
     pub(super) board: Arc<Board>,
-    /// A Register of ours is under way: the connection on which the options are asked for meanwhile
-    /// is the kubelet's, which does so before it answers (from 1.25 on).
-    pub(super) registering: AtomicBool,
+    /// When the Register that is under way began: a connection made since then, on which the options are
+    /// asked for meanwhile, is the kubelet's, which does both before it answers (from 1.25 on).
+    pub(super) registering: watch::Sender<Option<Instant>>,
     /// How many connections are the kubelet's.
     pub(super) kubelets: Arc<watch::Sender<usize>>,
     /// How many ListAndWatch streams are open on them.
@@ -69,9 +69,9 @@ impl DevicePlugin for Service {
     ) -> Result<Response<DevicePluginOptions>, Status> {
         let _call = Call::begin(&request);
         if let Some(connection) = Connection::of(&request)
-            && self.0.registering.load(Ordering::SeqCst)
+            && self.0.registering.borrow().is_some_and(|began| connection.is_made_since(began))
         {
-            connection.set_kubelets(&self.0.kubelets);
+            connection.mark_kubelet(&self.0.kubelets);
         }
         let options = async {
             Ok(Response::new(DevicePluginOptions {

@@ -11,8 +11,10 @@
 //! process's connections at its end, so a connection of the kubelet's that stays open means that
 //! the same kubelet made its socket again, and it gets the care of a living one.
 //!
-//! Other programs may connect and open streams. Only the connection on which the options are asked
-//! for while our Register is under way is the kubelet's, and only its end means something.
+//! Other programs may connect and open streams. Only a connection that is made, and on which the options
+//! are asked for, while our Register is under way is taken for the kubelet's, and only its end means
+//! something. A program that does both in that time is taken for it, too: so where there are several, the
+//! end of any of their streams means that of the kubelet's.
 
 mod stream;
 
@@ -27,7 +29,6 @@ use crate::kernel::names::Resource;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use stream::{End, Watched, none_left};
@@ -194,7 +195,7 @@ impl Plugin {
         let reason = format!("{} {no_socket}; {}", socket.display(), no_socket.advice());
         if self.logged_wait.is_new(&reason) {
             tracing::warn!(
-                "waiting for the kubelet, resources are registered as soon as it is there: {reason}"
+                "waiting for the kubelet; resources are registered once it is available: {reason}"
             );
         }
         let obstacle = (no_socket != NoSocket::Absent).then_some(reason);
@@ -246,8 +247,12 @@ impl Plugin {
         self.turn(Registration::Registered);
         match self.watch_over(kubelet).await {
             End::Lost => self.lost(since).await,
+            // No sign of another plugin for the same resource.
+            End::OneOfSeveral => {
+                tracing::info!(resource = %self.desk.resource, "one of several streams ended, perhaps the kubelet's; registering again");
+            }
             End::KubeletChanged => {
-                tracing::info!(resource = %self.desk.resource, "kubelet.sock is another file; registering again");
+                tracing::info!(resource = %self.desk.resource, "kubelet.sock was replaced; registering again");
             }
         }
     }
@@ -322,9 +327,9 @@ impl Plugin {
         let began = Instant::now();
         let mut soon = waits.dial_again / 64;
         loop {
-            self.desk.registering.store(true, Ordering::SeqCst);
+            self.desk.registering.send_replace(Some(Instant::now()));
             let tried = register(&socket, &self.desk.resource, &name, waits.register_limit).await;
-            self.desk.registering.store(false, Ordering::SeqCst);
+            self.desk.registering.send_replace(None);
             let Tried::NobodyThere(why) = &tried else {
                 return Some(tried);
             };
@@ -333,7 +338,7 @@ impl Plugin {
             let mut again = soon;
             if began.elapsed() >= waits.dial_eager {
                 again = waits.dial_again_later;
-                let reason = format!("{} is there, and no process answers: {why}", socket.display());
+                let reason = format!("{} exists, but no process answers: {why}", socket.display());
                 if self.logged_wait.is_new(&reason) {
                     tracing::warn!("waiting for the kubelet: {reason}");
                 }

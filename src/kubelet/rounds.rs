@@ -45,22 +45,30 @@ pub(super) struct Rounds {
     noticed: Mutex<Option<(FileId, u64)>>,
     /// When the last full round ended. Held while one runs.
     last: tokio::sync::Mutex<Option<Instant>>,
-    /// Which accounts could not be had last time.
+    /// Which kubelet sources could not be read last time.
     errors: Mutex<Errors>,
 }
 
-/// What keeps each account from being had, since when.
+/// Why each kubelet source cannot be read, and since when.
 #[derive(Debug, Default)]
 struct Errors {
     list: Option<SourceError>,
     checkpoint: Option<SourceError>,
     /// The checkpoint can be read, and may be of long ago.
-    stale: Option<SourceError>,
+    stale: Option<Stale>,
+}
+
+/// Full rounds in a row in which the checkpoint was not written again. One alone may have come too early.
+#[derive(Debug)]
+struct Stale {
+    rounds: u32,
+    error: SourceError,
 }
 
 impl Errors {
     fn first(&self) -> Option<&SourceError> {
-        self.list.as_ref().or(self.checkpoint.as_ref()).or(self.stale.as_ref())
+        let stale = self.stale.as_ref().filter(|stale| stale.rounds > 1).map(|stale| &stale.error);
+        self.list.as_ref().or(self.checkpoint.as_ref()).or(stale)
     }
 }
 
@@ -107,14 +115,15 @@ impl Rounds {
         let ours = self.ours();
         view.list = self.list(&ours).await;
         let before = checkpoint_now(&self.settings);
-        if self.boards.resend_one() {
+        let resent = self.boards.resend_one();
+        if resent {
             // Not written in time means only that the view is not fresh.
             let _ = timeout(self.settings.rounds.checkpoint_wait, self.written_after(before)).await;
         }
         if let Some(read) = self.checkpoint(&ours).await {
             view.fresh = Some(read.file) != before;
             view.checkpoint = Some(read.entries);
-            self.note_age(view.fresh);
+            self.note_age(view.fresh, resent);
         }
         // Before its first grant a kubelet has no checkpoint.
         let nothing = view.checkpoint.is_none() && self.door.snapshot().live.is_empty();
@@ -308,33 +317,39 @@ impl Rounds {
         }
     }
 
-    /// A checkpoint that was not written again in one round may come late; in several, nothing ends.
-    fn note_age(&self, fresh: bool) {
+    /// Notes whether a full round saw the checkpoint written again, after a device list was resent for it or not.
+    fn note_age(&self, fresh: bool, resent: bool) {
         let mut errors = self.errors();
-        match fresh {
-            true => drop(errors.stale.take()),
-            false => {
-                let wait = self.settings.rounds.checkpoint_wait.as_millis();
-                let reason = format!(
-                    "the kubelet did not write its checkpoint again within {wait} ms of a new device list, so it may be out of date"
-                );
-                let now = self.door.now();
-                errors.stale.get_or_insert(SourceError { reason, since: now });
-            }
+        if fresh {
+            errors.stale = None;
+            return;
         }
+        let reason = if resent {
+            format!(
+                "the kubelet did not write its checkpoint again within {} ms of a new device list, so it may be out of date",
+                self.settings.rounds.checkpoint_wait.as_millis()
+            )
+        } else {
+            "the kubelet watches no device list of berth's, so its checkpoint may be out of date".to_owned()
+        };
+        let (rounds, since) = errors
+            .stale
+            .as_ref()
+            .map_or_else(|| (0, self.door.now()), |stale| (stale.rounds, stale.error.since));
+        errors.stale = Some(Stale { rounds: rounds + 1, error: SourceError { reason, since } });
     }
 
     fn errors(&self) -> MutexGuard<'_, Errors> {
         self.errors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps an error with the moment since when there is one; logs it where it is another.
+    /// Stores an error with its start time; logs it when it differs from the last one.
     fn note(&self, last: &mut Option<SourceError>, reason: String) {
         let since = last.as_ref().map_or_else(|| self.door.now(), |last| last.since);
         if last.as_ref().is_none_or(|last| last.reason != reason) {
             tracing::warn!(
                 error = reason,
-                "GPUs of pods that ended stay taken until this source can be read"
+                "the GPUs of finished pods stay allocated until this source can be read"
             );
         }
         *last = Some(SourceError { reason, since });
@@ -358,4 +373,19 @@ fn checkpoint_now(settings: &Settings) -> Option<FileId> {
 fn curious(ledger: &Ledger) -> bool {
     let mut live = ledger.live.values();
     live.any(|a| a.overlapped || a.holder.pod.is_none() || a.holder.pod_uid.is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::time::Now;
+
+    #[test]
+    fn a_checkpoint_that_came_late_once_is_no_error_and_one_that_stays_old_is() {
+        let error = SourceError { reason: "old".into(), since: Now { wall_ms: 1, mono_ms: 1 } };
+        let errors =
+            |rounds| Errors { stale: Some(Stale { rounds, error: error.clone() }), ..Errors::default() };
+        assert_eq!(errors(1).first(), None);
+        assert_eq!(errors(2).first(), Some(&error));
+    }
 }

@@ -96,7 +96,7 @@ pub struct Waits {
     pub silent_max: Duration,
     /// Where all connections to a plugin are in use, none is closed for another before it is this
     /// old: so long a dial and its first call may take on a busy node.
-    pub spared: Duration,
+    pub min_age: Duration,
     /// One call of `List`.
     pub list_limit: Duration,
     /// A round before a refusal may take this long in all. No kubelet lock is held meanwhile, but
@@ -139,7 +139,7 @@ impl Default for Waits {
             quick_losses_max: 3,
             foreign_pause: Duration::from_secs(300),
             silent_max: Duration::from_secs(5),
-            spared: Duration::from_millis(200),
+            min_age: Duration::from_millis(200),
             list_limit: Duration::from_secs(1),
             cure_limit: Duration::from_secs(1),
             gather: Duration::from_millis(50),

@@ -12,7 +12,6 @@ use crate::keeper::Snapshot;
 use crate::kernel::names::Resource;
 use crate::kernel::offer::RESOURCES_MAX;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -131,7 +130,7 @@ impl Supervisor {
             edits: Arc::clone(edits),
             rounds: Arc::clone(&self.rounds),
             board: Arc::clone(&board),
-            registering: AtomicBool::new(false),
+            registering: watch::Sender::default(),
             kubelets: Arc::new(watch::Sender::new(0)),
             streams,
             ending: watch::Sender::default(),

@@ -82,7 +82,7 @@ families! {
         NVIDIA = info("berth_nvidia_info", &["driver_version", "cuda_version"],
             "NVIDIA's driver on this node, and the newest CUDA that it serves; empty where it is not known.");
         READY = gauge("berth_ready", &["check"],
-            "What /readyz is held against, 1 if it is well: gpus, adoption, store, mig, policies, kubelet, evidence.");
+            "Result of each check of /readyz, 1 if it passes: gpus, adoption, store, mig, policies, kubelet, evidence.");
         LIVE = gauge("berth_live", &["check"],
             "What /livez is held against, 1 if it is well: keeper, policies, looks, kubelet, streams.");
         NOTED = gauge("berth_check_noted", &["check"],
@@ -137,7 +137,7 @@ families! {
         ON_HOLD = gauge("berth_allocations_on_hold", &[],
             "1 while no allocation ends, since the sources contradict each other.");
         STUCK = gauge("berth_allocations_stuck", &[],
-            "Live allocations that cannot end at present, since a source cannot be read or the sources contradict each other; the check evidence of /readyz says why.");
+            "Live allocations that cannot end at present, because a source cannot be read or the sources contradict each other; the check evidence of /readyz says why.");
     }
     "The ledger and its store" {
         GENERATION = gauge("berth_ledger_generation", &[], "Grows by one with each change of the ledger.");

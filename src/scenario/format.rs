@@ -383,7 +383,10 @@ mod tests {
             ("- allocate: {resource: a/b}\n", &["how many"]),
             ("- allocate: {resource: a/b, count: 1, on: [0, 1]}\n", &["on names 2"]),
             ("- release: a\n", &["allocates `as: a`"]),
-            ("- health: {gpu: 0, state: ill}\n", &["\"ill\" is not known; known are `healthy`", "line 4"]),
+            (
+                "- health: {gpu: 0, state: ill}\n",
+                &["\"ill\" is not known; expected one of `healthy`", "line 4"],
+            ),
             ("- seconds: 86401\n", &["at most 86400"]),
             ("  []\n", &["1 to 1000"]),
         ] {

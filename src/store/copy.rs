@@ -6,7 +6,7 @@
 //! stop left needs none ([`super::closed`]).
 
 use super::folder::{Folder, is_unfinished, remove};
-use super::room;
+use super::reserve;
 use crate::ports::StoreError;
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -45,7 +45,7 @@ impl Folder {
         let copy = Path::new(MEMORY).join(format!("berth-check-{:x}-{:x}", lock.dev(), lock.ino()));
         remove(&copy).ok()?;
         let needed = self.bytes().ok()? + OPENING_BYTES;
-        (room::free(Path::new(MEMORY)).ok()? >= needed).then_some(copy)
+        (reserve::free(Path::new(MEMORY)).ok()? >= needed).then_some(copy)
     }
 }
 

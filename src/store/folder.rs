@@ -4,7 +4,7 @@
 //! <path>.made        says that a store was made: if there is none any more, the daemon does not start
 //! <path>/            0700
 //!   lock             held as long as the store is open
-//!   reserve          room on the disk for opening the store ([`super::room`])
+//!   reserve          room on the disk for opening the store ([`super::reserve`])
 //!   data/            sled's files, and the counter; appears whole, by one rename
 //!   data.new/        a store in the making; swept away at the next start
 //!   data.check/      a copy of data/ that sled opens first, where it cannot be in memory ([`super::copy`])
@@ -62,9 +62,7 @@ impl Folder {
         if !lock_within(&lock, RELEASE_WAIT).map_err(|e| trouble.io("locking it", &e))? {
             return Err(trouble.locked());
         }
-        let mut made = path.as_os_str().to_owned();
-        made.push(".made");
-        Ok(Self { path: path.to_owned(), made: made.into(), trouble, lock })
+        Ok(Self { path: path.to_owned(), made: made(path), trouble, lock })
     }
 
     /// Where sled's files are.
@@ -108,13 +106,12 @@ impl Folder {
     /// Refuses a folder whose store is gone: an empty one in its place would forget every cordon, the
     /// stack and who holds what.
     pub(super) fn check_never_made(&self) -> Result<(), StoreError> {
-        let made = fs::symlink_metadata(&self.made);
-        match made {
-            Ok(_) => Err(StoreError::Gone {
+        match made_before(&self.path) {
+            Ok(Some(made)) => Err(StoreError::Gone {
                 path: self.path.display().to_string(),
-                made: self.made.display().to_string(),
+                made: made.display().to_string(),
             }),
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            Ok(None) => Ok(()),
             Err(e) => Err(self.trouble.io("checking whether it was there", &e)),
         }
     }
@@ -218,6 +215,41 @@ impl Folder {
         let log = self.open_log()?;
         rustix::fs::fadvise(&log, 0, None, rustix::fs::Advice::DontNeed)
             .map_err(|e| self.trouble.io("reading it back", &e.into()))
+    }
+}
+
+/// The file that shows that a store was made at `path`: the one that says so, or a file of decisions, which
+/// a daemon writes only once its store is open. Stores made by earlier versions have the latter alone.
+fn made_before(path: &Path) -> io::Result<Option<PathBuf>> {
+    let made = made(path);
+    if is_there(fs::symlink_metadata(&made))? {
+        return Ok(Some(made));
+    }
+    let decisions = match fs::read_dir(parent(path).join("decisions")) {
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+        decisions => decisions?,
+    };
+    for entry in decisions {
+        let file = entry?.path();
+        if file.extension() == Some(OsStr::new("log")) {
+            return Ok(Some(file));
+        }
+    }
+    Ok(None)
+}
+
+/// The file that says that a store was made at `path`.
+fn made(path: &Path) -> PathBuf {
+    let mut made = path.as_os_str().to_owned();
+    made.push(".made");
+    made.into()
+}
+
+fn is_there(about: io::Result<fs::Metadata>) -> io::Result<bool> {
+    match about {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
     }
 }
 

@@ -25,7 +25,7 @@ pub(super) struct Handle(Option<::sled::Db>);
 
 impl Handle {
     /// The same sled; it closes with the last of its handles.
-    pub(super) fn another(&self) -> Self {
+    pub(super) fn share(&self) -> Self {
         Self(self.0.clone())
     }
 }

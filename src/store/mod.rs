@@ -15,7 +15,7 @@ mod dto;
 mod folder;
 mod handle;
 mod memory;
-mod room;
+mod reserve;
 mod sled;
 mod transfer;
 mod trouble;

@@ -9,7 +9,7 @@
 //!   records are the same; the store itself is opened once more and read no further, since sled keeps in memory what
 //!   it has read, whatever its cache may hold (its bookkeeping is by 256 shards and for every 64th access).
 //! - Opening writes, up to a segment of zeros and a snapshot, only behind what was read. Room for it is
-//!   held for a full disk ([`Folder::make_room`]).
+//!   held for a full disk ([`Folder::release_reserve_if_full`]).
 //! - After an I/O error it refuses everything until it is opened anew, and it may panic. So any
 //!   error closes it, under `catch_unwind`, and [`Store::load`] opens it again.
 //! - A write that fails in one of its own threads may leave `flush()` waiting for ever: there
@@ -58,7 +58,7 @@ impl Flushing {
     /// Wakes whoever waits for a write that has failed already, in a thread of its own: if it has not
     /// failed, this waits as well.
     fn wake(&self) {
-        let Some(db) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Handle::another)
+        let Some(db) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Handle::share)
         else {
             return;
         };
@@ -92,7 +92,9 @@ impl SledStore {
         if folder.is_made()? {
             if let Err(error) = folder.note_made() {
                 // A full disk does not keep the store from being opened; the next start tries again.
-                tracing::debug!("{error}");
+                tracing::warn!(
+                    "{error}; if the store is lost before the next start, that start does not notice"
+                );
             }
         } else {
             folder.check_never_made()?;
@@ -159,8 +161,8 @@ impl SledStore {
         if !self.folder.is_made()? {
             // Never a fresh one in its place: the ledger would forget what pods hold.
             return Err(self.trouble().failed(
-                "its files are gone while it was in use: put them back, or stop berth and restore a copy \
-                 (`berth state import FILE`)",
+                "its files were removed while the daemon was using them: put them back, or stop berth and restore an \
+                 export (`berth state import FILE`)",
             ));
         }
         if !self.folder.wait_released()? {
@@ -198,7 +200,7 @@ impl Store for SledStore {
         let Some(mut open) = self.open.take() else {
             return Err(self.trouble().unread());
         };
-        self.flushing.set(Some(open.db.another()));
+        self.flushing.set(Some(open.db.share()));
         let appended = open.append(&changes, &self.folder);
         self.flushing.set(None);
         // An error drops `open`, and so closes it.
@@ -224,21 +226,21 @@ impl Open {
         folder.check_files()?;
         let log = folder.open_log()?;
         let (counter, count) = open_counter(folder)?;
-        let look = |data: &Path| whole(&open_sled(data, trouble)?, count, trouble);
+        let read_whole = |data: &Path| whole(&open_sled(data, trouble)?, count, trouble);
         let (contents, records) = if folder.is_as_closed(&counter, count) {
             folder.sweep()?;
-            folder.make_room();
-            let read = look(&folder.data())?;
+            folder.release_reserve_if_full();
+            let read = read_whole(&folder.data())?;
             if !folder.wait_released()? {
                 return Err(trouble.locked());
             }
             read
         } else {
-            folder.try_on_copy(look)?
+            folder.try_on_copy(read_whole)?
         };
         pass(Point::StoreChecked);
         folder.sweep()?;
-        folder.make_room();
+        folder.release_reserve_if_full();
         let db = open_sled(&folder.data(), trouble)?;
         // The same bytes give the same contents, unless the disk says otherwise the second time.
         if check(&db, trouble)? != contents.check() {
@@ -310,17 +312,29 @@ impl SledStore {
     fn close(&mut self) -> std::io::Result<()> {
         // One that failed is not known to be whole.
         let Some(open) = self.open.take() else { return Ok(()) };
-        let count = open.contents.check().writes;
+        let check = open.contents.check();
+        let count = check.writes;
         if !open.is_in_place(&self.folder)? {
             return Ok(());
         }
         drop(open);
         let other = std::io::Error::other;
-        if self.folder.wait_released().map_err(other)? {
-            let (counter, noted) = Counter::open(&self.folder.counter())?;
-            if noted == count {
-                counter.close(&self.folder.digest(count)?)?;
-            }
+        if !self.folder.wait_released().map_err(other)? {
+            return Ok(());
+        }
+        let (counter, noted) = Counter::open(&self.folder.counter())?;
+        if noted != count {
+            return Ok(());
+        }
+        // Taken first: what changes while the copy is read makes the next start check again.
+        let digest = self.folder.digest(count)?;
+        // What was written may have been damaged since, and nothing has read it: the next start would let sled
+        // repair it in place, which cuts off what follows the damage.
+        let trouble = &self.folder.trouble;
+        let read = |data: &Path| whole(&open_sled(data, trouble)?, count, trouble);
+        let (contents, _) = self.folder.try_on_copy(read).map_err(other)?;
+        if contents.check() == check {
+            counter.close(&digest)?;
         }
         Ok(())
     }

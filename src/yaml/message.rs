@@ -59,19 +59,19 @@ impl Error for Fault {
         Self::other(what.to_string())
     }
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        Self::other(format!("{} is given; expected {}", given(&found), plain(&expected.to_string())))
+        Self::other(format!("found {}; expected {}", given(&found), plain(&expected.to_string())))
     }
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
         Self::invalid_type(found, expected)
     }
     fn invalid_length(length: usize, expected: &dyn Expected) -> Self {
-        Self::other(format!("{length} values are given; expected {}", plain(&expected.to_string())))
+        Self::other(format!("found {length} values; expected {}", plain(&expected.to_string())))
     }
     fn unknown_variant(word: &str, known: &'static [&'static str]) -> Self {
-        Self::other(format!("{} is not known{}", shown(word), instead(word, known)))
+        Self::other(format!("{} is not known{}", shown(word), suggestion(word, known)))
     }
     fn unknown_field(key: &str, known: &'static [&'static str]) -> Self {
-        Self::other(format!("the key {} is not known{}", shown(key), instead(key, known)))
+        Self::other(format!("the key {} is not known{}", shown(key), suggestion(key, known)))
     }
     fn missing_field(key: &'static str) -> Self {
         Self { node: None, kind: Kind::Missing(key) }
@@ -108,11 +108,11 @@ pub fn nearest<'w>(word: &str, known: impl IntoIterator<Item = &'w str>) -> Opti
 }
 
 /// What could have been meant by a word.
-pub(super) fn instead(word: &str, known: &[&str]) -> String {
+pub(super) fn suggestion(word: &str, known: &[&str]) -> String {
     match nearest(word, known.iter().copied()) {
         Some(meant) => format!("; did you mean `{meant}`?"),
-        None if known.is_empty() => "; no key is taken here".into(),
-        None => format!("; known are {}", list(known)),
+        None if known.is_empty() => "; no keys are allowed here".into(),
+        None => format!("; expected one of {}", list(known)),
     }
 }
 

@@ -182,7 +182,7 @@ impl<'de, 'n> Deserializer<'de> for Reader<'n> {
                 let expected = format!("one of {}", list(words));
                 Fault::invalid_type(self.unexpected(), &expected.as_str())
             }
-            _ => match visitor.visit_enum(Word(self)) {
+            _ => match visitor.visit_enum(EnumValue(self)) {
                 Ok(value) => return Ok(value),
                 Err(fault) => fault,
             },
@@ -241,9 +241,9 @@ impl<'de> MapAccess<'de> for Map<'_> {
 }
 
 /// An enum's value, which is a word.
-struct Word<'n>(Reader<'n>);
+struct EnumValue<'n>(Reader<'n>);
 
-impl<'de> EnumAccess<'de> for Word<'_> {
+impl<'de> EnumAccess<'de> for EnumValue<'_> {
     type Error = Fault;
     type Variant = Self;
 
@@ -252,19 +252,19 @@ impl<'de> EnumAccess<'de> for Word<'_> {
     }
 }
 
-impl<'de> VariantAccess<'de> for Word<'_> {
+impl<'de> VariantAccess<'de> for EnumValue<'_> {
     type Error = Fault;
 
     fn unit_variant(self) -> Result<(), Fault> {
         Ok(())
     }
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, _: T) -> Result<T::Value, Fault> {
-        Err(Fault::custom("a word alone says too little here"))
+        Err(Fault::custom("expected a mapping, found a single value"))
     }
     fn tuple_variant<V: Visitor<'de>>(self, _: usize, _: V) -> Result<V::Value, Fault> {
-        Err(Fault::custom("a word alone says too little here"))
+        Err(Fault::custom("expected a mapping, found a single value"))
     }
     fn struct_variant<V: Visitor<'de>>(self, _: &'static [&'static str], _: V) -> Result<V::Value, Fault> {
-        Err(Fault::custom("a word alone says too little here"))
+        Err(Fault::custom("expected a mapping, found a single value"))
     }
 }

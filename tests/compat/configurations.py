@@ -1,8 +1,9 @@
 """The cases: what NVIDIA's README, documentation, tests, chart and flags show, said in our own words.
 
-`named` is what a line of Berth's output must have where it does not use a setting, or refuses it. `may_differ` allows
-another outcome than NVIDIA's then. `judge` is False where NVIDIA's plugin of tests/e2e/nvidia is older than what the
-case is about (v0.20) or cannot be brought to it on a node without a driver; `refuses` then says what v0.20 does.
+`named` is what a line of Berth's output must have where it does not use a setting, or refuses it. `instead` is what Berth
+must come to where that is not what NVIDIA's plugin of tests/e2e/nvidia comes to: Berth does something else and names it,
+or that plugin is older than what the case is about (v0.20). `judge` is False where that plugin cannot be asked at all, since
+it is older or cannot be brought to it on a node without a driver; `refuses` then says what v0.20 does.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Case:
     #: XIDs that the driver then reports, of GPU 0 in this order.
     events: list[int] = field(default_factory=list)
     named: str | None = None
-    may_differ: bool = False
+    #: What Berth's outcome has in place of NVIDIA's.
+    instead: dict = field(default_factory=dict)
     judge: bool = True
     refuses: bool = False
     #: How the file is named: `flag` or `env`.
@@ -93,9 +95,28 @@ def shared(*entries: str, more: str = "") -> str:
     return f"version: v1\n{more}sharing:\n  timeSlicing:\n    resources:\n{listed}"
 
 
+def shares(replicas: int, unhealthy: int = 0) -> dict:
+    """Shares of two GPUs; those of the first so many are unhealthy."""
+    health = ["Unhealthy" if gpu < unhealthy else "Healthy" for gpu in range(2)]
+    return {"nvidia.com/gpu": {f"{UUIDS[gpu]}::{n}": health[gpu] for gpu in range(2) for n in range(replicas)}}
+
+
 def whole(count: int = 2) -> dict:
     return {"nvidia.com/gpu": {uuid: "Healthy" for uuid in UUIDS[:count]}}
 
+
+def serves(*ids: str) -> dict:
+    """What `instead` has where Berth goes on and lists these, and what Allocate answers is not compared."""
+    lists = {"nvidia.com/gpu": dict.fromkeys(ids, "Healthy")}
+    return {**NOTHING, "first": lists, "lists": lists}
+
+
+#: What `instead` has where Berth ends, and where it goes on and lists nothing.
+REFUSED = {"refused": True}
+NOTHING = {"refused": False, "first": {}, "lists": {}, "answers": {}, "preferred": {}}
+
+#: v0.20 puts the next shares on the GPU of which most are held (its internal/rm/allocate.go).
+PACKED_SHARES = {"preferred": {f"nvidia.com/gpu x{count}": {"beside": count, "elsewhere": []} for count in (1, 3)}}
 
 TEN = "{name: nvidia.com/gpu, replicas: 10}"
 PACKED = "{name: nvidia.com/gpu, replicas: 4}"
@@ -127,7 +148,7 @@ STRATEGIES = [
     Case("device list: both without CDI", plugin("deviceListStrategy: [envvar, volume-mounts]")),
     Case("device list: two words in one", plugin('deviceListStrategy: "envvar,volume-mounts"')),
     Case("device list: unknown", plugin("deviceListStrategy: environment")),
-    Case("device list: none", plugin("deviceListStrategy: []"), named="deviceListStrategy: an empty list", may_differ=True),
+    Case("device list: none", plugin("deviceListStrategy: []"), named="deviceListStrategy: an empty list", instead=REFUSED),
     Case("device ids by index", plugin("deviceIDStrategy: index")),
     Case("device ids by index, mounted", plugin("deviceIDStrategy: index\n    deviceListStrategy: volume-mounts")),
     Case("device ids: unknown", plugin("deviceIDStrategy: name")),
@@ -150,7 +171,7 @@ STRATEGIES = [
     Case("devices found by NVML", flags("deviceDiscoveryStrategy: nvml")),
     Case("devices found by themselves", flags("deviceDiscoveryStrategy: auto")),
     Case("devices found in an unknown way", flags("deviceDiscoveryStrategy: pci")),
-    Case("devices found as on Tegra", flags("deviceDiscoveryStrategy: tegra"), named="leave NVIDIA's plugin", may_differ=True),
+    Case("devices found as on Tegra", flags("deviceDiscoveryStrategy: tegra"), named="leave NVIDIA's plugin", instead=REFUSED),
     Case("an MPS folder without MPS", flags("mpsRoot: /run/nvidia/mps"), named="set, not used: flags.mpsRoot"),
     Case("the node feature API", flags("useNodeFeatureAPI: true"), named="set, not used: flags.useNodeFeatureAPI"),
     Case("feature discovery's own flags", flags(f"gfd: {{oneshot: true, noTimestamp: true, sleepInterval: 30s, outputFile: {GFD_FILE}}}"), named="set, not used: flags.gfd.sleepInterval"),
@@ -159,7 +180,7 @@ SHARING = [
     Case("ten shares", shared(TEN)),
     Case("two shares by the short name", shared("{name: gpu, replicas: 2}")),
     Case("128 shares", shared("{name: gpu, replicas: 128}")),
-    Case("129 shares", shared("{name: gpu, replicas: 129}"), named="at most 128", may_differ=True),
+    Case("129 shares", shared("{name: gpu, replicas: 129}"), named="at most 128", instead=REFUSED),
     Case("shares under a name of their own", shared(TEN).replace("resources:\n", "resources:\n", 1).replace("timeSlicing:\n", "timeSlicing:\n    renameByDefault: true\n")),
     Case("requests of more than one refused", shared(TEN).replace("timeSlicing:\n", "timeSlicing:\n    failRequestsGreaterThanOne: true\n")),
     Case("requests of more than one granted", shared(TEN).replace("timeSlicing:\n", "timeSlicing:\n    failRequestsGreaterThanOne: false\n")),
@@ -187,13 +208,13 @@ SHARING = [
     Case("shares mounted", shared(TEN, more="flags: {plugin: {deviceListStrategy: volume-mounts}}\n")),
     Case("shares by index", shared(TEN, more="flags: {plugin: {deviceIDStrategy: index}}\n")),
     Case("shares with device nodes", shared(TEN, more="flags: {plugin: {passDeviceSpecs: true}}\n")),
-    Case("shares packed", shared(PACKED, more="flags: {plugin: {sharedDevicesAllocationPolicy: packed}}\n")),
+    Case("shares packed", shared(PACKED, more="flags: {plugin: {sharedDevicesAllocationPolicy: packed}}\n"), instead=PACKED_SHARES),
     Case("shares distributed", shared(PACKED, more="flags: {plugin: {sharedDevicesAllocationPolicy: distributed}}\n")),
     Case("an allocation policy that is none", shared(PACKED, more="flags: {plugin: {sharedDevicesAllocationPolicy: random}}\n"), judge=False, refuses=True),
-    Case("MPS", "version: v1\nflags: {mpsRoot: /mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}\n", named="nvidia-cuda-mps-control", may_differ=True),
+    Case("MPS", "version: v1\nflags: {mpsRoot: /mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}\n", named="nvidia-cuda-mps-control", instead=REFUSED),
     Case("MPS without a folder", "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}\n"),
     Case("MPS with instances", "version: v1\nflags: {migStrategy: mixed, mpsRoot: /mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}\n"),
-    Case("MPS that allows more than one", "version: v1\nflags: {mpsRoot: /mps}\nsharing: {mps: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2}]}}\n", named="nvidia-cuda-mps-control", may_differ=True),
+    Case("MPS that allows more than one", "version: v1\nflags: {mpsRoot: /mps}\nsharing: {mps: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2}]}}\n", named="nvidia-cuda-mps-control", instead=REFUSED),
     Case("MPS without resources", "version: v1\nsharing: {mps: {resources: []}}\n"),
     Case("resources by model", "version: v1\nresources: {gpus: [{pattern: '*H100*', name: h100}]}\n", named="set, not used: resources.gpus.0."),
     Case("resources by profile", "version: v1\nresources: {mig: [{pattern: 1g.10gb, name: small}]}\n", named="set, not used: resources.mig.0."),
@@ -208,9 +229,9 @@ MIG = [
     Case("MIG mixed, one GPU without instances", flags("migStrategy: mixed"), machine=BARE),
     Case("MIG single", flags("migStrategy: single"), machine=UNIFORM),
     Case("MIG single without MIG", flags("migStrategy: single")),
-    Case("MIG single, one GPU outside of MIG mode", flags("migStrategy: single"), machine=HALF, named="migStrategy single lists", may_differ=True),
-    Case("MIG single, two profiles", flags("migStrategy: single"), machine=UNEQUAL, named="migStrategy single lists", may_differ=True),
-    Case("MIG single, one GPU without instances", flags("migStrategy: single"), machine=BARE, named="has no instance", may_differ=True),
+    Case("MIG single, one GPU outside of MIG mode", flags("migStrategy: single"), machine=HALF, named="migStrategy single lists", instead=NOTHING),
+    Case("MIG single, two profiles", flags("migStrategy: single"), machine=UNEQUAL, named="migStrategy single lists", instead=NOTHING),
+    Case("MIG single, one GPU without instances", flags("migStrategy: single"), machine=BARE, named="has no instance", instead=serves(INSTANCES[0])),
     Case("MIG unknown", flags("migStrategy: both")),
     Case("MIG mixed by index", flags("migStrategy: mixed\n  plugin: {deviceIDStrategy: index}"), machine=SPLIT),
     Case("MIG mixed, mounted", flags("migStrategy: mixed\n  plugin: {deviceListStrategy: volume-mounts}"), machine=SPLIT),
@@ -227,7 +248,7 @@ IMEX = [
     Case("no IMEX channel", "version: v1\nimex: {channelIDs: []}\n"),
     Case("no IMEX channel, required", "version: v1\nimex: {channelIDs: [], required: true}\n"),
     Case("an IMEX channel where there is one", "version: v1\nimex: {channelIDs: [0]}\n", named="set, not used: imex.channelIDs"),
-    Case("a required IMEX channel", "version: v1\nimex: {channelIDs: [0], required: true}\n", named="imex.channelIDs.*leave NVIDIA's plugin", may_differ=True),
+    Case("a required IMEX channel", "version: v1\nimex: {channelIDs: [0], required: true}\n", named="imex.channelIDs.*leave NVIDIA's plugin", instead=REFUSED),
     Case("another IMEX channel", "version: v1\nimex: {channelIDs: [1]}\n"),
     Case("two IMEX channels", "version: v1\nimex: {channelIDs: [0, 1]}\n"),
 ]
@@ -256,7 +277,7 @@ SETTINGS = [
     Case("GDRCOPY_ENABLED", env={"GDRCOPY_ENABLED": "true"}),
     Case("--gds-enabled over the file", flags("gdsEnabled: true"), flags=["--gds-enabled=false"]),
     Case("--mofed-enabled and --gdrcopy-enabled", flags=["--mofed-enabled", "--gdrcopy-enabled=true"]),
-    Case("SHARED_DEVICES_ALLOCATION_POLICY", shared(PACKED), env={"SHARED_DEVICES_ALLOCATION_POLICY": "packed"}),
+    Case("SHARED_DEVICES_ALLOCATION_POLICY", shared(PACKED), env={"SHARED_DEVICES_ALLOCATION_POLICY": "packed"}, instead=PACKED_SHARES),
     Case("KUBELET_SOCKET", env={"KUBELET_SOCKET": "/var/lib/kubelet/device-plugins/kubelet.sock"}),
     Case("--kubelet-socket", flags=["--kubelet-socket=/var/lib/kubelet/device-plugins/kubelet.sock"]),
     Case("DEVICE_DISCOVERY_STRATEGY", env={"DEVICE_DISCOVERY_STRATEGY": "nvml"}),
@@ -272,7 +293,7 @@ SETTINGS = [
     Case("DRIVER_ROOT_CTR_PATH", env={"DRIVER_ROOT_CTR_PATH": "/driver-root"}),
     Case("CONTAINER_DRIVER_ROOT", env={"CONTAINER_DRIVER_ROOT": "/driver-root"}, named="set, not used: CONTAINER_DRIVER_ROOT"),
     Case("IMEX_CHANNEL_IDS", env={"IMEX_CHANNEL_IDS": "0"}, named="set, not used: IMEX_CHANNEL_IDS"),
-    Case("IMEX_REQUIRED", env={"IMEX_CHANNEL_IDS": "0", "IMEX_REQUIRED": "true"}, named="IMEX_CHANNEL_IDS.*leave NVIDIA's plugin", may_differ=True),
+    Case("IMEX_REQUIRED", env={"IMEX_CHANNEL_IDS": "0", "IMEX_REQUIRED": "true"}, named="IMEX_CHANNEL_IDS.*leave NVIDIA's plugin", instead=REFUSED),
     Case("feature discovery's variables", env={"GFD_OUTPUT_FILE": GFD_FILE}, named="set, not used: GFD_OUTPUT_FILE"),
     Case("USE_NODE_FEATURE_API", env={"USE_NODE_FEATURE_API": "true"}, named="set, not used: USE_NODE_FEATURE_API"),
     Case("the chart's variables", env={"NVIDIA_MIG_MONITOR_DEVICES": "all", "FAIL_ON_INIT_ERROR": "true", "PASS_DEVICE_SPECS": "false", "MIG_STRATEGY": "none"}, named="set, not used: NVIDIA_MIG_MONITOR_DEVICES"),
@@ -282,7 +303,7 @@ HEALTH = [
     Case("an XID", events=[79]),
     Case("an application's XID", events=[13, 31, 43, 45, 68, 109]),
     # NVIDIA's plugin marks one of the GPU's shares, and pods go on to be placed on the others; Berth marks all of them.
-    Case("an XID of a shared GPU", shared(TEN), events=[79], named="GPU 0 .* is unhealthy: XID 79", may_differ=True),
+    Case("an XID of a shared GPU", shared(TEN), events=[79], named="GPU 0 .* is unhealthy: XID 79", instead={"lists": shares(10, unhealthy=1)}),
     Case("health checks off: all", env={"DP_DISABLE_HEALTHCHECKS": "all"}, events=[79]),
     Case("health checks off: ALL", env={"DP_DISABLE_HEALTHCHECKS": "ALL"}, events=[79]),
     Case("health checks off: xids", env={"DP_DISABLE_HEALTHCHECKS": "xids"}, events=[79]),
@@ -302,7 +323,7 @@ START = [
     Case("FAIL_ON_INIT_ERROR", env={"FAIL_ON_INIT_ERROR": "true"}, driver=False),
     Case("FAIL_ON_INIT_ERROR off", env={"FAIL_ON_INIT_ERROR": "false"}, driver=False),
     Case("--fail-on-init-error off", flags=["--fail-on-init-error=false"], driver=False),
-    Case("no driver and no setting", driver=False, named="no GPUs: .*; trying again every", may_differ=True),
+    Case("no driver and no setting", driver=False, named="no GPUs: .*; trying again every", instead=NOTHING),
 ]
 CASES = FILES + STRATEGIES + SHARING + MIG + IMEX + SETTINGS + HEALTH + START
 assert len({case.name for case in CASES}) == len(CASES) >= 90

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 
 from outcome import Outcome
@@ -32,6 +33,10 @@ DRIVER_ROOT = Path("/driver-root")
 #: That of tests/fake-nvml.
 DRIVER_VERSION = "570.172.08"
 KUBELET = Path("/var/lib/kubelet")
+#: Between the id of a device and the number of a share of it.
+SHARE = "::"
+#: For containers of so many shares it is asked which are preferred: on two GPUs, packed and distributed differ in both.
+PREFERRED = (1, 3)
 
 
 def mount(*words: object) -> None:
@@ -140,12 +145,14 @@ class Rig:
     def _observe(self, case, program: subprocess.Popen, kubelet: "Kubelet", expected: Outcome | None) -> Outcome:
         lists = self._settled(program, kubelet, expected.first if expected else None, case.serves_nothing)
         if program.poll() is not None:
-            return Outcome(refused=True)
+            return Outcome(refused=True, status=program.returncode)
         outcome = Outcome(first=lists, lists=lists)
         for resource, devices in lists.items():
             healthy = sorted(id for id, health in devices.items() if health == "Healthy")
-            for ids in ([healthy[:1], healthy[:2]] if len(healthy) > 1 else [healthy] if healthy else []):
-                outcome.answers[f"{resource} x{len(ids)}"] = kubelet.allocate(resource, ids)
+            for count in range(1, min(len(healthy), 2) + 1):
+                outcome.answers[f"{resource} x{count}"] = kubelet.allocate(resource, healthy[:count])
+                if count == 1 and SHARE in healthy[0]:
+                    outcome.preferred |= self._preferred(kubelet, resource, healthy[0], healthy[1:])
         if case.events:
             self._write(case.gpus(events=True))
             end = time.monotonic() + EVENT_SECONDS
@@ -155,6 +162,19 @@ class Rig:
                     break
                 time.sleep(0.1)
         return outcome
+
+    @staticmethod
+    def _preferred(kubelet: "Kubelet", resource: str, held: str, left: list[str]) -> dict:
+        """Where the next shares are to be. Which of equally held devices, and which of a device's shares, is chance."""
+        found = {}
+        for count in PREFERRED:
+            if count <= len(left):
+                found[f"{resource} x{count}"] = ids = kubelet.prefer(resource, count, left)
+                if not isinstance(ids, str):
+                    by_device = Counter(id.partition(SHARE)[0] for id in ids)
+                    beside = by_device.pop(held.partition(SHARE)[0], 0)
+                    found[f"{resource} x{count}"] = {"beside": beside, "elsewhere": sorted(by_device.values())}
+        return found
 
     @staticmethod
     def _settled(program: subprocess.Popen, kubelet: "Kubelet", wanted: dict | None, nothing: bool) -> dict:
@@ -213,6 +233,10 @@ class Kubelet:
 
     def allocate(self, resource: str, ids: list[str]) -> dict | str:
         ok, text = self._ask(f"allocate {resource} {','.join(ids)}")
+        return json.loads(text) if ok else "refused"
+
+    def prefer(self, resource: str, count: int, of: list[str]) -> list[str] | str:
+        ok, text = self._ask(f"prefer {resource} {count} {','.join(of)}")
         return json.loads(text) if ok else "refused"
 
     def stop(self) -> None:

@@ -2,14 +2,16 @@
 """NVIDIA's device plugin and Berth under the same configurations: `just compat`, or `python3 tests/compat/run.py`.
 
 Both programs see one fake NVML and one stand-in kubelet, in mount namespaces of their own, and are given the same
-file, variables and flags. The device lists and the answers to Allocate are compared, resource by resource.
+file, variables and flags. The device lists and the answers to Allocate and GetPreferredAllocation are compared,
+resource by resource.
 
   same       both serve the same, or both refuse
   named      Berth does something else, or does not use a setting, and its output names the setting and what to do
   different  the outcomes differ
   silent     a setting is not used and Berth's output does not name it
 
-It needs root (for the mount namespaces) and Go. Exit status: 0 all same or named, 1 not, 2 it could not be run.
+It needs root (for the mount namespaces) and Go. Exit status: 0 if every case is same or named, 1
+otherwise, 2 if the comparison could not run.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -33,7 +36,7 @@ import configurations  # noqa: E402
 import rig  # noqa: E402
 from verdict import judge  # noqa: E402
 
-#: Says that the mount namespace is there.
+#: Set in the process that runs inside the mount namespace.
 INSIDE = "BERTH_COMPAT_INSIDE"
 #: Folders whose paths are fixed in NVIDIA's plugin. Each is covered by an empty one; those that were not there go again.
 COVERED = ["/var/lib/kubelet", "/var/run/cdi", "/driver-root"]
@@ -87,13 +90,14 @@ def run(args: argparse.Namespace) -> int:
         for case in configurations.CASES:
             if args.only not in case.name:
                 continue
-            expected = node.run(case, theirs, None) if case.judge else case.outcome()
-            found = node.run(case, rig.berth_command(args.berth, node), expected)
-            verdict, why = judge(case, expected, found)
+            there = node.run(case, theirs, None) if case.judge else case.outcome()
+            wanted = replace(there, **case.instead)
+            found = node.run(case, rig.berth_command(args.berth, node), wanted)
+            verdict, why = judge(case, wanted, found)
             counts[verdict] += 1
             print(f"{verdict:<9} {case.name}{': ' + why if why else ''}", flush=True)
             if args.verbose or verdict in ("different", "silent"):
-                print(f"          there: {expected}\n{indented(expected.log)}\n          here:  {found}\n{indented(found.log)}", flush=True)
+                print(f"          there: {there}\n{indented(there.log)}\n          here:  {found}\n{indented(found.log)}", flush=True)
     except Trouble as trouble:
         print(f"compat: {trouble}", file=sys.stderr)
         return 2

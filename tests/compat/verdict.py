@@ -10,32 +10,49 @@ from outcome import Outcome
 OWN = "BERTH_"
 #: NVIDIA's plugin names CDI devices after a specification that it writes itself; Berth takes nvidia-ctk's.
 CDI_KINDS = ("k8s.device-plugin.nvidia.com/gpu=", "nvidia.com/gpu=")
+#: How Berth ends where it refuses: 1, or 2 for its command line. Every other status is a crash, as 101 of a panic.
+REFUSALS = (1, 2)
+PANIC = "panicked at"
 
 
-def judge(case, there: Outcome, here: Outcome) -> tuple[str, str]:
-    """The verdict, and in a few words what differs or what names it."""
-    difference = differs(there, here)
+def judge(case, wanted: Outcome, here: Outcome) -> tuple[str, str]:
+    """The verdict on what Berth came to, and in a few words what differs or what names it."""
+    difference = crash(here) or differs(wanted, here)
     if case.named is None:
         return ("different", difference) if difference else ("same", "")
     line = next((line for line in here.log.splitlines() if re.search(case.named, line)), None)
     if line is None:
         return "silent", f"no line of Berth's has {case.named!r}" + (f"; {difference}" if difference else "")
-    if difference and not case.may_differ:
+    if difference:
         return "different", difference
     return "named", re.search(case.named, line).group(0)[:100]
 
 
-def differs(there: Outcome, here: Outcome) -> str:
+def crash(here: Outcome) -> str:
+    """Empty where Berth serves, or ended as it ends where it refuses."""
+    if PANIC in here.log:
+        return "Berth panicked"
+    if here.refused and here.status not in REFUSALS:
+        return f"Berth crashed: exit status {here.status}"
+    return ""
+
+
+def differs(wanted: Outcome, here: Outcome) -> str:
     """Empty where the outcomes are the same."""
-    if there.refused != here.refused:
-        return "only NVIDIA's plugin serves" if here.refused else "only Berth serves"
-    for what, own, other in (("before", there.first, here.first), ("after", there.lists, here.lists)):
+    if wanted.refused != here.refused:
+        return "Berth refuses, and is to serve" if here.refused else "Berth serves, and is to refuse"
+    if here.refused:
+        return ""
+    for what, own, other in (("before", wanted.first, here.first), ("after", wanted.lists, here.lists)):
         if own != other:
-            return f"device lists ({what}): {counted(own)} there, {counted(other)} here"
-    for request, answer in there.answers.items():
+            return f"device lists ({what}): {counted(own)} wanted, {counted(other)} here"
+    for request, answer in wanted.answers.items():
         own, other = normal(answer), normal(here.answers.get(request, "not asked"))
         if own != other:
-            return f"Allocate of {request}: {parts(own, other)} there, {parts(other, own)} here"
+            return f"Allocate of {request}: {parts(own, other)} wanted, {parts(other, own)} here"
+    for request, shares in wanted.preferred.items():
+        if shares != here.preferred.get(request):
+            return f"GetPreferredAllocation of {request}: {shares} wanted, {here.preferred.get(request)} here"
     return ""
 
 
@@ -51,12 +68,17 @@ def normal(answer: dict | str) -> dict | str:
     if isinstance(answer, str):
         return answer
     return {
-        "envs": {key: value for key, value in answer["envs"].items() if not key.startswith(OWN)},
+        "envs": {key: listed(key, value) for key, value in answer["envs"].items() if not key.startswith(OWN)},
         "mounts": sorted(answer["mounts"]),
         "devices": sorted(map(list, {tuple(device) for device in answer["devices"]})),
         "annotations": {key.rpartition("/")[0]: names(value.split(",")) for key, value in answer["annotations"].items()},
         "cdi": names(answer["cdi"]),
     }
+
+
+def listed(key: str, value: str) -> str:
+    """NVIDIA's plugin takes indices from a map of Go's, so their order is another one each time."""
+    return ",".join(sorted(value.split(","))) if key == "NVIDIA_VISIBLE_DEVICES" else value
 
 
 def names(devices: list[str]) -> list[str]:

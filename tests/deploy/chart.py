@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
@@ -110,9 +111,9 @@ def helm() -> str:
     return path
 
 
-def render(values: dict | None = None, templates: tuple[str, ...] = ()) -> list[str]:
+def render(values: dict | None = None, templates: tuple[str, ...] = (), chart: Path = CHART) -> list[str]:
     """The documents of the chart as texts, by kind and name; ValueError with Helm's words if it refuses the values."""
-    command = [helm(), "template", "berth", str(CHART), "--namespace", NAMESPACE, "--values", "-"]
+    command = [helm(), "template", "berth", str(chart), "--namespace", NAMESPACE, "--values", "-"]
     # A Helm that was built from its module takes the cluster for an old one.
     command += ["--kube-version", KUBERNETES]
     for one in templates:
@@ -122,6 +123,21 @@ def render(values: dict | None = None, templates: tuple[str, ...] = ()) -> list[
     if done.returncode != 0:
         raise ValueError(done.stderr.strip())
     return documents(done.stdout)
+
+
+def notes(values: dict) -> str:
+    """What `helm install` says at its end. Helm shows it only to who has a cluster, so it is rendered as a ConfigMap here."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "berth"
+        shutil.copytree(CHART, copy)
+        templates = copy / "templates"
+        text = (templates / "NOTES.txt").read_text(encoding="utf-8")
+        (templates / "NOTES.txt").unlink()
+        (templates / "_notes.tpl").write_text('{{- define "notes" -}}' + text + "{{- end -}}", encoding="utf-8")
+        shown = 'kind: ConfigMap\nmetadata:\n  name: notes\ntext: {{ include "notes" . | toJson }}\n'
+        (templates / "notes.yaml").write_text(shown, encoding="utf-8")
+        document = render(values, ("notes",), copy)[0]
+    return json.loads(re.search(r"^text: (.*)$", document, flags=re.M).group(1))
 
 
 def documents(text: str) -> list[str]:

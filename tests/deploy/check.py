@@ -132,6 +132,7 @@ GOOD = {
         "profiles": {"a": {"config": {"labels": {"nfdFile": "/nfd/features.d/x"}}}},
     },
     "labels alone": {"gfd": {"enabled": True}},
+    "labels, placed by another label": {"gfd": {"enabled": True}, "affinity": None, "nodeSelector": {"gpu": "true"}},
     "labels of the node": {"labels": {"node": True}, "rbac": {"label": True}},
     "no API server": {"rbac": {"read": False}},
     "apiServer off, unquoted": {"config": {"apiServer": False}},
@@ -149,6 +150,9 @@ GOOD = {
         "deviceDiscoveryStrategy": "nvml",
     },
     "a ConfigMap of one's own": {"config": {"name": "1e3", "stack": [{"policy": "exclusive"}], "fallbackStrategies": []}},
+    # As NVIDIA's plugin takes them.
+    "files with an empty section": {"config": {"map": {"default": "version: v1\nflags:\nsharing:\n"}}},
+    "a configuration that is empty": {"config": None, "gfd": {"enabled": True}, "service": {"enabled": False}, "serviceAccount": {"create": False, "name": "mine"}},
     "files of a profile": {"profiles": {"a": {"config": {"map": {"only": "gpus: sim:1xt4"}}}}},
     "monitoring": ALERTS,
     "bypass denied": {"bypassPolicy": {"validationActions": ["Deny", "Audit"], "exemptNamespaces": []}},
@@ -217,19 +221,19 @@ BAD = {
             "gfd.sleepInterval: labels are written when they change",
             "gfd.noTimestamp: Berth writes no nvidia.com/gfd.timestamp",
             "gfd.enableHostNetwork: labels are set by Berth's own pod; use devicePlugin.enableHostNetwork",
-            "nfd.enabled: this chart installs no node-feature-discovery",
-            "nfd.gc: this chart installs no node-feature-discovery",
+            "nfd.enabled: this chart does not install node-feature-discovery",
+            "nfd.gc: this chart does not install node-feature-discovery",
             "mps.root: Berth starts no MPS control daemon; remove mps",
             "cdi.nvidiaHookPath: Berth writes no CDI specification",
-            "config.name: names a ConfigMap of yours, and config.map makes one",
+            "config.name refers to an existing ConfigMap and config.map creates one",
         ],
     ),
-    "files of which nothing chooses": ({"config": {"map": CONFIGS}}, "config.default: nothing chooses"),
-    "a default that is no file": ({"config": {"map": CONFIGS, "default": "a"}}, "config.default: a is no key of config.map; use one of shared, whole"),
-    "a file that is no YAML": ({"config": {"map": {"a": "b: ["}}}, "config.map.a: is no YAML"),
+    "files of which nothing chooses": ({"config": {"map": CONFIGS}}, "config.default: no file applies to nodes without the label"),
+    "a default that is no file": ({"config": {"map": CONFIGS, "default": "a"}}, "config.default: a is not a key of config.map; use one of shared, whole"),
+    "a file that is no YAML": ({"config": {"map": {"a": "b: ["}}}, "config.map.a: is not valid YAML"),
     "a file with what the chart sets": ({"config": {"map": {"a": "stateDir: /a"}}}, "config.map.a: has stateDir"),
     "a file that wants NVIDIA's MPS": ({"config": {"map": {"a": "sharing: { mps: { resources: [] } }"}}}, "config.map.a: has sharing.mps"),
-    "files of a profile that is wrong": ({"profiles": {"p": {"config": {"map": CONFIGS}}}}, "profiles.p.config.default: nothing chooses"),
+    "files of a profile that is wrong": ({"profiles": {"p": {"config": {"map": CONFIGS}}}}, "profiles.p.config.default: no file applies to nodes without the label"),
     "files without the API server": ({"config": {"map": {"a": ""}, "apiServer": "off"}}, "config.map: the node's label is read through the API server"),
     "a fallback that there is not": ({"config": {"name": "a", "fallbackStrategies": ["first"]}}, "fallbackStrategies"),
     "labels without the API server": ({"gfd": {"enabled": True}, "rbac": {"read": False}}, "rbac.read"),
@@ -261,9 +265,9 @@ RENDERED = {
     "admin API over TLS": (
         ['value: "unix:///run/berth/admin.sock"', 'hostPath: { path: "/run/berth", type: DirectoryOrCreate }', "containerPort: 9470"]
         + ["port: admin", "targetPort: admin", "adminListen: '[::]:9470'", "kind: Certificate", "key: ca.crt", 'path: "ci.example.com"'],
-        ["features.d", "emptyDir", "scheme: HTTPS"],
+        ["features.d", "medium: Memory", "scheme: HTTPS"],
     ),
-    "further tokens without TLS": (["emptyDir", "adminListen: 127.0.0.1:9470", "unix:///run/berth"], ["containerPort: 9470"]),
+    "further tokens without TLS": (["medium: Memory", "adminListen: 127.0.0.1:9470", "unix:///run/berth"], ["containerPort: 9470"]),
     "the admin API on ::1": (['value: "http://[::1]:9470"', "adminListen: '[::1]:9470'"], ["127.0.0.1"]),
     "the admin API on another loopback address": (['value: "http://127.0.0.2:1234"', "adminListen: 127.0.0.2:1234"], ["127.0.0.1"]),
     # PyYAML takes 1e3 for a text, Kubernetes' reader for a number.
@@ -294,6 +298,15 @@ RENDERED = {
     "files of a profile": (['configMap: { name: "berth-a-configs" }', 'name: "berth-a-configs"'], ['"berth-configs"']),
 }
 
+#: What `helm install` must say at its end with GOOD, and what it must not.
+NOTES = {
+    "default": ([], ["REQUIRED"]),
+    "labels alone": (["REQUIRED where", "  0 pods run", "\n  kubectl label node NODE nvidia.com/gpu.present=true"], []),
+    "values of NVIDIA's chart": (["REQUIRED where"], []),
+    "a configuration that is empty": (["REQUIRED where"], []),
+    "labels, placed by another label": ([], ["REQUIRED"]),
+}
+
 
 class Check:
     def __init__(self, berth: Path) -> None:
@@ -311,7 +324,7 @@ class Check:
         stale = dashboard.OUT.read_text(encoding="utf-8") != dashboard.text()
         self.note("the dashboard is what dashboard.py says", ["run `just deploy-render`"] if stale else [])
         for name, values in GOOD.items():
-            self.note(f"values: {name}", self._good(values) + _rendered(name, values))
+            self.note(f"values: {name}", self._good(values) + _rendered(name, values) + _noted(name, values))
         for name, (values, word) in BAD.items():
             self.note(f"refused: {name}", _bad(values, word))
         self.note("helm lint", _ran([chart.helm(), "lint", "--strict", "--kube-version", chart.KUBERNETES, chart.CHART]))
@@ -369,6 +382,12 @@ def _rendered(name: str, values: dict) -> list[str]:
     there, absent = RENDERED.get(name, ([], []))
     text = "\n".join(chart.render(values)) if there or absent else ""
     return [f"{w!r} is not rendered" for w in there if w not in text] + [f"{w!r} is rendered" for w in absent if w in text]
+
+
+def _noted(name: str, values: dict) -> list[str]:
+    there, absent = NOTES.get(name, ([], []))
+    text = chart.notes(values) if there or absent else ""
+    return [f"{w!r} is not said at the end" for w in there if w not in text] + [f"{w!r} is said at the end" for w in absent if w in text]
 
 
 def _bad(values: dict, words: str | list[str]) -> list[str]:

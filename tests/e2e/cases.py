@@ -80,7 +80,7 @@ def kubelet_restarted(bench: Bench) -> str:
     bench.unchanged(before)
     _newcomer(bench, "after-kubelet")
     if took > REGISTER_MS:
-        raise Trouble(f"berth registered {took:.0f} ms after kubelet.sock was there, allowed are {REGISTER_MS}")
+        raise Trouble(f"berth registered {took:.0f} ms after kubelet.sock appeared; the limit is {REGISTER_MS} ms")
     return f"registered_after_ms={took:.0f}"
 
 
@@ -103,7 +103,7 @@ def foreign_stream(bench: Bench) -> str:
         bench.unchanged(before)
         _newcomer(bench, "after")
     if max(times) > REGISTER_MS:
-        raise Trouble(f"berth registered {max(times):.0f} ms after kubelet.sock was there, allowed are {REGISTER_MS}")
+        raise Trouble(f"berth registered {max(times):.0f} ms after kubelet.sock appeared; the limit is {REGISTER_MS} ms")
     return "registered_after_ms=" + ",".join(f"{took:.0f}" for took in times)
 
 
@@ -245,7 +245,7 @@ def end_of_running(bench: Bench) -> None:
         if part not in said:
             raise Trouble(f"the refusal does not say {part!r}: {said}")
     if held.id not in [a.id for a in bench.berth.allocations()]:
-        raise Trouble(f"allocation {held.id} was refused its end, and ended")
+        raise Trouble(f"the end of allocation {held.id} was refused, but it ended")
     said = bench.berth.cli("allocation", "end", held.id, "--force")
     if f"{namespace}/{name}" not in said or "has ended" not in said:
         raise Trouble(f"a forced end does not say what it does: {said}")

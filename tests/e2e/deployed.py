@@ -579,7 +579,7 @@ class Deployed:
         self._allocatable({_SHARED: 8, _WHOLE: 0}, seconds=120)
         until("the labels follow", 60, lambda: self.cluster.node()["metadata"]["labels"].get(f"{_WHOLE}.replicas") == "4")
         if self._pid() != pid:
-            raise Trouble("it is another process")
+            raise Trouble("the daemon's PID changed: the process was replaced")
         return f"whole: {_WHOLE}=2; shared: {_SHARED}=8"
 
     CASES = (

@@ -39,7 +39,7 @@ def first_list(bench: Bench) -> None:
     bench.allocatable({resource: wanted})
     foreign = [r for r in (WHOLE, SHARED) if r != resource and bench.node.kubelet.registrations_ms(r)]
     if foreign:
-        raise Trouble(f"the kubelet was told of {foreign}, which the stack does not offer")
+        raise Trouble(f"resources {foreign} were registered, but the stack does not offer them")
     pod = bench.pod("first", {"main": 4})
     bench.start(pod)
     bench.gpus_seen(pod, "main")
@@ -415,7 +415,7 @@ def reconfigured(bench: Bench) -> str:
             raise Trouble(f"{pod.name} has a share of the GPU that is held whole")
     bench.equals_truth(HOLDER_SECONDS)
     if bench.berth.pid != pid:
-        raise Trouble("berth is another process")
+        raise Trouble("berth's PID changed: the process was replaced")
     bench.no_pod_failed()
     return f"in_force_after_s={took:.1f}"
 

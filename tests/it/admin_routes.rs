@@ -218,7 +218,7 @@ fn allocations_are_found_by_what_they_hold_and_end_by_an_operators_word() {
     assert_eq!(shown["decision"]["by"][0], "baseline");
     assert_eq!(shown["gpus"][0], "GPU-0");
     let unread = bench.delete(&path).problem(409, "still-running");
-    assert!(unread.contains("have not been read since it was granted"), "{unread}");
+    assert!(unread.contains("has not been read since it was granted"), "{unread}");
     bench.round(&[]);
     let ended = bench.delete(&path).expect(200);
     assert_eq!((&ended["state"], &ended["ended"]["reason"]), (&"ended".into(), &"operator".into()));

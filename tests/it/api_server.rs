@@ -22,6 +22,10 @@ use tokio::time::{Instant, sleep, timeout_at};
 pub(crate) const LIST: &str = "GET /api/v1/pods";
 /// A watch of pods.
 pub(crate) const WATCH: &str = "GET /api/v1/pods watch";
+/// A watch of the node's metadata.
+pub(crate) const NODE_WATCH: &str = "GET /api/v1/nodes watch";
+/// A read of the node or of its metadata.
+pub(crate) const NODE_READ: &str = "GET /api/v1/nodes/node-1";
 
 /// The name of its one node.
 pub(crate) const NODE: &str = "node-1";
@@ -58,6 +62,8 @@ pub(crate) struct State {
     /// How often watches were cut off; one that began before the newest cut ends, and how.
     cuts: u64,
     cut: Cut,
+    /// How many watches of pods began: each of them sees every later cut.
+    begun: usize,
     /// Watches from before this version are told that it is forgotten.
     forgotten_before: u64,
     /// How often a watch that asks for bookmarks is sent one, if at all.
@@ -84,6 +90,17 @@ pub(crate) enum Cut {
     Broken,
     /// With an event that says what is wrong.
     Event(u16),
+}
+
+impl Cut {
+    /// The last that comes over a watch; `None` where nothing does.
+    fn last(self) -> Option<std::io::Result<Bytes>> {
+        match self {
+            Self::Clean => None,
+            Self::Broken => Some(Err(std::io::Error::other("broken by the test"))),
+            Self::Event(code) => Some(Ok(Bytes::from(wrong(code)))),
+        }
+    }
 }
 
 /// A kind of read: the whole node object, watches of it, or lists and watches of pods.
@@ -290,6 +307,11 @@ impl World {
         self.state.lock().unwrap().reads.get(&read) == Some(&Unread::Hang)
     }
 
+    /// How many watches of pods began. A request that only came may still miss a cut.
+    pub(crate) fn watches_begun(&self) -> usize {
+        self.state.lock().unwrap().begun
+    }
+
     /// How often pods were listed.
     pub(crate) fn lists(&self) -> usize {
         self.came(LIST).len()
@@ -360,17 +382,29 @@ async fn nodes(world: web::Data<World>, request: HttpRequest) -> HttpResponse {
     let end = Instant::now() + Duration::from_secs(query["timeoutSeconds"].parse().unwrap());
     let world = world.into_inner();
     let news = world.news.subscribe();
-    let cuts = world.state.lock().unwrap().cuts;
+    let cuts = {
+        let state = world.state.lock().unwrap();
+        if since < state.forgotten_before {
+            return HttpResponse::Ok().content_type("application/json").body(wrong(410));
+        }
+        state.cuts
+    };
+    let since = Some(since);
     let lines = stream::unfold((world, news, since), move |(world, mut news, since)| async move {
+        let since = since?;
         loop {
             let version = *news.borrow_and_update();
-            if world.state.lock().unwrap().cuts != cuts {
-                return None;
+            let cut = {
+                let state = world.state.lock().unwrap();
+                (state.cuts != cuts).then_some(state.cut)
+            };
+            if let Some(cut) = cut {
+                return Some((cut.last()?, (world, news, None)));
             }
             if version > since {
                 let object = api_writes::node_metadata(&world);
                 let line = format!("{}\n", json!({"type": "MODIFIED", "object": object}));
-                return Some((Ok::<_, std::io::Error>(Bytes::from(line)), (world, news, version)));
+                return Some((Ok(Bytes::from(line)), (world, news, Some(version))));
             }
             if !matches!(timeout_at(end, news.changed()).await, Ok(Ok(()))) {
                 return None;
@@ -432,10 +466,11 @@ fn wrong(code: u16) -> String {
 fn watched(world: Arc<World>, since: u64, lasts: Duration, bookmarks: bool) -> HttpResponse {
     let (end, news) = (Instant::now() + lasts, world.news.subscribe());
     let (cuts, every) = {
-        let state = world.state.lock().unwrap();
+        let mut state = world.state.lock().unwrap();
         if since < state.forgotten_before {
             return HttpResponse::Ok().content_type("application/json").body(wrong(410));
         }
+        state.begun += 1;
         (state.cuts, state.bookmarks.filter(|_| bookmarks))
     };
     let since = Some(since);
@@ -452,12 +487,7 @@ fn watched(world: Arc<World>, since: u64, lasts: Duration, bookmarks: bool) -> H
                 if state.cuts != cuts {
                     let cut = state.cut;
                     drop(state);
-                    let last = match cut {
-                        Cut::Clean => return None,
-                        Cut::Broken => Err(std::io::Error::other("broken by the test")),
-                        Cut::Event(code) => Ok(Bytes::from(wrong(code))),
-                    };
-                    return Some((last, (world, news, None)));
+                    return Some((cut.last()?, (world, news, None)));
                 }
                 let next = state.log.iter().find(|(version, ..)| *version > since);
                 if let Some((version, kind, object)) = next {

@@ -333,7 +333,7 @@ fn a_policy_is_pushed_activated_and_taken_back() {
     assert!(bench.refused(&["policy", "activate", &none]).contains("no stack"));
     let maybe = write(&bench.dir.path().join("maybe.yaml"), "- policy: share\n  onFault: maybe\n");
     let says = bench.refused(&["policy", "activate", &maybe]);
-    assert!(says.contains("[0].onFault") && says.contains("known are `skip`, `deny`"), "{says}");
+    assert!(says.contains("[0].onFault") && says.contains("expected one of `skip`, `deny`"), "{says}");
     assert!(bench.refused(&["policy", "activate", "/nowhere.yaml"]).contains("cannot read"));
 }
 

@@ -1,13 +1,14 @@
 //! What a daemon costs the API server: the requests of an idle one, and how it comes back after a loss.
 
-use crate::api_server::{ApiServer, Cut, LIST, Read, Unread, WATCH, pod};
+use crate::api_server::{ApiServer, Cut, LIST, NODE_READ, NODE_WATCH, Read, Unread, WATCH, pod};
 use crate::cluster_faults::{settings, soon, view};
 use crate::kubelet_bench::{Node, Recipe};
-use berth::cluster::{self, Link, Running, Settings};
+use berth::cluster::{self, FollowedLabel, Link, Running, Settings};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 const SECOND: Duration = Duration::from_secs(1);
+const LABEL: &str = "nvidia.com/device-plugin.config";
 
 /// A watched API server with one pod, the daemon's room that watches it, and its node.
 struct Watched {
@@ -34,8 +35,13 @@ impl Watched {
         let running = cluster::start(settings, node.door.clone(), node.door.snapshot());
         let watched = Self { server, node, running, _folder: folder };
         watched.is_current().await;
-        soon("a watch is open", || (!watched.server.world.came(WATCH).is_empty()).then_some(())).await;
+        watched.begun(1).await;
         watched
+    }
+
+    /// Waits until so many watches began.
+    async fn begun(&self, count: usize) {
+        soon("a watch began", || (self.server.world.watches_begun() >= count).then_some(())).await;
     }
 
     async fn is_current(&self) {
@@ -75,6 +81,83 @@ async fn an_idle_daemon_costs_one_request_for_each_watch_and_nothing_else() {
         (1, 2),
         "{before:?}"
     );
+    watched.running.stop();
+}
+
+/// A label that is followed, and who follows it.
+fn followed() -> (FollowedLabel, tokio::sync::watch::Receiver<Option<String>>) {
+    let (value, seen) = tokio::sync::watch::channel(None);
+    (FollowedLabel { key: LABEL.into(), value }, seen)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_label_that_is_followed_costs_one_request_for_each_watch_of_the_node() {
+    let (label, seen) = followed();
+    let watched =
+        Watched::start(|settings| Settings { watch: SECOND, followed: Some(label), ..settings }).await;
+    let world = &watched.server.world;
+    let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
+    soon("the condition is written", condition).await;
+    world.label(LABEL, "first", "kubectl");
+    soon("the label is seen", || (seen.borrow().as_deref() == Some("first")).then_some(())).await;
+    let before = world.requests();
+    let opened = before[NODE_WATCH];
+    soon("three more watches", || (world.requests()[NODE_WATCH] >= opened + 3).then_some(())).await;
+    let after = world.requests();
+    assert_eq!(after[NODE_READ], before[NODE_READ], "a watch that ends in its time goes on where it was");
+    let asked = world.came(NODE_WATCH);
+    let apart = asked[opened + 1] - asked[opened];
+    assert!(apart >= 2 * SECOND, "{apart:?}: twice as long as a watch of pods");
+    world.label(LABEL, "second", "kubectl");
+    soon("the label is seen", || (seen.borrow().as_deref() == Some("second")).then_some(())).await;
+    watched.running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_of_the_node_that_is_lost_goes_on_where_it_was_and_reads_the_label_only_where_it_must() {
+    let (label, seen) = followed();
+    let watched = Watched::start(|settings| Settings { followed: Some(label), ..settings }).await;
+    let world = &watched.server.world;
+    soon("the node is watched", || (!world.came(NODE_WATCH).is_empty()).then_some(())).await;
+    for (n, cut) in [Cut::Broken, Cut::Clean, Cut::Event(500), Cut::Event(410)].into_iter().enumerate() {
+        // A watch that only came may still miss the cut: it is open once a label came over it.
+        let now = format!("before-{n}");
+        world.label(LABEL, &now, "kubectl");
+        soon("the label is seen", || (*seen.borrow() == Some(now.clone())).then_some(())).await;
+        let reads = world.came(NODE_READ).len();
+        // While the watch is away the label changes.
+        world.read_fault(Read::NodeWatch, Some(Unread::Hang));
+        world.cut(cut);
+        let hung = world.unread();
+        soon("the next watch hangs", || (world.unread() > hung).then_some(())).await;
+        let now = format!("after-{n}");
+        world.label(LABEL, &now, "kubectl");
+        world.read_fault(Read::NodeWatch, None);
+        soon("the label is seen", || (*seen.borrow() == Some(now.clone())).then_some(())).await;
+        let expired = usize::from(cut == Cut::Event(410));
+        assert_eq!(world.came(NODE_READ).len() - reads, expired, "{cut:?}");
+    }
+    watched.running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_right_to_watch_the_node_its_label_is_read_with_each_try_and_soon_seldom() {
+    let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
+    server.world.apply(pod("ns", "first", "a-1", &[]));
+    server.world.read_fault(Read::NodeWatch, Some(Unread::Refuse(403)));
+    let (label, seen) = followed();
+    let watched =
+        Watched::of(server, folder, |settings| Settings { followed: Some(label), ..settings }).await;
+    let world = &watched.server.world;
+    world.label(LABEL, "first", "kubectl");
+    soon("the label is seen", || (seen.borrow().as_deref() == Some("first")).then_some(())).await;
+    // Five failures are waited for shortly.
+    soon("six tries", || (world.came(NODE_WATCH).len() >= 6).then_some(())).await;
+    let reads = world.came(NODE_READ).len();
+    tokio::time::sleep(2 * SECOND).await;
+    assert_eq!((world.came(NODE_WATCH).len(), world.came(NODE_READ).len()), (6, reads));
+    // Each try, the connection, and the condition's first look.
+    assert!((7..=8).contains(&reads), "{reads}");
     watched.running.stop();
 }
 
@@ -124,6 +207,7 @@ async fn an_api_server_that_forgot_what_was_seen_is_asked_for_one_list() {
     watched.shows(&["a-2"]).await;
     assert_eq!(world.came(LIST).len(), 2);
     // The same while a watch is under way.
+    watched.begun(2).await;
     world.cut(Cut::Event(410));
     soon("one more list", || (world.came(LIST).len() == 3).then_some(())).await;
     watched.shows(&["a-2"]).await;

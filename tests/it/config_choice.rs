@@ -7,6 +7,7 @@ use crate::daemon::{House, SHARED, SOON, Serving, WHOLE, ended};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const LABEL: &str = "nvidia.com/device-plugin.config";
@@ -21,6 +22,13 @@ fn configs() -> TempDir {
         ("default", "stack: [{ policy: exclusive }]\n"),
         ("shared", "stack: [{ policy: timeslice, parameters: { replicas: 4 } }]\n"),
         ("broken", "stack: [{ policy: timeslice }\n"),
+        // Errors that show only once the file is used.
+        ("unknown", "stack: [{ policy: timeslize }]\n"),
+        ("parameters", "stack: [{ policy: timeslice, parameters: { replicaz: 4 } }]\n"),
+        ("admission", "stack: [{ policy: quota, parameters: { limit: 4 } }]\n"),
+        ("permissions", "stack: [{ policy: memory }]\n"),
+        ("profile", "gpus: sim:9xfoo\n"),
+        ("files", "admin: { tls: { certFile: /nowhere/tls.crt, keyFile: /nowhere/tls.key } }\n"),
     ] {
         std::fs::write(data.join(name), text).unwrap();
         std::os::unix::fs::symlink(format!("..data/{name}"), folder.path().join(name)).unwrap();
@@ -51,18 +59,27 @@ async fn a_label_of_the_node_chooses_the_file_and_another_label_takes_over_under
     let mut serving = house.serve_as(&mut command(&house, &server, &configs));
     // Without the label: the fallback `named`.
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    serving.line(|line| line.contains("the configuration is default"));
+    serving.line(|line| line.contains("using the configuration default"));
     house.start("whole", WHOLE, 1).await.unwrap();
     serving.until("its holder", |live| live.len() == 1 && live[0]["holder"]["pod"] == "whole");
     let before = serving.live();
 
     // What cannot be used changes nothing.
-    for (name, why) in [("gone", "\"gone\", and"), ("broken", "is wrong")] {
+    for (name, why) in [
+        ("gone", "\"gone\", but"),
+        ("broken", "is wrong"),
+        ("unknown", "line 1, column 19: stack[0].policy: stack entry timeslize: this node knows no policy"),
+        ("parameters", "stack[0].parameters: policy timeslice@"),
+        ("admission", "stack[0].parameters: policy quota@"),
+        ("permissions", "may not name nvidia.com/gpu.mem-4g (permissions.resources)"),
+        ("profile", "known are t4"),
+        ("files", "admin.tls: "),
+    ] {
         server.world.label(LABEL, name, "kubectl");
-        serving.line(|line| line.contains("stays default") && line.contains(why));
+        serving.line(|line| line.contains("keeping default") && line.contains(why));
     }
     server.world.label(LABEL, "default", "kubectl");
-    serving.line(|line| line.contains("chooses default as before"));
+    serving.line(|line| line.contains("still selects default"));
 
     server.world.label(LABEL, "shared", "kubectl");
     started_again(&mut serving);
@@ -70,7 +87,7 @@ async fn a_label_of_the_node_chooses_the_file_and_another_label_takes_over_under
     house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
     house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
     assert_eq!(serving.live()[0]["id"], before[0]["id"]);
-    serving.line(|line| line.contains("the configuration is shared"));
+    serving.line(|line| line.contains("using the configuration shared"));
     assert_eq!(serving.call("GET", "/stack", &Value::Null)["entries"][0]["policy"], "timeslice");
     assert_eq!(house.kubelet.anomalies(), []);
     // The same process all along.
@@ -78,14 +95,51 @@ async fn a_label_of_the_node_chooses_the_file_and_another_label_takes_over_under
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_right_to_watch_the_label_is_read() {
+async fn beside_a_folder_of_files_the_environment_counts_and_is_named_as_without_one() {
+    let (server, configs) = (ApiServer::start(), configs());
+    let house = House::new("gpus: sim:1xt4").await;
+    // The file below by NVIDIA's name: what it holds counts, too.
+    let mut with_flag = house.command();
+    let mut command = crate::daemon::berth();
+    let file = house.folder.path().join("config.yaml");
+    let args = with_flag.get_args().collect::<Vec<_>>();
+    let at = args.iter().position(|arg| *arg == "--config").unwrap();
+    command.args(&args[..at]).args(&args[at + 2..]).env("CONFIG_FILE", file);
+    command.arg("--kubeconfig").arg(server.kubeconfig(house.folder.path()));
+    command.args(["--node-name", NODE]).arg("--config-dir").arg(configs.path());
+    let serving = house.serve_as(command.env("GFD_ONESHOT", "true"));
+    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    assert!(serving.line(|line| line.contains("set, not used: GFD_ONESHOT=\"true\": ")).contains("WARN"));
+    serving.stop();
+    // Which is dropped beside Berth's own.
+    let serving = house.serve_as(with_flag.env("CONFIG_FILE", "/nvidia.yaml"));
+    serving.line(|line| line.contains("set, not used: CONFIG_FILE=\"/nvidia.yaml\": --config is given, too"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_signal_between_two_configurations_ends_the_daemon() {
+    let (server, configs) = (ApiServer::start(), configs());
+    let house = House::new("gpus: sim:1xt4").await;
+    let mut serving = house.serve_as(&mut command(&house, &server, &configs));
+    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    server.world.label(LABEL, "shared", "kubectl");
+    serving.line(|line| line.contains("starting again with"));
+    serving.signal("-TERM");
+    let end = Instant::now() + SOON;
+    while serving.child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < end, "the signal is lost:\n{}", serving.log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_right_to_watch_the_label_is_read_with_each_try() {
     let (server, configs) = (ApiServer::start(), configs());
     server.world.read_fault(Read::NodeWatch, Some(Unread::Refuse(403)));
     let house = House::new("gpus: sim:1xt4").await;
     let mut serving = house.serve_as(&mut command(&house, &server, &configs));
     house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
-    let line = serving.line(|line| line.contains("is not watched, and read every 60 s"));
-    assert!(line.contains("watch nodes"), "{line}");
+    // The label is read with each of the first tries, of which the log says nothing.
+    assert!(!serving.log().contains("cannot watch"), "{}", serving.log());
     server.world.label(LABEL, "shared", "kubectl");
     started_again(&mut serving);
     house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
@@ -96,12 +150,12 @@ async fn a_start_waits_for_the_label_where_that_helps_and_else_says_what_to_do()
     let (server, configs) = (ApiServer::start(), configs());
     let house = House::new("gpus: sim:1xt4").await;
     let cases: [(&str, &[&str], &str); 6] = [
-        ("gone", &["--config-default", "default"], "names the configuration \"gone\", and"),
+        ("gone", &["--config-default", "default"], "names the configuration \"gone\", but"),
         ("broken", &[], "is wrong"),
         ("", &["--config-default", "nothing"], "--config-default names the configuration \"nothing\""),
         ("", &["--config-fallbacks", "single"], "has no label nvidia.com/device-plugin.config"),
         ("", &["--config-fallbacks", "first"], "named, single or empty"),
-        ("", &["--api-server", "off"], "--config-dir needs the API server"),
+        ("", &["--api-server", "off"], "--config-dir reads the node label"),
     ];
     for (label, flags, words) in cases {
         server.world.label(LABEL, label, "kubectl");
@@ -116,10 +170,19 @@ async fn a_start_waits_for_the_label_where_that_helps_and_else_says_what_to_do()
 
     // A server that is not ready yet.
     server.world.refuse(Some(503));
-    let mut child = command(&house, &server, &configs).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let waits = lines.next().unwrap();
-    assert!(waits.contains("waiting up to 45 s for the node's label"), "{waits}");
+    let waiting = || {
+        let mut child = command(&house, &server, &configs).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let waits = lines.next().unwrap();
+        assert!(waits.contains("waiting up to 45 s for the node's label"), "{waits}");
+        (child, lines)
+    };
+    // Told to stop it ends as a daemon does, and not by the signal, which process 1 of a container would not.
+    let (mut child, _lines) = waiting();
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+
+    let (mut child, mut lines) = waiting();
     server.world.refuse(None);
     let started = lines.find(|line| line.contains("Swagger UI at"));
     child.kill().unwrap();

@@ -398,7 +398,7 @@ async fn a_store_that_is_gone_stops_the_start_and_cordons_do_not_vanish() {
     std::fs::rename(&data, &kept).unwrap();
     refuses(
         serve_after(":", &state),
-        &[state.join("store").to_str().unwrap(), "is gone", "berth state import", "berth state init"],
+        &[state.join("store").to_str().unwrap(), "is missing", "berth state import", "berth state init"],
     );
     assert!(!data.exists());
     std::fs::rename(&kept, &data).unwrap();

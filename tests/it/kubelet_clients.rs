@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tonic::Status;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -77,15 +77,18 @@ impl Drop for Streaming {
     }
 }
 
-async fn stream(socket: &Path, asks_first: bool, count: &watch::Sender<usize>) -> Result<(), Status> {
+async fn connect(socket: &Path) -> Result<DevicePluginClient<Channel>, Status> {
     let path = socket.to_owned();
     let connector = tower::service_fn(move |_| {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
     let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
-    let mut client =
-        DevicePluginClient::new(channel.map_err(|error| Status::unavailable(error.to_string()))?);
+    Ok(DevicePluginClient::new(channel.map_err(|error| Status::unavailable(error.to_string()))?))
+}
+
+async fn stream(socket: &Path, asks_first: bool, count: &watch::Sender<usize>) -> Result<(), Status> {
+    let mut client = connect(socket).await?;
     if asks_first {
         client.get_device_plugin_options(Empty {}).await?;
     }
@@ -157,15 +160,53 @@ async fn a_stream_of_another_program_is_not_taken_for_the_kubelets() {
 }
 
 #[tokio::test]
-async fn the_loss_of_the_kubelets_stream_shows_beside_the_stream_of_another_program() {
+async fn the_loss_of_the_kubelets_stream_shows_beside_the_streams_of_other_programs() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
-    let mut streaming = Streaming::begin(&socket(&node), false);
-    streaming.next_list().await;
+    // Those that ask for the options come back while a new kubelet is registered with, and some are taken for it.
+    for (size, asks_first) in [(1, false), (8, true), (8, true), (8, true)] {
+        let mut all: Vec<_> = (0..size).map(|_| Streaming::begin(&socket(&node), asks_first)).collect();
+        for streaming in &mut all {
+            streaming.next_list().await;
+        }
+        restart(&node, "other programs stream").await;
+        for streaming in &mut all {
+            streaming.next_list().await;
+        }
+        node.kubelet.drop_stream(GPU);
+        node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+        node.allocatable(GPU, 4).await;
+    }
+    node.assert_harmless();
+}
+
+#[tokio::test]
+async fn a_connection_of_before_a_registration_is_not_taken_for_the_kubelets() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    let polling = tokio::spawn(poll_options(socket(&node)));
+    restart(&node, "another program asks for the options all the time").await;
     node.kubelet.drop_stream(GPU);
     node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
     node.allocatable(GPU, 4).await;
+    polling.abort();
     node.assert_harmless();
+}
+
+/// Asks for the options without a pause, on one connection as long as it lasts, and streams on it.
+async fn poll_options(socket: PathBuf) {
+    loop {
+        let Ok(mut client) = connect(&socket).await else { continue };
+        let mut streaming = client.clone();
+        let streams = tokio::spawn(async move {
+            while let Ok(lists) = streaming.list_and_watch(Empty {}).await {
+                let mut lists = lists.into_inner();
+                while let Ok(Some(_)) = lists.message().await {}
+            }
+        });
+        while client.get_device_plugin_options(Empty {}).await.is_ok() {}
+        streams.abort();
+    }
 }
 
 /// Threads that connect, send something, read until they are disconnected, and connect again.

@@ -90,7 +90,7 @@ pub(crate) fn told_version() -> PolicyVersion {
 
 /// One policy, in this process, that does what its parameters say: words with spaces between.
 /// `whole`, `twice` (whole under two names), `shares=N` (each takes an Nth of the memory),
-/// `deny=REASON`, `env=KEY:VALUE`, `place=last`, `place=foreign`, `place=fault`.
+/// `deny=REASON`, `env=KEY:VALUE`, `place=last`, `place=foreign`, `place=fault`, `slow` (offers in the time of a trial alone).
 pub(crate) struct ToldPolicies;
 
 impl Policies for ToldPolicies {
@@ -112,6 +112,10 @@ impl Policies for ToldPolicies {
         let words: Vec<&str> = call.parameters.split(' ').collect();
         let value = |key: &str| words.iter().find_map(|w| w.strip_prefix(key));
         match call.question {
+            // A trial, which has ten times the time, passes.
+            Question::Offer if words.contains(&"slow") && call.wall_ms_max < 2_000 => {
+                Err(Fault { kind: FaultKind::Time, detail: "too slow".into() })
+            }
             Question::Offer => {
                 let lines = told_lines(&words, value("shares="));
                 let parts =

@@ -31,7 +31,7 @@ async fn single_never_lists_shares_of_gpus_and_instances_by_one_name() {
     let stack = |resource: &str| json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 4, "resource": resource}}]});
     let rig = Rig::new(&state, &format!("migStrategy: single\nstack: {}", stack(WHOLE)["entries"])).await;
     let serving = rig.house.serve();
-    until("the stack's refusal", || check(&serving, "mig").1.contains("give the shares another name"));
+    until("the stack's refusal", || check(&serving, "mig").1.contains("rename the shares"));
     let (ok, why) = check(&serving, "mig");
     assert!(!ok);
     for words in [WHOLE, "1g.10gb on GPU 1", "no MIG mode on GPU 0", "mixed"] {

@@ -109,6 +109,27 @@ fn what_berth_has_not_ends_a_start_with_what_to_do() {
 }
 
 #[test]
+fn a_file_of_nvidias_with_errors_is_answered_as_nvidias() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("nvidia.yaml");
+    for (text, says) in [
+        (
+            "version: v1\nflags: {migStrategy: none}\nflags: {migStrategy: mixed}\n",
+            "line 3, column 1: the key \"flags\" is given twice, first in line 2",
+        ),
+        (
+            "version: v1\nbase: &base {failOnInitError: true}\nflags: {<<: *base, migStrategy: mixed}\n",
+            "flags.<<: Berth does not resolve YAML merges",
+        ),
+    ] {
+        write(&file, text).unwrap();
+        let serve = ran(berth(&["serve", "--config", file.to_str().unwrap()]));
+        assert!(serve.code == 1 && serve.err.contains(says), "{text}: {}", serve.err);
+        assert!(!serve.err.contains("is not known"), "{text}: {}", serve.err);
+    }
+}
+
+#[test]
 fn a_file_of_nvidias_is_printed_as_berths_own() {
     let folder = tempfile::tempdir().unwrap();
     let from = |text: &str| {
@@ -130,10 +151,10 @@ fn a_file_of_nvidias_is_printed_as_berths_own() {
     let checked = ran(berth(&["config", "check", "--without-gpus", file.to_str().unwrap()]));
     assert!(checked.out.contains("note: set, not used: flags.mpsRoot"), "{}{}", checked.out, checked.err);
     let mps = from("sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n");
-    assert!(mps.code == 1 && mps.out.contains("# not possible: sharing.mps"), "{}{}", mps.out, mps.err);
+    assert!(mps.code == 1 && mps.out.contains("# not supported: sharing.mps"), "{}{}", mps.out, mps.err);
     for (text, says) in [
-        ("version: v2\n", "version: \"v2\" is not known"),
-        ("gpus: nvml\n", "is no configuration of NVIDIA's"),
+        ("version: v2\n", "version: unknown version \"v2\""),
+        ("gpus: nvml\n", "is not a configuration file of NVIDIA's"),
         ("[1]\n", "must be a mapping"),
     ] {
         let refused = from(text);

@@ -312,11 +312,39 @@ fn a_store_that_is_gone_is_not_replaced_by_an_empty_one() {
     filled(&store.path, 3, "x");
     assert!(!SledStore::init(&store.path).unwrap(), "one that is there stays");
     assert_eq!(SledStore::open(&store.path).unwrap().load().unwrap().len(), 4);
-    // A release that left no word of it: it is left at the next start.
+    // A release that left no such file: it is written at the next start.
     fs::remove_file(store.path.with_extension("made")).unwrap();
     drop(SledStore::open(&store.path).unwrap());
     fs::remove_dir_all(&store.path).unwrap();
     assert!(matches!(SledStore::open(&store.path), Err(StoreError::Gone { .. })));
+    // Without one, decisions show it. A folder for them does not: the store is opened before it is filled.
+    fs::remove_file(store.path.with_extension("made")).unwrap();
+    let decisions = store.path.with_file_name("decisions");
+    fs::create_dir(&decisions).unwrap();
+    let decision = decisions.join("00000000000000000001.log");
+    fs::write(&decision, b"").unwrap();
+    let error = SledStore::open(&store.path).unwrap_err();
+    assert!(error.to_string().contains(decision.to_str().unwrap()), "{error}");
+    fs::remove_file(&decision).unwrap();
+    drop(SledStore::open(&store.path).unwrap());
+}
+
+#[test]
+fn a_store_that_was_damaged_in_use_is_left_as_it_is_at_the_next_start() {
+    let store = fresh();
+    filled(&store.path, 60, "x");
+    let mut open = SledStore::open(&store.path).unwrap();
+    open.append(&[Write::Put(allocation(99, "x"))]).unwrap();
+    // Nothing reads these bytes again before the stop.
+    let log = store.path.join("data/db");
+    let mut bytes = fs::read(&log).unwrap();
+    let tail = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+    bytes[tail - 200] ^= 0xff;
+    fs::File::options().write(true).open(&log).unwrap().write_all_at(&bytes, 0).unwrap();
+    drop(open);
+    let damaged = files(&store.path);
+    assert!(matches!(SledStore::open(&store.path), Err(StoreError::Damaged { .. })));
+    assert!(files(&store.path) == damaged, "byte for byte");
 }
 
 #[test]
@@ -416,7 +444,7 @@ fn files_that_are_moved_away_in_use_are_noticed_and_not_replaced() {
     fs::rename(store.path.join("data"), &aside).unwrap();
     assert!(matches!(open.append(&write), Err(StoreError::Io { .. })));
     let error = open.load().unwrap_err();
-    assert!(error.to_string().contains("gone"), "{error}");
+    assert!(error.to_string().contains("removed"), "{error}");
     assert!(!store.path.join("data").exists());
     fs::rename(&aside, store.path.join("data")).unwrap();
     // Whether the append that failed is there is settled now.

@@ -30,11 +30,11 @@ async fn what_is_no_http_is_counted_and_not_logged_line_by_line() {
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"), "{answer:?}");
     }
-    let line = serving.line(|line| line.contains("sent what is not HTTP"));
+    let line = serving.line(|line| line.contains("did not send HTTP"));
     assert!(line.contains("WARN") && line.contains("connections="), "{line}");
     let log = serving.log();
     assert!(!log.contains("stream error"), "{log}");
-    assert_eq!(log.matches("sent what is not HTTP").count(), 1, "{log}");
+    assert_eq!(log.matches("did not send HTTP").count(), 1, "{log}");
 }
 
 /// Whether the API answers each of some new connections, of which every worker gets some.

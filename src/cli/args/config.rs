@@ -6,21 +6,22 @@ use std::path::PathBuf;
 /// `berth config`.
 #[derive(Subcommand, Debug)]
 pub enum ConfigCommand {
-    /// Read a file as the daemon would, and say what is wrong with it
+    /// Check a configuration file as the daemon would and list its errors
     ///
     /// Names all errors of the file, each with its line, and exits with 1 if there are any. Reads the token and TLS
-    /// files that it names, opens the GPUs, and asks the policies of its stack about them, as a start does.
+    /// files that it names, opens the GPUs, and runs the policies of its stack against them, as the daemon does at
+    /// start.
     Check {
         /// The configuration file
         file: PathBuf,
-        /// Leave out the token and TLS files that it names, and uploaded policies: for a machine that has none of them
+        /// Skip the token and TLS files and uploaded policies, for a machine that does not have them
         #[arg(long)]
         without_files: bool,
-        /// Leave out the GPUs: for a machine that has none of them
+        /// Skip the GPUs, for a machine that has none
         #[arg(long)]
         without_gpus: bool,
     },
-    /// Print a file of NVIDIA's device plugin as Berth's own, with a comment at each line that has no equal
+    /// Convert a configuration file of NVIDIA's device plugin; settings without an equivalent become comments
     FromNvidia {
         /// The file, `version: v1`
         file: PathBuf,

@@ -57,7 +57,7 @@ fn token(path: &Path) -> Option<Line> {
 /// Only whether a store was made here and is gone.
 fn gone(path: &Path) -> Option<Line> {
     (path.join("store.made").exists() && !path.join("store/data").exists()).then(|| {
-        let detail = format!("the store in {} is gone, although one was made there", path.display());
+        let detail = format!("the store in {} is missing, although one was created there", path.display());
         let fix =
             "put store/data back, or `berth state import FILE`; `berth state init` begins with an empty one";
         Line::fail(CHECK, detail, fix)

@@ -37,17 +37,17 @@ fn who_may_ask_is_read_as_it_is_written() {
 fn what_would_leave_a_door_open_is_refused() {
     for (yaml, says) in [
         ("adminListen: 0.0.0.0:9470", "admin.tls"),
-        ("admin: {tokens: [{name: a, right: read}]}", "either file or sha256"),
-        ("admin: {tokens: [{name: a, file: /x, sha256: y, right: read}]}", "either file or sha256"),
+        ("admin: {tokens: [{name: a, right: read}]}", "exactly one of file and sha256"),
+        ("admin: {tokens: [{name: a, file: /x, sha256: y, right: read}]}", "exactly one of file and sha256"),
         ("admin: {tokens: [{name: a, file: /x}]}", "right"),
         ("admin: {tokens: [{name: a, file: /x, right: write}]}", "write"),
         ("admin: {tokens: [{name: '', file: /x, right: read}]}", "1 to 64"),
         (
             "admin: {tokens: [{name: a, file: /x, right: read}, {name: a, file: /y, right: change}]}",
-            "each name once",
+            "a name that is not used twice",
         ),
-        ("admin: {tokens: [{name: Root, file: /x, right: read}]}", "a name of its own"),
-        ("admin: {tokens: [{name: 'certificate:a', file: /x, right: read}]}", "a name of its own"),
+        ("admin: {tokens: [{name: Root, file: /x, right: read}]}", "a name that is not reserved"),
+        ("admin: {tokens: [{name: 'certificate:a', file: /x, right: read}]}", "a name that is not reserved"),
         ("admin: {tls: {certFile: /c, keyFile: /k, othersMay: read}}", "clientCaFile"),
         ("admin: {tls: {certFile: /c}}", "keyFile"),
         ("admin: {tls: {certFile: /c, keyFile: /k, requireClientCert: true}}", "clientCaFile"),

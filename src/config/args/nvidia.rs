@@ -1,7 +1,7 @@
 //! Flags and variables of NVIDIA's device plugin (v0.20) for which Berth has no flag of its own. None is
 //! shown by `--help`; `docs/changeover.md` lists them.
 
-use super::super::checks::{Checks, bad};
+use super::super::checks::{Checks, bad, bad_because};
 use super::super::{StackEntryConfig, nvidia, parsers};
 use super::ServeArgs;
 use clap::Args;
@@ -47,7 +47,8 @@ pub struct NvidiaArgs {
     pub cdi_disable_hooks: Vec<String>,
 }
 
-fn given(path: Option<&PathBuf>) -> Option<&Path> {
+/// A path that is not empty: an empty variable counts as not set.
+pub(in crate::config) fn given(path: Option<&PathBuf>) -> Option<&Path> {
     path.map(PathBuf::as_path).filter(|path| !path.as_os_str().is_empty())
 }
 
@@ -56,6 +57,21 @@ impl ServeArgs {
     #[must_use]
     pub fn config_file(&self) -> Option<&Path> {
         self.config.as_deref().or_else(|| given(self.nvidia.config_file.as_ref()))
+    }
+
+    /// What of NVIDIA's is given beside Berth's own name for it, which wins: one line each.
+    pub(in crate::config) fn outdone(&self) -> Vec<String> {
+        let (file, socket) = (given(self.nvidia.config_file.as_ref()), self.nvidia.folder_of_socket());
+        let file = file.filter(|file| self.config.as_deref().is_some_and(|config| config != *file));
+        let socket = socket.filter(|folder| self.kubelet_dir.as_ref().is_some_and(|dir| dir != folder));
+        let socket = socket.and(self.nvidia.kubelet_socket.as_deref());
+        [("CONFIG_FILE", file, "--config"), ("KUBELET_SOCKET", socket, "--kubelet-dir")]
+            .into_iter()
+            .filter_map(|(name, path, flag)| {
+                let why = format!("{flag} is given, too, and wins: remove one of the two");
+                Some(nvidia::unused(name, &path?.to_string_lossy(), &why))
+            })
+            .collect()
     }
 
     /// The kubelet's folder, by our name or by the socket in it.
@@ -92,7 +108,7 @@ impl NvidiaArgs {
     pub(in crate::config) fn notices(&self, checks: &mut Checks) -> Vec<String> {
         let mut lines = Vec::new();
         let mut unused = |name: &str, value: &str, why: &str| lines.push(nvidia::unused(name, value, why));
-        if let Some(socket) = &self.kubelet_socket
+        if let Some(socket) = given(self.kubelet_socket.as_ref())
             && self.folder_of_socket().is_none()
         {
             let why = "the kubelet's socket is device-plugins/kubelet.sock in the folder of --kubelet-dir";
@@ -102,10 +118,10 @@ impl NvidiaArgs {
         match channels.split(',').map(str::trim).collect::<Vec<_>>()[..] {
             [""] => {}
             ["0"] if self.imex_required == Some(true) => {
-                checks.add(bad("IMEX_CHANNEL_IDS", &channels, nvidia::IMEX));
+                checks.add(bad_because("IMEX_CHANNEL_IDS", &channels, nvidia::IMEX));
             }
             ["0"] => unused("IMEX_CHANNEL_IDS", &channels, nvidia::IMEX),
-            _ => checks.add(bad("IMEX_CHANNEL_IDS", &channels, "nothing, or 0")),
+            _ => checks.add(bad("IMEX_CHANNEL_IDS", &channels, "an empty value or 0")),
         }
         for (name, value, why) in [
             ("MPS_ROOT", self.mps_root.as_slice(), nvidia::MPS_ROOT),

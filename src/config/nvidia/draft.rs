@@ -80,9 +80,12 @@ impl Draft {
             }
             problems
         };
+        let refused = self.findings.iter().filter(|finding| finding.refused);
+        let refused = refused.map(|f| (f.key.clone(), f.note.clone()));
         if !self.errors.is_empty() {
-            return Err(problems(self.errors));
+            return Err(problems(self.errors.into_iter().chain(refused).collect()));
         }
+        let refusal = problems(refused.collect());
         let mut yaml = self.top.iter().map(|line| format!("{line}\n")).collect::<String>();
         for (key, lines) in [("containerEdits", &self.edits), ("stack", &self.stack)] {
             let only_comments = lines.iter().all(|line| line.starts_with('#'));
@@ -93,8 +96,6 @@ impl Draft {
             yaml.extend(lines.iter().map(|line| format!("{indent}{line}\n")));
         }
         let file = FileConfig::parse(&yaml)?;
-        let refused = self.findings.iter().filter(|finding| finding.refused);
-        let refusal = problems(refused.map(|f| (f.key.clone(), f.note.clone())).collect());
         Ok(Translated { yaml, file, findings: self.findings, refusal })
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn translate(flags: Option<Section<'_>>, draft: &mut Draft) {
     let Some(mut flags) = flags else { return };
     if let Some(word) = flags.text("migStrategy", draft) {
         if MigStrategy::parse(&word).is_none() {
-            draft.error("flags.migStrategy", &format!("{word:?} is none of none, single and mixed"));
+            draft.error("flags.migStrategy", &format!("{word:?} is not one of `none`, `single`, `mixed`"));
         }
         draft.set("migStrategy", &word);
     }
@@ -105,7 +105,10 @@ fn device_list_strategy(section: &mut Section<'_>, draft: &mut Draft) {
         }
         Err(_) => draft.error(
             &path,
-            &format!("{} is none of envvar, volume-mounts, cdi-annotations, cdi-cri", words.join(", ")),
+            &format!(
+                "{} is not one of `envvar`, `volume-mounts`, `cdi-annotations`, `cdi-cri`",
+                words.join(", ")
+            ),
         ),
     }
 }

@@ -4,6 +4,8 @@ use super::draft::Draft;
 use serde_json::{Map, Value};
 use std::sync::LazyLock;
 
+/// The key of a YAML merge.
+pub(super) const MERGE: &str = "<<";
 /// Longest resource name there, with its domain.
 const RESOURCE_BYTES_MAX: usize = 63;
 
@@ -94,10 +96,11 @@ impl<'v> Section<'v> {
     /// Reports keys that nothing read.
     pub(super) fn report_unread(&self, draft: &mut Draft) {
         let read = |name: &str| self.read.iter().any(|key| name.eq_ignore_ascii_case(key));
-        for name in self.keys.keys().filter(|name| !read(name)) {
+        // Merges were named before.
+        for name in self.keys.keys().filter(|name| !read(name) && *name != MERGE) {
             draft.unused(
                 &self.path(name),
-                "no key of NVIDIA's plugin v0.20, which ignores it, too: correct or remove it",
+                "unknown key, also ignored by NVIDIA's plugin v0.20: correct or remove it",
             );
         }
     }

@@ -19,7 +19,7 @@ pub(super) fn translate(section: Option<Section<'_>>, draft: &mut Draft) {
              name its folders in containerEdits.resources.<resource>.mps; or write sharing.timeSlicing",
         );
         if sliced.is_some() {
-            draft.unused("sharing.timeSlicing", "sharing.mps counts alone, as with NVIDIA's plugin");
+            draft.unused("sharing.timeSlicing", "sharing.mps takes precedence, as in NVIDIA's plugin");
         }
     } else if let Some(sliced) = sliced {
         let parameters = resources(Section::of("sharing.timeSlicing", sliced, draft), draft);
@@ -74,15 +74,15 @@ fn one(entry: &mut Section<'_>, path: &str, by_default: bool, draft: &mut Draft)
     let shared = if by_default { format!("{name}.shared") } else { name.clone() };
     if let Some(rename) = rename.filter(|rename| *rename != shared) {
         let note = format!(
-            "as by NVIDIA's v0.20, which offers them as {shared}; to call them so here, add `rename: {rename}` to the \
-             entry of {name}, and the name to permissions.resources"
+            "NVIDIA's plugin v0.20 ignores it too and offers them as {shared}; to use this name, add `rename: {rename}` \
+             to the entry of {name}, and the name to permissions.resources"
         );
         draft.unused(&format!("{path}.rename"), &note);
     }
     if let Some(selected) = selected {
         let note = format!(
-            "as by NVIDIA's v0.20, which shares every device; to share only these here, add `devices: {selected}` to \
-             the entry of {name}"
+            "NVIDIA's plugin v0.20 ignores it too and shares every device; to share only these, add `devices: {selected}` \
+             to the entry of {name}"
         );
         draft.unused(&format!("{path}.devices"), &note);
     }

@@ -1,8 +1,12 @@
 use super::*;
 use crate::config::{Config, NvidiaArgs, ServeArgs, StackEntryConfig};
 
+fn document(text: &str) -> Document {
+    Document::parse(text).unwrap()
+}
+
 fn translated(text: &str) -> Translated {
-    translate(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+    translate(&document(text)).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 fn keys(text: &str) -> Vec<String> {
@@ -24,10 +28,10 @@ fn stack(text: &str) -> Vec<(String, String)> {
 fn a_file_is_nvidias_by_its_version_or_by_its_keys_alone() {
     for text in ["version: v1", "Version: v1\ngpus: nvml", "{\"flags\": {}}", "sharing: null", "version: v2"]
     {
-        assert!(is_nvidia(text), "{text}");
+        assert!(is_nvidia(&document(text)), "{text}");
     }
     for text in ["", "# nothing\n", "{}", "gpus: nvml", "gpus: nvml\nresources: {}", ": :", "[version]"] {
-        assert!(!is_nvidia(text), "{text}");
+        assert!(!is_nvidia(&document(text)), "{text}");
     }
 }
 
@@ -168,22 +172,45 @@ fn what_containers_would_lack_is_refused_with_what_to_do() {
         (&shared("{resources: [{name: gpu, replicas: 129}]}"), "at most 128"),
     ] {
         let found = translated(text);
-        assert!(found.yaml.contains("# not possible: "), "{}", found.yaml);
+        assert!(found.yaml.contains("# not supported: "), "{}", found.yaml);
         let error = found.usable().unwrap_err().to_string();
         assert!(error.contains(says), "{text}: {error}");
     }
 }
 
 #[test]
+fn yaml_merges_are_refused_wherever_they_are() {
+    let text = "\
+version: v1
+base: &base {failOnInitError: false}
+flags: {<<: *base, plugin: {<<: *base}}
+sharing: {timeSlicing: {resources: [{<<: *base, name: gpu, replicas: 2}]}}
+";
+    let found = translated(text);
+    let merges = ["flags.<<", "flags.plugin.<<", "sharing.timeSlicing.resources[0].<<"];
+    let refused = found.findings.iter().filter(|finding| finding.refused);
+    assert_eq!(refused.map(|finding| finding.key.as_str()).collect::<Vec<_>>(), merges);
+    let refused = found.usable().unwrap_err().to_string();
+    assert!(
+        refused.contains("line 3, column 8: flags.<<: ") && refused.contains("write the keys"),
+        "{refused}"
+    );
+    // What the merge would have brought is missed for that reason.
+    let missed = translate(&document("base: &base {}\nsharing: {timeSlicing: {<<: *base}}\n")).unwrap_err();
+    let missed = missed.to_string();
+    assert!(missed.contains("names no resource") && missed.contains("timeSlicing.<<"), "{missed}");
+}
+
+#[test]
 fn what_nvidias_plugin_refuses_is_refused_at_its_place() {
     let one = |text: &str| shared(&format!("{{resources: [{text}]}}"));
     for (text, says) in [
-        ("version: v2", "version: \"v2\" is not known"),
-        ("flags: {migStrategy: both}", "flags.migStrategy: \"both\" is none of"),
+        ("version: v2", "version: unknown version \"v2\""),
+        ("flags: {migStrategy: both}", "flags.migStrategy: \"both\" is not one of"),
         ("flags: {failOnInitError: maybe}", "flags.failOnInitError: must be true or false"),
         ("flags: []", "flags: must be a mapping"),
         ("flags: {deviceDiscoveryStrategy: x}", "flags.deviceDiscoveryStrategy"),
-        ("flags: {plugin: {deviceListStrategy: env}}", "flags.plugin.deviceListStrategy: env is none of"),
+        ("flags: {plugin: {deviceListStrategy: env}}", "flags.plugin.deviceListStrategy: env is not one of"),
         ("flags: {plugin: {deviceListStrategy: \"envvar,cdi-cri\"}}", "flags.plugin.deviceListStrategy"),
         ("flags: {plugin: {deviceIDStrategy: name}}", "neither uuid nor index"),
         ("flags: {plugin: {sharedDevicesAllocationPolicy: x}}", "neither distributed nor packed"),
@@ -210,11 +237,14 @@ fn what_nvidias_plugin_refuses_is_refused_at_its_place() {
         ),
         ("imex: {channelIDs: [1]}", "imex.channelIDs: must be [] or [0]"),
     ] {
-        let error = translate(text).unwrap_err().to_string();
+        let error = translate(&document(text)).unwrap_err().to_string();
         assert!(error.contains(says), "{text}: {error}");
     }
-    let both = translate("version: v2\nflags: {migStrategy: both}").unwrap_err().to_string();
-    for line in ["line 1, column 10: version: \"v2\"", "line 2, column 22: flags.migStrategy: \"both\""] {
+    let both = translate(&document("version: v2\nflags: {migStrategy: both}")).unwrap_err().to_string();
+    for line in [
+        "line 1, column 10: version: unknown version \"v2\"",
+        "line 2, column 22: flags.migStrategy: \"both\"",
+    ] {
         assert!(both.contains(line), "every error at once, with its line: {both}");
     }
 }
@@ -292,8 +322,24 @@ fn flags_of_nvidias_that_are_not_used_are_named_and_what_is_needed_is_refused() 
         load(NvidiaArgs { imex_channel_ids: zero(), imex_required: Some(true), ..NvidiaArgs::default() });
     assert!(required.unwrap_err().to_string().contains("leave NVIDIA's plugin"));
     let wrong = load(NvidiaArgs { imex_channel_ids: vec!["1".into()], ..NvidiaArgs::default() });
-    assert!(wrong.unwrap_err().to_string().contains("nothing, or 0"));
+    assert!(wrong.unwrap_err().to_string().contains("an empty value or 0"));
     let socket = "/k/device-plugins/kubelet.sock";
-    let config = load(NvidiaArgs { kubelet_socket: Some(socket.into()), ..NvidiaArgs::default() }).unwrap();
+    let by_socket = || NvidiaArgs { kubelet_socket: Some(socket.into()), ..NvidiaArgs::default() };
+    let config = load(by_socket()).unwrap();
     assert_eq!((config.kubelet_dir.to_str(), config.notices.len()), (Some("/k"), 0));
+    let empty = load(NvidiaArgs { kubelet_socket: Some("".into()), ..NvidiaArgs::default() }).unwrap();
+    assert_eq!(empty.notices, [""; 0]);
+
+    // Beside Berth's own name for the same.
+    let nvidia = NvidiaArgs { config_file: Some("/n.yaml".into()), ..by_socket() };
+    let beside = |config: &str, kubelet: &str| {
+        let (config, kubelet_dir) = (Some(config.into()), Some(kubelet.into()));
+        let args = ServeArgs { config, kubelet_dir, ..with(nvidia.clone()) };
+        Config::merge(&args, FileConfig::default()).unwrap().notices
+    };
+    assert_eq!(beside("/n.yaml", "/k"), [""; 0]);
+    let notices = beside("/c.yaml", "/j");
+    assert_eq!(notices.len(), 2, "{notices:?}");
+    assert!(notices[0].starts_with("set, not used: CONFIG_FILE=\"/n.yaml\": --config is given, too"));
+    assert!(notices[1].starts_with(&format!("set, not used: KUBELET_SOCKET=\"{socket}\": --kubelet-dir is")));
 }

@@ -169,7 +169,7 @@ fn single_lets_no_name_stand_for_several_kinds() {
     assert_eq!(found[0].0, "nvidia.com/gpu");
     assert!(found[0].1.contains("1g.10gb on GPU 1, no MIG mode on GPU 0"), "{found:?}");
     let profiles = ambiguous(MigStrategy::Single, &[("MIG-1-0", &shared), ("MIG-2-0", &shared)]);
-    assert!(profiles[0].1.contains("nvidia.com/gpu.shared would be"), "{profiles:?}");
+    assert!(profiles[0].1.contains("nvidia.com/gpu.shared would name several kinds"), "{profiles:?}");
     // By names of their own a pod can tell them apart; and the other strategies do not say so.
     assert_eq!(ambiguous(MigStrategy::Single, &[("GPU-0", &shared), ("MIG-1-0", &gpu)]), []);
     assert_eq!(ambiguous(MigStrategy::Mixed, &beside), []);

@@ -6,16 +6,16 @@ use crate::kernel::command::{Command, Rules};
 use crate::kernel::decide::decide;
 use crate::kernel::pods::PodsView;
 use crate::kernel::refusal::Refusal;
-use crate::kernel::running::Witness;
+use crate::kernel::running::RunningSource;
 use std::sync::Arc;
 
 /// Why allocation 1 may not end at `when`; empty if it may.
-fn witnesses(ledger: &Ledger, when: u64) -> Vec<Witness> {
+fn running_sources(ledger: &Ledger, when: u64) -> Vec<RunningSource> {
     let end = |force| decide(ledger, &Rules::default(), &Command::End { id: id(1), force }, at(when));
     assert_eq!(end(true).refusal, None, "by force it always may");
     match end(false).refusal {
         None => Vec::new(),
-        Some(Refusal::StillRunning { witnesses, .. }) => witnesses,
+        Some(Refusal::StillRunning { running_sources, .. }) => running_sources,
         Some(other) => panic!("{other}"),
     }
 }
@@ -27,20 +27,23 @@ fn held(when: u64) -> RoundView {
 #[test]
 fn each_source_of_the_kubelet_keeps_an_allocation_from_ending() {
     let empty = |when| view(when, vec![], vec![]);
-    type Case = (fn(u64) -> RoundView, &'static [Witness]);
+    type Case = (fn(u64) -> RoundView, &'static [RunningSource]);
     let table: [Case; 3] = [
-        (held, &[Witness::Checkpoint, Witness::List]),
-        (|when| RoundView { checkpoint: Some(vec![]), ..held(when) }, &[Witness::List]),
-        (|when| RoundView { list: view(when, vec![], vec![]).list, ..held(when) }, &[Witness::Checkpoint]),
+        (held, &[RunningSource::Checkpoint, RunningSource::List]),
+        (|when| RoundView { checkpoint: Some(vec![]), ..held(when) }, &[RunningSource::List]),
+        (
+            |when| RoundView { list: view(when, vec![], vec![]).list, ..held(when) },
+            &[RunningSource::Checkpoint],
+        ),
     ];
     for (round, shown) in table {
         let mut ledger = node();
         grant(&mut ledger, 1, &[0], 0);
         take(&mut ledger, &held(10), 10);
         take(&mut ledger, &round(40_000), 40_000);
-        assert_eq!(witnesses(&ledger, 40_001), shown);
+        assert_eq!(running_sources(&ledger, 40_001), shown);
         take(&mut ledger, &empty(41_000), 41_000);
-        assert_eq!(witnesses(&ledger, 41_001), [], "by the newest reading");
+        assert_eq!(running_sources(&ledger, 41_001), [], "by the newest reading");
     }
 }
 
@@ -51,22 +54,37 @@ fn a_source_that_cannot_be_read_counts_as_it_was_last_read() {
     take(&mut ledger, &held(40_000), 40_000);
     let unread = RoundView { list: None, checkpoint: None, ..held(41_000) };
     take(&mut ledger, &unread, 41_000);
-    assert_eq!(witnesses(&ledger, 41_001), [Witness::Checkpoint, Witness::List]);
+    assert_eq!(running_sources(&ledger, 41_001), [RunningSource::Checkpoint, RunningSource::List]);
     take(&mut ledger, &RoundView { list: None, ..view(42_000, vec![], vec![]) }, 42_000);
-    assert_eq!(witnesses(&ledger, 42_001), [Witness::List]);
+    assert_eq!(running_sources(&ledger, 42_001), [RunningSource::List]);
 }
 
 #[test]
 fn what_was_just_granted_or_never_looked_for_does_not_end() {
     let mut ledger = node();
     grant(&mut ledger, 1, &[0], 0);
-    assert_eq!(witnesses(&ledger, 5_000), [Witness::NotRead, Witness::JustGranted { age_ms: 5_000 }]);
-    assert_eq!(witnesses(&ledger, 30_000), [Witness::NotRead]);
+    assert_eq!(
+        running_sources(&ledger, 5_000),
+        [RunningSource::NotRead, RunningSource::JustGranted { age_ms: 5_000 }]
+    );
+    assert_eq!(running_sources(&ledger, 30_000), [RunningSource::NotRead]);
     let before = RoundView { began_mono_ms: START, ..view(0, vec![], vec![]) };
     take(&mut ledger, &before, 30_001);
-    assert_eq!(witnesses(&ledger, 30_001), [Witness::NotRead], "a round of before the grant says nothing");
+    assert_eq!(
+        running_sources(&ledger, 30_001),
+        [RunningSource::NotRead],
+        "a round of before the grant says nothing"
+    );
     take(&mut ledger, &RoundView { list: None, checkpoint: None, ..view(31_000, vec![], vec![]) }, 31_000);
-    assert_eq!(witnesses(&ledger, 31_001), [], "no source can judge it: an operator may");
+    assert_eq!(running_sources(&ledger, 31_001), [RunningSource::NotRead], "neither account was read");
+    take(&mut ledger, &RoundView { checkpoint: None, ..view(32_000, vec![], vec![]) }, 32_000);
+    assert_eq!(
+        running_sources(&ledger, 32_001),
+        [RunningSource::NotRead],
+        "List names no container that only starts"
+    );
+    take(&mut ledger, &view(33_000, vec![], vec![]), 33_000);
+    assert_eq!(running_sources(&ledger, 33_001), []);
 }
 
 #[test]
@@ -76,17 +94,20 @@ fn who_knows_all_pods_by_uid_has_a_word_too() {
     take(&mut ledger, &held(10), 10);
     ledger.pods = pods(&["u"], &[]);
     take(&mut ledger, &view(40_000, vec![], vec![]), 40_000);
-    assert_eq!(witnesses(&ledger, 40_001), [Witness::Pods(super::super::pods::PodsSource::ApiServer)]);
+    assert_eq!(
+        running_sources(&ledger, 40_001),
+        [RunningSource::Pods(super::super::pods::PodsSource::ApiServer)]
+    );
     let silent = PodsView { current: false, ..PodsView::clone(ledger.pods.as_ref().unwrap()) };
     ledger.pods = Some(Arc::new(silent));
-    assert_eq!(witnesses(&ledger, 40_001), [], "a source that is silent vouches for no pod");
+    assert_eq!(running_sources(&ledger, 40_001), [], "a source that is silent vouches for no pod");
     // A pod that finished has no container left, though the kubelet still lists it; one that was deleted by force may.
-    for (finished, shown) in [(true, &[][..]), (false, &[Witness::Checkpoint, Witness::List])] {
+    for (finished, shown) in [(true, &[][..]), (false, &[RunningSource::Checkpoint, RunningSource::List])] {
         let mut over = PodsView::clone(&pods(&[], &[]).unwrap());
         over.left("u".into(), finished);
         ledger.pods = Some(Arc::new(over));
         take(&mut ledger, &held(41_000), 41_000);
-        assert_eq!(witnesses(&ledger, 41_001), shown, "finished: {finished}");
+        assert_eq!(running_sources(&ledger, 41_001), shown, "finished: {finished}");
     }
 }
 

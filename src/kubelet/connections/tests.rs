@@ -4,9 +4,9 @@ use tokio::io::AsyncReadExt;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn connections(silent_max: Duration, spared: Duration) -> Arc<Connections> {
+fn connections(silent_max: Duration, min_age: Duration) -> Arc<Connections> {
     let own = rustix::process::geteuid().as_raw();
-    let waits = Waits { silent_max, spared, ..Waits::default() };
+    let waits = Waits { silent_max, min_age, ..Waits::default() };
     Connections::new("test.sock".into(), [own, own], &waits)
 }
 
@@ -47,8 +47,8 @@ async fn the_silent_go_first_then_the_oldest_that_call_and_the_kubelets_last() {
         all.push(admit(&connections).await);
     }
     let kubelets = Arc::new(watch::Sender::new(0));
-    all[0].0.connection.set_kubelets(&kubelets);
-    all[0].0.connection.set_kubelets(&kubelets);
+    all[0].0.connection.mark_kubelet(&kubelets);
+    all[0].0.connection.mark_kubelet(&kubelets);
     assert_eq!(*kubelets.borrow(), 1);
     // All but two have a call under way; of those two, one was silent for longer.
     let _calls: Vec<Call> = all
@@ -101,14 +101,14 @@ fn streams_in_all_slots_give_way_to_new_connections_and_not_to_a_silent_crowd() 
     let closed = || streaming.iter().filter(|one| one.closed.load(Ordering::SeqCst)).count();
     assert_eq!(connections.take_slot(now + HOUR / 2).err(), Some(HOUR / 2), "none is old enough");
     let later = now + HOUR;
-    for n in 0..=SILENT_SHARE {
+    for n in 0..=IDLE_KEPT_MAX {
         assert!(connections.take_slot(later).is_ok());
         assert_eq!(closed(), n + 1, "the oldest stream goes");
     }
     // From then on the silent ones are waited for, and go.
     assert_eq!(connections.take_slot(later + HOUR / 4).err(), Some(HOUR * 3 / 4));
     assert!(connections.take_slot(later + HOUR).is_ok());
-    assert_eq!(closed(), SILENT_SHARE + 1);
+    assert_eq!(closed(), IDLE_KEPT_MAX + 1);
 }
 
 #[tokio::test]

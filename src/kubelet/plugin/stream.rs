@@ -19,6 +19,8 @@ pub(super) enum Watched {
 pub(super) enum End {
     /// The kubelet's stream ended.
     Lost,
+    /// One of several streams ended that were taken for the kubelet's: it may have been the kubelet's.
+    OneOfSeveral,
     /// Another kubelet.sock is there.
     KubeletChanged,
 }
@@ -26,7 +28,7 @@ pub(super) enum End {
 impl Plugin {
     /// Waits for the stream that follows a registration. A kubelet that ends or restarts meanwhile
     /// closes its connection; another kubelet.sock alone means nothing yet, since a living kubelet
-    /// that made it is about to ask, and a second Register would be poison to it.
+    /// that made it is about to ask, and a second Register would give it a dead endpoint.
     pub(super) async fn watched(&self) -> Watched {
         let mut streams = self.desk.streams.subscribe();
         let mut kubelets = self.desk.kubelets.subscribe();
@@ -38,13 +40,13 @@ impl Plugin {
         }
     }
 
-    /// Returns when the kubelet's stream has ended or another kubelet.sock is there. That there is
+    /// Returns when a stream of the kubelet's has ended or another kubelet.sock is there. That there is
     /// none means nothing: the kubelet that watches goes on watching.
     pub(super) async fn watch_over(&mut self, kubelet: FileId) -> End {
         let mut streams = self.desk.streams.subscribe();
         tokio::select! {
             biased;
-            () = none_left(&mut streams) => End::Lost,
+            left = one_fewer(&mut streams) => if left == 0 { End::Lost } else { End::OneOfSeveral },
             () = self.seen_until(|seen| seen.kubelet.is_ok_and(|id| id != kubelet)) => End::KubeletChanged,
         }
     }
@@ -80,6 +82,19 @@ impl Plugin {
             None => sleep(waits.dial_again).await,
         }
     }
+}
+
+/// Returns when the count has become smaller: what is left.
+async fn one_fewer(count: &mut watch::Receiver<usize>) -> usize {
+    let mut most = *count.borrow_and_update();
+    while most > 0 && count.changed().await.is_ok() {
+        let now = *count.borrow_and_update();
+        if now < most {
+            return now;
+        }
+        most = now;
+    }
+    0
 }
 
 /// Returns when the count is 0.

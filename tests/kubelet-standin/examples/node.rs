@@ -8,6 +8,7 @@
 //! wait RESOURCE COUNT                 until so many devices can be had, at most a minute
 //! devices                             the last list of each resource that a plugin serves, as JSON
 //! allocate RESOURCE ID,ID             what its plugin answers, as JSON; no pod has it then
+//! prefer RESOURCE COUNT ID,ID         which of these its plugin prefers, as JSON
 //! ```
 //!
 //! Each line is answered by one: `ok` and the JSON that was asked for, or `no:` and why. It stops when its
@@ -84,8 +85,13 @@ async fn command(
             let answer = kubelet.ask_allocate(resource, &ids).await.map_err(|e| e.message().to_owned())?;
             Ok(json(&answer).to_string())
         }
+        ["prefer", resource, count, of] => {
+            let of: Vec<String> = of.split(',').map(str::to_owned).collect();
+            let answer = kubelet.ask_preferred(resource, &of, number(count)?).await;
+            Ok(json!(answer.map_err(|e| e.message().to_owned())?).to_string())
+        }
         _ => Err("run NAMESPACE/POD RESOURCE COUNT, end NAMESPACE/POD, wait RESOURCE COUNT, devices, \
-                  allocate RESOURCE ID,ID"
+                  allocate RESOURCE ID,ID, prefer RESOURCE COUNT ID,ID"
             .into()),
     }
 }

@@ -5,7 +5,10 @@ use crate::calls::{CallStats, Rpc};
 use crate::devices::Counts;
 use crate::faults::Faults;
 use crate::kubelet::Kubelet;
-use crate::proto::v1beta1::{AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse};
+use crate::proto::v1beta1::{
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
+    ContainerPreferredAllocationRequest, PreferredAllocationRequest,
+};
 use crate::world::lock;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -112,6 +115,37 @@ impl Kubelet {
         let request = AllocateRequest { container_requests: vec![container] };
         let mut answers = api.allocate(request).await?.into_inner().container_responses;
         answers.pop().ok_or_else(|| Status::internal("an answer for no container"))
+    }
+
+    /// Which of the ids in `of` the plugin of a resource prefers for a container of so many. No id where it offers no
+    /// such answer, as its options say.
+    ///
+    /// # Errors
+    /// If no plugin serves the resource, or its plugin refuses.
+    pub async fn ask_preferred(
+        &self,
+        resource: &str,
+        of: &[String],
+        count: usize,
+    ) -> Result<Vec<String>, Status> {
+        let unserved = || Status::unavailable(format!("no plugin serves {resource}"));
+        let life = self.life().ok_or_else(unserved)?;
+        let endpoint = lock(&life.manager).endpoints.get(resource).cloned().ok_or_else(unserved)?;
+        if !endpoint.options.is_some_and(|options| options.get_preferred_allocation_available) {
+            return Ok(Vec::new());
+        }
+        let mut api = endpoint.client.and_then(|client| client.api()).ok_or_else(unserved)?;
+        let container = ContainerPreferredAllocationRequest {
+            available_device_i_ds: of.to_vec(),
+            must_include_device_i_ds: Vec::new(),
+            allocation_size: i32::try_from(count).unwrap_or(i32::MAX),
+        };
+        let request = PreferredAllocationRequest { container_requests: vec![container] };
+        let mut answers = api.get_preferred_allocation(request).await?.into_inner().container_responses;
+        answers
+            .pop()
+            .map(|answer| answer.device_i_ds)
+            .ok_or_else(|| Status::internal("an answer for no container"))
     }
 
     /// Ids that the kubelet counts as in use.

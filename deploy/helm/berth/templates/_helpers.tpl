@@ -175,7 +175,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 
 {{- /* Whether Berth may patch its node: gfd.enabled is enough. */ -}}
 {{- define "berth.mayLabel" -}}
-{{- $file := or .Values.labels.nfdFile (dig "labels" "nfdFile" "" .Values.config) -}}
+{{- $file := or .Values.labels.nfdFile (dig "labels" "nfdFile" "" (default (dict) .Values.config)) -}}
 {{- if or .Values.rbac.label (and .Values.gfd.enabled (not $file)) -}}true{{- end -}}
 {{- end -}}
 
@@ -191,7 +191,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 
 {{- /* Whether any DaemonSet has such a ConfigMap. */ -}}
 {{- define "berth.hasConfigs" -}}
-{{- if or .Values.config.name .Values.config.map -}}true{{- end -}}
+{{- $config := default (dict) .Values.config -}}
+{{- if or $config.name $config.map -}}true{{- end -}}
 {{- range .Values.profiles -}}
 {{- $config := default (dict) (default (dict) .).config -}}
 {{- if or $config.name $config.map -}}true{{- end -}}
@@ -222,6 +223,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 
 {{- /* Refuses what values of NVIDIA's chart ask for and Berth has not, all of it at once. */ -}}
 {{- define "berth.checkNvidia" -}}
+{{- /* A `config:` without a value takes the chart's own away. */ -}}
+{{- if not .Values.config -}}{{- $_ := set .Values "config" dict -}}{{- end -}}
 {{- $lines := list -}}
 {{- range $group := .Files.Get "files/nvidia-values.yaml" | fromYamlArray -}}
 {{- $given := $.Values -}}
@@ -232,10 +235,10 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- range $key, $value := $given -}}
 {{- $known := index $group.keys $key -}}
-{{- $taken := list -}}
-{{- range (default (dict) $known).taken -}}{{- $taken = append $taken (toJson .) -}}{{- end -}}
+{{- $accepted := list -}}
+{{- range (default (dict) $known).accepted -}}{{- $accepted = append $accepted (toJson .) -}}{{- end -}}
 {{- $instead := default $group.others (default (dict) $known).instead -}}
-{{- if and $instead (not (has (toJson $value) $taken)) -}}
+{{- if and $instead (not (has (toJson $value) $accepted)) -}}
 {{- $lines = append $lines (printf "%s%s: %s" $prefix $key $instead) -}}
 {{- end -}}
 {{- end -}}
@@ -253,7 +256,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- end -}}
 {{- if $lines -}}
-{{- fail (printf "these values cannot be used; change each as it says:\n  - %s" (join "\n  - " $lines)) -}}
+{{- fail (printf "Berth cannot use these values; change each as described:\n  - %s" (join "\n  - " $lines)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -263,7 +266,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $prefix := printf "%sconfig" .prefix -}}
 {{- $lines := list -}}
 {{- if and $config.name $config.map -}}
-{{- $lines = append $lines (printf "%s.name: names a ConfigMap of yours, and %s.map makes one; remove one of the two" $prefix $prefix) -}}
+{{- $lines = append $lines (printf "%s.name refers to an existing ConfigMap and %s.map creates one; set only one of them" $prefix $prefix) -}}
 {{- end -}}
 {{- if or $config.name $config.map -}}
 {{- $off := and (hasKey $config "apiServer") (or (not $config.apiServer) (eq (toString $config.apiServer) "off")) -}}
@@ -276,22 +279,24 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $fallbacks := ternary $config.fallbackStrategies (list "named" "single") (hasKey $config "fallbackStrategies") -}}
 {{- if $config.default -}}
 {{- if not (hasKey $config.map $config.default) -}}
-{{- $lines = append $lines (printf "%s.default: %s is no key of %s.map; use one of %s" $prefix $config.default $prefix (join ", " $keys)) -}}
+{{- $lines = append $lines (printf "%s.default: %s is not a key of %s.map; use one of %s" $prefix $config.default $prefix (join ", " $keys)) -}}
 {{- end -}}
 {{- else if not (or (and (has "named" $fallbacks) (hasKey $config.map "default")) (and (has "single" $fallbacks) (eq (len $keys) 1)) (has "empty" $fallbacks)) -}}
-{{- $lines = append $lines (printf "%s.default: nothing chooses for nodes without the label; set it to one of %s, or add empty to %s.fallbackStrategies" $prefix (join ", " $keys) $prefix) -}}
+{{- $lines = append $lines (printf "%s.default: no file applies to nodes without the label; set it to one of %s, or add empty to %s.fallbackStrategies" $prefix (join ", " $keys) $prefix) -}}
 {{- end -}}
 {{- range $key, $text := $config.map -}}
 {{- $file := fromYaml $text -}}
 {{- if $file.Error -}}
-{{- $lines = append $lines (printf "%s.map.%s: is no YAML: %s" $prefix $key (replace "\n" " " $file.Error)) -}}
+{{- $lines = append $lines (printf "%s.map.%s: is not valid YAML: %s" $prefix $key (replace "\n" " " $file.Error)) -}}
 {{- end -}}
 {{- range list "kubeletDir" "stateDir" "adminListen" "healthListen" -}}
 {{- if hasKey $file . -}}
 {{- $lines = append $lines (printf "%s.map.%s: has %s, which the chart sets; use the chart's value" $prefix $key .) -}}
 {{- end -}}
 {{- end -}}
-{{- if dig "sharing" "mps" false $file -}}
+{{- /* Not by dig, which ends on a `sharing:` without a value. */ -}}
+{{- $sharing := index $file "sharing" -}}
+{{- if and (kindIs "map" $sharing) $sharing.mps -}}
 {{- $lines = append $lines (printf "%s.map.%s: has sharing.mps, and Berth starts no MPS control daemon; use sharing.timeSlicing, or a stack with containerEdits.resources.RESOURCE.mps" $prefix $key) -}}
 {{- end -}}
 {{- end -}}
@@ -301,7 +306,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 
 {{- /* Whether any profile's admin API is open to the network. Profiles may bring TLS by their `config` alone. */ -}}
 {{- define "berth.adminOpen" -}}
-{{- if or .Values.admin.tls.secretName (dig "admin" "tls" "" .Values.config) -}}true{{- end -}}
+{{- if or .Values.admin.tls.secretName (dig "admin" "tls" "" (default (dict) .Values.config)) -}}true{{- end -}}
 {{- range $name, $own := .Values.profiles -}}
 {{- if dig "config" "admin" "tls" "" (default (dict) $own) -}}true{{- end -}}
 {{- end -}}

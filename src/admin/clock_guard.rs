@@ -1,4 +1,4 @@
-//! Outlives a clock that was set before 1970.
+//! Rebuilds the services of HTTP workers whose date task panicked because the clock was before 1970.
 //!
 //! The HTTP library has a task for each worker that writes the date, and by which it measures its
 //! timeouts. The task panics where the clock shows a time before 1970, and is never started again: from
@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The library that panics, as its sources' path has it.
+/// Path component that identifies the library in a panic's location.
 const DATES: &str = "/httpdate-";
-/// How often it did.
+/// Number of panics in that library.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 /// Counts the library's panics from now on, and logs what they mean.
@@ -36,7 +36,7 @@ pub(super) fn watch() {
     });
 }
 
-/// Passes connections on; asks to be made again after a panic.
+/// Service wrapper that asks for a rebuild after such a panic.
 pub(super) fn guard<Io: 'static>()
 -> impl ServiceFactory<Io, Response = Io, Error = (), Config = (), InitError = (), Service = Guard> {
     fn_factory(|| ready(Ok(Guard { panics: PANICS.load(Ordering::SeqCst) })))

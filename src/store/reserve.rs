@@ -18,8 +18,8 @@ const RESERVE_BYTES: u64 = 3 * 1024 * 1024;
 const BLOCK_BYTES: u64 = 512;
 
 impl Folder {
-    /// Gives the reserve up if the disk has no other room for opening the store.
-    pub(super) fn make_room(&self) {
+    /// Removes the reserve if the disk has no other room for opening the store.
+    pub(super) fn release_reserve_if_full(&self) {
         let is_full = free(&self.path).is_ok_and(|bytes| bytes < RESERVE_BYTES);
         if is_full && let Err(error) = fs::remove_file(self.path.join("reserve")) {
             // Opening the store says what is missing.
@@ -27,9 +27,8 @@ impl Folder {
         }
     }
 
-    /// Holds the reserve, or as much of it as the disk has room for: it goes before appends, which fail
-    /// with a clear error, since a daemon that does not start cannot even give one. Best effort: some file
-    /// systems cannot.
+    /// Allocates the reserve, or as much as fits. It has priority over appends: a failed append returns a clear
+    /// error, but a daemon that cannot start returns none. Best effort: some file systems cannot.
     pub(super) fn reserve(&self) {
         if let Err(error) = self.try_reserve() {
             tracing::debug!(%error, "no room is held for opening the store on a full disk");

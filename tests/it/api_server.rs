@@ -3,6 +3,7 @@
 
 use crate::api_reviews::{self, Reviews};
 use crate::api_writes::{self, Writes};
+use crate::daemon::SOON;
 use crate::port::Port;
 use actix_web::dev::ServerHandle;
 use actix_web::dev::Service as _;
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -40,6 +41,8 @@ pub(crate) struct ApiServer {
 struct Serving {
     handle: ServerHandle,
     thread: std::thread::JoinHandle<()>,
+    /// Upgrades as long as a worker or a connection of the server is left.
+    connections: Weak<()>,
 }
 
 /// What it knows.
@@ -141,6 +144,8 @@ impl ApiServer {
     pub(crate) fn serve(&mut self) {
         let listener = TcpListener::bind(self.port.address()).unwrap();
         let (world, (told, handle)) = (Arc::clone(&self.world), std::sync::mpsc::channel());
+        let in_use = Arc::new(());
+        let connections = Arc::downgrade(&in_use);
         let thread = std::thread::spawn(move || {
             let serve = async move {
                 let app = move || {
@@ -154,6 +159,7 @@ impl ApiServer {
                             next.call(request)
                         })
                         .app_data(web::Data::from(Arc::clone(&world)))
+                        .app_data(Arc::clone(&in_use))
                         .route("/api/v1/nodes", web::get().to(nodes))
                         .route("/api/v1/nodes/{name}", web::get().to(node))
                         .route("/api/v1/pods", web::get().to(pods))
@@ -167,15 +173,21 @@ impl ApiServer {
             };
             actix_web::rt::System::new().block_on(serve);
         });
-        self.serving = Some(Serving { handle: handle.recv().unwrap(), thread });
+        self.serving = Some(Serving { handle: handle.recv().unwrap(), thread, connections });
     }
 
     /// Ends all connections; a dial is refused from now on.
     pub(crate) fn stop(&mut self) {
-        if let Some(Serving { handle, thread }) = self.serving.take() {
+        if let Some(Serving { handle, thread, connections }) = self.serving.take() {
             // Ends the server's thread; the future itself only waits for it.
             drop(handle.stop(false));
             thread.join().unwrap();
+            // The worker's thread ends a little later, and answers what comes over an open connection until then.
+            let end = std::time::Instant::now() + SOON;
+            while connections.strong_count() > 0 {
+                assert!(std::time::Instant::now() < end, "connections of the stopped server stay open");
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
     }
 

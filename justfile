@@ -10,14 +10,14 @@ ci: lint test policies-test same-answers policy-templates
 # Formatting, clippy with warnings as errors, rustdoc without warnings
 lint:
     cargo fmt --all --check
-    cargo fmt --manifest-path fuzz/Cargo.toml --check
+    cargo fmt --manifest-path tests/fuzz/Cargo.toml --check
     cargo clippy --workspace --all-targets --locked -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
 # The README's test command, and the members' own tests
 test:
     cargo test --locked
-    cargo test --locked -p fake-nvml -p kubelet-standin
+    cargo test --locked -p demo -p fake-nvml -p harness -p kubelet-standin
 
 # The policies' native unit tests and lints
 policies-test:
@@ -32,7 +32,7 @@ policies:
 
 # Every shipped policy on random nodes: as WebAssembly, in two instances, and natively the answers are the same
 same-answers NODES="10000" *ARGS:
-    cargo run --quiet --locked --example same_answers -- {{NODES}} {{ARGS}}
+    cargo run --quiet --locked -p harness -- same-answers {{NODES}} {{ARGS}}
 
 # Seconds of a processor, installation included: JavaScript 14, Python 70, C 23, Rust 155 where std is built for it.
 # What `berth policy new` writes, built, checked and tested; languages whose tools are not here are named and skipped
@@ -46,32 +46,34 @@ deny:
 
 # The simulated node, the stand-in kubelet and a workload
 demo *ARGS:
-    cargo run --release --example demo -- {{ARGS}}
+    cargo build --profile quick --locked -p berth -p demo
+    target/quick/demo {{ARGS}}
 
 # kill -9 at random and at every named step of a turn, and a check after each restart
 crash ROUNDS="10000" *ARGS:
-    cargo run --release --locked --features kill-points --example crash -- kill {{ROUNDS}} {{ARGS}}
+    cargo run --release --locked -p harness --features kill-points -- crash kill {{ROUNDS}} {{ARGS}}
 
 # Power cuts at random points of the store's writes, with every legal loss of what was not synced
 crash-power ROUNDS="10000" *ARGS:
-    cargo run --release --locked --features kill-points --example crash -- power {{ROUNDS}} {{ARGS}}
+    cargo run --release --locked -p harness --features kill-points -- crash power {{ROUNDS}} {{ARGS}}
 
 # The store's size and speed under allocations that come and go
 crash-grow APPENDS="200000":
-    cargo run --release --locked --features kill-points --example crash -- grow {{APPENDS}}
+    cargo run --release --locked -p harness --features kill-points -- crash grow {{APPENDS}}
 
 # Stacks activated and rolled back on a busy node: how many, at how many Allocates a second
 soak-activation ACTIVATIONS="200" RATE="500":
-    cargo run --release --locked --example soak -- {{ACTIVATIONS}} {{RATE}}
+    cargo run --release --locked -p harness -- soak {{ACTIVATIONS}} {{RATE}}
 
 # The admin API read 5,000 times a second while pods come: reads' p99, and Allocate's loaded over unloaded (`--tls`)
 load-admin *ARGS:
-    cargo build --release --locked -p berth
-    cargo run --release --locked --quiet --example load_admin -- {{ARGS}}
+    cargo build --release --locked -p berth -p harness
+    target/release/harness load-admin {{ARGS}}
 
 # Budgets measured in one run, with a table at its end
-bench:
-    cargo bench --locked --bench budgets
+bench *ARGS:
+    cargo build --release --locked -p berth -p harness
+    target/release/harness bench {{ARGS}}
 
 # Against a real kubelet and a whole control plane: installs containerd and runc, builds the rest from Go modules, needs root
 e2e *ARGS:
@@ -127,26 +129,26 @@ api-fuzz REQUESTS="20000" *ARGS:
 
 # Simulated histories with every invariant checked after every turn: `just sim 10000`, `just sim --help`
 sim *ARGS:
-    cargo run --release --quiet --locked --example sim -- {{ARGS}}
+    cargo run --release --quiet --locked -p harness -- sim {{ARGS}}
 
 # Hostile guests against the real daemon: `just hostile --uploads 100`
 hostile *ARGS:
-    cargo build --release --locked -p berth
-    cargo run --release --locked --quiet --example hostile -- {{ARGS}}
+    cargo build --release --locked -p berth -p harness
+    target/release/harness hostile {{ARGS}}
 
 # Floods of clients against the admin API of the real daemon, good ones among them: `just flood-admin --help`
 flood-admin *ARGS:
-    cargo build --release --locked -p berth
-    cargo run --release --locked --quiet --example flood_admin -- {{ARGS}}
+    cargo build --release --locked -p berth -p harness
+    target/release/harness flood-admin {{ARGS}}
 
-# A fuzz target (answer, lift, upload) for so many seconds, on the stable toolchain; what it finds new joins fuzz/corpus
+# A fuzz target (answer, lift, upload) for so many seconds, on the stable toolchain; what it finds new joins tests/fuzz/corpus
 fuzz TARGET="answer" SECONDS="60" *ARGS:
-    RUSTC_WRAPPER={{justfile_directory()}}/fuzz/rustc.sh cargo build --locked --manifest-path fuzz/Cargo.toml --bin {{TARGET}}
-    mkdir -p fuzz/scratch/{{TARGET}} fuzz/artifacts
-    fuzz/target/debug/{{TARGET}} -max_total_time={{SECONDS}} -timeout=30 -artifact_prefix=fuzz/artifacts/{{TARGET}}- \
-        {{ARGS}} fuzz/scratch/{{TARGET}} fuzz/corpus/{{TARGET}}
+    RUSTC_WRAPPER={{justfile_directory()}}/tests/fuzz/rustc.sh cargo build --locked --manifest-path tests/fuzz/Cargo.toml --bin {{TARGET}}
+    mkdir -p tests/fuzz/scratch/{{TARGET}} tests/fuzz/artifacts
+    tests/fuzz/target/debug/{{TARGET}} -max_total_time={{SECONDS}} -timeout=30 -artifact_prefix=tests/fuzz/artifacts/{{TARGET}}- \
+        {{ARGS}} tests/fuzz/scratch/{{TARGET}} tests/fuzz/corpus/{{TARGET}}
 
 # Keep of a target's corpus and of what it found what reaches different code
 fuzz-merge TARGET:
-    mkdir -p fuzz/corpus/{{TARGET}}
-    fuzz/target/debug/{{TARGET}} -set_cover_merge=1 -timeout=30 fuzz/corpus/{{TARGET}} fuzz/scratch/{{TARGET}}
+    mkdir -p tests/fuzz/corpus/{{TARGET}}
+    tests/fuzz/target/debug/{{TARGET}} -set_cover_merge=1 -timeout=30 tests/fuzz/corpus/{{TARGET}} tests/fuzz/scratch/{{TARGET}}

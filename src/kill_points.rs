@@ -2,7 +2,7 @@
 //!
 //! Without the cargo feature `kill-points`, which nothing that is shipped has, [`pass`] is empty.
 //! With it, `BERTH_KILL_AT=after-append:3` ends the process at the third passage of that step. The
-//! harness in `examples/crash` is what sets it.
+//! harness in `tests/harness/src/crash` is what sets it.
 
 /// A step. In the order of a turn that grants something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

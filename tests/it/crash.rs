@@ -1,12 +1,7 @@
 //! A short run of `just crash`: the real binary, killed at random moments. It has no named steps; the
 //! harness's own build has.
 
-// The harness is shared with `examples/crash`, which uses all of it.
-#[path = "../../examples/crash/kill/mod.rs"]
-#[allow(dead_code)]
-pub(crate) mod kill;
-
-use kill::{Program, Tally};
+use harness::kill::{self, Program, Tally};
 
 /// Enough for a start that is killed, a load that is killed, and both ways to settle.
 const ROUNDS: u64 = 20;

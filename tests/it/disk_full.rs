@@ -1,10 +1,10 @@
 //! A disk that is full or read-only at any moment, under the whole daemon: an Allocate fails and says why,
 //! nothing is lost or invented, and it recovers without a hand.
 
-use crate::crash::kill::Program;
-use crate::crash::kill::believed::grants;
-use crate::crash::kill::process::Serving;
 use disk_faults::{Fault, Faults};
+use harness::kill::Program;
+use harness::kill::believed::grants;
+use harness::kill::process::Serving;
 use kubelet_standin::{Kubelet, PodSpec};
 use std::collections::BTreeSet;
 use std::path::Path;

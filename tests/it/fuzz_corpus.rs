@@ -1,15 +1,12 @@
 //! What the fuzz targets found worth keeping (`just fuzz`), played again without a fuzzer.
 
-// The cases are shared with the targets in `fuzz`.
-#[path = "../../fuzz/cases/mod.rs"]
-mod cases;
-
 use crate::policies_guests::{installed, policies};
+use harness::fuzz::{answer, lift, upload};
 use std::path::Path;
 
 /// Plays every input of a target's corpus.
 fn replay(target: &str, play: impl Fn(&[u8])) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(target);
     let mut played = 0;
     for entry in std::fs::read_dir(&folder).unwrap() {
         play(&std::fs::read(entry.unwrap().path()).unwrap());
@@ -20,16 +17,16 @@ fn replay(target: &str, play: impl Fn(&[u8])) {
 
 #[test]
 fn no_answer_grants_what_could_not_be_given() {
-    replay("answer", cases::answer::run);
+    replay("answer", answer::run);
 }
 
 #[test]
 fn no_memory_that_a_guest_leaves_is_read_as_more_than_it_may_be() {
     let parrot = installed("parrot");
-    replay("lift", |data| cases::lift::run(policies(), &parrot, data));
+    replay("lift", |data| lift::run(policies(), &parrot, data));
 }
 
 #[test]
 fn no_upload_does_more_than_be_refused() {
-    replay("upload", |data| cases::upload::run(policies(), data));
+    replay("upload", |data| upload::run(policies(), data));
 }

@@ -1,11 +1,6 @@
 //! The table of `just hostile`, with fewer uploads.
 
-// The table is shared with `examples/hostile`, which uses all of it.
-#[path = "../../examples/hostile/table/mod.rs"]
-#[allow(dead_code)]
-pub(crate) mod table;
-
-use table::Attack;
+use harness::hostile::table::{self, Attack};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_guest_harms_the_daemon_or_the_next_pod() {

@@ -42,7 +42,6 @@ mod daemon_policies;
 mod daemon_signed;
 mod daemon_start;
 mod decisions;
-mod demo;
 mod deploy;
 mod deploy_pods;
 mod disk_full;

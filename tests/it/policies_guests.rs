@@ -11,12 +11,7 @@ use berth::kernel::time::Now;
 use berth::ports::{InstallError, Policies};
 use berth::wasm::{CompileLimits, Settings, WasmPolicies};
 
-// Not by way of `crate`: a bench has this file, too.
-#[path = "../../examples/hostile/table/guests.rs"]
-#[allow(dead_code, clippy::duplicate_mod)]
-mod built;
-#[allow(unused_imports)]
-pub(crate) use built::{bomb, component, guest, module};
+pub(crate) use harness::hostile::table::guests::{bomb, component, guest, module};
 
 /// A moment.
 pub(crate) const NOW: Now = Now { wall_ms: 1_800_000_000_000, mono_ms: 3_600_000 };

@@ -21,8 +21,8 @@ use proptest::prelude::*;
 
 use crate::policies_guests::{NOW, policies};
 use crate::policies_node::{Node, SHARED, WHOLE, gpu_id, resource, shared_node};
-use crate::policies_same::both::words::{triage, verdict};
 use crate::policies_shipped::{Shown, both_ways, random_gpu, random_node, shipped, shown};
+use harness::same_answers::both::words::{triage, verdict};
 
 /// Node plus who waits and who holds what.
 struct Scene {

@@ -6,10 +6,7 @@
 
 use crate::policies_guests::{NOW, policies};
 
-// Not everything in it is used here.
-#[path = "../../examples/same_answers/both/mod.rs"]
-#[allow(dead_code)]
-pub(crate) mod both;
+use harness::same_answers::both;
 
 /// About ten seconds unoptimised; 10,000 take two minutes.
 const NODES: u64 = 1_000;

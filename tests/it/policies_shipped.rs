@@ -23,7 +23,7 @@ use proptest::prelude::*;
 
 use crate::policies_guests::{NOW, policies};
 use crate::policies_node::{Node, SHARED, WHOLE, gpu_id, share, shared_node};
-use crate::policies_same::both::words::Words;
+use harness::same_answers::both::words::Words;
 
 pub(crate) fn shipped(name: &str) -> PolicyVersion {
     let versions = policies().restore_shipped(NOW).unwrap();

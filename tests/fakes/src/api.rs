@@ -1,0 +1,107 @@
+//! The admin API as cluster tooling would call it.
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A client with a token.
+#[derive(Clone)]
+pub struct Api {
+    agent: ureq::Agent,
+    base: String,
+    authorization: String,
+}
+
+impl Api {
+    /// `token`: one of the admin API's.
+    #[must_use]
+    pub fn new(address: SocketAddr, token: &str) -> Self {
+        let config = ureq::Agent::config_builder()
+            .timeout_global(Some(Duration::from_secs(10)))
+            .http_status_as_error(false)
+            .proxy(None)
+            .build();
+        Self {
+            agent: config.into(),
+            base: format!("http://{address}/api/v1"),
+            authorization: format!("Bearer {token}"),
+        }
+    }
+
+    /// GET of a path below `/api/v1`.
+    ///
+    /// # Errors
+    /// If the API does not answer, or answers with a problem.
+    pub async fn get(&self, path: &str) -> anyhow::Result<Value> {
+        let (api, url) = (self.clone(), format!("{}{path}", self.base));
+        blocking(move || answer(&url, api.agent.get(&url).header("Authorization", &api.authorization).call()))
+            .await
+    }
+
+    async fn put(&self, path: &str, body: Value) -> anyhow::Result<Value> {
+        let (api, url) = (self.clone(), format!("{}{path}", self.base));
+        blocking(move || {
+            let request = api.agent.put(&url).header("Authorization", &api.authorization);
+            let request = request.header("Content-Type", "application/json");
+            answer(&url, request.send(body.to_string()))
+        })
+        .await
+    }
+
+    /// POST of a JSON body.
+    ///
+    /// # Errors
+    /// If the API does not answer, or answers with a problem.
+    pub async fn post(&self, path: &str, body: Value) -> anyhow::Result<Value> {
+        let (api, url) = (self.clone(), format!("{}{path}", self.base));
+        blocking(move || {
+            let request = api.agent.post(&url).header("Authorization", &api.authorization);
+            let request = request.header("Content-Type", "application/json");
+            answer(&url, request.send(body.to_string()))
+        })
+        .await
+    }
+
+    /// Cordons a GPU, by UUID.
+    ///
+    /// # Errors
+    /// If the API does not answer, or answers with a problem.
+    pub async fn cordon(&self, gpu: &str, reason: &str) -> anyhow::Result<()> {
+        self.put(&format!("/gpus/{gpu}/cordon"), json!({ "reason": reason })).await.map(drop)
+    }
+
+    /// Ends a GPU's cordon.
+    ///
+    /// # Errors
+    /// If the API does not answer, or answers with a problem.
+    pub async fn uncordon(&self, gpu: &str) -> anyhow::Result<()> {
+        let (api, url) = (self.clone(), format!("{}/gpus/{gpu}/cordon", self.base));
+        blocking(move || {
+            answer(&url, api.agent.delete(&url).header("Authorization", &api.authorization).call())
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Activates a stack of these entries.
+    ///
+    /// # Errors
+    /// If the API does not answer, or answers with a problem.
+    pub async fn activate(&self, entries: Value) -> anyhow::Result<()> {
+        self.put("/stack", json!({ "entries": entries })).await.map(drop)
+    }
+}
+
+async fn blocking(work: impl FnOnce() -> anyhow::Result<Value> + Send + 'static) -> anyhow::Result<Value> {
+    tokio::task::spawn_blocking(work).await.context("the client's thread")?
+}
+
+fn answer(url: &str, called: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> anyhow::Result<Value> {
+    let mut response = called.with_context(|| format!("calling {url}"))?;
+    let text = response.body_mut().read_to_string()?;
+    if !response.status().is_success() {
+        bail!("{url} answered {}: {text}", response.status());
+    }
+    if text.is_empty() { Ok(Value::Null) } else { Ok(serde_json::from_str(&text)?) }
+}

@@ -1,0 +1,253 @@
+//! A node on simulated GPUs: keeper, policy thread, store and kubelet front end, as the daemon puts
+//! them together, the stand-in kubelet that they register with, and a client on their socket.
+
+use crate::bench::history;
+use anyhow::{Context as _, Result};
+use berth::admission::{self, Baseline, Door};
+use berth::config::{Edits, RoundTiming};
+use berth::keeper::Keeper;
+use berth::kernel::command::{NewStack, Rules};
+use berth::kernel::gpu::Inventory;
+use berth::kernel::mig::MigStrategy;
+use berth::kernel::names::Resource;
+use berth::kernel::policy::PolicyVersion;
+use berth::kernel::stack::{OnFault, Permissions, StackEntry};
+use berth::kernel::time::Now;
+use berth::kubelet::{Front, Running, Settings, Waits};
+use berth::ports::{Clock, Gpus as _, Policies, Store};
+use berth::sim::SimGpus;
+use berth::wasm::{self, WasmPolicies};
+use fakes::{plugin, program};
+use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
+use kubelet_standin::proto::v1beta1::{ContainerPreferredAllocationRequest, PreferredAllocationRequest};
+use kubelet_standin::{CheckpointMode, Kubelet, Options};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+use tonic::transport::Channel;
+
+pub(crate) const GPU: &str = "nvidia.com/gpu";
+pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
+/// Shares of a GPU where a policy shares.
+pub(crate) const SHARES: u32 = 10;
+/// Longer than any step here takes on any machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What all nodes share.
+pub(crate) struct House {
+    /// As in the daemon: two workers.
+    daemon: Runtime,
+    pub(crate) kubelet: Runtime,
+    /// Runs only while a call is waited for.
+    pub(crate) client: Runtime,
+    pub(crate) policies: Arc<WasmPolicies>,
+    pub(crate) versions: Vec<PolicyVersion>,
+    clock: Arc<dyn Clock>,
+    state: TempDir,
+}
+
+struct SystemClock(Instant);
+
+impl Clock for SystemClock {
+    fn now(&self) -> Now {
+        let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Now { wall_ms: ms(wall), mono_ms: ms(self.0.elapsed()) }
+    }
+}
+
+impl House {
+    /// Compiles the shipped policies, which takes a second or two.
+    pub(crate) fn new() -> Result<Self> {
+        let workers = |n| Builder::new_multi_thread().worker_threads(n).enable_all().build();
+        let base = std::env::var_os("BERTH_BENCH_DIR")
+            .map_or_else(|| program::beside_this("tmp"), |folder| Ok(PathBuf::from(folder)))?;
+        std::fs::create_dir_all(&base)?;
+        let state = TempDir::new_in(&base).with_context(|| format!("no folder in {}", base.display()))?;
+        let settings = wasm::Settings {
+            compiler: program::beside_this("berth")?,
+            ..wasm::Settings::new(state.path().to_owned())
+        };
+        let clock = Arc::new(SystemClock(Instant::now()));
+        let policies = Arc::new(WasmPolicies::new(settings)?);
+        let versions = policies.restore_shipped(clock.now())?;
+        Ok(Self {
+            daemon: workers(2)?,
+            kubelet: workers(1)?,
+            client: Builder::new_current_thread().enable_all().build()?,
+            policies,
+            versions,
+            clock,
+            state,
+        })
+    }
+
+    /// Where stores and bare files lie.
+    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.state.path().join(name);
+        std::fs::create_dir_all(&folder)?;
+        Ok(folder)
+    }
+
+    pub(crate) fn disk(&self) -> Result<String> {
+        crate::bench::disk::describe(self.state.path())
+    }
+
+    pub(crate) fn version(&self, name: &str) -> Result<&PolicyVersion> {
+        self.versions.iter().find(|v| v.name == name).with_context(|| format!("no policy {name} is shipped"))
+    }
+
+    pub(crate) fn now(&self) -> Now {
+        self.clock.now()
+    }
+}
+
+/// How a node is made.
+pub(crate) struct Recipe<'a> {
+    /// As after `sim:`.
+    pub(crate) gpus: &'a str,
+    pub(crate) store: Box<dyn Store>,
+    /// The one policy of its stack, and its parameters.
+    pub(crate) policy: Option<(&'a str, &'a str)>,
+    /// The resource that is called.
+    pub(crate) resource: &'a str,
+}
+
+/// A node at work.
+pub(crate) struct Node<'h> {
+    house: &'h House,
+    pub(crate) door: Door,
+    pub(crate) inventory: Inventory,
+    pub(crate) resource: Resource,
+    pub(crate) client: Client,
+    pub(crate) kubelet: Kubelet,
+    running: Option<Running>,
+    _folder: TempDir,
+}
+
+impl<'h> Node<'h> {
+    /// Starts it, and waits until its kubelet watches the resource.
+    pub(crate) fn start(house: &'h House, recipe: Recipe<'_>) -> Result<Self> {
+        // Not below the state folder: the path of a unix socket has 107 bytes.
+        let folder = tempfile::tempdir()?;
+        let resource = Resource::parse(recipe.resource)?;
+        let mut rules = Rules::default();
+        // A GPU that failed for a sample is well again at the next look.
+        rules.timing.quiet_ms = 0;
+        rules.history.allocations = history::RECORDS;
+        let keeper = Keeper::open(recipe.store, rules.clone(), Arc::clone(&house.clock))?;
+        let baseline = Baseline {
+            resource: Resource::parse(GPU)?,
+            mig: MigStrategy::default(),
+            mps_sockets: BTreeMap::new(),
+            ignored_xids: Vec::new(),
+            quiet_ms: 0,
+        };
+        let policies: Arc<dyn Policies> = Arc::clone(&house.policies) as _;
+        let door = admission::start(keeper, policies, Arc::clone(&house.clock), rules, baseline, None)?.door;
+        let inventory = SimGpus::open(recipe.gpus)?.look()?;
+        door.looked(inventory.clone())?;
+        match recipe.policy {
+            Some((name, parameters)) => activate(house, &door, name, parameters)?,
+            None => drop(house.daemon.block_on(door.reoffer())?),
+        }
+        let kubelet = Kubelet::new(Options::new(folder.path()));
+        // Its own writes to the disk are not what is measured.
+        kubelet.set_faults(|faults| faults.checkpoint = CheckpointMode::Frozen);
+        house.kubelet.block_on(kubelet.start())?;
+        let running = house.daemon.block_on(async {
+            let settings = Settings {
+                kubelet_dir: folder.path().to_owned(),
+                edits: Edits::default(),
+                // The stand-in has no pods, so a round would find fault with every allocation.
+                rounds: RoundTiming { list_every: PATIENCE, ..RoundTiming::default() },
+                waits: Waits::default(),
+            };
+            Front::new(settings, door.clone()).start()
+        });
+        let served = |k: &Kubelet| k.is_served(recipe.resource);
+        house.kubelet.block_on(kubelet.wait_for("the registration", PATIENCE, served))?;
+        let client = Client::dial(house, &plugin::socket(folder.path(), recipe.resource))?;
+        Ok(Self {
+            house,
+            door,
+            inventory,
+            resource,
+            client,
+            kubelet,
+            running: Some(running),
+            _folder: folder,
+        })
+    }
+
+    /// The ids of the resource, sorted.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        let listed = self.door.listing(&self.door.snapshot(), &self.resource);
+        listed.into_iter().map(|listed| listed.id.to_string()).collect()
+    }
+
+    /// Ends the newest allocation, as if its pod had gone.
+    pub(crate) fn end_newest(&self) -> Result<()> {
+        let snapshot = self.door.snapshot();
+        let (id, _) = snapshot.live.last_key_value().context("nothing is allocated")?;
+        self.house.daemon.block_on(self.door.end(*id, true))?;
+        Ok(())
+    }
+}
+
+impl Drop for Node<'_> {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.take() {
+            self.house.daemon.block_on(running.stop());
+        }
+        self.house.kubelet.block_on(self.kubelet.stop());
+    }
+}
+
+fn activate(house: &House, door: &Door, name: &str, parameters: &str) -> Result<()> {
+    let version = house.version(name)?.clone();
+    let entry = StackEntry {
+        name: version.name.clone(),
+        digest: version.digest.clone(),
+        parameters: parameters.to_owned(),
+        permissions: Permissions::default(),
+        on_fault: OnFault::Deny,
+    };
+    door.keep(version)?;
+    let stack = NewStack { from_api: true, by: "bench".into(), why: String::new(), entries: vec![entry] };
+    house.daemon.block_on(door.activate(stack, None))?;
+    Ok(())
+}
+
+/// The kubelet's end of one plugin socket.
+pub(crate) struct Client(pub(crate) DevicePluginClient<Channel>);
+
+impl Client {
+    pub(crate) fn dial(house: &House, socket: &Path) -> Result<Self> {
+        Ok(Self(house.client.block_on(plugin::dial(socket))?))
+    }
+
+    /// One Allocate for one container. Answers how long it took.
+    pub(crate) fn allocate(&mut self, house: &House, ids: &[String]) -> Result<Duration> {
+        Ok(house.client.block_on(plugin::allocate(&mut self.0, ids))?.0)
+    }
+
+    /// One GetPreferredAllocation for one container. Answers how long it took.
+    pub(crate) fn prefer(&mut self, house: &House, from: &[String], size: usize) -> Result<Duration> {
+        let container = ContainerPreferredAllocationRequest {
+            available_device_i_ds: from.to_vec(),
+            must_include_device_i_ds: Vec::new(),
+            allocation_size: i32::try_from(size)?,
+        };
+        let request = PreferredAllocationRequest { container_requests: vec![container] };
+        let began = Instant::now();
+        let answer = house.client.block_on(self.0.get_preferred_allocation(request))?;
+        let took = began.elapsed();
+        let chosen = answer.into_inner().container_responses.first().map_or(0, |c| c.device_i_ds.len());
+        anyhow::ensure!(chosen == size, "{chosen} devices chosen instead of {size}");
+        Ok(took)
+    }
+}

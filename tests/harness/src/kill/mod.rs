@@ -1,0 +1,219 @@
+//! Kills `berth serve` with SIGKILL, again and again, under load, and looks after each restart
+//! whether it tells the truth.
+//!
+//! A round: start it; some rounds kill it right then, while it is starting, and start it again;
+//! hold its list of allocations against what the stand-in kubelet believes ([`check`]); let pods come
+//! and go; kill it at a random moment, or let it kill itself at a named step
+//! ([`berth::kill_points`]). Every [`SETTLE_EVERY`] rounds the load rests until list and kubelet are
+//! equal to the last allocation, with what nobody was told of ended, too.
+
+pub mod believed;
+mod check;
+mod load;
+pub mod process;
+mod rng;
+mod tally;
+
+pub use process::Program;
+pub use rng::Rng;
+pub use tally::{Tally, Wrong};
+
+use anyhow::{Context, bail};
+use berth::kill_points::Point;
+use kubelet_standin::{Kubelet, Options};
+use load::{Load, SHARED, WHOLE};
+use process::Serving;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// Eight GPUs, whole and in quarters, and rounds of milliseconds instead of half minutes.
+const CONFIGURATION: &str = "
+gpus: sim:8xh100
+stack: [{ policy: mixed, parameters: { replicas: 4 } }]
+rounds: { listEveryMs: 100, listEveryCordonedMs: 100, roundEveryMs: 200 }
+timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, retireMs: 500, namedMs: 200 }
+";
+/// So often the load rests until everything is equal.
+const SETTLE_EVERY: u64 = 25;
+/// The longest that anything may take: a first start compiles the policies, unoptimised in tests.
+const SOON: Duration = Duration::from_secs(60);
+/// How often a process is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+/// The load's longest time in one round, milliseconds. A named step that did not come by then does not come.
+const LOAD_MS: u64 = 40;
+/// A start takes some 20 to 60 ms here; a kill within it comes at most so late, milliseconds.
+const STARTING_MS: u64 = 50;
+/// The kubelet's own gap between a closed connection and its manager's knowledge, short.
+const DISCONNECT_GAP: Duration = Duration::from_millis(5);
+
+/// A node: a kubelet that stays, and daemons that do not.
+struct Node<'a> {
+    program: &'a Program,
+    folder: &'a Path,
+    kubelet: Kubelet,
+    load: Load,
+    tally: Tally,
+}
+
+/// Runs so many rounds in this empty folder. `progress` is called after each.
+///
+/// # Errors
+/// If the daemon or the stand-in kubelet cannot be run.
+pub async fn run(
+    program: &Program,
+    folder: &Path,
+    rounds: u64,
+    seed: u64,
+    progress: impl Fn(&Tally),
+) -> anyhow::Result<Tally> {
+    std::fs::write(folder.join("config.yaml"), CONFIGURATION)?;
+    let options = Options { disconnect_gap: DISCONNECT_GAP, seed, ..Options::new(folder.join("kubelet")) };
+    let kubelet = Kubelet::new(options);
+    kubelet.start().await.context("the stand-in kubelet")?;
+    let load = Load::new(&kubelet, Rng::new(seed));
+    let mut node = Node { program, folder, kubelet, load, tally: Tally::default() };
+    // The first start makes the state folder and compiles the policies: unhurried.
+    drop(node.start(None).await?.context("the first start")?);
+    while node.tally.rounds < rounds {
+        node.round().await.with_context(|| format!("round {} of seed {seed}", node.tally.rounds + 1))?;
+        node.tally.rounds += 1;
+        progress(&node.tally);
+    }
+    node.settle().await?;
+    let (granted, unheard) = (node.load.memory.granted, node.load.memory.unheard());
+    eprintln!(
+        "seed {seed}: {granted} grants, {} refused, {unheard} recorded and never answered",
+        node.load.refused
+    );
+    anyhow::ensure!(granted > 0, "nothing was granted in {rounds} rounds: that is no load");
+    node.kubelet.stop().await;
+    Ok(node.tally)
+}
+
+impl Node<'_> {
+    async fn round(&mut self) -> anyhow::Result<()> {
+        let rng = &mut self.load.rng;
+        let starting = rng.chance(20).then(|| Duration::from_millis(rng.below(STARTING_MS)));
+        let named = (self.program.kill_points && rng.chance(60)).then(|| {
+            let point = *rng.pick(&Point::ALL);
+            // The steps of opening are passed once.
+            let opening = matches!(point, Point::StoreChecked | Point::StoreOpened);
+            let passage = if opening { 1 } else { 1 + rng.below(8) };
+            format!("{}:{passage}", point.as_str())
+        });
+        if let Some(after) = starting {
+            let mut serving = Serving::start(self.program, self.folder, None)?;
+            tokio::time::sleep(after).await;
+            serving.kill();
+        }
+        let serving = match self.start(named.as_deref()).await? {
+            Some(serving) => Some(serving),
+            // Its named step is one of the start.
+            None => self.start(None).await?,
+        };
+        let mut serving = serving.context("it died without being killed")?;
+        let Some(list) = serving.live().await? else { return self.again().await };
+        self.check(&list, &serving);
+        let (died, dead) = watch::channel(false);
+        let load_ms = 1 + self.load.rng.below(LOAD_MS);
+        let longest = Duration::from_millis(if named.is_some() { LOAD_MS } else { load_ms });
+        let kubelet = self.kubelet.clone();
+        let death = async {
+            let ended = die(&mut serving, &kubelet, longest).await;
+            died.send_replace(true);
+            ended
+        };
+        let (ended, wrong) = tokio::join!(death, self.load.run(&dead));
+        ended?;
+        self.note(&wrong, "");
+        if self.tally.rounds % SETTLE_EVERY == SETTLE_EVERY - 1 {
+            self.settle().await?;
+        }
+        Ok(())
+    }
+
+    /// It killed itself while it was asked: the next start is looked at in peace.
+    async fn again(&mut self) -> anyhow::Result<()> {
+        let mut serving = self.start(None).await?.context("it died without being killed")?;
+        let list = serving.live().await?.context("it died without being killed")?;
+        self.check(&list, &serving);
+        Ok(())
+    }
+
+    /// Starts it and waits until its API answers. `None` if its named step came first.
+    async fn start(&self, kill_at: Option<&str>) -> anyhow::Result<Option<Serving>> {
+        let mut serving = Serving::start(self.program, self.folder, kill_at)?;
+        let end = Instant::now() + SOON;
+        while !serving.is_up() {
+            if serving.is_dead()? {
+                return Ok(None);
+            }
+            if Instant::now() > end {
+                bail!("its API does not come up:\n{}", serving.log());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(Some(serving))
+    }
+
+    fn check(&mut self, list: &[process::Listed], serving: &Serving) {
+        let wrong = self.load.memory.check(&believed::grants(&self.kubelet), list);
+        self.note(&wrong, &serving.log());
+    }
+
+    fn note(&mut self, wrong: &[Wrong], log: &str) {
+        for wrong in wrong {
+            eprintln!("round {}: {wrong}", self.tally.rounds + 1);
+            self.tally.count(wrong);
+        }
+        if !wrong.is_empty() {
+            eprint!("{log}");
+        }
+    }
+
+    /// Nothing comes or goes until the list is what the kubelet believes, to the last allocation.
+    async fn settle(&mut self) -> anyhow::Result<()> {
+        let mut serving = self.start(None).await?.context("it died without being killed")?;
+        let end = Instant::now() + SOON;
+        loop {
+            let list = serving.live().await?.context("it died without being killed")?;
+            self.check(&list, &serving);
+            let grants = believed::grants(&self.kubelet);
+            let extra: Vec<_> = list.iter().filter(|a| !grants.contains_key(&a.id)).collect();
+            if extra.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                let why = format!("of no living pod, and not ended: {extra:#?}; living: {grants:#?}");
+                self.note(&[Wrong::Mismatch(why)], &serving.log());
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// Waits for the end of a process: its own at a named step, or ours at the latest `longest` after
+/// it began to serve.
+async fn die(serving: &mut Serving, kubelet: &Kubelet, longest: Duration) -> anyhow::Result<()> {
+    let give_up = Instant::now() + SOON;
+    let mut kill_at = None;
+    loop {
+        if serving.is_dead()? {
+            return Ok(());
+        }
+        let now = Instant::now();
+        if kill_at.is_none() && kubelet.is_served(WHOLE) && kubelet.is_served(SHARED) {
+            kill_at = Some(now + longest);
+        }
+        if kill_at.is_some_and(|at| now >= at) {
+            serving.kill();
+            return Ok(());
+        }
+        if now > give_up {
+            bail!("it does not register: {:?}\n{}", kubelet.anomalies(), serving.log());
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}

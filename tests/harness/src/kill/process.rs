@@ -1,0 +1,197 @@
+//! `berth serve` as a process that is killed, and what its API says.
+
+use anyhow::{Context, bail};
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// Lines of its log that are kept for the case that something is wrong.
+const LOG_LINES: usize = 60;
+/// One call of its API.
+const CALL_LIMIT: Duration = Duration::from_secs(10);
+/// From a process's closed sockets to its end.
+const DEATH: Duration = Duration::from_secs(5);
+
+/// How `berth serve` is started.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The binary; it takes the arguments of `berth`.
+    pub exe: PathBuf,
+    /// Set in its environment.
+    pub environment: Vec<(String, String)>,
+    /// Whether it knows the named steps of a turn.
+    pub kill_points: bool,
+}
+
+/// A running daemon; killed when dropped.
+#[derive(Debug)]
+pub struct Serving {
+    child: Child,
+    base: watch::Receiver<Option<String>>,
+    log: Arc<Mutex<VecDeque<String>>>,
+    token: PathBuf,
+}
+
+/// An allocation as the API shows it.
+#[derive(Clone, Debug, serde::Deserialize)]
+pub struct Listed {
+    /// Its id.
+    pub id: String,
+    /// The resource that was asked for.
+    pub resource: String,
+    /// Ids of its devices.
+    pub devices: Vec<String>,
+    /// Whether a newer allocation has one of its devices.
+    pub overlapped: bool,
+    /// The container, where it is known.
+    pub holder: Option<Holder>,
+}
+
+/// Who holds it.
+#[derive(Clone, Debug, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Holder {
+    /// The pod's name.
+    pub pod: Option<String>,
+    /// The pod's UID.
+    pub pod_uid: Option<String>,
+}
+
+#[derive(serde::Deserialize)]
+struct List {
+    items: Vec<Listed>,
+    next: Option<String>,
+}
+
+impl Serving {
+    /// Starts it on this folder, which has `config.yaml`; `kill_at` is a named step and its passage.
+    ///
+    /// # Errors
+    /// If the process does not start.
+    pub fn start(program: &Program, folder: &Path, kill_at: Option<&str>) -> anyhow::Result<Self> {
+        let mut command = Command::new(&program.exe);
+        command
+            .arg("serve")
+            .arg("--config")
+            .arg(folder.join("config.yaml"))
+            .arg("--kubelet-dir")
+            .arg(folder.join("kubelet"))
+            .arg("--state-dir")
+            .arg(folder.join("state"))
+            .args(["--admin-listen", "127.0.0.1:0"])
+            .env_remove("RUST_LOG")
+            .env_remove("BERTH_KILL_AT")
+            .envs(program.environment.iter().map(|(k, v)| (k, v)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        if let Some(at) = kill_at {
+            command.env("BERTH_KILL_AT", at);
+        }
+        let mut child = command.spawn().with_context(|| format!("starting {}", program.exe.display()))?;
+        let output = child.stderr.take().context("its standard error")?;
+        let (found, base) = watch::channel(None);
+        let log = Arc::new(Mutex::new(VecDeque::new()));
+        let lines = Arc::clone(&log);
+        // Read to its end, or the daemon would wait for room in the pipe.
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if let Some((_, rest)) = line.split_once("Swagger UI at ") {
+                    let base = rest.split("/swagger-ui").next().unwrap_or_default();
+                    found.send_replace(Some(format!("{base}/api/v1")));
+                }
+                let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+                if lines.len() == LOG_LINES {
+                    lines.pop_front();
+                }
+                lines.push_back(line);
+            }
+        });
+        Ok(Self { child, base, log, token: folder.join("state/token") })
+    }
+
+    /// Whether it is dead by now.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn is_dead(&mut self) -> anyhow::Result<bool> {
+        let ended: Option<ExitStatus> = self.child.try_wait()?;
+        if let Some(status) = ended
+            && status.code().is_some()
+        {
+            bail!("berth ended by itself, {status}:\n{}", self.log());
+        }
+        Ok(ended.is_some())
+    }
+
+    /// Ends it now.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The last lines of its log.
+    #[must_use]
+    pub fn log(&self) -> String {
+        let lines = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.iter().map(|line| format!("    {line}\n")).collect()
+    }
+
+    /// Whether its API can be asked.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.base.borrow().is_some()
+    }
+
+    /// Every live allocation. `None` if it died meanwhile.
+    ///
+    /// # Errors
+    /// If it answers something else.
+    pub async fn live(&mut self) -> anyhow::Result<Option<Vec<Listed>>> {
+        let base = self.base.borrow().clone().context("its API is not up")?;
+        let token = std::fs::read_to_string(&self.token).context("its token")?;
+        let called = tokio::task::spawn_blocking(move || call(&base, token.trim())).await?;
+        match called {
+            Ok(items) => Ok(Some(items)),
+            // Its sockets go before it can be waited for.
+            Err(_) if self.dies_within(DEATH).await? => Ok(None),
+            Err(error) => Err(error.context(format!("its log:\n{}", self.log()))),
+        }
+    }
+
+    async fn dies_within(&mut self, limit: Duration) -> anyhow::Result<bool> {
+        let end = Instant::now() + limit;
+        while !self.is_dead()? {
+            if Instant::now() > end {
+                return Ok(false);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn call(base: &str, token: &str) -> anyhow::Result<Vec<Listed>> {
+    let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(CALL_LIMIT)).build().into();
+    let (mut items, mut after) = (Vec::new(), String::new());
+    loop {
+        let url = format!("{base}/allocations?limit=1000{after}");
+        let mut answer = agent.get(&url).header("Authorization", format!("Bearer {token}")).call()?;
+        let list: List = serde_json::from_str(&answer.body_mut().read_to_string()?)?;
+        items.extend(list.items);
+        let Some(next) = list.next else {
+            return Ok(items);
+        };
+        after = format!("&after={next}");
+    }
+}

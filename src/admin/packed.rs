@@ -80,7 +80,8 @@ impl Packed {
     }
 }
 
-fn takes_gzip(accepts: &AcceptEncoding) -> bool {
+/// Whether a client prefers gzip to an answer as it is.
+pub(super) fn takes_gzip(accepts: &AcceptEncoding) -> bool {
     let offered = [Encoding::identity(), Encoding::gzip()];
     accepts.negotiate(offered.iter()) == Some(Encoding::gzip())
 }

@@ -1,11 +1,17 @@
 //! Swagger UI from files inside the binary: nothing is loaded from elsewhere.
 
 use super::budget::Weight;
+use super::packed::takes_gzip;
 use super::problem::{Kind, Problem};
-use actix_web::HttpResponse;
-use actix_web::http::header::{CONTENT_ENCODING, CONTENT_SECURITY_POLICY, LOCATION};
+use super::routes::IDENTITY;
+use actix_web::http::header::{
+    AcceptEncoding, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, Header as _, LOCATION, VARY,
+};
 use actix_web::web::{self, Bytes};
+use actix_web::{HttpRequest, HttpResponse};
+use flate2::read::GzDecoder;
 use std::borrow::Cow;
+use std::io::Read as _;
 use std::sync::{Arc, LazyLock};
 use utoipa_swagger_ui::Config;
 
@@ -24,7 +30,7 @@ pub(super) async fn start() -> HttpResponse {
     HttpResponse::Found().insert_header((LOCATION, "/swagger-ui/")).finish()
 }
 
-pub(super) async fn file(path: web::Path<String>) -> Result<HttpResponse, Problem> {
+pub(super) async fn file(request: HttpRequest, path: web::Path<String>) -> Result<HttpResponse, Problem> {
     let path: String = path.into_inner();
     let found = utoipa_swagger_ui::serve(&path, Arc::clone(&CONFIG))
         .map_err(|error| Problem::new(Kind::Internal, error))?;
@@ -34,10 +40,17 @@ pub(super) async fn file(path: web::Path<String>) -> Result<HttpResponse, Proble
         );
     };
     let mut response = HttpResponse::Ok();
-    // As it is in the binary: packing 1.5 MB anew for whoever asks, without a token, would cost 60 ms each time.
-    let encoding = if file.gzpipped { "gzip" } else { "identity" };
-    response.insert_header((CONTENT_ENCODING, encoding));
     response.content_type(file.content_type).insert_header((CONTENT_SECURITY_POLICY, POLICY));
+    response.insert_header((VARY, "accept-encoding"));
+    // Nothing is compressed per request: 1.5 MB take 60 ms, and no token is needed to ask for them.
+    if file.gzpipped && !AcceptEncoding::parse(&request).is_ok_and(|accepts| takes_gzip(&accepts)) {
+        response.insert_header((CONTENT_ENCODING, IDENTITY));
+        let mut bytes = Vec::new();
+        let unpacked = GzDecoder::new(&*file.bytes).read_to_end(&mut bytes);
+        unpacked.map_err(|error| Problem::new(Kind::Internal, error))?;
+        return Ok(response.body(bytes));
+    }
+    response.insert_header((CONTENT_ENCODING, if file.gzpipped { "gzip" } else { IDENTITY }));
     Ok(match file.bytes {
         Cow::Borrowed(bytes) => {
             let mut response = response.body(Bytes::from_static(bytes));

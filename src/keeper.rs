@@ -21,8 +21,9 @@ use crate::kernel::restore::{carry_over, restore};
 use crate::kill_points::{Point, pass};
 use crate::ports::{Clock, Store, StoreError};
 use crate::spans;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::watch;
 
@@ -136,7 +137,7 @@ impl Keeper {
     /// What is wrong with the store, if anything: until it is read back, memory and disk may differ.
     #[must_use]
     pub fn store_trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.trouble.lock().clone()
     }
 
     /// One turn: decide, append, apply, publish. Record before apply, apply before publish, publish
@@ -288,11 +289,11 @@ impl Keeper {
     }
 
     fn set_trouble(&self, trouble: Option<String>) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        *self.trouble.lock() = trouble;
     }
 
     fn trouble_now(&self) -> String {
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let trouble = self.trouble.lock();
         trouble.clone().unwrap_or_else(|| "it is being read back".into())
     }
 }

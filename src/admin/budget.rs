@@ -15,9 +15,10 @@ use actix_web::HttpRequest;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::ServiceResponse;
 use actix_web::http::Method;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Answers to those whom the door knows, KiB. The largest lists, of 1,000 allocations or 500 decisions, have about
 /// 1 MiB each: 48 of them, each on a connection of its own, while they are read within milliseconds as a rule.
@@ -154,7 +155,7 @@ impl Pool {
         let of_one = self.kib_max / SHARE;
         // One answer alone is not refused for its size.
         let kib = if question.is_some() { kib.min(of_one) } else { kib };
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         let all = held.kib.saturating_add(kib);
         let own = held.of.get_mut(&client);
         if let Some(question) = question {
@@ -172,7 +173,7 @@ impl Pool {
     }
 
     fn has_room(&self, client: &Client, question: Question) -> Result<(), Problem> {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.lock();
         match held.of.get(client) {
             Some(own) if own.refused.contains(&question) => Err(own.refusal()),
             _ => Ok(()),
@@ -222,7 +223,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut held = self.pool.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.pool.held.lock();
         held.kib = held.kib.saturating_sub(self.kib);
         let Some(own) = held.of.get_mut(&self.client) else { return };
         own.kib = own.kib.saturating_sub(self.kib);
@@ -262,11 +263,11 @@ mod tests {
         assert!(refused.status == 503 && refused.detail.contains("others"), "{refused}");
         // What a change is answered counts, too, and is told in any case.
         let changed = pool.take(named("a"), 1024, None).unwrap();
-        assert_eq!(pool.held.lock().unwrap().kib, KNOWN_KIB + 1024);
+        assert_eq!(pool.held.lock().kib, KNOWN_KIB + 1024);
         drop((half, changed));
         assert!(take("c").is_ok() && take("a").is_ok());
         drop(others);
-        let held = pool.held.lock().unwrap();
+        let held = pool.held.lock();
         assert!(held.kib == 0 && held.of.is_empty());
     }
 
@@ -296,7 +297,7 @@ mod tests {
             let uri = format!("/{n}");
             assert!(take("a", &uri).is_err());
         }
-        assert_eq!(pool.held.lock().unwrap().of[&named("a")].refused.len(), REFUSED_MAX);
+        assert_eq!(pool.held.lock().of[&named("a")].refused.len(), REFUSED_MAX);
         assert!(room("a", "/0").is_ok() && room("a", "/15").is_err());
     }
 

@@ -5,8 +5,8 @@
 
 use super::tls::Tls;
 use crate::config::NAME_BYTES_MAX;
+use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A certificate is looked at again after this long: it may have expired on an open connection.
@@ -45,13 +45,13 @@ impl ClientCertificate {
 
     /// Whether it is still good: signed by a CA of the file as it is now, and not expired.
     pub(super) fn is_good(&self, tls: &Tls) -> bool {
-        let (since, state) = *self.good.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, state) = *self.good.lock();
         state == tls.state() && since.elapsed() < LOOK_AGAIN || self.is_good_now(tls)
     }
 
     /// The same, looked at now.
     pub(super) fn is_good_now(&self, tls: &Tls) -> bool {
-        let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut good = self.good.lock();
         let state = tls.state();
         let is_good = tls.verify(&self.chain);
         // What is not good is looked at again next time.

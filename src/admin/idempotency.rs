@@ -7,9 +7,9 @@ use super::problem::{Kind, Problem};
 use crate::kernel::names::Digest as PolicyDigest;
 use actix_web::HttpRequest;
 use actix_web::http::StatusCode;
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 
 /// The header, as draft-ietf-httpapi-idempotency-key-header names it.
 const KEY: &str = "idempotency-key";
@@ -107,7 +107,7 @@ impl Keys {
         let Some((key, request)) = asked else {
             return Ok(Turn::First(Claim { keys: self, key: None }));
         };
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         known.retain(|one| one.key != key || one.answer.as_ref().is_none_or(&still));
         if let Some(one) = known.iter().find(|one| one.key == key) {
             return match &one.answer {
@@ -139,7 +139,7 @@ impl Claim<'_> {
     /// Remembers the answer.
     pub(super) fn done(mut self, answer: &Answered) {
         let Some(key) = self.key.take() else { return };
-        let mut known = self.keys.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.keys.0.lock();
         if let Some(one) = known.iter_mut().find(|one| one.key == key) {
             one.answer = Some(answer.clone());
         }
@@ -149,7 +149,7 @@ impl Claim<'_> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key.take() {
-            let mut known = self.keys.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.keys.0.lock();
             known.retain(|one| one.key != key);
         }
     }
@@ -219,7 +219,7 @@ mod tests {
         for n in 0..10 * KEYS_MAX {
             first(&keys, &n.to_string(), 1);
         }
-        assert_eq!(keys.0.lock().unwrap().len(), KEYS_MAX);
+        assert_eq!(keys.0.lock().len(), KEYS_MAX);
         assert_eq!(take(&keys, "at-work", &[]).err().unwrap().status, 409);
         let newest = (10 * KEYS_MAX - 1).to_string();
         assert!(matches!(take(&keys, &newest, &[&[1]]), Ok(Turn::Again(_))));

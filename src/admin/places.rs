@@ -3,7 +3,7 @@
 
 use super::caller;
 use super::problem::{Kind, Problem};
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 /// Uploads under way at a time: each holds up to 32 MiB, and only one is compiled at a time.
 const PLACES: usize = 2;
@@ -40,7 +40,7 @@ impl Places {
     }
 
     fn take_for(&self, who: String, key: Option<String>) -> Result<Place<'_>, Problem> {
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.0.lock();
         let problem = match taken.iter().find(|upload| upload.who == who) {
             Some(own) if key.is_some() && own.key == key => {
                 Problem::new(Kind::KeyBusy, "the request with this Idempotency-Key is still at work")
@@ -61,7 +61,7 @@ impl Places {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut taken = self.places.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.places.0.lock();
         taken.retain(|upload| upload.who != self.who);
     }
 }
@@ -89,6 +89,6 @@ mod tests {
         let third = take("token b", None).unwrap();
         assert_eq!(take("certificate a", None).err().unwrap().0, 503);
         drop((second, third));
-        assert!(places.0.lock().unwrap().is_empty());
+        assert!(places.0.lock().is_empty());
     }
 }

@@ -3,9 +3,10 @@
 
 use super::peer::Peer;
 use super::problem::{Kind, Problem};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Clients that are counted one by one: some 100 bytes each. Those beyond share one bucket.
@@ -111,7 +112,7 @@ impl Limiter {
 
     fn take_at(&self, client: &Client, now: Instant) -> Result<(), Problem> {
         let (burst, per_second) = (self.burst(), self.per_second);
-        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clients = self.clients.lock();
         let filled = |b: &Bucket| b.permits + now.saturating_duration_since(b.at).as_secs_f64() * per_second;
         if clients.len() >= CLIENTS_MAX && !clients.contains_key(client) {
             // A bucket that is full again says nothing that a new one would not.
@@ -175,12 +176,12 @@ mod tests {
         for i in 0..10_000_u32 {
             let _ = limiter.take_at(&Client::Net(u64::from(i).to_be_bytes()), start);
         }
-        assert!(limiter.clients.lock().unwrap().len() <= CLIENTS_MAX + 1);
+        assert!(limiter.clients.lock().len() <= CLIENTS_MAX + 1);
         assert!(limiter.take_at(&known, start).is_err(), "its bucket was forgotten");
         // Once their buckets are full again they make room.
         let later = start + Duration::from_secs(10);
         assert!(limiter.take_at(&named("new"), later).is_ok());
-        assert!(limiter.clients.lock().unwrap().len() < 10);
+        assert!(limiter.clients.lock().len() < 10);
     }
 
     #[test]

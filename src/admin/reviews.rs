@@ -5,10 +5,11 @@ use super::problem::{Kind, Problem};
 use super::rate::{Client, Counted, Limiter};
 use actix_web::http::Method;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
@@ -229,22 +230,22 @@ impl<T: Clone> Kept<T> {
     }
 
     fn get(&self, key: &[u8; 32], now: Instant) -> Option<T> {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all.lock();
         let (since, value) = all.get(key)?;
         (now.saturating_duration_since(*since) < KEPT_FOR).then(|| value.clone())
     }
 
     /// Whether there is an answer, however old.
     fn has(&self, key: &[u8; 32]) -> bool {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key)
+        self.all.lock().contains_key(key)
     }
 
     fn forget(&self, key: &[u8; 32]) {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.all.lock().remove(key);
     }
 
     fn put(&self, key: [u8; 32], value: T, now: Instant) {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock();
         if all.len() >= self.most {
             all.retain(|_, (since, _)| now.saturating_duration_since(*since) < KEPT_FOR);
         }
@@ -271,7 +272,7 @@ mod tests {
         let later = start + Duration::from_secs(5);
         assert_eq!(kept.get(&[0; 32], later), None);
         assert_eq!(kept.get(&[3; 32], later), Some(3));
-        assert_eq!(kept.all.lock().unwrap().len(), 3);
+        assert_eq!(kept.all.lock().len(), 3);
         assert_eq!(kept.get(&[3; 32], start + Duration::from_secs(3) + KEPT_FOR), None);
     }
 

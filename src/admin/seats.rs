@@ -14,9 +14,10 @@
 
 use super::rate::Client;
 use super::seat::{Seat, Standing, millis};
+use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often it is looked at who rests, or leaves an answer lying, for too long.
@@ -89,7 +90,7 @@ impl Seats {
 
     /// The same, or how long to wait.
     fn take_at(self: &Arc<Self>, client: &Client, now: u64) -> Result<Taken, Duration> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         if inner.taken.len() >= self.most {
             self.make_room(&mut inner, now)?;
         }
@@ -147,7 +148,7 @@ impl Seats {
     }
 
     fn sweep_at(&self, now: u64) {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         let over: Vec<u64> =
             inner.taken.iter().filter(|(_, seat)| seat.is_over(now)).map(|(number, _)| *number).collect();
         for number in over {
@@ -177,7 +178,7 @@ impl Inner {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.seats.inner.lock().unwrap_or_else(PoisonError::into_inner).leave(self.number);
+        self.seats.inner.lock().leave(self.number);
     }
 }
 
@@ -193,8 +194,8 @@ mod tests {
 
     /// Long after everybody else, who has been heard.
     fn take(seats: &Arc<Seats>, client: &Client) -> Taken {
-        seats.inner.lock().unwrap().taken.values().for_each(|seat| seat.hear());
-        let next = seats.inner.lock().unwrap().next;
+        seats.inner.lock().taken.values().for_each(|seat| seat.hear());
+        let next = seats.inner.lock().next;
         seats.take_at(client, next * 1_000).unwrap()
     }
 
@@ -216,7 +217,7 @@ mod tests {
         let last = take(&seats, &at(5));
         assert!(closed(&alone) && !closed(&crowd[2]) && !closed(&last));
         drop((crowd, new, next, last, alone));
-        let inner = seats.inner.lock().unwrap();
+        let inner = seats.inner.lock();
         assert!(inner.taken.is_empty() && inner.crowds.is_empty());
     }
 

@@ -6,8 +6,9 @@ use crate::keeper::Snapshot;
 use crate::kernel::belongs::Owners;
 use crate::kernel::names::{DeviceKey, PartId, Resource};
 use crate::kernel::part_state::PartState;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// What follows from a snapshot alone.
 pub(super) struct Survey {
@@ -31,13 +32,13 @@ impl Surveys {
     /// The door's newest snapshot. Seen outside the lock: two may do so at once, and nobody waits.
     pub(super) fn newest(&self, door: &Door) -> Arc<Survey> {
         let ledger = door.snapshot();
-        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let last = self.0.lock().clone();
         // A snapshot in hand is no other's place in memory, so the same place is the same snapshot.
         if let Some(survey) = last.filter(|survey| Arc::ptr_eq(&survey.ledger, &ledger)) {
             return survey;
         }
         let survey = Arc::new(Survey::of(door, ledger));
-        let old = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(&survey));
+        let old = self.0.lock().replace(Arc::clone(&survey));
         // Outside the lock, too: it may be the last that holds a whole snapshot.
         drop(old);
         survey

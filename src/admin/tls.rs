@@ -7,6 +7,7 @@
 
 use super::server::AdminError;
 use crate::config::TlsFiles;
+use parking_lot::{Mutex, RwLock};
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, ring as by_ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
@@ -18,7 +19,7 @@ use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, Ser
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Largest file of certificates or of a key, bytes: a bundle of a few hundred CAs.
@@ -113,7 +114,7 @@ impl Tls {
         ];
         let now =
             Some(all.into_iter().flatten().collect::<Vec<_>>().join("; ")).filter(|now| !now.is_empty());
-        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut trouble = self.trouble.lock();
         if let Some(now) = now.as_ref().filter(|now| trouble.as_ref() != Some(*now)) {
             tracing::error!("the admin API's TLS: {now}");
         }
@@ -123,11 +124,11 @@ impl Tls {
     /// Whether there was a new one.
     fn take_pair(&self) -> Result<bool, AdminError> {
         let read = read_all(&[&self.files.cert, &self.files.key])?;
-        if self.now.read().unwrap_or_else(PoisonError::into_inner).pair == digests(&read) {
+        if self.now.read().pair == digests(&read) {
             return Ok(false);
         }
         let key = Arc::new(load_pair(&self.files, &self.provider, &read)?);
-        let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.now.write();
         (now.pair, now.key) = (digests(&read), key);
         Ok(true)
     }
@@ -137,7 +138,7 @@ impl Tls {
         let read = read_all(self.files.client_ca.as_slice()).map_err(Ca::Unread)?;
         // Looked into each time: what is wrong with it is told as long as it is.
         let loaded = load_ca(&self.files, &self.provider, &read);
-        let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.now.write();
         let changed = now.ca != digests(&read);
         if !changed {
             return loaded.map(|_| false).map_err(Ca::None);
@@ -157,12 +158,12 @@ impl Tls {
 
     /// Why the files as they are now are not in force, if so.
     pub(super) fn trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.trouble.lock().clone()
     }
 
     /// Which reading of the CA's file is in force.
     pub(super) fn state(&self) -> u64 {
-        self.now.read().unwrap_or_else(PoisonError::into_inner).state
+        self.now.read().state
     }
 
     /// Whether a client's certificate is good by what is in force now.
@@ -180,7 +181,7 @@ impl fmt::Debug for Tls {
 
 impl ResolvesServerCert for Tls {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner).key))
+        Some(Arc::clone(&self.now.read().key))
     }
 }
 
@@ -201,7 +202,7 @@ impl ClientCertVerifier for Tls {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let clients = self.now.read().unwrap_or_else(PoisonError::into_inner).clients.clone();
+        let clients = self.now.read().clients.clone();
         match clients {
             Some(clients) => clients.verify_client_cert(end_entity, intermediates, now),
             None => Err(Error::General("no client certificates are taken".into())),

@@ -4,10 +4,11 @@
 use super::auth::{self, OPERATOR, TokenHash};
 use super::server::AdminError;
 use crate::config::{NamedToken, Right, TokenSource};
+use parking_lot::Mutex;
 use std::fs::{File, metadata, rename, symlink_metadata};
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Tells one version of the file from another: device, inode, size and time of change.
 type Stamp = (u64, u64, u64, i64, i64);
@@ -57,7 +58,7 @@ impl Token {
     /// The one that is in force, if any. One `stat` a request.
     fn current(&self) -> Option<TokenHash> {
         let stamp = stamp(&self.path);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         if (stamp.is_some() || self.given) && (known.stamp != stamp || stamp.is_none()) {
             // Stamped before it is read, so that a change meanwhile is read next time.
             known.stamp = stamp;

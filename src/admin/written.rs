@@ -12,9 +12,10 @@ use crate::kernel::ledger::Ledger;
 use crate::kernel::names::{AllocationId, Resource};
 use crate::kernel::part_state::PartState;
 use crate::kernel::process::ProcessTable;
+use parking_lot::Mutex;
 use serde_json::value::{RawValue, to_raw_value};
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// So many more than there are live allocations are kept until they are looked through: some 1 KiB each.
 const ENDED_MAX: usize = 64;
@@ -91,7 +92,7 @@ impl Written {
         found: &[&Arc<allocation::Allocation>],
     ) -> serde_json::Result<Vec<Arc<Text>>> {
         let kept: Vec<Option<Arc<Text>>> = {
-            let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let all = self.0.lock();
             let good = |a: &&Arc<allocation::Allocation>| {
                 all.get(&a.id).filter(|text| text.is_good(ledger, mps, a)).cloned()
             };
@@ -111,7 +112,7 @@ impl Written {
             });
         }
         if !new.is_empty() {
-            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.0.lock();
             all.extend(new);
             if all.len() > ledger.live.len() + ENDED_MAX {
                 all.retain(|id, _| ledger.live.contains_key(id));
@@ -171,7 +172,7 @@ mod tests {
         same(&node, &mps);
         node.ledger.parts.clear();
         same(&node, &mps);
-        assert_eq!(written.0.lock().unwrap().len(), 2);
+        assert_eq!(written.0.lock().len(), 2);
     }
 
     #[test]
@@ -182,6 +183,6 @@ mod tests {
             both(&written, &node.ledger, &BTreeSet::new());
             Arc::make_mut(&mut node.ledger.live).remove(&id);
         }
-        assert!(written.0.lock().unwrap().len() <= ENDED_MAX + 1);
+        assert!(written.0.lock().len() <= ENDED_MAX + 1);
     }
 }

@@ -9,7 +9,8 @@ use crate::figures::Figures;
 use crate::kernel::decision::{CallNote, Said};
 use crate::kernel::policy::Hook;
 use crate::kernel::stack::{Stack, StackEntry};
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use tokio::sync::watch;
 
 /// Where the counts of a running daemon lie: written by the policy thread alone, read by any.
@@ -26,12 +27,12 @@ pub(super) struct Account {
 impl Account {
     /// The records of the active stack.
     pub(super) fn faults(&self) -> Faults {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.faults.lock().clone()
     }
 
     /// The record of one entry of it.
     pub(super) fn record(&self, place: usize, entry: &StackEntry) -> Record {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).record(place, entry)
+        self.faults.lock().record(place, entry)
     }
 
     /// Tells how the policies of this stack fare now.
@@ -47,18 +48,18 @@ impl Account {
     }
 
     pub(super) fn decided(&self, hook: Hook, outcome: &'static str) {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner).decided(hook, outcome);
+        self.tally.lock().decided(hook, outcome);
     }
 }
 
 impl Worker {
     /// Keeps what came of a walk over the active stack. Only this thread writes the records.
     pub(super) fn account(&self, stack: &Stack, hook: Hook, calls: &[CallNote], faults: Faults) {
-        self.account.tally.lock().unwrap_or_else(PoisonError::into_inner).walked(hook, calls);
+        self.account.tally.lock().walked(hook, calls);
         self.fault_log.borrow_mut().tell(hook, calls);
         let failed = calls.iter().any(|call| matches!(call.said, Said::Fault(_)));
         let before = {
-            let mut kept = self.account.faults.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = self.account.faults.lock();
             std::mem::replace(&mut *kept, faults)
         };
         if !failed {
@@ -95,7 +96,7 @@ impl Door {
     /// What was counted since the daemon started.
     #[must_use]
     pub fn tally(&self) -> Tally {
-        self.account.tally.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.account.tally.lock().clone()
     }
 
     /// How the policies of the active stack fare.

@@ -20,7 +20,7 @@ use crate::kernel::stack::{Stack, StackEntry};
 use crate::kernel::time::Now;
 use crate::ports::Policies;
 use crate::spans;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A reading to ask about: XID 48, an uncorrectable error of memory (NVIDIA's XID catalogue). What is
@@ -202,7 +202,7 @@ impl Worker {
         let command = Command::Activate { stack, expected, offers: offers.parts };
         let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;
         self.keep_notes(offers.notes);
-        self.account.faults.lock().unwrap_or_else(PoisonError::into_inner).reset();
+        self.account.faults.lock().reset();
         self.account.publish(&applied.snapshot.stack);
         Ok(applied.snapshot)
     }

@@ -5,8 +5,8 @@ use crate::kernel::names::Digest;
 use crate::kernel::policy::{Answer, Call, Fault, Hook, PolicyVersion};
 use crate::kernel::time::Now;
 use crate::ports::{Aloud, InstallError, Policies};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 
 /// One question to one policy, and what it said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl<'p> Ear<'p> {
     /// What was heard since the last time, in order.
     #[must_use]
     pub fn take(&self) -> VecDeque<Heard> {
-        std::mem::take(&mut *self.heard.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.heard.lock())
     }
 }
 
@@ -75,7 +75,7 @@ impl Policies for Ear<'_> {
         let aloud = self.policies.ask_aloud(call);
         let (answer, said) = (aloud.told.clone(), aloud.said.clone());
         let heard = Heard { digest, policy, hook, answer, said };
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).push_back(heard);
+        self.heard.lock().push_back(heard);
         aloud
     }
 }

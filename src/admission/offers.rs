@@ -13,7 +13,6 @@ use crate::kernel::part_state::PartState;
 use crate::kernel::policy::{Answer, Fault, OfferAnswer, Question};
 use crate::kernel::stack::StackEntry;
 use std::collections::BTreeSet;
-use std::sync::PoisonError;
 use std::time::Instant;
 
 /// After a fault a policy is asked again for its offers so soon, seconds.
@@ -171,7 +170,7 @@ impl Walk<'_> {
 impl Worker {
     /// Keeps what operators are shown about the offers in force, and logs what of it is new.
     pub(super) fn keep_notes(&self, notes: Notes) {
-        let mut kept = self.account.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.account.notes.lock();
         if notes.mig.refusal != kept.mig.refusal {
             match &notes.mig.refusal {
                 Some(refusal) => tracing::error!("{refusal}"),
@@ -192,6 +191,6 @@ impl Door {
     /// What operators are shown about the offers in force; nothing before the first.
     #[must_use]
     pub fn offer_notes(&self) -> Notes {
-        self.account.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.account.notes.lock().clone()
     }
 }

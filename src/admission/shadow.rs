@@ -8,8 +8,8 @@ use crate::kernel::decision::Note;
 use crate::kernel::policy::{Call, Hook};
 use crate::kernel::time::Now;
 use crate::ports::Policies;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Most shadows at a time: each is asked whatever the stack is asked.
 pub const SHADOWS_MAX: usize = 4;
@@ -86,7 +86,7 @@ pub(super) struct Shadows(Mutex<(u64, Vec<Shadow>)>);
 
 impl Shadows {
     fn lock(&self) -> MutexGuard<'_, (u64, Vec<Shadow>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn all(&self) -> Vec<Shadow> {

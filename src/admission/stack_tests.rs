@@ -23,9 +23,9 @@ use crate::kernel::policy::{
 use crate::kernel::stack::{OnFault, Stack, StackEntry};
 use crate::kernel::time::Now;
 use crate::ports::{Aloud, InstallError, Policies};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::time::Duration;
 
 type Answered = Result<Option<Answer>, Fault>;
@@ -55,7 +55,7 @@ impl Policies for Scripted {
     fn remove(&self, _: &Digest) {}
     fn ask(&self, call: Call<'_>) -> Answered {
         let letter = call.digest.as_str().chars().next().unwrap();
-        self.asked.lock().unwrap().push((letter, call.wall_ms_max));
+        self.asked.lock().push((letter, call.wall_ms_max));
         std::thread::sleep(self.pace);
         self.answers.get(&letter).cloned().unwrap_or(Ok(None))
     }

@@ -4,7 +4,6 @@ use super::thread::{OtherJob, Worker};
 use super::{Door, send, within};
 use crate::keeper::{AskError, Snapshot};
 use crate::kernel::refusal::Refusal;
-use std::sync::PoisonError;
 use tokio::sync::oneshot;
 
 impl Door {
@@ -28,7 +27,7 @@ impl Worker {
             return Err(moved());
         }
         let entry = node.stack.entries.get(place).ok_or_else(moved)?;
-        let was = self.account.faults.lock().unwrap_or_else(PoisonError::into_inner).forgive(place, entry);
+        let was = self.account.faults.lock().forgive(place, entry);
         if was {
             tracing::info!(policy = entry.label(), place, "a suspended policy is asked again");
             self.account.publish(&node.stack);

@@ -3,7 +3,8 @@
 //! would be answered 429. So every wait is drawn at random between two bounds.
 
 use super::AGAIN_MAX;
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -83,13 +84,13 @@ impl RetryAfter {
         }
         let Some(seconds) = retry_after.and_then(|text| text.trim().parse().ok()) else { return };
         let until = now + Duration::from_secs(seconds).min(RETRY_AFTER_MAX);
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         *known = (*known).max(Some(until));
     }
 
     /// A wait that begins once the API server lets its clients come again.
     pub(super) fn delay(&self, wait: Duration, now: Instant) -> Duration {
-        let until = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = *self.0.lock();
         until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now)) + wait
     }
 }

@@ -6,7 +6,8 @@ use crate::config::{ApiServer, Config};
 use crate::figures::Figures;
 use crate::kernel::gpu::Inventory;
 use crate::kubelet::{self, Registrations};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -21,17 +22,13 @@ pub struct Progress {
     cluster: Mutex<Option<watch::Receiver<cluster::Link>>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Progress {
     /// Nothing is done yet.
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let progress = Self::default();
         {
-            let mut facts = lock(&progress.facts);
+            let mut facts = progress.facts.lock();
             config.node_name.clone_into(&mut facts.name);
             facts.mps = config.edits.mps_sockets().into_keys().collect();
             facts.api_server = (config.api_server != ApiServer::Off).then(Step::default);
@@ -42,8 +39,8 @@ impl Progress {
     /// What the API shows.
     #[must_use]
     pub fn facts(&self) -> NodeFacts {
-        let mut facts = lock(&self.facts).clone();
-        if let Some(registrations) = lock(&self.registrations).as_ref() {
+        let mut facts = self.facts.lock().clone();
+        if let Some(registrations) = self.registrations.lock().as_ref() {
             facts.registrations = registrations
                 .borrow()
                 .iter()
@@ -55,7 +52,7 @@ impl Progress {
             });
             facts.kubelet = waiting.map_or(Step::Done, Step::Waiting);
         }
-        if let Some(link) = lock(&self.cluster).as_ref() {
+        if let Some(link) = self.cluster.lock().as_ref() {
             facts.api_server = match &*link.borrow() {
                 cluster::Link::Off => None,
                 cluster::Link::Watching => Some(Step::Done),
@@ -69,7 +66,7 @@ impl Progress {
 
     /// The GPUs were looked at.
     pub fn gpus_found(&self, source: String, inventory: &Inventory) {
-        let mut facts = lock(&self.facts);
+        let mut facts = self.facts.lock();
         facts.gpu_source = source;
         facts.driver_version.clone_from(&inventory.driver_version);
         facts.cuda_version.clone_from(&inventory.cuda_version);
@@ -78,37 +75,37 @@ impl Progress {
 
     /// The GPUs cannot be looked at, and why.
     pub fn gpus_wait(&self, why: String) {
-        lock(&self.facts).gpus = Step::Waiting(why);
+        self.facts.lock().gpus = Step::Waiting(why);
     }
 
     /// What pods hold was taken over, or cannot be, and why.
     pub fn adoption(&self, step: Step) {
-        lock(&self.facts).adoption = step;
+        self.facts.lock().adoption = step;
     }
 
     /// The stack of the file, resolved.
     pub fn file_stack(&self, stack: FileStack) {
-        lock(&self.facts).file_stack = stack;
+        self.facts.lock().file_stack = stack;
     }
 
     /// How it stands with the node's labels.
     pub fn labels(&self, step: Step) {
-        lock(&self.facts).labels = Some(step);
+        self.facts.lock().labels = Some(step);
     }
 
     /// Policies of the active stack cannot be called, and why; or they can.
     pub fn uncallable(&self, why: Option<String>) {
-        lock(&self.facts).uncallable = why;
+        self.facts.lock().uncallable = why;
     }
 
     /// The API server is asked, or not.
     pub fn cluster(&self, link: watch::Receiver<cluster::Link>) {
-        *lock(&self.cluster) = Some(link);
+        *self.cluster.lock() = Some(link);
     }
 
     /// The kubelet front end runs.
     pub fn registering(&self, registrations: watch::Receiver<Registrations>) {
-        *lock(&self.registrations) = Some(registrations);
+        *self.registrations.lock() = Some(registrations);
     }
 }
 

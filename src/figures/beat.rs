@@ -1,7 +1,6 @@
 //! Signs of life of a thread that works off jobs.
 
-use super::lock;
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
 /// When a thread began and ended what it did last.
@@ -19,14 +18,14 @@ impl Beat {
     /// that died at its work is one that does not end it.
     #[must_use]
     pub fn begin(&self) -> Busy<'_> {
-        lock(&self.0).began = Some(Instant::now());
+        self.0.lock().began = Some(Instant::now());
         Busy(self)
     }
 
     /// How long it has been at what it does; `None` while it waits for work, or never had any.
     #[must_use]
     pub fn busy_for(&self) -> Option<Duration> {
-        let State { began, ended } = *lock(&self.0);
+        let State { began, ended } = *self.0.lock();
         began.filter(|began| ended.is_none_or(|ended| ended < *began)).map(|began| began.elapsed())
     }
 
@@ -34,7 +33,7 @@ impl Beat {
     /// first.
     #[must_use]
     pub fn silent_for(&self) -> Option<Duration> {
-        let State { began, ended } = *lock(&self.0);
+        let State { began, ended } = *self.0.lock();
         began.max(ended).map(|sign| sign.elapsed())
     }
 }
@@ -46,7 +45,7 @@ pub struct Busy<'b>(&'b Beat);
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            lock(&self.0.0).ended = Some(Instant::now());
+            self.0.0.lock().ended = Some(Instant::now());
         }
     }
 }

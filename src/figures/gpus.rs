@@ -1,8 +1,8 @@
 //! What is counted of looks at the GPUs, and of what they report.
 
-use super::{Beat, Times, lock};
+use super::{Beat, Times};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -67,14 +67,14 @@ impl Default for GpuFigures {
 impl GpuFigures {
     /// Looks are taken from now on, so far apart.
     pub fn begin_looking(&self, every: Duration) {
-        *lock(&self.every) = Some(every);
+        *self.every.lock() = Some(every);
         drop(self.beat.begin());
     }
 
     /// How far apart looks are; `None` before the first is due.
     #[must_use]
     pub fn every(&self) -> Option<Duration> {
-        *lock(&self.every)
+        *self.every.lock()
     }
 
     /// A look ended; what failed, if it did.
@@ -82,7 +82,7 @@ impl GpuFigures {
         self.looks.add(took);
         let count = if trouble.is_none() { &self.answered } else { &self.failed };
         count.fetch_add(1, Ordering::Relaxed);
-        let mut last = lock(&self.last);
+        let mut last = self.last.lock();
         if trouble.is_none() {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             last.answered_wall_ms = u64::try_from(now.as_millis()).ok();
@@ -92,13 +92,13 @@ impl GpuFigures {
 
     /// What a look says of versions: a driver may be replaced while we run.
     pub fn set_versions(&self, versions: Versions) {
-        *lock(&self.versions) = versions;
+        *self.versions.lock() = versions;
     }
 
     /// The versions of the newest look.
     #[must_use]
     pub fn versions(&self) -> Versions {
-        lock(&self.versions).clone()
+        self.versions.lock().clone()
     }
 
     /// Looks that were answered, and that failed.
@@ -110,18 +110,18 @@ impl GpuFigures {
     /// When a look was last answered, milliseconds since 1970; `None` before the first.
     #[must_use]
     pub fn answered_wall_ms(&self) -> Option<u64> {
-        lock(&self.last).answered_wall_ms
+        self.last.lock().answered_wall_ms
     }
 
     /// Why the newest look failed, if it did.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
-        lock(&self.last).trouble.clone()
+        self.last.lock().trouble.clone()
     }
 
     /// A GPU, named by its UUID, reported an XID.
     pub fn xid(&self, gpu: &str, code: u64) {
-        let mut xids = lock(&self.xids);
+        let mut xids = self.xids.lock();
         if let Some(count) = xids.get_mut(&(gpu.to_owned(), code)) {
             *count += 1;
         } else if xids.len() < XIDS_COUNTED_MAX {
@@ -134,7 +134,7 @@ impl GpuFigures {
     /// XIDs by GPU and code.
     #[must_use]
     pub fn xids(&self) -> BTreeMap<(String, u64), u64> {
-        lock(&self.xids).clone()
+        self.xids.lock().clone()
     }
 
     /// XIDs beyond [`XIDS_COUNTED_MAX`] pairs.

@@ -1,8 +1,8 @@
 //! What the admin API counts: answers by route, method and status.
 
-use super::{Spread, Times, lock};
+use super::{Spread, Times};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ pub struct HttpFigures(Mutex<BTreeMap<(String, Method), Kept>>);
 impl HttpFigures {
     /// A request of this route (its template) was answered.
     pub fn answered(&self, route: &str, method: Method, status: u16, took: Duration) {
-        let mut all = lock(&self.0);
+        let mut all = self.0.lock();
         let key = (route.to_owned(), method);
         let room = all.contains_key(&key) || all.len() < ROUTES_COUNTED_MAX;
         let key = if room { key } else { ("other".to_owned(), Method::Other) };
@@ -96,7 +96,7 @@ impl HttpFigures {
     /// All of it, by route and method.
     #[must_use]
     pub fn served(&self) -> BTreeMap<(String, Method), Served> {
-        let all = lock(&self.0);
+        let all = self.0.lock();
         let read = |kept: &Kept| Served { by_class: kept.by_class, times: kept.times.read() };
         all.iter().map(|(key, kept)| (key.clone(), read(kept))).collect()
     }

@@ -1,8 +1,8 @@
 //! What the ledger's writer counts.
 
-use super::{Beat, Times, lock};
+use super::{Beat, Times};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Resources whose grants and ends are counted each; a node has at most 64 at a time. What comes after
@@ -80,30 +80,30 @@ impl KeeperFigures {
 
     /// A GPU turned to this state of health.
     pub fn turned(&self, state: &'static str) {
-        *lock(&self.health).entry(state).or_default() += 1;
+        *self.health.lock().entry(state).or_default() += 1;
     }
 
     /// Grants by resource and how.
     #[must_use]
     pub fn grants(&self) -> BTreeMap<(String, &'static str), u64> {
-        lock(&self.granted).clone()
+        self.granted.lock().clone()
     }
 
     /// Ends by resource and reason.
     #[must_use]
     pub fn ends(&self) -> BTreeMap<(String, &'static str), u64> {
-        lock(&self.ended).clone()
+        self.ended.lock().clone()
     }
 
     /// Turns of GPUs' health by the state turned to.
     #[must_use]
     pub fn health_turns(&self) -> BTreeMap<&'static str, u64> {
-        lock(&self.health).clone()
+        self.health.lock().clone()
     }
 }
 
 fn count(table: &Mutex<BTreeMap<(String, &'static str), u64>>, resource: &str, word: &'static str) {
-    let mut table = lock(table);
+    let mut table = table.lock();
     let known = |name: &str| table.keys().any(|(resource, _)| resource == name);
     let resources = || {
         let mut names: Vec<&str> = table.keys().map(|(resource, _)| resource.as_str()).collect();

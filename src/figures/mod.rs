@@ -18,7 +18,7 @@ pub use keeper::{KeeperFigures, RESOURCES_COUNTED_MAX};
 pub use plugins::{At, CODES, Call, KubeletFigures, METHODS, Rpc, Standing};
 pub use times::{Spread, Times};
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
 use std::time::Duration;
 
 /// What a daemon has counted since it started.
@@ -43,12 +43,12 @@ impl Figures {
     /// How long silence may last.
     #[must_use]
     pub fn limits(&self) -> Limits {
-        *lock(&self.limits)
+        *self.limits.lock()
     }
 
     /// Sets that otherwise than by the product's: tests do not wait for a minute.
     pub fn set_limits(&self, limits: Limits) {
-        *lock(&self.limits) = limits;
+        *self.limits.lock() = limits;
     }
 }
 
@@ -81,9 +81,4 @@ impl Default for Limits {
             stream: Duration::from_secs(30),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Plain values; whoever panicked left them whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

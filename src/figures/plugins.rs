@@ -1,8 +1,8 @@
 //! What the kubelet front end counts: its calls, its registrations and streams, its rounds.
 
-use super::{Times, lock};
+use super::Times;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -167,13 +167,13 @@ impl KubeletFigures {
 
     /// An Allocate that was not granted, and why in a word.
     pub fn refused_allocate(&self, kind: &'static str) {
-        *lock(&self.refusals).entry(kind).or_default() += 1;
+        *self.refusals.lock().entry(kind).or_default() += 1;
     }
 
     /// Allocates that were not granted, by why.
     #[must_use]
     pub fn refusals(&self) -> BTreeMap<&'static str, u64> {
-        lock(&self.refusals).clone()
+        self.refusals.lock().clone()
     }
 
     /// The kubelet took a registration, or not.
@@ -198,7 +198,7 @@ impl KubeletFigures {
             standing.at = at;
         });
         if at.is_none() {
-            lock(&self.standings).retain(|name, standing| name != resource || standing.streams > 0);
+            self.standings.lock().retain(|name, standing| name != resource || standing.streams > 0);
         }
     }
 
@@ -210,11 +210,11 @@ impl KubeletFigures {
     /// A stream ended.
     pub fn stream_ended(&self, resource: &str) {
         self.change(resource, |standing| standing.streams = standing.streams.saturating_sub(1));
-        lock(&self.standings).retain(|_, standing| standing.at.is_some() || standing.streams > 0);
+        self.standings.lock().retain(|_, standing| standing.at.is_some() || standing.streams > 0);
     }
 
     fn change(&self, resource: &str, change: impl FnOnce(&mut Standing)) {
-        let mut standings = lock(&self.standings);
+        let mut standings = self.standings.lock();
         let fresh = Standing { at: None, streams: 0, was_registered: false, since: Instant::now() };
         let standing = standings.entry(resource.to_owned()).or_insert(fresh);
         let before = (standing.at, standing.streams);
@@ -227,19 +227,19 @@ impl KubeletFigures {
     /// All resources at the kubelet.
     #[must_use]
     pub fn standings(&self) -> BTreeMap<String, Standing> {
-        lock(&self.standings).clone()
+        self.standings.lock().clone()
     }
 
     /// A round ended: `applied`, `partial` or `failed`.
     pub fn round(&self, outcome: &'static str, took: Duration) {
-        *lock(&self.rounds).entry(outcome).or_default() += 1;
+        *self.rounds.lock().entry(outcome).or_default() += 1;
         self.round_times.add(took);
     }
 
     /// Rounds by outcome.
     #[must_use]
     pub fn rounds(&self) -> BTreeMap<&'static str, u64> {
-        lock(&self.rounds).clone()
+        self.rounds.lock().clone()
     }
 }
 

@@ -20,6 +20,7 @@ use crate::kernel::names::Digest;
 use crate::ports::{Found, Input, Journal, JournalError, Standing, Visit};
 use entry::Entry;
 use frame::{Frame, Head, frames};
+use parking_lot::{Mutex, MutexGuard};
 use recent::Recent;
 use segments::{SEGMENT_BYTES, SEGMENT_READ_MAX, Segments};
 use serde_json::value::RawValue;
@@ -30,7 +31,6 @@ use std::io::{self, Write};
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// What lies in memory at most before it is written, bytes.
@@ -152,7 +152,7 @@ impl FileJournal {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn change(&self) -> Changing<'_> {

@@ -6,7 +6,7 @@ use crate::kernel::command::Command;
 use crate::kill_points::{Point, pass};
 use crate::spans;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased, tick};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
@@ -52,7 +52,7 @@ impl Handle {
     /// What is wrong with the store, if anything.
     #[must_use]
     pub fn store_trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.trouble.lock().clone()
     }
 
     /// What is counted as long as the daemon lives.

@@ -8,8 +8,8 @@ use crate::kernel::policy::{AdmitRequest, Terms};
 use crate::kernel::record::{Record, RecordKey, Write};
 use crate::kernel::time::Now;
 use crossbeam_channel::bounded;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::Span;
 
@@ -41,21 +41,21 @@ enum DiskFault {
 
 impl Disk {
     fn set_fault(&self, fault: Option<DiskFault>) {
-        *self.fault.lock().unwrap() = fault;
+        *self.fault.lock() = fault;
     }
 }
 
 impl Store for Disk {
     fn load(&mut self) -> Result<Vec<Record>, StoreError> {
-        match *self.fault.lock().unwrap() {
+        match *self.fault.lock() {
             Some(DiskFault::Gone) => Err(StoreError::Io { path: "/disk".into(), what: "gone".into() }),
-            _ => Ok(self.records.lock().unwrap().values().cloned().collect()),
+            _ => Ok(self.records.lock().values().cloned().collect()),
         }
     }
 
     fn append(&mut self, writes: &[Write]) -> Result<(), StoreError> {
-        let fault = *self.fault.lock().unwrap();
-        let mut records = self.records.lock().unwrap();
+        let fault = *self.fault.lock();
+        let mut records = self.records.lock();
         for write in writes.iter().filter(|_| fault != Some(DiskFault::Gone)) {
             match write {
                 Write::Put(record) => records.insert(record.key(), record.clone()),
@@ -189,9 +189,9 @@ fn how_a_gpu_fares_outlives_a_restart_and_a_failed_write_is_made_good() {
     keeper.turn(&Command::Tick).unwrap();
     assert_eq!(restarted(), ("unhealthy", "fell off the bus".into(), 1));
     // Lasting trouble is not written again and again, and the recovery is.
-    let before = disk.records.lock().unwrap().clone();
+    let before = disk.records.lock().clone();
     keeper.turn(&troubled()).unwrap();
-    assert_eq!(*disk.records.lock().unwrap(), before);
+    assert_eq!(*disk.records.lock(), before);
     clock.0.fetch_add(400_000, Ordering::Relaxed);
     keeper.turn(&Command::Look(gpus(2))).unwrap();
     assert_eq!(restarted(), ("healthy", String::new(), 2));

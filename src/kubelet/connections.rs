@@ -8,11 +8,12 @@
 
 use super::settings::Waits;
 use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -118,11 +119,6 @@ enum CloseCost {
     Kubelets,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Plain values, whole after a panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Connection {
     fn new(now: Instant) -> Self {
         let state = Mutex::new(State { calls: 0, since: now, kubelets: None });
@@ -136,7 +132,7 @@ impl Connection {
 
     /// From now on it is one of the kubelet's, which `count` counts.
     pub(super) fn mark_kubelet(&self, count: &Arc<watch::Sender<usize>>) {
-        lock(&self.state).kubelets.get_or_insert_with(|| Counted::new(count));
+        self.state.lock().kubelets.get_or_insert_with(|| Counted::new(count));
     }
 
     pub(super) fn is_made_since(&self, moment: Instant) -> bool {
@@ -144,11 +140,11 @@ impl Connection {
     }
 
     pub(super) fn is_kubelets(&self) -> bool {
-        lock(&self.state).kubelets.is_some()
+        self.state.lock().kubelets.is_some()
     }
 
     fn cost(&self) -> (CloseCost, Instant) {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let cost = match state.calls {
             _ if state.kubelets.is_some() => CloseCost::Kubelets,
             0 => CloseCost::Silent,
@@ -158,7 +154,7 @@ impl Connection {
     }
 
     fn silent_since(&self) -> Option<Instant> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         (state.calls == 0).then_some(state.since)
     }
 
@@ -176,7 +172,7 @@ impl Call {
     pub(super) fn begin<T>(request: &Request<T>) -> Self {
         let connection = Connection::of(request).cloned();
         if let Some(connection) = &connection {
-            let mut state = lock(&connection.state);
+            let mut state = connection.state.lock();
             if state.calls == 0 {
                 state.since = Instant::now();
             }
@@ -189,7 +185,7 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         if let Some(connection) = &self.0 {
-            let mut state = lock(&connection.state);
+            let mut state = connection.state.lock();
             state.calls -= 1;
             if state.calls == 0 {
                 state.since = Instant::now();
@@ -234,7 +230,7 @@ impl Connections {
     }
 
     fn refuse(&self, user: u32, process: Option<i32>) {
-        if let Some(refused) = lock(&self.open).refused.count() {
+        if let Some(refused) = self.open.lock().refused.count() {
             tracing::warn!(
                 socket = self.socket,
                 user,
@@ -248,7 +244,7 @@ impl Connections {
 
     /// A slot, or how long to wait before one can be taken.
     fn take_slot(&self, now: Instant) -> Result<(u64, Arc<Connection>), Duration> {
-        let mut open = lock(&self.open);
+        let mut open = self.open.lock();
         if open.by_age.len() >= CONNECTIONS_MAX {
             let by_age = &open.by_age;
             let cost = move |(number, one): (&u64, &Arc<Connection>)| {
@@ -289,7 +285,7 @@ impl Connections {
     }
 
     fn leave(&self, number: u64) {
-        if lock(&self.open).by_age.remove(&number).is_some() {
+        if self.open.lock().by_age.remove(&number).is_some() {
             self.freed.notify_one();
         }
     }
@@ -338,7 +334,7 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.connections.leave(self.number);
         // Calls keep the connection's state for a moment longer; the kubelet has left now.
-        lock(&self.connection.state).kubelets.take();
+        self.connection.state.lock().kubelets.take();
     }
 }
 

@@ -26,10 +26,11 @@ use super::socket::Socket;
 use crate::config::NoSocket;
 use crate::figures::At;
 use crate::kernel::names::Resource;
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use stream::{End, Watched, none_left};
 use tokio::sync::watch;
@@ -92,7 +93,7 @@ pub(super) struct LoggedReason(Mutex<Option<String>>);
 impl LoggedReason {
     /// Whether `reason` is another one than was logged last, which it is from now on.
     fn is_new(&self, reason: &str) -> bool {
-        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.0.lock();
         let is_new = logged.as_deref() != Some(reason);
         if is_new {
             *logged = Some(reason.to_owned());
@@ -101,7 +102,7 @@ impl LoggedReason {
     }
 
     fn clear(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.0.lock() = None;
     }
 }
 

@@ -17,8 +17,9 @@ use crate::kernel::names::Resource;
 use crate::kernel::reconcile::{KubeletAge, PodList, RoundView};
 use crate::kernel::stuck::SourceError;
 use crate::spans;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -252,7 +253,7 @@ impl Rounds {
     /// other counts from when we noticed it, which can only be later than it was made.
     fn age(&self) -> Option<KubeletAge> {
         let id = self.seen.borrow().kubelet.ok()?;
-        let mut noticed = self.noticed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noticed = self.noticed.lock();
         let since = match *noticed {
             Some((known, since)) if known == id => since,
             None if id.created_wall_ms() < self.began_wall_ms => 0,
@@ -340,7 +341,7 @@ impl Rounds {
     }
 
     fn errors(&self) -> MutexGuard<'_, Errors> {
-        self.errors.lock().unwrap_or_else(PoisonError::into_inner)
+        self.errors.lock()
     }
 
     /// Stores an error with its start time; logs it when it differs from the last one.

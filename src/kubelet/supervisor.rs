@@ -11,8 +11,9 @@ use crate::config::Edits;
 use crate::keeper::Snapshot;
 use crate::kernel::names::Resource;
 use crate::kernel::offer::RESOURCES_MAX;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -29,7 +30,7 @@ struct Posted {
 impl Boards {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Resource, Posted>> {
         // Plain values; whoever panicked left them whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Sends one list once more to the kubelet. False if it reads none.

@@ -8,9 +8,10 @@ use crate::kernel::names::PartId;
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -80,14 +81,14 @@ impl Events {
         };
         let started = thread::Builder::new().name("nvml-events".to_owned()).spawn(move || watch.run(set));
         if let Err(error) = started {
-            *lock(&shared.trouble) = Some(format!("no thread can be started: {error}"));
+            *shared.trouble.lock() = Some(format!("no thread can be started: {error}"));
         }
         Self { shared, readings }
     }
 
     /// Tells which GPUs are there.
     pub(super) fn watch(&self, gpus: Vec<Watched>) {
-        *lock(&self.shared.watched) = gpus;
+        *self.shared.watched.lock() = gpus;
         self.shared.changed.notify_all();
     }
 
@@ -98,10 +99,10 @@ impl Events {
 
     /// Why there are no events at present, if there are none.
     pub(super) fn trouble(&self) -> Option<String> {
-        if let Some(text) = lock(&self.shared.trouble).clone() {
+        if let Some(text) = self.shared.trouble.lock().clone() {
             return Some(text);
         }
-        let waiting = (*lock(&self.shared.waiting_since))?.elapsed();
+        let waiting = (*self.shared.waiting_since.lock())?.elapsed();
         (waiting > WAIT_MAX).then(|| {
             let seconds = waiting.as_secs();
             format!("nvmlEventSetWait_v2 has not answered for {seconds} s")
@@ -157,9 +158,9 @@ impl Watch {
             self.rest();
             return Ok(set);
         }
-        *lock(&self.shared.waiting_since) = Some(Instant::now());
+        *self.shared.waiting_since.lock() = Some(Instant::now());
         let waited = set.wait(&self.nvml, WAIT_MS);
-        *lock(&self.shared.waiting_since) = None;
+        *self.shared.waiting_since.lock() = None;
         match waited {
             Ok(None) => return Ok(set),
             Ok(Some(event)) => {
@@ -190,7 +191,7 @@ impl Watch {
     /// Puts GPUs into the set that are not in it. Only this thread touches the set, and it waits
     /// behind the fence: NVML does not say that a set may be used by two threads at once.
     fn register(&mut self, set: &Arc<EventSet>) {
-        let watched = lock(&self.shared.watched).clone();
+        let watched = self.shared.watched.lock().clone();
         self.registered.retain(|handle| watched.iter().any(|gpu| gpu.handle == *handle));
         for gpu in &watched {
             if self.registered.contains(&gpu.handle) {
@@ -216,7 +217,7 @@ impl Watch {
     }
 
     fn happened(&self, event: Event) {
-        let watched = lock(&self.shared.watched).clone();
+        let watched = self.shared.watched.lock().clone();
         let (source, detail) = match event.kind {
             raw::EVENT_XID => (XID, map::xid_text(event.data)),
             raw::EVENT_DOUBLE_BIT_ECC => ("ecc", "double bit ECC error"),
@@ -240,7 +241,7 @@ impl Watch {
 
     /// NVML says that a GPU of the set is lost and not which: asks each.
     fn find_lost(&mut self) {
-        let watched = lock(&self.shared.watched).clone();
+        let watched = self.shared.watched.lock().clone();
         for gpu in watched {
             let (nvml, index) = (Arc::clone(&self.nvml), gpu.index);
             let answer = self.fence.run(Lane::Gpu(index), self.deadline, move |steps| {
@@ -276,7 +277,7 @@ impl Watch {
     }
 
     fn trouble(&self, text: Option<String>) {
-        *lock(&self.shared.trouble) = text;
+        *self.shared.trouble.lock() = text;
     }
 
     fn stopped(&self) -> bool {
@@ -285,14 +286,9 @@ impl Watch {
 
     /// Waits a little, or until GPUs are told or the end comes.
     fn rest(&self) {
-        let watched = lock(&self.shared.watched);
+        let mut watched = self.shared.watched.lock();
         if !self.stopped() {
-            drop(self.shared.changed.wait_timeout(watched, REST));
+            self.shared.changed.wait_for(&mut watched, REST);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these hold is replaced whole, so a panic leaves none of it half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

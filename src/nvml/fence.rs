@@ -4,10 +4,11 @@
 //! that lane again is told so at once, and everything else goes on with other workers. So there are
 //! never more threads than lanes and two spare ones, however long a driver hangs.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -58,11 +59,11 @@ pub(super) struct Steps(Arc<Mutex<&'static str>>);
 impl Steps {
     /// The next thing is a call of this NVML function.
     pub(super) fn at(&self, call: &'static str) {
-        *lock(&self.0) = call;
+        *self.0.lock() = call;
     }
 
     fn now(&self) -> &'static str {
-        *lock(&self.0)
+        *self.0.lock()
     }
 }
 
@@ -140,7 +141,7 @@ impl Fence {
     }
 
     fn take(&self, lane: Lane, allowed: Duration, steps: &Steps) -> Result<Instant, Stuck> {
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         while let Some(other) = state.running.get(&lane) {
             let running = other.since.elapsed();
             let left = other.allowed.saturating_sub(running);
@@ -148,8 +149,7 @@ impl Fence {
                 let call = other.steps.now();
                 return Err(Stuck::Hung { call, running });
             }
-            let waited = self.shared.freed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.freed.wait_for(&mut state, left);
         }
         let since = Instant::now();
         let steps = steps.clone();
@@ -177,7 +177,7 @@ impl Fence {
     }
 
     fn next_idle(&self) -> Option<Sender<Job>> {
-        lock(&self.shared.state).idle.pop()
+        self.shared.state.lock().idle.pop()
     }
 
     /// A worker's life.
@@ -185,7 +185,7 @@ impl Fence {
         first();
         let (sender, jobs) = channel();
         loop {
-            let mut state = lock(&self.shared.state);
+            let mut state = self.shared.state.lock();
             if state.closed || state.idle.len() >= IDLE_WORKERS_MAX {
                 return;
             }
@@ -200,7 +200,7 @@ impl Fence {
 
     /// Ends the idle workers, and every other one when its job ends.
     pub(super) fn close(&self) {
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         state.closed = true;
         for worker in state.idle.drain(..) {
             // Any job wakes it; then it finds the fence closed.
@@ -217,7 +217,7 @@ struct LaneHold {
 
 impl Drop for LaneHold {
     fn drop(&mut self) {
-        lock(&self.fence.shared.state).running.remove(&self.lane);
+        self.fence.shared.state.lock().running.remove(&self.lane);
         self.fence.shared.freed.notify_all();
     }
 }
@@ -235,11 +235,6 @@ impl<T> Pending<T> {
             }
         })
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing under these locks is left half done by a panic: each is one insert, remove or read.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -313,12 +308,12 @@ mod tests {
         let sum: u32 = pending.into_iter().map(|p| p.wait().unwrap()).sum();
         assert_eq!(sum, 120);
         let began = Instant::now();
-        while lock(&fence.shared.state).idle.is_empty() {
+        while fence.shared.state.lock().idle.is_empty() {
             assert!(began.elapsed() < LONG);
             thread::yield_now();
         }
-        assert!(lock(&fence.shared.state).idle.len() <= IDLE_WORKERS_MAX);
+        assert!(fence.shared.state.lock().idle.len() <= IDLE_WORKERS_MAX);
         fence.close();
-        assert!(lock(&fence.shared.state).idle.is_empty());
+        assert!(fence.shared.state.lock().idle.is_empty());
     }
 }

@@ -20,11 +20,12 @@ use events::Events;
 use fence::Fence;
 use look::Memory;
 use nvml_wrapper::Nvml;
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -103,7 +104,7 @@ impl NvmlGpus {
 
     /// The library in use, opened if there is none.
     fn session(&self) -> Result<Arc<Session>, GpusError> {
-        let mut slot = lock(&self.session);
+        let mut slot = self.session.lock();
         if let Some(session) = &*slot {
             return Ok(Arc::clone(session));
         }
@@ -128,8 +129,8 @@ impl NvmlGpus {
 
     /// Ends the session: the next look starts from the beginning.
     fn retire(&self) {
-        if let Some(session) = lock(&self.session).take() {
-            *lock(&self.retired) = Arc::downgrade(&session.nvml);
+        if let Some(session) = self.session.lock().take() {
+            *self.retired.lock() = Arc::downgrade(&session.nvml);
         }
     }
 
@@ -138,7 +139,7 @@ impl NvmlGpus {
     /// longer than anybody can wait: then the new one sees what the old one saw.
     fn wait_for_the_last_one(&self) {
         let until = Instant::now() + RETIRE_MAX;
-        while lock(&self.retired).strong_count() > 0 && Instant::now() < until {
+        while self.retired.lock().strong_count() > 0 && Instant::now() < until {
             thread::sleep(RETIRE_POLL);
         }
     }
@@ -152,7 +153,7 @@ impl NvmlGpus {
             self.retire();
             session = self.session()?;
         }
-        lock(&self.memory).look(&session, &self.fence, &self.options)
+        self.memory.lock().look(&session, &self.fence, &self.options)
     }
 }
 
@@ -166,14 +167,14 @@ impl Gpus for NvmlGpus {
         self.look_once().or_else(|error| {
             // The driver is gone or was replaced.
             self.retire();
-            lock(&self.memory).all_in_trouble(&error.what).ok_or(error)
+            self.memory.lock().all_in_trouble(&error.what).ok_or(error)
         })
     }
 
     fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError> {
         let until = Instant::now() + wait;
         // Not opened here: that is for a look, which says what is wrong.
-        let Some(session) = lock(&self.session).clone() else {
+        let Some(session) = self.session.lock().clone() else {
             thread::sleep(wait);
             return Err(no_events("NVML is not open"));
         };
@@ -187,7 +188,7 @@ impl Gpus for NvmlGpus {
     }
 
     fn describe(&self) -> String {
-        let Some(session) = lock(&self.session).clone() else {
+        let Some(session) = self.session.lock().clone() else {
             return "NVML (not open at present)".to_owned();
         };
         let driver = session.driver_version.as_deref().unwrap_or("unknown");
@@ -203,9 +204,4 @@ impl Drop for NvmlGpus {
 
 fn no_events(why: &str) -> GpusError {
     GpusError { what: format!("no GPU events at present, health is polled: {why}"), source: None }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic in a look leaves facts of some GPUs older than those of others, which a look allows.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,11 +11,11 @@ mod stat;
 
 use crate::kernel::process::{Owner, Sight, Unseen, Who};
 use crate::ports::Processes;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, read_link};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 /// The first PID namespace of every Linux system: the host's. `PROC_PID_INIT_INO` of the kernel's
 /// `include/linux/proc_ns.h`, `PID_NS_INIT_INO` of its `linux/nsfs.h`.
@@ -114,7 +114,7 @@ impl Processes for ProcFs {
             }
         }
         // What a panic left behind is some identities, each of them whole.
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         let mut found = BTreeMap::new();
         let mut answer = BTreeMap::new();
         for (asked, pid) in pids.iter().enumerate() {

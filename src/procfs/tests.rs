@@ -71,7 +71,7 @@ fn a_later_process_with_the_same_id_is_looked_at_anew_and_the_same_one_is_not() 
     assert_eq!(only(&room, 7).owner, Owner::NoPod { container_id: None });
     // Who is not asked about is forgotten.
     room.who(&BTreeSet::new());
-    assert!(room.known.lock().unwrap().is_empty());
+    assert!(room.known.lock().is_empty());
 }
 
 #[test]

@@ -11,11 +11,11 @@ pub use machine::{Machine, SimEvent, SimGpu, SimGroup, SimKind, SimProcess};
 
 use crate::kernel::gpu::{Inventory, Reading};
 use crate::ports::{Gpus, GpusError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a file is looked at while somebody waits for an event.
@@ -74,7 +74,7 @@ impl SimGpus {
         };
         let mut gpus = Self::of(machine);
         gpus.file = Some(path);
-        lock(&gpus.state).stamp = stamp;
+        gpus.state.lock().stamp = stamp;
         Ok(gpus)
     }
 
@@ -97,7 +97,7 @@ impl SimGpus {
     /// # Errors
     /// In words, if the change makes no sense; then nothing is changed.
     pub fn change(&self, change: impl FnOnce(&mut Machine)) -> Result<(), String> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let mut machine = state.machine.clone();
         change(&mut machine);
         machine.check()?;
@@ -108,7 +108,7 @@ impl SimGpus {
 
     /// The state, after a look at the file.
     fn current(&self) -> MutexGuard<'_, State> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(path) = &self.file {
             state.follow(path);
         }
@@ -182,8 +182,7 @@ impl Gpus for SimGpus {
                 return Ok(None);
             }
             let nap = if self.file.is_some() { left.min(FILE_POLL) } else { left };
-            let waited = self.arrived.wait_timeout(state, nap);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.arrived.wait_for(&mut state, nap);
             if let Some(path) = &self.file {
                 state.follow(path);
             }
@@ -191,7 +190,7 @@ impl Gpus for SimGpus {
     }
 
     fn describe(&self) -> String {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let groups = state.machine.groups().map(|(model, count)| format!("{count} simulated {model}"));
         let groups = groups.collect::<Vec<_>>().join(" and ");
         match &self.file {
@@ -223,9 +222,4 @@ fn refused(spec: &str, why: &str) -> GpusError {
         ),
         source: None,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A machine is replaced whole; a panic while one was made leaves the old one.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,9 +5,10 @@ use super::codec;
 use super::trouble::Trouble;
 use crate::kernel::record::{Meta, Record, Write};
 use crate::ports::{Store, StoreError};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What goes wrong next.
@@ -84,7 +85,7 @@ impl MemoryDisk {
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
         // Nothing in here can panic half-way.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock()
     }
 }
 

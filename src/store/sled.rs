@@ -30,10 +30,11 @@ use super::trouble::{Trouble, panicked};
 use crate::kernel::record::{Record, Write};
 use crate::kill_points::{Point, pass};
 use crate::ports::{Store, StoreError, Waker};
+use parking_lot::Mutex;
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A store in a folder.
 #[derive(Debug)]
@@ -51,15 +52,14 @@ struct Flushing(Arc<Mutex<Option<Handle>>>);
 impl Flushing {
     fn set(&self, db: Option<Handle>) {
         // Outside the lock: dropping the last handle writes.
-        let old = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), db);
+        let old = std::mem::replace(&mut *self.0.lock(), db);
         drop(old);
     }
 
     /// Wakes whoever waits for a write that has failed already, in a thread of its own: if it has not
     /// failed, this waits as well.
     fn wake(&self) {
-        let Some(db) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Handle::share)
-        else {
+        let Some(db) = self.0.lock().as_ref().map(Handle::share) else {
             return;
         };
         let flush = move || drop(catch_unwind(AssertUnwindSafe(|| db.flush())));

@@ -1,7 +1,7 @@
 //! One call: a fresh instance, its limits, the question, and what it cost.
 
+use parking_lot::{Condvar, Mutex};
 use std::io;
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use wasmtime::component::{Component, InstancePre, Linker};
@@ -136,11 +136,8 @@ impl Runner {
     /// Waits for a place: the pool has room for so many calls, and a call that finds none would be
     /// taken for the policy's fault.
     fn place(&self, wait_max: Duration) -> Option<Place<'_>> {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut free, waited) = self
-            .freed
-            .wait_timeout_while(free, wait_max, |free| *free == 0)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free.lock();
+        let waited = self.freed.wait_while_for(&mut free, |free| *free == 0, wait_max);
         if waited.timed_out() {
             return None;
         }
@@ -151,7 +148,7 @@ impl Runner {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *self.0.free.lock() += 1;
         self.0.freed.notify_one();
     }
 }

@@ -1,6 +1,7 @@
 //! The daemon's side of compiling: one process at a time, bytes in, one frame out, and an end to
 //! it.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -8,7 +9,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -168,7 +168,7 @@ impl Compiler {
     }
 
     fn log_notes(&self, messages: &str) {
-        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noted = self.noted.lock();
         for note in messages.lines().filter_map(|line| line.strip_prefix(NOTE)) {
             if noted.insert(note.to_owned()) {
                 tracing::info!("policies are compiled in a limited process, but {note}");
@@ -177,11 +177,8 @@ impl Compiler {
     }
 
     fn turn(&self) -> Option<Turn<'_>> {
-        let busy = self.lock();
-        let (mut busy, waited) = self
-            .done
-            .wait_timeout_while(busy, self.limits.wait, |busy| *busy)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut busy = self.lock();
+        let waited = self.done.wait_while_for(&mut busy, |busy| *busy, self.limits.wait);
         if waited.timed_out() {
             return None;
         }
@@ -190,7 +187,7 @@ impl Compiler {
     }
 
     fn lock(&self) -> MutexGuard<'_, bool> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+        self.busy.lock()
     }
 }
 

@@ -36,9 +36,10 @@ mod view;
 mod views;
 mod whole;
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 pub use compile::CompileLimits;
 pub use compile_child::compiler_process;
@@ -150,7 +151,7 @@ impl WasmPolicies {
     }
 
     fn installed(&self, digest: &Digest) -> Option<Arc<Installed>> {
-        let installed = self.installed.read().unwrap_or_else(PoisonError::into_inner);
+        let installed = self.installed.read();
         installed.get(digest).map(Arc::clone)
     }
 
@@ -165,7 +166,7 @@ impl WasmPolicies {
         if let Some(module) = module {
             let _ = entry.module.set(module);
         }
-        let mut installed = self.installed.write().unwrap_or_else(PoisonError::into_inner);
+        let mut installed = self.installed.write();
         installed.insert(version.digest.clone(), Arc::new(entry));
         version
     }
@@ -246,7 +247,7 @@ impl Policies for WasmPolicies {
         let shipped = shipped::component(&id).is_some();
         let compiled = self.compiler.compile(module)?;
         // Of two who bring the same bytes at once one keeps them.
-        let _alone = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.keeping.lock();
         // A core module has another digest than the component that it became.
         if let Some(installed) = self.whole(&digest(&compiled.component)) {
             return Ok(installed.version.clone());
@@ -271,7 +272,7 @@ impl Policies for WasmPolicies {
         let component = self.module(&version.digest)?;
         let compiled = self.compiler.compile(&component)?;
         let module = Module::load(&self.runner, &compiled.artifact)?;
-        let alone = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = self.keeping.lock();
         let kept = self.artifacts.keep(&version.digest, &component, &compiled.artifact);
         drop(alone);
         if let Err(error) = kept {
@@ -317,7 +318,7 @@ impl Policies for WasmPolicies {
         // Without the lock, which every call takes, while the disk is asked and memory given back.
         let loaded = self.installed(digest).filter(|entry| entry.module.get().is_some());
         let Some(old) = loaded.filter(|_| self.artifacts.has_artifact(digest)) else { return };
-        let mut installed = self.installed.write().unwrap_or_else(PoisonError::into_inner);
+        let mut installed = self.installed.write();
         if let Some(entry) = installed.get_mut(digest)
             && Arc::ptr_eq(entry, &old)
         {
@@ -330,7 +331,7 @@ impl Policies for WasmPolicies {
 
     fn remove(&self, digest: &Digest) {
         // A call that runs keeps its own hold of the module.
-        self.installed.write().unwrap_or_else(PoisonError::into_inner).remove(digest);
+        self.installed.write().remove(digest);
         self.artifacts.remove(digest);
     }
 

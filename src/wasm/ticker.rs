@@ -1,6 +1,7 @@
 //! The clock of the wall-time backstop: moves the epoch on while calls run, and sleeps otherwise.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -68,24 +69,20 @@ fn tick(shared: &Shared, engine: &Engine) {
     while !state.stop {
         if state.calls == 0 {
             state.parked = true;
-            state = wait(shared.changed.wait(state));
+            shared.changed.wait(&mut state);
             state.parked = false;
         } else {
             let tick = Duration::from_millis(EPOCH_TICK_MS);
-            (state, _) = wait(shared.changed.wait_timeout(state, tick));
+            shared.changed.wait_for(&mut state, tick);
             engine.increment_epoch();
         }
     }
 }
 
-fn wait<T>(result: Result<T, PoisonError<T>>) -> T {
-    result.unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shared {
     // Nothing under the lock can leave the state half changed.
     fn lock(&self) -> MutexGuard<'_, State> {
-        wait(self.state.lock())
+        self.state.lock()
     }
 }
 

@@ -1,8 +1,9 @@
 //! Views made lately: a pod's placement, its admission, each policy of the stack and the record of decisions
 //! mostly look at one and the same snapshot, and to show it takes longer than many a policy's answer.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::view::{Rules, View};
 use crate::kernel::ledger::Ledger;
@@ -41,13 +42,13 @@ impl Views {
     }
 
     fn take(&self, node: &Arc<Ledger>, now: Now) -> Option<View> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         let newest_first = kept.iter().rposition(|view| view.shows(node, now))?;
         kept.remove(newest_first)
     }
 
     fn keep(&self, view: View) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         kept.push_back(view);
         let oldest = if kept.len() > KEPT { kept.pop_front() } else { None };
         // Its memory is given back without the lock.
@@ -125,7 +126,7 @@ mod tests {
     #[test]
     fn of_another_snapshot_or_moment_no_view_is_lent() {
         let (views, node) = (Views::new(Rules::sample()), node());
-        let kept = || views.kept.lock().unwrap().len();
+        let kept = || views.kept.lock().len();
         let allocations = |node: &Arc<Ledger>, now| {
             views.with(node, now, "{}", |view| {
                 assert_eq!(view.context.parameters, "{}");

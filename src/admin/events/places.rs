@@ -5,9 +5,10 @@
 //! one up for a caller who has fewer, as long as that makes it fairer; its client comes back with the id that
 //! it is at, and misses nothing. So nobody keeps all others out, and one caller alone may have them all.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
 
 /// Streams at a time: some pages and scripts of a node's operators. Each has a connection of its own, of
@@ -43,14 +44,14 @@ pub(super) struct Place {
 impl Places {
     /// A place that nobody has.
     pub(super) fn take(self: &Arc<Self>, whose: &str) -> Option<Place> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         (inner.taken.len() < STREAMS_MAX).then(|| self.put(&mut inner, whose))
     }
 
     /// One that nobody has, or the oldest of whoever has most. Whoever had that has to be woken; one that reads
     /// nothing is there for a minute more, with what its connection holds.
     pub(super) fn take_over(self: &Arc<Self>, whose: &str) -> Option<Place> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         if inner.taken.len() >= STREAMS_MAX {
             let number = inner.oldest_of_a_crowd(whose)?;
             if let Some(taken) = inner.taken.remove(&number) {
@@ -96,7 +97,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut inner = self.places.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.places.inner.lock();
         if inner.taken.remove(&self.number).is_some() {
             self.places.left.notify_one();
         }
@@ -119,7 +120,7 @@ mod tests {
         let third = places.take_over("c").unwrap();
         assert!(greedy[16].is_gone() != others[0].is_gone());
         drop((greedy, others, third));
-        assert!(places.inner.lock().unwrap().taken.is_empty());
+        assert!(places.inner.lock().taken.is_empty());
         assert!(places.take("a").is_some());
     }
 }

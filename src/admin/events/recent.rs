@@ -2,9 +2,10 @@
 //! so a slow reader costs nothing but what he misses.
 
 use crate::admin::dto::{Event, EventKind};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
 /// Events that are kept for readers who come back. Each has at most [`WORDS_BYTES_MAX`] of words and
@@ -149,8 +150,8 @@ impl Ring {
         self.newest.send_modify(|_| {});
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Inner> {
+        self.kept.lock()
     }
 }
 

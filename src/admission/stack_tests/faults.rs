@@ -83,7 +83,7 @@ fn i9_a_stack_whose_time_is_used_up_asks_nobody_more() {
         case.stack.entries[2].on_fault = on_fault;
         case.policies.pace = SLOW;
         let answer = case.admit();
-        let asked = case.policies.asked.lock().unwrap().clone();
+        let asked = case.policies.asked.lock().clone();
         // The first has the limit of one call, the second what is left of the stack's.
         let within = |(letter, ms): &(char, u64)| match letter {
             'a' => *ms <= CALL_MS_MAX,
@@ -114,7 +114,7 @@ fn i9_a_stack_whose_time_is_used_up_still_offers_and_places() {
     assert_eq!(offers.again_after_s, Some(1), "asked again soon");
     let (placement, by) = case.place(&[1], 1);
     assert_eq!((placement.devices, by.as_str()), (vec![DeviceId::whole(&gpu(1))], "baseline"));
-    let asked = case.policies.asked.lock().unwrap();
+    let asked = case.policies.asked.lock();
     assert!(asked.iter().all(|(letter, _)| *letter != 'c'), "{asked:?}");
 }
 
@@ -131,7 +131,7 @@ fn a_stack_that_is_tried_where_no_kubelet_waits_may_take_its_time() {
     };
     assert_eq!(tried(1).unwrap_err().1.kind, FaultKind::Time);
     assert_eq!(tried(10).unwrap().parts.len(), 2);
-    let asked = case.policies.asked.lock().unwrap();
+    let asked = case.policies.asked.lock();
     assert_eq!(asked.iter().map(|(letter, _)| *letter).collect::<String>(), "ababc");
     assert!(asked[2].1 > CALL_MS_MAX, "{asked:?}");
 }

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use crate::kernel::policy::{Answer, Call, Fault, PolicyVersion};
     use crate::kernel::time::Now;
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
 
     /// One policy's file.
     struct One(Mutex<Vec<u8>>);
@@ -100,7 +100,7 @@ mod tests {
             Ok(version.clone())
         }
         fn module(&self, _: &Digest) -> Result<Vec<u8>, InstallError> {
-            Ok(self.0.lock().unwrap().clone())
+            Ok(self.0.lock().clone())
         }
         fn remove(&self, _: &Digest) {}
         fn ask(&self, _: Call<'_>) -> Result<Option<Answer>, Fault> {
@@ -148,7 +148,7 @@ mod tests {
         for change in changes {
             let pieces = Pieces::of(policies.clone(), digest.clone()).unwrap();
             let mut came = pieces.next().await.unwrap();
-            change(&mut policies.0.lock().unwrap());
+            change(&mut policies.0.lock());
             assert_eq!(Pieces::of(policies.clone(), digest.clone()).unwrap_err(), lost);
             let mut bytes = 0;
             let ended = loop {
@@ -163,7 +163,7 @@ mod tests {
                 Ok(whole) => panic!("{whole} bytes came"),
                 Err(error) => assert!(error == lost && bytes < good.len(), "{bytes}"),
             }
-            policies.0.lock().unwrap().clone_from(&good);
+            policies.0.lock().clone_from(&good);
         }
     }
 }

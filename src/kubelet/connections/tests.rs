@@ -71,7 +71,7 @@ async fn the_silent_go_first_then_the_oldest_that_call_and_the_kubelets_last() {
     assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
     all.clear();
     assert_eq!(*kubelets.borrow(), 0, "the kubelet has left");
-    assert_eq!(lock(&connections.open).by_age.len(), new.len());
+    assert_eq!(connections.open.lock().by_age.len(), new.len());
 }
 
 #[tokio::test]

@@ -306,7 +306,8 @@ impl Siege<'_> {
         let line = self.line(name, found, wrong, stopped, UPLOADS_GROWTH_KIB_MAX).await?;
         for policy in &digests {
             let digest = policy["digest"].as_str().context("its digest")?;
-            ensure!(self.node.delete(&format!("/policies/{digest}"))?.status < 300, "{digest} stays");
+            let deleted = self.node.delete(&format!("/policies/{digest}"))?;
+            ensure!(deleted.status < 300, "{digest} was not deleted: {}", deleted.body);
         }
         Ok(line)
     }

@@ -16,12 +16,13 @@ pub(crate) const GPUS: usize = 8;
 /// Longest wait for anything: an upload compiles for at most 90 s.
 const WAIT: Duration = Duration::from_secs(120);
 
-/// Rounds of milliseconds instead of half minutes.
+/// Rounds of milliseconds instead of half minutes, and as many requests a second as one client can send.
 const SETTINGS: &str = "
 gpus: sim:8xh100
 rounds: { listEveryMs: 100, listEveryCordonedMs: 100, roundEveryMs: 200 }
 timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, retireMs: 500, namedMs: 200, bypassMs: 500 }
 health: { pollSeconds: 0.2, quietSeconds: 1 }
+admin: { limits: { readsPerSecond: 1000000, changesPerSecond: 1000000 } }
 ";
 
 /// A daemon that runs, and its kubelet; ended when dropped.

@@ -84,7 +84,7 @@ PLAIN = {
     ),
     "admin-tls.yaml": (
         "# In place of berth.yaml's objects of these names: the admin API over TLS on every pod's address, for whoever the\n"
-        "# cluster lets do it (README: \"Who may use the admin API\"). Needs the Secret berth-tls, as cert-manager makes it.\n"
+        "# cluster lets do it (docs/access.md). Needs the Secret berth-tls, as cert-manager makes it.\n"
         "#   kubectl -n berth create secret tls berth-tls --cert=tls.crt --key=tls.key\n"
         "#   kubectl apply -f admin-tls.yaml\n",
         ADMIN_TLS,

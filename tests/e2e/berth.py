@@ -20,7 +20,7 @@ WHOLE = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
 
 ADMIN = f"127.0.0.1:{machine.ADMIN_PORT}"
-#: Where the README says that the settings are.
+#: Where the documents say that the settings are.
 CONFIG_FOR_READERS = "/etc/berth/config.yaml"
 _STATE = LIB / "berth"
 _TOKEN = _STATE / "token"

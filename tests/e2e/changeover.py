@@ -1,4 +1,4 @@
-"""From NVIDIA's device plugin to Berth, and back, under running pods: the README's chapter, step by step."""
+"""From NVIDIA's device plugin to Berth, and back, under running pods: docs/changeover.md, step by step."""
 
 from __future__ import annotations
 

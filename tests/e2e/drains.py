@@ -14,7 +14,7 @@ from scenario import Scenario
 
 #: The node's condition that Berth keeps.
 CONDITION = "GPUUnavailable"
-#: What README.md tells an operator to type.
+#: What docs/operations.md tells an operator to type.
 DRAIN = ("--evict", "--deadline", "10m", "--wait")
 #: Two looks ten seconds apart find nobody, after the pod's allocation has ended.
 DRAINED_SECONDS = 120

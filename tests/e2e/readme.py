@@ -1,6 +1,6 @@
-"""Reads the chapter of README.md that the change-over cases do step by step.
+"""Reads the steps of docs/changeover.md, which the change-over cases do one by one.
 
-So the chapter cannot say what is not done: a step of it that the test does not know fails the case, and
+So the document cannot say what is not done: a step of it that the test does not know fails the case, and
 the `berth` commands in it are run as they stand.
 """
 
@@ -12,7 +12,8 @@ import shlex
 from places import REPO
 from say import Trouble
 
-_CHAPTER = "## Changing over from NVIDIA's device plugin (and back)"
+_PAGE = "docs/changeover.md"
+_CHAPTER = "## The steps"
 
 
 class Step:
@@ -21,7 +22,7 @@ class Step:
     def __init__(self, text: str) -> None:
         title = re.match(r"\d+\. \*\*(.+?)\*\*", text)
         if not title:
-            raise Trouble(f"README.md: a step does not begin with a bold title: {text.splitlines()[0]}")
+            raise Trouble(f"{_PAGE}: a step does not begin with a bold title: {text.splitlines()[0]}")
         self.title = title.group(1)
         self.commands = []
         for block in re.findall(r"```sh\n(.*?)```", text, re.S):
@@ -32,12 +33,12 @@ class Step:
 
 def steps(heading: str) -> list[Step]:
     """The steps below a `### heading` of the chapter."""
-    text = (REPO / "README.md").read_text(encoding="utf-8")
+    text = (REPO / _PAGE).read_text(encoding="utf-8")
     chapter = text.partition(f"{_CHAPTER}\n")[2].partition("\n## ")[0]
     part = chapter.partition(f"### {heading}\n")[2].partition("\n### ")[0]
     found = [Step(item) for item in re.split(r"^(?=\d+\. )", part, flags=re.M)[1:]]
     if not found:
-        raise Trouble(f"README.md: no steps below '{heading}' in '{_CHAPTER}'")
+        raise Trouble(f"{_PAGE}: no steps below '{heading}' in '{_CHAPTER}'")
     return found
 
 
@@ -49,7 +50,7 @@ def follow(heading: str, doing: dict, berth) -> None:
     described = steps(heading)
     titles = [step.title for step in described]
     if titles != list(doing):
-        raise Trouble(f"README.md has the steps {titles}; this test does {list(doing)}")
+        raise Trouble(f"{_PAGE} has the steps {titles}; this test does {list(doing)}")
     for step in described:
         try:
             doing[step.title]()

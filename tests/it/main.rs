@@ -45,6 +45,7 @@ mod decisions;
 mod deploy;
 mod deploy_pods;
 mod disk_full;
+mod documents;
 mod evict;
 mod evict_faults;
 mod exit_codes;

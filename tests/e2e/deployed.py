@@ -362,6 +362,8 @@ class Deployed:
         account = next((p for p in own if p.endswith(account)), account)
         pod_resources = str(places.KUBELET / "pod-resources")
         wanted = {"/etc/berth": "ro", "/var/lib/berth": "rw", plugins: "rw", pod_resources: "ro", account: "ro"}
+        # An emptyDir: `config check` asks the stack's policies there.
+        wanted["/tmp"] = "rw"
         if own != wanted:
             raise Trouble(f"it has the mounts {own}, wanted {wanted}")
         return "capabilities=0 seccomp=filter root=ro"

@@ -20,7 +20,7 @@ WHOLE = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
 
 ADMIN = f"127.0.0.1:{machine.ADMIN_PORT}"
-#: Where the documents say that the settings are.
+#: Where docs/changeover.md has the configuration file.
 CONFIG_FOR_READERS = "/etc/berth/config.yaml"
 _STATE = LIB / "berth"
 _TOKEN = _STATE / "token"

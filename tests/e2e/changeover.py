@@ -1,4 +1,4 @@
-"""From NVIDIA's device plugin to Berth, and back, under running pods: docs/changeover.md, step by step."""
+"""From NVIDIA's device plugin to Berth, and back, under running pods: the steps of docs/changeover.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from berth import SHARED, WHOLE, Setup, gpu_of
 from kubelet import granted, healthy
 from nvidia import NvidiaPlugin
 from pods import Pod, container_ids
-from readme import follow
+from guide import follow
 from say import Trouble
 from scenario import Scenario
 

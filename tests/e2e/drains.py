@@ -14,7 +14,7 @@ from scenario import Scenario
 
 #: The node's condition that Berth keeps.
 CONDITION = "GPUUnavailable"
-#: What docs/operations.md tells an operator to type.
+#: As docs/operations.md has it.
 DRAIN = ("--evict", "--deadline", "10m", "--wait")
 #: Two looks ten seconds apart find nobody, after the pod's allocation has ended.
 DRAINED_SECONDS = 120

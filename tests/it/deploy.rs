@@ -85,10 +85,10 @@ fn every_role_is_known_to_readers_to_the_daemon_and_to_the_end_to_end_test() {
     let sources: String = ["client", "condition", "events", "evict", "reviews", "labels"]
         .map(|f| read(&format!("src/cluster/{f}.rs")))
         .concat();
-    let (document, test) = (read("docs/cluster.md"), read("tests/e2e/controlplane.py"));
+    let (page, test) = (read("docs/cluster.md"), read("tests/e2e/controlplane.py"));
     for (name, _) in roles("deploy/cluster-role.yaml") {
         assert!(sources.contains(&format!("ClusterRole {name}")), "no error of the daemon names {name}");
-        assert!(document.contains(&format!("| `{name}` |")), "docs/cluster.md does not list {name}");
+        assert!(page.contains(&format!("| `{name}` |")), "docs/cluster.md has no row for {name}");
         assert!(test.contains(&format!("\"{name}\"")), "the end-to-end test does not bind {name}");
     }
 }

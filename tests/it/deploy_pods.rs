@@ -73,7 +73,7 @@ fn pods_have_no_rights_that_they_do_not_need() {
         for host in ["hostNetwork", "hostIPC", "shareProcessNamespace"] {
             assert_eq!(pod[host], Value::Null, "{host}");
         }
-        // docs/sharing.md: process ids of the host mean nothing without it.
+        // docs/sharing.md, "Process ids of the host": they mean nothing without it.
         assert_eq!(pod["hostPID"], true);
         let hosts: BTreeMap<&str, &str> = pod["volumes"]
             .as_array()

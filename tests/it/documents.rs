@@ -1,94 +1,144 @@
-//! The documents: README stays short, and every link leads somewhere.
+//! The documents: the README stays short, links lead to files and headings, and commands can be parsed.
 
-use std::collections::BTreeSet;
+use berth::cli::Cli;
+use clap::Parser as _;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// README is for the first hour; all else is in `docs/`.
 const README_LINES_MAX: usize = 130;
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+fn at(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-fn read(path: &Path) -> String {
-    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+fn read(path: &str) -> String {
+    std::fs::read_to_string(at(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-fn documents() -> Vec<PathBuf> {
-    let fixed = [
-        "README.md",
-        "ARCHITECTURE.md",
-        "CHANGELOG.md",
-        "deploy/METRICS.md",
-        "openapi/README.md",
-        "policies-wasm/README.md",
-        "tests/e2e/README.md",
-        "tests/fuzz/README.md",
-    ];
-    let mut all: Vec<PathBuf> = fixed.iter().map(|path| root().join(path)).collect();
-    for entry in std::fs::read_dir(root().join("docs")).unwrap() {
-        all.push(entry.unwrap().path());
-    }
-    all
+/// What a folder holds, as paths from the root, in order.
+fn entries(folder: &str) -> Vec<String> {
+    let names = std::fs::read_dir(at(folder)).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut paths: Vec<String> = names.map(|name| format!("{folder}/{}", name.to_str().unwrap())).collect();
+    paths.sort();
+    paths
 }
 
-/// The text without its blocks of code, in which brackets are no links.
-fn prose(text: &str) -> String {
-    let mut inside = false;
-    let lines = text.lines().filter(|line| {
-        let fence = line.trim_start().starts_with("```");
-        inside ^= fence;
-        !inside && !fence
-    });
-    lines.collect::<Vec<_>>().join("\n")
+/// The documents for users, whose commands are parsed.
+fn guides() -> Vec<String> {
+    let mut guides: Vec<String> = ["README.md", "policies-wasm/README.md"].map(String::from).into();
+    guides.extend(entries("docs").into_iter().filter(|path| path.ends_with(".md")));
+    guides
 }
 
-/// Targets of `[text](target)` in this repository.
-fn links(text: &str) -> Vec<String> {
-    let ends = text.match_indices("](").map(|(at, _)| &text[at + 2..]);
-    let targets = ends.filter_map(|rest| rest.split_once(')')).map(|(target, _)| target.to_owned());
-    targets.filter(|target| !target.contains("://") && !target.contains(char::is_whitespace)).collect()
+/// Every document whose links are checked; each policy has one of its own.
+fn documents() -> Vec<String> {
+    let mut documents = guides();
+    documents.extend(["ARCHITECTURE.md", "CHANGELOG.md", "deploy/METRICS.md"].map(String::from));
+    documents.extend(["openapi/README.md", "tests/e2e/README.md"].map(String::from));
+    let policies = entries("policies-wasm").into_iter().map(|folder| format!("{folder}/README.md"));
+    documents.extend(policies.filter(|path| at(path).exists()));
+    documents
 }
 
-/// Fragments of a document's headings, by the rule of GitHub.
-fn fragments(text: &str) -> BTreeSet<String> {
-    let headings = text.lines().filter(|line| line.starts_with('#'));
-    let slug = |line: &str| {
-        let title = line.trim_start_matches('#').trim().to_lowercase();
-        let kept = title.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
-    };
-    headings.map(slug).collect()
-}
-
-#[test]
-fn readme_is_short() {
-    let lines = read(&root().join("README.md")).lines().count();
-    assert!(
-        lines <= README_LINES_MAX,
-        "README.md has {lines} lines; move what is not for the first hour to docs/"
-    );
-}
-
-#[test]
-fn every_link_of_the_documents_leads_to_a_file_and_a_heading() {
-    let mut broken = Vec::new();
-    let mut followed = 0;
-    for document in documents() {
-        for link in links(&prose(&read(&document))) {
-            followed += 1;
-            let (path, fragment) = link.split_once('#').unwrap_or((&link, ""));
-            let target = match path {
-                "" => document.clone(),
-                path => document.parent().unwrap().join(path),
-            };
-            let found = target.exists()
-                && (fragment.is_empty() || fragments(&prose(&read(&target))).contains(fragment));
-            if !found {
-                broken.push(format!("{}: {link}", document.strip_prefix(root()).unwrap().display()));
-            }
+/// Each line with the language of the fenced block that it is in; `None` outside of blocks.
+fn lines(text: &str) -> Vec<(Option<&str>, &str)> {
+    let (mut block, mut lines) = (None, Vec::new());
+    for line in text.lines() {
+        match line.trim_start().strip_prefix("```") {
+            Some(language) => block = if block.is_none() { Some(language.trim()) } else { None },
+            None => lines.push((block, line)),
         }
     }
-    assert!(followed > 40, "{followed} links were found");
-    assert_eq!(broken, Vec::<String>::new());
+    lines
+}
+
+/// The lines outside of fenced blocks.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    lines(text).into_iter().filter(|(block, _)| block.is_none()).map(|(_, line)| line)
+}
+
+/// The line without its code spans; one that goes on in the next line stays.
+fn without_code(line: &str) -> String {
+    let pieces: Vec<&str> = line.split('`').collect();
+    if pieces.len().is_multiple_of(2) { line.to_owned() } else { pieces.into_iter().step_by(2).collect() }
+}
+
+/// The targets of links to files and headings: what is between `](` and `)`.
+fn links(text: &str) -> Vec<String> {
+    let prose: String = prose(text).map(|line| without_code(line) + "\n").collect();
+    let targets = prose.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    targets.map(|(target, _)| target.to_owned()).filter(|target| !target.contains("://")).collect()
+}
+
+/// The fragments by which GitHub names the headings of a text.
+fn fragments(text: &str) -> Vec<String> {
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    let headings = prose(text).filter(|line| line.starts_with('#'));
+    let fragment = |heading: &str| {
+        let heading = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        let fragment = kept.collect::<String>().replace(' ', "-");
+        let times = seen.entry(fragment.clone()).or_default();
+        *times += 1;
+        if *times == 1 { fragment } else { format!("{fragment}-{}", *times - 1) }
+    };
+    headings.map(fragment).collect()
+}
+
+/// The words of a command as a shell reads them, up to a comment, a pipe or a redirection.
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None::<char>);
+    for c in line.chars() {
+        match quote {
+            Some(end) if end == c => quote = None,
+            Some(_) => word.get_or_insert_default().push(c),
+            None if c.is_whitespace() => words.extend(word.take()),
+            None if (c == '#' && word.is_none()) || "|<>&;".contains(c) => break,
+            None if c == '\'' || c == '"' => {
+                word = Some(word.unwrap_or_default());
+                quote = Some(c);
+            }
+            None => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+#[test]
+fn the_readme_is_short() {
+    let lines = read("README.md").lines().count();
+    assert!(lines <= README_LINES_MAX, "README.md has {lines} lines, at most {README_LINES_MAX} are allowed");
+}
+
+#[test]
+fn every_link_leads_to_a_file_and_a_heading() {
+    for document in documents() {
+        let text = read(&document);
+        for link in links(&text) {
+            let (path, fragment) = link.split_once('#').unwrap_or((&link, ""));
+            let folder = Path::new(&document).parent().unwrap();
+            let target =
+                if path.is_empty() { document.clone() } else { folder.join(path).display().to_string() };
+            assert!(at(&target).exists(), "{document}: there is no file for the link {link}");
+            let known = fragment.is_empty() || fragments(&read(&target)).iter().any(|one| one == fragment);
+            assert!(known, "{document}: there is no heading for the link {link}");
+        }
+    }
+}
+
+#[test]
+fn every_command_of_the_documents_can_be_parsed() {
+    let mut parsed = 0;
+    for document in guides() {
+        let text = read(&document);
+        let blocks = lines(&text).into_iter().filter(|(block, _)| *block == Some("sh"));
+        for command in blocks.map(|(_, line)| line.trim()).filter(|line| line.starts_with("berth ")) {
+            if let Err(error) = Cli::try_parse_from(words(command)) {
+                panic!("{document}: {command}\n{error}");
+            }
+            parsed += 1;
+        }
+    }
+    assert!(parsed > 20, "only {parsed} commands were found");
 }

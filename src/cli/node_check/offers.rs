@@ -25,7 +25,7 @@ pub(super) fn mig(config: &Config, parts: &[Part]) -> Line {
     if plan.words.notes.is_empty() {
         return Line::ok(CHECK, detail);
     }
-    let fix = "docs/sharing.md describes each strategy (--mig-strategy, MIG_STRATEGY)";
+    let fix = "docs/sharing.md, \"MIG\", describes each strategy (--mig-strategy, MIG_STRATEGY)";
     Line::warn(CHECK, format!("{detail}; {}", plan.words.notes.join("; ")), fix)
 }
 

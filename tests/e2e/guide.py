@@ -1,7 +1,7 @@
 """Reads the steps of docs/changeover.md, which the change-over cases do one by one.
 
-So the document cannot say what is not done: a step of it that the test does not know fails the case, and
-the `berth` commands in it are run as they stand.
+A step of the page that the test does not know fails the case, and the `berth` commands in it are run as they
+stand. So the page has no step that is not tested.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from places import REPO
 from say import Trouble
 
 _PAGE = "docs/changeover.md"
-_CHAPTER = "## The steps"
+_CHAPTER = "## Change over under running pods"
 
 
 class Step:

@@ -2,9 +2,9 @@
 //! whether it tells the truth.
 //!
 //! A round: start it; some rounds kill it right then, while it is starting, and start it again;
-//! hold its list of allocations against what the stand-in kubelet believes ([`check`]); let pods come
+//! hold its list of allocations against what the stand-in kubelet believes (`check`); let pods come
 //! and go; kill it at a random moment, or let it kill itself at a named step
-//! ([`berth::kill_points`]). Every [`SETTLE_EVERY`] rounds the load rests until list and kubelet are
+//! ([`berth::kill_points`]). Every `SETTLE_EVERY` rounds the load rests until list and kubelet are
 //! equal to the last allocation, with what nobody was told of ended, too.
 
 pub mod believed;

@@ -10,7 +10,9 @@ use actix_web::http::header::{
 use actix_web::web::{self, Bytes};
 use actix_web::{HttpRequest, HttpResponse};
 use flate2::read::GzDecoder;
+use parking_lot::Mutex;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::sync::{Arc, LazyLock};
 use utoipa_swagger_ui::Config;
@@ -42,13 +44,11 @@ pub(super) async fn file(request: HttpRequest, path: web::Path<String>) -> Resul
     let mut response = HttpResponse::Ok();
     response.content_type(file.content_type).insert_header((CONTENT_SECURITY_POLICY, POLICY));
     response.insert_header((VARY, "accept-encoding"));
-    // Nothing is compressed per request: 1.5 MB take 60 ms, and no token is needed to ask for them.
     if file.gzpipped && !AcceptEncoding::parse(&request).is_ok_and(|accepts| takes_gzip(&accepts)) {
-        response.insert_header((CONTENT_ENCODING, IDENTITY));
-        let mut bytes = Vec::new();
-        let unpacked = GzDecoder::new(&*file.bytes).read_to_end(&mut bytes);
-        unpacked.map_err(|error| Problem::new(Kind::Internal, error))?;
-        return Ok(response.body(bytes));
+        let bytes = unpacked(path, &file.bytes).map_err(|error| Problem::new(Kind::Internal, error))?;
+        let mut response = response.insert_header((CONTENT_ENCODING, IDENTITY)).body(bytes);
+        response.extensions_mut().insert(Weight::NONE);
+        return Ok(response);
     }
     response.insert_header((CONTENT_ENCODING, if file.gzpipped { "gzip" } else { IDENTITY }));
     Ok(match file.bytes {
@@ -59,4 +59,19 @@ pub(super) async fn file(request: HttpRequest, path: web::Path<String>) -> Resul
         }
         Cow::Owned(bytes) => response.body(bytes),
     })
+}
+
+/// A file as it was before it was packed. Each is unpacked once, when it is first asked for: no token is needed for
+/// that, and unpacking 1.5 MB for every request would keep the processors busy. There are some ten files, 4 MiB in all.
+fn unpacked(path: String, packed: &[u8]) -> std::io::Result<Bytes> {
+    static FILES: Mutex<BTreeMap<String, Bytes>> = Mutex::new(BTreeMap::new());
+    let mut files = FILES.lock();
+    if let Some(bytes) = files.get(&path) {
+        return Ok(bytes.clone());
+    }
+    let mut bytes = Vec::new();
+    GzDecoder::new(packed).read_to_end(&mut bytes)?;
+    let bytes = Bytes::from(bytes);
+    files.insert(path, bytes.clone());
+    Ok(bytes)
 }

@@ -51,15 +51,15 @@ demo *ARGS:
 
 # kill -9 at random and at every named step of a turn, and a check after each restart
 crash ROUNDS="10000" *ARGS:
-    cargo run --release --locked -p harness --features kill-points -- crash kill {{ROUNDS}} {{ARGS}}
+    cargo run --release --locked -p harness -- crash kill {{ROUNDS}} {{ARGS}}
 
 # Power cuts at random points of the store's writes, with every legal loss of what was not synced
 crash-power ROUNDS="10000" *ARGS:
-    cargo run --release --locked -p harness --features kill-points -- crash power {{ROUNDS}} {{ARGS}}
+    cargo run --release --locked -p harness -- crash power {{ROUNDS}} {{ARGS}}
 
 # The store's size and speed under allocations that come and go
 crash-grow APPENDS="200000":
-    cargo run --release --locked -p harness --features kill-points -- crash grow {{APPENDS}}
+    cargo run --release --locked -p harness -- crash grow {{APPENDS}}
 
 # Stacks activated and rolled back on a busy node: how many, at how many Allocates a second
 soak-activation ACTIVATIONS="200" RATE="500":

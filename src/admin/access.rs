@@ -10,9 +10,9 @@ use super::auth;
 use super::budget::Known;
 use super::caller::{self, Caller, Said};
 use super::certificate::ClientCertificate;
+use super::failure::Failure;
 use super::host;
 use super::peer::Peer;
-use super::problem::{Kind, Problem};
 use super::rate::{Client, Counted, Limiter};
 use super::reviews::Reviews;
 use super::routes::{self, state};
@@ -22,12 +22,13 @@ use super::socket;
 use super::tls::Tls;
 use super::token::Tokens;
 use super::traced;
-use crate::config::Right;
+use crate::settings::Right;
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::Method;
 use actix_web::middleware::Next;
 use actix_web::{Error, HttpRequest};
+use berth_api::Kind;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -86,7 +87,7 @@ impl Access {
     }
 
     /// Who asks. Who is none counts among the strangers of their address, if this counts.
-    async fn known(&self, request: &HttpRequest, counted: Counted) -> Result<Caller, Problem> {
+    async fn known(&self, request: &HttpRequest, counted: Counted) -> Result<Caller, Failure> {
         let peer = request.conn_data::<Peer>();
         let stranger = |problem| self.strangers.take_if(counted, &Client::of(peer)).and(Err(problem));
         let token = match auth::bearer(request.headers()) {
@@ -130,13 +131,13 @@ impl Access {
         known.or_else(stranger)
     }
 
-    fn certified(&self, certificate: &ClientCertificate, counted: Counted) -> Result<Caller, Problem> {
+    fn certified(&self, certificate: &ClientCertificate, counted: Counted) -> Result<Caller, Failure> {
         let is_good = |tls: &Arc<Tls>| match counted {
             Counted::Yes => certificate.is_good(tls),
             Counted::No => certificate.is_good_now(tls),
         };
         if !self.tls.as_ref().is_some_and(is_good) {
-            return Err(Problem::new(
+            return Err(Failure::new(
                 Kind::Unauthorized,
                 "the client certificate has expired, or its CA is no longer taken",
             )
@@ -144,14 +145,14 @@ impl Access {
             .challenge("Bearer"));
         }
         let Some(name) = certificate.name() else {
-            return Err(Problem::new(
+            return Err(Failure::new(
                 Kind::Unauthorized,
                 "the client certificate has no common name (CN) of 1 to 64 bytes",
             )
             .challenge("Bearer"));
         };
         let right = self.clients.get(name).copied().or(self.others).ok_or_else(|| {
-            Problem::new(Kind::Forbidden, format!("the client certificate of {name:?} opens nothing here"))
+            Failure::new(Kind::Forbidden, format!("the client certificate of {name:?} opens nothing here"))
                 .hint("the daemon's configuration says which do: admin.tls.clients, and othersMay")
         })?;
         Ok(Caller { name: name.into(), right: Some(right), by: "certificate", user: None })
@@ -159,7 +160,7 @@ impl Access {
 
     /// Whether they may do this, now. A user of the cluster who may not may ask as rarely as a stranger, since all
     /// of its pods have a token; what they would change is refused by the same words all the same, and audited.
-    async fn permits(&self, caller: &Caller, request: &ServiceRequest) -> Result<(), Problem> {
+    async fn permits(&self, caller: &Caller, request: &ServiceRequest) -> Result<(), Failure> {
         let needed = needed(request.method());
         let limiter = match needed {
             Right::Read => &self.reads,
@@ -185,9 +186,9 @@ impl Access {
         &self,
         caller: &Caller,
         method: &Method,
-        path: impl FnOnce() -> Result<&'p str, Problem>,
+        path: impl FnOnce() -> Result<&'p str, Failure>,
         counted: Counted,
-    ) -> Result<bool, Problem> {
+    ) -> Result<bool, Failure> {
         match (caller.right, &caller.user, &self.reviews) {
             (Some(right), ..) => Ok(right >= needed(method)),
             (None, Some(user), Some(reviews)) => reviews.may(user, method, path()?, counted).await,
@@ -205,7 +206,7 @@ impl Access {
         };
         match may {
             Ok(may) => may,
-            Err(problem) => !matches!(problem.status, 401 | 403),
+            Err(failure) => !matches!(failure.problem.status, 401 | 403),
         }
     }
 
@@ -213,7 +214,7 @@ impl Access {
     ///
     /// # Errors
     /// Why not.
-    pub(super) async fn may_read(&self, request: &ServiceRequest) -> Result<(), Problem> {
+    pub(super) async fn may_read(&self, request: &ServiceRequest) -> Result<(), Failure> {
         let caller = self.known(request.request(), Counted::Yes).await?;
         self.permits(&caller, request).await?;
         know(request);
@@ -221,12 +222,12 @@ impl Access {
     }
 
     /// Whether whoever asks for what needs no token asks too often.
-    pub(super) fn limit_public(&self, request: &ServiceRequest) -> Result<(), Problem> {
+    pub(super) fn limit_public(&self, request: &ServiceRequest) -> Result<(), Failure> {
         self.reads.take(&Client::of(request.conn_data::<Peer>()))
     }
 
     /// Whether whoever asks the health listener for all figures does so too often. Probes are never too many.
-    pub(super) fn limit_scrapes(&self, request: &ServiceRequest) -> Result<(), Problem> {
+    pub(super) fn limit_scrapes(&self, request: &ServiceRequest) -> Result<(), Failure> {
         match routes::path(request) {
             "/metrics" => self.scrapes.take(&Client::of(request.conn_data::<Peer>())),
             _ => Ok(()),
@@ -236,25 +237,25 @@ impl Access {
 
 /// What the API server is asked about: the path as it is routed, with its escapes undone, so that it is
 /// asked about what is then done. What is at no route it is not asked about.
-fn reviewed(request: &ServiceRequest) -> Result<&str, Problem> {
+fn reviewed(request: &ServiceRequest) -> Result<&str, Failure> {
     let path = routes::path(request);
     if request.resource_map().match_pattern(path).is_none() {
         return Err(routes::nothing_at(path));
     }
     if path.len() > REVIEWED_PATH_BYTES_MAX {
         let rule = format!("the path is longer than {REVIEWED_PATH_BYTES_MAX} bytes");
-        return Err(Problem::new(Kind::Path, rule));
+        return Err(Failure::new(Kind::Path, rule));
     }
     Ok(path)
 }
 
-fn forbidden(caller: &Caller, needed: Right) -> Problem {
+fn forbidden(caller: &Caller, needed: Right) -> Failure {
     let what = match needed {
         Right::Read => "read",
         Right::Change => "change anything",
     };
     let name = &caller.name;
-    Problem::new(Kind::Forbidden, format!("{name:?} may not {what} here")).hint(match caller.by {
+    Failure::new(Kind::Forbidden, format!("{name:?} may not {what} here")).hint(match caller.by {
         "kubernetes" => "grant it in the cluster: a ClusterRole with nonResourceURLs /berth/* and the verb",
         _ => "use a token or a certificate with the right `change`",
     })

@@ -1,19 +1,20 @@
 //! `/allocations`: who holds what, and the operator's word that ends one.
 
 use super::caller;
-use super::dto::{Allocation, AllocationList};
+use super::failure::Failure;
 use super::gpus::gpu_of_query;
-use super::problem::{Kind, Problem};
 use super::state::State;
 use super::{paging, tag};
-use crate::kernel::allocation;
-use crate::kernel::belongs::Owners;
-use crate::kernel::history::Past;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::{AllocationId, DeviceId, Resource};
-use crate::kernel::refusal::Refusal;
-use crate::kernel::running;
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{Allocation, AllocationList};
+use berth_kernel::allocation;
+use berth_kernel::belongs::Owners;
+use berth_kernel::history::Past;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::refusal::Refusal;
+use berth_kernel::running;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::cell::LazyCell;
@@ -142,7 +143,7 @@ fn cursor((granted_wall_ms, id): (u64, AllocationId)) -> String {
     format!("{granted_wall_ms}.{id}")
 }
 
-fn parse_cursor(text: &str) -> Result<(u64, AllocationId), Problem> {
+fn parse_cursor(text: &str) -> Result<(u64, AllocationId), Failure> {
     let parsed = text.split_once('.').and_then(|(ms, id)| {
         let key = (ms.parse().ok()?, AllocationId::parse(id).ok()?);
         (cursor(key) == text).then_some(key)
@@ -163,7 +164,7 @@ pub(super) async fn list(
     state: web::Data<State>,
     request: HttpRequest,
     filter: web::Query<Filter>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let limit = paging::limit(filter.limit, ALLOCATIONS_DEFAULT, ALLOCATIONS_MAX)?;
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.door.snapshot();
@@ -209,8 +210,8 @@ enum Item<'t> {
     Ended(Box<Allocation>),
 }
 
-fn unwritten(error: &serde_json::Error) -> Problem {
-    Problem::new(Kind::Internal, format!("the answer cannot be written: {error}"))
+fn unwritten(error: &serde_json::Error) -> Failure {
+    Failure::new(Kind::Internal, format!("the answer cannot be written: {error}"))
 }
 
 /// One allocation, live or ended
@@ -228,7 +229,7 @@ pub(super) async fn show(
     state: web::Data<State>,
     request: HttpRequest,
     path: web::Path<String>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     tag::fresh(&request, &shown(&state, &state.door.snapshot(), allocation_id(&path)?)?)
 }
 
@@ -261,7 +262,7 @@ pub(super) async fn end(
     state: web::Data<State>,
     path: web::Path<String>,
     ending: web::Query<Ending>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let id = allocation_id(&path)?;
     let (force, by) = (ending.force, caller::name());
     if !force {
@@ -289,15 +290,15 @@ fn shown_running(state: &State, ledger: &Ledger, id: AllocationId) -> String {
     running_sources.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-fn allocation_id(text: &str) -> Result<AllocationId, Problem> {
-    AllocationId::parse(text).map_err(|error| Problem::new(Kind::Path, error))
+fn allocation_id(text: &str) -> Result<AllocationId, Failure> {
+    AllocationId::parse(text).map_err(|error| Failure::new(Kind::Path, error))
 }
 
-fn answer(state: &State, ledger: &Ledger, id: AllocationId) -> Result<HttpResponse, Problem> {
+fn answer(state: &State, ledger: &Ledger, id: AllocationId) -> Result<HttpResponse, Failure> {
     Ok(HttpResponse::Ok().json(shown(state, ledger, id)?))
 }
 
-fn shown(state: &State, ledger: &Ledger, id: AllocationId) -> Result<Allocation, Problem> {
+fn shown(state: &State, ledger: &Ledger, id: AllocationId) -> Result<Allocation, Failure> {
     let found = Found::by_id(ledger, id).ok_or(Refusal::UnknownAllocation { id })?;
     Ok(found.shown(&Owners::of(ledger), &(state.facts)().mps))
 }

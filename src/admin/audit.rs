@@ -7,7 +7,7 @@
 use super::caller::{Caller, Said};
 use super::peer::Peer;
 use super::routes;
-use crate::config::Right;
+use crate::settings::Right;
 use actix_web::dev::ServiceRequest;
 use actix_web::http::StatusCode;
 use std::rc::Rc;

@@ -1,9 +1,10 @@
 //! Bearer tokens: one is made on first start, more are configured; none is ever in a log or a URL.
 
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::server::AdminError;
-use crate::files::{self, Links};
 use actix_web::http::header::{AUTHORIZATION, HeaderMap};
+use berth_api::Kind;
+use berth_files::{self, Links};
 use sha2::{Digest, Sha256};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -45,7 +46,7 @@ impl TokenHash {
 ///
 /// # Errors
 /// If there is an Authorization header that carries none, or two of them.
-pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Failure> {
     let mut given = headers.get_all(AUTHORIZATION);
     let (first, second) = (given.next(), given.next());
     let token = match (first.map(|v| v.to_str()), second) {
@@ -57,12 +58,12 @@ pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
 }
 
 /// Nothing came that says who asks.
-pub(super) fn no_token() -> Problem {
+pub(super) fn no_token() -> Failure {
     refused("no token came with the request", "Bearer")
 }
 
 /// A token came that is nobody's.
-pub(super) fn wrong_token() -> Problem {
+pub(super) fn wrong_token() -> Failure {
     refused("the token is not one that this daemon takes", "Bearer error=\"invalid_token\"")
 }
 
@@ -72,8 +73,8 @@ fn after_scheme(header: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-fn refused(detail: &str, challenge: &'static str) -> Problem {
-    Problem::new(Kind::Unauthorized, detail).challenge(challenge).hint(
+fn refused(detail: &str, challenge: &'static str) -> Failure {
+    Failure::new(Kind::Unauthorized, detail).challenge(challenge).hint(
         "send the content of the daemon's token file as `Authorization: Bearer TOKEN`; by default the file is /var/lib/berth/token",
     )
 }
@@ -113,7 +114,7 @@ pub fn check_token_file(path: &Path) -> Result<(), AdminError> {
 pub(super) fn read(path: &Path) -> Result<TokenHash, AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     let unreadable = |e| bad("it cannot be read", Some(e));
-    let file = files::open(path, Links::Follow).map_err(unreadable)?;
+    let file = berth_files::open(path, Links::Follow).map_err(unreadable)?;
     let about = file.metadata().map_err(unreadable)?;
     match about.permissions().mode() {
         mode if mode & 0o022 != 0 => {
@@ -232,7 +233,7 @@ mod tests {
             [&["secret"][..], &["Basic secret"], &["Bearer"], &["Bearer secret", "Bearer secret"]]
         {
             let problem = opens(malformed).unwrap_err();
-            assert_eq!(problem.status, 401, "{malformed:?}");
+            assert_eq!(problem.problem.status, 401, "{malformed:?}");
             assert!(!problem.to_string().contains("secret"), "{malformed:?}");
         }
     }

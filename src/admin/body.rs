@@ -1,21 +1,19 @@
 //! Bodies: read up to a limit and a deadline, then parsed. Nothing here trusts Content-Length.
 
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::shape::Shape;
 use super::unique;
-use crate::yaml::plain;
 use actix_web::HttpRequest;
 use actix_web::error::PayloadError;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use actix_web::web::Payload;
+use berth_api::{Kind, MODULE_BYTES_MAX};
+use berth_files::yaml::plain;
 use futures_util::StreamExt;
 use std::time::Duration;
 
 /// Largest JSON body, bytes: a stack of 16 entries with parameters of 6 KiB, escaped twice over.
 pub const JSON_BYTES_MAX: usize = 256 * 1024;
-/// Largest policy, bytes. The interpreters of Python and JavaScript make components of 12 to 20 MB;
-/// a component of a compiled language has well under one.
-pub const MODULE_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Longest time for a JSON body to come in.
 const JSON_WAIT: Duration = Duration::from_secs(10);
 /// Longest time for a policy to come in: the largest at half a megabyte a second.
@@ -27,7 +25,7 @@ pub(super) const WASM: &str = "application/wasm";
 pub(super) async fn json_or_default<T: Shape + Default>(
     request: &HttpRequest,
     payload: Payload,
-) -> Result<T, Problem> {
+) -> Result<T, Failure> {
     let bytes = read(request, payload, JSON_BYTES_MAX, JSON_WAIT).await?;
     if bytes.is_empty() {
         return Ok(T::default());
@@ -37,36 +35,36 @@ pub(super) async fn json_or_default<T: Shape + Default>(
 }
 
 /// A JSON body.
-pub(super) async fn json<T: Shape>(request: &HttpRequest, payload: Payload) -> Result<T, Problem> {
+pub(super) async fn json<T: Shape>(request: &HttpRequest, payload: Payload) -> Result<T, Failure> {
     media_type(request, "application/json")?;
     parse(&read(request, payload, JSON_BYTES_MAX, JSON_WAIT).await?)
 }
 
 /// A policy's bytes.
-pub(super) async fn module(request: &HttpRequest, payload: Payload) -> Result<Vec<u8>, Problem> {
+pub(super) async fn module(request: &HttpRequest, payload: Payload) -> Result<Vec<u8>, Failure> {
     media_type(request, WASM)?;
     read(request, payload, MODULE_BYTES_MAX, MODULE_WAIT).await
 }
 
-fn media_type(request: &HttpRequest, wanted: &str) -> Result<(), Problem> {
+fn media_type(request: &HttpRequest, wanted: &str) -> Result<(), Failure> {
     use actix_web::HttpMessage;
     // Nothing here unpacks: what a few bytes may become has no limit of its own.
     let packed = request.headers().get_all(CONTENT_ENCODING).find(|c| *c != "identity");
     if let Some(packed) = packed {
         let given: String = String::from_utf8_lossy(packed.as_bytes()).chars().take(80).collect();
-        return Err(Problem::new(Kind::MediaType, format!("the body came packed, as {given:?}"))
+        return Err(Failure::new(Kind::MediaType, format!("the body came packed, as {given:?}"))
             .hint("send it as it is, without Content-Encoding"));
     }
     if request.content_type().eq_ignore_ascii_case(wanted) {
         return Ok(());
     }
     let given: String = request.content_type().chars().take(80).collect();
-    Err(Problem::new(Kind::MediaType, format!("the body is taken as {wanted}, and came as {given:?}"))
+    Err(Failure::new(Kind::MediaType, format!("the body is taken as {wanted}, and came as {given:?}"))
         .hint(format!("send `Content-Type: {wanted}`")))
 }
 
-fn too_large(limit: usize) -> Problem {
-    Problem::new(
+fn too_large(limit: usize) -> Failure {
+    Failure::new(
         Kind::TooLarge,
         format!("the body is larger than {limit} bytes, which is what this route takes"),
     )
@@ -77,7 +75,7 @@ async fn read(
     payload: Payload,
     limit: usize,
     wait: Duration,
-) -> Result<Vec<u8>, Problem> {
+) -> Result<Vec<u8>, Failure> {
     // Refused before a byte of it is read.
     let declared = request.headers().get(CONTENT_LENGTH);
     let declared: Option<u64> = declared.and_then(|l| l.to_str().ok()?.parse().ok());
@@ -87,18 +85,18 @@ async fn read(
     let declared = declared.and_then(|l| usize::try_from(l).ok()).unwrap_or(0);
     match tokio::time::timeout(wait, collect(payload, declared, limit)).await {
         Ok(bytes) => bytes,
-        Err(_) => Err(Problem::new(Kind::Slow, format!("the body did not come within {} s", wait.as_secs()))),
+        Err(_) => Err(Failure::new(Kind::Slow, format!("the body did not come within {} s", wait.as_secs()))),
     }
 }
 
 /// One copy of the body, and no more room than it declares. Without a length the room doubles, but not
 /// beyond the limit. What is declared and does not come is address space that is never touched.
-async fn collect(mut payload: Payload, declared: usize, limit: usize) -> Result<Vec<u8>, Problem> {
+async fn collect(mut payload: Payload, declared: usize, limit: usize) -> Result<Vec<u8>, Failure> {
     let mut bytes: Vec<u8> = Vec::with_capacity(declared.min(limit));
     while let Some(chunk) = payload.next().await {
         let chunk = chunk.map_err(|error| match error {
             PayloadError::Overflow => too_large(limit),
-            other => Problem::new(Kind::Body, format!("the body could not be read: {other}")),
+            other => Failure::new(Kind::Body, format!("the body could not be read: {other}")),
         })?;
         if bytes.len() + chunk.len() > limit {
             return Err(too_large(limit));
@@ -112,8 +110,8 @@ async fn collect(mut payload: Payload, declared: usize, limit: usize) -> Result<
     Ok(bytes)
 }
 
-fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Problem> {
-    let invalid = |words| Problem::new(Kind::Invalid, words).hint(format!("it looks like {}", T::LOOKS));
+fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Failure> {
+    let invalid = |words| Failure::new(Kind::Invalid, words).hint(format!("it looks like {}", T::LOOKS));
     let other = other_than_object(bytes);
     // A list would be taken as the values of an object's keys, in their order in our source.
     if other == Some("a list") {
@@ -124,7 +122,7 @@ fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Problem> {
         if error.is_data() {
             invalid(other.map_or_else(|| message(&error), not_an_object::<T>))
         } else {
-            Problem::new(Kind::Json, format!("the body is not JSON: {error}"))
+            Failure::new(Kind::Json, format!("the body is not JSON: {error}"))
         }
     })
 }
@@ -167,12 +165,12 @@ fn not_an_object<T: Shape>(what: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dto::{Candidate, Cordon, DrainOrder, MarkHealthy, NewStack, NewTrial, Rollback};
     use super::*;
     use actix_web::FromRequest;
     use actix_web::test::TestRequest;
+    use berth_api::{Candidate, Cordon, DrainOrder, MarkHealthy, NewStack, NewTrial, Rollback};
 
-    async fn collected(body: Vec<u8>, declared: usize, limit: usize) -> Result<Vec<u8>, Problem> {
+    async fn collected(body: Vec<u8>, declared: usize, limit: usize) -> Result<Vec<u8>, Failure> {
         let (request, mut payload) = TestRequest::default().set_payload(body).to_http_parts();
         collect(Payload::from_request(&request, &mut payload).await.unwrap(), declared, limit).await
     }
@@ -191,14 +189,14 @@ mod tests {
             assert!(collected(body, usize::MAX, limit).await.unwrap().capacity() <= limit);
         }
         let refused = collected(vec![7; limit + 1], 0, limit).await.unwrap_err();
-        assert_eq!(refused.status, 413);
+        assert_eq!(refused.problem.status, 413);
     }
 
     /// What is wrong with a body, and the hint.
     fn wrong<T: Shape>(body: &str) -> String {
         let problem = parse::<T>(body.as_bytes()).err().unwrap();
-        assert_eq!(problem.status, 422, "{problem}");
-        format!("{}; {}", problem.detail, problem.hint.unwrap())
+        assert_eq!(problem.problem.status, 422, "{problem}");
+        format!("{}; {}", problem.problem.detail, problem.problem.hint.unwrap())
     }
 
     /// Its own example is taken, and told to whoever sends something else.
@@ -225,7 +223,7 @@ mod tests {
         );
         assert!(wrong::<NewStack>("\"mixed\"").starts_with("the body is a string; "));
         assert!(wrong::<NewStack>("{\"entry\": []}").starts_with("unknown field `entry`"));
-        assert_eq!(parse::<NewStack>(b"{").err().unwrap().status, 400);
+        assert_eq!(parse::<NewStack>(b"{").err().unwrap().problem.status, 400);
     }
 
     #[test]

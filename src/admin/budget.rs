@@ -7,14 +7,15 @@
 //! before it is made, until they have read some of what lies there: making it is most of its cost.
 //! Texts that are part of the program weigh nothing; a stream of events has places of its own.
 
+use super::failure::Failure;
 use super::peer::Peer;
-use super::problem::{Kind, Problem};
 use super::rate::Client;
 use super::unread;
 use actix_web::HttpRequest;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::ServiceResponse;
 use actix_web::http::Method;
+use berth_api::Kind;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -101,7 +102,7 @@ impl Budget {
     ///
     /// # Errors
     /// If that was refused to them, and they have read nothing since.
-    pub(super) fn has_room(&self, client: &Client, request: &HttpRequest) -> Result<(), Problem> {
+    pub(super) fn has_room(&self, client: &Client, request: &HttpRequest) -> Result<(), Failure> {
         match is_read(request) {
             true => self.known.has_room(client, question(request)),
             false => Ok(()),
@@ -151,7 +152,7 @@ impl Pool {
         client: Client,
         kib: u32,
         question: Option<Question>,
-    ) -> Result<Share, Problem> {
+    ) -> Result<Share, Failure> {
         let of_one = self.kib_max / SHARE;
         // One answer alone is not refused for its size.
         let kib = if question.is_some() { kib.min(of_one) } else { kib };
@@ -172,7 +173,7 @@ impl Pool {
         Ok(Share { pool: Arc::clone(self), client, kib })
     }
 
-    fn has_room(&self, client: &Client, question: Question) -> Result<(), Problem> {
+    fn has_room(&self, client: &Client, question: Question) -> Result<(), Failure> {
         let held = self.held.lock();
         match held.of.get(client) {
             Some(own) if own.refused.contains(&question) => Err(own.refusal()),
@@ -182,7 +183,7 @@ impl Pool {
 }
 
 impl Own {
-    fn refuse(&mut self, question: Question) -> Problem {
+    fn refuse(&mut self, question: Question) -> Failure {
         if !self.refused.contains(&question) {
             if self.refused.len() == REFUSED_MAX {
                 self.refused.remove(0);
@@ -192,7 +193,7 @@ impl Own {
         self.refusal()
     }
 
-    fn refusal(&self) -> Problem {
+    fn refusal(&self) -> Failure {
         refusal(self.kib, "of what you asked for on other connections")
     }
 }
@@ -208,8 +209,8 @@ fn question(request: &HttpRequest) -> Question {
     Question(hash.finish())
 }
 
-fn refusal(kib: u32, of: &str) -> Problem {
-    Problem::new(Kind::Unread, format!("{kib} KiB {of} are not read yet"))
+fn refusal(kib: u32, of: &str) -> Failure {
+    Failure::new(Kind::Unread, format!("{kib} KiB {of} are not read yet"))
         .retry_after(RETRY_S)
         .hint("read answers as they come, and ask for less at a time: `limit`")
 }
@@ -256,11 +257,11 @@ mod tests {
         let take = |who: &str| pool.take(named(who), 1024, ASKED);
         let half: Vec<_> = (0..24).map(|_| take("a").unwrap()).collect();
         let refused = take("a").err().unwrap();
-        assert!(refused.status == 503 && refused.detail.contains("you asked"), "{refused}");
+        assert!(refused.problem.status == 503 && refused.problem.detail.contains("you asked"), "{refused}");
         assert_eq!(refused.response().headers().get("retry-after").unwrap(), "5");
         let others: Vec<_> = (0..24).map(|n| take(&format!("b{n}")).unwrap()).collect();
         let refused = take("c").err().unwrap();
-        assert!(refused.status == 503 && refused.detail.contains("others"), "{refused}");
+        assert!(refused.problem.status == 503 && refused.problem.detail.contains("others"), "{refused}");
         // What a change is answered counts, too, and is told in any case.
         let changed = pool.take(named("a"), 1024, None).unwrap();
         assert_eq!(pool.held.lock().kib, KNOWN_KIB + 1024);
@@ -276,8 +277,9 @@ mod tests {
         let pool = pool();
         let question = |uri: &str| question(&TestRequest::with_uri(uri).to_http_request());
         let take = |who: &str, uri: &str| pool.take(named(who), 8 * 1024, Some(question(uri)));
-        let room =
-            |who: &str, uri| pool.has_room(&named(who), question(uri)).map_err(|problem| problem.detail);
+        let room = |who: &str, uri| {
+            pool.has_room(&named(who), question(uri)).map_err(|problem| problem.problem.detail)
+        };
         let mut own: Vec<_> = (0..3).map(|_| take("a", "/list?limit=9").unwrap()).collect();
         assert!(room("a", "/list?limit=9").is_ok(), "nothing was refused yet");
         assert!(take("a", "/list?limit=9").is_err());
@@ -289,7 +291,9 @@ mod tests {
         assert!(room("a", "/list?limit=9").is_ok());
         own.push(take("a", "/list?limit=9").unwrap());
         let others: Vec<_> = ["b", "c", "d"].map(|who| take(who, "/").unwrap()).into_iter().collect();
-        assert!(take("e", "/").is_err_and(|problem| problem.detail.contains("49152 KiB of what others")));
+        assert!(
+            take("e", "/").is_err_and(|problem| problem.problem.detail.contains("49152 KiB of what others"))
+        );
         assert!(room("e", "/").is_ok(), "it may be made by the time that others have read");
         drop(others);
         // However many things are asked for, few are remembered.

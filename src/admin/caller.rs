@@ -3,7 +3,7 @@
 
 use super::rate::Client;
 use super::reviews::User;
-use crate::config::Right;
+use crate::settings::Right;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;

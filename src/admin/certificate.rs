@@ -4,7 +4,7 @@
 //! TLS library has parsed and found signed by the configured CA. Anything odd is no name.
 
 use super::tls::Tls;
-use crate::config::NAME_BYTES_MAX;
+use crate::settings::NAME_BYTES_MAX;
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Counts answers, for `/metrics`.
 
 use super::state::State;
-use crate::figures::Method;
 use actix_web::HttpRequest;
+use berth_core::figures::Method;
 use std::time::Instant;
 
 /// The route of what is in no route table, or was refused before one was looked for.

@@ -1,16 +1,17 @@
 //! `/decisions`: what was asked of the stack, what each policy said, and what came of it.
 
-use super::dto::{DecisionRecord, DecisionRecordList, Explanation};
+use super::failure::Failure;
 use super::gpus::gpu_of_query;
-use super::problem::{Kind, Problem};
 use super::state::State;
 use super::{explain, paging, tag};
-use crate::kernel::decision::{self, Whose};
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::AllocationId;
-use crate::kernel::policy::Hook;
-use crate::kernel::refusal::Refusal;
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{DecisionRecord, DecisionRecordList, Explanation};
+use berth_kernel::decision::{self, Whose};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::AllocationId;
+use berth_kernel::policy::Hook;
+use berth_kernel::refusal::Refusal;
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -74,9 +75,9 @@ const OUTCOMES: [&str; 7] = ["offered", "placed", "granted", "denied", "refused"
 ///
 /// # Errors
 /// [`Kind::Query`], naming the key and the rule.
-pub(super) fn filter(ledger: &Ledger, query: &Query) -> Result<decision::Filter, Problem> {
-    let bad = |key: &str, rule: String| Problem::new(Kind::Query, format!("{key}: {rule}"));
-    let moment = |key: &str, text: &Option<String>| -> Result<Option<u64>, Problem> {
+pub(super) fn filter(ledger: &Ledger, query: &Query) -> Result<decision::Filter, Failure> {
+    let bad = |key: &str, rule: String| Failure::new(Kind::Query, format!("{key}: {rule}"));
+    let moment = |key: &str, text: &Option<String>| -> Result<Option<u64>, Failure> {
         let Some(text) = text else { return Ok(None) };
         let parsed = humantime::parse_rfc3339_weak(text.trim_end_matches('Z'))
             .map_err(|_| bad(key, format!("a time such as 2026-02-03T04:05:06Z, not {text:?}")))?;
@@ -103,9 +104,9 @@ pub(super) fn filter(ledger: &Ledger, query: &Query) -> Result<decision::Filter,
 }
 
 /// A pod's decisions are those of its allocations, and those that it may have asked for.
-fn whose(ledger: &Ledger, query: &Query) -> Result<Option<Whose>, Problem> {
+fn whose(ledger: &Ledger, query: &Query) -> Result<Option<Whose>, Failure> {
     if let Some(text) = &query.allocation {
-        let id = AllocationId::parse(text).map_err(|e| Problem::new(Kind::Query, e))?;
+        let id = AllocationId::parse(text).map_err(|e| Failure::new(Kind::Query, e))?;
         return Ok(Some(Whose { allocations: vec![id], pod: None }));
     }
     let (namespace, pod) = (query.namespace.as_deref(), query.pod.as_deref());
@@ -136,7 +137,7 @@ pub(super) async fn list(
     state: web::Data<State>,
     request: HttpRequest,
     query: web::Query<Query>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let limit = paging::limit(query.limit, DECISIONS_DEFAULT, DECISIONS_MAX)?;
     let filter = filter(&state.door.snapshot(), &query)?;
     let (found, standing) = state.door.decisions(filter, limit).await?;
@@ -158,7 +159,7 @@ pub(super) async fn show(
     state: web::Data<State>,
     request: HttpRequest,
     path: web::Path<u64>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let (decision, _) = state.door.decision(*path).await?.ok_or_else(|| unknown(*path))?;
     tag::fresh(&request, &DecisionRecord::of(&decision))
 }
@@ -176,10 +177,10 @@ pub(super) async fn show(
         (status = 404, description = "No such decision, or its input could not be put down"),
         (status = 409, description = "This daemon keeps no journal"),
     ))]
-pub(super) async fn input(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Problem> {
+pub(super) async fn input(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Failure> {
     let (_, input) = state.door.decision(*path).await?.ok_or_else(|| unknown(*path))?;
     let input = input.ok_or_else(|| {
-        Problem::new(
+        Failure::new(
             Kind::UnknownDecision,
             format!("what policies were shown for decision {} is not on the record", *path),
         )
@@ -187,13 +188,13 @@ pub(super) async fn input(state: web::Data<State>, path: web::Path<u64>) -> Resu
     let raw = |bytes: Vec<u8>| {
         let text = String::from_utf8(bytes).unwrap_or_default();
         RawValue::from_string(text)
-            .map_err(|e| Problem::new(Kind::Internal, format!("the input is damaged: {e}")))
+            .map_err(|e| Failure::new(Kind::Internal, format!("the input is damaged: {e}")))
     };
     Ok(HttpResponse::Ok().json(json!({"node": raw(input.node)?, "question": raw(input.question)?})))
 }
 
-fn unknown(seq: u64) -> Problem {
-    Problem::new(Kind::UnknownDecision, format!("decision {seq} is not on the record"))
+fn unknown(seq: u64) -> Failure {
+    Failure::new(Kind::UnknownDecision, format!("decision {seq} is not on the record"))
 }
 
 /// Why an allocation is where it is
@@ -210,8 +211,8 @@ pub(super) async fn explain(
     state: web::Data<State>,
     request: HttpRequest,
     path: web::Path<String>,
-) -> Result<HttpResponse, Problem> {
-    let id = AllocationId::parse(&path).map_err(|error| Problem::new(Kind::Path, error))?;
+) -> Result<HttpResponse, Failure> {
+    let id = AllocationId::parse(&path).map_err(|error| Failure::new(Kind::Path, error))?;
     let ledger = state.door.snapshot();
     let live = ledger.live.get(&id).map(|a| (**a).clone());
     let allocation = live.or_else(|| ledger.ended.get(id).map(|past| past.allocation()));

@@ -3,15 +3,16 @@
 
 use super::body;
 use super::caller;
-use super::dto::{AtDeadline, Drain, DrainOrder, Gpu, MarkHealthy};
+use super::failure::Failure;
 use super::gpus::{answer, check_reason, drain_tag, gpu_id, order, turned};
-use super::problem::{Kind, Problem};
 use super::state::State;
 use super::view::View;
-use crate::kernel::drain;
-use crate::kernel::refusal::Refusal;
 use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{AtDeadline, Drain, DrainOrder, Gpu, MarkHealthy};
+use berth_kernel::drain;
+use berth_kernel::refusal::Refusal;
 
 /// Longest deadline of a drain, seconds: a week.
 pub(super) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
@@ -45,23 +46,23 @@ pub(super) async fn start(
     path: web::Path<String>,
     request: HttpRequest,
     payload: web::Payload,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let DrainOrder { reason, evict, deadline_seconds, at_deadline } =
         body::json_or_default(&request, payload).await?;
     check_reason(&reason)?;
     if deadline_seconds.is_some_and(|s| s == 0 || s > DEADLINE_S_MAX) {
         let rule = format!("deadlineSeconds: from 1 to {DEADLINE_S_MAX}");
-        return Err(Problem::new(Kind::Invalid, rule));
+        return Err(Failure::new(Kind::Invalid, rule));
     }
     if at_deadline != AtDeadline::Wait && deadline_seconds.is_none() {
-        return Err(Problem::new(Kind::Invalid, "atDeadline: there is no deadlineSeconds"));
+        return Err(Failure::new(Kind::Invalid, "atDeadline: there is no deadlineSeconds"));
     }
     if at_deadline == AtDeadline::Delete && !evict {
-        return Err(Problem::new(Kind::Invalid, "atDeadline: delete is taken with evict: true only"));
+        return Err(Failure::new(Kind::Invalid, "atDeadline: delete is taken with evict: true only"));
     }
     if evict && (state.facts)().api_server.is_none() {
-        return Err(Problem::new(
+        return Err(Failure::new(
             Kind::NoApiServer,
             "pods are evicted through the API server, and none is configured",
         )
@@ -100,7 +101,7 @@ pub(super) async fn start(
         (status = 400, description = "No UUID"),
         (status = 404, description = "No such GPU"),
     ))]
-pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
+pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let tag = drain_tag(&state, &gpu)?;
     let shown = View::of(&state).drain(&gpu).ok_or(Refusal::UnknownGpu { gpu })?;
@@ -125,7 +126,7 @@ pub(super) async fn stop(
     state: web::Data<State>,
     path: web::Path<String>,
     request: HttpRequest,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let _order = order(&state, &request, &gpu).await?;
     let applied = state.door.stop_drain(gpu.clone()).await?;
@@ -158,11 +159,11 @@ pub(super) async fn mark_healthy(
     path: web::Path<String>,
     request: HttpRequest,
     payload: web::Payload,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let MarkHealthy { state: wanted, reason } = body::json(&request, payload).await?;
     if wanted != "healthy" {
-        return Err(Problem::new(
+        return Err(Failure::new(
             Kind::Invalid,
             "state: only \"healthy\" can be said; cordon a GPU to take it out",
         ));

@@ -1,12 +1,12 @@
 //! How far a GPU is drained, as the API shows it.
 
-use super::dto::{AtDeadline, DrainHolder, DrainHolderState, DrainProgress, rfc3339};
 use super::facts::Step;
-use crate::kernel::drain::{self, Order};
-use crate::kernel::evict::{HolderOn, Leaving, holders};
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::{AllocationId, PartId};
-use crate::kernel::time::Now;
+use berth_api::{AtDeadline, DrainHolder, DrainHolderState, DrainProgress, rfc3339};
+use berth_kernel::drain::{self, Order};
+use berth_kernel::evict::{HolderOn, Leaving, holders};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{AllocationId, PartId};
+use berth_kernel::time::Now;
 use std::collections::BTreeSet;
 
 /// How far the order for this GPU is carried out. `api_server`: how it stands with it, if it is used.

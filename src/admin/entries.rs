@@ -1,15 +1,16 @@
 //! From a stack as it is sent to entries that the kernel takes: names become versions, and every
 //! limit is held before anything is asked.
 
-use super::dto::{NewStackEntry, Permissions};
-use super::problem::{Kind, Problem};
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::RESOURCE_BYTES_MAX;
-use crate::kernel::offer::SHARES_PER_PART_MAX;
-use crate::kernel::policy::{
+use super::failure::Failure;
+use berth_api::Kind;
+use berth_api::{NewStackEntry, Permissions};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::RESOURCE_BYTES_MAX;
+use berth_kernel::offer::SHARES_PER_PART_MAX;
+use berth_kernel::policy::{
     ENVIRONMENT_KEY_BYTES_MAX, PARAMETERS_BYTES_MAX, PolicyVersion, STACK_ENTRIES_MAX,
 };
-use crate::kernel::stack::StackEntry;
+use berth_kernel::stack::StackEntry;
 use std::sync::Arc;
 
 /// Most patterns in one list of permissions: an entry is one record of at most 16 KiB, of which
@@ -22,15 +23,15 @@ pub(super) const PATTERNS_BYTES_MAX: usize = 3 * 1024;
 ///
 /// # Errors
 /// [`Kind::Invalid`], naming the entry and the rule.
-pub(super) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Vec<StackEntry>, Problem> {
+pub(super) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Vec<StackEntry>, Failure> {
     if entries.len() > STACK_ENTRIES_MAX {
         let rule = format!("entries: {} of them; at most {STACK_ENTRIES_MAX} are taken", entries.len());
-        return Err(Problem::new(Kind::Invalid, rule));
+        return Err(Failure::new(Kind::Invalid, rule));
     }
     let numbered = entries.into_iter().enumerate();
     numbered
         .map(|(place, entry)| {
-            let bad = |rule: String| Problem::new(Kind::Invalid, format!("entries[{place}]: {rule}"));
+            let bad = |rule: String| Failure::new(Kind::Invalid, format!("entries[{place}]: {rule}"));
             let version =
                 resolve_version(ledger, &entry.policy, entry.digest.as_deref()).map_err(|rule| {
                     bad(rule.to_string()).hint("GET /api/v1/policies lists what this node knows")
@@ -122,7 +123,7 @@ pub fn resolve_version(
             let mut known: Vec<&str> = ledger.policies.values().map(|v| v.name.as_str()).collect();
             known.sort_unstable();
             known.dedup();
-            let meant = crate::yaml::nearest(name, known.iter().copied());
+            let meant = berth_files::yaml::nearest(name, known.iter().copied());
             let meant = meant.map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"));
             let (name, known) = (name.chars().take(80).collect::<String>(), known.join(", "));
             Err(NoVersion::NotHere(format!(
@@ -187,10 +188,10 @@ pub(super) fn check_permissions(permissions: &Permissions) -> Result<(), String>
 
 #[cfg(test)]
 mod tests {
-    use super::super::dto::OnFault;
     use super::*;
-    use crate::kernel::names::Digest;
-    use crate::kernel::stack::Stack;
+    use berth_api::OnFault;
+    use berth_kernel::names::Digest;
+    use berth_kernel::stack::Stack;
 
     /// Versions as (name, first digit of the digest, shipped, since).
     fn node(versions: &[(&str, char, bool, u64)]) -> Ledger {
@@ -207,7 +208,7 @@ mod tests {
                 bytes: 1,
                 shipped: *shipped,
                 since_wall_ms: *since,
-                origin: crate::kernel::trust::Origin::default(),
+                origin: berth_kernel::trust::Origin::default(),
             };
             (digest, Arc::new(version))
         };

@@ -9,18 +9,19 @@ mod reader;
 mod recent;
 
 use super::caller;
-use super::dto::{Event, EventKind, rfc3339};
+use super::failure::Failure;
 use super::gpus::gpu_of_query;
-use super::problem::{Kind, Problem};
 use super::routes::IDENTITY;
 use super::state::State;
-use crate::admission::Standings;
-use crate::keeper::Snapshot;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::time::Now;
 use actix_web::http::Method;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{Event, EventKind, rfc3339};
+use berth_core::admission::Standings;
+use berth_core::keeper::Snapshot;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::time::Now;
 use futures_util::{FutureExt as _, stream};
 use news::{News, Told};
 use places::{Place, Places, STREAMS_MAX};
@@ -174,7 +175,7 @@ pub(super) async fn follow(
     state: web::Data<State>,
     request: HttpRequest,
     query: web::Query<Query>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let wanted = wanted(&state.door.snapshot(), &query)?;
     let ring = &state.feed.ring;
     let since = since(ring, &request, &query)?;
@@ -224,8 +225,8 @@ pub(super) async fn follow(
     Ok(response.streaming(reader.stream()))
 }
 
-fn no_place() -> Problem {
-    Problem::new(Kind::Streams, format!("{STREAMS_MAX} event streams are open, which is the most"))
+fn no_place() -> Failure {
+    Failure::new(Kind::Streams, format!("{STREAMS_MAX} event streams are open, which is the most"))
         .retry_after(STREAMS_RETRY_S)
         .hint("close pages and `berth events` that nobody looks at, or ask with ?follow=false")
 }
@@ -236,7 +237,7 @@ enum Since {
     Gone,
 }
 
-fn since(ring: &Ring, request: &HttpRequest, query: &Query) -> Result<Since, Problem> {
+fn since(ring: &Ring, request: &HttpRequest, query: &Query) -> Result<Since, Failure> {
     let mut given = request.headers().get_all(LAST_EVENT_ID);
     let (first, second) = (given.next(), given.next());
     let (text, kind, name) = match first {
@@ -248,7 +249,7 @@ fn since(ring: &Ring, request: &HttpRequest, query: &Query) -> Result<Since, Pro
         },
     };
     let id = text.filter(|_| second.is_none()).and_then(Id::parse).ok_or_else(|| {
-        Problem::new(kind, format!("{name}: the id of an event, such as {}", ring.id(ring.newest())))
+        Failure::new(kind, format!("{name}: the id of an event, such as {}", ring.id(ring.newest())))
             .hint("leave it out for new events alone")
     })?;
     let known = id.start == ring.id(0).start && id.seq <= ring.newest();
@@ -259,8 +260,8 @@ fn since(ring: &Ring, request: &HttpRequest, query: &Query) -> Result<Since, Pro
     }
 }
 
-fn wanted(ledger: &Ledger, query: &Query) -> Result<Wanted, Problem> {
-    let bad = |rule: String| Problem::new(Kind::Query, rule);
+fn wanted(ledger: &Ledger, query: &Query) -> Result<Wanted, Failure> {
+    let bad = |rule: String| Failure::new(Kind::Query, rule);
     let kinds = query.kind.as_deref().map(|text| {
         let words = text.split(',').map(str::trim);
         let kinds = words.map(|word| {

@@ -1,13 +1,13 @@
 //! Why an allocation is where it is, in plain words: the placement that the kubelet was advised, the
 //! verdict of the policies, and what of it is no longer on the record.
 
-use super::dto::{DecisionRecord, Explanation, rfc3339};
-use crate::admission::Door;
-use crate::kernel::allocation::Allocation;
-use crate::kernel::decision::{Decision, Filter, Outcome, Said, Whose};
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::{DeviceId, PartId};
-use crate::kernel::policy::Hook;
+use berth_api::{DecisionRecord, Explanation, rfc3339};
+use berth_core::admission::Door;
+use berth_kernel::allocation::Allocation;
+use berth_kernel::decision::{Decision, Filter, Outcome, Said, Whose};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{DeviceId, PartId};
+use berth_kernel::policy::Hook;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How long before its Allocate a placement may have been asked for: the kubelet asks for it just

@@ -1,7 +1,7 @@
 //! What the API shows beside the ledger: facts that other rooms hold and the daemon gathers.
 
-use crate::kernel::names::Resource;
-use crate::kernel::stack::StackEntry;
+use berth_kernel::names::Resource;
+use berth_kernel::stack::StackEntry;
 use std::collections::BTreeSet;
 
 /// One look at what the daemon knows of itself. Made anew for each request that shows it, so it

@@ -2,16 +2,17 @@
 
 use super::body;
 use super::caller;
-use super::dto::{Cordon, Gpu, GpuList};
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::state::State;
 use super::tag;
 use super::view::View;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::PartId;
-use crate::kernel::refusal::Refusal;
 use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{Cordon, Gpu, GpuList};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
+use berth_kernel::refusal::Refusal;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -35,11 +36,11 @@ const HEALTHS: [&str; 4] = ["healthy", "degraded", "unhealthy", "vanished"];
 const DRAINS: [&str; 4] = ["active", "cordoned", "draining", "drained"];
 
 impl Filter {
-    fn check(&self) -> Result<(), Problem> {
+    fn check(&self) -> Result<(), Failure> {
         for (key, given, known) in [("health", &self.health, HEALTHS), ("drain", &self.drain, DRAINS)] {
             if let Some(word) = given.as_deref().filter(|word| !known.contains(word)) {
                 let rule = format!("{key}: one of {}, not {word:?}", known.join(", "));
-                return Err(Problem::new(Kind::Query, rule));
+                return Err(Failure::new(Kind::Query, rule));
             }
         }
         Ok(())
@@ -59,7 +60,7 @@ pub(super) async fn list(
     state: web::Data<State>,
     request: HttpRequest,
     filter: web::Query<Filter>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     filter.check()?;
     let is = |wanted: &Option<String>, state: &str| wanted.as_deref().is_none_or(|wanted| wanted == state);
     let mut items = View::of(&state).summaries();
@@ -82,7 +83,7 @@ pub(super) async fn show(
     state: web::Data<State>,
     request: HttpRequest,
     path: web::Path<String>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     tag::fresh(&request, &shown(&state, &gpu_id(&state, &path)?)?)
 }
 
@@ -101,7 +102,7 @@ pub(super) async fn show(
 pub(super) async fn forget(
     state: web::Data<State>,
     path: web::Path<String>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     state.door.forget(gpu.clone()).await?;
     tracing::info!(%gpu, by = caller::name(), "a GPU was let go");
@@ -133,7 +134,7 @@ pub(super) async fn cordon(
     path: web::Path<String>,
     request: HttpRequest,
     payload: web::Payload,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let Cordon { reason } = body::json_or_default(&request, payload).await?;
     check_reason(&reason)?;
@@ -163,7 +164,7 @@ pub(super) async fn uncordon(
     state: web::Data<State>,
     path: web::Path<String>,
     request: HttpRequest,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let _order = order(&state, &request, &gpu).await?;
     let applied = state.door.uncordon(gpu.clone()).await?;
@@ -174,10 +175,10 @@ pub(super) async fn uncordon(
 }
 
 /// Whether a reason can be taken; the audit line gets it then.
-pub(super) fn check_reason(reason: &str) -> Result<(), Problem> {
+pub(super) fn check_reason(reason: &str) -> Result<(), Failure> {
     if reason.len() > CORDON_REASON_BYTES_MAX || reason.chars().any(char::is_control) {
         let rule = format!("reason: at most {CORDON_REASON_BYTES_MAX} bytes, no control characters");
-        return Err(Problem::new(Kind::Invalid, rule));
+        return Err(Failure::new(Kind::Invalid, rule));
     }
     caller::says_why(reason);
     Ok(())
@@ -185,22 +186,22 @@ pub(super) fn check_reason(reason: &str) -> Result<(), Problem> {
 
 /// The GPU that a path names. An index is not taken, since it may be another GPU's from boot to boot and from
 /// look to order; whoever gave one is told whose it is now.
-pub(super) fn gpu_id(state: &State, text: &str) -> Result<PartId, Problem> {
-    let gpu = PartId::parse(text).map_err(|error| Problem::new(Kind::Path, error))?;
-    no_index(&state.door.snapshot(), &gpu, |words| Problem::new(Kind::UnknownGpu, words))?;
+pub(super) fn gpu_id(state: &State, text: &str) -> Result<PartId, Failure> {
+    let gpu = PartId::parse(text).map_err(|error| Failure::new(Kind::Path, error))?;
+    no_index(&state.door.snapshot(), &gpu, |words| Failure::new(Kind::UnknownGpu, words))?;
     Ok(gpu)
 }
 
 /// The GPU that `gpu` of a query names; an index is not taken there either. One that is not known has nothing
 /// to list, or a past.
-pub(super) fn gpu_of_query(ledger: &Ledger, text: &str) -> Result<PartId, Problem> {
-    let bad = |words: String| Problem::new(Kind::Query, format!("gpu: {words}"));
+pub(super) fn gpu_of_query(ledger: &Ledger, text: &str) -> Result<PartId, Failure> {
+    let bad = |words: String| Failure::new(Kind::Query, format!("gpu: {words}"));
     let gpu = PartId::parse(text).map_err(|error| bad(error.to_string()))?;
     no_index(ledger, &gpu, bad)?;
     Ok(gpu)
 }
 
-fn no_index(ledger: &Ledger, gpu: &PartId, problem: impl Fn(String) -> Problem) -> Result<(), Problem> {
+fn no_index(ledger: &Ledger, gpu: &PartId, problem: impl Fn(String) -> Failure) -> Result<(), Failure> {
     let index: u32 = match gpu.as_str().parse() {
         Ok(index) if !ledger.gpus.contains_key(gpu) => index,
         _ => return Ok(()),
@@ -221,29 +222,29 @@ pub(super) async fn order<'s>(
     state: &'s State,
     request: &HttpRequest,
     gpu: &PartId,
-) -> Result<tokio::sync::MutexGuard<'s, ()>, Problem> {
+) -> Result<tokio::sync::MutexGuard<'s, ()>, Failure> {
     let turn = state.orders.lock().await;
     tag::check(request, &drain_tag(state, gpu)?)?;
     Ok(turn)
 }
 
-pub(super) fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Problem> {
+pub(super) fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> {
     let ledger = state.door.snapshot();
     let known = ledger.gpus.get(gpu).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })?;
     Ok(tag::of_drain(&known.drain))
 }
 
-fn shown(state: &State, gpu: &PartId) -> Result<Gpu, Problem> {
+fn shown(state: &State, gpu: &PartId) -> Result<Gpu, Failure> {
     let shown = View::of(state).gpu(gpu);
     Ok(shown.ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })?)
 }
 
 /// A GPU after its drain state was turned.
-pub(super) fn turned(state: &State, gpu: &PartId) -> Result<HttpResponse, Problem> {
+pub(super) fn turned(state: &State, gpu: &PartId) -> Result<HttpResponse, Failure> {
     let tag = drain_tag(state, gpu)?;
     Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown(state, gpu)?))
 }
 
-pub(super) fn answer(state: &State, gpu: &PartId) -> Result<HttpResponse, Problem> {
+pub(super) fn answer(state: &State, gpu: &PartId) -> Result<HttpResponse, Failure> {
     Ok(HttpResponse::Ok().json(shown(state, gpu)?))
 }

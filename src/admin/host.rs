@@ -1,18 +1,19 @@
 //! The Host header against DNS rebinding: a page of another origin can make a browser resolve its
 //! own name to 127.0.0.1, but cannot make it send another name than its own.
 
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use actix_web::http::header::{HOST, HeaderMap};
+use berth_api::Kind;
 use std::net::IpAddr;
 
 /// Whether the request means this machine by a name that only means itself.
-pub(super) fn check(headers: &HeaderMap) -> Result<(), Problem> {
+pub(super) fn check(headers: &HeaderMap) -> Result<(), Failure> {
     let mut given = headers.get_all(HOST);
     let (first, second) = (given.next(), given.next());
     let host = first.and_then(|h| h.to_str().ok());
     match (host, second) {
         (Some(host), None) if is_loopback(host) => Ok(()),
-        _ => Err(Problem::new(
+        _ => Err(Failure::new(
             Kind::Host,
             format!(
                 "this listener answers to localhost, 127.0.0.1 and [::1], not to {:?}",
@@ -25,7 +26,7 @@ pub(super) fn check(headers: &HeaderMap) -> Result<(), Problem> {
 
 /// Whether a browser that sends its certificate along does so for a page of this API's own. Programs
 /// that are no browser send neither header.
-pub(super) fn same_site(headers: &HeaderMap) -> Result<(), Problem> {
+pub(super) fn same_site(headers: &HeaderMap) -> Result<(), Failure> {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let own = match (text("sec-fetch-site"), text("origin")) {
         (Some(site), _) => matches!(site, "same-origin" | "none"),
@@ -34,7 +35,7 @@ pub(super) fn same_site(headers: &HeaderMap) -> Result<(), Problem> {
     };
     match own {
         true => Ok(()),
-        false => Err(Problem::new(Kind::Forbidden, "a page of another site asks for this change")
+        false => Err(Failure::new(Kind::Forbidden, "a page of another site asks for this change")
             .hint("open the daemon's own page for it")),
     }
 }

@@ -3,10 +3,11 @@
 //! bytes uploaded again change nothing.
 
 use super::caller;
-use super::problem::{Kind, Problem};
-use crate::kernel::names::Digest as PolicyDigest;
+use super::failure::Failure;
 use actix_web::HttpRequest;
 use actix_web::http::StatusCode;
+use berth_api::Kind;
+use berth_kernel::names::Digest as PolicyDigest;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::VecDeque;
@@ -64,7 +65,7 @@ pub(super) struct Claim<'k> {
 ///
 /// # Errors
 /// [`Kind::Header`] where it is malformed.
-pub(super) fn key_of(request: &HttpRequest) -> Result<Option<String>, Problem> {
+pub(super) fn key_of(request: &HttpRequest) -> Result<Option<String>, Failure> {
     let mut given = request.headers().get_all(KEY);
     let (Some(first), second) = (given.next(), given.next()) else {
         return Ok(None);
@@ -76,7 +77,7 @@ pub(super) fn key_of(request: &HttpRequest) -> Result<Option<String>, Problem> {
     if second.is_some() || !fits {
         let rule =
             format!("Idempotency-Key: one word of 1 to {KEY_BYTES_MAX} visible characters, such as a UUID");
-        return Err(Problem::new(Kind::Header, rule));
+        return Err(Failure::new(Kind::Header, rule));
     }
     // No key has a line break.
     Ok(Some(format!("{}\n{key}", caller::identity())))
@@ -103,7 +104,7 @@ impl Keys {
         &self,
         asked: Option<(String, Request)>,
         still: impl Fn(&Answered) -> bool,
-    ) -> Result<Turn<'_>, Problem> {
+    ) -> Result<Turn<'_>, Failure> {
         let Some((key, request)) = asked else {
             return Ok(Turn::First(Claim { keys: self, key: None }));
         };
@@ -111,21 +112,21 @@ impl Keys {
         known.retain(|one| one.key != key || one.answer.as_ref().is_none_or(&still));
         if let Some(one) = known.iter().find(|one| one.key == key) {
             return match &one.answer {
-                _ if one.request != request => Err(Problem::new(
+                _ if one.request != request => Err(Failure::new(
                     Kind::KeyReused,
                     "this Idempotency-Key came before with another body, signature or reason",
                 )
                 .hint("use a new key for each upload")),
                 Some(answer) => Ok(Turn::Again(answer.clone())),
                 None => {
-                    Err(Problem::new(Kind::KeyBusy, "the request with this Idempotency-Key is still at work")
+                    Err(Failure::new(Kind::KeyBusy, "the request with this Idempotency-Key is still at work")
                         .retry_after(AT_WORK_RETRY_S))
                 }
             };
         }
         if known.len() >= KEYS_MAX {
             let Some(oldest) = known.iter().position(|one| one.answer.is_some()) else {
-                return Err(Problem::new(Kind::Busy, "too many uploads with keys are at work")
+                return Err(Failure::new(Kind::Busy, "too many uploads with keys are at work")
                     .retry_after(AT_WORK_RETRY_S));
             };
             known.remove(oldest);
@@ -165,7 +166,7 @@ mod tests {
         Answered { digest, status: StatusCode::CREATED, location: None, body: vec![n] }
     }
 
-    fn take<'k>(keys: &'k Keys, key: &str, parts: &[&[u8]]) -> Result<Turn<'k>, Problem> {
+    fn take<'k>(keys: &'k Keys, key: &str, parts: &[&[u8]]) -> Result<Turn<'k>, Failure> {
         keys.take(Some((key.into(), request_of(parts))), |_| true)
     }
 
@@ -186,7 +187,7 @@ mod tests {
             Turn::First(_) => panic!("done twice"),
         }
         let other = take(&keys, "a", &[&[2]]).err().unwrap();
-        assert_eq!(other.status, 422);
+        assert_eq!(other.problem.status, 422);
         assert!(matches!(keys.take(None, |_| true), Ok(Turn::First(_))));
     }
 
@@ -198,7 +199,10 @@ mod tests {
         assert!(matches!(gone(), Ok(Turn::First(_))));
         // One that is at work has no answer yet.
         let at_work = take(&keys, "b", &[]);
-        assert_eq!(keys.take(Some(("b".into(), request_of(&[]))), |_| false).err().unwrap().status, 409);
+        assert_eq!(
+            keys.take(Some(("b".into(), request_of(&[]))), |_| false).err().unwrap().problem.status,
+            409
+        );
         drop(at_work);
     }
 
@@ -206,8 +210,8 @@ mod tests {
     fn a_key_at_work_is_waited_for_and_one_that_failed_is_free_again() {
         let keys = Keys::default();
         let claim = take(&keys, "a", &[&[1]]);
-        assert_eq!(take(&keys, "a", &[&[1]]).err().unwrap().status, 409);
-        assert_eq!(take(&keys, "a", &[&[2]]).err().unwrap().status, 422);
+        assert_eq!(take(&keys, "a", &[&[1]]).err().unwrap().problem.status, 409);
+        assert_eq!(take(&keys, "a", &[&[2]]).err().unwrap().problem.status, 422);
         drop(claim);
         first(&keys, "a", 2);
     }
@@ -220,13 +224,13 @@ mod tests {
             first(&keys, &n.to_string(), 1);
         }
         assert_eq!(keys.0.lock().len(), KEYS_MAX);
-        assert_eq!(take(&keys, "at-work", &[]).err().unwrap().status, 409);
+        assert_eq!(take(&keys, "at-work", &[]).err().unwrap().problem.status, 409);
         let newest = (10 * KEYS_MAX - 1).to_string();
         assert!(matches!(take(&keys, &newest, &[&[1]]), Ok(Turn::Again(_))));
         drop(at_work);
         let all: Vec<_> = (0..KEYS_MAX).map(|n| take(&keys, &format!("w{n}"), &[])).collect();
         assert!(all.iter().all(Result::is_ok));
-        assert_eq!(take(&keys, "one more", &[]).err().unwrap().status, 503);
+        assert_eq!(take(&keys, "one more", &[]).err().unwrap().problem.status, 503);
     }
 
     #[test]
@@ -241,7 +245,7 @@ mod tests {
             for value in values {
                 request = request.append_header((KEY, *value));
             }
-            key_of(&request.to_http_request()).map_err(|p| p.status)
+            key_of(&request.to_http_request()).map_err(|p| p.problem.status)
         };
         assert_eq!(of(&[]), Ok(None));
         assert_eq!(of(&["8e03978e"]), Ok(Some("\n8e03978e".into())));

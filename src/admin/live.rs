@@ -5,14 +5,15 @@
 //! NVML that answers with an error (it is opened anew with each look), a kubelet that is away are told by
 //! `/readyz`, and a restart would only take the node's resources away from its containers.
 
-use super::dto::{Alive, Check};
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::query::Probe;
 use super::sight;
 use super::state::State;
-use crate::admission::Door;
-use crate::figures::At;
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{Alive, Check};
+use berth_core::admission::Door;
+use berth_core::figures::At;
 use std::time::Duration;
 
 /// Whether the daemon lives
@@ -31,14 +32,12 @@ pub(super) async fn livez(
     state: web::Data<State>,
     request: HttpRequest,
     _probe: web::Query<Probe>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let checks = sight::shown(&request, checks(&state.door));
     if checks.iter().all(|check| check.ok) {
         return Ok(HttpResponse::Ok().json(Alive { alive: true, checks }));
     }
-    let mut problem = Problem::new(Kind::NotAlive, sight::why(&checks));
-    problem.checks = checks;
-    Err(problem)
+    Err(Failure::new(Kind::NotAlive, sight::why(&checks)).checks(checks))
 }
 
 /// What life is held against.

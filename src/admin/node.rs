@@ -1,19 +1,20 @@
 //! `/node`, and whether the daemon lives and is ready.
 
-use super::dto::{Check, Counts, Node, ProcessSight, Ready, ResourceState, StepState, rfc3339};
 use super::facts::{NodeFacts, Step};
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::query::Probe;
 use super::sight;
 use super::state::State;
 use super::tag;
 use super::view::View;
-use crate::admission::{Door, Notes};
-use crate::kernel::belongs::reaching;
-use crate::kernel::breaker::{Breaker, Phase};
-use crate::kernel::drain::Drain;
-use crate::kernel::names::Resource;
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{Check, Counts, Node, ProcessSight, Ready, ResourceState, StepState, rfc3339};
+use berth_core::admission::{Door, Notes};
+use berth_kernel::belongs::reaching;
+use berth_kernel::breaker::{Breaker, Phase};
+use berth_kernel::drain::Drain;
+use berth_kernel::names::Resource;
 use std::collections::BTreeMap;
 
 /// The node and its daemon
@@ -22,7 +23,7 @@ use std::collections::BTreeMap;
 /// GPUs, allocations and policies there are.
 #[utoipa::path(get, path = "/api/v1/node", tag = "node", operation_id = "getNode",
     responses((status = 200, description = "The node", body = Node)))]
-pub(super) async fn show(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
+pub(super) async fn show(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
     let facts = (state.facts)();
     let view = View::of(&state);
     let ledger = &view.ledger;
@@ -66,14 +67,12 @@ pub(super) async fn readyz(
     state: web::Data<State>,
     request: HttpRequest,
     _probe: web::Query<Probe>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let checks = sight::shown(&request, checks(&(state.facts)(), &state));
     if checks.iter().all(|c| c.ok) {
         return Ok(HttpResponse::Ok().json(Ready { ready: true, checks }));
     }
-    let mut problem = Problem::new(Kind::NotReady, sight::why(&checks)).retry_after(1);
-    problem.checks = checks;
-    Err(problem)
+    Err(Failure::new(Kind::NotReady, sight::why(&checks)).retry_after(1).checks(checks))
 }
 
 pub(super) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {

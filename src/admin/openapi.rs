@@ -3,14 +3,15 @@
 
 mod examples;
 
-use super::dto::Event;
-use super::problem::{Kind, PROBLEM_JSON, Problem};
+use super::failure::PROBLEM_JSON;
 use super::{
     allocations, decisions, drain, events, gpus, live, node, policies, processes, scrape, stack,
     stack_history, trials, tried,
 };
 use actix_web::http::StatusCode;
 use actix_web::http::header::IF_NONE_MATCH;
+use berth_api::Event;
+use berth_api::{Kind, Problem};
 use std::sync::LazyLock;
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
@@ -211,7 +212,7 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
     };
     let example = match kind {
         Some(kind) => Problem::new(kind, detail),
-        None => Problem::of_status(status, detail),
+        None => Problem::of_status(status.as_u16(), detail),
     };
     let content = ContentBuilder::new()
         .schema(Some(Ref::from_schema_name("Problem")))

@@ -1,10 +1,11 @@
 //! `/`: the node at a glance, from files inside the binary. A shell without data, so it needs no token:
 //! what it shows it asks of `/api/v1`, with the token that the operator pastes into it.
 
+use super::failure::Failure;
 use super::packed::Packed;
-use super::problem::{Kind, Problem};
 use actix_web::http::header::{CONTENT_SECURITY_POLICY, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
 use std::sync::LazyLock;
 
 /// Its own scripts, styles and requests to this server alone; nothing inline, no frame, no form that is
@@ -47,17 +48,17 @@ static FILES: LazyLock<Vec<File>> = LazyLock::new(|| {
     }
 });
 
-pub(super) async fn start(request: HttpRequest) -> Result<HttpResponse, Problem> {
+pub(super) async fn start(request: HttpRequest) -> Result<HttpResponse, Failure> {
     answer(&request, START)
 }
 
-pub(super) async fn file(request: HttpRequest, path: web::Path<String>) -> Result<HttpResponse, Problem> {
+pub(super) async fn file(request: HttpRequest, path: web::Path<String>) -> Result<HttpResponse, Failure> {
     answer(&request, &path)
 }
 
-fn answer(request: &HttpRequest, name: &str) -> Result<HttpResponse, Problem> {
+fn answer(request: &HttpRequest, name: &str) -> Result<HttpResponse, Failure> {
     let Some(file) = FILES.iter().find(|file| file.name == name) else {
-        return Err(Problem::new(Kind::NoRoute, "the page has no such file").hint("/ is the page"));
+        return Err(Failure::new(Kind::NoRoute, "the page has no such file").hint("/ is the page"));
     };
     let mut response = file.text.answer(request);
     response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
@@ -71,7 +72,7 @@ mod tests {
 
     #[test]
     fn every_file_of_the_folder_is_served_and_nothing_is_inline() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/admin/page");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("page");
         for entry in std::fs::read_dir(folder).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
             assert!(FILES.iter().any(|f| f.name == name), "{name} is not in the list of files");

@@ -1,6 +1,7 @@
 //! Lists that grow: `limit` and `cursor` in the query, `next` in the answer, everywhere the same.
 
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
+use berth_api::Kind;
 use std::fmt::Display;
 
 /// How many items are asked for.
@@ -11,26 +12,26 @@ pub(super) fn limit<N: Copy + Display + PartialOrd + From<u8>>(
     given: Option<N>,
     default: N,
     max: N,
-) -> Result<N, Problem> {
+) -> Result<N, Failure> {
     let limit = given.unwrap_or(default);
     if limit >= N::from(1) && limit <= max {
         return Ok(limit);
     }
-    Err(Problem::new(Kind::Query, format!("limit: 1 to {max}, not {limit}")))
+    Err(Failure::new(Kind::Query, format!("limit: 1 to {max}, not {limit}")))
 }
 
 /// A cursor that is a number.
 ///
 /// # Errors
 /// [`Kind::Query`] where it is none.
-pub(super) fn number(cursor: Option<&str>) -> Result<Option<u64>, Problem> {
+pub(super) fn number(cursor: Option<&str>) -> Result<Option<u64>, Failure> {
     cursor.map(|text| text.parse().map_err(|_| malformed(text))).transpose()
 }
 
 /// Of a cursor that no answer had as its `next`.
-pub(super) fn malformed(text: &str) -> Problem {
+pub(super) fn malformed(text: &str) -> Failure {
     let shown: String = text.chars().take(80).collect();
-    Problem::new(Kind::Query, format!("cursor: the `next` of an answer, not {shown:?}"))
+    Failure::new(Kind::Query, format!("cursor: the `next` of an answer, not {shown:?}"))
         .hint("leave it out for the first page")
 }
 
@@ -75,11 +76,11 @@ mod tests {
     fn limits_and_cursors_that_mean_nothing_are_refused() {
         assert_eq!(limit(None, 5, 9).unwrap(), 5);
         for bad in [0, 10] {
-            assert_eq!(limit(Some(bad), 5, 9).unwrap_err().status, 400);
+            assert_eq!(limit(Some(bad), 5, 9).unwrap_err().problem.status, 400);
         }
         assert_eq!(number(Some("17")).unwrap(), Some(17));
         for bad in ["", "x", "-1", "1e3", "18446744073709551616"] {
-            assert_eq!(number(Some(bad)).unwrap_err().status, 400, "{bad}");
+            assert_eq!(number(Some(bad)).unwrap_err().problem.status, 400, "{bad}");
         }
     }
 }

@@ -2,7 +2,8 @@
 //! two of them: the other one is always somebody else's.
 
 use super::caller;
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
+use berth_api::Kind;
 use parking_lot::Mutex;
 
 /// Uploads under way at a time: each holds up to 32 MiB, and only one is compiled at a time.
@@ -35,21 +36,21 @@ impl Places {
     /// # Errors
     /// [`Kind::KeyBusy`] where the caller's upload with this key is at work, [`Kind::Busy`] where another one of
     /// theirs is, or all places are taken.
-    pub(super) fn take(&self, key: Option<&String>) -> Result<Place<'_>, Problem> {
+    pub(super) fn take(&self, key: Option<&String>) -> Result<Place<'_>, Failure> {
         self.take_for(caller::identity(), key.cloned())
     }
 
-    fn take_for(&self, who: String, key: Option<String>) -> Result<Place<'_>, Problem> {
+    fn take_for(&self, who: String, key: Option<String>) -> Result<Place<'_>, Failure> {
         let mut taken = self.0.lock();
         let problem = match taken.iter().find(|upload| upload.who == who) {
             Some(own) if key.is_some() && own.key == key => {
-                Problem::new(Kind::KeyBusy, "the request with this Idempotency-Key is still at work")
+                Failure::new(Kind::KeyBusy, "the request with this Idempotency-Key is still at work")
             }
             Some(_) => {
-                Problem::new(Kind::Busy, "another upload of yours is at work; each caller has one at a time")
+                Failure::new(Kind::Busy, "another upload of yours is at work; each caller has one at a time")
                     .hint("send this one when that was answered")
             }
-            None if taken.len() >= PLACES => Problem::new(Kind::Busy, "other uploads are at work"),
+            None if taken.len() >= PLACES => Failure::new(Kind::Busy, "other uploads are at work"),
             None => {
                 taken.push(Upload { who: who.clone(), key });
                 return Ok(Place { places: self, who });
@@ -75,7 +76,7 @@ mod tests {
         let places = Places::default();
         let take = |who: &str, key: Option<&str>| {
             let taken = places.take_for(who.into(), key.map(Into::into));
-            taken.map_err(|problem| (problem.status, problem.detail))
+            taken.map_err(|problem| (problem.problem.status, problem.problem.detail))
         };
         let first = take("token a", Some("k")).unwrap();
         let (status, words) = take("token a", None).err().unwrap();

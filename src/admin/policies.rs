@@ -3,25 +3,26 @@
 use super::body;
 use super::budget::Weight;
 use super::caller;
-use super::dto::{Policy, PolicyDetail, PolicyList, Word};
+use super::failure::Failure;
 use super::idempotency::{self, Answered, Turn};
-use super::problem::{Kind, Problem};
 use super::routes::IDENTITY;
 use super::state::State;
 use super::{paging, tag, word};
-use crate::admission::{DeleteError, Upload};
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::Digest;
-use crate::kernel::policy::{PolicyVersion, VERSIONS_MAX};
-use crate::kernel::refusal::Refusal;
-use crate::kernel::trust::Signature;
-use crate::ports::InstallError;
 use actix_web::body::SizedStream;
 use actix_web::http::header::{CONTENT_DISPOSITION, CONTENT_ENCODING, LOCATION};
 use actix_web::http::{Method, StatusCode};
 use actix_web::{HttpRequest, HttpResponse, web};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use berth_api::Kind;
+use berth_api::{Policy, PolicyDetail, PolicyList, Word};
+use berth_core::admission::{DeleteError, Upload};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::Digest;
+use berth_kernel::policy::{PolicyVersion, VERSIONS_MAX};
+use berth_kernel::ports::InstallError;
+use berth_kernel::refusal::Refusal;
+use berth_kernel::trust::Signature;
 use futures_util::stream;
 use serde::Deserialize;
 use std::cmp::Reverse;
@@ -70,7 +71,7 @@ fn key(version: &PolicyVersion) -> Key {
     (version.name.clone(), Reverse(version.since_wall_ms), version.digest.clone())
 }
 
-fn parse_cursor(text: &str) -> Result<Key, Problem> {
+fn parse_cursor(text: &str) -> Result<Key, Failure> {
     let mut words = text.split('.');
     let key = (|| {
         let (name, since, digest) = (words.next()?, words.next()?, words.next()?);
@@ -92,7 +93,7 @@ pub(super) async fn list(
     state: web::Data<State>,
     request: HttpRequest,
     filter: web::Query<Filter>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let limit = paging::limit(filter.limit, VERSIONS_LISTED_MAX, VERSIONS_LISTED_MAX)?;
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.door.snapshot();
@@ -146,7 +147,7 @@ pub(super) async fn upload(
     request: HttpRequest,
     said: web::Query<Word>,
     payload: web::Payload,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let Word { by, reason } = said.into_inner();
     let by = word::checked(by, &reason)?;
     let signature = signature(&request)?;
@@ -164,7 +165,7 @@ pub(super) async fn upload(
                 (module, Some((key, request)))
             };
             // 32 MiB take a tenth of a second, in which this thread answers others.
-            web::block(hash).await.map_err(|error| Problem::new(Kind::Internal, error))?
+            web::block(hash).await.map_err(|error| Failure::new(Kind::Internal, error))?
         }
     };
     // What was deleted since is uploaded anew.
@@ -192,7 +193,7 @@ pub(super) async fn upload(
         digest: version.digest.clone(),
         status: if new { StatusCode::CREATED } else { StatusCode::OK },
         location: new.then(|| format!("/api/v1/policies/{}", version.digest)),
-        body: serde_json::to_vec(&shown).map_err(|error| Problem::new(Kind::Internal, error))?,
+        body: serde_json::to_vec(&shown).map_err(|error| Failure::new(Kind::Internal, error))?,
     };
     claim.done(&answer);
     Ok(answered(answer))
@@ -221,7 +222,7 @@ pub(super) async fn show(
     state: web::Data<State>,
     request: HttpRequest,
     path: web::Path<String>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let digest = digest(&path)?;
     let ledger = state.door.snapshot();
     let version = ledger.policies.get(&digest).ok_or(Refusal::UnknownPolicy { digest })?;
@@ -244,7 +245,7 @@ pub(super) async fn module(
     state: web::Data<State>,
     request: HttpRequest,
     path: web::Path<String>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let digest = digest(&path)?;
     let ledger = state.door.snapshot();
     let version =
@@ -293,7 +294,7 @@ pub(super) async fn delete(
     state: web::Data<State>,
     path: web::Path<String>,
     request: HttpRequest,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let digest = digest(&path)?;
     let condition = tag::if_match(&request)?;
     let of = digest.clone();
@@ -311,11 +312,11 @@ pub(super) async fn delete(
     Ok(HttpResponse::NoContent().finish())
 }
 
-fn digest(text: &str) -> Result<Digest, Problem> {
-    Digest::parse(text).map_err(|error| Problem::new(Kind::Path, error))
+fn digest(text: &str) -> Result<Digest, Failure> {
+    Digest::parse(text).map_err(|error| Failure::new(Kind::Path, error))
 }
 
-fn signature(request: &HttpRequest) -> Result<Option<Signature>, Problem> {
+fn signature(request: &HttpRequest) -> Result<Option<Signature>, Failure> {
     let mut given = request.headers().get_all(SIGNATURE);
     let (Some(first), second) = (given.next(), given.next()) else {
         return Ok(None);
@@ -323,7 +324,7 @@ fn signature(request: &HttpRequest) -> Result<Option<Signature>, Problem> {
     let bytes = first.to_str().ok().and_then(|text| BASE64.decode(text.trim()).ok());
     match bytes.and_then(|bytes| <[u8; 64]>::try_from(bytes).ok()).filter(|_| second.is_none()) {
         Some(bytes) => Ok(Some(Signature(bytes))),
-        None => Err(Problem::new(
+        None => Err(Failure::new(
             Kind::Header,
             "Berth-Signature: one Ed25519 signature, which is 64 bytes, in base64",
         )),

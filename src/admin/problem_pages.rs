@@ -1,10 +1,12 @@
 //! The pages behind the `type` of each problem: what it means and what to do. Public, since whoever
 //! has no token yet wants to read what 401 means.
 
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::problem_words::{Words, words};
 use actix_web::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY};
 use actix_web::{HttpResponse, web};
+use berth_api::Kind;
+use berth_api::Problem;
 use std::fmt::Write;
 
 /// Text alone: no script, no image, no style but the one line below, which is named by its nature.
@@ -16,22 +18,22 @@ const STYLE: &str = "body{font:1rem/1.5 system-ui,sans-serif;max-width:42rem;mar
 /// All kinds, by status.
 pub(super) async fn index() -> HttpResponse {
     let mut kinds: Vec<_> = Kind::ALL.to_vec();
-    kinds.sort_by_key(|kind| (kind.facts().1.as_u16(), kind.facts().0));
+    kinds.sort_by_key(|kind| (kind.facts().1, kind.facts().0));
     let mut list = String::new();
     for kind in kinds {
         let (slug, status, title) = kind.facts();
         // Writing to a String cannot fail.
-        let _ = writeln!(list, "<li>{} <a href=\"{slug}\">{title}</a></li>", status.as_u16());
+        let _ = writeln!(list, "<li>{} <a href=\"{slug}\">{title}</a></li>", status);
     }
     page("Problems", &format!("<p>Every error of this API names one of these.</p>\n<ul>\n{list}</ul>"))
 }
 
 /// One kind.
-pub(super) async fn show(path: web::Path<String>) -> Result<HttpResponse, Problem> {
+pub(super) async fn show(path: web::Path<String>) -> Result<HttpResponse, Failure> {
     let slug = format!("/problems/{}", path.into_inner());
     let kind = Problem::kind_of(&slug).ok_or_else(|| {
         let shown: String = slug.chars().take(80).collect();
-        Problem::new(Kind::NoRoute, format!("no problem is called {shown}")).hint("/problems lists them")
+        Failure::new(Kind::NoRoute, format!("no problem is called {shown}")).hint("/problems lists them")
     })?;
     let (slug, status, title) = kind.facts();
     let Words { means, todo } = words(kind);
@@ -40,7 +42,7 @@ pub(super) async fn show(path: web::Path<String>) -> Result<HttpResponse, Proble
         title,
         &format!(
             "<p><code>{slug}</code>, status {}</p>\n<p>{means}</p>\n<h2>What to do</h2>\n<p>{todo}</p>\n<p><a href=\"/problems\">All problems</a></p>",
-            status.as_u16()
+            status
         ),
     ))
 }

@@ -1,7 +1,7 @@
 //! What each kind of problem means and what to do about it: the one table behind the pages under
 //! `/problems/`. No wildcard arm: a new kind does not compile until somebody writes its page.
 
-use super::problem::Kind;
+use berth_api::Kind;
 
 /// A page's two paragraphs.
 pub(super) struct Words {

@@ -1,15 +1,15 @@
 //! `/gpus/{uuid}/processes` and `/bypass`: who is on the GPUs, and by which right.
 
-use super::dto::{Bypass, BypassList, Process, ProcessList, ProcessSight, ReachingPod};
+use super::failure::Failure;
 use super::gpus::{gpu_id, gpu_of_query};
-use super::problem::Problem;
 use super::state::State;
 use super::{paging, tag};
-use crate::kernel::belongs;
-use crate::kernel::belongs::{Owners, reaching};
-use crate::kernel::names::PartId;
-use crate::kernel::refusal::Refusal;
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::{Bypass, BypassList, Process, ProcessList, ProcessSight, ReachingPod};
+use berth_kernel::belongs;
+use berth_kernel::belongs::{Owners, reaching};
+use berth_kernel::names::PartId;
+use berth_kernel::refusal::Refusal;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -31,7 +31,7 @@ pub(super) async fn list(
     state: web::Data<State>,
     request: HttpRequest,
     path: web::Path<String>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let ledger = state.door.snapshot();
     if !ledger.gpus.contains_key(&gpu) {
@@ -68,7 +68,7 @@ fn key(bypass: &belongs::Bypass) -> Key {
     (bypass.gpu.clone(), bypass.process.pid, bypass.process.part.clone())
 }
 
-fn parse_cursor(text: &str) -> Result<Key, Problem> {
+fn parse_cursor(text: &str) -> Result<Key, Failure> {
     let mut words = text.split(' ');
     let key = (|| {
         let (gpu, pid, part) = (words.next()?, words.next()?, words.next()?);
@@ -92,7 +92,7 @@ pub(super) async fn bypass(
     state: web::Data<State>,
     request: HttpRequest,
     filter: web::Query<Filter>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let limit = paging::limit(filter.limit, BYPASSES_MAX, BYPASSES_MAX)?;
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.door.snapshot();

@@ -1,10 +1,11 @@
 //! Keys of a query. One that a route does not take is refused: a filter that was typed wrongly must not look like an
 //! answer about everything.
 
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use actix_web::dev::ServiceRequest;
 use actix_web::http::Method;
 use actix_web::web;
+use berth_api::Kind;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -40,7 +41,7 @@ pub(super) struct Probe {
 }
 
 /// Why the query of a request is refused, if it is: its route takes none.
-pub(super) fn refused(request: &ServiceRequest) -> Option<Problem> {
+pub(super) fn refused(request: &ServiceRequest) -> Option<Failure> {
     let pattern = request.match_pattern()?;
     let method = match request.method() {
         &Method::HEAD => "GET",
@@ -53,5 +54,5 @@ pub(super) fn refused(request: &ServiceRequest) -> Option<Problem> {
     let (key, _) = keys.ok()?.into_inner().into_iter().next()?;
     let key: String = key.chars().take(KEY_SHOWN_MAX).collect();
     let words = format!("unknown key {key:?}: {} {pattern} takes no query", request.method());
-    Some(Problem::new(Kind::Query, words))
+    Some(Failure::new(Kind::Query, words))
 }

@@ -1,8 +1,9 @@
 //! How often one client may ask: a bucket of permits for each, filled at a steady rate. A client is a
 //! name once it is known, and an address before that.
 
+use super::failure::Failure;
 use super::peer::Peer;
-use super::problem::{Kind, Problem};
+use berth_api::Kind;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -95,7 +96,7 @@ impl Limiter {
     ///
     /// # Errors
     /// If there is none: 429, with the whole seconds after which there is one.
-    pub(super) fn take(&self, client: &Client) -> Result<(), Problem> {
+    pub(super) fn take(&self, client: &Client) -> Result<(), Failure> {
         self.take_at(client, Instant::now())
     }
 
@@ -103,14 +104,14 @@ impl Limiter {
     ///
     /// # Errors
     /// As [`Self::take`].
-    pub(super) fn take_if(&self, counted: Counted, client: &Client) -> Result<(), Problem> {
+    pub(super) fn take_if(&self, counted: Counted, client: &Client) -> Result<(), Failure> {
         match counted {
             Counted::Yes => self.take(client),
             Counted::No => Ok(()),
         }
     }
 
-    fn take_at(&self, client: &Client, now: Instant) -> Result<(), Problem> {
+    fn take_at(&self, client: &Client, now: Instant) -> Result<(), Failure> {
         let (burst, per_second) = (self.burst(), self.per_second);
         let mut clients = self.clients.lock();
         let filled = |b: &Bucket| b.permits + now.saturating_duration_since(b.at).as_secs_f64() * per_second;
@@ -135,7 +136,7 @@ impl Limiter {
             tracing::warn!(?client, per_second, "a client of the admin API asks too often: {}", self.what);
         }
         // One permit comes in at most a second, since a rate is at least one.
-        Err(Problem::new(Kind::TooMany, format!("more than {per_second} {} a second", self.what))
+        Err(Failure::new(Kind::TooMany, format!("more than {per_second} {} a second", self.what))
             .retry_after(1)
             .hint("wait a second, and ask less often; the rate is the daemon's admin.limits"))
     }
@@ -157,7 +158,7 @@ mod tests {
         let taken = (0..100).filter(|_| limiter.take_at(&a, start).is_ok()).count();
         assert_eq!(taken, 20);
         let refused = limiter.take_at(&a, start).unwrap_err();
-        assert_eq!(refused.status, 429);
+        assert_eq!(refused.problem.status, 429);
         assert_eq!(refused.response().headers().get("retry-after").unwrap(), "1");
         assert!(limiter.take_at(&b, start).is_ok());
         let later = start + Duration::from_millis(500);

@@ -1,12 +1,13 @@
 //! Every "no" and every failure of the middle, as a problem. No wildcard arm: a new refusal does
 //! not compile until somebody decides what the API says.
 
-use super::problem::{Kind, Problem};
-use crate::admission::{ActivateError, DeleteError, PastError, TryError, Unprepared, UploadError};
-use crate::keeper::AskError;
-use crate::kernel::refusal::Refusal;
-use crate::ports::InstallError;
-use crate::trust::SignatureError;
+use super::failure::Failure;
+use berth_api::Kind;
+use berth_core::admission::{ActivateError, DeleteError, PastError, TryError, Unprepared, UploadError};
+use berth_core::keeper::AskError;
+use berth_core::trust::SignatureError;
+use berth_kernel::ports::InstallError;
+use berth_kernel::refusal::Refusal;
 
 /// When to retry what was refused for lack of room: a turn takes about a millisecond.
 const BUSY_RETRY_S: u64 = 1;
@@ -21,7 +22,7 @@ const STORE_RETRY_S: u64 = 2;
 const UNSIGNED_HINT: &str = "sign the file with the private half of such a key (openssl pkeyutl -sign -rawin) and upload both; \
      trustedKeys in the configuration file names the keys";
 
-impl From<Refusal> for Problem {
+impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
         let problem = |kind| Self::new(kind, &refusal);
         match &refusal {
@@ -74,7 +75,7 @@ impl From<Refusal> for Problem {
     }
 }
 
-impl From<AskError> for Problem {
+impl From<AskError> for Failure {
     fn from(error: AskError) -> Self {
         match error {
             AskError::Refused(refusal) => refusal.into(),
@@ -88,20 +89,20 @@ impl From<AskError> for Problem {
     }
 }
 
-impl From<InstallError> for Problem {
+impl From<InstallError> for Failure {
     fn from(error: InstallError) -> Self {
         uninstalled(&error, &error)
     }
 }
 
-impl From<Unprepared> for Problem {
+impl From<Unprepared> for Failure {
     fn from(error: Unprepared) -> Self {
         uninstalled(&error.error, &error)
     }
 }
 
-fn uninstalled(error: &InstallError, words: &dyn std::fmt::Display) -> Problem {
-    let problem = |kind| Problem::new(kind, words);
+fn uninstalled(error: &InstallError, words: &dyn std::fmt::Display) -> Failure {
+    let problem = |kind| Failure::new(kind, words);
     match error {
         InstallError::TooLarge { .. } => problem(Kind::TooLarge),
         InstallError::NotAPolicy { .. } => problem(Kind::NotAPolicy),
@@ -114,7 +115,7 @@ fn uninstalled(error: &InstallError, words: &dyn std::fmt::Display) -> Problem {
     }
 }
 
-impl From<UploadError> for Problem {
+impl From<UploadError> for Failure {
     fn from(error: UploadError) -> Self {
         match error {
             UploadError::Signature(error) => Self::new(Kind::Untrusted, &error).hint(match error {
@@ -127,7 +128,7 @@ impl From<UploadError> for Problem {
     }
 }
 
-impl From<DeleteError> for Problem {
+impl From<DeleteError> for Failure {
     fn from(error: DeleteError) -> Self {
         match error {
             DeleteError::AtWork => Self::new(Kind::Busy, &error).retry_after(COMPILE_RETRY_S),
@@ -140,7 +141,7 @@ impl From<DeleteError> for Problem {
     }
 }
 
-impl From<ActivateError> for Problem {
+impl From<ActivateError> for Failure {
     fn from(error: ActivateError) -> Self {
         match error {
             ActivateError::Fails { passing: true, .. } => Self::new(Kind::StackFails, &error).hint(
@@ -155,7 +156,7 @@ impl From<ActivateError> for Problem {
     }
 }
 
-impl From<PastError> for Problem {
+impl From<PastError> for Failure {
     fn from(error: PastError) -> Self {
         match error {
             PastError::None => {
@@ -175,7 +176,7 @@ impl From<PastError> for Problem {
     }
 }
 
-impl From<TryError> for Problem {
+impl From<TryError> for Failure {
     fn from(error: TryError) -> Self {
         match error {
             TryError::Unprepared(error) => error.into(),

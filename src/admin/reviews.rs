@@ -1,9 +1,10 @@
 //! Callers whom the cluster knows: the API server says who has a token (TokenReview) and what they may
 //! do here (SubjectAccessReview). What it does not say is a no.
 
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::rate::{Client, Counted, Limiter};
 use actix_web::http::Method;
+use berth_api::Kind;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
@@ -103,7 +104,7 @@ impl Reviews {
     ///
     /// # Errors
     /// If it is asked about too often, or the API server does not say.
-    pub(super) async fn who(&self, token: &str, counted: Counted) -> Result<Option<Arc<User>>, Problem> {
+    pub(super) async fn who(&self, token: &str, counted: Counted) -> Result<Option<Arc<User>>, Failure> {
         let key = key([token]);
         self.often.take_if(counted, &Client::token(&key))?;
         let strange = !self.users.has(&key);
@@ -140,7 +141,7 @@ impl Reviews {
         method: &Method,
         path: &str,
         counted: Counted,
-    ) -> Result<bool, Problem> {
+    ) -> Result<bool, Failure> {
         let Some(verb) = verb(method) else { return Ok(false) };
         let path = format!("{PREFIX}{path}");
         let key = about(user, verb, &path);
@@ -158,7 +159,7 @@ impl Reviews {
         &self,
         strange: bool,
         review: impl Future<Output = Result<T, ReviewError>>,
-    ) -> Result<T, Problem> {
+    ) -> Result<T, Failure> {
         let asked = tokio::time::timeout(REVIEW_WAIT, async {
             let _one_of_few = match strange {
                 true => Some(self.strange.acquire().await),
@@ -174,7 +175,7 @@ impl Reviews {
         };
         // The answer does not say why: whoever asks is a stranger so far.
         tracing::warn!("the API server does not say who may use the admin API: {failed}");
-        Err(Problem::new(Kind::NoReview, "the API server does not say who this is and what they may do")
+        Err(Failure::new(Kind::NoReview, "the API server does not say who this is and what they may do")
             .retry_after(1)
             .hint("the daemon's log says why; a token of the daemon's own opens meanwhile"))
     }

@@ -1,8 +1,8 @@
 //! The route table. What is not in it is a problem, too.
 
+use super::failure::{Failure, PROBLEM_JSON};
 use super::packed::Packed;
 use super::peer::Peer;
-use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::seat::{Seat, Work};
 use super::state::State;
 use super::unread::{self, Unread};
@@ -20,6 +20,7 @@ use actix_web::http::header::{
 use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{Data, PathConfig, QueryConfig, ServiceConfig};
 use actix_web::{Error, HttpRequest, HttpResponse, Resource, Route, guard, web};
+use berth_api::Kind;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
@@ -131,8 +132,8 @@ pub(super) fn admin(config: &mut ServiceConfig) {
 
 /// The routes of the health listener.
 pub(super) fn health(config: &mut ServiceConfig) {
-    config.app_data(PathConfig::default().error_handler(|e, _| Problem::new(Kind::Path, e).into()));
-    config.app_data(QueryConfig::default().error_handler(|e, _| Problem::new(Kind::Query, e).into()));
+    config.app_data(PathConfig::default().error_handler(|e, _| Failure::new(Kind::Path, e).into()));
+    config.app_data(QueryConfig::default().error_handler(|e, _| Failure::new(Kind::Query, e).into()));
     config.service(resource("/livez", "GET, HEAD").route(read().to(live::livez)));
     config.service(resource("/readyz", "GET, HEAD").route(read().to(node::readyz)));
     config.service(resource("/metrics", "GET, HEAD").route(read().to(scrape::metrics)));
@@ -193,13 +194,13 @@ async fn pass(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
     Begun { at, work, unread }: Begun,
-    refused: Option<Problem>,
+    refused: Option<Failure>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let state = state(&request)?;
     let inside = state.gate.enter();
     let refused = match &inside {
         Some(_) => refused,
-        None => Some(Problem::new(Kind::Stopping, "the daemon is stopping")),
+        None => Some(Failure::new(Kind::Stopping, "the daemon is stopping")),
     };
     let refused = refused.or_else(|| is_probe(&request).then(|| query::refused(&request)).flatten());
     let response = match refused {
@@ -223,7 +224,7 @@ async fn pass(
 
 pub(super) fn state(request: &ServiceRequest) -> Result<Data<State>, Error> {
     let state = request.app_data::<Data<State>>().cloned();
-    state.ok_or_else(|| Problem::new(Kind::Internal, "the server has no state").into())
+    state.ok_or_else(|| Failure::new(Kind::Internal, "the server has no state").into())
 }
 
 /// Headers that all answers have, and words for errors that some layer made without any.
@@ -239,10 +240,10 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
         let problem = match status {
             // The layer that compresses names codings, and not what forbids the answer as it is.
             StatusCode::NOT_ACCEPTABLE => {
-                Problem::new(Kind::NotAcceptable, "Accept-Encoding takes neither gzip nor an answer as it is")
+                Failure::new(Kind::NotAcceptable, "Accept-Encoding takes neither gzip nor an answer as it is")
                     .hint("send `Accept-Encoding: gzip`, or leave it out")
             }
-            _ => Problem::of_status(status, detail),
+            _ => Failure::of_status(status, detail),
         };
         response.into_response(problem.response())
     } else {
@@ -265,7 +266,7 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
 fn resource(path: &str, allow: &'static str) -> Resource {
     web::resource(path).default_service(web::to(move |request: HttpRequest| async move {
         let detail = format!("{} is not a method of {}; it has {allow}", request.method(), request.path());
-        Problem::new(Kind::Method, detail).allow(allow).response()
+        Failure::new(Kind::Method, detail).allow(allow).response()
     }))
 }
 
@@ -286,7 +287,7 @@ async fn document(request: HttpRequest) -> HttpResponse {
 }
 
 /// The problem of a path without a route.
-pub(super) fn nothing_at(path: &str) -> Problem {
+pub(super) fn nothing_at(path: &str) -> Failure {
     let path: String = path.chars().take(200).collect();
-    Problem::new(Kind::NoRoute, format!("nothing is at {path}")).hint("/swagger-ui/ shows what there is")
+    Failure::new(Kind::NoRoute, format!("nothing is at {path}")).hint("/swagger-ui/ shows what there is")
 }

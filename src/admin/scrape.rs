@@ -1,11 +1,12 @@
 //! `/metrics`: the daemon in numbers, for Prometheus.
 
-use super::dto::Check;
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::state::State;
 use super::{live, node};
-use crate::metrics::{About, CONTENT_TYPE};
 use actix_web::{HttpResponse, web};
+use berth_api::Check;
+use berth_api::Kind;
+use berth_core::metrics::{About, CONTENT_TYPE};
 
 /// The daemon in numbers
 ///
@@ -19,13 +20,13 @@ use actix_web::{HttpResponse, web};
         (status = 401, description = "From another machine: nothing came that says who asks, or a wrong token"),
         (status = 403, description = "Whoever asks may not do this"),
     ))]
-pub(super) async fn metrics(state: web::Data<State>) -> Result<HttpResponse, Problem> {
+pub(super) async fn metrics(state: web::Data<State>) -> Result<HttpResponse, Failure> {
     let facts = (state.facts)();
     let ready = node::checks(&facts, &state);
     let noted = ready.iter().map(|check| (check.name.clone(), check.detail.is_some())).collect();
     let plain = |checks: Vec<Check>| checks.into_iter().map(|check| (check.name, check.ok)).collect();
     let about = About { ready: plain(ready), live: plain(live::checks(&state.door)), noted };
     let text = state.metrics.text(about);
-    let text = text.map_err(|_| Problem::new(Kind::Internal, "a number could not be written as text"))?;
+    let text = text.map_err(|_| Failure::new(Kind::Internal, "a number could not be written as text"))?;
     Ok(HttpResponse::Ok().content_type(CONTENT_TYPE).body(text))
 }

@@ -185,7 +185,7 @@ impl Drop for Taken {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::seat::{REST_MAX, UNREAD_MAX};
+    use crate::seat::{REST_MAX, UNREAD_MAX};
     use std::task::Waker;
 
     fn at(n: u8) -> Client {

@@ -1,6 +1,6 @@
 //! What each body looks like, for whoever sent something else.
 
-use super::dto::{Candidate, Cordon, DrainOrder, MarkHealthy, NewStack, NewTrial, Rollback};
+use berth_api::{Candidate, Cordon, DrainOrder, MarkHealthy, NewStack, NewTrial, Rollback};
 use serde::de::DeserializeOwned;
 
 /// A JSON body of the API.

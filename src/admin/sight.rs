@@ -2,14 +2,14 @@
 //! for everybody. From the network, over TLS: the numbers and the details name resources, GPUs, policies and
 //! addresses, so they are for whoever may read; anybody else hears yes or no and the names of the checks.
 
-use super::dto::Check;
+use super::failure::Failure;
 use super::peer::Peer;
-use super::problem::Problem;
 use super::routes;
 use super::state::State;
 use actix_web::dev::ServiceRequest;
 use actix_web::http::header::AUTHORIZATION;
 use actix_web::{HttpMessage, HttpRequest};
+use berth_api::Check;
 
 /// Beside a request whose answer is without details.
 struct Bare;
@@ -18,7 +18,7 @@ struct Bare;
 ///
 /// # Errors
 /// Why the numbers are not for whoever asks.
-pub(super) async fn of_the_daemon(state: &State, request: &ServiceRequest) -> Result<(), Problem> {
+pub(super) async fn of_the_daemon(state: &State, request: &ServiceRequest) -> Result<(), Failure> {
     let path = routes::path(request);
     let from_afar = match request.conn_data::<Peer>() {
         // Without TLS the listener is on loopback.

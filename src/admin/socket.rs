@@ -2,19 +2,16 @@
 //! the kernel names. Nobody there needs a token: whoever is root could read it anyway.
 
 use super::server::AdminError;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use berth_files::socket::connect_within;
 use std::fs::{DirBuilder, Permissions, remove_file, rename, set_permissions, symlink_metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest wait at the start for whoever may listen already.
 const LISTENS_WAIT: Duration = Duration::from_secs(1);
-/// A full queue is tried again after this long.
-const CONNECT_AGAIN: Duration = Duration::from_millis(10);
 
 /// A socket that is listened on.
 pub(super) struct AdminSocket {
@@ -110,35 +107,6 @@ impl Drop for SocketFile {
     }
 }
 
-/// Connects, but does not wait longer than this: a process that listens and is stopped would hold up whoever
-/// connects for as long as that, once its queue is full.
-///
-/// # Errors
-/// `TimedOut` if somebody listens and takes nobody; else the system's word.
-pub fn connect_within(path: &Path, wait: Duration) -> io::Result<UnixStream> {
-    let address = SocketAddrUnix::new(path)?;
-    let socket = socket_with(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )?;
-    let end = Instant::now() + wait;
-    loop {
-        match connect(&socket, &address) {
-            Ok(()) => break,
-            // On a Unix socket this is a full queue (connect(2)); nothing tells when it is not.
-            Err(Errno::AGAIN) if Instant::now() < end => std::thread::sleep(CONNECT_AGAIN),
-            Err(Errno::AGAIN) => return Err(ErrorKind::TimedOut.into()),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    let stream = UnixStream::from(socket);
-    stream.set_nonblocking(false)?;
-    Ok(stream)
-}
-
 /// The name of a user who needs no token: root, or whoever the daemon itself runs as, who could read the
 /// token file. `None`: they need one, like anybody.
 pub(super) fn trusted(uid: u32, own: u32) -> Option<String> {
@@ -152,6 +120,8 @@ pub(super) fn trusted(uid: u32, own: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+    use std::os::unix::net::UnixStream;
 
     #[test]
     fn only_root_and_the_daemons_own_user_need_no_token() {

@@ -1,17 +1,18 @@
 //! `/stack`: which policies are asked; activate another one, or go back to the file's.
 
 use super::body;
-use super::dto::{FileStack, NewStack, Stack, StackEntry, Word, rfc3339};
 use super::entries;
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::state::State;
-use super::{tag, word};
-use crate::kernel::command;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::refusal::Refusal;
-use crate::kernel::stack as kernel;
+use super::{call_records, tag, word};
 use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{FileStack, NewStack, Stack, StackEntry, Word, rfc3339};
+use berth_kernel::command;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::refusal::Refusal;
+use berth_kernel::stack as kernel;
 
 /// The active stack
 ///
@@ -46,7 +47,7 @@ pub(super) async fn activate(
     state: web::Data<State>,
     request: HttpRequest,
     payload: web::Payload,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let expected = if_match(&request, &state.door.snapshot())?;
     let NewStack { entries, by, reason } = body::json(&request, payload).await?;
     let stack = command::NewStack {
@@ -75,7 +76,7 @@ pub(super) async fn reset(
     state: web::Data<State>,
     request: HttpRequest,
     said: web::Query<Word>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let expected = if_match(&request, &state.door.snapshot())?;
     let Word { by, reason } = said.into_inner();
     let by = word::checked(by, &reason)?;
@@ -85,7 +86,7 @@ pub(super) async fn reset(
     }
     let file = (state.facts)().file_stack;
     if let Some(trouble) = file.trouble {
-        return Err(Problem::new(
+        return Err(Failure::new(
             Kind::State,
             format!("the configuration file's stack cannot be used: {trouble}"),
         )
@@ -99,7 +100,7 @@ pub(super) async fn swap(
     state: &State,
     stack: command::NewStack,
     expected: Option<u64>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let ledger = state.door.activate(stack, expected).await?;
     let labels: Vec<_> = ledger.stack.entries.iter().map(kernel::StackEntry::label).collect();
     tracing::info!(
@@ -113,7 +114,7 @@ pub(super) async fn swap(
 }
 
 /// The revision that the active stack must still have; `None` where any will do.
-pub(super) fn if_match(request: &HttpRequest, ledger: &Ledger) -> Result<Option<u64>, Problem> {
+pub(super) fn if_match(request: &HttpRequest, ledger: &Ledger) -> Result<Option<u64>, Failure> {
     let condition = tag::if_match(request)?;
     let revision = ledger.stack.revision;
     match condition.names(&format!("\"{revision}\"")) {
@@ -135,7 +136,9 @@ pub(super) fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
         why: (!stack.why.is_empty()).then(|| stack.why.clone()),
         since: (stack.since_wall_ms > 0).then(|| rfc3339(stack.since_wall_ms)),
         entries: entries
-            .map(|(place, e)| StackEntry::of(e, version(e), Some(state.door.record(place, e))))
+            .map(|(place, e)| {
+                StackEntry::of(e, version(e), Some(call_records::record(&state.door.record(place, e))))
+            })
             .collect(),
         warnings: state.door.offer_notes().of_activation(),
         file_stack: FileStack {

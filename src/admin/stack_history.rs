@@ -2,14 +2,15 @@
 //! way back, and a policy that is to be asked again.
 
 use super::body;
-use super::dto::{Activation, ActivationList, Rollback, Stack, gone};
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::stack::{answer, if_match, swap};
 use super::state::State;
 use super::tag;
 use super::word;
-use crate::kernel::command;
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{Activation, ActivationList, Rollback, Stack, gone};
+use berth_kernel::command;
 
 /// The newest activations
 ///
@@ -17,7 +18,7 @@ use actix_web::{HttpRequest, HttpResponse, web};
 /// restart. A version that none but past ones name may be deleted; `gone` says so then.
 #[utoipa::path(get, path = "/api/v1/stack/history", tag = "stack", operation_id = "listActivations",
     responses((status = 200, description = "Newest first", body = ActivationList)))]
-pub(super) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
+pub(super) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
     let ledger = state.door.snapshot();
     let past = ledger.past_stacks.values().rev();
     let items = std::iter::once(&ledger.stack).chain(past);
@@ -50,28 +51,28 @@ pub(super) async fn roll_back(
     state: web::Data<State>,
     request: HttpRequest,
     payload: web::Payload,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let expected = if_match(&request, &state.door.snapshot())?;
     let Rollback { revision, by, reason } = body::json_or_default(&request, payload).await?;
     let by = word::checked(by, &reason)?;
     let ledger = state.door.snapshot();
     let active = ledger.stack.revision;
     if revision == Some(active) {
-        return Err(Problem::new(Kind::State, format!("revision {active} is active already")));
+        return Err(Failure::new(Kind::State, format!("revision {active} is active already")));
     }
     let wanted = match revision {
         Some(revision) => ledger.past_stacks.get(&revision).ok_or_else(|| {
-            Problem::new(Kind::UnknownRevision, format!("the history has no revision {revision}"))
+            Failure::new(Kind::UnknownRevision, format!("the history has no revision {revision}"))
                 .hint("GET /api/v1/stack/history lists what it has")
         })?,
         None => ledger.past_stacks.values().next_back().ok_or_else(|| {
-            Problem::new(Kind::State, format!("nothing was active before revision {active}"))
+            Failure::new(Kind::State, format!("nothing was active before revision {active}"))
         })?,
     };
     let gone = gone(&ledger, wanted);
     if !gone.is_empty() {
         let detail = format!("versions of revision {} were deleted: {}", wanted.revision, gone.join(", "));
-        return Err(Problem::new(Kind::State, detail).hint(
+        return Err(Failure::new(Kind::State, detail).hint(
             "upload their bytes again, or roll back to another revision; the active stack stays as it is",
         ));
     }
@@ -101,14 +102,14 @@ pub(super) async fn end_suspension(
     state: web::Data<State>,
     path: web::Path<usize>,
     request: HttpRequest,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let place = path.into_inner();
     let ledger = state.door.snapshot();
     let expected = if_match(&request, &ledger)?.unwrap_or(ledger.stack.revision);
     let entries = ledger.stack.entries.len();
     if place >= entries && expected == ledger.stack.revision {
         let detail = format!("the active stack has {entries} entries, so none is at place {place}");
-        return Err(Problem::new(Kind::UnknownEntry, detail).hint("places are counted from 0"));
+        return Err(Failure::new(Kind::UnknownEntry, detail).hint("places are counted from 0"));
     }
     state.door.unsuspend(place, expected).await?;
     Ok(answer(&state, &state.door.snapshot()))

@@ -8,8 +8,8 @@ use super::places::Places;
 use super::survey::Surveys;
 use super::written::Written;
 use super::{Facts, Settings};
-use crate::admission::Door;
-use crate::metrics::Metrics;
+use berth_core::admission::Door;
+use berth_core::metrics::Metrics;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::Mutex;
 

@@ -1,11 +1,11 @@
 //! What the kubelet is told of one snapshot, and what is counted from that: found once for all who read it.
 
-use super::dto::ResourceUse;
-use crate::admission::Door;
-use crate::keeper::Snapshot;
-use crate::kernel::belongs::Owners;
-use crate::kernel::names::{DeviceKey, PartId, Resource};
-use crate::kernel::part_state::PartState;
+use berth_api::ResourceUse;
+use berth_core::admission::Door;
+use berth_core::keeper::Snapshot;
+use berth_kernel::belongs::Owners;
+use berth_kernel::names::{DeviceKey, PartId, Resource};
+use berth_kernel::part_state::PartState;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;

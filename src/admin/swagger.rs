@@ -1,14 +1,15 @@
 //! Swagger UI from files inside the binary: nothing is loaded from elsewhere.
 
 use super::budget::Weight;
+use super::failure::Failure;
 use super::packed::takes_gzip;
-use super::problem::{Kind, Problem};
 use super::routes::IDENTITY;
 use actix_web::http::header::{
     AcceptEncoding, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, Header as _, LOCATION, VARY,
 };
 use actix_web::web::{self, Bytes};
 use actix_web::{HttpRequest, HttpResponse};
+use berth_api::Kind;
 use flate2::read::GzDecoder;
 use parking_lot::Mutex;
 use std::borrow::Cow;
@@ -32,20 +33,20 @@ pub(super) async fn start() -> HttpResponse {
     HttpResponse::Found().insert_header((LOCATION, "/swagger-ui/")).finish()
 }
 
-pub(super) async fn file(request: HttpRequest, path: web::Path<String>) -> Result<HttpResponse, Problem> {
+pub(super) async fn file(request: HttpRequest, path: web::Path<String>) -> Result<HttpResponse, Failure> {
     let path: String = path.into_inner();
     let found = utoipa_swagger_ui::serve(&path, Arc::clone(&CONFIG))
-        .map_err(|error| Problem::new(Kind::Internal, error))?;
+        .map_err(|error| Failure::new(Kind::Internal, error))?;
     let Some(file) = found else {
         return Err(
-            Problem::new(Kind::NoRoute, "Swagger UI has no such file").hint("/swagger-ui/ is its start")
+            Failure::new(Kind::NoRoute, "Swagger UI has no such file").hint("/swagger-ui/ is its start")
         );
     };
     let mut response = HttpResponse::Ok();
     response.content_type(file.content_type).insert_header((CONTENT_SECURITY_POLICY, POLICY));
     response.insert_header((VARY, "accept-encoding"));
     if file.gzpipped && !AcceptEncoding::parse(&request).is_ok_and(|accepts| takes_gzip(&accepts)) {
-        let bytes = unpacked(path, &file.bytes).map_err(|error| Problem::new(Kind::Internal, error))?;
+        let bytes = unpacked(path, &file.bytes).map_err(|error| Failure::new(Kind::Internal, error))?;
         let mut response = response.insert_header((CONTENT_ENCODING, IDENTITY)).body(bytes);
         response.extensions_mut().insert(Weight::NONE);
         return Ok(response);

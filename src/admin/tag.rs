@@ -4,10 +4,9 @@
 //! asks again and again is told 304 instead of the same once more. A strong one is a revision of what
 //! operators set, and is for `If-Match`, so that nobody undoes what he has not seen.
 
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::query;
 use super::routes::{API, IDENTITY};
-use crate::kernel::drain::{AtDeadline, Drain};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{
@@ -17,6 +16,8 @@ use actix_web::http::header::{
 use actix_web::http::{Method, StatusCode};
 use actix_web::middleware::Next;
 use actix_web::{Error, HttpRequest, HttpResponse};
+use berth_api::Kind;
+use berth_kernel::drain::{AtDeadline, Drain};
 use serde::Serialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -24,21 +25,21 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 const TAGS_MAX: usize = 16;
 
 /// 200 with a body and its weak tag, or 304 where the request shows that it has the body.
-pub(super) fn fresh<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Problem> {
+pub(super) fn fresh<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Failure> {
     let body = bytes(shown)?;
     let tag = format!("W/\"{:016x}\"", hash_of(&body));
     Ok(unless_known(request, tag, body))
 }
 
 /// The same with a strong tag, for what changes only when somebody changes it.
-pub(super) fn revised<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Problem> {
+pub(super) fn revised<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Failure> {
     let body = bytes(shown)?;
     let tag = strong(&body);
     Ok(unless_known(request, tag, body))
 }
 
 /// The strong tag of what `shown` shows.
-pub(super) fn of<T: Serialize>(shown: &T) -> Result<String, Problem> {
+pub(super) fn of<T: Serialize>(shown: &T) -> Result<String, Failure> {
     Ok(strong(&bytes(shown)?))
 }
 
@@ -84,11 +85,11 @@ impl IfMatch {
 ///
 /// # Errors
 /// [`Kind::Header`] where it is malformed.
-pub(super) fn if_match(request: &HttpRequest) -> Result<IfMatch, Problem> {
+pub(super) fn if_match(request: &HttpRequest) -> Result<IfMatch, Failure> {
     match tags(request.headers(), &IF_MATCH) {
         None => Ok(IfMatch(Tags::Any)),
         Some(Ok(tags)) => Ok(IfMatch(tags)),
-        Some(Err(rule)) => Err(Problem::new(Kind::Header, format!("If-Match: {rule}"))),
+        Some(Err(rule)) => Err(Failure::new(Kind::Header, format!("If-Match: {rule}"))),
     }
 }
 
@@ -96,11 +97,11 @@ pub(super) fn if_match(request: &HttpRequest) -> Result<IfMatch, Problem> {
 ///
 /// # Errors
 /// [`Kind::Changed`] where it names others, [`Kind::Header`] where it is malformed.
-pub(super) fn check(request: &HttpRequest, present: &str) -> Result<(), Problem> {
+pub(super) fn check(request: &HttpRequest, present: &str) -> Result<(), Failure> {
     if if_match(request)?.names(present) {
         return Ok(());
     }
-    Err(Problem::new(Kind::Changed, format!("it is {present} by now, and If-Match names another"))
+    Err(Failure::new(Kind::Changed, format!("it is {present} by now, and If-Match names another"))
         .hint("read it again, and send its new ETag as If-Match"))
 }
 
@@ -153,11 +154,11 @@ fn has_if_none_match_any(headers: &HeaderMap) -> bool {
     tags(headers, &IF_NONE_MATCH) == Some(Ok(Tags::Any))
 }
 
-fn unheeded(request: &ServiceRequest) -> Option<Problem> {
+fn unheeded(request: &ServiceRequest) -> Option<Failure> {
     // Everything that a route changes is there, or the route is not.
     if has_if_none_match_any(request.headers()) {
         let words = "the resource exists, and `If-None-Match: *` allows the change only if it does not";
-        return Some(Problem::new(Kind::Changed, words).hint("repeat the request without If-None-Match"));
+        return Some(Failure::new(Kind::Changed, words).hint("repeat the request without If-None-Match"));
     }
     let condition = if_match(request.request());
     let pattern = request.match_pattern()?;
@@ -167,7 +168,7 @@ fn unheeded(request: &ServiceRequest) -> Option<Problem> {
         return None;
     }
     let words = format!("If-Match: {} of {pattern} has no ETag to hold it against", request.method());
-    Some(Problem::new(Kind::Header, words).hint("leave it out"))
+    Some(Failure::new(Kind::Header, words).hint("leave it out"))
 }
 
 fn unless_known(request: &HttpRequest, tag: String, body: Vec<u8>) -> HttpResponse {
@@ -187,10 +188,10 @@ fn unless_known(request: &HttpRequest, tag: String, body: Vec<u8>) -> HttpRespon
 /// Room that an answer is begun with, bytes: most fit. From nothing a list would be copied eight times.
 const ROOM_BYTES: usize = 16 * 1024;
 
-fn bytes<T: Serialize>(shown: &T) -> Result<Vec<u8>, Problem> {
+fn bytes<T: Serialize>(shown: &T) -> Result<Vec<u8>, Failure> {
     let mut body = Vec::with_capacity(ROOM_BYTES);
     serde_json::to_writer(&mut body, shown)
-        .map_err(|error| Problem::new(Kind::Internal, format!("the answer cannot be written: {error}")))?;
+        .map_err(|error| Failure::new(Kind::Internal, format!("the answer cannot be written: {error}")))?;
     Ok(body)
 }
 
@@ -243,8 +244,8 @@ fn tags(headers: &HeaderMap, name: &HeaderName) -> Option<Result<Tags, String>> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::drain::{Mark, Order};
     use actix_web::test::TestRequest;
+    use berth_kernel::drain::{Mark, Order};
 
     fn asked(name: &HeaderName, values: &[&str]) -> HttpRequest {
         let mut request = TestRequest::default();
@@ -279,7 +280,7 @@ mod tests {
 
     #[test]
     fn if_match_holds_for_the_very_revision_alone() {
-        let check = |given: &[&str]| check(&asked(&IF_MATCH, given), "\"3\"").map_err(|p| p.status);
+        let check = |given: &[&str]| check(&asked(&IF_MATCH, given), "\"3\"").map_err(|p| p.problem.status);
         for holds in [&[][..], &["\"3\""], &["*"], &["\"2\", \"3\""], &["\"2\"", "\"3\""]] {
             assert_eq!(check(holds), Ok(()), "{holds:?}");
         }

@@ -6,7 +6,7 @@
 //! them anyway.
 
 use super::server::AdminError;
-use crate::config::TlsFiles;
+use crate::settings::TlsFiles;
 use parking_lot::{Mutex, RwLock};
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, ring as by_ring, verify_tls12_signature, verify_tls13_signature};
@@ -26,13 +26,6 @@ use std::time::Duration;
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 /// How often the files are looked at. A mount of a Secret is some minute late anyway.
 pub const TLS_LOOK: Duration = Duration::from_secs(10);
-
-/// Makes ring the cryptography of whoever asks rustls for a default: the client half, which speaks TLS
-/// through ureq.
-pub fn use_ring() {
-    // An error means that it was chosen already.
-    let _ = by_ring::default_provider().install_default();
-}
 
 /// What is in force, and where it comes from.
 pub(super) struct Tls {
@@ -247,7 +240,7 @@ fn read_all<P: AsRef<Path>>(files: &[P]) -> Result<Vec<Vec<u8>>, AdminError> {
 fn read(path: &Path) -> Result<Vec<u8>, AdminError> {
     let unreadable =
         |source| AdminError::Tls { path: path.into(), rule: "cannot be read".into(), source: Some(source) };
-    crate::files::read(path, FILE_BYTES_MAX).map_err(|error| match error.kind() {
+    berth_files::read(path, FILE_BYTES_MAX).map_err(|error| match error.kind() {
         std::io::ErrorKind::FileTooLarge => wrong(path, "is larger than 1 MiB"),
         _ => unreadable(error),
     })

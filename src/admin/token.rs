@@ -3,7 +3,7 @@
 
 use super::auth::{self, OPERATOR, TokenHash};
 use super::server::AdminError;
-use crate::config::{NamedToken, Right, TokenSource};
+use crate::settings::{NamedToken, Right, TokenSource};
 use parking_lot::Mutex;
 use std::fs::{File, metadata, rename, symlink_metadata};
 use std::os::unix::fs::{MetadataExt, fchown};

@@ -1,12 +1,11 @@
 //! A span for each request to the API, in its caller's trace where that names one.
 
-use crate::spans;
-use crate::trace;
 use actix_web::Error;
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::Method;
 use actix_web::middleware::Next;
+use berth_core::spans;
 use tracing::Instrument;
 
 /// Answers whoever was let in: strangers write nothing into anybody's traces, and neither probes nor pages
@@ -23,7 +22,7 @@ pub(super) async fn call<B: MessageBody>(
     let tls = request.app_config().secure();
     let span = spans::http(method(request.method()), route.as_deref(), request.path(), tls);
     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
-    trace::adopt(&span, header("traceparent"), header("tracestate"));
+    spans::set_parent(&span, header("traceparent"), header("tracestate"));
     let answered = next.call(request).instrument(span.clone()).await;
     let status = match &answered {
         Ok(response) => response.status(),

@@ -1,19 +1,20 @@
 //! `/replays` and `/shadows`: what another policy would have answered, or would answer now.
 
-use super::body;
-use super::dto::{Candidate, Replay, Shadow, ShadowList};
 use super::entries::resolve_version;
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::state::State;
 use super::tag;
+use super::{body, call_records};
 use super::{caller, decisions, paging};
-use crate::admission;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::policy::PARAMETERS_BYTES_MAX;
-use crate::kernel::refusal::Refusal;
-use crate::kernel::trust::may_activate;
 use actix_web::http::header::LOCATION;
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{Candidate, Replay, Shadow, ShadowList};
+use berth_core::admission;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::policy::PARAMETERS_BYTES_MAX;
+use berth_kernel::refusal::Refusal;
+use berth_kernel::trust::may_activate;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::IntoParams;
@@ -65,7 +66,7 @@ pub(super) async fn replay(
     request: HttpRequest,
     query: web::Query<Limit>,
     payload: web::Payload,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let limit = paging::limit(query.limit, REPLAY_DEFAULT, REPLAY_MAX)?;
     let ledger = state.door.snapshot();
     let query = decisions::Query::of(query.hook.clone(), query.since.clone(), query.cursor.clone());
@@ -73,7 +74,7 @@ pub(super) async fn replay(
     let candidate = candidate(&state, &ledger, body::json(&request, payload).await?)?;
     let label = candidate.policy.clone();
     let report = state.door.replay(candidate, filter, limit).await?;
-    Ok(HttpResponse::Ok().json(Replay::of(&label, &report)))
+    Ok(HttpResponse::Ok().json(call_records::replay(&label, &report)))
 }
 
 /// Policies that are asked beside the stack
@@ -82,8 +83,8 @@ pub(super) async fn replay(
 /// they come in one answer.
 #[utoipa::path(get, path = "/api/v1/shadows", tag = "decisions", operation_id = "listShadows",
     responses((status = 200, description = "All of them", body = ShadowList)))]
-pub(super) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Problem> {
-    let items = state.door.shadows().iter().map(Shadow::of).collect();
+pub(super) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
+    let items = state.door.shadows().iter().map(call_records::shadow).collect();
     tag::fresh(&request, &ShadowList { items })
 }
 
@@ -108,13 +109,13 @@ pub(super) async fn add(
     state: web::Data<State>,
     request: HttpRequest,
     payload: web::Payload,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let wanted = body::json(&request, payload).await?;
     let candidate = candidate(&state, &state.door.snapshot(), wanted)?;
     let shadow = state.door.add_shadow(candidate).await?;
     tracing::info!(policy = shadow.candidate.policy, by = caller::name(), "a policy is asked as a shadow");
     let location = format!("/api/v1/shadows/{}", shadow.id);
-    Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(Shadow::of(&shadow)))
+    Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(call_records::shadow(&shadow)))
 }
 
 /// One policy that is asked beside the stack
@@ -131,10 +132,10 @@ pub(super) async fn show(
     state: web::Data<State>,
     request: HttpRequest,
     path: web::Path<u64>,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let shadows = state.door.shadows();
     let shadow = shadows.iter().find(|s| s.id == *path).ok_or_else(|| unknown(*path))?;
-    tag::fresh(&request, &Shadow::of(shadow))
+    tag::fresh(&request, &call_records::shadow(shadow))
 }
 
 /// Ask a shadow no more
@@ -147,14 +148,14 @@ pub(super) async fn show(
         (status = 400, description = "No number"),
         (status = 404, description = "No such shadow"),
     ))]
-pub(super) async fn end(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Problem> {
+pub(super) async fn end(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Failure> {
     let shadow = state.door.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
     tracing::info!(policy = shadow.candidate.policy, by = caller::name(), "a shadow is asked no more");
-    Ok(HttpResponse::Ok().json(Shadow::of(&shadow)))
+    Ok(HttpResponse::Ok().json(call_records::shadow(&shadow)))
 }
 
-fn unknown(id: u64) -> Problem {
-    Problem::new(Kind::UnknownShadow, format!("there is no shadow {id}"))
+fn unknown(id: u64) -> Failure {
+    Failure::new(Kind::UnknownShadow, format!("there is no shadow {id}"))
         .hint("GET /api/v1/shadows lists them")
 }
 
@@ -163,9 +164,9 @@ pub(super) fn candidate(
     state: &State,
     ledger: &Ledger,
     wanted: Candidate,
-) -> Result<admission::Candidate, Problem> {
+) -> Result<admission::Candidate, Failure> {
     let version = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
-        Problem::new(Kind::Invalid, rule).hint("GET /api/v1/policies lists what this node knows")
+        Failure::new(Kind::Invalid, rule).hint("GET /api/v1/policies lists what this node knows")
     })?;
     let keys = &state.door.rules().trusted_keys;
     if !may_activate(&version, keys) {
@@ -174,7 +175,7 @@ pub(super) fn candidate(
     let parameters = Value::Object(wanted.parameters).to_string();
     if parameters.len() > PARAMETERS_BYTES_MAX {
         let rule = format!("parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}", parameters.len());
-        return Err(Problem::new(Kind::Invalid, rule));
+        return Err(Failure::new(Kind::Invalid, rule));
     }
     Ok(admission::Candidate { policy: version.label(), digest: version.digest.clone(), parameters })
 }

@@ -1,23 +1,23 @@
 //! `/trials`: what would come of a policy on the node as it stands.
 
 use super::body;
-use super::dto::{
-    Candidate, DecisionCall, NewTrial, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest,
-    TrialResource,
-};
 use super::entries::check_permissions;
-use super::problem::{Kind, Problem};
+use super::failure::Failure;
 use super::state::State;
 use super::trials::candidate;
-use super::view::offer_line;
-use crate::admission::{self, TRIED_DEVICES_MAX, Tell, Tried, Wish, Wished};
-use crate::kernel::decision::{Outcome, Said};
-use crate::kernel::ledger::Ledger;
-use crate::kernel::listing::free_devices;
-use crate::kernel::names::Resource;
-use crate::kernel::part_state::PartState;
-use crate::kernel::words;
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{
+    Candidate, DecisionCall, NewTrial, OfferLine, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest,
+    TrialResource,
+};
+use berth_core::admission::{self, TRIED_DEVICES_MAX, Tell, Tried, Wish, Wished};
+use berth_kernel::decision::{Outcome, Said};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::listing::free_devices;
+use berth_kernel::names::Resource;
+use berth_kernel::part_state::PartState;
+use berth_kernel::words;
 use std::collections::BTreeMap;
 
 /// Longest name of a pod, bytes: a DNS subdomain.
@@ -47,13 +47,13 @@ pub(super) async fn add(
     state: web::Data<State>,
     request: HttpRequest,
     payload: web::Payload,
-) -> Result<HttpResponse, Problem> {
+) -> Result<HttpResponse, Failure> {
     let wanted: NewTrial = body::json(&request, payload).await?;
     let NewTrial { policy, digest, parameters, permissions, on_fault, alone, request } = wanted;
     if let Some(permissions) = &permissions {
-        check_permissions(permissions).map_err(|rule| Problem::new(Kind::Invalid, rule))?;
+        check_permissions(permissions).map_err(|rule| Failure::new(Kind::Invalid, rule))?;
     }
-    let wish = request.map(wish).transpose().map_err(|rule| Problem::new(Kind::Invalid, rule))?;
+    let wish = request.map(wish).transpose().map_err(|rule| Failure::new(Kind::Invalid, rule))?;
     let candidate = candidate(&state, &state.door.snapshot(), Candidate { policy, digest, parameters })?;
     let trial = admission::Proposal {
         candidate,
@@ -101,7 +101,7 @@ fn shown(tried: &Tried, wish: Option<&Wish>, overcommit_percent: u32) -> Trial {
 }
 
 fn offers(tried: &Tried) -> Vec<TrialOffer> {
-    let lines = |part: &PartState| part.lines.iter().map(offer_line).collect::<Vec<_>>();
+    let lines = |part: &PartState| part.lines.iter().map(OfferLine::from).collect::<Vec<_>>();
     let mut parts: Vec<_> = tried.then.parts.values().filter(|part| part.present).collect();
     parts.sort_by(|a, b| (a.part.gpu_index, &a.part.id).cmp(&(b.part.gpu_index, &b.part.id)));
     let offer = |part: &PartState| {

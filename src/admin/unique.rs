@@ -56,7 +56,10 @@ impl<'de> Visitor<'de> for AnyValue {
         let mut keys = HashSet::new();
         while let Some(key) = map.next_key::<String>()? {
             if keys.contains(&key) {
-                return Err(Error::custom(format!("the key {} is given twice", crate::yaml::shown(&key))));
+                return Err(Error::custom(format!(
+                    "the key {} is given twice",
+                    berth_files::yaml::shown(&key)
+                )));
             }
             keys.insert(key);
             map.next_value::<Unique>()?;

@@ -1,22 +1,21 @@
 //! GPUs, parts and devices of one snapshot, as the API shows them.
 
 use super::draining::progress;
-use super::dto::{
-    Consumes, Device, DeviceState, Drain, Gpu, GpuSummary, Health, HealthTurn, Link, Mig, OfferLine, Part,
-    ResourceUse, rfc3339,
-};
 use super::facts::Step;
 use super::state::State;
 use super::survey::Survey;
-use crate::keeper::Snapshot;
-use crate::kernel::drain;
-use crate::kernel::gpu::Path;
-use crate::kernel::health::HealthState;
-use crate::kernel::ledger::GpuState;
-use crate::kernel::names::{DeviceKey, PartId};
-use crate::kernel::offer;
-use crate::kernel::part_state::{self, PartState};
-use crate::kernel::time::Now;
+use berth_api::{
+    Device, DeviceState, Drain, Gpu, GpuSummary, Health, HealthTurn, Link, Mig, OfferLine, Part, ResourceUse,
+    rfc3339,
+};
+use berth_core::keeper::Snapshot;
+use berth_kernel::drain;
+use berth_kernel::gpu::Path;
+use berth_kernel::health::HealthState;
+use berth_kernel::ledger::GpuState;
+use berth_kernel::names::{DeviceKey, PartId};
+use berth_kernel::part_state::{self, PartState};
+use berth_kernel::time::Now;
 use std::sync::Arc;
 
 /// One snapshot as it is shown now.
@@ -131,7 +130,7 @@ impl View {
             processes: self.ledger.processes_on(&state.part.id),
             present: state.present,
             offered_by: Some(state.offered_by.clone()).filter(|by| !by.is_empty()),
-            offer: state.lines.iter().map(offer_line).collect(),
+            offer: state.lines.iter().map(OfferLine::from).collect(),
             devices: devices
                 .map(|((resource, share), device)| self.device(&state.key(resource, *share), device))
                 .collect(),
@@ -151,7 +150,7 @@ impl View {
             resource: key.resource.to_string(),
             state,
             healthy,
-            consumes: consumes(device.consumes),
+            consumes: device.consumes.into(),
             allocations: device.holders.iter().map(ToString::to_string).collect(),
         }
     }
@@ -190,19 +189,6 @@ fn health(state: &GpuState, present: bool) -> Health {
                 since: rfc3339(turn.since_wall_ms),
             })
             .collect(),
-    }
-}
-
-pub(super) fn offer_line(line: &offer::OfferLine) -> OfferLine {
-    OfferLine { resource: line.resource.to_string(), count: line.count, consumes: consumes(line.consumes) }
-}
-
-fn consumes(consumes: offer::Consumes) -> Consumes {
-    match consumes {
-        offer::Consumes::Whole => Consumes { whole: true, memory_mib: 0, compute_percent: 0 },
-        offer::Consumes::Slice { memory_mib, compute_percent } => {
-            Consumes { whole: false, memory_mib, compute_percent }
-        }
     }
 }
 

@@ -1,20 +1,21 @@
 //! Who does something and why, by their own word.
 
 use super::caller::{self, BY_BYTES_MAX};
+use super::failure::Failure;
 use super::gpus::check_reason;
-use super::problem::{Kind, Problem};
+use berth_api::Kind;
 
 /// Who signs: whom the door let in, and for whom they do it where they say so. So a record has at most twice
 /// [`BY_BYTES_MAX`] bytes of it and eight more, and nobody signs with the name of somebody else alone.
 ///
 /// # Errors
 /// If that or the reason is too long, or holds control characters.
-pub(super) fn checked(by: Option<String>, reason: &str) -> Result<String, Problem> {
+pub(super) fn checked(by: Option<String>, reason: &str) -> Result<String, Failure> {
     check_reason(reason)?;
     let Some(by) = by else { return Ok(caller::name()) };
     if by.trim().is_empty() || by.len() > BY_BYTES_MAX || by.chars().any(char::is_control) {
         let rule = format!("by: 1 to {BY_BYTES_MAX} bytes, no control characters");
-        return Err(Problem::new(Kind::Invalid, rule));
+        return Err(Failure::new(Kind::Invalid, rule));
     }
     caller::says_who(&by);
     let known = caller::name();

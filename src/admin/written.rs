@@ -5,13 +5,13 @@
 //! of its devices, and the last look at processes. Where processes are on its GPUs it follows from everybody
 //! who holds something there as well, and is good for one generation of the ledger alone.
 
-use super::dto::Allocation;
-use crate::kernel::allocation;
-use crate::kernel::belongs::Owners;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::{AllocationId, Resource};
-use crate::kernel::part_state::PartState;
-use crate::kernel::process::ProcessTable;
+use berth_api::Allocation;
+use berth_kernel::allocation;
+use berth_kernel::belongs::Owners;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{AllocationId, Resource};
+use berth_kernel::part_state::PartState;
+use berth_kernel::process::ProcessTable;
 use parking_lot::Mutex;
 use serde_json::value::{RawValue, to_raw_value};
 use std::collections::{BTreeSet, HashMap};
@@ -135,9 +135,14 @@ fn is<T>(then: &Weak<T>, now: &Arc<T>) -> bool {
 }
 
 #[cfg(test)]
+#[allow(dead_code)] // The kernel's own tests use all of it.
+#[path = "../kernel/test_node.rs"]
+mod test_node;
+
+#[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::belongs::tests::{Node, of_pod, process};
+    use test_node::{Node, of_pod, process};
 
     /// Of all live allocations, what is kept and what is written anew.
     fn both(written: &Written, ledger: &Ledger, mps: &BTreeSet<Resource>) -> [Vec<String>; 2] {

@@ -4,8 +4,8 @@ use super::client::{Client, escaped};
 use super::names::Names;
 use super::output::{Out, facts, or_dash, printable, table, warn};
 use super::{decision, gpu};
-use crate::admin::dto::{Allocation, AllocationList, AllocationState, Holder, PartUse};
 use anyhow::{Context, bail};
+use berth_api::{Allocation, AllocationList, AllocationState, Holder, PartUse};
 use clap::{Args, Subcommand};
 use std::io::{BufRead, IsTerminal, Write};
 

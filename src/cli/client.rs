@@ -5,8 +5,8 @@ use super::hints;
 use super::reach::Reach;
 use super::token;
 use super::usage::BadUsage;
-use crate::admin::problem::Problem;
 use anyhow::{Context, anyhow};
+use berth_api::Problem;
 use serde::de::DeserializeOwned;
 use std::io::Read;
 use std::path::PathBuf;
@@ -27,10 +27,10 @@ const ANSWER_BYTES_MAX: u64 = 96 * 1024 * 1024;
 /// answer in time, or a status of 500 and above. A daemon that restarts is all of these by turns.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct Passing(pub(super) String);
+pub struct Passing(pub String);
 
 /// A daemon to talk to.
-pub(super) struct Client {
+pub struct Client {
     reach: Reach,
     /// None where the daemon knows who asks by other means.
     token: Option<String>,
@@ -43,7 +43,11 @@ fn patience(path: &str) -> Duration {
 }
 
 impl Client {
-    pub(super) fn new(args: &ClientArgs) -> anyhow::Result<Self> {
+    /// A client of the daemon that these flags name.
+    ///
+    /// # Errors
+    /// If they contradict each other, or a file that they name cannot be read.
+    pub fn new(args: &ClientArgs) -> anyhow::Result<Self> {
         let reach = Reach::of(args)?;
         let token_file = args.token_file();
         if args.token_file.is_none() && reach.may_need_no_token() {
@@ -59,28 +63,32 @@ impl Client {
         Ok(Self { reach, token, token_file })
     }
 
-    pub(super) fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+    /// The answer to a GET of a path below `/api/v1`.
+    ///
+    /// # Errors
+    /// If the daemon cannot be reached, refuses, or answers something else.
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         self.send(Method::GET, path, &[], None, ANSWER_MAX).and_then(read)
     }
 
     /// DELETE of what answers with its new state.
-    pub(super) fn delete<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+    pub(crate) fn delete<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         self.send(Method::DELETE, path, &[], None, patience(path)).and_then(read)
     }
 
     /// The same, only if what it is part of is still at this revision.
-    pub(super) fn delete_at<T: DeserializeOwned>(&self, path: &str, revision: u64) -> anyhow::Result<T> {
+    pub(crate) fn delete_at<T: DeserializeOwned>(&self, path: &str, revision: u64) -> anyhow::Result<T> {
         let etag = format!("\"{revision}\"");
         self.send(Method::DELETE, path, &[("if-match", &etag)], None, patience(path)).and_then(read)
     }
 
     /// DELETE of what is gone then.
-    pub(super) fn remove(&self, path: &str) -> anyhow::Result<()> {
+    pub(crate) fn remove(&self, path: &str) -> anyhow::Result<()> {
         self.send(Method::DELETE, path, &[], None, ANSWER_MAX).map(drop)
     }
 
     /// For what takes as long as a replay.
-    pub(super) fn try_out<T: DeserializeOwned>(
+    pub(crate) fn try_out<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl serde::Serialize,
@@ -90,7 +98,7 @@ impl Client {
         self.send(Method::POST, path, &headers, Some(&body), UPLOAD_MAX).and_then(read)
     }
 
-    pub(super) fn put<T: DeserializeOwned>(
+    pub(crate) fn put<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl serde::Serialize,
@@ -114,7 +122,7 @@ impl Client {
     }
 
     /// POST of what answers with the new state.
-    pub(super) fn post<T: DeserializeOwned>(
+    pub(crate) fn post<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl serde::Serialize,
@@ -124,7 +132,7 @@ impl Client {
     }
 
     /// Uploads a policy. Answers whether it is new to the node, too.
-    pub(super) fn upload<T: DeserializeOwned>(
+    pub(crate) fn upload<T: DeserializeOwned>(
         &self,
         path: &str,
         headers: &[(&str, &str)],
@@ -137,7 +145,7 @@ impl Client {
 
     /// A body that comes in little by little, for as long as it may take; one of which nothing comes for
     /// `piece` breaks off.
-    pub(super) fn stream(&self, path: &str, piece: Duration) -> anyhow::Result<impl Read + use<>> {
+    pub(crate) fn stream(&self, path: &str, piece: Duration) -> anyhow::Result<impl Read + use<>> {
         let run =
             |_: Agent, request: Builder| self.reach.stream_agent(ANSWER_MAX, piece).run(request.body(())?);
         let response = self.exchange(Method::GET, path, &[], ANSWER_MAX, run)?;
@@ -145,7 +153,7 @@ impl Client {
     }
 
     /// Bytes as they are, at most so many.
-    pub(super) fn bytes(&self, path: &str, limit: u64) -> anyhow::Result<Vec<u8>> {
+    pub(crate) fn bytes(&self, path: &str, limit: u64) -> anyhow::Result<Vec<u8>> {
         let mut response = self.send(Method::GET, path, &[], None, UPLOAD_MAX)?;
         // Beyond its limit the reader fails, so one more than is taken may come.
         Ok(response.body_mut().with_config().limit(limit + 1).read_to_vec()?)
@@ -259,7 +267,7 @@ impl ReadText for Body {
 }
 
 /// Text as one segment of a path, or a value of a query.
-pub(super) fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.~".contains(&b);
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }

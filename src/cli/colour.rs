@@ -8,14 +8,14 @@ use std::sync::OnceLock;
 static ON: OnceLock<bool> = OnceLock::new();
 
 /// Decides once: a terminal that can, and nobody who asks for none (<https://no-color.org>).
-pub(super) fn decide() {
+pub fn decide() {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
     let _ = ON.set(std::io::stdout().is_terminal() && !dumb && !set("NO_COLOR"));
 }
 
 /// A cell of a table, padded, with the colour of what it says.
-pub(super) fn cell(said: &str, padded: String) -> String {
+pub(crate) fn cell(said: &str, padded: String) -> String {
     if *ON.get().unwrap_or(&false) { coloured(said, padded) } else { padded }
 }
 

@@ -4,7 +4,7 @@ use super::client::{Client, escaped};
 use super::gpu;
 use super::names::Names;
 use super::output::{Out, facts, table};
-use crate::admin::dto::{DecisionCall, DecisionRecord, DecisionRecordList, Explanation};
+use berth_api::{DecisionCall, DecisionRecord, DecisionRecordList, Explanation};
 use clap::{Args, Subcommand};
 
 /// Most that one answer holds.

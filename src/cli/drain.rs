@@ -4,9 +4,8 @@ use super::client::{Client, Passing, escaped};
 use super::gpu::{drain, resolve};
 use super::output::{Out, printable};
 use super::usage;
-use crate::admin::dto;
-use crate::admin::dto::{DrainHolder, DrainHolderState, DrainOrder, Gpu};
 use anyhow::bail;
+use berth_api::{DrainHolder, DrainHolderState, DrainOrder, Gpu};
 use std::time::{Duration, Instant};
 
 /// How often a drain that is waited for is looked at.
@@ -68,9 +67,9 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
         evict: args.evict,
         deadline_seconds: args.deadline.map(seconds),
         at_deadline: match args.at_deadline {
-            AtDeadline::Wait => dto::AtDeadline::Wait,
-            AtDeadline::Delete => dto::AtDeadline::Delete,
-            AtDeadline::GiveUp => dto::AtDeadline::GiveUp,
+            AtDeadline::Wait => berth_api::AtDeadline::Wait,
+            AtDeadline::Delete => berth_api::AtDeadline::Delete,
+            AtDeadline::GiveUp => berth_api::AtDeadline::GiveUp,
         },
     };
     let before: Gpu = client.get(&format!("/gpus/{}", escaped(&uuid)))?;
@@ -98,20 +97,20 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
 /// Whether somebody wants to see a drain that is under way, and orders nothing: an order takes the place
 /// of the one before, and one that says nothing would take its settings away. (`--at-deadline` is taken
 /// with `--deadline` only.)
-fn only_watches(args: &DrainArgs, before: &dto::Drain) -> bool {
+fn only_watches(args: &DrainArgs, before: &berth_api::Drain) -> bool {
     let orders = !args.reason.is_empty() || args.evict || args.deadline.is_some();
     args.wait && !orders && matches!(before.state.as_str(), "draining" | "drained")
 }
 
 /// What the order before said and this one no longer does, in words.
-fn taken_away(before: &dto::Drain, order: &DrainOrder) -> Vec<String> {
+fn taken_away(before: &berth_api::Drain, order: &DrainOrder) -> Vec<String> {
     let Some(progress) = &before.progress else { return Vec::new() };
     let deadline = progress.deadline.as_ref().filter(|_| order.deadline_seconds.is_none());
     let no_deadline = deadline.map(|at| {
         let then = match progress.at_deadline {
-            dto::AtDeadline::Wait => "",
-            dto::AtDeadline::Delete => ", at which its pods were to be deleted",
-            dto::AtDeadline::GiveUp => ", at which it was to be given up",
+            berth_api::AtDeadline::Wait => "",
+            berth_api::AtDeadline::Delete => ", at which its pods were to be deleted",
+            berth_api::AtDeadline::GiveUp => ", at which it was to be given up",
         };
         format!("it has no deadline any more (it was {at}{then}); order it again with --deadline to have one")
     });
@@ -158,12 +157,12 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
 }
 
 /// What is waited for and how long, before anything changes.
-fn awaited(progress: &dto::DrainProgress) -> String {
+fn awaited(progress: &berth_api::DrainProgress) -> String {
     let long = match (&progress.deadline, progress.at_deadline) {
         (None, _) => "without a deadline (--deadline sets one)".into(),
-        (Some(at), dto::AtDeadline::Wait) => format!("late from {at} on"),
-        (Some(at), dto::AtDeadline::Delete) => format!("pods that are left are deleted at {at}"),
-        (Some(at), dto::AtDeadline::GiveUp) => format!("given up at {at}"),
+        (Some(at), berth_api::AtDeadline::Wait) => format!("late from {at} on"),
+        (Some(at), berth_api::AtDeadline::Delete) => format!("pods that are left are deleted at {at}"),
+        (Some(at), berth_api::AtDeadline::GiveUp) => format!("given up at {at}"),
     };
     format!("waiting until it is drained, {long}; Ctrl-C ends the waiting and not the drain")
 }
@@ -325,12 +324,12 @@ mod tests {
         assert_eq!(holder_line(&nobody), "allocation a-1: holder not known yet");
     }
 
-    fn progress() -> dto::DrainProgress {
-        dto::DrainProgress {
+    fn progress() -> berth_api::DrainProgress {
+        berth_api::DrainProgress {
             evict: true,
             deadline: Some("noon".into()),
             seconds_left: Some(1),
-            at_deadline: dto::AtDeadline::GiveUp,
+            at_deadline: berth_api::AtDeadline::GiveUp,
             late: false,
             warning: None,
             allocations: Vec::new(),
@@ -341,7 +340,7 @@ mod tests {
 
     #[test]
     fn what_is_waited_for_is_said_with_the_deadline() {
-        use dto::AtDeadline as At;
+        use berth_api::AtDeadline as At;
         for (deadline, at_deadline, says) in [
             (None, At::Wait, "without a deadline (--deadline sets one)"),
             (Some("noon"), At::Wait, "late from noon on"),
@@ -349,7 +348,7 @@ mod tests {
             (Some("noon"), At::GiveUp, "given up at noon"),
         ] {
             let progress =
-                dto::DrainProgress { deadline: deadline.map(Into::into), at_deadline, ..progress() };
+                berth_api::DrainProgress { deadline: deadline.map(Into::into), at_deadline, ..progress() };
             let said = awaited(&progress);
             assert!(said.contains(says) && said.contains("Ctrl-C"), "{said}");
         }
@@ -371,8 +370,13 @@ mod tests {
     #[test]
     fn what_an_order_takes_away_is_said() {
         let progress = progress();
-        let draining =
-            |progress| dto::Drain { state: "draining".into(), by: None, why: None, since: None, progress };
+        let draining = |progress| berth_api::Drain {
+            state: "draining".into(),
+            by: None,
+            why: None,
+            since: None,
+            progress,
+        };
         let before = draining(Some(progress));
         let lost = taken_away(&before, &DrainOrder::default());
         assert!(lost[0].contains("it was noon, at which it was to be given up"), "{lost:?}");

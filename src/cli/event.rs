@@ -1,10 +1,10 @@
 //! `berth events`: what changes on the node, as it changes.
 
-use super::Output;
+use super::args::Output;
 use super::client::{Client, Passing, escaped};
 use super::gpu;
 use super::output::{self, Out, or_dash, printable};
-use crate::admin::dto::{Event, EventKind};
+use berth_api::{Event, EventKind};
 use clap::Args;
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
@@ -117,7 +117,7 @@ fn follow(body: impl Read, out: &mut Out, since: &mut Option<String>) -> anyhow:
 fn show(id: &str, event: &Event, out: &mut Out, heading: &mut bool) -> anyhow::Result<()> {
     match out.form() {
         Output::Json => out.text(&(serde_json::to_string(&Shown { id, event })? + "\n")),
-        Output::Yaml => out.text(&format!("---\n{}", crate::yaml::to_string(&Shown { id, event })?)),
+        Output::Yaml => out.text(&format!("---\n{}", berth_files::yaml::to_string(&Shown { id, event })?)),
         Output::Table | Output::Wide => match event.kind {
             EventKind::Here | EventKind::Missed | EventKind::End => {
                 output::note(&format!("{} ({id})", printable(&event.words)));

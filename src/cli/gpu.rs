@@ -4,10 +4,10 @@ use super::args::GpuCommand;
 use super::client::{Client, escaped};
 use super::output::{Out, facts, or_dash, table};
 use super::process;
-use crate::admin::dto::{
+use anyhow::bail;
+use berth_api::{
     Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, HealthTurn, MarkHealthy, Part, ResourceUse,
 };
-use anyhow::bail;
 
 pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {

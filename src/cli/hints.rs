@@ -1,7 +1,7 @@
 //! What the API's hints say, in words of the command line. The API speaks to HTTP clients; whoever
 //! typed a command has no header to send.
 
-use crate::admin::problem::Problem;
+use berth_api::Problem;
 
 /// What the API calls it, and what is typed instead. Longer texts before those they begin with.
 const WORDS: [(&str, &str); 17] = [
@@ -48,7 +48,7 @@ mod tests {
 
     /// The literals of every `.hint(` in the API's sources.
     fn hints() -> Vec<String> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/admin");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../admin");
         let mut found = Vec::new();
         for file in fs::read_dir(folder).unwrap() {
             let text = fs::read_to_string(file.unwrap().path()).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! GPUs in texts of the API, which name them by UUID: people know them by index, too.
 
 use super::client::Client;
-use crate::admin::dto::GpuList;
+use berth_api::GpuList;
 
 /// The GPUs of a node by UUID.
 pub(super) struct Names(Vec<(String, u32)>);

@@ -1,11 +1,12 @@
 //! Printing: tables for people, JSON and YAML for programs, errors with what to do.
 
-use super::{Output, colour};
+use super::args::Output;
+use super::colour;
 use serde::Serialize;
 use std::io::{ErrorKind, Write};
 
 /// Where answers go.
-pub(super) struct Out {
+pub struct Out {
     output: Output,
     /// What was said, where it is not to be printed at once.
     heard: Option<String>,
@@ -14,42 +15,44 @@ pub(super) struct Out {
 }
 
 impl Out {
-    pub(super) fn new(output: Output) -> Self {
+    /// Prints in this form.
+    #[must_use]
+    pub fn new(output: Output) -> Self {
         Self { output, heard: None, deserted: false }
     }
 
     /// The same, that keeps what it is told.
-    pub(super) fn listening(&self) -> Self {
+    pub fn listening(&self) -> Self {
         Self { output: self.output, heard: Some(String::new()), deserted: false }
     }
 
     /// What it was told.
-    pub(super) fn heard(self) -> String {
+    pub fn heard(self) -> String {
         self.heard.unwrap_or_default()
     }
 
     /// Whether nobody reads any more.
-    pub(super) fn deserted(&self) -> bool {
+    pub fn deserted(&self) -> bool {
         self.deserted
     }
 
     /// For whom it prints.
-    pub(super) fn form(&self) -> Output {
+    pub fn form(&self) -> Output {
         self.output
     }
 
     /// Whether people want all columns.
-    pub(super) fn wide(&self) -> bool {
+    pub fn wide(&self) -> bool {
         self.output == Output::Wide
     }
 
     /// Whether it prints for people.
-    pub(super) fn for_people(&self) -> bool {
+    pub fn for_people(&self) -> bool {
         matches!(self.output, Output::Table | Output::Wide)
     }
 
     /// Prints an answer: as it is for programs, or by `table` for people.
-    pub(super) fn answer<T: Serialize>(
+    pub fn answer<T: Serialize>(
         &mut self,
         answer: &T,
         table: impl FnOnce(&T) -> String,
@@ -57,18 +60,18 @@ impl Out {
         let text = match self.output {
             Output::Table | Output::Wide => table(answer),
             Output::Json => serde_json::to_string_pretty(answer)? + "\n",
-            Output::Yaml => crate::yaml::to_string(answer)?,
+            Output::Yaml => berth_files::yaml::to_string(answer)?,
         };
         self.text(&text)
     }
 
     /// Says what was done; programs read the exit code.
-    pub(super) fn say(&mut self, text: &str) -> anyhow::Result<()> {
+    pub fn say(&mut self, text: &str) -> anyhow::Result<()> {
         if self.for_people() { self.text(&format!("{text}\n")) } else { Ok(()) }
     }
 
     /// Prints text as it is. A reader that has gone (`| head`) is no error.
-    pub(super) fn text(&mut self, text: &str) -> anyhow::Result<()> {
+    pub fn text(&mut self, text: &str) -> anyhow::Result<()> {
         if let Some(heard) = &mut self.heard {
             heard.push_str(text);
             return Ok(());
@@ -85,23 +88,23 @@ impl Out {
 }
 
 /// Prints an error with its causes.
-pub(super) fn complain(error: &anyhow::Error) {
+pub fn complain(error: &anyhow::Error) {
     // Nobody is left to tell if standard error is gone.
     let _ = writeln!(std::io::stderr(), "error: {error:#}");
 }
 
 /// Adds a line to an error that was printed elsewhere.
-pub(super) fn note(text: &str) {
+pub fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "note: {text}");
 }
 
 /// What was done, and may yet surprise.
-pub(super) fn warn(text: &str) {
+pub fn warn(text: &str) {
     let _ = writeln!(std::io::stderr(), "warning: {text}");
 }
 
 /// Columns with two spaces between, as wide as their widest cell.
-pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = head.iter().map(|h| h.chars().count()).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -125,7 +128,7 @@ pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
 }
 
 /// Names and values, one pair a line.
-pub(super) fn facts(pairs: &[(&str, String)]) -> String {
+pub fn facts(pairs: &[(&str, String)]) -> String {
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
     pairs
         .iter()
@@ -135,12 +138,12 @@ pub(super) fn facts(pairs: &[(&str, String)]) -> String {
 }
 
 /// Texts of policies and pods reach a terminal: no escape sequence among them.
-pub(super) fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// A value that may be missing.
-pub(super) fn or_dash<T: ToString>(value: Option<T>) -> String {
+pub fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".into(), |v| v.to_string())
 }
 

@@ -3,7 +3,12 @@
 //! schema is in `-o json`.
 
 use super::output::table;
+use super::policy::read_file;
+use super::usage::BadUsage;
+use anyhow::{Context, anyhow};
+use berth_kernel::policy::PARAMETERS_BYTES_MAX;
 use serde_json::Value;
+use std::path::Path;
 
 /// How deep objects in objects are shown; deeper ones are objects and no more.
 const DEPTH_MAX: usize = 4;
@@ -11,7 +16,7 @@ const DEPTH_MAX: usize = 4;
 const ROWS_MAX: usize = 200;
 
 /// Below the facts of a policy: a table of its parameters, or a line if it takes none.
-pub(super) fn shown(schema: &Value) -> String {
+pub fn shown(schema: &Value) -> String {
     let mut rows = Vec::new();
     collect(schema, schema, "", 0, &mut rows);
     if rows.is_empty() {
@@ -102,6 +107,27 @@ fn kind(root: &Value, schema: &Value, depth: usize) -> String {
     types + &range
 }
 
+/// JSON, or `@` and the name of a file of it; an object, as in a stack. `flag` is where it was given.
+pub fn read_parameters(flag: &str, given: &str) -> anyhow::Result<String> {
+    let object = |text: &str| -> Result<String, serde_json::Error> {
+        let object: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text)?;
+        Ok(serde_json::Value::Object(object).to_string())
+    };
+    match given.strip_prefix('@') {
+        None => object(given).map_err(|error| {
+            let form = r#"write it as {"replicas": 4}, or give a file of it as @FILE"#;
+            BadUsage(format!("{flag} is no JSON object ({error}): {form}")).into()
+        }),
+        // White space does not count for the limit, so there is room for some.
+        Some(file) => {
+            let limit = 2 * u64::try_from(PARAMETERS_BYTES_MAX)?;
+            let bytes = read_file(Path::new(file), limit)?;
+            let text = String::from_utf8(bytes).with_context(|| format!("{file} is no text"))?;
+            object(&text).map_err(|error| anyhow!("{flag}: {file} holds no JSON object: {error}"))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,7 +169,7 @@ mod tests {
 
     #[test]
     fn every_shipped_policy_has_its_parameters_in_a_table() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("policies-wasm");
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies-wasm");
         let mut found = 0;
         for policy in folder.read_dir().unwrap() {
             let Ok(text) = std::fs::read_to_string(policy.unwrap().path().join("schema.json")) else {

@@ -4,15 +4,15 @@ use super::args::PolicyCommand;
 use super::client::{Client, escaped};
 use super::output::{Out, facts, or_dash, printable, table};
 use super::{parameters, stack_file, trial, upload, versions};
-use crate::admin::dto::{NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Stack, StackEntry};
 use anyhow::{Context, bail};
+use berth_api::{NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Stack, StackEntry};
 use std::io::Read;
 use std::path::Path;
 
 /// Largest stack file, bytes: as large as a configuration file may be.
-const STACK_BYTES_MAX: u64 = crate::config::CONFIG_BYTES_MAX;
+const STACK_BYTES_MAX: u64 = 1024 * 1024;
 
-pub(super) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
         PolicyCommand::List => out.answer(&client.get::<PolicyList>("/policies")?, list),
         PolicyCommand::Show { policy } => {
@@ -42,15 +42,11 @@ pub(super) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
         }
         PolicyCommand::Versions(command) => versions::run(command, client, out),
         PolicyCommand::Stack => out.answer(&client.get::<Stack>("/stack")?, stack_table),
-        // What needs no daemon was done before there was a client.
-        PolicyCommand::New(_) | PolicyCommand::Check { .. } | PolicyCommand::Test { .. } => {
-            bail!("this command does not talk to a daemon")
-        }
     }
 }
 
 /// The digest that is meant by one, the beginning of one, or `name@` and that.
-pub(super) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
+pub(crate) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
     Ok(escaped(&find(client, given)?.digest))
 }
 
@@ -97,11 +93,15 @@ fn marked(versions: &[&Policy]) -> String {
 }
 
 /// What names a version on the command line and in a stack file.
-pub(super) fn label(policy: &Policy) -> String {
+pub(crate) fn label(policy: &Policy) -> String {
     format!("{}@{}", policy.name, short(&policy.digest))
 }
 
-pub(super) fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
+/// The bytes of a file; `-` is standard input.
+///
+/// # Errors
+/// If it cannot be read, or has more than `limit` bytes.
+pub fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let reading = || format!("cannot read {}", file.display());
     if file == Path::new("-") {
@@ -174,7 +174,7 @@ fn show(detail: &PolicyDetail) -> String {
     ]) + &parameters::shown(&detail.parameters_schema)
 }
 
-pub(super) fn stack_table(stack: &Stack) -> String {
+pub(crate) fn stack_table(stack: &Stack) -> String {
     let mut text = format!(
         "revision {}, from the {}",
         stack.revision,
@@ -256,6 +256,6 @@ fn entry_row(place: usize, entry: &StackEntry) -> Vec<String> {
     ]
 }
 
-pub(super) fn short(digest: &str) -> &str {
+pub(crate) fn short(digest: &str) -> &str {
     digest.get(..12).unwrap_or(digest)
 }

@@ -3,7 +3,7 @@
 use super::client::{Client, escaped};
 use super::gpu;
 use super::output::{Out, or_dash, table};
-use crate::admin::dto::{
+use berth_api::{
     Bypass, BypassList, GpuList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right,
     SightState,
 };

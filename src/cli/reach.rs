@@ -14,18 +14,18 @@ use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConf
 use ureq::typestate::AgentScope;
 
 /// Longest wait for the connection.
-pub(super) const CONNECT_MAX: Duration = Duration::from_secs(5);
+pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Largest answer to a probe, bytes: a problem has some 500.
 const PROBLEM_BYTES_MAX: u64 = 16 * 1024;
 /// Most bytes that are read of a certificate or key file, as the daemon has it.
 const PEM_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Where a daemon is, and how it is talked to.
-pub(super) struct Reach {
+pub(crate) struct Reach {
     /// What requests begin with: scheme, host and port.
-    pub(super) base: String,
+    pub(crate) base: String,
     /// How it was named.
-    pub(super) shown: String,
+    pub(crate) shown: String,
     way: Way,
 }
 
@@ -43,7 +43,7 @@ impl Reach {
     ///
     /// # Errors
     /// If the address is none, or a file cannot be read.
-    pub(super) fn of(args: &ClientArgs) -> anyhow::Result<Self> {
+    pub(crate) fn of(args: &ClientArgs) -> anyhow::Result<Self> {
         let shown = args.server.clone();
         if let Some(path) = shown.strip_prefix("unix://") {
             if !path.starts_with('/') {
@@ -90,7 +90,7 @@ impl Reach {
     }
 
     /// Whether the daemon may know who asks without a token.
-    pub(super) fn may_need_no_token(&self) -> bool {
+    pub(crate) fn may_need_no_token(&self) -> bool {
         match &self.way {
             Way::Plain { .. } => false,
             Way::Tls(tls) => tls.client_cert().is_some(),
@@ -99,12 +99,12 @@ impl Reach {
     }
 
     /// Whether whoever is on the way could read a token.
-    pub(super) fn shows_the_token(&self) -> bool {
+    pub(crate) fn shows_the_token(&self) -> bool {
         matches!(self.way, Way::Plain { stays_here: false })
     }
 
     /// What to look at where nobody answers.
-    pub(super) fn advice(&self) -> &'static str {
+    pub(crate) fn advice(&self) -> &'static str {
         match self.way {
             Way::Plain { .. } => {
                 "is `berth serve` running there? Without TLS its admin API listens on loopback only, so run this on the \
@@ -122,7 +122,7 @@ impl Reach {
     }
 
     /// What to do about an answer that was none.
-    pub(super) fn advice_on(&self, cause: &impl std::fmt::Display) -> &'static str {
+    pub(crate) fn advice_on(&self, cause: &impl std::fmt::Display) -> &'static str {
         let cause = cause.to_string();
         match self.way {
             // It is in rustls' words alone.
@@ -138,12 +138,12 @@ impl Reach {
     }
 
     /// For one answer, which must be there whole after so long.
-    pub(super) fn agent(&self, wait: Duration) -> Agent {
+    pub(crate) fn agent(&self, wait: Duration) -> Agent {
         self.made(self.settings().timeout_global(Some(wait)).build())
     }
 
     /// For an answer that comes in little by little: its head is waited for so long, and then each piece.
-    pub(super) fn stream_agent(&self, head: Duration, piece: Duration) -> Agent {
+    pub(crate) fn stream_agent(&self, head: Duration, piece: Duration) -> Agent {
         let settings = self.settings().timeout_recv_response(Some(head)).timeout_per_read(Some(piece));
         self.made(settings.build())
     }
@@ -180,8 +180,8 @@ fn is_this_machine(host: &str) -> bool {
 
 /// Whether a daemon with TLS answers at this address, whatever its certificate. Nothing is shown to it: who it
 /// is is not known.
-pub(super) fn berth_has(address: SocketAddr) -> bool {
-    crate::admin::use_ring();
+pub fn berth_has(address: SocketAddr) -> bool {
+    use_ring();
     let here = match address.ip() {
         ip if !ip.is_unspecified() => ip,
         IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -208,7 +208,7 @@ pub(super) fn berth_has(address: SocketAddr) -> bool {
 }
 
 fn tls_config(args: &ClientArgs) -> anyhow::Result<TlsConfig> {
-    crate::admin::use_ring();
+    use_ring();
     let roots = match &args.ca_file {
         Some(path) => {
             let all = certificates(path)?;
@@ -231,7 +231,7 @@ fn tls_config(args: &ClientArgs) -> anyhow::Result<TlsConfig> {
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    crate::files::read(path, PEM_BYTES_MAX).with_context(|| format!("cannot read {}", path.display()))
+    berth_files::read(path, PEM_BYTES_MAX).with_context(|| format!("cannot read {}", path.display()))
 }
 
 fn certificates(path: &Path) -> anyhow::Result<Vec<Certificate<'static>>> {
@@ -247,4 +247,10 @@ fn certificates(path: &Path) -> anyhow::Result<Vec<Certificate<'static>>> {
         bail!("{} holds no certificate in PEM", path.display());
     }
     Ok(all)
+}
+
+/// Chooses ring as the cryptography of rustls, which ureq uses.
+pub fn use_ring() {
+    // An error means that it was chosen already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
 }

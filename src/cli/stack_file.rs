@@ -1,9 +1,9 @@
 //! The file of `berth policy activate`: a list of entries, or any file with such a list under
 //! `stack` (a configuration) or `entries` (what the API takes).
 
-use crate::admin::dto::NewStackEntry;
-use crate::yaml::{Document, LeftOut, Problems, Shape};
 use anyhow::{anyhow, bail};
+use berth_api::NewStackEntry;
+use berth_files::yaml::{Document, LeftOut, Problems, Shape};
 use serde::Deserialize;
 
 /// What a file of another shape is answered with.

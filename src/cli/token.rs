@@ -1,30 +1,18 @@
-//! `berth token`, and the token that every command sends.
+//! The token that every command sends.
 
-use super::args::{ClientArgs, TokenCommand};
-use super::output::Out;
+use super::args::ClientArgs;
 use anyhow::{Context, bail};
 
 /// Most bytes that are read of a token file; a token has at most 512.
 const TOKEN_BYTES_MAX: u64 = 4 * 1024;
 
-pub(super) fn run(command: TokenCommand, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
-    match command {
-        TokenCommand::Rotate => {
-            let path = args.token_file();
-            crate::admin::rotate_token(&path)?;
-            out.say(&format!("{} has a new token; the old one opens nothing any more", path.display()))
-        }
-        TokenCommand::Show => out.text(&format!("{}\n", read(args)?)),
-    }
-}
-
 /// The token in the file that is named.
 ///
 /// # Errors
 /// If it cannot be read, or holds what no daemon takes for a token; says what a token file looks like.
-pub(super) fn read(args: &ClientArgs) -> anyhow::Result<String> {
+pub fn read(args: &ClientArgs) -> anyhow::Result<String> {
     let path = args.token_file();
-    let text = crate::files::read_text(&path, TOKEN_BYTES_MAX).with_context(|| {
+    let text = berth_files::read_text(&path, TOKEN_BYTES_MAX).with_context(|| {
         format!(
             "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
              BERTH_TOKEN_FILE (the daemon makes the file when it first starts)",

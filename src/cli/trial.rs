@@ -1,13 +1,13 @@
 //! `berth policy try`, `berth policy replay` and `berth policy shadow`.
 
-use super::author::read_parameters;
 use super::client::Client;
 use super::names::Names;
 use super::output::{Out, facts, table};
+use super::parameters::read_parameters;
 use super::tried::{self, TryArgs};
 use super::usage::BadUsage;
-use crate::admin::dto::{Candidate, Comparison, Difference, Replay, Shadow, ShadowList};
 use anyhow::bail;
+use berth_api::{Candidate, Comparison, Difference, Replay, Shadow, ShadowList};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

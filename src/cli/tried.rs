@@ -1,15 +1,13 @@
 //! `berth policy try`.
 
-use super::author::read_parameters;
 use super::client::Client;
 use super::output::{Out, facts, printable, table};
+use super::parameters::read_parameters;
 use super::trial::CandidateArgs;
 use super::usage::BadUsage;
-use crate::admin::dto::{
-    NewTrial, OfferLine, OnFault, Permissions, Trial, TrialCall, TrialOutcome, TrialRequest,
-};
-use crate::kernel::names::Resource;
 use anyhow::{anyhow, bail};
+use berth_api::{NewTrial, OfferLine, OnFault, Permissions, Trial, TrialCall, TrialOutcome, TrialRequest};
+use berth_kernel::names::Resource;
 use clap::Args;
 
 /// `berth policy try`.

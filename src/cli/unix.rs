@@ -1,7 +1,7 @@
 //! HTTP over the daemon's Unix socket, for the client half.
 
 use super::reach::CONNECT_MAX;
-use crate::admin::connect_within;
+use berth_files::socket::connect_within;
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::IpAddr;

@@ -4,11 +4,11 @@ use super::client::Client;
 use super::output::{Out, warn};
 use super::policy::{label, read_file, short};
 use super::versions::WordArgs;
-use crate::admin::MODULE_BYTES_MAX;
-use crate::admin::dto::{Policy, PolicyDetail, PolicyList};
 use anyhow::bail;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use berth_api::MODULE_BYTES_MAX;
+use berth_api::{Policy, PolicyDetail, PolicyList};
 use clap::Args;
 use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ pub struct PushArgs {
     pub word: WordArgs,
 }
 
-pub(super) fn run(args: &PushArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+pub(crate) fn run(args: &PushArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     let module = read_file(&args.file, u64::try_from(MODULE_BYTES_MAX)?)?;
     let signature = args.signature.as_deref().map(signature).transpose()?;
     let length = module.len().to_string();
@@ -91,7 +91,7 @@ fn warning(policy: &Policy, others: &[Policy]) -> Option<String> {
 }
 
 /// What is to be said of an uploaded policy whose name is a shipped one's.
-pub(super) fn shipped_name(name: &str, label: &str) -> String {
+pub fn shipped_name(name: &str, label: &str) -> String {
     format!(
         "{name} is also the name of a shipped policy, which the name alone means: use {label} or rename yours"
     )

@@ -3,9 +3,9 @@
 use super::client::{Client, escaped};
 use super::output::{Out, table};
 use super::policy::{resolve, short, stack_table};
-use crate::admin::MODULE_BYTES_MAX;
-use crate::admin::dto::{Activation, ActivationList, PolicyDetail, Rollback, Stack};
 use anyhow::{Context, bail};
+use berth_api::MODULE_BYTES_MAX;
+use berth_api::{Activation, ActivationList, PolicyDetail, Rollback, Stack};
 use clap::{Args, Subcommand};
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -127,7 +127,7 @@ fn history(list: &ActivationList) -> String {
 }
 
 fn row(activation: &Activation) -> Vec<String> {
-    let label = |e: &crate::admin::dto::StackEntry| format!("{}@{}", e.policy, short(&e.digest));
+    let label = |e: &berth_api::StackEntry| format!("{}@{}", e.policy, short(&e.digest));
     let policies: Vec<_> = activation.entries.iter().map(label).collect();
     vec![
         activation.revision.to_string(),

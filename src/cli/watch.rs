@@ -1,8 +1,9 @@
 //! `--watch`: a look that is taken again and again.
 
+use super::Request;
 use super::args::{
-    AllocationCommand, Command, DecisionCommand, GpuCommand, PolicyCommand, ProcessCommand, ShadowCommand,
-    TrialCommand,
+    AllocationCommand, ClientCommand, DecisionCommand, GpuCommand, Output, PolicyCommand, ProcessCommand,
+    ShadowCommand, TrialCommand,
 };
 use super::client::Passing;
 use super::output::{Out, note};
@@ -16,17 +17,20 @@ const EVERY_MIN: Duration = Duration::from_millis(100);
 const CLEAR: &str = "\u{1b}[H\u{1b}[J";
 
 /// Whether a command only looks, so that it can be done again.
-pub(super) fn looks(command: &Command) -> bool {
-    match command {
-        Command::Gpu { command } => matches!(command, GpuCommand::List | GpuCommand::Show { .. }),
-        Command::Allocation { command } => {
-            matches!(command, AllocationCommand::List(_) | AllocationCommand::Show { .. })
-        }
-        Command::Process { command } => {
-            matches!(command, ProcessCommand::List { .. } | ProcessCommand::Bypass)
-        }
-        Command::Decision { command } => matches!(command, DecisionCommand::List(_)),
-        Command::Policy { command } => match command {
+pub(super) fn looks(request: Request<'_>) -> bool {
+    match request {
+        Request::Command(command) => match command {
+            ClientCommand::Gpu { command } => matches!(command, GpuCommand::List | GpuCommand::Show { .. }),
+            ClientCommand::Allocation { command } => {
+                matches!(command, AllocationCommand::List(_) | AllocationCommand::Show { .. })
+            }
+            ClientCommand::Process { command } => {
+                matches!(command, ProcessCommand::List { .. } | ProcessCommand::Bypass)
+            }
+            ClientCommand::Decision { command } => matches!(command, DecisionCommand::List(_)),
+            ClientCommand::Events(_) => false,
+        },
+        Request::Policy(command) => match command {
             PolicyCommand::List | PolicyCommand::Stack => true,
             PolicyCommand::Trial(trial) => matches!(
                 trial,
@@ -34,7 +38,6 @@ pub(super) fn looks(command: &Command) -> bool {
             ),
             _ => false,
         },
-        _ => false,
     }
 }
 
@@ -81,9 +84,9 @@ pub(super) fn run(
 /// Tables are told apart by an empty line, YAML documents by their mark; JSON needs nothing.
 fn separated(text: &str, follows: bool, out: &Out) -> String {
     let between = match (follows, out.form()) {
-        (false, _) | (true, super::Output::Json) => "",
-        (true, super::Output::Yaml) => "---\n",
-        (true, super::Output::Table | super::Output::Wide) => "\n",
+        (false, _) | (true, Output::Json) => "",
+        (true, Output::Yaml) => "---\n",
+        (true, Output::Table | Output::Wide) => "\n",
     };
     format!("{between}{text}")
 }

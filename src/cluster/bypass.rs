@@ -1,12 +1,12 @@
 //! What is told of GPUs that are used, or may be used, past every grant. Pure, but for what was told.
 
 use super::news::{About, Notice, bounded, calm, name_of, warning};
-use crate::kernel::belongs::{Bypass, Owners, reaching};
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::PartId;
-use crate::kernel::pod_bypass::PodBypass;
-use crate::kernel::pods::Pod;
-use crate::kernel::process::{Process, Seen};
+use berth_kernel::belongs::{Bypass, Owners, reaching};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
+use berth_kernel::pod_bypass::PodBypass;
+use berth_kernel::pods::Pod;
+use berth_kernel::process::{Process, Seen};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What makes two bypasses one to people: a job that starts process after process is one. A pod may

@@ -2,8 +2,7 @@
 
 use super::wait::{self, Backoff};
 use super::{Link, Settings};
-use crate::config::ApiServer;
-use crate::files;
+use crate::ApiServer;
 use http::Response;
 use http::header::RETRY_AFTER;
 use k8s_openapi::api::core::v1::Node;
@@ -162,7 +161,7 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
         other => ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(other) },
     };
     // The library would wait for the other end of a FIFO.
-    let text = files::read_text(path, KUBECONFIG_BYTES_MAX);
+    let text = berth_files::read_text(path, KUBECONFIG_BYTES_MAX);
     text.map_err(|error| wrong(KubeconfigError::ReadConfig(error, path.to_owned())))?;
     let file = Kubeconfig::read_from(path).map_err(wrong)?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(wrong)?;

@@ -4,12 +4,12 @@
 
 use super::Settings;
 use super::client::{ANSWER_MAX, words};
-use crate::admission::Door;
-use crate::keeper::Snapshot;
-use crate::kernel::evict::{Ask, Outcome, Way, asks, is_wanted};
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::PartId;
-use crate::spans;
+use berth_core::admission::Door;
+use berth_core::keeper::Snapshot;
+use berth_core::spans;
+use berth_kernel::evict::{Ask, Outcome, Way, asks, is_wanted};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};

@@ -4,7 +4,7 @@
 use super::Settings;
 use super::client::{ANSWER_MAX, words};
 use super::wait::{self, Backoff, REFRESH_MEAN, jittered};
-use crate::labels::{Labels, OTHER_WRITER};
+use crate::node_labels::{Labels, OTHER_WRITER};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::core::Status;

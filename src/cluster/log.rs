@@ -2,12 +2,12 @@
 //! and how their drains end. What an operator orders is logged where it is ordered.
 
 use super::news::{by, drain_news, health_news, how, moment, name_of};
-use crate::admission::Door;
-use crate::kernel::drain::{AtDeadline, Drain, was_given_up};
-use crate::kernel::health::{Health, HealthState};
-use crate::kernel::ledger::{GpuState, Ledger};
-use crate::kernel::names::PartId;
-use crate::kernel::time::Now;
+use berth_core::admission::Door;
+use berth_kernel::drain::{AtDeadline, Drain, was_given_up};
+use berth_kernel::health::{Health, HealthState};
+use berth_kernel::ledger::{GpuState, Ledger};
+use berth_kernel::names::PartId;
+use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! What is told as events: the difference between two snapshots. Pure.
 
-use crate::kernel::drain::{AtDeadline, Drain, Order};
-use crate::kernel::evict::{HolderOn, Leaving, Outcome, Way, holders};
-use crate::kernel::health::{Health, HealthState};
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::PartId;
+use berth_kernel::drain::{AtDeadline, Drain, Order};
+use berth_kernel::evict::{HolderOn, Leaving, Outcome, Way, holders};
+use berth_kernel::health::{Health, HealthState};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
 use k8s_openapi::jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! A pod of the API server in the kernel's words.
 
-use crate::kernel::names::Resource;
-use crate::kernel::pod_bypass::{PodBypass, VISIBLE_DEVICES};
-use crate::kernel::pods::{Pod, PodContainer, Stage, is_of_static_pod};
+use berth_kernel::names::Resource;
+use berth_kernel::pod_bypass::{PodBypass, VISIBLE_DEVICES};
+use berth_kernel::pods::{Pod, PodContainer, Stage, is_of_static_pod};
 use k8s_openapi::api::core::v1::{Container, Pod as ApiPod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;

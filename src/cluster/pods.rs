@@ -4,11 +4,11 @@ use super::client::trouble;
 use super::pod_watch::{Error, Event, events};
 use super::wait::{self, Backoff};
 use super::{Link, Settings, understand};
-use crate::admission::Door;
-use crate::keeper::AskError;
-use crate::kernel::asking::{Haste, asks_for_ours, waits_anew};
-use crate::kernel::ledger::Ledger;
-use crate::kernel::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
+use berth_core::admission::Door;
+use berth_core::keeper::AskError;
+use berth_kernel::asking::{Haste, asks_for_ours, waits_anew};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use futures_util::{FutureExt, Stream, StreamExt};
 use kube::Client;
 use std::collections::{BTreeMap, VecDeque};
@@ -214,7 +214,7 @@ struct TooMany {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::pods::DELETED_MAX;
+    use berth_kernel::pods::DELETED_MAX;
     use k8s_openapi::api::core::v1::Pod as ApiPod;
     use serde_json::json;
 

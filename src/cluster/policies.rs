@@ -2,7 +2,7 @@
 //! looks at how they fare.
 
 use super::news::{Notice, calm, warning};
-use crate::admission::{FAULTS_TO_SUSPEND, Standing, Standings};
+use berth_core::admission::{FAULTS_TO_SUSPEND, Standing, Standings};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -48,8 +48,8 @@ impl Haste {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::names::Resource;
-    use crate::kernel::pods::PodContainer;
+    use crate::names::Resource;
+    use crate::pods::PodContainer;
 
     fn pod(stage: Stage, asks: &[(&str, u32)]) -> Pod {
         let asks = asks.iter().map(|(name, n)| (Resource::parse(name).unwrap(), *n)).collect();

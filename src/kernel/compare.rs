@@ -231,11 +231,11 @@ fn triaged(before: &TriageAnswer, now: &TriageAnswer) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::allocation::Limits;
-    use crate::kernel::decision::Cost;
-    use crate::kernel::names::Digest;
-    use crate::kernel::names::Resource;
-    use crate::kernel::policy::{FaultKind, OfferAnswer, Severity};
+    use crate::allocation::Limits;
+    use crate::decision::Cost;
+    use crate::names::Digest;
+    use crate::names::Resource;
+    use crate::policy::{FaultKind, OfferAnswer, Severity};
 
     fn share(part: &str, n: u32) -> DeviceId {
         DeviceId { part: PartId::parse(part).unwrap(), share: Some(n) }

@@ -207,14 +207,14 @@ mod tests {
     #[test]
     fn a_row_that_waits_degrades_and_one_past_repair_does_not_work() {
         let sign = |code| Reading {
-            part: crate::kernel::names::PartId::parse("GPU-0").unwrap(),
+            part: crate::names::PartId::parse("GPU-0").unwrap(),
             source: ROWS.into(),
             code,
             detail: "rows".into(),
         };
         let judged = |code| baseline_triage(&sign(code), &APPLICATION_XIDS, 60_000).severity;
         assert_eq!(judged(ROWS_PENDING), Severity::Degraded);
-        assert_eq!(judged(crate::kernel::gpu::ROWS_FAILED), Severity::Unhealthy);
+        assert_eq!(judged(crate::gpu::ROWS_FAILED), Severity::Unhealthy);
     }
 
     #[test]

@@ -127,8 +127,8 @@ fn pids(ledger: &Ledger, allocation: &Allocation) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::belongs::tests::{Node, of_pod, process};
     use super::*;
+    use crate::test_node::{Node, of_pod, process};
 
     #[test]
     fn processes_of_its_pod_keep_an_allocation_from_ending_and_others_do_not() {

@@ -1,6 +1,6 @@
 //! The device list of one resource, as its streams show it.
 
-use crate::kernel::listing::Listed;
+use berth_kernel::listing::Listed;
 use std::sync::Arc;
 use tokio::sync::watch;
 

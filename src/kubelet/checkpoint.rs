@@ -7,9 +7,9 @@
 use super::convert::allocation_key;
 use super::folder::FileId;
 use super::wire::v1beta1::ContainerAllocateResponse;
-use crate::kernel::names::{AllocationId, DeviceId, Resource};
-use crate::kernel::reconcile::Checkpointed;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use berth_kernel::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::reconcile::Checkpointed;
 use prost::Message;
 use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;

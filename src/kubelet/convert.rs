@@ -4,13 +4,13 @@ use super::nodes::device_nodes;
 use super::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, Device, DeviceSpec, Mount};
 use super::wire::v1beta1::{NumaNode, TopologyInfo};
 use super::wire::{HEALTHY, UNHEALTHY};
-use crate::config::{DeviceIdStrategy, DeviceListStrategy, Edits, MpsEdits, ResourceEdits};
-use crate::kernel::allocation::{Allocation, Limits};
-use crate::kernel::gpu::Part;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::listing::Listed;
-use crate::kernel::names::Resource;
-use crate::kernel::part_use;
+use crate::edits::{DeviceIdStrategy, DeviceListStrategy, Edits, MpsEdits, ResourceEdits};
+use berth_kernel::allocation::{Allocation, Limits};
+use berth_kernel::gpu::Part;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::listing::Listed;
+use berth_kernel::names::Resource;
+use berth_kernel::part_use;
 use std::collections::BTreeSet;
 
 /// Names the GPUs to NVIDIA's runtimes.
@@ -192,12 +192,12 @@ mod tests {
     mod strategies;
 
     use super::*;
-    use crate::config::WantedDevice;
-    use crate::kernel::allocation::{Decision, Holder};
-    use crate::kernel::change::{Change, Entry};
-    use crate::kernel::gpu::MIG_INDEX;
-    use crate::kernel::names::{AllocationId, DeviceId, PartId};
-    use crate::kernel::time::Now;
+    use crate::edits::WantedDevice;
+    use berth_kernel::allocation::{Decision, Holder};
+    use berth_kernel::change::{Change, Entry};
+    use berth_kernel::gpu::MIG_INDEX;
+    use berth_kernel::names::{AllocationId, DeviceId, PartId};
+    use berth_kernel::time::Now;
     use std::collections::BTreeMap;
     use std::path::PathBuf;
 

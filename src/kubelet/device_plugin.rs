@@ -11,14 +11,14 @@ use super::wire::v1beta1::{
     PreferredAllocationResponse,
 };
 use super::{convert, parse, parse::BadRequest, status};
-use crate::admission::{Attempt, Door, Granted};
-use crate::config::Edits;
-use crate::figures::{CODES, Rpc};
-use crate::keeper::AskError;
-use crate::kernel::allocation::Allocation;
-use crate::kernel::names::{DeviceId, Resource};
-use crate::kernel::policy::{AdmitRequest, PlaceRequest};
-use crate::spans;
+use crate::edits::Edits;
+use berth_core::admission::{Attempt, Door, Granted};
+use berth_core::figures::{CODES, Rpc};
+use berth_core::keeper::AskError;
+use berth_core::spans;
+use berth_kernel::allocation::Allocation;
+use berth_kernel::names::{DeviceId, Resource};
+use berth_kernel::policy::{AdmitRequest, PlaceRequest};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};

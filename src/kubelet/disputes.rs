@@ -1,9 +1,9 @@
 //! What `List` and the ledger see differently, and how often that is worth a round.
 
-use crate::kernel::ledger::Ledger;
-use crate::kernel::part_state::Device;
-use crate::kernel::pods::Fate;
-use crate::kernel::reconcile::PodList;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::part_state::Device;
+use berth_kernel::pods::Fate;
+use berth_kernel::reconcile::PodList;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

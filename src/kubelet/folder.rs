@@ -6,7 +6,7 @@
 
 use super::checkpoint::CHECKPOINT_FILE;
 use super::settings::Settings;
-use crate::config::{NoSocket, socket_metadata};
+use crate::socket_path::{NoSocket, socket_metadata};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

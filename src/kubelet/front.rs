@@ -7,7 +7,7 @@ use super::pods_api;
 use super::rounds::{RoundError, Rounds};
 use super::settings::Settings;
 use super::supervisor::{Boards, Supervisor};
-use crate::admission::Door;
+use berth_core::admission::Door;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

@@ -1,7 +1,7 @@
 //! Device nodes of parts, for runtimes without a hook of NVIDIA's.
 
 use super::wire::v1beta1::DeviceSpec;
-use crate::kernel::gpu::Part;
+use berth_kernel::gpu::Part;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -73,8 +73,8 @@ fn cap_minor(table: &str, name: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::{cap_minor, nodes_of, seen_at};
-    use crate::kernel::gpu::{Mig, Part};
-    use crate::kernel::names::PartId;
+    use berth_kernel::gpu::{Mig, Part};
+    use berth_kernel::names::PartId;
     use std::collections::BTreeMap;
     use std::path::Path;
 

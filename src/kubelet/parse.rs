@@ -3,10 +3,10 @@
 //! The kubelet sends none of what is refused here; whatever does must not reach the kernel.
 
 use super::wire::v1beta1::{ContainerAllocateRequest, ContainerPreferredAllocationRequest};
-use crate::kernel::allocation::DEVICES_PER_ALLOCATION_MAX;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::{BadName, DeviceId, Resource};
-use crate::kernel::policy::{AdmitRequest, PlaceRequest};
+use berth_kernel::allocation::DEVICES_PER_ALLOCATION_MAX;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{BadName, DeviceId, Resource};
+use berth_kernel::policy::{AdmitRequest, PlaceRequest};
 use std::collections::BTreeSet;
 
 /// A request that means nothing.

@@ -3,8 +3,8 @@
 use super::wire::lazy_channel;
 use super::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
 use super::wire::v1::{ListPodResourcesRequest, ListPodResourcesResponse};
-use crate::kernel::names::{DeviceId, Resource};
-use crate::kernel::reconcile::{ListedHold, PodList};
+use berth_kernel::names::{DeviceId, Resource};
+use berth_kernel::reconcile::{ListedHold, PodList};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;

@@ -3,7 +3,7 @@
 use super::wire::v1beta1::registration_client::RegistrationClient;
 use super::wire::v1beta1::{DevicePluginOptions, RegisterRequest};
 use super::wire::{API_VERSION, dial};
-use crate::kernel::names::Resource;
+use berth_kernel::names::Resource;
 use std::path::Path;
 use std::time::Duration;
 

@@ -9,14 +9,14 @@ use super::folder::{FileId, Seen};
 use super::pod_resources::PodResources;
 use super::settings::Settings;
 use super::supervisor::Boards;
-use crate::admission::Door;
-use crate::keeper::{Applied, AskError};
-use crate::kernel::drain::Drain;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::Resource;
-use crate::kernel::reconcile::{KubeletAge, PodList, RoundView};
-use crate::kernel::stuck::SourceError;
-use crate::spans;
+use berth_core::admission::Door;
+use berth_core::keeper::{Applied, AskError};
+use berth_core::spans;
+use berth_kernel::drain::Drain;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::Resource;
+use berth_kernel::reconcile::{KubeletAge, PodList, RoundView};
+use berth_kernel::stuck::SourceError;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -379,7 +379,7 @@ fn curious(ledger: &Ledger) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::time::Now;
+    use berth_kernel::time::Now;
 
     #[test]
     fn a_checkpoint_that_came_late_once_is_no_error_and_one_that_stays_old_is() {

@@ -1,6 +1,6 @@
 //! What this room is told; the configuration file's part of it is read by `config`.
 
-use crate::config::{Config, Edits, RoundTiming};
+use crate::edits::Edits;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,17 +18,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// This room's part of the configuration.
-    #[must_use]
-    pub fn of(config: &Config) -> Self {
-        Self {
-            kubelet_dir: config.kubelet_dir.clone(),
-            edits: config.edits.clone(),
-            rounds: config.rounds.clone(),
-            waits: Waits::default(),
-        }
-    }
-
     /// Where plugins' sockets, the kubelet's registration socket and its checkpoint lie.
     #[must_use]
     pub fn device_plugins(&self) -> PathBuf {
@@ -51,6 +40,30 @@ impl Settings {
     #[must_use]
     pub fn pod_resources_socket(&self) -> PathBuf {
         self.kubelet_dir.join("pod-resources").join("kubelet.sock")
+    }
+}
+
+/// The waits of rounds (DESIGN section 5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoundTiming {
+    /// How often `List` is asked.
+    pub list_every: Duration,
+    /// How often while a GPU is cordoned.
+    pub list_every_cordoned: Duration,
+    /// How often a round runs anyway.
+    pub round_every: Duration,
+    /// How long a round waits for a freshly written checkpoint.
+    pub checkpoint_wait: Duration,
+}
+
+impl Default for RoundTiming {
+    fn default() -> Self {
+        Self {
+            list_every: Duration::from_secs(2),
+            list_every_cordoned: Duration::from_secs(1),
+            round_every: Duration::from_secs(60),
+            checkpoint_wait: Duration::from_secs(1),
+        }
     }
 }
 

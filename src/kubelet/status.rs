@@ -2,9 +2,9 @@
 //! where a person reads it: so it names the GPU and the resource, and says what to do.
 
 use super::parse::BadRequest;
-use crate::keeper::AskError;
-use crate::kernel::names::Resource;
-use crate::kernel::refusal::Refusal;
+use berth_core::keeper::AskError;
+use berth_kernel::names::Resource;
+use berth_kernel::refusal::Refusal;
 use tonic::{Code, Status};
 
 /// A request that means nothing, with its whole chain of causes.

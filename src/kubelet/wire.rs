@@ -5,29 +5,7 @@ use std::path::{Path, PathBuf};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
-/// The device plugin API.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
-pub(super) mod v1beta1 {
-    tonic::include_proto!("v1beta1");
-}
-
-/// The Pods API.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
-pub(super) mod v1alpha1 {
-    tonic::include_proto!("v1alpha1");
-}
-
-/// What is read of a core/v1 Pod.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
-pub(super) mod core {
-    tonic::include_proto!("k8s.io.api.core.v1");
-}
-
-/// The pod resources API.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::unwrap_used)]
-pub(super) mod v1 {
-    tonic::include_proto!("v1");
-}
+pub(super) use berth_proto::{core, v1, v1alpha1, v1beta1};
 
 /// The one version that the kubelet registers.
 pub(super) const API_VERSION: &str = "v1beta1";

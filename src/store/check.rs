@@ -7,12 +7,12 @@
 //! the one in [`super::counter`].
 
 use super::codec::{self, DecodeError, FORMAT, versioned};
-use crate::kernel::record::Record;
+use berth_kernel::record::Record;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 
-/// The check record's key: sorts before every [`crate::kernel::record::RecordKey`].
+/// The check record's key: sorts before every [`berth_kernel::record::RecordKey`].
 pub(super) const CHECK_KEY: &[u8] = &[0];
 
 /// Records that room is made for at once; what a damaged count asks for must not cost memory.
@@ -161,7 +161,7 @@ fn digest(key: &[u8], value: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::record::{Meta, Record, StackHead};
+    use berth_kernel::record::{Meta, Record, StackHead};
 
     type Pair = (Vec<u8>, Vec<u8>);
 

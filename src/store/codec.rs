@@ -8,9 +8,9 @@
 
 use super::check::Changes;
 use super::dto;
-use crate::kernel::names::{AllocationId, Digest, PartId};
-use crate::kernel::record::{Record, RecordKey, Write};
-use crate::ports::StoreError;
+use berth_kernel::names::{AllocationId, Digest, PartId};
+use berth_kernel::ports::StoreError;
+use berth_kernel::record::{Record, RecordKey, Write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

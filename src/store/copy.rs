@@ -7,7 +7,7 @@
 
 use super::folder::{Folder, is_unfinished, remove};
 use super::reserve;
-use crate::ports::StoreError;
+use berth_kernel::ports::StoreError;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};

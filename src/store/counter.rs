@@ -9,7 +9,7 @@
 
 use super::closed::Digest;
 use super::folder::is_in_place;
-use crate::files::{self, Links};
+use berth_files::{self, Links};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -49,7 +49,7 @@ impl Counter {
     /// # Errors
     /// Of kind `InvalidData` if neither number can be read.
     pub(super) fn open(path: &Path) -> io::Result<(Self, u64)> {
-        let file = files::open_with(OpenOptions::new().read(true).write(true), path, Links::Refuse)?;
+        let file = berth_files::open_with(OpenOptions::new().read(true).write(true), path, Links::Refuse)?;
         let newest = (0..SLOTS)
             .filter_map(|slot| {
                 let mut bytes = [0; SLOT_BYTES];

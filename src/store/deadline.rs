@@ -7,8 +7,8 @@
 //! what the next one answers.
 
 use super::trouble::Trouble;
-use crate::kernel::record::{Record, Write};
-use crate::ports::{Store, StoreError, Waker};
+use berth_kernel::ports::{Store, StoreError, Waker};
+use berth_kernel::record::{Record, Write};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;

@@ -15,7 +15,7 @@ pub(super) use part::Part;
 pub(super) use policy::Policy;
 pub(super) use stack::{Stack, StackEntry};
 
-use crate::kernel::{drain, record};
+use berth_kernel::{drain, record};
 use serde::{Deserialize, Serialize};
 
 /// See [`record::Meta`].

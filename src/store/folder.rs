@@ -11,8 +11,8 @@
 //! ```
 
 use super::trouble::Trouble;
-use crate::files::{self, Links};
-use crate::ports::StoreError;
+use berth_files::{self, Links};
+use berth_kernel::ports::StoreError;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
@@ -57,7 +57,7 @@ impl Folder {
         }
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
-        let lock = files::open_with(&mut options, &path.join("lock"), Links::Refuse)
+        let lock = berth_files::open_with(&mut options, &path.join("lock"), Links::Refuse)
             .map_err(|e| trouble.io("opening its file lock", &e))?;
         if !lock_within(&lock, RELEASE_WAIT).map_err(|e| trouble.io("locking it", &e))? {
             return Err(trouble.locked());
@@ -161,7 +161,7 @@ impl Folder {
                 continue;
             }
             let about = entry.metadata().map_err(|e| io(&e))?;
-            files::regular(about.file_type())
+            berth_files::regular(about.file_type())
                 .map_err(|e| self.trouble.io(&format!("opening its file data/{name}"), &e))?;
             bytes += about.len();
         }
@@ -195,7 +195,8 @@ impl Folder {
 
     /// Opens sled's log for syncing. It must be there and be writable.
     pub(super) fn open_log(&self) -> Result<File, StoreError> {
-        let opened = files::open_with(OpenOptions::new().read(true).write(true), &self.log(), Links::Refuse);
+        let opened =
+            berth_files::open_with(OpenOptions::new().read(true).write(true), &self.log(), Links::Refuse);
         opened.map_err(|e| match e.kind() {
             ErrorKind::NotFound => self.trouble.damaged("its file data/db is missing"),
             _ => self.trouble.io("opening its file data/db", &e),

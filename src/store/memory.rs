@@ -3,8 +3,8 @@
 
 use super::codec;
 use super::trouble::Trouble;
-use crate::kernel::record::{Meta, Record, Write};
-use crate::ports::{Store, StoreError};
+use berth_kernel::ports::{Store, StoreError};
+use berth_kernel::record::{Meta, Record, Write};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::path::Path;

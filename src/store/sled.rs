@@ -27,9 +27,9 @@ use super::counter::Counter;
 use super::folder::{Folder, is_in_place};
 use super::handle::{Handle, check, contents, fill, open_counter, open_sled, whole};
 use super::trouble::{Trouble, panicked};
-use crate::kernel::record::{Record, Write};
-use crate::kill_points::{Point, pass};
-use crate::ports::{Store, StoreError, Waker};
+use berth_kernel::ports::{Store, StoreError, Waker};
+use berth_kernel::record::{Record, Write};
+use berth_kernel::steps::{Step, pass};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -82,7 +82,7 @@ struct Open {
 
 impl SledStore {
     /// Opens the store in this folder, which is made, readable to its owner alone, if there never was
-    /// one. A fresh store gets a random identity ([`crate::kernel::record::Meta::store`]).
+    /// one. A fresh store gets a random identity ([`berth_kernel::record::Meta::store`]).
     ///
     /// # Errors
     /// If another process has it, one was made here and is gone, a later release wrote it, it is damaged
@@ -238,7 +238,7 @@ impl Open {
         } else {
             folder.try_on_copy(read_whole)?
         };
-        pass(Point::StoreChecked);
+        pass(Step::StoreChecked);
         folder.sweep()?;
         folder.release_reserve_if_full();
         let db = open_sled(&folder.data(), trouble)?;
@@ -247,7 +247,7 @@ impl Open {
             return Err(trouble.damaged("it reads otherwise than its copy"));
         }
         let open = Self { db, log, counter, contents, records: Some(records) };
-        pass(Point::StoreOpened);
+        pass(Step::StoreOpened);
         open.counter
             .set(open.contents.check().writes)
             .and_then(|()| open.counter.sync())
@@ -278,7 +278,7 @@ impl Open {
         let db = &self.db;
         let written = catch_unwind(AssertUnwindSafe(|| {
             db.apply_batch(batch)?;
-            pass(Point::StoreTaken);
+            pass(Step::StoreTaken);
             db.flush()
         }));
         match written {
@@ -286,14 +286,14 @@ impl Open {
             Ok(Err(e)) => return Err(trouble.writing(e)),
             Err(panic) => return Err(trouble.failed(panicked(&*panic))),
         }
-        pass(Point::StoreFlushed);
+        pass(Step::StoreFlushed);
         // The counter last: it must never be ahead of what is durable.
         let synced = self
             .log
             .sync_data()
-            .inspect(|()| pass(Point::StoreSynced))
+            .inspect(|()| pass(Step::StoreSynced))
             .and_then(|()| self.counter.set(next.check.writes))
-            .inspect(|()| pass(Point::StoreCounted))
+            .inspect(|()| pass(Step::StoreCounted))
             .and_then(|()| self.is_in_place(folder));
         match synced {
             Ok(true) => {

@@ -6,9 +6,9 @@
 
 use super::codec::{self, DecodeError, FORMAT};
 use super::sled::SledStore;
-use crate::kernel::names::{AllocationId, Digest, PartId};
-use crate::kernel::record::{Record, RecordKey, Write};
-use crate::ports::{Store, StoreError};
+use berth_kernel::names::{AllocationId, Digest, PartId};
+use berth_kernel::ports::{Store, StoreError};
+use berth_kernel::record::{Record, RecordKey, Write};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Errors of the system and of sled, in words that say what to do.
 
 use super::codec::{DecodeError, FORMAT};
-use crate::ports::StoreError;
+use berth_kernel::ports::StoreError;
 use std::any::Any;
 use std::io::{self, ErrorKind};
 use std::path::Path;

@@ -13,8 +13,8 @@ use super::fault::{self, Stage};
 use super::guest::{self, Guest};
 use super::limits::{ANSWER_BYTES_MAX, CALLS_AT_ONCE_MAX, FUEL_PER_CALL};
 use super::ticker::Ticker;
-use crate::kernel::decision::Cost;
-use crate::kernel::policy::{Fault, FaultKind};
+use berth_kernel::decision::Cost;
+use berth_kernel::policy::{Fault, FaultKind};
 
 /// How often an instance is tried to be made where the system is busy, see [`is_busy`]; it waits up to a tenth of a
 /// second itself each time.

@@ -17,8 +17,7 @@ use super::frame::{FRAME_BYTES_MAX, Reply};
 use super::limits::{COMPILE_CPU_S_MAX, COMPILE_MESSAGES_BYTES_MAX, COMPILE_WAIT_S_MAX, COMPILE_WALL_S_MAX};
 use super::memory;
 use super::module::not_a_policy;
-use crate::ports::InstallError;
-use crate::spans;
+use berth_kernel::ports::InstallError;
 
 /// What one compilation may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,12 +83,7 @@ impl Compiler {
             None => memory::compiler_memory_bytes().map_err(trouble)?,
         };
         let _turn = self.turn().ok_or(InstallError::Busy)?;
-        let span = spans::compile(module.len());
-        let compiled = span.in_scope(|| self.compile_now(module, memory_bytes));
-        if compiled.is_err() {
-            spans::failed(&span);
-        }
-        compiled
+        self.compile_now(module, memory_bytes)
     }
 
     fn compile_now<'m>(&self, module: &'m [u8], memory_bytes: u64) -> Result<Compiled<'m>, InstallError> {

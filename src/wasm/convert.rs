@@ -11,11 +11,11 @@ use super::exports::Hooks;
 use super::fault;
 use super::guest::Guest;
 use super::view::View;
-use crate::kernel::allocation::Limits;
-use crate::kernel::gpu::Reading;
-use crate::kernel::names::{DeviceId, PartId, Resource};
-use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
-use crate::kernel::policy::{
+use berth_kernel::allocation::Limits;
+use berth_kernel::gpu::Reading;
+use berth_kernel::names::{DeviceId, PartId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::policy::{
     AdmitRequest, Answer, Fault, OfferAnswer, PlaceRequest, Placement, Question, Severity, Terms,
     TriageAnswer,
 };

@@ -4,7 +4,7 @@ use wasmtime::{Error, Trap};
 
 use super::guest::Guest;
 use super::limits::{ANSWER_BYTES_MAX, FUEL_PER_CALL, GUEST_STACK_BYTES_MAX};
-use crate::kernel::policy::{Fault, FaultKind, REASON_BYTES_MAX};
+use berth_kernel::policy::{Fault, FaultKind, REASON_BYTES_MAX};
 
 /// How the last line begins of a policy that refuses its parameters, as the kit for Rust writes it.
 pub(super) const ABOUT_PARAMETERS: &str = "parameters: ";

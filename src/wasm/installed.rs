@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use super::module::Module;
 use super::{WasmPolicies, fault};
-use crate::kernel::policy::{Fault, PolicyVersion};
+use berth_kernel::policy::{Fault, PolicyVersion};
 
 /// A known version.
 pub(super) struct Installed {

@@ -11,8 +11,8 @@ use super::exports::{Exports, Hooks};
 use super::fault;
 use super::guest::Guest;
 use super::limits::{DESCRIBE_WALL_MS_MAX, SUMMARY_BYTES_MAX, VERSION_BYTES_MAX};
-use crate::kernel::policy::{Hook, SCHEMA_BYTES_MAX};
-use crate::ports::InstallError;
+use berth_kernel::policy::{Hook, SCHEMA_BYTES_MAX};
+use berth_kernel::ports::InstallError;
 
 /// Longest name, characters: that of a DNS label.
 const NAME_BYTES_MAX: usize = 63;

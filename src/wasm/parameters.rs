@@ -5,7 +5,7 @@
 //! parameter that lies there is what its author looks for.
 
 use super::fault::{ABOUT_PARAMETERS, EARLIER};
-use crate::kernel::policy::{Fault, FaultKind, REASON_BYTES_MAX};
+use berth_kernel::policy::{Fault, FaultKind, REASON_BYTES_MAX};
 
 /// What a parser of Rust calls things, and what an operator does. Whole words only.
 const WORDS: [(&str, &str); 11] = [

@@ -7,11 +7,11 @@ use super::bindings::berth::policy::types as wit;
 use super::convert::{self, Indices};
 use super::fault;
 use super::view::View;
-use crate::kernel::decision;
-use crate::kernel::gpu::Reading;
-use crate::kernel::names::{DeviceId, PartId, Resource};
-use crate::kernel::policy::{AdmitRequest, Fault, PlaceRequest};
-use crate::ports::Input;
+use berth_kernel::decision;
+use berth_kernel::gpu::Reading;
+use berth_kernel::names::{DeviceId, PartId, Resource};
+use berth_kernel::policy::{AdmitRequest, Fault, PlaceRequest};
+use berth_kernel::ports::Input;
 
 /// Whose words they are.
 const WORLD: &str = "berth:policy@0.1.0";

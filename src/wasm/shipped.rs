@@ -9,9 +9,9 @@ use std::sync::OnceLock;
 
 use serde::Deserialize;
 
-use crate::kernel::names::Digest;
-use crate::kernel::policy::{Hook, PolicyVersion};
-use crate::kernel::time::Now;
+use berth_kernel::names::Digest;
+use berth_kernel::policy::{Hook, PolicyVersion};
+use berth_kernel::time::Now;
 
 /// Their names and components. A test holds them equal to their sources by the manifest beside them.
 const SHIPPED: &[(&str, &[u8])] = &[
@@ -89,7 +89,7 @@ impl Shipped {
             bytes: self.component.len() as u64,
             shipped: true,
             since_wall_ms: now.wall_ms,
-            origin: crate::kernel::trust::Origin::default(),
+            origin: berth_kernel::trust::Origin::default(),
         }
     }
 }

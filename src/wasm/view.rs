@@ -6,18 +6,18 @@ use std::sync::Arc;
 use super::Settings;
 use super::bindings::berth::policy::types as wit;
 use super::convert::Indices;
-use crate::kernel::allocation::{Allocation, Holder};
-use crate::kernel::breaker::{Breaker, Phase};
-use crate::kernel::drain::Drain;
-use crate::kernel::gpu::{Part, Path};
-use crate::kernel::health::HealthState;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::mig::{self, MigStrategy};
-use crate::kernel::names::{DeviceId, PartId, Resource};
-use crate::kernel::offer::{Consumes, OfferLine};
-use crate::kernel::part_state::{Device, PartState, Taken};
-use crate::kernel::pods::{self, Candidate};
-use crate::kernel::time::Now;
+use berth_kernel::allocation::{Allocation, Holder};
+use berth_kernel::breaker::{Breaker, Phase};
+use berth_kernel::drain::Drain;
+use berth_kernel::gpu::{Part, Path};
+use berth_kernel::health::HealthState;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::mig::{self, MigStrategy};
+use berth_kernel::names::{DeviceId, PartId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine};
+use berth_kernel::part_state::{Device, PartState, Taken};
+use berth_kernel::pods::{self, Candidate};
+use berth_kernel::time::Now;
 
 /// The attribute of a part that holds what it would be offered as if no policy of the stack did; absent
 /// where it would not be offered.

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::view::{Rules, View};
-use crate::kernel::ledger::Ledger;
-use crate::kernel::time::Now;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::time::Now;
 
 /// So many are kept: the newest snapshot's, and what the recorder is behind by. Each is some tens of
 /// kilobytes, and holds its snapshot, which shares nearly all of the next one's memory.
@@ -60,10 +60,10 @@ impl Views {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::allocation::{Allocation, Decision, Holder};
-    use crate::kernel::change::{Change, Entry};
-    use crate::kernel::gpu::Part;
-    use crate::kernel::names::{AllocationId, PartId, Resource};
+    use berth_kernel::allocation::{Allocation, Decision, Holder};
+    use berth_kernel::change::{Change, Entry};
+    use berth_kernel::gpu::Part;
+    use berth_kernel::names::{AllocationId, PartId, Resource};
     use std::collections::BTreeMap;
 
     fn at(ms: u64) -> Now {

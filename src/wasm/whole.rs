@@ -68,11 +68,11 @@ fn cut_short(bytes: usize, why: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wasm::compile_child::compile_or_refuse;
-    use crate::wasm::frame::Reply;
+    use crate::compile_child::compile_or_refuse;
+    use crate::frame::Reply;
 
     fn component() -> Vec<u8> {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/policies-wasm/prebuilt/exclusive.wasm");
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../policies-wasm/prebuilt/exclusive.wasm");
         std::fs::read(file).unwrap()
     }
 

@@ -25,7 +25,7 @@ fn next(serving: &Serving, before: usize) -> String {
 
 /// Every operation of the API's own description that changes something.
 fn changing() -> Vec<(String, String)> {
-    let document: Value = serde_json::from_str(berth::admin::openapi_json()).unwrap();
+    let document: Value = serde_json::from_str(berth_admin::openapi_json()).unwrap();
     let mut found = Vec::new();
     for (path, item) in document["paths"].as_object().unwrap() {
         for method in item.as_object().unwrap().keys().filter(|m| *m != "get" && *m != "head") {

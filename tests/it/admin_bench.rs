@@ -3,20 +3,20 @@
 use crate::admin_twins::{KeptPolicies, SwitchStore, digest_of};
 use crate::kubelet_twins::RealClock;
 use crate::port::Port;
-use berth::admin::{FileStack, NodeFacts, Running, Server, Settings, Step};
-use berth::admission::{Baseline, Door, Middle};
-use berth::config::AdminAccess;
-use berth::figures::At;
-use berth::keeper::Keeper;
-use berth::kernel::allocation::Allocation;
-use berth::kernel::command::Rules;
-use berth::kernel::gpu::{Inventory, Link, Part, Path, Usage};
-use berth::kernel::mig::MigStrategy;
-use berth::kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth::kernel::policy::{AdmitRequest, Hook, PolicyVersion};
-use berth::kernel::reconcile::{Checkpointed, ListedHold, PodList, RoundView};
-use berth::kernel::time::Timing;
-use berth::kernel::trust::TrustedKey;
+use berth_admin::AdminAccess;
+use berth_admin::{FileStack, NodeFacts, Running, Server, Settings, Step};
+use berth_core::admission::{Baseline, Door, Middle};
+use berth_core::figures::At;
+use berth_core::keeper::Keeper;
+use berth_kernel::allocation::Allocation;
+use berth_kernel::command::Rules;
+use berth_kernel::gpu::{Inventory, Link, Part, Path, Usage};
+use berth_kernel::mig::MigStrategy;
+use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
+use berth_kernel::policy::{AdmitRequest, Hook, PolicyVersion};
+use berth_kernel::reconcile::{Checkpointed, ListedHold, PodList, RoundView};
+use berth_kernel::time::Timing;
+use berth_kernel::trust::TrustedKey;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -71,7 +71,7 @@ impl Bench {
         };
         let policies = Arc::new(KeptPolicies::default());
         let Middle { door, .. } =
-            berth::admission::start(keeper, policies.clone(), clock, rules, baseline, None).unwrap();
+            berth_core::admission::start(keeper, policies.clone(), clock, rules, baseline, None).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let facts = Arc::new(Mutex::new(NodeFacts {
             name: "node-1".into(),
@@ -173,7 +173,7 @@ impl Bench {
             devices: vec![DeviceId::whole(&gpu(index))],
         };
         self.runtime
-            .block_on(self.door.allocate(request, berth::admission::Attempt::Last))
+            .block_on(self.door.allocate(request, berth_core::admission::Attempt::Last))
             .unwrap()
             .allocation
     }
@@ -229,7 +229,7 @@ impl Bench {
             bytes: 1,
             shipped: true,
             since_wall_ms,
-            origin: berth::kernel::trust::Origin::default(),
+            origin: berth_kernel::trust::Origin::default(),
         };
         self.door.keep(version.clone()).unwrap();
         version

@@ -3,7 +3,7 @@
 use crate::admin_bench::{Bench, ask};
 use crate::admin_twins::module;
 use crate::port::Port;
-use berth::admin::{AdminError, Server, Settings};
+use berth_admin::{AdminError, Server, Settings};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};

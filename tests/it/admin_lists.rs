@@ -1,8 +1,8 @@
 //! Lists show of each item what it shows alone, whatever was written down of it before.
 
 use crate::admin_bench::{Bench, GPU, gpu};
-use berth::kernel::names::Resource;
-use berth::kernel::process::{Process, Sight, Uses, Who};
+use berth_kernel::names::Resource;
+use berth_kernel::process::{Process, Sight, Uses, Who};
 
 /// A process on a GPU whose owner nobody can tell.
 fn process(index: u32, pid: u32, memory_mib: u64) -> Process {

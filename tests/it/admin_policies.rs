@@ -2,8 +2,8 @@
 
 use crate::admin_bench::{Bench, SHARED};
 use crate::admin_twins::module;
-use berth::admin::FileStack;
-use berth::kernel::stack::{OnFault, Permissions, StackEntry};
+use berth_admin::FileStack;
+use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use serde_json::{Value, json};
 
 fn activate(bench: &Bench, entries: &Value, if_match: Option<&str>) -> crate::admin_bench::Answer {

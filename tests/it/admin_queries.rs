@@ -16,7 +16,7 @@ struct Operation {
 fn operations(bench: &Bench) -> Vec<Operation> {
     let allocation = bench.allocate(0).id.to_string();
     let digest = "0".repeat(64);
-    let document: Value = serde_json::from_str(berth::admin::openapi_json()).unwrap();
+    let document: Value = serde_json::from_str(berth_admin::openapi_json()).unwrap();
     let mut found = Vec::new();
     for (template, item) in document["paths"].as_object().unwrap() {
         let path = template

@@ -3,7 +3,7 @@
 
 use crate::admin_bench::{Answer, Bench};
 use crate::admin_twins::module;
-use berth::admin::problem::{Kind, Problem};
+use berth_api::{Kind, Problem};
 use std::io::Read;
 
 const CORDON: &str = "/api/v1/gpus/GPU-0/cordon";

@@ -3,8 +3,8 @@
 
 use crate::admin_bench::{agent, ask_by};
 use crate::admin_tls::{Ca, Node};
-use berth::admin::Settings;
-use berth::config::{AdminAccess, Right, TlsFiles};
+use berth_admin::Settings;
+use berth_admin::{AdminAccess, Right, TlsFiles};
 use std::net::{IpAddr, UdpSocket};
 use ureq::tls::TlsConfig;
 
@@ -102,7 +102,7 @@ fn from_another_machine_the_numbers_and_the_details_are_for_whoever_may_read() {
     assert_eq!(ask(&away, "/metrics", Some(&bearer)).status, 200);
     assert_eq!(ask("127.0.0.1", "/metrics", None).status, 200, "this node");
     // Readiness says which checks fail, and no more.
-    node.bench.facts.lock().unwrap().adoption = berth::admin::Step::Waiting("secret words".into());
+    node.bench.facts.lock().unwrap().adoption = berth_admin::Step::Waiting("secret words".into());
     for token in [None, Some("Bearer wrong")] {
         let bare = ask(&away, "/readyz", token);
         assert_eq!(bare.problem(503, "not-ready").trim_end_matches("; "), "adoption");

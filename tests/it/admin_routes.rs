@@ -2,9 +2,9 @@
 
 use crate::admin_bench::{Bench, GPU, SHARED};
 use crate::admin_twins::module;
-use berth::admin::{Registration, Step};
-use berth::figures::At;
-use berth::kernel::names::Resource;
+use berth_admin::{Registration, Step};
+use berth_core::figures::At;
+use berth_kernel::names::Resource;
 use std::sync::atomic::Ordering;
 
 #[test]
@@ -390,7 +390,7 @@ fn swagger_ui_and_the_description_are_served_from_the_binary() {
     }
     bench.ask_bare("GET", "/swagger-ui/nothing.js", &[], b"").problem(404, "no-such-route");
     let document = bench.ask_bare("GET", "/openapi.json", &[], b"");
-    assert_eq!(document.body, berth::admin::openapi_json().as_bytes());
+    assert_eq!(document.body, berth_admin::openapi_json().as_bytes());
     // HEAD goes with GET.
     let head = bench.ask_bare("HEAD", "/openapi.json", &[], b"");
     assert_eq!((head.status, head.body.len()), (200, 0));

@@ -1,8 +1,8 @@
 //! TLS of the admin listener: who is let in, who is not, and what a renewal changes.
 
 use crate::admin_bench::{Answer, Bench, agent, ask_by};
-use berth::admin::{AdminError, Server, Settings};
-use berth::config::{AdminAccess, Right, TlsFiles};
+use berth_admin::{AdminAccess, Right, TlsFiles};
+use berth_admin::{AdminError, Server, Settings};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     date_time_ymd,
@@ -59,7 +59,7 @@ impl Ca {
 
     /// A client of the daemon that trusts this CA, with a certificate of its own or without.
     pub(crate) fn agent(&self, own: Option<&Pair>) -> ureq::Agent {
-        berth::admin::use_ring();
+        berth_cli::reach::use_ring();
         let roots = RootCerts::new_with_certs(&[Certificate::from_pem(self.pem.as_bytes()).unwrap()]);
         let own = own.map(|pair| {
             let certificate = Certificate::from_pem(pair.cert.as_bytes()).unwrap();

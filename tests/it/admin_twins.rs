@@ -2,12 +2,12 @@
 //! that do as their bytes and parameters say.
 
 use crate::kubelet_twins::MapStore;
-use berth::kernel::names::{Digest, Resource};
-use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth::kernel::policy::{Answer, Call, Fault, FaultKind, Hook, OfferAnswer, PolicyVersion, Question};
-use berth::kernel::record::{Record, Write};
-use berth::kernel::time::Now;
-use berth::ports::{InstallError, Policies, Store, StoreError};
+use berth_kernel::names::{Digest, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::policy::{Answer, Call, Fault, FaultKind, Hook, OfferAnswer, PolicyVersion, Question};
+use berth_kernel::ports::{InstallError, Policies, Store, StoreError};
+use berth_kernel::record::{Record, Write};
+use berth_kernel::time::Now;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
@@ -126,7 +126,7 @@ impl Policies for KeptPolicies {
             bytes: module.len() as u64,
             shipped: false,
             since_wall_ms: now.wall_ms,
-            origin: berth::kernel::trust::Origin::default(),
+            origin: berth_kernel::trust::Origin::default(),
         })
     }
 

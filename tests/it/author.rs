@@ -10,7 +10,7 @@ use berth::scenario::Bench;
 use crate::policies_guests::{guest, module};
 
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 fn berth(folder: &Path, arguments: &[&str]) -> Output {

@@ -289,7 +289,7 @@ fn a_signature_goes_with_a_push_and_a_suspension_ends_by_name_or_place() {
     let stack = write(&bench.dir.path().join("stack.yaml"), "- policy: share\n  parameters: {shares: 2}\n");
     bench.done(&["policy", "activate", &stack]);
     bench.policies.broken.store(true, Ordering::SeqCst);
-    for _ in 0..berth::admission::FAULTS_TO_SUSPEND {
+    for _ in 0..berth_core::admission::FAULTS_TO_SUSPEND {
         bench.runtime.block_on(bench.door.reoffer()).unwrap();
     }
     assert!(bench.done(&["policy", "stack"]).contains("SUSPENDED"));
@@ -525,7 +525,7 @@ fn bad_values_of_flags_and_of_the_environment_are_2_with_what_to_give() {
 #[test]
 fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
     let printed = ran(berth(&["openapi"]));
-    assert_eq!((printed.code, printed.out.as_str()), (0, berth::admin::openapi_json()));
+    assert_eq!((printed.code, printed.out.as_str()), (0, berth_admin::openapi_json()));
     let dir = tempfile::tempdir().unwrap();
     let good = write(&dir.path().join("good.yaml"), "gpus: sim:2xt4\nstack:\n- policy: exclusive\n");
     let checked = ran(berth(&["config", "check", &good]));

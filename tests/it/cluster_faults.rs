@@ -4,9 +4,9 @@ use crate::api_server::{ApiServer, NODE, Read, Unread, pod};
 use crate::cluster::{serve, until, watching};
 use crate::daemon::{House, SOON, WHOLE};
 use crate::kubelet_bench::{Node, Recipe, resource};
-use berth::cluster::{self, Link, Settings};
-use berth::config::ApiServer as Reach;
-use berth::kernel::pods::{PodsView, candidates};
+use berth_cluster::ApiServer as Reach;
+use berth_cluster::{self, Link, Settings};
+use berth_kernel::pods::{PodsView, candidates};
 use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ async fn a_watch_that_hangs_silences_the_source_until_one_answers() {
     let (watch, silence) = (Duration::from_secs(1), Duration::from_millis(1500));
     let settings = Settings { watch, silence, ..settings(&server, folder.path()) };
     server.world.apply(pod("ns", "first", "a-1", &[]));
-    let running = cluster::start(settings, node.door.clone(), node.door.snapshot());
+    let running = berth_cluster::start(settings, node.door.clone(), node.door.snapshot());
     let link = running.link();
     soon("it watches", || (*link.borrow() == Link::Watching).then_some(())).await;
     // The watch that is under way says nothing more and does not end, either.
@@ -71,7 +71,7 @@ async fn a_pod_that_may_ask_next_is_shown_at_once_and_others_are_gathered() {
     // Longer than this test waits for anything.
     let settings = Settings { gather: 10 * SOON, ..settings(&server, folder.path()) };
     server.world.apply(pod("ns", "first", "a-1", &[(WHOLE, 1)]));
-    let running = cluster::start(settings, node.door.clone(), node.door.snapshot());
+    let running = berth_cluster::start(settings, node.door.clone(), node.door.snapshot());
     let has = |uid: &str| view(&node).is_some_and(|view| view.pods.contains_key(uid));
     soon("the first list", || has("a-1").then_some(())).await;
     // Neither of them can be asked for at this node's plugin.
@@ -98,7 +98,8 @@ async fn the_condition_is_not_written_before_it_is_known_since_when_it_stands() 
             "lastTransitionTime": then, "lastHeartbeatTime": then}),
     );
     server.world.read_fault(Read::Node, Some(Unread::Refuse(500)));
-    let running = cluster::start(settings(&server, folder.path()), node.door.clone(), node.door.snapshot());
+    let running =
+        berth_cluster::start(settings(&server, folder.path()), node.door.clone(), node.door.snapshot());
     soon("the node is asked for again", || (server.world.unread() >= 3).then_some(())).await;
     assert_eq!(server.world.state.lock().unwrap().writes.patches, 0, "a moment is not guessed");
     server.world.read_fault(Read::Node, None);
@@ -123,8 +124,8 @@ async fn a_kubeconfig_that_runs_a_program_for_its_credentials_is_refused_and_not
         config["users"][0]["user"] = user;
         std::fs::write(&file, config.to_string()).unwrap();
         let settings = Settings::new(Reach::Kubeconfig(file.clone()), NODE.into());
-        let refused = cluster::connect(&settings).await.err().expect("it was taken");
-        let words = cluster::words(&refused);
+        let refused = berth_cluster::connect(&settings).await.err().expect("it was taken");
+        let words = berth_cluster::words(&refused);
         assert!(words.contains("from a program (touch)") && words.contains("tokenFile"), "{words}");
         assert!(!words.contains("eyJSECRET"), "{words}");
         assert!(!ran.exists(), "it was run");
@@ -132,7 +133,7 @@ async fn a_kubeconfig_that_runs_a_program_for_its_credentials_is_refused_and_not
     // With a token of its own nothing would be run.
     config["users"][0]["user"] = json!({"exec": exec, "token": "t"});
     std::fs::write(&file, config.to_string()).unwrap();
-    cluster::connect(&Settings::new(Reach::Kubeconfig(file), NODE.into())).await.unwrap();
+    berth_cluster::connect(&Settings::new(Reach::Kubeconfig(file), NODE.into())).await.unwrap();
     assert!(!ran.exists(), "it was run");
 }
 

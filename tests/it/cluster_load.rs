@@ -3,7 +3,7 @@
 use crate::api_server::{ApiServer, Cut, LIST, NODE_READ, NODE_WATCH, Read, Unread, WATCH, pod};
 use crate::cluster_faults::{settings, soon, view};
 use crate::kubelet_bench::{Node, Recipe};
-use berth::cluster::{self, FollowedLabel, Link, Running, Settings};
+use berth_cluster::{self, FollowedLabel, Link, Running, Settings};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ impl Watched {
     ) -> Self {
         let node = Recipe::default().idle().await;
         let settings = change(settings(&server, folder.path()));
-        let running = cluster::start(settings, node.door.clone(), node.door.snapshot());
+        let running = berth_cluster::start(settings, node.door.clone(), node.door.snapshot());
         let watched = Self { server, node, running, _folder: folder };
         watched.is_current().await;
         watched.begun(1).await;
@@ -261,7 +261,7 @@ async fn without_bookmarks_a_silent_watch_is_dead() {
 
 #[test]
 fn each_process_draws_the_length_of_its_watches() {
-    let drawn = || Settings::new(berth::config::ApiServer::Off, "n".into());
+    let drawn = || Settings::new(berth_cluster::ApiServer::Off, "n".into());
     let all: Vec<_> = (0..32).map(|_| drawn().watch.as_secs()).collect();
     assert!(all.iter().all(|seconds| (300..=600).contains(seconds)), "{all:?}");
     assert!(all.iter().any(|seconds| *seconds != all[0]), "{all:?}");

@@ -327,7 +327,7 @@ fn huge_values_are_cut_and_no_type_of_the_program_is_named() {
 
 /// The configurations among the YAML of the documents: those of which most keys are known.
 fn documented() -> Vec<(String, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let folders = [root.to_owned(), root.join("docs"), root.join("policies-wasm")];
     let shipped = std::fs::read_dir(root.join("policies-wasm")).unwrap().map(|entry| entry.unwrap().path());
     let folders = folders.into_iter().chain(shipped).filter_map(|folder| std::fs::read_dir(folder).ok());

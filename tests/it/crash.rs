@@ -10,7 +10,7 @@ const ROUNDS: u64 = 20;
 async fn no_kill_loses_or_invents_an_allocation() {
     let folder = tempfile::tempdir().unwrap();
     let program =
-        Program { exe: env!("CARGO_BIN_EXE_berth").into(), environment: Vec::new(), kill_points: false };
+        Program { exe: env!("CARGO_BIN_EXE_berth").into(), environment: Vec::new(), named_steps: false };
     let tally = kill::run(&program, folder.path(), ROUNDS, 7, |_| {}).await.unwrap();
     assert_eq!(tally, Tally { rounds: ROUNDS, ..Tally::default() });
 }

@@ -5,10 +5,10 @@ use crate::admin_bench::Bench;
 use crate::admin_twins::module;
 use crate::daemon::{House, SOON, Serving, WHOLE, berth, ended};
 use crate::daemon_start::until;
-use berth::kernel::names::Digest;
-use berth::kernel::record::{Record, Write};
-use berth::ports::Store;
-use berth::store::SledStore;
+use berth_kernel::names::Digest;
+use berth_kernel::ports::Store;
+use berth_kernel::record::{Record, Write};
+use berth_store::SledStore;
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 

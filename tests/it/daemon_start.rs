@@ -3,9 +3,9 @@
 
 use crate::client::agent;
 use crate::daemon::{House, SOON, Serving, WHOLE, berth, ended};
-use berth::kernel::record::{Record, Write};
-use berth::ports::Store;
-use berth::store::SledStore;
+use berth_kernel::ports::Store;
+use berth_kernel::record::{Record, Write};
+use berth_store::SledStore;
 use hyper_util::rt::TokioIo;
 use kubelet_standin::proto::v1::ListPodResourcesRequest;
 use kubelet_standin::proto::v1::pod_resources_lister_client::PodResourcesListerClient;

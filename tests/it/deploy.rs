@@ -10,7 +10,7 @@ const ACCOUNT: &str = "system:serviceaccount:berth:berth";
 const NODE_CLAIM: &str = "'authentication.kubernetes.io/node-name'";
 
 pub(crate) fn read(path: &str) -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+    std::fs::read_to_string(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)).unwrap()
 }
 
 /// The documents of a file.

@@ -3,7 +3,7 @@
 use crate::daemon::{House, SHARED, SOON, WHOLE, berth, ended};
 use crate::deploy::{documents, name, of_kind, read};
 use berth::config::{Config, FileConfig, ServeArgs};
-use berth::wasm::limits::{COMPILE_MEMORY_BYTES_MAX, DAEMON_MEMORY_BYTES};
+use berth_wasm::limits::{COMPILE_MEMORY_BYTES_MAX, DAEMON_MEMORY_BYTES};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};

@@ -37,7 +37,7 @@ impl Node {
         let program = Program {
             exe: env!("CARGO_BIN_EXE_berth").into(),
             environment: faults.environment().unwrap(),
-            kill_points: false,
+            named_steps: false,
         };
         Self { folder, kubelet, faults, program, pods: 0 }
     }

@@ -1,6 +1,6 @@
 //! The documents: the README stays short, links lead to files and headings, and commands can be parsed.
 
-use berth::cli::Cli;
+use berth::args::Cli;
 use clap::Parser as _;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const README_LINES_MAX: usize = 130;
 
 fn at(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)
 }
 
 fn read(path: &str) -> String {

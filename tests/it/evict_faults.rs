@@ -5,7 +5,7 @@ use crate::admin_bench::Bench;
 use crate::api_writes::{Fault, Write};
 use crate::cluster::{serve, until, watching};
 use crate::evict::{Scene, evicted};
-use berth::admin::Step;
+use berth_admin::Step;
 use serde_json::{Value, json};
 use std::time::Duration;
 

@@ -22,7 +22,8 @@ fn the_same_mistake_ends_alike_in_every_command() {
     let bench = Bench::new(1);
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &[u8]| std::fs::write(folder.path().join(name), text).unwrap();
-    let prebuilt = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies-wasm/prebuilt/timeslice.wasm");
+    let prebuilt = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+        .join("policies-wasm/prebuilt/timeslice.wasm");
     write("p.wasm", &std::fs::read(prebuilt).unwrap());
     write("bad.yaml", b"a: [");
     write("bad.json", b"{");

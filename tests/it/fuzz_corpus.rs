@@ -6,7 +6,8 @@ use std::path::Path;
 
 /// Plays every input of a target's corpus.
 fn replay(target: &str, play: impl Fn(&[u8])) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(target);
+    let folder =
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fuzz/corpus").join(target);
     let mut played = 0;
     for entry in std::fs::read_dir(&folder).unwrap() {
         play(&std::fs::read(entry.unwrap().path()).unwrap());

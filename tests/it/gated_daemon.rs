@@ -46,7 +46,7 @@ impl Gated {
         let gate = folder.path().join("gate");
         fs::create_dir(&gate).unwrap();
         // A link, and no copy: one that was written just now may still be open in another test's child.
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/gated-compiler.sh");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../..", "/tests/it/gated-compiler.sh");
         symlink(script, gate.join("compiler")).unwrap();
         symlink(env!("CARGO_BIN_EXE_berth"), gate.join("berth")).unwrap();
         symlink(kept(), gate.join("kept")).unwrap();

@@ -4,8 +4,8 @@
 use crate::daemon::{SHARED, SOON, Serving, WHOLE};
 use crate::kubelet_bench::{GPU, Recipe, gpu};
 use crate::mig::Rig;
-use berth::kernel::gpu::{RECOVERY, Reading};
-use berth::kernel::health::HealthState;
+use berth_kernel::gpu::{RECOVERY, Reading};
+use berth_kernel::health::HealthState;
 use fake_nvml::{Event, EventKind, Fault, RecoveryAction, State};
 use serde_json::Value;
 use std::time::Instant;

@@ -1,12 +1,12 @@
 //! What every backend behind the port `Gpus` must do: one set of checks, run on simulated GPUs and
 //! on NVML over the look-alike library.
 
-use berth::kernel::gpu::{Inventory, Part, Path, RECOVERY, Reading};
-use berth::kernel::names::PartId;
-use berth::kernel::process::Who;
-use berth::nvml::{NvmlGpus, NvmlOptions};
-use berth::ports::Gpus;
-use berth::sim::{Machine, SimGpus, SimKind, SimProcess};
+use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
+use berth_gpus::sim::{Machine, SimGpus, SimKind, SimProcess};
+use berth_kernel::gpu::{Inventory, Part, Path, RECOVERY, Reading};
+use berth_kernel::names::PartId;
+use berth_kernel::ports::Gpus;
+use berth_kernel::process::Who;
 use fake_nvml::{Installed, Process, RecoveryAction, State};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -35,7 +35,7 @@ fn kubectl_berth(args: &[&str], stdin: &str) -> Ran {
     let (asked, input) = (dir.path().join("asked"), dir.path().join("input"));
     fs::write(&input, stdin).unwrap();
     let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kubectl-berth");
+    let script = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("deploy/kubectl-berth");
     let mut command = Command::new("sh");
     command.arg(script).args(args).env("PATH", path).env("ASKED", &asked);
     command.env_remove("BERTH_NAMESPACE").env_remove("BERTH_SELECTOR");

@@ -1,9 +1,9 @@
 //! Allocate and GetPreferredAllocation: grants, refusals, what containers get, bad requests.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
-use berth::config::{DeviceListStrategy, Edits};
-use berth::kernel::allocation::EndReason;
-use berth::kernel::supersede::RECORDS_PER_DEVICE;
+use berth_kernel::allocation::EndReason;
+use berth_kernel::supersede::RECORDS_PER_DEVICE;
+use berth_kubelet::{DeviceListStrategy, Edits};
 use hyper_util::rt::TokioIo;
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use kubelet_standin::proto::v1beta1::{
@@ -92,7 +92,7 @@ async fn an_app_container_is_granted_its_init_containers_devices_anew() {
 #[tokio::test]
 async fn init_devices_are_granted_again_on_a_gpu_that_fell_ill_meanwhile() {
     let node =
-        Recipe { gpus: 2, timing: berth::kernel::time::Timing::default(), ..Recipe::default() }.node().await;
+        Recipe { gpus: 2, timing: berth_kernel::time::Timing::default(), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 2).await;
     let init = pod("p").init("fetch", &[(GPU, 1)]);
     let uid = init.uid.clone();
@@ -134,7 +134,7 @@ async fn a_round_before_the_refusal_finds_that_the_holder_left() {
     let node = Recipe {
         gpus: 1,
         policy: Some("whole shares=2"),
-        rounds: berth::config::RoundTiming {
+        rounds: berth_kubelet::RoundTiming {
             // Nobody looks by himself: what is found is found by the refusal's round.
             list_every: std::time::Duration::from_secs(3600),
             list_every_cordoned: std::time::Duration::from_secs(3600),
@@ -166,7 +166,7 @@ async fn a_round_before_the_refusal_finds_that_the_holder_left() {
 #[tokio::test]
 async fn a_cordoned_gpu_whose_pod_just_left_is_not_preferred() {
     let never = std::time::Duration::from_secs(3600);
-    let rounds = berth::config::RoundTiming {
+    let rounds = berth_kubelet::RoundTiming {
         list_every: never,
         list_every_cordoned: never,
         ..Recipe::default().rounds

@@ -2,18 +2,18 @@
 //! and the stand-in kubelet.
 
 use crate::kubelet_twins::{MapStore, SkipClock, ToldPolicies, told_version};
-use berth::admission::{self, ActivateError, Baseline, Door};
-use berth::config::{Edits, RoundTiming};
-use berth::keeper::Keeper;
-use berth::kernel::allocation::Allocation;
-use berth::kernel::command::{NewStack, Rules};
-use berth::kernel::gpu::{Inventory, Links, Part, Reading};
-use berth::kernel::mig::MigStrategy;
-use berth::kernel::names::{PartId, Resource};
-use berth::kernel::stack::{OnFault, Permissions, StackEntry};
-use berth::kernel::time::Timing;
-use berth::kubelet::{Front, Running, Settings, Waits};
-use berth::ports::{Clock, Policies};
+use berth_core::admission::{self, ActivateError, Baseline, Door};
+use berth_core::keeper::Keeper;
+use berth_kernel::allocation::Allocation;
+use berth_kernel::command::{NewStack, Rules};
+use berth_kernel::gpu::{Inventory, Links, Part, Reading};
+use berth_kernel::mig::MigStrategy;
+use berth_kernel::names::{PartId, Resource};
+use berth_kernel::ports::{Clock, Policies};
+use berth_kernel::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::time::Timing;
+use berth_kubelet::{Edits, RoundTiming};
+use berth_kubelet::{Front, Running, Settings, Waits};
 use kubelet_standin::{Kubelet, Options};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -238,7 +238,7 @@ impl Node {
     }
 
     /// Waits until the ledger says so.
-    pub(crate) async fn wait(&self, what: &str, holds: impl Fn(&berth::kernel::ledger::Ledger) -> bool) {
+    pub(crate) async fn wait(&self, what: &str, holds: impl Fn(&berth_kernel::ledger::Ledger) -> bool) {
         let mut snapshots = self.door.watch();
         let waited = tokio::time::timeout(SOON, snapshots.wait_for(|s| holds(s))).await;
         assert!(waited.is_ok(), "waited {SOON:?} for {what}; live: {:#?}", self.live());

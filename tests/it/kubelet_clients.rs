@@ -2,7 +2,7 @@
 //! is registered with, and only the kubelet counts as the one that watches.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SOON, resource};
-use berth::kubelet::{Registration, Waits};
+use berth_kubelet::{Registration, Waits};
 use hyper_util::rt::TokioIo;
 use kubelet_standin::proto::v1beta1::Empty;
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;

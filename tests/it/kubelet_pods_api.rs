@@ -1,11 +1,11 @@
 //! The kubelet's Pods API as a source of truth: what its word is worth, and what its silence is not.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SOON};
-use berth::kernel::allocation::EndReason;
-use berth::kernel::ledger::Ledger;
-use berth::kernel::pods::{PODS_MAX, PodsSource, PodsView, Stage};
-use berth::kernel::time::Timing;
-use berth::kubelet::Waits;
+use berth_kernel::allocation::EndReason;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::pods::{PODS_MAX, PodsSource, PodsView, Stage};
+use berth_kernel::time::Timing;
+use berth_kubelet::Waits;
 use kubelet_standin::{Kubelet, PodSpec, Rpc, Sources, TinyPlugin};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -3,9 +3,9 @@
 
 use crate::kubelet_allocation::refused;
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON};
-use berth::admin::{NodeFacts, Running, Server, Settings};
-use berth::admission::ActivateError;
-use berth::kernel::policy::FaultKind;
+use berth_admin::{NodeFacts, Running, Server, Settings};
+use berth_core::admission::ActivateError;
+use berth_kernel::policy::FaultKind;
 use kubelet_standin::{PodSpec, Rpc};
 use serde_json::Value;
 use std::sync::Arc;
@@ -86,9 +86,9 @@ impl Api {
             listen: "127.0.0.1:0".parse().unwrap(),
             health_listen: None,
             token_file: token_file.clone(),
-            access: berth::config::AdminAccess::default(),
+            access: berth_admin::AdminAccess::default(),
             reviewer: None,
-            tls_look: berth::admin::TLS_LOOK,
+            tls_look: berth_admin::TLS_LOOK,
             facts: Arc::new(NodeFacts::default),
         };
         let running = Server::bind(settings).unwrap().run(node.door.clone()).unwrap();

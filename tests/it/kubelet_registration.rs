@@ -1,7 +1,7 @@
 //! Registration, its traps, and the device list.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, resource};
-use berth::kubelet::{Registration, Waits};
+use berth_kubelet::{Registration, Waits};
 use kubelet_standin::{HEALTHY, Kubelet, PodSpec, Rpc, Sources, TinyPlugin, UNHEALTHY};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeSet;

@@ -1,8 +1,8 @@
 //! Rounds: what ends an allocation, and above all what does not.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON};
-use berth::kernel::allocation::EndReason;
-use berth::kubelet::AdoptError;
+use berth_kernel::allocation::EndReason;
+use berth_kubelet::AdoptError;
 use kubelet_standin::{CheckpointMode, PodSpec, Rpc, Sources, TinyPlugin};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;

@@ -2,11 +2,11 @@
 //! tells, a pod resources API that refuses.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
-use berth::config::RoundTiming;
-use berth::keeper::AskError;
-use berth::kernel::allocation::EndReason;
-use berth::kernel::refusal::Refusal;
-use berth::kernel::time::Timing;
+use berth_core::keeper::AskError;
+use berth_kernel::allocation::EndReason;
+use berth_kernel::refusal::Refusal;
+use berth_kernel::time::Timing;
+use berth_kubelet::RoundTiming;
 use kubelet_standin::{HEALTHY, Kubelet, Phase, PodSpec, Rpc, UNHEALTHY};
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ async fn run(node: &Node, name: &str, count: usize) -> String {
 }
 
 /// Takes rounds until the ledger says so.
-async fn rounds_until(node: &Node, what: &str, holds: impl Fn(&berth::kernel::ledger::Ledger) -> bool) {
+async fn rounds_until(node: &Node, what: &str, holds: impl Fn(&berth_kernel::ledger::Ledger) -> bool) {
     let deadline = Instant::now() + SOON;
     while !holds(&node.door.snapshot()) {
         assert!(Instant::now() < deadline, "took rounds in vain for {what}: {:#?}", node.live());

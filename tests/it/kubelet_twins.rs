@@ -1,15 +1,15 @@
 //! Working twins of the ports: a clock, a store in memory, one policy that does as it is told.
 
 use crate::kubelet_bench::{GPU, MEMORY_MIB, SHARED, resource};
-use berth::kernel::names::{DeviceId, Digest};
-use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth::kernel::policy::{
+use berth_kernel::names::{DeviceId, Digest};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::policy::{
     Answer, Call, Fault, FaultKind, Hook, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question,
     Severity, Terms, TriageAnswer,
 };
-use berth::kernel::record::{Record, RecordKey, Write};
-use berth::kernel::time::Now;
-use berth::ports::{Clock, InstallError, Policies, Store, StoreError};
+use berth_kernel::ports::{Clock, InstallError, Policies, Store, StoreError};
+use berth_kernel::record::{Record, RecordKey, Write};
+use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -84,7 +84,7 @@ pub(crate) fn told_version() -> PolicyVersion {
         bytes: 1,
         shipped: false,
         since_wall_ms: 0,
-        origin: berth::kernel::trust::Origin::default(),
+        origin: berth_kernel::trust::Origin::default(),
     }
 }
 

@@ -7,14 +7,14 @@ use crate::api_writes::{Fault, Write};
 use crate::cluster;
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
 use crate::kubelet_twins::{MapStore, RealClock};
-use berth::admission::Baseline;
-use berth::keeper::Keeper;
-use berth::kernel::command::Rules;
-use berth::kernel::mig::MigStrategy;
-use berth::kernel::names::Resource;
-use berth::labels::{Facts, Labels, labels};
-use berth::ports::Gpus as _;
-use berth::sim::{Machine, SimGpus};
+use berth_cluster::node_labels::{Facts, Labels, labels};
+use berth_core::admission::Baseline;
+use berth_core::keeper::Keeper;
+use berth_gpus::sim::{Machine, SimGpus};
+use berth_kernel::command::Rules;
+use berth_kernel::mig::MigStrategy;
+use berth_kernel::names::Resource;
+use berth_kernel::ports::Gpus as _;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -33,7 +33,8 @@ fn of(machine: &str, mig: MigStrategy) -> Labels {
         quiet_ms: 1000,
     };
     let policies = Arc::new(KeptPolicies::default());
-    let middle = berth::admission::start(keeper, policies, clock, Rules::default(), baseline, None).unwrap();
+    let middle =
+        berth_core::admission::start(keeper, policies, clock, Rules::default(), baseline, None).unwrap();
     let machine: Machine = serde_saphyr::from_str(machine).unwrap();
     middle.door.looked(SimGpus::of(machine).look().unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -108,7 +109,7 @@ fn whole_gpus_are_labelled_as_feature_discovery_does() {
         assert!(!labels.contains_key("nvidia.com/mig.strategy"), "{machine}");
     }
     assert!(
-        labels(&berth::kernel::ledger::Ledger::default(), &Facts::default()).is_empty(),
+        labels(&berth_kernel::ledger::Ledger::default(), &Facts::default()).is_empty(),
         "no GPU, no label"
     );
 }

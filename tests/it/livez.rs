@@ -3,11 +3,11 @@
 
 use crate::admin_bench::{Bench, GPU, ask};
 use crate::admin_twins::module;
-use berth::admission::{GpuWatch, Looker};
-use berth::figures::{At, Limits};
-use berth::kernel::gpu::{Inventory, Reading};
-use berth::kernel::process::{Sight, Who};
-use berth::ports::{Gpus, GpusError, Processes};
+use berth_core::admission::{GpuWatch, Looker};
+use berth_core::figures::{At, Limits};
+use berth_kernel::gpu::{Inventory, Reading};
+use berth_kernel::ports::{Gpus, GpusError, Processes};
+use berth_kernel::process::{Sight, Who};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -54,7 +54,6 @@ mod gated_daemon;
 mod gpu_health;
 mod gpus_contract;
 mod hostile;
-mod house;
 mod kubectl_plugin;
 mod kubelet_allocation;
 mod kubelet_bench;

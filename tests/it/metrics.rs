@@ -4,7 +4,7 @@
 use crate::admin_bench::{Bench, ask};
 use crate::admin_twins::module;
 use crate::daemon::{House, SHARED, SOON, Serving};
-use berth::metrics::table::{Family, GROUPS, Kind, page};
+use berth_core::metrics::table::{Family, GROUPS, Kind, page};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -134,7 +134,7 @@ fn calls_faults_and_suspension_are_counted_by_version_and_hook() {
     }
     let sick = scraped(&bench);
     let faults = sick.sum("berth_policy_faults_total", &[share[0], share[1], "kind=\"trap\""]);
-    assert_eq!(faults, f64::from(berth::admission::FAULTS_TO_SUSPEND));
+    assert_eq!(faults, f64::from(berth_core::admission::FAULTS_TO_SUSPEND));
     assert_eq!(sick.sum("berth_policy_calls_total", &[share[0], "outcome=\"fault\""]), faults);
     let calls = sick.sum("berth_policy_calls_total", &share);
     assert_eq!(sick.sum("berth_policy_call_duration_seconds_count", &share), calls);
@@ -232,10 +232,10 @@ fn whoever_tells_of_policies_hears_of_faults_suspension_and_its_end() {
     let entries = json!([{"policy": "share", "parameters": {"shares": 2}}]);
     bench.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
     let mut told = bench.door.watch_standings();
-    let standing = |told: &berth::admission::Standings| told.values().next().unwrap().clone();
+    let standing = |told: &berth_core::admission::Standings| told.values().next().unwrap().clone();
     assert_eq!(standing(&told.borrow_and_update()).faults, 0);
     bench.policies.broken.store(true, Ordering::SeqCst);
-    for faults in 1..=u64::from(berth::admission::FAULTS_TO_SUSPEND) {
+    for faults in 1..=u64::from(berth_core::admission::FAULTS_TO_SUSPEND) {
         bench.runtime.block_on(bench.door.reoffer()).unwrap();
         bench.runtime.block_on(told.wait_for(|told| standing(told).faults >= faults)).unwrap();
     }
@@ -260,14 +260,14 @@ fn families() -> impl Iterator<Item = &'static Family> {
 
 #[test]
 fn the_page_of_metrics_is_the_table_and_names_follow_the_rules() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/METRICS.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../..", "/deploy/METRICS.md");
     if std::env::var_os("BERTH_WRITE_PAGES").is_some() {
         std::fs::write(path, page()).unwrap();
     }
     let committed = std::fs::read_to_string(path).unwrap();
     assert!(
         committed == page(),
-        "deploy/METRICS.md differs from src/metrics/table.rs; to write it: BERTH_WRITE_PAGES=1 cargo test --test it the_page_of_metrics"
+        "deploy/METRICS.md differs from src/core/metrics/table.rs; to write it: BERTH_WRITE_PAGES=1 cargo test --test it the_page_of_metrics"
     );
     let mut names = BTreeSet::new();
     for family in families() {
@@ -414,7 +414,7 @@ fn no_client_and_no_pod_adds_labels() {
     assert_eq!(after.sum("berth_http_requests_total", &unknown), 201.0);
     assert_eq!(after.sum("berth_http_requests_total", &["route=\"unmatched\""]), 201.0);
     let xids = after.values.keys().filter(|s| s.starts_with("berth_gpu_xids_total{")).count();
-    assert_eq!(xids, berth::figures::XIDS_COUNTED_MAX + 1);
+    assert_eq!(xids, berth_core::figures::XIDS_COUNTED_MAX + 1);
     assert_eq!(after.sum("berth_gpu_xids_total", &[]), 400.0);
     assert!(after.values.len() < 2_000, "{} series", after.values.len());
 }

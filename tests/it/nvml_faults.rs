@@ -1,9 +1,9 @@
 //! NVML that hangs, errs, or is not there: it costs GPUs their health, and never an answer.
 
-use berth::kernel::gpu::{Inventory, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
-use berth::kernel::process::PROCESSES_PER_GPU_MAX;
-use berth::nvml::{NvmlGpus, NvmlOptions};
-use berth::ports::Gpus;
+use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
+use berth_kernel::gpu::{Inventory, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
+use berth_kernel::ports::Gpus;
+use berth_kernel::process::PROCESSES_PER_GPU_MAX;
 use fake_nvml::{Code, Event, EventKind, Fault, Installed, Process, RecoveryAction, State};
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use berth::kernel::policy::PolicyVersion;
-use berth::kernel::time::Now;
-use berth::ports::{InstallError, Policies};
-use berth::wasm::{CompileLimits, Settings, WasmPolicies};
+use berth_kernel::policy::PolicyVersion;
+use berth_kernel::ports::{InstallError, Policies};
+use berth_kernel::time::Now;
+use berth_wasm::{CompileLimits, Settings, WasmPolicies};
 
 pub(crate) use harness::hostile::table::guests::{bomb, component, guest, module};
 

@@ -3,8 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use berth::kernel::policy::{AdmitRequest, Answer, FaultKind, PolicyVersion, Question};
-use berth::ports::Policies;
+use berth_kernel::policy::{AdmitRequest, Answer, FaultKind, PolicyVersion, Question};
+use berth_kernel::ports::Policies;
 
 use crate::policies_guests::{NOW, guest, installed, policies, refused};
 use crate::policies_install::room;
@@ -42,7 +42,7 @@ fn fault_of(name: &str, hook: Hook) -> (FaultKind, String) {
     (fault.kind, fault.detail)
 }
 
-fn ask(version: &PolicyVersion, hook: Hook) -> Result<Option<Answer>, berth::kernel::policy::Fault> {
+fn ask(version: &PolicyVersion, hook: Hook) -> Result<Option<Answer>, berth_kernel::policy::Fault> {
     let node = node();
     let place = node.place(SHARED, 1);
     let admit = AdmitRequest { resource: resource(SHARED), devices: vec![place.available[0].clone()] };
@@ -157,7 +157,7 @@ fn a_device_of_another_resource_is_a_fault_and_one_not_available_is_the_kernels_
     let node = Node::new().gpus(1).offer(
         0,
         &[
-            (crate::policies_node::WHOLE, 1, berth::kernel::offer::Consumes::Whole),
+            (crate::policies_node::WHOLE, 1, berth_kernel::offer::Consumes::Whole),
             (SHARED, 4, crate::policies_node::share(4)),
         ],
     );
@@ -184,7 +184,7 @@ fn what_cannot_be_asked_is_no_fault_of_the_policy() {
     let fault = policies().ask(node.call(&version, "{}", Question::Place(&place))).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Missing, "{fault}");
     let mut stranger = version;
-    stranger.digest = berth::kernel::names::Digest::parse(&"0".repeat(64)).unwrap();
+    stranger.digest = berth_kernel::names::Digest::parse(&"0".repeat(64)).unwrap();
     let fault = policies().ask(node.call(&stranger, "{}", Question::Offer)).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Missing, "{fault}");
     assert!(!fault.kind.counts());

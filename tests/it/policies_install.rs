@@ -5,10 +5,10 @@
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
-use berth::kernel::policy::{FaultKind, Hook, PolicyVersion, Question};
-use berth::ports::{InstallError, Policies};
-use berth::wasm::limits::MODULE_BYTES_MAX;
-use berth::wasm::{CompileLimits, Settings, WasmPolicies};
+use berth_kernel::policy::{FaultKind, Hook, PolicyVersion, Question};
+use berth_kernel::ports::{InstallError, Policies};
+use berth_wasm::limits::MODULE_BYTES_MAX;
+use berth_wasm::{CompileLimits, Settings, WasmPolicies};
 
 use crate::policies_guests::{NOW, bomb, component, guest, installed, module, policies, refused, settings};
 use crate::policies_node::{SHARED, shared_node};
@@ -64,7 +64,7 @@ fn what_is_no_policy_is_refused_with_the_reason() {
 }
 
 fn text(name: &str) -> String {
-    let path = format!("{}/tests/guests/{name}.wat", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/tests/guests/{name}.wat", concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     std::fs::read_to_string(path).unwrap()
 }
 

@@ -5,15 +5,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use berth::kernel::allocation::{Allocation, Decision, Holder};
-use berth::kernel::change::{Change, Entry};
-use berth::kernel::gpu::{Link, Links, Mig, Part, Path, Usage};
-use berth::kernel::ledger::Ledger;
-use berth::kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth::kernel::offer::{Consumes, OfferLine};
-use berth::kernel::part_state::{Device, Standing};
-use berth::kernel::policy::{Call, PlaceRequest, PolicyVersion, Question};
-use berth::kernel::time::Now;
+use berth_kernel::allocation::{Allocation, Decision, Holder};
+use berth_kernel::change::{Change, Entry};
+use berth_kernel::gpu::{Link, Links, Mig, Part, Path, Usage};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine};
+use berth_kernel::part_state::{Device, Standing};
+use berth_kernel::policy::{Call, PlaceRequest, PolicyVersion, Question};
+use berth_kernel::time::Now;
 
 use crate::policies_guests::NOW;
 

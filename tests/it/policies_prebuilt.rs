@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use berth::kernel::policy::PolicyVersion;
-use berth::ports::Policies;
+use berth_kernel::policy::PolicyVersion;
+use berth_kernel::ports::Policies;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -15,7 +15,7 @@ use crate::policies_guests::{NOW, policies};
 const WHAT_TO_DO: &str = "run `just policies` and commit policies-wasm/prebuilt";
 
 fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("policies-wasm")
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("policies-wasm")
 }
 
 fn read(path: &str) -> Vec<u8> {

@@ -10,7 +10,7 @@ use crate::gated_daemon::{Api, Gated};
 use crate::port::Port;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use berth::ports::Policies;
+use berth_kernel::ports::Policies;
 use futures_util::TryFutureExt;
 use kubelet_standin::{Kubelet, PodSpec, Rpc};
 use serde_json::{Value, json};
@@ -404,7 +404,9 @@ fn who_goes_before_the_answer_leaves_no_half_of_a_policy() {
     };
     let upload = || {
         let module = module("share", "1");
-        bench.door.upload(berth::admission::Upload { module, ..berth::admission::Upload::default() })
+        bench
+            .door
+            .upload(berth_core::admission::Upload { module, ..berth_core::admission::Upload::default() })
     };
     bench.policies.set_hold(true);
     bench.runtime.block_on(async {

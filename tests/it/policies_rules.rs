@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use berth::kernel::allocation::{Allocation, Decision, Holder};
-use berth::kernel::change::Change;
-use berth::kernel::gpu::Reading;
-use berth::kernel::names::{AllocationId, DeviceId};
-use berth::kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
-use berth::kernel::policy::{AdmitRequest, Answer, PolicyVersion, Question};
-use berth::ports::Policies;
+use berth_kernel::allocation::{Allocation, Decision, Holder};
+use berth_kernel::change::Change;
+use berth_kernel::gpu::Reading;
+use berth_kernel::names::{AllocationId, DeviceId};
+use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
+use berth_kernel::policy::{AdmitRequest, Answer, PolicyVersion, Question};
+use berth_kernel::ports::Policies;
 use berth_policy_memory::Memory;
 use berth_policy_quota::Quota;
 use berth_policy_sdk::{self as sdk, Policy, entry};

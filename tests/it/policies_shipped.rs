@@ -4,14 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use berth::kernel::change::Change;
-use berth::kernel::drain::{Drain, Mark};
-use berth::kernel::gpu::Path;
-use berth::kernel::ledger::Ledger;
-use berth::kernel::names::{DeviceId, PartId};
-use berth::kernel::offer::Consumes;
-use berth::kernel::policy::{Answer, FaultKind, Hook, PlaceRequest, PolicyVersion, Question};
-use berth::ports::Policies;
+use berth_kernel::change::Change;
+use berth_kernel::drain::{Drain, Mark};
+use berth_kernel::gpu::Path;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{DeviceId, PartId};
+use berth_kernel::offer::Consumes;
+use berth_kernel::policy::{Answer, FaultKind, Hook, PlaceRequest, PolicyVersion, Question};
+use berth_kernel::ports::Policies;
 use berth_policy_binpack::Binpack;
 use berth_policy_exclusive::Exclusive;
 use berth_policy_mixed::Mixed;
@@ -375,7 +375,7 @@ fn the_kernels_own_placement_counts_a_required_share_that_is_held_once() {
     let free = node.place(SHARED, 2);
     let available = free.available.iter().cloned().chain([own.clone()]).collect();
     let request = PlaceRequest { available, required: vec![own.clone()], ..free };
-    let chosen = berth::kernel::placement::baseline(&node.0, &request).devices;
+    let chosen = berth_kernel::placement::baseline(&node.0, &request).devices;
     assert!(chosen.contains(&own) && chosen.len() == 2);
     assert!(chosen.iter().all(|id| id.part == gpu_id(1)), "{chosen:?}");
 }

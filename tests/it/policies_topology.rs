@@ -2,10 +2,10 @@
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 
-use berth::kernel::gpu::{Link, Path};
-use berth::kernel::offer::Consumes;
-use berth::kernel::policy::{Answer, Question};
-use berth::ports::Policies;
+use berth_kernel::gpu::{Link, Path};
+use berth_kernel::offer::Consumes;
+use berth_kernel::policy::{Answer, Question};
+use berth_kernel::ports::Policies;
 use berth_policy_sdk::testing::Random;
 
 use crate::policies_guests::{NOW, policies};

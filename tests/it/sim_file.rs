@@ -1,8 +1,8 @@
 //! `sim:FILE`: simulated GPUs that follow a file.
 
-use berth::kernel::gpu::Reading;
-use berth::ports::Gpus;
-use berth::sim::SimGpus;
+use berth_gpus::sim::SimGpus;
+use berth_kernel::gpu::Reading;
+use berth_kernel::ports::Gpus;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;

@@ -1,9 +1,9 @@
 //! `berth state`: the store as text and back, and what is said of one that is damaged, in use or absent.
 
 use crate::store_contract::{allocation, identity, meta};
-use berth::kernel::record::{Record, Write};
-use berth::ports::Store;
-use berth::store::SledStore;
+use berth_kernel::ports::Store;
+use berth_kernel::record::{Record, Write};
+use berth_store::SledStore;
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::FileExt;

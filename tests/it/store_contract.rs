@@ -1,21 +1,21 @@
 //! What every `Store` keeps: one set of checks, run on the one on disk and on its twin in memory,
 //! bare and behind deadlines.
 
-use berth::kernel::allocation::{Allocation, Decision, EndReason, Holder, Limits};
-use berth::kernel::change::{Change, Entry};
-use berth::kernel::drain::{Drain, Mark};
-use berth::kernel::gpu::Part;
-use berth::kernel::ledger::Ledger;
-use berth::kernel::names::{AllocationId, DeviceId, Digest, PartId, Resource};
-use berth::kernel::offer::{Consumes, OfferLine, ShareRange};
-use berth::kernel::part_state::{Device, Standing};
-use berth::kernel::policy::{Hook, PolicyVersion};
-use berth::kernel::record::{Meta, Record, RecordKey, Write, records, writes};
-use berth::kernel::restore::restore;
-use berth::kernel::stack::{OnFault, Permissions, Stack, StackEntry};
-use berth::kernel::time::Now;
-use berth::ports::{Store, StoreError};
-use berth::store::{Deadline, MemoryDisk, MemoryFault, RECORD_BYTES_MAX, SledStore};
+use berth_kernel::allocation::{Allocation, Decision, EndReason, Holder, Limits};
+use berth_kernel::change::{Change, Entry};
+use berth_kernel::drain::{Drain, Mark};
+use berth_kernel::gpu::Part;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{AllocationId, DeviceId, Digest, PartId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, ShareRange};
+use berth_kernel::part_state::{Device, Standing};
+use berth_kernel::policy::{Hook, PolicyVersion};
+use berth_kernel::ports::{Store, StoreError};
+use berth_kernel::record::{Meta, Record, RecordKey, Write, records, writes};
+use berth_kernel::restore::restore;
+use berth_kernel::stack::{OnFault, Permissions, Stack, StackEntry};
+use berth_kernel::time::Now;
+use berth_store::{Deadline, MemoryDisk, MemoryFault, RECORD_BYTES_MAX, SledStore};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -268,7 +268,7 @@ fn assert_same(read: &Ledger, ledger: &Ledger, now: Now) {
     assert_eq!(read.kubelet_seen_wall_ms, ledger.kubelet_seen_wall_ms);
     for (id, part) in &ledger.parts {
         let back = &read.parts[id];
-        let plain = |part: &berth::kernel::part_state::PartState| {
+        let plain = |part: &berth_kernel::part_state::PartState| {
             let devices = part.devices.iter();
             let devices = devices.map(|(k, d)| (k.clone(), d.consumes, d.holders.clone()));
             (part.part.clone(), part.lines.clone(), devices.collect::<Vec<_>>())
@@ -410,7 +410,7 @@ fn policy() -> PolicyVersion {
         bytes: 3,
         shipped: true,
         since_wall_ms: 4,
-        origin: berth::kernel::trust::Origin::default(),
+        origin: berth_kernel::trust::Origin::default(),
     }
 }
 

@@ -2,16 +2,16 @@
 //! nothing that lives.
 
 use crate::kubelet_twins::SkipClock;
-use berth::keeper::Keeper;
-use berth::kernel::change::Change;
-use berth::kernel::command::{Attempt, Command, Rules, StackAnswer};
-use berth::kernel::gpu::{Inventory, Part};
-use berth::kernel::history::{HISTORY_ALLOCATIONS_MAX, HISTORY_BYTES_MAX, HistoryLimit, PRUNED_AT_ONCE};
-use berth::kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth::kernel::policy::{AdmitRequest, Terms};
-use berth::ports::Store as _;
-use berth::store::SledStore;
+use berth_core::keeper::Keeper;
+use berth_kernel::change::Change;
+use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
+use berth_kernel::gpu::{Inventory, Part};
+use berth_kernel::history::{HISTORY_ALLOCATIONS_MAX, HISTORY_BYTES_MAX, HistoryLimit, PRUNED_AT_ONCE};
+use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::policy::{AdmitRequest, Terms};
+use berth_kernel::ports::Store as _;
+use berth_store::SledStore;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;

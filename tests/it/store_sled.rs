@@ -4,9 +4,9 @@
 use crate::store_contract::{
     Folder, allocation, an_append_that_failed_is_settled_by_load, identity, meta, written,
 };
-use berth::kernel::record::{Record, Write};
-use berth::ports::{Store, StoreError};
-use berth::store::SledStore;
+use berth_kernel::ports::{Store, StoreError};
+use berth_kernel::record::{Record, Write};
+use berth_store::SledStore;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write as _};

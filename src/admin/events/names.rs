@@ -1,9 +1,9 @@
 //! GPUs, holders and devices as events name them.
 
-use crate::kernel::allocation::Allocation;
-use crate::kernel::drain::Mark;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::PartId;
+use berth_kernel::allocation::Allocation;
+use berth_kernel::drain::Mark;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
 
 /// `GPU 3`; a GPU of which nothing is known any more goes by its UUID.
 pub(super) fn gpu_name(ledger: &Ledger, gpu: &PartId) -> String {

@@ -5,14 +5,14 @@
 
 use super::names::{by, devices, gpu_name, holder};
 use super::people;
-use crate::admin::dto::EventKind;
-use crate::admission::Standings;
-use crate::keeper::Snapshot;
-use crate::kernel::allocation::Allocation;
-use crate::kernel::evict::{Outcome, Way};
-use crate::kernel::ledger::{GpuState, Ledger};
-use crate::kernel::names::{AllocationId, PartId};
-use crate::kernel::words;
+use berth_api::EventKind;
+use berth_core::admission::Standings;
+use berth_core::keeper::Snapshot;
+use berth_kernel::allocation::Allocation;
+use berth_kernel::evict::{Outcome, Way};
+use berth_kernel::ledger::{GpuState, Ledger};
+use berth_kernel::names::{AllocationId, PartId};
+use berth_kernel::words;
 use std::sync::Arc;
 
 /// Something to tell.
@@ -126,7 +126,7 @@ fn health(ledger: &Ledger, gpu: &PartId, before: &GpuState, now: &GpuState) -> O
 }
 
 fn drain(ledger: &Ledger, gpu: &PartId, before: &GpuState, now: &GpuState) -> Option<News> {
-    use crate::kernel::drain::Drain;
+    use berth_kernel::drain::Drain;
     let (before, now) = (&before.drain, &now.drain);
     if before == now {
         return None;
@@ -243,7 +243,7 @@ fn policies(old: &Ledger, new: &Ledger) -> Vec<News> {
     }
     if old.stack.revision != new.stack.revision {
         let stack = &new.stack;
-        let labels: Vec<_> = stack.entries.iter().map(crate::kernel::stack::StackEntry::label).collect();
+        let labels: Vec<_> = stack.entries.iter().map(berth_kernel::stack::StackEntry::label).collect();
         let entries = if labels.is_empty() { "the baseline alone".into() } else { labels.join(", ") };
         let why = if stack.why.is_empty() { String::new() } else { format!(" ({})", stack.why) };
         let what = format!("stack {} is active by {}{why}: {entries}", stack.revision, stack.by);

@@ -2,10 +2,10 @@
 
 use super::names::gpu_name;
 use super::news::News;
-use crate::admin::dto::EventKind;
-use crate::kernel::belongs::Owners;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::PartId;
+use berth_api::EventKind;
+use berth_kernel::belongs::Owners;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -2,8 +2,8 @@
 
 use super::places::Place;
 use super::recent::{Following, Kept, Ring};
-use crate::admin::dto::{Event, EventKind, rfc3339};
 use actix_web::web::Bytes;
+use berth_api::{Event, EventKind, rfc3339};
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, Stream};
 use std::collections::BTreeSet;

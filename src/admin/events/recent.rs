@@ -1,7 +1,7 @@
 //! The newest events, in memory: whoever reads them has a place in the ring and no queue of his own,
 //! so a slow reader costs nothing but what he misses.
 
-use crate::admin::dto::{Event, EventKind};
+use berth_api::{Event, EventKind};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;

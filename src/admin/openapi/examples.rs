@@ -2,7 +2,7 @@
 //! fits its schema and none is written twice.
 
 use super::operations;
-use crate::admin::events::EVENT_STREAM;
+use crate::events::EVENT_STREAM;
 use serde_json::{Map, Value, json};
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaFormat, SchemaType, Type};
 use utoipa::openapi::{Content, OpenApi as Document, RefOr, Schema};

@@ -1,10 +1,10 @@
 use super::*;
-use crate::kernel::drain::{Mark, Order};
-use crate::kernel::gpu::Part;
-use crate::kernel::health::Health;
-use crate::kernel::part_state::PartState;
-use crate::kernel::stuck::Stuck;
-use crate::kernel::time::Now;
+use berth_kernel::drain::{Mark, Order};
+use berth_kernel::gpu::Part;
+use berth_kernel::health::Health;
+use berth_kernel::part_state::PartState;
+use berth_kernel::stuck::Stuck;
+use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 use super::super::news::tests::Node;
 use super::*;
-use crate::kernel::command::Command;
-use crate::kernel::drain::Order;
-use crate::kernel::names::AllocationId;
+use berth_kernel::command::Command;
+use berth_kernel::drain::Order;
+use berth_kernel::names::AllocationId;
 
 fn says(log: &mut Log, node: &Node) -> Vec<(bool, String)> {
     let lines = log.step(Arc::new(node.ledger.clone()), node.now);
@@ -16,7 +16,7 @@ fn one(log: &mut Log, node: &Node, warning: bool, words: &str) {
 }
 
 fn drain(node: &mut Node, order: Order) {
-    let mark = crate::kernel::drain::Mark { by: "ada".into(), why: "fan".into(), since_wall_ms: 0 };
+    let mark = berth_kernel::drain::Mark { by: "ada".into(), why: "fan".into(), since_wall_ms: 0 };
     let gpu = PartId::parse("GPU-0").unwrap();
     node.turn(&Command::Drain { gpu, mark, order });
 }

@@ -1,19 +1,19 @@
 use super::*;
-use crate::cluster::bypass::Bypasses;
-use crate::kernel::allocation::{Allocation, Decision, Holder};
-use crate::kernel::change::{Change, Entry};
-use crate::kernel::command::{Command, Rules};
-use crate::kernel::decide::decide;
-use crate::kernel::drain::Mark;
-use crate::kernel::evict::{Ask, Outcome};
-use crate::kernel::gpu::{Inventory, Part};
-use crate::kernel::names::{AllocationId, DeviceId, Resource};
-use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
-use crate::kernel::pod_bypass::PodBypass;
-use crate::kernel::pods::{Pod, PodsSource, PodsView, Stage};
-use crate::kernel::policy::{Severity, TriageAnswer};
-use crate::kernel::process::{Owner, Process, Uses, Who};
-use crate::kernel::time::Now;
+use crate::bypass::Bypasses;
+use berth_kernel::allocation::{Allocation, Decision, Holder};
+use berth_kernel::change::{Change, Entry};
+use berth_kernel::command::{Command, Rules};
+use berth_kernel::decide::decide;
+use berth_kernel::drain::Mark;
+use berth_kernel::evict::{Ask, Outcome};
+use berth_kernel::gpu::{Inventory, Part};
+use berth_kernel::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::pod_bypass::PodBypass;
+use berth_kernel::pods::{Pod, PodsSource, PodsView, Stage};
+use berth_kernel::policy::{Severity, TriageAnswer};
+use berth_kernel::process::{Owner, Process, Uses, Who};
+use berth_kernel::time::Now;
 use std::collections::VecDeque;
 
 fn gpu() -> PartId {
@@ -28,9 +28,9 @@ fn mark(why: &str) -> Mark {
     Mark { by: "ada".into(), why: why.into(), since_wall_ms: 0 }
 }
 
-pub(in crate::cluster) struct Node {
-    pub(in crate::cluster) ledger: Ledger,
-    pub(in crate::cluster) now: Now,
+pub(crate) struct Node {
+    pub(crate) ledger: Ledger,
+    pub(crate) now: Now,
     /// Processes of the host on the GPU, where it tells. From 1000 on each has a name of its own.
     hosts: Option<Vec<u32>>,
     bypasses: Bypasses,
@@ -40,7 +40,7 @@ pub(in crate::cluster) struct Node {
 
 impl Node {
     /// One GPU that a pod holds.
-    pub(in crate::cluster) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut node = Self {
             ledger: Ledger::default(),
             now: Now { wall_ms: 1_000_000, mono_ms: 1_000 },
@@ -67,7 +67,7 @@ impl Node {
     }
 
     /// Applies, and answers what is told of it.
-    pub(in crate::cluster) fn turn(&mut self, command: &Command) -> Vec<Notice> {
+    pub(crate) fn turn(&mut self, command: &Command) -> Vec<Notice> {
         let before = self.ledger.clone();
         let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
         self.ledger.apply(&verdict.entry);
@@ -77,18 +77,18 @@ impl Node {
     }
 
     /// Ten seconds later these are on the GPU.
-    pub(in crate::cluster) fn later(&mut self, hosts: Option<&[u32]>) -> Vec<Notice> {
+    pub(crate) fn later(&mut self, hosts: Option<&[u32]>) -> Vec<Notice> {
         self.now.mono_ms += 10_000;
         self.hosts = hosts.map(<[u32]>::to_vec);
         self.look(true)
     }
 
-    pub(in crate::cluster) fn look(&mut self, present: bool) -> Vec<Notice> {
+    pub(crate) fn look(&mut self, present: bool) -> Vec<Notice> {
         self.look_at(present, None)
     }
 
     /// A look at which the GPU does not answer.
-    pub(in crate::cluster) fn trouble(&mut self, trouble: &str) -> Vec<Notice> {
+    pub(crate) fn trouble(&mut self, trouble: &str) -> Vec<Notice> {
         self.look_at(true, Some(trouble))
     }
 
@@ -156,7 +156,7 @@ impl Node {
         }))
     }
 
-    pub(in crate::cluster) fn cordon(&mut self, why: &str) -> Vec<Notice> {
+    pub(crate) fn cordon(&mut self, why: &str) -> Vec<Notice> {
         self.turn(&Command::Cordon { gpu: gpu(), mark: mark(why) })
     }
 
@@ -210,7 +210,7 @@ fn every_turn_of_a_drain_is_told_once() {
 fn turns_of_health_are_told_with_their_reason() {
     let mut node = Node::new();
     let sick = |severity, reason: &str| Command::Triaged {
-        reading: crate::kernel::gpu::Reading {
+        reading: berth_kernel::gpu::Reading {
             part: gpu(),
             source: "xid".into(),
             code: 79,

@@ -1,12 +1,12 @@
 use super::*;
-use crate::kernel::command::{Command, Rules};
-use crate::kernel::decide::decide;
-use crate::kernel::gpu::{Inventory, Part, Usage};
-use crate::kernel::names::{DeviceId, Resource};
-use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
-use crate::kernel::policy::{AdmitRequest, Terms};
-use crate::kernel::refusal::Refusal;
-use crate::kernel::{command, listing};
+use crate::command::{Command, Rules};
+use crate::decide::decide;
+use crate::gpu::{Inventory, Part, Usage};
+use crate::names::{DeviceId, Resource};
+use crate::offer::{Consumes, OfferLine, PartOffer};
+use crate::policy::{AdmitRequest, Terms};
+use crate::refusal::Refusal;
+use crate::{command, listing};
 use std::collections::BTreeMap;
 
 fn gpu() -> PartId {

@@ -1,14 +1,14 @@
 use super::*;
-use crate::kernel::allocation::{Decision, Holder};
-use crate::kernel::change::Entry;
-use crate::kernel::command::{Command, Rules};
-use crate::kernel::decide::decide;
-use crate::kernel::drain::Mark;
-use crate::kernel::gpu::{Inventory, Part};
-use crate::kernel::listing::listing;
-use crate::kernel::names::{DeviceId, Resource};
-use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
-use crate::kernel::pods::{PodsSource, PodsView};
+use crate::allocation::{Decision, Holder};
+use crate::change::Entry;
+use crate::command::{Command, Rules};
+use crate::decide::decide;
+use crate::drain::Mark;
+use crate::gpu::{Inventory, Part};
+use crate::listing::listing;
+use crate::names::{DeviceId, Resource};
+use crate::offer::{Consumes, OfferLine, PartOffer};
+use crate::pods::{PodsSource, PodsView};
 use std::collections::VecDeque;
 
 const AGAIN_MS: u64 = 5_000;

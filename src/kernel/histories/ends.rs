@@ -1,13 +1,13 @@
 //! What ends, is pruned and comes again: restarts beside another plugin, and an operator's word.
 
 use super::world::{Held, World, gpu, resource};
-use crate::kernel::allocation::{ADOPTED, Allocation, Holder};
-use crate::kernel::change::{Change, Entry};
-use crate::kernel::command::Command;
-use crate::kernel::invariants::i6_nothing_that_lives_ends;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::names::{DeviceId, PartId};
-use crate::kernel::reconcile::{Checkpointed, RoundView};
+use crate::allocation::{ADOPTED, Allocation, Holder};
+use crate::change::{Change, Entry};
+use crate::command::Command;
+use crate::invariants::i6_nothing_that_lives_ends;
+use crate::ledger::Ledger;
+use crate::names::{DeviceId, PartId};
+use crate::reconcile::{Checkpointed, RoundView};
 use std::sync::Arc;
 
 impl World {

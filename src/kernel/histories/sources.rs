@@ -2,15 +2,15 @@
 
 use super::Showing;
 use super::world::{Held, PARTS, World, part};
-use crate::kernel::allocation::EndReason;
-use crate::kernel::change::{Change, Entry};
-use crate::kernel::command::Command;
-use crate::kernel::drain::Drain;
-use crate::kernel::evict::{Outcome, asks, is_wanted};
-use crate::kernel::gpu::Inventory;
-use crate::kernel::ledger::Ledger;
-use crate::kernel::pods::{Pod, PodsSource, PodsView, Stage};
-use crate::kernel::process::{Owner, PodProcess, Process, Sight, Uses, Who};
+use crate::allocation::EndReason;
+use crate::change::{Change, Entry};
+use crate::command::Command;
+use crate::drain::Drain;
+use crate::evict::{Outcome, asks, is_wanted};
+use crate::gpu::Inventory;
+use crate::ledger::Ledger;
+use crate::pods::{Pod, PodsSource, PodsView, Stage};
+use crate::process::{Owner, PodProcess, Process, Sight, Uses, Who};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -155,7 +155,7 @@ impl World {
             look.processes.entry(gpu).or_default();
         }
         let uses = Uses { compute: true, ..Uses::default() };
-        let mut add = |pid, on: &crate::kernel::names::PartId, owner| {
+        let mut add = |pid, on: &crate::names::PartId, owner| {
             let gpu = (0..PARTS).map(part).find(|p| p.id == *on).unwrap().gpu().clone();
             let who = Who { name: None, started_ticks: Some(1), owner, ignored: false };
             let process = Process { pid, part: on.clone(), uses, memory_mib: None, who };

@@ -1,11 +1,11 @@
 //! Stacks that come and go in a history, and what is kept of them.
 
 use super::world::World;
-use crate::kernel::command::{Command, NewStack};
-use crate::kernel::names::Digest;
-use crate::kernel::policy::PolicyVersion;
-use crate::kernel::stack::{ACTIVATIONS_MAX, OnFault, Permissions, StackEntry};
-use crate::kernel::trust::Origin;
+use crate::command::{Command, NewStack};
+use crate::names::Digest;
+use crate::policy::PolicyVersion;
+use crate::stack::{ACTIVATIONS_MAX, OnFault, Permissions, StackEntry};
+use crate::trust::Origin;
 
 fn version() -> PolicyVersion {
     let digest = Digest::parse(&"a".repeat(64)).unwrap();

@@ -3,38 +3,38 @@
 use super::Op;
 use super::ends::checkpointed;
 use super::sources::Sources;
-use crate::kernel::change::{Change, Entry};
-use crate::kernel::command::{Command, Rules, StackAnswer};
-use crate::kernel::decide::{Verdict, decide};
-use crate::kernel::drain::{AtDeadline, Mark, Order};
-use crate::kernel::gpu::{Inventory, Part, Reading};
-use crate::kernel::history::HistoryLimit;
-use crate::kernel::invariants::{
+use crate::change::{Change, Entry};
+use crate::command::{Command, Rules, StackAnswer};
+use crate::decide::{Verdict, decide};
+use crate::drain::{AtDeadline, Mark, Order};
+use crate::gpu::{Inventory, Part, Reading};
+use crate::history::HistoryLimit;
+use crate::invariants::{
     i1_no_two_pods_hold_one_device, i2_grants_never_take_more_than_there_is, i3_healthy_is_held_or_to_be_had,
     i4_nothing_new_on_a_gpu_that_grants_nothing, i5_the_store_gives_the_ledger,
     i6_a_grant_ends_only_what_newer_ones_hold, i6_nothing_that_lives_ends, i10_an_id_leaves_only_when_it_may,
     i11_generation_grows_by_one, pruning_loses_nothing_that_lives,
 };
-use crate::kernel::ledger::Ledger;
-use crate::kernel::listing::listing;
-use crate::kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
-use crate::kernel::policy::{AdmitRequest, Severity, Terms, TriageAnswer};
-use crate::kernel::reconcile::{KubeletAge, ListedHold, PodList, RoundView};
-use crate::kernel::record::{Meta, Record, RecordKey, Write, health_records, health_writes, writes};
-use crate::kernel::refusal::Refusal;
-use crate::kernel::restore::restore;
-use crate::kernel::time::Now;
+use crate::ledger::Ledger;
+use crate::listing::listing;
+use crate::names::{AllocationId, DeviceId, PartId, Resource};
+use crate::offer::{Consumes, OfferLine, PartOffer};
+use crate::policy::{AdmitRequest, Severity, Terms, TriageAnswer};
+use crate::reconcile::{KubeletAge, ListedHold, PodList, RoundView};
+use crate::record::{Meta, Record, RecordKey, Write, health_records, health_writes, writes};
+use crate::refusal::Refusal;
+use crate::restore::restore;
+use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the kubelet really runs: the pod's UID, and what its container holds.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::kernel) struct Held {
-    pub(in crate::kernel) uid: String,
-    pub(in crate::kernel) resource: Resource,
-    pub(in crate::kernel) devices: Vec<DeviceId>,
+pub(crate) struct Held {
+    pub(crate) uid: String,
+    pub(crate) resource: Resource,
+    pub(crate) devices: Vec<DeviceId>,
     /// `None`: another plugin's answer.
-    pub(in crate::kernel) allocation: Option<AllocationId>,
+    pub(crate) allocation: Option<AllocationId>,
 }
 
 pub(super) struct World {
@@ -191,7 +191,7 @@ impl World {
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
             seen: self.ledger.generation,
             again: false,
-            attempt: crate::kernel::command::Attempt::Last,
+            attempt: crate::command::Attempt::Last,
         };
         let entry = self.turn(&command)?;
         Ok(entry

@@ -1,7 +1,7 @@
 //! One ended allocation as it is kept, and a chunk of them.
 
-use crate::kernel::allocation::{ADOPTED, Allocation, Decision, End, EndReason, Holder};
-use crate::kernel::names::{AllocationId, DeviceId, Resource};
+use crate::allocation::{ADOPTED, Allocation, Decision, End, EndReason, Holder};
+use crate::names::{AllocationId, DeviceId, Resource};
 use std::ops::Deref;
 use std::sync::Arc;
 

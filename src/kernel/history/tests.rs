@@ -1,8 +1,8 @@
 //! The history against the plainest one there is: a list of whole allocations.
 
 use super::*;
-use crate::kernel::allocation::{ADOPTED, Decision, EndReason, Holder};
-use crate::kernel::names::{PartId, Resource};
+use crate::allocation::{ADOPTED, Decision, EndReason, Holder};
+use crate::names::{PartId, Resource};
 use proptest::prelude::*;
 
 fn allocation(number: u64, shape: u8) -> Allocation {

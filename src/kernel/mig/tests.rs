@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernel::gpu::Mig;
+use crate::gpu::Mig;
 
 fn id(text: &str) -> PartId {
     PartId::parse(text).unwrap()

@@ -1,8 +1,8 @@
 //! Limits, their keepers, and what is used of them.
 
 use super::*;
-use crate::kernel::belongs::tests::{Node, of_pod, part, process, shared};
-use crate::kernel::process::{Owner, Process};
+use crate::process::{Owner, Process};
+use crate::test_node::{Node, of_pod, part, process, shared};
 use std::sync::Arc;
 
 fn with_memory(mut process: Process, memory_mib: Option<u64>) -> Process {

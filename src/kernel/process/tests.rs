@@ -1,10 +1,10 @@
 //! What keeps a GPU busy, and what cannot be seen.
 
 use super::*;
-use crate::kernel::belongs::tests::{Node, of_pod, part, process};
-use crate::kernel::command::{Command, Rules};
-use crate::kernel::decide::decide;
-use crate::kernel::drain::{Mark, Order};
+use crate::command::{Command, Rules};
+use crate::decide::decide;
+use crate::drain::{Mark, Order};
+use crate::test_node::{Node, of_pod, part, process};
 
 const HOST: Owner = Owner::NoPod { container_id: None };
 

@@ -1,7 +1,7 @@
 //! What pods hold that this store never granted.
 
 use super::*;
-use crate::kernel::listing::listing;
+use crate::listing::listing;
 
 #[test]
 fn what_pods_hold_is_adopted_with_names_of_another_plugin_too() {

@@ -1,7 +1,7 @@
 //! The same where a source knows all pods by UID: the API server.
 
 use super::*;
-use crate::kernel::pods::{Pod, PodsSource, PodsView, Stage};
+use crate::pods::{Pod, PodsSource, PodsView, Stage};
 use std::collections::VecDeque;
 use std::sync::Arc;
 

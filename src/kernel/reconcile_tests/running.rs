@@ -2,11 +2,11 @@
 
 use super::pods::pods;
 use super::*;
-use crate::kernel::command::{Command, Rules};
-use crate::kernel::decide::decide;
-use crate::kernel::pods::PodsView;
-use crate::kernel::refusal::Refusal;
-use crate::kernel::running::RunningSource;
+use crate::command::{Command, Rules};
+use crate::decide::decide;
+use crate::pods::PodsView;
+use crate::refusal::Refusal;
+use crate::running::RunningSource;
 use std::sync::Arc;
 
 /// Why allocation 1 may not end at `when`; empty if it may.

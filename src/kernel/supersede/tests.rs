@@ -1,16 +1,16 @@
 use super::*;
-use crate::kernel::allocation::{EndReason, Holder};
-use crate::kernel::change::{Change, Entry};
-use crate::kernel::command::{Attempt, Command, Rules, StackAnswer};
-use crate::kernel::decide::decide;
-use crate::kernel::gpu::{Inventory, Part};
-use crate::kernel::names::{PartId, Resource};
-use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
-use crate::kernel::pods::{Pod, PodsSource, PodsView, Stage};
-use crate::kernel::policy::Terms;
-use crate::kernel::process::{Owner, PodProcess, Process, Sight, Uses, Who};
-use crate::kernel::reconcile::{KubeletAge, PodList, RoundView};
-use crate::kernel::time::Now;
+use crate::allocation::{EndReason, Holder};
+use crate::change::{Change, Entry};
+use crate::command::{Attempt, Command, Rules, StackAnswer};
+use crate::decide::decide;
+use crate::gpu::{Inventory, Part};
+use crate::names::{PartId, Resource};
+use crate::offer::{Consumes, OfferLine, PartOffer};
+use crate::pods::{Pod, PodsSource, PodsView, Stage};
+use crate::policy::Terms;
+use crate::process::{Owner, PodProcess, Process, Sight, Uses, Who};
+use crate::reconcile::{KubeletAge, PodList, RoundView};
+use crate::time::Now;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 

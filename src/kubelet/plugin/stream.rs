@@ -1,7 +1,7 @@
 //! The stream that follows a registration: whether it comes, and what its end means.
 
 use super::{Plugin, Registration};
-use crate::kubelet::folder::FileId;
+use crate::folder::FileId;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 

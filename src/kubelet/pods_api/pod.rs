@@ -1,9 +1,9 @@
 //! A pod of the kubelet's Pods API in the kernel's words.
 
-use crate::kernel::names::Resource;
-use crate::kernel::pod_bypass::{PodBypass, VISIBLE_DEVICES};
-use crate::kernel::pods::{Pod, PodContainer, Stage};
-use crate::kubelet::wire::core;
+use crate::wire::core;
+use berth_kernel::names::Resource;
+use berth_kernel::pod_bypass::{PodBypass, VISIBLE_DEVICES};
+use berth_kernel::pods::{Pod, PodContainer, Stage};
 use prost::Message;
 
 /// Set by the kubelet on every pod: where it has it from (kubelet: `ConfigSourceAnnotationKey`).

@@ -1,8 +1,8 @@
 //! What is known of the pods, event by event.
 
 use super::*;
-use crate::kernel::pods::Fate;
-use crate::kubelet::wire::core;
+use crate::wire::core;
+use berth_kernel::pods::Fate;
 use prost::Message;
 
 fn event(kind: EventType, uid: &str, phase: &str) -> WatchPodsEvent {

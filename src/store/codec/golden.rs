@@ -1,18 +1,18 @@
 //! Records as release 0.1 writes them, and what is wrong with records.
 
 use super::*;
-use crate::kernel::allocation::{
+use berth_kernel::allocation::{
     Allocation, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Holder, Limits,
 };
-use crate::kernel::drain::{AtDeadline, Drain, Mark, Order};
-use crate::kernel::gpu::{Mig, Part};
-use crate::kernel::health::{HealthState, Turn};
-use crate::kernel::names::{DeviceId, Resource};
-use crate::kernel::offer::{Consumes, OfferLine, ShareRange};
-use crate::kernel::policy::{Hook, PolicyVersion};
-use crate::kernel::record::{DeviceRun, HealthRecord, Meta, PartRecord, StackHead};
-use crate::kernel::stack::{OnFault, Permissions, StackEntry};
-use crate::kernel::trust::{Origin, Signature};
+use berth_kernel::drain::{AtDeadline, Drain, Mark, Order};
+use berth_kernel::gpu::{Mig, Part};
+use berth_kernel::health::{HealthState, Turn};
+use berth_kernel::names::{DeviceId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, ShareRange};
+use berth_kernel::policy::{Hook, PolicyVersion};
+use berth_kernel::record::{DeviceRun, HealthRecord, Meta, PartRecord, StackHead};
+use berth_kernel::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::trust::{Origin, Signature};
 
 /// What release 0.1 writes, byte for byte. A store of that form is on nodes: if this test fails,
 /// raise `FORMAT` and go on reading these.

@@ -1,16 +1,16 @@
 //! What goes in comes out; what does not come out says why.
 
 use super::*;
-use crate::kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
-use crate::kernel::drain::{AtDeadline, Drain, Mark, Order};
-use crate::kernel::gpu::{Mig, Part};
-use crate::kernel::history::weight;
-use crate::kernel::names::{DeviceId, Resource};
-use crate::kernel::offer::{Consumes, OfferLine, ShareRange};
-use crate::kernel::policy::{Hook, PolicyVersion};
-use crate::kernel::record::{DeviceRun, Meta, PartRecord, StackHead};
-use crate::kernel::stack::{OnFault, Permissions, StackEntry};
-use crate::kernel::trust::{Origin, Signature};
+use berth_kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
+use berth_kernel::drain::{AtDeadline, Drain, Mark, Order};
+use berth_kernel::gpu::{Mig, Part};
+use berth_kernel::history::weight;
+use berth_kernel::names::{DeviceId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, ShareRange};
+use berth_kernel::policy::{Hook, PolicyVersion};
+use berth_kernel::record::{DeviceRun, Meta, PartRecord, StackHead};
+use berth_kernel::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::trust::{Origin, Signature};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -200,6 +200,22 @@ fn small() -> impl Strategy<Value = Record> {
 
 fn record() -> impl Strategy<Value = Record> {
     prop_oneof![small(), allocation(), part_record(), policy(), stack_entry()]
+}
+
+/// Found once by the property below: names without a character.
+#[test]
+fn a_decision_with_many_empty_names_reads_back() {
+    let record = Record::Allocation(Allocation {
+        id: AllocationId { store: 0, number: 0 },
+        resource: Resource::parse("a.a/A").unwrap(),
+        devices: Vec::new(),
+        granted_wall_ms: 0,
+        holder: Holder::default(),
+        overlapped: false,
+        decision: Decision { by: vec![String::new(); 31], ..Decision::default() },
+        ended: None,
+    });
+    assert_eq!(decode(&key_bytes(&record.key()), &encode(&record).unwrap()).unwrap(), record);
 }
 
 proptest! {

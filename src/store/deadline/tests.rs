@@ -1,6 +1,6 @@
 use super::*;
-use crate::kernel::record::{Meta, RecordKey};
-use crate::store::{MemoryDisk, MemoryStore};
+use crate::{MemoryDisk, MemoryStore};
+use berth_kernel::record::{Meta, RecordKey};
 use std::time::Instant;
 
 const SHORT: Duration = Duration::from_millis(30);

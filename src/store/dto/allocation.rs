@@ -1,9 +1,9 @@
 //! An allocation as written.
 
-use crate::kernel::allocation::{
+use berth_kernel::allocation::{
     self as kernel, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Limits,
 };
-use crate::kernel::names::{AllocationId, DeviceId, PartId, Resource, SHARE_NUMBER_MAX};
+use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource, SHARE_NUMBER_MAX};
 use serde::{Deserialize, Serialize};
 
 /// See [`kernel::Allocation`].

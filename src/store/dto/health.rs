@@ -1,14 +1,14 @@
 //! How a GPU fares and fared, as written.
 
-use crate::kernel::health::{HealthState, Turn};
-use crate::kernel::names::PartId;
-use crate::kernel::record::HealthRecord;
+use berth_kernel::health::{HealthState, Turn};
+use berth_kernel::names::PartId;
+use berth_kernel::record::HealthRecord;
 use serde::{Deserialize, Serialize};
 
 /// See [`HealthRecord`].
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(in crate::store) struct Health {
+pub(crate) struct Health {
     state: State,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     reason: String,
@@ -38,7 +38,7 @@ enum State {
 }
 
 impl Health {
-    pub(in crate::store) fn of(health: &HealthRecord) -> Self {
+    pub(crate) fn of(health: &HealthRecord) -> Self {
         Self {
             state: State::of(health.state),
             reason: health.reason.clone(),
@@ -56,7 +56,7 @@ impl Health {
         }
     }
 
-    pub(in crate::store) fn read(self, gpu: PartId) -> HealthRecord {
+    pub(crate) fn read(self, gpu: PartId) -> HealthRecord {
         let turn = |before: Before| Turn {
             state: before.state.read(),
             reason: before.reason,

@@ -1,9 +1,9 @@
 //! A part with its offer and devices, as written.
 
-use crate::kernel::gpu;
-use crate::kernel::names::{PartId, Resource, SHARE_NUMBER_MAX};
-use crate::kernel::offer;
-use crate::kernel::record::{DeviceRun, PartRecord};
+use berth_kernel::gpu;
+use berth_kernel::names::{PartId, Resource, SHARE_NUMBER_MAX};
+use berth_kernel::offer;
+use berth_kernel::record::{DeviceRun, PartRecord};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -1,10 +1,10 @@
 //! Policy versions, as written.
 
-use crate::kernel::names::Digest;
-use crate::kernel::policy as kernel;
-use crate::kernel::trust::{Origin, Signature};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use berth_kernel::names::Digest;
+use berth_kernel::policy as kernel;
+use berth_kernel::trust::{Origin, Signature};
 use serde::{Deserialize, Serialize};
 
 /// See [`kernel::PolicyVersion`].

@@ -1,8 +1,8 @@
 //! The active stack, as written.
 
-use crate::kernel::names::Digest;
-use crate::kernel::record::StackHead;
-use crate::kernel::stack as kernel;
+use berth_kernel::names::Digest;
+use berth_kernel::record::StackHead;
+use berth_kernel::stack as kernel;
 use serde::{Deserialize, Serialize};
 
 /// See [`StackHead`].

@@ -1,7 +1,7 @@
 use super::*;
-use crate::kernel::change::{Change, Entry};
-use crate::kernel::gpu::Mig;
-use crate::kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
+use berth_kernel::change::{Change, Entry};
+use berth_kernel::gpu::Mig;
+use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
 use std::collections::VecDeque;
 
 #[test]

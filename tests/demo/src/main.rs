@@ -66,7 +66,7 @@ impl Node {
 
 fn main() -> ExitCode {
     // Policies are compiled by a child process, which is this very program.
-    if let Some(code) = berth::wasm::compiler_process() {
+    if let Some(code) = berth_wasm::compiler_process() {
         return code;
     }
     let args = Args::parse();

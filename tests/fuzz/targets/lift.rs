@@ -3,9 +3,9 @@
 
 mod room;
 
-use berth::kernel::policy::PolicyVersion;
-use berth::kernel::time::Now;
-use berth::ports::Policies;
+use berth_kernel::policy::PolicyVersion;
+use berth_kernel::time::Now;
+use berth_kernel::ports::Policies;
 use std::sync::OnceLock;
 
 static PARROT: OnceLock<PolicyVersion> = OnceLock::new();

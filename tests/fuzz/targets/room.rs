@@ -1,6 +1,6 @@
 //! The room of policies of a target that needs one.
 
-use berth::wasm::{Settings, WasmPolicies, compiler_process};
+use berth_wasm::{Settings, WasmPolicies, compiler_process};
 use std::sync::OnceLock;
 
 /// Policies are compiled by a child process, which is this very program: libFuzzer calls this before it

@@ -27,7 +27,7 @@ enum Args {
 
 fn main() -> ExitCode {
     // Policies are compiled by a child process, which is this very program.
-    if let Some(code) = berth::wasm::compiler_process().or_else(crash::daemon_process) {
+    if let Some(code) = berth_wasm::compiler_process().or_else(crash::daemon_process) {
         return code;
     }
     let outcome = match &Args::parse() {

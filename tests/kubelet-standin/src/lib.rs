@@ -50,29 +50,7 @@ pub use plugin::TinyPlugin;
 pub use pods::{ContainerSpec, Phase, Pod, PodSpec};
 pub use wait::TimedOut;
 
-/// The wire types, generated from the same `proto/` files as the daemon's.
-pub mod proto {
-    /// The device plugin API.
-    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
-    pub mod v1beta1 {
-        tonic::include_proto!("v1beta1");
-    }
-    /// The Pods API.
-    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
-    pub mod v1alpha1 {
-        tonic::include_proto!("v1alpha1");
-    }
-    /// What is written of a core/v1 Pod.
-    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
-    pub mod core {
-        tonic::include_proto!("k8s.io.api.core.v1");
-    }
-    /// The pod resources API.
-    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
-    pub mod v1 {
-        tonic::include_proto!("v1");
-    }
-}
+pub use berth_proto as proto;
 
 /// What a device list says of a device that may be allocated.
 pub const HEALTHY: &str = "Healthy";

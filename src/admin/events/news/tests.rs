@@ -1,16 +1,16 @@
 use super::*;
-use crate::admission::Standing;
-use crate::kernel::allocation::{Decision, Holder};
-use crate::kernel::change::{Change, Entry};
-use crate::kernel::command::{Command, NewStack, Rules};
-use crate::kernel::decide::decide;
-use crate::kernel::drain::{Mark, Order};
-use crate::kernel::gpu::{Inventory, Part};
-use crate::kernel::names::{DeviceId, Resource};
-use crate::kernel::offer::{Consumes, OfferLine, PartOffer};
-use crate::kernel::process::{Owner, Process, Uses, Who};
-use crate::kernel::time::Now;
 use EventKind as K;
+use berth_core::admission::Standing;
+use berth_kernel::allocation::{Decision, Holder};
+use berth_kernel::change::{Change, Entry};
+use berth_kernel::command::{Command, NewStack, Rules};
+use berth_kernel::decide::decide;
+use berth_kernel::drain::{Mark, Order};
+use berth_kernel::gpu::{Inventory, Part};
+use berth_kernel::names::{DeviceId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::process::{Owner, Process, Uses, Who};
+use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 
 fn gpu() -> PartId {

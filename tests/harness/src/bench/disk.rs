@@ -1,9 +1,9 @@
 //! The disk itself: what one durable append costs without anybody's store.
 
 use anyhow::{Context as _, Result, ensure};
-use berth::kernel::record::{Record, Write};
-use berth::ports::{Store, StoreError};
-use berth::store::codec;
+use berth_kernel::ports::{Store, StoreError};
+use berth_kernel::record::{Record, Write};
+use berth_store::codec;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;

@@ -1,12 +1,12 @@
 //! A store that remembers as many ended allocations as it may.
 
 use anyhow::{Context as _, Result};
-use berth::kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
-use berth::kernel::history::HISTORY_ALLOCATIONS_MAX;
-use berth::kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth::kernel::record::{Meta, Record, Write};
-use berth::ports::Store as _;
-use berth::store::SledStore;
+use berth_kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
+use berth_kernel::history::HISTORY_ALLOCATIONS_MAX;
+use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
+use berth_kernel::ports::Store as _;
+use berth_kernel::record::{Meta, Record, Write};
+use berth_store::SledStore;
 use std::path::Path;
 
 /// As many as the settings allow.

@@ -3,20 +3,20 @@
 
 use crate::bench::history;
 use anyhow::{Context as _, Result};
-use berth::admission::{self, Baseline, Door};
-use berth::config::{Edits, RoundTiming};
-use berth::keeper::Keeper;
-use berth::kernel::command::{NewStack, Rules};
-use berth::kernel::gpu::Inventory;
-use berth::kernel::mig::MigStrategy;
-use berth::kernel::names::Resource;
-use berth::kernel::policy::PolicyVersion;
-use berth::kernel::stack::{OnFault, Permissions, StackEntry};
-use berth::kernel::time::Now;
-use berth::kubelet::{Front, Running, Settings, Waits};
-use berth::ports::{Clock, Gpus as _, Policies, Store};
-use berth::sim::SimGpus;
-use berth::wasm::{self, WasmPolicies};
+use berth_core::admission::{self, Baseline, Door};
+use berth_core::keeper::Keeper;
+use berth_gpus::sim::SimGpus;
+use berth_kernel::command::{NewStack, Rules};
+use berth_kernel::gpu::Inventory;
+use berth_kernel::mig::MigStrategy;
+use berth_kernel::names::Resource;
+use berth_kernel::policy::PolicyVersion;
+use berth_kernel::ports::{Clock, Gpus as _, Policies, Store};
+use berth_kernel::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::time::Now;
+use berth_kubelet::{Edits, RoundTiming};
+use berth_kubelet::{Front, Running, Settings, Waits};
+use berth_wasm::{self, WasmPolicies};
 use fakes::{plugin, program};
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use kubelet_standin::proto::v1beta1::{ContainerPreferredAllocationRequest, PreferredAllocationRequest};
@@ -67,9 +67,9 @@ impl House {
             .map_or_else(|| program::beside_this("tmp"), |folder| Ok(PathBuf::from(folder)))?;
         std::fs::create_dir_all(&base)?;
         let state = TempDir::new_in(&base).with_context(|| format!("no folder in {}", base.display()))?;
-        let settings = wasm::Settings {
+        let settings = berth_wasm::Settings {
             compiler: program::beside_this("berth")?,
-            ..wasm::Settings::new(state.path().to_owned())
+            ..berth_wasm::Settings::new(state.path().to_owned())
         };
         let clock = Arc::new(SystemClock(Instant::now()));
         let policies = Arc::new(WasmPolicies::new(settings)?);

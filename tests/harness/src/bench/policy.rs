@@ -5,10 +5,10 @@ use crate::bench::measure::{Effort, Series};
 use crate::bench::node::{House, Node, Recipe, SHARED, SHARES};
 use crate::bench::table::{Budget, Row, Table};
 use anyhow::{Result, ensure};
-use berth::kernel::ledger::Ledger;
-use berth::kernel::names::DeviceId;
-use berth::kernel::policy::{AdmitRequest, Call, Hook, PlaceRequest, Question};
-use berth::ports::Policies as _;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::DeviceId;
+use berth_kernel::policy::{AdmitRequest, Call, Hook, PlaceRequest, Question};
+use berth_kernel::ports::Policies as _;
 use std::sync::Arc;
 use std::time::Duration;
 

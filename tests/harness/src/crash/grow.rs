@@ -1,12 +1,12 @@
 //! How large the store becomes under allocations that come and go for ever, and what an append costs.
 
 use anyhow::Context;
-use berth::kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
-use berth::kernel::history::HISTORY_ALLOCATIONS_MAX;
-use berth::kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth::kernel::record::{Meta, Record, RecordKey, Write};
-use berth::ports::Store;
-use berth::store::SledStore;
+use berth_kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
+use berth_kernel::history::HISTORY_ALLOCATIONS_MAX;
+use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
+use berth_kernel::ports::Store;
+use berth_kernel::record::{Meta, Record, RecordKey, Write};
+use berth_store::SledStore;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -10,17 +10,18 @@
 mod grow;
 mod power;
 
-use anyhow::{Context, bail};
-use berth::cli::{Cli, Hooks, StateHooks};
-use berth::config::{Config, Findings};
+use anyhow::Context;
+use berth::args::{Cli, Command};
+use berth::command;
+use berth::config::Config;
 use berth::daemon::Options;
-use berth::kernel::process::Sight;
-use berth::kubelet::Waits;
+use berth_kernel::steps::{self, Step};
+use berth_kubelet::Waits;
 use clap::Parser;
-use harness::kill::{self, Program, Tally};
+use harness::kill::{self, KILL_AT, Program, Tally};
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Set in the processes that are the daemon: this program is that, too.
@@ -60,25 +61,39 @@ pub(crate) enum Args {
 #[must_use]
 pub(crate) fn daemon_process() -> Option<ExitCode> {
     std::env::var_os(DAEMON)?;
-    let state = StateHooks {
-        export: |_, _| bail!("this is the harness"),
-        import: |_, _| bail!("this is the harness"),
-        init: |_| bail!("this is the harness"),
-        verify: |_| bail!("this is the harness"),
+    steps::observe(die_at_step);
+    let cli = Cli::parse();
+    let Command::Serve(args) = &cli.command else {
+        eprintln!("harness: this process only runs `serve`");
+        return Some(ExitCode::FAILURE);
     };
-    Some(berth::cli::run(
-        &Cli::parse(),
-        &Hooks {
-            serve,
-            look: |_| bail!("this is the harness"),
-            check_source: |_| Ok(()),
-            node_label: |_, _| bail!("this is the harness"),
-            reach: |_| bail!("this is the harness"),
-            rehearse: |_, _| Ok(Findings::default()),
-            sight: |_| Sight::default(),
-            state,
-        },
-    ))
+    Some(match command::load(args, &cli.client).and_then(serve) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("harness: {error:#}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+/// Ends this process at the step and passage that [`KILL_AT`] names, as `kill -9` does.
+fn die_at_step(step: Step) {
+    static WANTED: OnceLock<Option<(String, u32)>> = OnceLock::new();
+    static PASSED: AtomicU32 = AtomicU32::new(0);
+    let wanted = WANTED.get_or_init(|| {
+        let text = std::env::var(KILL_AT).ok()?;
+        let (name, passage) = text.split_once(':')?;
+        Some((name.to_owned(), passage.parse().ok()?))
+    });
+    let Some((name, passage)) = wanted else { return };
+    if name == step.as_str() && PASSED.fetch_add(1, Ordering::SeqCst) + 1 == *passage {
+        // Not `abort`: no handler, no message, nothing flushed.
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        // The signal is on its way; not one step further.
+        loop {
+            std::thread::park();
+        }
+    }
 }
 
 /// Runs the rounds, and prints their tally; `Ok(false)` where something was lost, given twice or wrong.
@@ -108,11 +123,8 @@ fn kills(rounds: u64, seed: Option<u64>) -> anyhow::Result<Tally> {
     let program = Program {
         exe: std::env::current_exe().context("this program's path")?,
         environment: vec![(DAEMON.into(), "1".into())],
-        kill_points: berth::kill_points::COMPILED_IN,
+        named_steps: true,
     };
-    if !program.kill_points {
-        eprintln!("crash: no named steps in this build (--features kill-points): kills at random alone");
-    }
     let (began, done) = (Instant::now(), AtomicU64::new(0));
     let sum = Mutex::new(Tally::default());
     let progress = |_: &Tally| {

@@ -8,23 +8,23 @@ use super::bytes::Bytes;
 use super::hold;
 use super::node::{baseline, entry, node, part, resources};
 use crate::sim::simulation::{answers, state};
-use berth::admission::{Faults, Walk};
-use berth::kernel::allocation::Limits;
-use berth::kernel::command::{Attempt, Command, Rules, StackAnswer};
-use berth::kernel::decide::decide;
-use berth::kernel::drain::Mark;
-use berth::kernel::gpu::Reading;
-use berth::kernel::ledger::Ledger;
-use berth::kernel::names::{DeviceId, Digest, PartId, Resource};
-use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth::kernel::placement::narrowed;
-use berth::kernel::policy::{
+use berth_core::admission::{Faults, Walk};
+use berth_kernel::allocation::Limits;
+use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
+use berth_kernel::decide::decide;
+use berth_kernel::drain::Mark;
+use berth_kernel::gpu::Reading;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{DeviceId, Digest, PartId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::placement::narrowed;
+use berth_kernel::policy::{
     AdmitRequest, Answer, Call, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion,
     Question, REASON_BYTES_MAX, Severity, Terms, TriageAnswer,
 };
-use berth::kernel::stack::Stack;
-use berth::kernel::time::Now;
-use berth::ports::{InstallError, Policies};
+use berth_kernel::ports::{InstallError, Policies};
+use berth_kernel::stack::Stack;
+use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 

@@ -8,17 +8,17 @@ use super::bytes::Bytes;
 use super::hold;
 use super::node::{baseline, entry, node, resources};
 use crate::sim::simulation::{answers, state};
-use berth::admission::{Faults, Walk};
-use berth::kernel::command::{Command, Rules};
-use berth::kernel::decide::decide;
-use berth::kernel::gpu::Reading;
-use berth::kernel::ledger::Ledger;
-use berth::kernel::names::{DeviceId, PartId};
-use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth::kernel::policy::{AdmitRequest, PlaceRequest, PolicyVersion, REASON_BYTES_MAX};
-use berth::kernel::stack::{Stack, StackEntry};
-use berth::kernel::time::Now;
-use berth::ports::Policies;
+use berth_core::admission::{Faults, Walk};
+use berth_kernel::command::{Command, Rules};
+use berth_kernel::decide::decide;
+use berth_kernel::gpu::Reading;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{DeviceId, PartId};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::policy::{AdmitRequest, PlaceRequest, PolicyVersion, REASON_BYTES_MAX};
+use berth_kernel::ports::Policies;
+use berth_kernel::stack::{Stack, StackEntry};
+use berth_kernel::time::Now;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ pub fn run(policies: &dyn Policies, parrot: &PolicyVersion, data: &[u8]) {
         }
     }
     for note in &calls {
-        if let berth::kernel::decision::Said::Fault(fault) = &note.said {
+        if let berth_kernel::decision::Said::Fault(fault) = &note.said {
             let line = !fault.detail.contains('\n') && fault.detail.len() <= REASON_BYTES_MAX;
             assert!(line, "a fault is one line: {fault:?}");
         }

@@ -1,14 +1,14 @@
 //! Nodes and stack entries that questions are asked about.
 
 use super::bytes::Bytes;
-use berth::admission::Baseline;
-use berth::kernel::change::{Change, Entry};
-use berth::kernel::gpu::{Mig, Part};
-use berth::kernel::ledger::Ledger;
-use berth::kernel::mig::MigStrategy;
-use berth::kernel::names::{Digest, PartId, Resource};
-use berth::kernel::stack::{OnFault, Permissions, StackEntry};
-use berth::kernel::time::Now;
+use berth_core::admission::Baseline;
+use berth_kernel::change::{Change, Entry};
+use berth_kernel::gpu::{Mig, Part};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::mig::MigStrategy;
+use berth_kernel::names::{Digest, PartId, Resource};
+use berth_kernel::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 
 /// Names that are offered and asked for; the last is another vendor's.

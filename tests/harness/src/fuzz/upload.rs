@@ -1,7 +1,7 @@
 //! `upload`: whatever is uploaded is taken or refused in one line: made a component, compiled, loaded,
 //! asked what it is. All that an upload goes through but the compiler's process of its own.
 
-use berth::wasm::WasmPolicies;
+use berth_wasm::WasmPolicies;
 
 /// Longest input, bytes: small ones have every kind of section, and compiling a large one takes long.
 pub(crate) const BYTES_MAX: usize = 32 * 1024;

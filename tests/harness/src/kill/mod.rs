@@ -4,7 +4,7 @@
 //! A round: start it; some rounds kill it right then, while it is starting, and start it again;
 //! hold its list of allocations against what the stand-in kubelet believes (`check`); let pods come
 //! and go; kill it at a random moment, or let it kill itself at a named step
-//! ([`berth::kill_points`]). Every `SETTLE_EVERY` rounds the load rests until list and kubelet are
+//! ([`berth_kernel::steps`]). Every `SETTLE_EVERY` rounds the load rests until list and kubelet are
 //! equal to the last allocation, with what nobody was told of ended, too.
 
 pub mod believed;
@@ -14,12 +14,12 @@ pub mod process;
 mod rng;
 mod tally;
 
-pub use process::Program;
+pub use process::{KILL_AT, Program};
 pub use rng::Rng;
 pub use tally::{Tally, Wrong};
 
 use anyhow::{Context, bail};
-use berth::kill_points::Point;
+use berth_kernel::steps::Step;
 use kubelet_standin::{Kubelet, Options};
 use load::{Load, SHARED, WHOLE};
 use process::Serving;
@@ -95,10 +95,10 @@ impl Node<'_> {
     async fn round(&mut self) -> anyhow::Result<()> {
         let rng = &mut self.load.rng;
         let starting = rng.chance(20).then(|| Duration::from_millis(rng.below(STARTING_MS)));
-        let named = (self.program.kill_points && rng.chance(60)).then(|| {
-            let point = *rng.pick(&Point::ALL);
+        let named = (self.program.named_steps && rng.chance(60)).then(|| {
+            let point = *rng.pick(&Step::ALL);
             // The steps of opening are passed once.
-            let opening = matches!(point, Point::StoreChecked | Point::StoreOpened);
+            let opening = matches!(point, Step::StoreChecked | Step::StoreOpened);
             let passage = if opening { 1 } else { 1 + rng.below(8) };
             format!("{}:{passage}", point.as_str())
         });

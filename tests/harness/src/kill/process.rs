@@ -9,6 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
+/// The variable that names the step at which a daemon ends itself: `after-append:3` is the third passage
+/// of that step.
+pub const KILL_AT: &str = "BERTH_KILL_AT";
+
 /// Lines of its log that are kept for the case that something is wrong.
 const LOG_LINES: usize = 60;
 /// One call of its API.
@@ -24,7 +28,7 @@ pub struct Program {
     /// Set in its environment.
     pub environment: Vec<(String, String)>,
     /// Whether it knows the named steps of a turn.
-    pub kill_points: bool,
+    pub named_steps: bool,
 }
 
 /// A running daemon; killed when dropped.
@@ -84,13 +88,13 @@ impl Serving {
             .arg(folder.join("state"))
             .args(["--admin-listen", "127.0.0.1:0"])
             .env_remove("RUST_LOG")
-            .env_remove("BERTH_KILL_AT")
+            .env_remove(KILL_AT)
             .envs(program.environment.iter().map(|(k, v)| (k, v)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
         if let Some(at) = kill_at {
-            command.env("BERTH_KILL_AT", at);
+            command.env(KILL_AT, at);
         }
         let mut child = command.spawn().with_context(|| format!("starting {}", program.exe.display()))?;
         let output = child.stderr.take().context("its standard error")?;

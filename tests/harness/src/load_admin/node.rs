@@ -133,7 +133,7 @@ impl Node {
     /// A client for single requests.
     pub(crate) fn agent(&self) -> anyhow::Result<ureq::Agent> {
         use ureq::tls::{Certificate, RootCerts, TlsConfig};
-        berth::admin::use_ring();
+        berth_cli::reach::use_ring();
         let config = ureq::Agent::config_builder().timeout_global(Some(WAIT)).proxy(None);
         let config = match &self.ca {
             None => config.build(),

@@ -12,8 +12,8 @@
 pub mod both;
 
 use anyhow::Context;
-use berth::kernel::time::Now;
-use berth::wasm::{Settings, WasmPolicies};
+use berth_kernel::time::Now;
+use berth_wasm::{Settings, WasmPolicies};
 use both::{Both, Tally};
 use std::num::NonZero;
 use std::thread;

@@ -1,8 +1,8 @@
 //! The load: pods that come at a steady rate, are checked, and go.
 
 use crate::soak::{SHARED, Wrong};
-use berth::admission::Door;
-use berth::kernel::names::AllocationId;
+use berth_core::admission::Door;
+use berth_kernel::names::AllocationId;
 use kubelet_standin::{Kubelet, PodSpec};
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;

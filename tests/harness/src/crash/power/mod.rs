@@ -14,9 +14,9 @@ mod history;
 mod recorder;
 
 use anyhow::Context;
-use berth::kernel::record::{Record, RecordKey};
-use berth::ports::{Store, StoreError};
-use berth::store::SledStore;
+use berth_kernel::ports::{Store, StoreError};
+use berth_kernel::record::{Record, RecordKey};
+use berth_store::SledStore;
 use disk::{Disk, Loss};
 use harness::kill::{Rng, Tally, Wrong};
 use history::{History, State};

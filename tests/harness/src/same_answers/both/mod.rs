@@ -8,8 +8,8 @@ pub mod words;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use berth::kernel::policy::{Hook, PolicyVersion};
-use berth::ports::{Input, Policies};
+use berth_kernel::policy::{Hook, PolicyVersion};
+use berth_kernel::ports::{Input, Policies};
 use berth_policy_sdk::testing::Random;
 use berth_policy_sdk::{Context, Hooks};
 use native::{NATIVE, Native};

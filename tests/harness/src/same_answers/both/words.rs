@@ -1,9 +1,9 @@
 //! What policies' crates answer, in the kernel's words.
 
-use berth::kernel::allocation::Limits;
-use berth::kernel::names::{DeviceId, PartId, Resource};
-use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth::kernel::policy::{Answer, OfferAnswer, Placement, Severity, Terms, TriageAnswer};
+use berth_kernel::allocation::Limits;
+use berth_kernel::names::{DeviceId, PartId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::policy::{Answer, OfferAnswer, Placement, Severity, Terms, TriageAnswer};
 use berth_policy_sdk as sdk;
 
 /// What the indices of a node stand for.

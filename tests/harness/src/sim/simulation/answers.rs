@@ -2,13 +2,13 @@
 //! permitted (I8), and never more than one question to each (I9).
 
 use super::violation::Violation;
-use berth::admission::{Faults, Offers};
-use berth::kernel::command::StackAnswer;
-use berth::kernel::ledger::Ledger;
-use berth::kernel::names::{DeviceId, Digest, PartId};
-use berth::kernel::offer::Consumes;
-use berth::kernel::policy::{ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, PlaceRequest, REASON_BYTES_MAX};
-use berth::kernel::stack::{OnFault, Stack, StackEntry};
+use berth_core::admission::{Faults, Offers};
+use berth_kernel::command::StackAnswer;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{DeviceId, Digest, PartId};
+use berth_kernel::offer::Consumes;
+use berth_kernel::policy::{ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, PlaceRequest, REASON_BYTES_MAX};
+use berth_kernel::stack::{OnFault, Stack, StackEntry};
 use std::collections::BTreeSet;
 
 type Checked = Result<(), Violation>;

@@ -5,14 +5,14 @@ use super::ends::{Cause, Ends, Truth, Turn};
 use super::marks::Marks;
 use super::state;
 use super::violation::Violation;
-use berth::kernel::allocation::Allocation;
-use berth::kernel::command::{Command, Rules};
-use berth::kernel::drain::Drain;
-use berth::kernel::ledger::Ledger;
-use berth::kernel::names::{AllocationId, DeviceId, PartId, Resource};
-use berth::kernel::record::{RecordKey, records};
-use berth::kernel::supersede::RECORDS_PER_DEVICE;
-use berth::kernel::time::Now;
+use berth_kernel::allocation::Allocation;
+use berth_kernel::command::{Command, Rules};
+use berth_kernel::drain::Drain;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
+use berth_kernel::record::{RecordKey, records};
+use berth_kernel::supersede::RECORDS_PER_DEVICE;
+use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 
 /// Beside the ledger: what it was heard to say.

@@ -1,7 +1,7 @@
 //! The two clocks of the daemon, and the true time behind both.
 
-use berth::kernel::time::Now;
-use berth::ports::Clock;
+use berth_kernel::ports::Clock;
+use berth_kernel::time::Now;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A clock that goes on when it is told to.

@@ -2,9 +2,9 @@
 //! the records on it are.
 
 use super::event::{CrashAt, DiskFault};
-use berth::kernel::record::{Record, RecordKey, Write};
-use berth::ports::{Store, StoreError};
-use berth::store::{MemoryDisk, MemoryFault, MemoryStore};
+use berth_kernel::ports::{Store, StoreError};
+use berth_kernel::record::{Record, RecordKey, Write};
+use berth_store::{MemoryDisk, MemoryFault, MemoryStore};
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

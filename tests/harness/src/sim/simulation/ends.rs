@@ -3,14 +3,14 @@
 use super::kubelet::Kubelet;
 use super::views::Views;
 use super::violation::Violation;
-use berth::kernel::allocation::{ADOPTED, Allocation, EndReason};
-use berth::kernel::command::Command;
-use berth::kernel::ledger::Ledger;
-use berth::kernel::names::{AllocationId, DeviceId};
-use berth::kernel::pods::{PodsSource, PodsView, Stage};
-use berth::kernel::reconcile::{Checkpointed, RoundView};
-use berth::kernel::supersede::RECORDS_PER_DEVICE;
-use berth::kernel::time::{Now, Timing};
+use berth_kernel::allocation::{ADOPTED, Allocation, EndReason};
+use berth_kernel::command::Command;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{AllocationId, DeviceId};
+use berth_kernel::pods::{PodsSource, PodsView, Stage};
+use berth_kernel::reconcile::{Checkpointed, RoundView};
+use berth_kernel::supersede::RECORDS_PER_DEVICE;
+use berth_kernel::time::{Now, Timing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

@@ -3,11 +3,11 @@
 use super::ends::Cause;
 use super::violation::Violation;
 use super::world::World;
-use berth::kernel::command::Command;
-use berth::kernel::evict::{Ask, Outcome, Way, asks, is_wanted};
-use berth::kernel::ledger::Ledger;
-use berth::kernel::pods::PodsSource;
-use berth::ports::Clock;
+use berth_kernel::command::Command;
+use berth_kernel::evict::{Ask, Outcome, Way, asks, is_wanted};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::pods::PodsSource;
+use berth_kernel::ports::Clock;
 use std::collections::BTreeMap;
 
 /// What was asked.

@@ -1,9 +1,9 @@
 //! The kubelet as far as it matters here: its pods, its books of who holds which devices, the
 //! checkpoint file, and the device lists that it last read. Its books are the truth.
 
-use berth::kernel::listing::Listed;
-use berth::kernel::names::{AllocationId, DeviceId, Resource};
-use berth::kernel::reconcile::{Checkpointed, ListedHold, PodList};
+use berth_kernel::listing::Listed;
+use berth_kernel::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::reconcile::{Checkpointed, ListedHold, PodList};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Longest that a kubelet takes to write a grant down, milliseconds: less than the 30 s after our

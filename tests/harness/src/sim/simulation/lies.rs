@@ -1,11 +1,11 @@
 //! Answers of a policy that lies: each breaks one rule of what it was asked.
 
 use super::policies::resource;
-use berth::kernel::allocation::Limits;
-use berth::kernel::gpu::Part;
-use berth::kernel::names::{DeviceId, PartId, Resource};
-use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth::kernel::policy::{
+use berth_kernel::allocation::Limits;
+use berth_kernel::gpu::Part;
+use berth_kernel::names::{DeviceId, PartId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::policy::{
     AdmitRequest, Answer, Call, OfferAnswer, PlaceRequest, Placement, Question, Severity, Terms, TriageAnswer,
 };
 

@@ -1,8 +1,8 @@
 //! The GPUs as they really are.
 
 use super::rng::Rng;
-use berth::kernel::gpu::{Inventory, Mig, Part};
-use berth::kernel::names::PartId;
+use berth_kernel::gpu::{Inventory, Mig, Part};
+use berth_kernel::names::PartId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The node's hardware.

@@ -2,10 +2,10 @@
 //! list (I10) and whether it may be granted on a GPU that grants nothing new (I4).
 
 use super::violation::Violation;
-use berth::kernel::ledger::Ledger;
-use berth::kernel::listing::listing;
-use berth::kernel::names::{DeviceId, Resource};
-use berth::kernel::time::Timing;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::listing::listing;
+use berth_kernel::names::{DeviceId, Resource};
+use berth_kernel::time::Timing;
 use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, Default)]

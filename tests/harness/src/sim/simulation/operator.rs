@@ -5,10 +5,10 @@ use super::event::{Event, StackLine};
 use super::policies::{KINDS, digest, entry, version};
 use super::rng::Rng;
 use super::world::World;
-use berth::kernel::command::{Command, NewStack};
-use berth::kernel::drain::{AtDeadline, Mark, Order};
-use berth::kernel::names::PartId;
-use berth::ports::Clock;
+use berth_kernel::command::{Command, NewStack};
+use berth_kernel::drain::{AtDeadline, Mark, Order};
+use berth_kernel::names::PartId;
+use berth_kernel::ports::Clock;
 
 impl World {
     /// Policies that are there from the start, and in most runs a stack of them.

@@ -4,12 +4,12 @@
 use super::kubelet::{Hold, uid};
 use super::violation::Violation;
 use super::world::World;
-use berth::kernel::drain::Drain;
-use berth::kernel::gpu::Inventory;
-use berth::kernel::ledger::Ledger;
-use berth::kernel::names::PartId;
-use berth::kernel::process::{Owner, PodProcess, Process, Sight, Uses, Who};
-use berth::kernel::time::Timing;
+use berth_kernel::drain::Drain;
+use berth_kernel::gpu::Inventory;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
+use berth_kernel::process::{Owner, PodProcess, Process, Sight, Uses, Who};
+use berth_kernel::time::Timing;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Who is on the GPUs beside the pods that hold them.

@@ -7,13 +7,13 @@ use super::policies::resource;
 use super::rng::Rng;
 use super::violation::Violation;
 use super::world::World;
-use berth::keeper::AskError;
-use berth::kernel::allocation::Allocation;
-use berth::kernel::command::{Attempt, Command, StackAnswer};
-use berth::kernel::ledger::Ledger;
-use berth::kernel::names::{AllocationId, DeviceId, Resource};
-use berth::kernel::policy::{AdmitRequest, PlaceRequest};
-use berth::kernel::refusal::Refusal;
+use berth_core::keeper::AskError;
+use berth_kernel::allocation::Allocation;
+use berth_kernel::command::{Attempt, Command, StackAnswer};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::policy::{AdmitRequest, PlaceRequest};
+use berth_kernel::refusal::Refusal;
 use std::sync::Arc;
 
 /// What a pod asks for, and what the kubelet does with the answer.

@@ -2,17 +2,17 @@
 
 use super::event::{Mood, StackLine};
 use super::lies;
-use berth::kernel::allocation::Limits;
-use berth::kernel::names::{Digest, Resource};
-use berth::kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth::kernel::part_state::PartState;
-use berth::kernel::policy::{
+use berth_kernel::allocation::Limits;
+use berth_kernel::names::{Digest, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::part_state::PartState;
+use berth_kernel::policy::{
     Answer, Call, Fault, FaultKind, Hook, OfferAnswer, Placement, PolicyVersion, Question, Severity, Terms,
     TriageAnswer,
 };
-use berth::kernel::stack::{OnFault, Permissions, StackEntry};
-use berth::kernel::time::Now;
-use berth::ports::{InstallError, Policies};
+use berth_kernel::ports::{InstallError, Policies};
+use berth_kernel::stack::{OnFault, Permissions, StackEntry};
+use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -46,7 +46,7 @@ pub(crate) fn version(kind: u32) -> PolicyVersion {
         bytes: 1,
         shipped: false,
         since_wall_ms: 0,
-        origin: berth::kernel::trust::Origin::default(),
+        origin: berth_kernel::trust::Origin::default(),
     }
 }
 

@@ -6,11 +6,11 @@ use super::event::{Event, Look};
 use super::policies::KINDS;
 use super::violation::Violation;
 use super::world::World;
-use berth::kernel::command::{Command, NewStack};
-use berth::kernel::gpu::Part;
-use berth::kernel::listing::listing;
-use berth::kernel::mig::MigStrategy;
-use berth::kernel::names::PartId;
+use berth_kernel::command::{Command, NewStack};
+use berth_kernel::gpu::Part;
+use berth_kernel::listing::listing;
+use berth_kernel::mig::MigStrategy;
+use berth_kernel::names::PartId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a run came to.

@@ -4,9 +4,9 @@ use super::ends::{Cause, Sight};
 use super::event::{Look, Lost};
 use super::violation::Violation;
 use super::world::World;
-use berth::kernel::command::Command;
-use berth::kernel::reconcile::{KubeletAge, RoundView};
-use berth::ports::Clock;
+use berth_kernel::command::Command;
+use berth_kernel::ports::Clock;
+use berth_kernel::reconcile::{KubeletAge, RoundView};
 
 /// Rounds that may wait to be handed in.
 const WAITING_MAX: usize = 6;

@@ -1,17 +1,17 @@
 //! What must be true of every ledger, whatever happened: I1, I2, I3.
 
 use super::violation::Violation;
-use berth::kernel::allocation::ADOPTED;
-use berth::kernel::command::{Attempt, Command, Rules, StackAnswer};
-use berth::kernel::decide::decide;
-use berth::kernel::ledger::Ledger;
-use berth::kernel::listing::{Listed, listing};
-use berth::kernel::names::{AllocationId, DeviceId, Resource};
-use berth::kernel::offer::Consumes;
-use berth::kernel::part_state::PartState;
-use berth::kernel::policy::{AdmitRequest, Terms};
-use berth::kernel::refusal::Refusal;
-use berth::kernel::time::Now;
+use berth_kernel::allocation::ADOPTED;
+use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
+use berth_kernel::decide::decide;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::listing::{Listed, listing};
+use berth_kernel::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::offer::Consumes;
+use berth_kernel::part_state::PartState;
+use berth_kernel::policy::{AdmitRequest, Terms};
+use berth_kernel::refusal::Refusal;
+use berth_kernel::time::Now;
 use std::collections::BTreeSet;
 
 /// Checks a ledger alone.
@@ -149,7 +149,7 @@ fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Resu
 }
 
 fn held(ledger: &Ledger, resource: &Resource, id: &DeviceId) -> bool {
-    ledger.device(resource, id).is_some_and(berth::kernel::part_state::Device::held)
+    ledger.device(resource, id).is_some_and(berth_kernel::part_state::Device::held)
 }
 
 fn allow(resource: &Resource, devices: Vec<DeviceId>, ledger: &Ledger) -> Command {

@@ -5,10 +5,10 @@ use super::ends::Cause;
 use super::event::Showing;
 use super::kubelet::{Kubelet, uid};
 use super::world::World;
-use berth::kernel::command::Command;
-use berth::kernel::pods::{Pod, PodsSource, PodsView, Stage, is_of_static_pod};
-use berth::kernel::time::Now;
-use berth::ports::Clock;
+use berth_kernel::command::Command;
+use berth_kernel::pods::{Pod, PodsSource, PodsView, Stage, is_of_static_pod};
+use berth_kernel::ports::Clock;
+use berth_kernel::time::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 

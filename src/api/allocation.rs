@@ -1,0 +1,283 @@
+//! Allocations: who holds what, since when and why.
+
+use super::rfc3339;
+use berth_kernel::allocation as kernel;
+use berth_kernel::belongs::Owners;
+use berth_kernel::names::Resource;
+use berth_kernel::part_use;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use utoipa::ToSchema;
+
+/// Allocations, newest first.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AllocationList {
+    /// Those that match, up to the limit.
+    pub items: Vec<Allocation>,
+    /// How many match in all.
+    #[schema(example = 1)]
+    pub total: usize,
+    /// What to ask for the following ones with, as `cursor`; absent where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "1770092645000.5eed0001-17")]
+    pub next: Option<String>,
+}
+
+/// The devices granted to one container.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Allocation {
+    /// Its name for ever; the container has it in `BERTH_ALLOCATION_ID_...`.
+    #[schema(example = "5eed0001-17")]
+    pub id: String,
+    /// Whether it lives.
+    pub state: AllocationState,
+    /// The resource asked for.
+    #[schema(example = "nvidia.com/gpu")]
+    pub resource: String,
+    /// The devices.
+    #[schema(example = json!(["GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"]))]
+    pub devices: Vec<String>,
+    /// The GPUs that they are on.
+    #[schema(example = json!(["GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"]))]
+    pub gpus: Vec<String>,
+    /// When it was granted.
+    #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
+    pub granted_at: String,
+    /// Who holds it, as far as the kubelet has shown; absent before that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<Holder>,
+    /// A later grant named some of its devices, and no round has shown yet which of them lives.
+    pub overlapped: bool,
+    /// What it may use of each of its parts, and who sees to it; absent where it may use all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<AllocationLimits>,
+    /// What it uses of each of its parts. Empty once it has ended.
+    pub uses: Vec<PartUse>,
+    /// The decision behind it.
+    pub decision: Decision,
+    /// Set once it has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<End>,
+}
+
+/// Whether an allocation lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum AllocationState {
+    /// Its devices are held.
+    Live,
+    /// It is kept to be looked at.
+    Ended,
+}
+
+/// Who holds an allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Holder {
+    /// The pod's namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "default")]
+    pub namespace: Option<String>,
+    /// The pod's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "trainer-0")]
+    pub pod: Option<String>,
+    /// The pod's UID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1")]
+    pub pod_uid: Option<String>,
+    /// The container's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "main")]
+    pub container: Option<String>,
+}
+
+/// Why and on what terms.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Decision {
+    /// Policies that allowed it, or `baseline`, or `adopted`.
+    #[schema(example = json!(["timeslice@0123456789ab"]))]
+    pub by: Vec<String>,
+    /// In words, from the policies.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schema(example = "the emptiest GPU")]
+    pub reason: String,
+    /// Environment that policies added.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub environment: BTreeMap<String, String>,
+    /// What the container is told it may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Limits>,
+}
+
+/// What a container is told it may use of each part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Limits {
+    /// MiB of memory.
+    #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 20389)]
+    pub memory_mib: Option<u64>,
+    /// Percent of compute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 25)]
+    pub compute_percent: Option<u32>,
+}
+
+/// What an allocation may use of each part, by the policies' word and by what its devices take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AllocationLimits {
+    /// MiB of memory.
+    #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 20389)]
+    pub memory_mib: Option<u64>,
+    /// Percent of compute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 25)]
+    pub compute_percent: Option<u32>,
+    /// Who keeps the container within them: `mig` (the hardware), `mps`, or `none`: then the container
+    /// is told and nothing stops it from using more.
+    #[schema(example = "none")]
+    pub enforced_by: String,
+}
+
+/// What an allocation uses of one part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PartUse {
+    /// The part: a GPU, or a MIG instance.
+    #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    pub part: String,
+    /// MiB of memory that it may use there.
+    #[serde(rename = "memoryLimitMiB", default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 20389)]
+    pub memory_limit_mib: Option<u64>,
+    /// MiB of memory of the processes that are surely its own; absent where processes cannot be seen.
+    #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 18000)]
+    pub memory_used_mib: Option<u64>,
+    /// Whether that is more than it may; absent without a limit, and where it cannot be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = false)]
+    pub over_limit: Option<bool>,
+    /// Ids, on the host, of the processes that are surely its own.
+    #[schema(example = json!([4711]))]
+    pub pids: Vec<u32>,
+    /// Processes that it shares with other allocations, or may: which of them uses what cannot be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedUse>,
+}
+
+/// Processes that are one of several allocations' and not told apart.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SharedUse {
+    /// The other allocations.
+    #[schema(example = json!(["5eed0001-18"]))]
+    pub with: Vec<String>,
+    /// Ids of the processes on the host.
+    #[schema(example = json!([4712]))]
+    pub pids: Vec<u32>,
+    /// MiB of memory of those processes.
+    #[schema(example = 512)]
+    #[serde(rename = "memoryMiB")]
+    pub memory_mib: u64,
+}
+
+/// How an allocation ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct End {
+    /// `released`, `neverStarted`, `podGone` (the checkpoint could not be read), `superseded` or `operator`.
+    #[schema(example = "released")]
+    pub reason: String,
+    /// When.
+    #[schema(format = DateTime, example = "2026-02-03T04:15:06.000Z")]
+    pub at: String,
+}
+
+impl Allocation {
+    /// `mps`: resources whose containers are set up for MPS.
+    pub fn of(owners: &Owners<'_>, mps: &BTreeSet<Resource>, allocation: &kernel::Allocation) -> Self {
+        let ledger = owners.ledger;
+        let limits = part_use::limits(ledger, allocation, mps.contains(&allocation.resource));
+        let live = allocation.ended.is_none();
+        let gpus: BTreeSet<&str> = allocation
+            .devices
+            .iter()
+            .map(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()).as_str())
+            .collect();
+        Self {
+            id: allocation.id.to_string(),
+            state: match allocation.ended {
+                None => AllocationState::Live,
+                Some(_) => AllocationState::Ended,
+            },
+            resource: allocation.resource.to_string(),
+            devices: allocation.devices.iter().map(ToString::to_string).collect(),
+            gpus: gpus.into_iter().map(String::from).collect(),
+            granted_at: rfc3339(allocation.granted_wall_ms),
+            holder: Holder::of(&allocation.holder),
+            overlapped: allocation.overlapped,
+            limits: limits.map(|(limits, by)| AllocationLimits {
+                memory_mib: limits.memory_mib,
+                compute_percent: limits.compute_percent,
+                enforced_by: by.as_str().into(),
+            }),
+            uses: match live {
+                true => part_use::part_uses(owners, allocation).iter().map(PartUse::of).collect(),
+                false => Vec::new(),
+            },
+            decision: Decision::of(&allocation.decision),
+            ended: allocation
+                .ended
+                .as_ref()
+                .map(|end| End { reason: end.reason.as_str().into(), at: rfc3339(end.wall_ms) }),
+        }
+    }
+}
+
+impl PartUse {
+    fn of(found: &part_use::PartUse) -> Self {
+        Self {
+            part: found.part.to_string(),
+            memory_limit_mib: found.limits.memory_mib,
+            memory_used_mib: found.memory_used_mib,
+            over_limit: found.over_limit,
+            pids: found.pids.clone(),
+            shared: (!found.shared_pids.is_empty()).then(|| SharedUse {
+                with: found.shared_with.iter().map(ToString::to_string).collect(),
+                pids: found.shared_pids.clone(),
+                memory_mib: found.shared_memory_mib,
+            }),
+        }
+    }
+}
+
+impl Holder {
+    fn of(holder: &kernel::Holder) -> Option<Self> {
+        (!holder.is_unknown()).then(|| Self {
+            namespace: holder.namespace.clone(),
+            pod: holder.pod.clone(),
+            pod_uid: holder.pod_uid.clone(),
+            container: holder.container.clone(),
+        })
+    }
+}
+
+impl Decision {
+    fn of(decision: &kernel::Decision) -> Self {
+        let limits = decision.limits;
+        Self {
+            by: decision.by.clone(),
+            reason: decision.reason.clone(),
+            environment: decision.environment.iter().cloned().collect(),
+            limits: (limits != kernel::Limits::default())
+                .then_some(Limits { memory_mib: limits.memory_mib, compute_percent: limits.compute_percent }),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What goes over the wire: one file a noun. Wire types end here; the kernel's types are not
+//! serializable.
+
+mod activation;
+mod allocation;
+mod decision;
+mod drain;
+mod event;
+mod gpu;
+mod node;
+mod policy;
+mod problem;
+mod process;
+mod stack;
+mod time;
+mod trial;
+mod tried;
+
+pub use activation::gone;
+pub use activation::{Activation, ActivationList, Rollback, Word};
+pub use allocation::{
+    Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, Holder, Limits, PartUse,
+    SharedUse,
+};
+pub use decision::{
+    DecisionCall, DecisionReading, DecisionRecord, DecisionRecordList, DecisionRequest, JournalState,
+    parameters,
+};
+pub use drain::{
+    AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainProgress, MarkHealthy,
+};
+pub use event::{Event, EventKind};
+pub use gpu::{
+    Consumes, Device, DeviceState, Gpu, GpuList, GpuSummary, Health, HealthTurn, Link, Mig, OfferLine, Part,
+    ResourceUse,
+};
+pub use node::{Alive, Check, Counts, Node, Ready, ResourceState, StepState};
+pub use policy::{MODULE_BYTES_MAX, Policy, PolicyDetail, PolicyList};
+pub use problem::{Kind, Problem};
+pub use process::{
+    Bypass, BypassList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right, SightState,
+};
+pub use stack::{
+    Faults, FileStack, HookRecord, NewStack, NewStackEntry, OnFault, Permissions, Record, Stack, StackEntry,
+};
+pub use time::rfc3339;
+pub use trial::{Candidate, Comparison, Difference, Explanation, Replay, Shadow, ShadowList};
+pub use tried::{NewTrial, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest, TrialResource};
+
+/// A text that may have been left out.
+fn said(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}

@@ -1,0 +1,114 @@
+//! Policies: the versions that this node knows.
+
+use super::{rfc3339, said};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::policy::PolicyVersion;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Largest module of a policy, bytes. The interpreters of Python and JavaScript make components of 12 to
+/// 20 MB; a component of a compiled language has well under one.
+pub const MODULE_BYTES_MAX: usize = 32 * 1024 * 1024;
+
+/// Versions of policies, by name and age.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyList {
+    /// Those that match, up to the limit.
+    pub items: Vec<Policy>,
+    /// What to ask for the following ones with, as `cursor`; absent where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        example = "timeslice.1770092645000.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    )]
+    pub next: Option<String>,
+}
+
+/// One version of a policy.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Policy {
+    /// By its own word.
+    #[schema(example = "timeslice")]
+    pub name: String,
+    /// By its own word.
+    #[schema(example = "0.1.0")]
+    pub version: String,
+    /// By its own word, one sentence.
+    #[schema(example = "Offers every GPU as N replicas")]
+    pub summary: String,
+    /// sha256 of its bytes.
+    #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
+    pub digest: String,
+    /// The hooks that it wants to be asked.
+    #[schema(example = json!(["offer", "place"]))]
+    pub hooks: Vec<String>,
+    /// Its size in bytes.
+    #[schema(example = 48213)]
+    pub bytes: u64,
+    /// Whether it came with the daemon.
+    pub shipped: bool,
+    /// Whether it is in the active stack.
+    pub active: bool,
+    /// When it was first seen here.
+    #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
+    pub since: String,
+    /// Who uploaded it, and for whom by their own word; absent where it came with the daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "admin")]
+    pub by: Option<String>,
+    /// Why, in their words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "packs batch jobs")]
+    pub why: Option<String>,
+    /// The trusted key that signed it; absent where none did, or none is configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "release")]
+    pub signed_by: Option<String>,
+}
+
+/// One version of a policy with the schema of its parameters.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyDetail {
+    /// The version.
+    #[serde(flatten)]
+    pub policy: Policy,
+    /// JSON schema of its parameters.
+    #[schema(value_type = Object, example = json!({"type": "object", "properties": {"replicas": {"type": "integer"}}}))]
+    pub parameters_schema: serde_json::Value,
+}
+
+impl Policy {
+    /// Of a version that is known here.
+    #[must_use]
+    pub fn of(ledger: &Ledger, version: &PolicyVersion) -> Self {
+        Self {
+            name: version.name.clone(),
+            version: version.version.clone(),
+            summary: version.summary.clone(),
+            digest: version.digest.to_string(),
+            hooks: version.hooks.iter().map(ToString::to_string).collect(),
+            bytes: version.bytes,
+            shipped: version.shipped,
+            active: ledger.stack.entries.iter().any(|e| e.digest == version.digest),
+            since: rfc3339(version.since_wall_ms),
+            by: said(&version.origin.by),
+            why: said(&version.origin.why),
+            signed_by: version.origin.signed_by.clone(),
+        }
+    }
+}
+
+impl PolicyDetail {
+    /// Of a version that is known here, with its parameters' schema.
+    #[must_use]
+    pub fn of(ledger: &Ledger, version: &PolicyVersion) -> Self {
+        let schema = &version.parameters_schema;
+        Self {
+            policy: Policy::of(ledger, version),
+            parameters_schema: serde_json::from_str(schema)
+                .unwrap_or_else(|_| serde_json::Value::String(schema.clone())),
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Processes on GPUs: who they are, whose allocation they use, and who uses a GPU without one.
+
+use super::rfc3339;
+use berth_kernel::belongs::{Belongs, Bypass as Found};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::AllocationId;
+use berth_kernel::pod_bypass::PodBypass;
+use berth_kernel::pods::Pod;
+use berth_kernel::process::{self as kernel, Owner, PodProcess, Seen, Sight, Uses};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// How far the daemon can tell whose the processes on the GPUs are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessSight {
+    /// Whether it can.
+    pub state: SightState,
+    /// Why not, where it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "berth runs in a PID namespace of its own")]
+    pub why: Option<String>,
+    /// What to do about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "set hostPID: true in the pod template of berth's DaemonSet")]
+    pub fix: Option<String>,
+}
+
+/// Whether the daemon can tell whose processes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum SightState {
+    /// It can.
+    Visible,
+    /// NVML's process ids are not those that the daemon sees, or are left out: no process does not
+    /// mean that there is none.
+    PidsHidden,
+    /// Processes are not told, or not one by one.
+    Unsupported,
+}
+
+/// The processes on one GPU.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessList {
+    /// How far one can tell whose they are.
+    pub sight: ProcessSight,
+    /// Those that are told, by part and process id. At most 256 of a GPU.
+    pub items: Vec<Process>,
+}
+
+/// One process on a GPU.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Process {
+    /// Its id on the host.
+    #[schema(example = 4711)]
+    pub pid: u32,
+    /// Its command name, at most 15 bytes. Every process chooses its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "python3")]
+    pub name: Option<String>,
+    /// The GPU.
+    #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    pub gpu: String,
+    /// The MIG instance that it is on, where NVML says; else the GPU.
+    #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    pub part: String,
+    /// What it does there: `compute`, `mps` (computes as a client of MPS), `graphics`.
+    #[schema(example = json!(["compute"]))]
+    pub uses: Vec<String>,
+    /// Memory that it has there in MiB, where NVML says.
+    #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1024)]
+    pub memory_mib: Option<u64>,
+    /// The pod that it is in, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<ProcessPod>,
+    /// The container's id, where it is in a container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "8b1a9953c4611296a827abf8c47804d78b1a9953c4611296a827abf8c47804d7")]
+    pub container_id: Option<String>,
+    /// Since when it is seen.
+    #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
+    pub since: String,
+    /// What its use of the GPU rests on.
+    pub right: Right,
+    /// The allocation that it uses; several where it uses or may use one of them.
+    #[schema(example = json!(["5eed0001-17"]))]
+    pub allocations: Vec<String>,
+    /// In words, where no single allocation explains it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "it is in no pod: it was started on the host, or by another container runtime")]
+    pub reason: Option<String>,
+}
+
+/// The pod of a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessPod {
+    /// Its UID, as the kubelet names its cgroup.
+    #[schema(example = "3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1")]
+    pub uid: String,
+    /// Its namespace, where a source has shown it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "default")]
+    pub namespace: Option<String>,
+    /// Its name, where a source has shown it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "trainer-0")]
+    pub name: Option<String>,
+    /// The container's name, where its mounts show it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "main")]
+    pub container: Option<String>,
+}
+
+/// What the use of a GPU rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Right {
+    /// One allocation.
+    Allocation,
+    /// One of several allocations of its pod: which one cannot be told.
+    Shared,
+    /// It may be one of several: whose they are, or whose it is, is not known.
+    Unclear,
+    /// A daemon that the configuration ignores (`processes.ignore`).
+    Ignored,
+    /// No allocation explains it yet; some seconds more make it a bypass.
+    Settling,
+    /// No allocation.
+    Bypass,
+}
+
+/// Uses of GPUs past every grant.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BypassList {
+    /// How far one can tell.
+    pub sight: ProcessSight,
+    /// Processes on GPUs that no allocation explains, GPU by GPU, up to the limit.
+    pub items: Vec<Bypass>,
+    /// How many match in all.
+    #[schema(example = 1)]
+    pub total: usize,
+    /// What to ask for the following ones with, as `cursor`; absent where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5 4711 GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"
+    )]
+    pub next: Option<String>,
+    /// Pods whose spec lets them reach GPUs past every grant, whether or not they do; absent where no
+    /// source shows the node's pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pods: Option<Vec<ReachingPod>>,
+}
+
+/// A process that uses a GPU without an allocation.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Bypass {
+    /// `podHoldsNothing`, `podHoldsOthers`, `containerHoldsNothing`, `leftover` (its allocation has
+    /// ended), `hostProcess` or `unknown`.
+    #[schema(example = "podHoldsNothing")]
+    pub reason: String,
+    /// In words, with what it usually comes from.
+    #[schema(example = "its pod was granted no GPU of this node")]
+    pub detail: String,
+    /// Since when no allocation explains it.
+    #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
+    pub since: String,
+    /// The pod, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<ProcessPod>,
+    /// The GPU.
+    #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    pub gpu: String,
+    /// The MIG instance, where NVML says; else the GPU.
+    #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    pub part: String,
+    /// The process's id on the host.
+    #[schema(example = 4711)]
+    pub pid: u32,
+    /// Its command name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "python3")]
+    pub name: Option<String>,
+    /// Memory that it has there in MiB, where NVML says.
+    #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1024)]
+    pub memory_mib: Option<u64>,
+}
+
+/// A pod whose spec lets it reach GPUs past every grant.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReachingPod {
+    /// Its UID.
+    #[schema(example = "3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1")]
+    pub uid: String,
+    /// Its namespace.
+    #[schema(example = "default")]
+    pub namespace: String,
+    /// Its name.
+    #[schema(example = "trainer-0")]
+    pub name: String,
+    /// By what.
+    #[schema(example = "its container main sets NVIDIA_VISIBLE_DEVICES itself")]
+    pub detail: String,
+}
+
+impl ProcessSight {
+    /// Of how far processes are visible.
+    #[must_use]
+    pub fn of(sight: Sight) -> Self {
+        match sight {
+            Sight::Visible => Self { state: SightState::Visible, why: None, fix: None },
+            Sight::Hidden { why, fix } => {
+                Self { state: SightState::PidsHidden, why: Some(why), fix: Some(fix) }
+            }
+            Sight::Unsupported { why } => Self { state: SightState::Unsupported, why: Some(why), fix: None },
+        }
+    }
+}
+
+impl Process {
+    /// Of a process on the GPU `gpu`, with its owner.
+    #[must_use]
+    pub fn of(ledger: &Ledger, gpu: &str, seen: &Seen, whose: &Belongs) -> Self {
+        let kernel::Process { pid, part, uses, memory_mib, who } = &seen.process;
+        let (right, allocations, reason) = match whose {
+            Belongs::To(id) => (Right::Allocation, vec![*id], None),
+            Belongs::Among(ids) => (Right::Shared, ids.clone(), Some(AMONG.to_owned())),
+            Belongs::Perhaps(ids) => (Right::Unclear, ids.clone(), Some(perhaps(&who.owner))),
+            Belongs::Ignored => (Right::Ignored, vec![], Some(IGNORED.to_owned())),
+            Belongs::Nobody(reason) if !seen.told => (Right::Settling, vec![], Some(reason.words())),
+            Belongs::Nobody(reason) => (Right::Bypass, vec![], Some(reason.words())),
+        };
+        Self {
+            pid: *pid,
+            name: who.name.clone(),
+            gpu: gpu.to_owned(),
+            part: part.to_string(),
+            uses: uses_words(*uses),
+            memory_mib: *memory_mib,
+            pod: who.owner.pod().map(|pod| ProcessPod::of(ledger, pod)),
+            container_id: match &who.owner {
+                Owner::Pod(PodProcess { container_id, .. }) | Owner::NoPod { container_id } => {
+                    container_id.clone()
+                }
+                Owner::Unknown(_) => None,
+            },
+            since: rfc3339(seen.first.wall_ms),
+            right,
+            allocations: allocations.iter().map(AllocationId::to_string).collect(),
+            reason,
+        }
+    }
+}
+
+const AMONG: &str = "several containers of its pod share the GPU, and which of them it is in cannot be told";
+const IGNORED: &str = "its name is among those that the configuration ignores";
+
+fn perhaps(owner: &Owner) -> String {
+    match owner {
+        Owner::Unknown(unseen) => unseen.words().into(),
+        Owner::Pod(_) | Owner::NoPod { .. } => "whose these allocations are is not known yet".into(),
+    }
+}
+
+fn uses_words(uses: Uses) -> Vec<String> {
+    let all = [("compute", uses.compute), ("mps", uses.mps), ("graphics", uses.graphics)];
+    all.iter().filter(|(_, does)| *does).map(|(word, _)| (*word).to_owned()).collect()
+}
+
+impl ProcessPod {
+    fn of(ledger: &Ledger, pod: &PodProcess) -> Self {
+        let known = ledger.pod_by_uid(&pod.uid);
+        Self {
+            uid: pod.uid.clone(),
+            namespace: known.as_ref().and_then(|k| k.namespace.clone()),
+            name: known.and_then(|k| k.pod),
+            container: pod.container.clone(),
+        }
+    }
+}
+
+impl Bypass {
+    /// Of a process that uses a GPU without an allocation.
+    #[must_use]
+    pub fn of(ledger: &Ledger, found: &Found) -> Self {
+        let process = &found.process;
+        Self {
+            reason: found.reason.as_str().into(),
+            detail: found.reason.words(),
+            since: rfc3339(found.since_wall_ms),
+            pod: process.who.owner.pod().map(|pod| ProcessPod::of(ledger, pod)),
+            gpu: found.gpu.to_string(),
+            part: process.part.to_string(),
+            pid: process.pid,
+            name: process.who.name.clone(),
+            memory_mib: process.memory_mib,
+        }
+    }
+}
+
+impl ReachingPod {
+    /// Of a pod whose settings may reach GPUs beside its allocations.
+    #[must_use]
+    pub fn of((pod, by): (&Pod, &PodBypass)) -> Self {
+        Self {
+            uid: pod.uid.clone(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            detail: by.words(),
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! `admin`: who may ask the admin API, by which ways, and how often.
+
+use super::address;
+use super::checks::{BadSetting, Checks, bad};
+use berth_admin::{
+    AdminAccess, KubernetesReviews, NAME_BYTES_MAX, NamedToken, RateLimits, Right, TlsFiles, TokenSource,
+};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Most named tokens: whatever comes is compared with each of them, and the file of each is looked at.
+const TOKENS_MAX: usize = 32;
+/// Most names of client certificates.
+const CLIENTS_MAX: usize = 256;
+/// Most audiences of a review.
+const AUDIENCES_MAX: usize = 8;
+/// Highest rate that can be set, a second.
+const PER_SECOND_MAX: u32 = 1_000_000;
+
+/// `admin` in the file.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)] // each is documented at the setting that it becomes, above
+pub struct AdminFile {
+    pub socket: Option<PathBuf>,
+    #[serde(default)]
+    pub tokens: Vec<TokenFile>,
+    pub tls: Option<TlsFile>,
+    pub limits: Option<LimitsFile>,
+    pub kubernetes: Option<KubernetesFile>,
+}
+
+/// One of `tokens`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct TokenFile {
+    pub name: String,
+    pub file: Option<PathBuf>,
+    pub sha256: Option<String>,
+    pub right: Right,
+}
+
+/// `tls`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct TlsFile {
+    pub cert_file: PathBuf,
+    pub key_file: PathBuf,
+    pub client_ca_file: Option<PathBuf>,
+    #[serde(default)]
+    pub require_client_cert: bool,
+    pub clients: Option<Vec<ClientFile>>,
+    #[serde(default)]
+    pub others_may: OthersMay,
+}
+
+/// `tls.othersMay`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum OthersMay {
+    #[default]
+    None,
+    Read,
+    Change,
+}
+
+/// One of `tls.clients`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct ClientFile {
+    pub name: String,
+    pub right: Right,
+}
+
+/// `limits`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct LimitsFile {
+    pub reads_per_second: Option<u32>,
+    pub changes_per_second: Option<u32>,
+}
+
+/// `kubernetes`; that it is there turns it on.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct KubernetesFile {
+    #[serde(default)]
+    pub audiences: Vec<String>,
+}
+
+impl AdminFile {
+    /// With the flag over it.
+    pub(super) fn over(self, socket: Option<PathBuf>, checks: &mut Checks) -> AdminAccess {
+        AdminAccess {
+            tokens: tokens(self.tokens, checks),
+            tls: self.tls.map(|file| tls(file, checks)),
+            socket: socket.or(self.socket).map(|path| checks.path("admin.socket", path)),
+            limits: limits(&self.limits.unwrap_or_default(), checks),
+            kubernetes: self.kubernetes.map(|file| kubernetes(file, checks)),
+        }
+    }
+}
+
+/// Where the admin API may listen: beyond this machine only where nobody on the way can read a token.
+pub(super) fn listen(text: &str, tls: bool) -> Result<SocketAddr, BadSetting> {
+    let admin = address("adminListen", text)?;
+    if !tls && !admin.ip().is_loopback() {
+        let rule = "a loopback address, such as 127.0.0.1:9470, while there is no TLS (admin.tls in the \
+                    configuration file)";
+        return Err(bad("adminListen", text, rule));
+    }
+    Ok(admin)
+}
+
+fn tokens(file: Vec<TokenFile>, checks: &mut Checks) -> Vec<NamedToken> {
+    checks.at_most("admin.tokens", file.len(), TOKENS_MAX, "tokens");
+    let mut all: Vec<NamedToken> = Vec::with_capacity(file.len());
+    for (at, file) in file.into_iter().enumerate() {
+        let token = token(&format!("admin.tokens[{at}]"), file, &all, checks);
+        all.extend(checks.take(token));
+    }
+    all
+}
+
+fn token(
+    at: &str,
+    file: TokenFile,
+    before: &[NamedToken],
+    checks: &mut Checks,
+) -> Result<NamedToken, BadSetting> {
+    let TokenFile { name, file, sha256, right } = file;
+    check_name(&format!("{at}.name"), &name)?;
+    if is_reserved(&name) {
+        let rule = "a name that is not reserved (admin, root, user-..., config, unknown, certificate:..., \
+                    kubernetes:...)";
+        return Err(bad(format!("{at}.name"), &name, rule));
+    }
+    if before.iter().any(|token| token.name == name) {
+        return Err(bad(format!("{at}.name"), &name, "a name that is not used twice"));
+    }
+    let source = match (file, sha256) {
+        (Some(file), None) => TokenSource::File(checks.path(&format!("{at}.file"), file)),
+        (None, Some(text)) => TokenSource::Sha256(hash(&text).ok_or_else(|| {
+            // Not the value: a token that was put here by mistake should not be in a log.
+            let what = format!(
+                "the hash of token {name:?} is not allowed (value hidden); expected 64 hex digits, as printed by \
+                 `printf %s TOKEN | sha256sum`"
+            );
+            BadSetting::new(format!("{at}.sha256"), what)
+        })?),
+        _ => {
+            return Err(BadSetting::new(at, format!("token {name:?} needs exactly one of file and sha256")));
+        }
+    };
+    Ok(NamedToken { name, right, source })
+}
+
+fn tls(file: TlsFile, checks: &mut Checks) -> TlsFiles {
+    let TlsFile { cert_file, key_file, client_ca_file, require_client_cert, clients, others_may } = file;
+    let asks = require_client_cert || clients.is_some() || others_may != OthersMay::None;
+    if client_ca_file.is_none() && asks {
+        let what = "missing; requireClientCert, clients and othersMay need a CA file";
+        checks.add(BadSetting::new("admin.tls.clientCaFile", what));
+    }
+    TlsFiles {
+        cert: checks.path("admin.tls.certFile", cert_file),
+        key: checks.path("admin.tls.keyFile", key_file),
+        client_ca: client_ca_file.map(|path| checks.path("admin.tls.clientCaFile", path)),
+        require_client_cert,
+        clients: clients.map(|list| rights(list, checks)),
+        others_may: match others_may {
+            OthersMay::None => None,
+            OthersMay::Read => Some(Right::Read),
+            OthersMay::Change => Some(Right::Change),
+        },
+    }
+}
+
+fn rights(list: Vec<ClientFile>, checks: &mut Checks) -> BTreeMap<String, Right> {
+    checks.at_most("admin.tls.clients", list.len(), CLIENTS_MAX, "names");
+    let mut rights = BTreeMap::new();
+    for (at, ClientFile { name, right }) in list.into_iter().enumerate() {
+        let setting = format!("admin.tls.clients[{at}].name");
+        checks.take(check_name(&setting, &name));
+        if rights.insert(name.clone(), right).is_some() {
+            checks.add(bad(setting, &name, "a name that is not used twice"));
+        }
+    }
+    rights
+}
+
+fn limits(file: &LimitsFile, checks: &mut Checks) -> RateLimits {
+    let mut rate = |key, given: Option<u32>, default| {
+        let value = given.unwrap_or(default);
+        if !(1..=PER_SECOND_MAX).contains(&value) {
+            let rule = format!("1 to {PER_SECOND_MAX}");
+            checks.add(bad(format!("admin.limits.{key}"), &value.to_string(), rule));
+        }
+        value
+    };
+    let defaults = RateLimits::default();
+    RateLimits {
+        reads_per_second: rate("readsPerSecond", file.reads_per_second, defaults.reads_per_second),
+        changes_per_second: rate("changesPerSecond", file.changes_per_second, defaults.changes_per_second),
+    }
+}
+
+fn kubernetes(file: KubernetesFile, checks: &mut Checks) -> KubernetesReviews {
+    let audiences = file.audiences;
+    checks.at_most("admin.kubernetes.audiences", audiences.len(), AUDIENCES_MAX, "audiences");
+    for (at, name) in audiences.iter().enumerate() {
+        if name.is_empty() || name.chars().any(char::is_control) {
+            let rule = "a non-empty name without control characters, such as berth";
+            checks.add(bad(format!("admin.kubernetes.audiences[{at}]"), name, rule));
+        }
+    }
+    KubernetesReviews { audiences }
+}
+
+fn check_name(setting: &str, name: &str) -> Result<(), BadSetting> {
+    if (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control) {
+        return Ok(());
+    }
+    Err(bad(setting, name, format!("1 to {NAME_BYTES_MAX} bytes without control characters")))
+}
+
+/// Names that records are signed with where no configured token made the change: the first start's token,
+/// users of the Unix socket, the configuration, nobody known, certificates and users of the cluster.
+fn is_reserved(name: &str) -> bool {
+    let lower = name.to_lowercase();
+    matches!(lower.as_str(), "admin" | "root" | "config" | "unknown")
+        || ["user-", "certificate:", "kubernetes:"].iter().any(|way| lower.starts_with(way))
+}
+
+fn hash(text: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    let digits = text.as_bytes();
+    if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+use super::*;
+use proptest::prelude::*;
+
+fn merged(yaml: &str) -> Result<Config, BadSettings> {
+    let file = FileConfig::parse(yaml).map_err(|problems| bad("file", yaml, problems.to_string()))?;
+    Config::merge(&ServeArgs::default(), file)
+}
+
+#[test]
+fn an_empty_file_is_the_defaults() {
+    let config = merged("").unwrap();
+    assert_eq!(config.kubelet_dir, PathBuf::from("/var/lib/kubelet"));
+    assert_eq!(config.token_file, PathBuf::from("/var/lib/berth/token"));
+    assert_eq!(config.rules, Rules::default());
+    assert_eq!(config.gpus, GpuSource::Nvml { library: None, driver_root: None });
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let args = ServeArgs { gpus: Some("sim:2xt4".into()), ..ServeArgs::default() };
+    let file = FileConfig::parse("gpus: nvml\nnodeName: n1").unwrap();
+    let config = Config::merge(&args, file).unwrap();
+    assert_eq!(config.gpus, GpuSource::Sim("2xt4".into()));
+    assert_eq!(config.node_name, "n1");
+}
+
+#[test]
+fn an_empty_variable_counts_as_not_set() {
+    let empty = || Some(PathBuf::new());
+    let nvidia = NvidiaArgs { dev_root: empty(), driver_root_ctr_path: empty(), ..NvidiaArgs::default() };
+    let mut args = ServeArgs { nvidia, ..ServeArgs::default() };
+    args.edits.nvidia_driver_root = empty();
+    let file = "containerEdits: { nvidiaDriverRoot: /driver, nvidiaDevRoot: /dev-root }";
+    let config = Config::merge(&args, FileConfig::parse(file).unwrap()).unwrap();
+    assert_eq!(config.edits.driver_root, PathBuf::from("/driver"));
+    assert_eq!(config.edits.dev_root, PathBuf::from("/dev-root"));
+    assert_eq!(config.gpus, GpuSource::Nvml { library: None, driver_root: Some("/driver".into()) });
+}
+
+#[test]
+fn relative_folders_are_meant_from_where_berth_was_started() {
+    let here = std::env::current_dir().unwrap();
+    let config = merged("stateDir: st\nkubeletDir: ./k\n").unwrap();
+    assert_eq!(config.state_dir, here.join("st"));
+    assert_eq!(config.token_file, here.join("st/token"));
+    assert_eq!(config.kubelet_dir, here.join("k"));
+    assert_eq!(merged("tokenFile: t").unwrap().token_file, here.join("t"));
+}
+
+#[test]
+fn wrong_settings_say_which_and_what_to_do() {
+    for (yaml, says) in [
+        ("gpuss: nvml", "gpuss"),
+        ("gpus: amd", "sim:8xh100"),
+        ("adminListen: 0.0.0.0:1", "loopback"),
+        ("memoryOvercommit: 0.5", "1.0 to 16.0"),
+        ("history: {allocations: 10001}", "64 to 10000"),
+        ("history: {allocations: 0}", "64 to 10000"),
+        ("decisions: {maxMiB: 7}", "0 (no journal), or 8 to 4096"),
+        ("decisions: {maxAgeDays: 0}", "1 to 365"),
+        ("processes: {ignore: [/usr/bin/dcgmi]}", "without a path"),
+        ("resource: gpu", "a domain"),
+        ("migStrategy: both", "none, single or mixed"),
+        ("stack: [{policy: mixed, parameterss: {}}]", "parameterss"),
+        ("containerEdits: {deviceListStrategy: [env]}", "envvar"),
+    ] {
+        let said = merged(yaml).unwrap_err().to_string();
+        assert!(said.contains(says), "{yaml}: {said}");
+    }
+}
+
+#[test]
+fn what_is_enabled_wins_over_what_is_disabled() {
+    let args = ServeArgs {
+        disable_healthchecks: Some("79, 48".into()),
+        enable_healthchecks: Some("48,13".into()),
+        ..ServeArgs::default()
+    };
+    let config = Config::merge(&args, FileConfig::default()).unwrap();
+    assert_eq!(config.ignored_xids, [31, 43, 45, 68, 79, 109]);
+}
+
+/// A configuration that has every kind of value.
+const WHOLE: &str = "
+nodeName: n1
+gpus: sim:8xh100
+apiServer: off
+adminListen: 127.0.0.1:9470
+admin:
+  socket: /run/berth/admin.sock
+  tokens: [{ name: grafana, file: /etc/berth/grafana, right: read }]
+  limits: { readsPerSecond: 100, changesPerSecond: 7 }
+  kubernetes: { audiences: [berth] }
+log: json
+tracing: { endpoint: 'http://collector:4317', sampleRatio: 0.5 }
+resource: nvidia.com/gpu
+migStrategy: mixed
+memoryOvercommit: 1.5
+health: { pollSeconds: 0.5, quietSeconds: 60, ignoredXids: [13, 31] }
+decisions: { maxMiB: 64, maxAgeDays: 7 }
+processes: { ignore: [dcgmi] }
+labels: { node: true }
+containerEdits:
+  deviceListStrategy: [envvar, cdi-cri]
+  deviceIdStrategy: uuid
+  resources:
+    nvidia.com/gpu:
+      mounts: [{ hostPath: /opt/lib, containerPath: /opt/lib }]
+      devices: [{ hostPath: /dev/x, permissions: rw }]
+rounds: { listEveryMs: 2000 }
+stack:
+- policy: mixed
+  parameters: { replicas: 4, nested: { list: [1, two, 3.0] } }
+  permissions: { shareMax: 16, resources: [nvidia.com/gpu] }
+  onFault: deny
+- policy: exclusive
+";
+
+#[test]
+fn the_mutated_configuration_is_right_before_it_is_mutated() {
+    assert!(settings(WHOLE).0.is_some() && settings(WHOLE).1.is_empty(), "{}", settings(WHOLE).1);
+}
+
+fn settings(text: &str) -> (Option<Config>, berth_files::yaml::Problems) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    std::fs::write(&file, text).unwrap();
+    match Source::read(&file) {
+        Ok(source) => source.settings(&ServeArgs::default()),
+        Err(ConfigError::Wrong { problems, .. }) => (None, problems),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// What a mutation puts into the text.
+const PIECES: [&str; 24] = [
+    "", " ", "\n", "\n  ", ":", ": ", "- ", "[", "]", "{", "}", "'", "\"", "#", "&a ", "*a", "|", "~", "-1",
+    "1e999", ".nan", "\"\\0\"", "true", "é\u{7f}",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Whatever becomes of a file, it is settings or a list of errors of which each has its line.
+    #[test]
+    fn a_mutated_configuration_is_settings_or_errors_with_lines(
+        mutations in prop::collection::vec((0..WHOLE.len(), 0..20_usize, 0..PIECES.len()), 1..6),
+    ) {
+        let mut text: Vec<char> = WHOLE.chars().collect();
+        for (at, gone, piece) in mutations {
+            let from = at.min(text.len());
+            let to = (from + gone).min(text.len());
+            text.splice(from..to, PIECES[piece].chars());
+        }
+        let text: String = text.into_iter().collect();
+        let began = std::time::Instant::now();
+        let (config, problems) = settings(&text);
+        prop_assert!(config.is_some() || !problems.is_empty(), "{text}");
+        for problem in problems.iter() {
+            prop_assert!(problem.place.is_some(), "{text}\n{problem}");
+            prop_assert!(problem.to_string().len() < 1500, "{text}\n{problem}");
+        }
+        prop_assert!(began.elapsed().as_secs() < 5, "{text}");
+    }
+}

@@ -1,0 +1,42 @@
+//! A span for each drain, from the order until the GPU is empty or the drain is off. It lies in hours
+//! and beyond requests, so it is no part of the trace of whoever ordered it.
+
+use berth_core::keeper::Snapshot;
+use berth_core::spans;
+use berth_kernel::drain::Drain;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
+use std::collections::BTreeMap;
+use tokio::sync::watch;
+use tracing::Span;
+
+/// Follows the drains of all GPUs until the ledger's keeper has ended. A drain that outlives the daemon
+/// has a span for each life of it.
+pub(super) async fn follow(mut snapshots: watch::Receiver<Snapshot>) {
+    let mut open = BTreeMap::new();
+    loop {
+        turn(&mut open, &snapshots.borrow_and_update());
+        if snapshots.changed().await.is_err() {
+            open.values().for_each(|span| spans::ended(span, "daemonStopped"));
+            return;
+        }
+    }
+}
+
+fn turn(open: &mut BTreeMap<PartId, Span>, ledger: &Ledger) {
+    let state = |gpu: &PartId| ledger.gpus.get(gpu).map(|gpu| &gpu.drain);
+    open.retain(|gpu, span| {
+        let outcome = match state(gpu) {
+            Some(Drain::Draining(..)) => return true,
+            Some(Drain::Drained(_)) => "drained",
+            _ => "calledOff",
+        };
+        spans::ended(span, outcome);
+        false
+    });
+    for (gpu, state) in &ledger.gpus {
+        if matches!(state.drain, Drain::Draining(..)) && !open.contains_key(gpu) {
+            open.insert(gpu.clone(), spans::drain(gpu, state.drain.evicts()));
+        }
+    }
+}

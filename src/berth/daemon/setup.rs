@@ -1,0 +1,37 @@
+//! What a start makes of the configuration, once.
+
+use crate::config::Config;
+use anyhow::Context;
+use berth_core::admission::Baseline;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+
+pub(super) fn baseline(config: &Config) -> Baseline {
+    Baseline {
+        resource: config.resource.clone(),
+        mig: config.mig_strategy,
+        mps_sockets: config.edits.mps_sockets(),
+        ignored_xids: config.ignored_xids.clone(),
+        quiet_ms: config.rules.timing.quiet_ms,
+    }
+}
+
+/// How policies are asked that lie in this state folder.
+pub(super) fn policies(config: &Config, folder: PathBuf) -> berth_wasm::Settings {
+    berth_wasm::Settings {
+        memory_overcommit_percent: config.rules.overcommit_percent,
+        resource: config.resource.clone(),
+        mig: config.mig_strategy,
+        ..berth_wasm::Settings::new(folder)
+    }
+}
+
+pub(super) fn make_state_dir(config: &Config) -> anyhow::Result<()> {
+    let path = &config.state_dir;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(|| {
+        format!(
+            "cannot make the state folder {} (set --state-dir to a folder that this user may write)",
+            path.display()
+        )
+    })
+}

@@ -1,0 +1,7 @@
+//! The program `berth`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    berth::main()
+}

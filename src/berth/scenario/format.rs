@@ -1,0 +1,399 @@
+//! The form of a scenario file. Unknown keys are refused, with the line.
+
+use super::expect::Expect;
+use berth_files::yaml;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// Largest scenario file, bytes: a story that somebody reads has a few KiB.
+pub const FILE_BYTES_MAX: u64 = 256 * 1024;
+/// Most steps of one file: at some hundred microseconds a step a tenth of a second.
+const STEPS_MAX: usize = 1000;
+/// Longest time that one step lets pass, seconds: a day. Each second is a tick and a look.
+const SECONDS_MAX: u32 = 86_400;
+
+/// One story on one simulated node.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Scenario {
+    /// What it shows, in a sentence.
+    pub(super) about: String,
+    /// Groups of GPUs, in order of index.
+    pub(super) node: Vec<Group>,
+    /// Who is asked, first asked first; the policy under test alone where nothing is said.
+    #[serde(default)]
+    pub(super) stack: Option<Vec<Entry>>,
+    /// What happens, in order.
+    pub(super) steps: Vec<Step>,
+    /// The line of each step, where it could be found.
+    #[serde(skip)]
+    lines: Vec<usize>,
+}
+
+/// GPUs of one model.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Group {
+    /// As `--gpus sim:8xh100` names it.
+    pub(super) model: String,
+    /// How many.
+    pub(super) count: u32,
+    /// Profiles of MIG instances on each of them; none: not in MIG mode.
+    #[serde(default)]
+    pub(super) mig: Vec<String>,
+}
+
+/// One policy of the stack.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Entry {
+    /// `this`, or the name of a shipped one.
+    pub(super) policy: String,
+    /// Handed to it as JSON.
+    #[serde(default)]
+    pub(super) parameters: Map<String, Value>,
+    /// What it may do.
+    #[serde(default)]
+    pub(super) permissions: Permissions,
+    /// What happens when it fails.
+    #[serde(default)]
+    pub(super) on_fault: OnFault,
+}
+
+/// As in the daemon's stack; what is not given is the default there.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Permissions {
+    pub(super) deny: Option<bool>,
+    pub(super) share_max: Option<u32>,
+    pub(super) resources: Option<Vec<String>>,
+    pub(super) environment: Option<Vec<String>>,
+}
+
+/// As in the daemon's stack.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum OnFault {
+    #[default]
+    Skip,
+    Deny,
+}
+
+/// One step as it is written: one verb, and what is expected of it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Step {
+    offer: Option<Nothing>,
+    allocate: Option<Allocate>,
+    place: Option<Place>,
+    release: Option<String>,
+    health: Option<Health>,
+    cordon: Option<u32>,
+    uncordon: Option<u32>,
+    reading: Option<Reading>,
+    seconds: Option<u32>,
+    /// What is checked; what it does not name is not.
+    #[serde(default)]
+    pub(super) expect: Expect,
+}
+
+/// `{}`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Nothing {}
+
+/// Somebody asks for devices.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Allocate {
+    pub(super) resource: String,
+    /// How many; those of `on` where that is given.
+    pub(super) count: Option<usize>,
+    /// GPUs to take one free device of each, without asking which are best.
+    pub(super) on: Option<Vec<u32>>,
+    /// A name for later steps.
+    #[serde(rename = "as")]
+    pub(super) name: Option<String>,
+    /// Who may be asking; the first one becomes the holder.
+    #[serde(default)]
+    pub(super) candidates: Vec<Candidate>,
+}
+
+/// A container that may be asking.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Candidate {
+    pub(super) namespace: String,
+    pub(super) pod: String,
+    #[serde(default = "main")]
+    pub(super) container: String,
+    #[serde(default)]
+    pub(super) labels: BTreeMap<String, String>,
+}
+
+fn main() -> String {
+    "main".into()
+}
+
+/// Which devices would be best?
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Place {
+    pub(super) resource: String,
+    pub(super) count: usize,
+    /// GPUs to choose from; all where nothing is said.
+    pub(super) among: Option<Vec<u32>>,
+    /// GPUs of which one device each must be taken.
+    #[serde(default)]
+    pub(super) required: Vec<u32>,
+}
+
+/// A GPU's health turns.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Health {
+    pub(super) gpu: u32,
+    pub(super) state: State,
+}
+
+/// How a GPU fares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum State {
+    Healthy,
+    Degraded,
+    Unhealthy,
+    Vanished,
+}
+
+/// A GPU reports something.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Reading {
+    pub(super) gpu: u32,
+    #[serde(default = "xid")]
+    pub(super) source: String,
+    #[serde(default)]
+    pub(super) code: u64,
+    #[serde(default)]
+    pub(super) detail: String,
+}
+
+fn xid() -> String {
+    "xid".into()
+}
+
+/// What a step does.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Verb<'s> {
+    Offer,
+    Allocate(&'s Allocate),
+    Place(&'s Place),
+    Release(&'s str),
+    Health(Health),
+    Cordon(u32),
+    Uncordon(u32),
+    Reading(&'s Reading),
+    Seconds(u32),
+}
+
+impl Verb<'_> {
+    /// As it is written.
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            Self::Offer => "offer",
+            Self::Allocate(_) => "allocate",
+            Self::Place(_) => "place",
+            Self::Release(_) => "release",
+            Self::Health(_) => "health",
+            Self::Cordon(_) => "cordon",
+            Self::Uncordon(_) => "uncordon",
+            Self::Reading(_) => "reading",
+            Self::Seconds(_) => "seconds",
+        }
+    }
+
+    /// What may be expected of it beside `fault`.
+    fn answers(&self) -> &'static [&'static str] {
+        match self {
+            Self::Offer => &["gpus", "free"],
+            Self::Allocate(_) => &["gpus", "environment", "limits", "reason", "refused"],
+            Self::Place(_) => &["gpus", "reason", "refused"],
+            Self::Reading(_) => &["severity", "againAfterSeconds", "reason"],
+            Self::Release(_) | Self::Health(_) | Self::Cordon(_) | Self::Uncordon(_) | Self::Seconds(_) => {
+                &[]
+            }
+        }
+    }
+}
+
+impl Step {
+    /// Its one verb.
+    pub(super) fn verb(&self) -> Result<Verb<'_>, String> {
+        let all = [
+            self.offer.map(|_| Verb::Offer),
+            self.allocate.as_ref().map(Verb::Allocate),
+            self.place.as_ref().map(Verb::Place),
+            self.release.as_deref().map(Verb::Release),
+            self.health.map(Verb::Health),
+            self.cordon.map(Verb::Cordon),
+            self.uncordon.map(Verb::Uncordon),
+            self.reading.as_ref().map(Verb::Reading),
+            self.seconds.map(Verb::Seconds),
+        ];
+        let given: Vec<Verb<'_>> = all.into_iter().flatten().collect();
+        match given.as_slice() {
+            [verb] => Ok(*verb),
+            [] => Err("it has no verb: write one of offer (`offer: {}`), allocate, place, release, health, cordon, \
+                       uncordon, reading, seconds"
+                .into()),
+            several => {
+                let words: Vec<_> = several.iter().map(Verb::word).collect();
+                Err(format!("it has several verbs ({}): make a step of each", words.join(", ")))
+            }
+        }
+    }
+}
+
+impl Scenario {
+    /// Reads a file's text.
+    ///
+    /// # Errors
+    /// In words, with the line where that is known.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let mut scenario: Self = yaml::from_str(text).map_err(|error| error.to_string())?;
+        let lines = step_lines(text);
+        if lines.len() == scenario.steps.len() {
+            scenario.lines = lines;
+        }
+        scenario.check().map(|()| scenario)
+    }
+
+    /// The line of a step, from 1.
+    pub(super) fn line(&self, step: usize) -> Option<usize> {
+        self.lines.get(step).copied()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.about.trim().is_empty() {
+            return Err("about: say in a sentence what it shows".into());
+        }
+        if self.steps.is_empty() || self.steps.len() > STEPS_MAX {
+            return Err(format!("steps: {} of them; 1 to {STEPS_MAX}", self.steps.len()));
+        }
+        let count: u64 = self.node.iter().map(|group| u64::from(group.count)).sum();
+        let mut names = Vec::new();
+        for (place, step) in self.steps.iter().enumerate() {
+            self.check_step(step, count, &mut names).map_err(|why| match self.line(place) {
+                Some(line) => format!("step {} (line {line}): {why}", place + 1),
+                None => format!("step {}: {why}", place + 1),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn check_step<'s>(&self, step: &'s Step, count: u64, names: &mut Vec<&'s str>) -> Result<(), String> {
+        let verb = step.verb()?;
+        let mut gpus: Vec<u32> = step.expect.gpus_named();
+        match verb {
+            Verb::Allocate(allocate) => {
+                match (&allocate.on, allocate.count) {
+                    (None, None) => return Err("allocate: say how many (count), or which GPUs (on)".into()),
+                    (Some(on), Some(count)) if on.len() != count => {
+                        return Err(format!("allocate: count is {count}, and on names {} GPUs", on.len()));
+                    }
+                    _ => {}
+                }
+                gpus.extend(allocate.on.iter().flatten());
+                names.extend(allocate.name.as_deref());
+            }
+            Verb::Place(place) => {
+                gpus.extend(place.among.iter().flatten().chain(&place.required));
+            }
+            Verb::Release(name) if !names.contains(&name) => {
+                return Err(format!("release: no step before it allocates `as: {name}`"));
+            }
+            Verb::Health(Health { gpu, .. }) | Verb::Cordon(gpu) | Verb::Uncordon(gpu) => gpus.push(gpu),
+            Verb::Reading(reading) => gpus.push(reading.gpu),
+            Verb::Seconds(seconds) if seconds > SECONDS_MAX => {
+                return Err(format!("seconds: at most {SECONDS_MAX} in one step"));
+            }
+            Verb::Offer | Verb::Release(_) | Verb::Seconds(_) => {}
+        }
+        if let Some(strange) = gpus.into_iter().find(|gpu| u64::from(*gpu) >= count) {
+            return Err(format!("there is no GPU {strange}: the node has {count}, counted from 0"));
+        }
+        step.expect.fits(verb.word(), verb.answers())
+    }
+}
+
+/// The lines on which the items of `steps` begin, where it is written as a block.
+fn step_lines(text: &str) -> Vec<usize> {
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let mut lines = (1..).zip(text.lines()).skip_while(|(_, line)| !line.starts_with("steps:")).skip(1);
+    let mut found = Vec::new();
+    let mut of_items = None;
+    for (number, line) in &mut lines {
+        let item = line.trim_start().starts_with("- ") || line.trim() == "-";
+        if item && *of_items.get_or_insert(indent(line)) == indent(line) {
+            found.push(number);
+        } else if !item && indent(line) == 0 && !line.trim().is_empty() && !line.starts_with('#') {
+            break;
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "about: x\nnode: [{model: l4, count: 2}]\nsteps:\n";
+
+    #[test]
+    fn a_step_knows_its_line() {
+        let text = format!(
+            "{HEAD}  # first\n  - offer: {{}}\n    expect:\n      gpus:\n        0: {{}}\n\n  - seconds: 3\n"
+        );
+        let scenario = Scenario::parse(&text).unwrap();
+        assert_eq!((scenario.line(0), scenario.line(1)), (Some(5), Some(10)));
+        let flow = Scenario::parse("about: x\nnode: []\nsteps: [{offer: {}}]\n").unwrap();
+        assert_eq!(flow.line(0), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_line() {
+        for (steps, says) in [
+            (
+                "- offer: {}\n- ofer: {}\n",
+                &["line 5", "steps[1]: the key \"ofer\" is not known; did you mean `offer`?"][..],
+            ),
+            ("- offer: {}\n- expect: {gpus: {}}\n", &["step 2 (line 5)", "no verb"]),
+            ("- {cordon: 1, uncordon: 1}\n", &["several verbs (cordon, uncordon)"]),
+            ("- cordon: 2\n", &["no GPU 2", "has 2"]),
+            ("- offer: {}\n  expect: {gpus: {3: {}}}\n", &["no GPU 3"]),
+            ("- offer: {}\n  expect: {gpus: [0]}\n", &["offer", "by GPU"]),
+            ("- place: {resource: a/b, count: 1}\n  expect: {gpus: {0: {}}}\n", &["place", "a list"]),
+            ("- cordon: 1\n  expect: {refused: x}\n", &["`refused` says nothing of `cordon`"]),
+            (
+                "- offer: {}\n  expect: {gpu: {}}\n",
+                &["the key \"gpu\" is not known; did you mean `gpus`?", "line 5"],
+            ),
+            ("- allocate: {resource: a/b}\n", &["how many"]),
+            ("- allocate: {resource: a/b, count: 1, on: [0, 1]}\n", &["on names 2"]),
+            ("- release: a\n", &["allocates `as: a`"]),
+            (
+                "- health: {gpu: 0, state: ill}\n",
+                &["\"ill\" is not known; expected one of `healthy`", "line 4"],
+            ),
+            ("- seconds: 86401\n", &["at most 86400"]),
+            ("  []\n", &["1 to 1000"]),
+        ] {
+            let error = Scenario::parse(&format!("{HEAD}{steps}")).unwrap_err();
+            for word in says {
+                assert!(error.contains(word), "{steps}: {word}: {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The pods of a scenario: who may be asking, and who holds what was granted.
+
+use super::format::Candidate;
+use super::node::Node;
+use berth_kernel::allocation::Allocation;
+use berth_kernel::command::Command;
+use berth_kernel::names::{AllocationId, Resource};
+use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
+use berth_kernel::ports::Clock as _;
+use berth_kernel::reconcile::{Checkpointed, RoundView};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Pods by UID, those that hold something.
+#[derive(Debug, Default)]
+pub(super) struct Pods {
+    running: BTreeMap<String, Arc<Pod>>,
+    held: BTreeMap<AllocationId, String>,
+    /// Set once a pod was shown: before that, no source shows any.
+    shown: bool,
+}
+
+impl Pods {
+    /// Shows who may be asking now.
+    pub(super) fn ask(
+        &mut self,
+        node: &mut Node<'_>,
+        candidates: &[Candidate],
+        resource: &Resource,
+        count: usize,
+    ) -> Result<(), String> {
+        if candidates.is_empty() {
+            return Ok(());
+        }
+        let mut pods = self.running.clone();
+        for candidate in candidates {
+            let waiting = self.waiting(&pods, candidate, resource, count);
+            pods.insert(waiting.uid.clone(), Arc::new(waiting));
+        }
+        self.shown = true;
+        show(node, pods)
+    }
+
+    fn waiting(
+        &self,
+        pods: &BTreeMap<String, Arc<Pod>>,
+        candidate: &Candidate,
+        resource: &Resource,
+        count: usize,
+    ) -> Pod {
+        let uid = uid(candidate);
+        let known = pods.get(&uid).or_else(|| self.running.get(&uid));
+        let mut containers = known.map(|pod| pod.containers.clone()).unwrap_or_default();
+        let asks = vec![(resource.clone(), u32::try_from(count).unwrap_or(u32::MAX))];
+        containers.retain(|container| container.name != candidate.container);
+        containers.push(PodContainer { name: candidate.container.clone(), asks });
+        Pod {
+            uid,
+            namespace: candidate.namespace.clone(),
+            name: candidate.pod.clone(),
+            labels: candidate.labels.clone().into_iter().collect(),
+            is_static: false,
+            of_daemon_set: false,
+            stage: Stage::Waiting,
+            leaving_since_wall_ms: None,
+            created_wall_ms: 0,
+            containers,
+            bypass: None,
+        }
+    }
+
+    /// The first of those who asked holds what was granted, and the others are gone; without a grant
+    /// all of them are.
+    pub(super) fn granted(
+        &mut self,
+        node: &mut Node<'_>,
+        candidates: &[Candidate],
+        allocation: Option<&Allocation>,
+    ) -> Result<(), String> {
+        let (Some(first), Some(allocation)) = (candidates.first(), allocation) else {
+            return self.show_running(node);
+        };
+        let uid = uid(first);
+        let shown = node.snapshot();
+        if let Some(pod) = shown.pods.as_ref().and_then(|view| view.pods.get(&uid)) {
+            let pod = Pod { stage: Stage::Admitted, ..Pod::clone(pod) };
+            self.running.insert(uid.clone(), Arc::new(pod));
+        }
+        self.held.insert(allocation.id, uid.clone());
+        self.show_running(node)?;
+        // As a kubelet's checkpoint tells it. Without a `List` no round ends anything.
+        let entry = Checkpointed {
+            pod_uid: uid,
+            container: first.container.clone(),
+            resource: allocation.resource.clone(),
+            devices: allocation.devices.clone(),
+            allocation: Some(allocation.id),
+        };
+        let view = RoundView {
+            began_mono_ms: node.clock.now().mono_ms,
+            checkpoint: Some(vec![entry]),
+            ..RoundView::default()
+        };
+        node.turn(&Command::Observe(view)).map(drop).map_err(|error| error.to_string())
+    }
+
+    /// An allocation has ended; its pod is gone once it holds nothing.
+    pub(super) fn released(&mut self, node: &mut Node<'_>, id: AllocationId) -> Result<(), String> {
+        if let Some(uid) = self.held.remove(&id)
+            && !self.held.values().any(|other| *other == uid)
+        {
+            self.running.remove(&uid);
+        }
+        self.show_running(node)
+    }
+
+    fn show_running(&self, node: &mut Node<'_>) -> Result<(), String> {
+        if self.shown { show(node, self.running.clone()) } else { Ok(()) }
+    }
+}
+
+/// With a dash, as the API server makes them.
+fn uid(candidate: &Candidate) -> String {
+    format!("{}-{}", candidate.namespace, candidate.pod)
+}
+
+fn show(node: &mut Node<'_>, pods: BTreeMap<String, Arc<Pod>>) -> Result<(), String> {
+    let view = PodsView {
+        source: PodsSource::ApiServer,
+        current: true,
+        listed_mono_ms: node.clock.now().mono_ms,
+        pods,
+        deleted: Default::default(),
+        finished: Default::default(),
+    };
+    node.turn(&Command::Pods(view)).map(drop).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::{Group, Scenario};
+    use super::super::{Bench, run};
+    use super::*;
+    use berth_core::admission::Ear;
+
+    #[test]
+    fn the_first_candidate_holds_what_was_granted_until_it_is_released() {
+        let bench = Bench::new().unwrap();
+        let policies = Ear::new(&bench.policies);
+        let group = Group { model: "l4".into(), count: 2, mig: Vec::new() };
+        let mut node = Node::new(&[group], &[], &policies).unwrap();
+        node.settle().unwrap();
+        let text = "about: x\nnode: [{model: l4, count: 2}]\nsteps:\n  - allocate: {resource: nvidia.com/gpu, on: [1], \
+                    as: a, candidates: [{namespace: n, pod: p, labels: {tier: gold}}, {namespace: n, pod: q}]}\n";
+        let granted = Scenario::parse(text).unwrap();
+        assert_eq!(run::run(&granted, &mut node, &[]), Ok(Vec::new()));
+        let shown = node.snapshot();
+        let holder = &shown.live.values().next().unwrap().holder;
+        let told = [&holder.namespace, &holder.pod, &holder.container, &holder.pod_uid];
+        assert_eq!(told.map(|text| text.as_deref().unwrap_or_default()), ["n", "p", "main", "n-p"]);
+        let pods: Vec<_> = shown.pods.as_ref().unwrap().pods.values().map(|pod| pod.name.as_str()).collect();
+        assert_eq!(pods, ["p"], "the other one asks no more");
+
+        let released = Scenario::parse(&format!("{text}  - release: a\n")).unwrap();
+        let mut node = Node::new(&released.node, &[], &policies).unwrap();
+        node.settle().unwrap();
+        assert_eq!(run::run(&released, &mut node, &[]), Ok(Vec::new()));
+        assert!(node.snapshot().live.is_empty() && node.snapshot().pods.as_ref().unwrap().pods.is_empty());
+    }
+}

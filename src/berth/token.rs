@@ -1,0 +1,17 @@
+//! `berth token`.
+
+use crate::args::TokenCommand;
+use berth_cli::args::ClientArgs;
+use berth_cli::output::Out;
+use berth_cli::token::read;
+
+pub(super) fn run(command: TokenCommand, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
+    match command {
+        TokenCommand::Rotate => {
+            let path = args.token_file();
+            berth_admin::rotate_token(&path)?;
+            out.say(&format!("{} has a new token; the old one opens nothing any more", path.display()))
+        }
+        TokenCommand::Show => out.text(&format!("{}\n", read(args)?)),
+    }
+}

@@ -1,0 +1,79 @@
+//! Traces by OTLP: takes the spans of [`berth_core::spans`], keeps them in a bounded queue, and sends them to
+//! a collector in the background. Whoever ends a span never waits: what finds no room is counted and
+//! dropped, and so is what a collector does not take.
+//!
+//! ```text
+//!   spans (any thread) -> tracing-opentelemetry -> Queue (2048) -> Pump (a task) -> Client -> collector
+//! ```
+//!
+//! The exporter is our own, since those of the OpenTelemetry libraries say nothing of what they drop,
+//! and read their settings from the environment. Absent: metrics and logs by OTLP.
+
+mod client;
+mod context;
+mod headers;
+mod pump;
+
+pub use headers::HeaderError;
+pub use pump::{Pump, Pumping, counts};
+
+use crate::config::TracingSettings;
+use berth_core::spans::{self, Exporter};
+use client::Client;
+use headers::Headers;
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::resource::{EnvResourceDetector, TelemetryResourceDetector};
+use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
+use tracing::Subscriber;
+use tracing_opentelemetry::OpenTelemetryLayer;
+use tracing_subscriber::registry::LookupSpan;
+
+/// The scope that the spans are of.
+const SCOPE: &str = "berth";
+
+/// Makes the layer that takes spans, and what sends them: nothing is sent before it runs.
+///
+/// # Errors
+/// If the variables with a collector's headers are malformed.
+pub fn start<S: Subscriber + for<'s> LookupSpan<'s>>(
+    settings: &TracingSettings,
+    node: &str,
+) -> Result<(OpenTelemetryLayer<S, SdkTracer>, Pump), HeaderError> {
+    let client = Client::new(settings, Headers::from_environment()?);
+    let resource = resource(node);
+    let (queue, pump) = pump::new(client, &resource);
+    // A caller's own decision wins, so that a trace is whole or not there.
+    let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(settings.sample_ratio)));
+    let provider = SdkTracerProvider::builder()
+        .with_resource(resource)
+        .with_sampler(sampler)
+        .with_span_processor(queue)
+        .build();
+    // The tracer keeps its provider, and the subscriber the tracer: as long as the process lives.
+    let layer = tracing_opentelemetry::layer()
+        .with_tracer(provider.tracer(SCOPE))
+        .with_location(false)
+        .with_threads(false)
+        .with_target(false)
+        .with_level(false)
+        .with_tracked_inactivity(false)
+        .with_context_activation(false);
+    spans::turn_on(Exporter { set_parent: context::adopt, counts });
+    Ok((layer, pump))
+}
+
+/// Who we are. What `OTEL_RESOURCE_ATTRIBUTES` says wins.
+fn resource(node: &str) -> Resource {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Resource::builder_empty()
+        .with_service_name("berth")
+        .with_attributes([
+            KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+            KeyValue::new("k8s.node.name", node.to_owned()),
+            KeyValue::new("host.name", host),
+        ])
+        .with_detectors(&[Box::new(TelemetryResourceDetector), Box::new(EnvResourceDetector::new())])
+        .build()
+}

@@ -1,0 +1,201 @@
+//! I8 and I9: whatever a policy answers, only what was offered, free and permitted comes of it; a
+//! faulty policy costs its turn, and the next one or the baseline answers instead.
+
+mod answers;
+mod faults;
+mod offers;
+
+use super::baseline::Baseline;
+use super::faults::Faults;
+use super::stack::Walk;
+use berth_kernel::allocation::Limits;
+use berth_kernel::change::{Change, Entry};
+use berth_kernel::command::StackAnswer;
+use berth_kernel::decision::{CallNote, Cost};
+use berth_kernel::gpu::{Mig, Part};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::mig::MigStrategy;
+use berth_kernel::names::{DeviceId, Digest, PartId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::policy::{
+    AdmitRequest, Answer, Call, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Terms,
+};
+use berth_kernel::ports::{Aloud, InstallError, Policies};
+use berth_kernel::stack::{OnFault, Stack, StackEntry};
+use berth_kernel::time::Now;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+type Answered = Result<Option<Answer>, Fault>;
+
+/// Policies whose answers are given, by the first letter of their digest.
+#[derive(Default)]
+struct Scripted {
+    answers: BTreeMap<char, Answered>,
+    /// What each of them logs.
+    lines: Vec<String>,
+    /// How long each takes over its answer.
+    pace: Duration,
+    /// Who was asked, and the milliseconds that he was given.
+    asked: Mutex<Vec<(char, u64)>>,
+}
+
+impl Policies for Scripted {
+    fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
+        Err(InstallError::Busy)
+    }
+    fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
+        Ok(version.clone())
+    }
+    fn module(&self, _: &Digest) -> Result<Vec<u8>, InstallError> {
+        Err(InstallError::Busy)
+    }
+    fn remove(&self, _: &Digest) {}
+    fn ask(&self, call: Call<'_>) -> Answered {
+        let letter = call.digest.as_str().chars().next().unwrap();
+        self.asked.lock().push((letter, call.wall_ms_max));
+        std::thread::sleep(self.pace);
+        self.answers.get(&letter).cloned().unwrap_or(Ok(None))
+    }
+    fn ask_aloud(&self, call: Call<'_>) -> Aloud {
+        Aloud { told: self.ask(call), cost: Cost::default(), said: self.lines.clone() }
+    }
+}
+
+fn gpu(i: usize) -> PartId {
+    PartId::parse(&format!("GPU-{i}")).unwrap()
+}
+
+fn resource(name: &str) -> Resource {
+    Resource::parse(name).unwrap()
+}
+
+fn node() -> Ledger {
+    let changes = (0..2).map(|i| {
+        Change::PartFound(Part {
+            id: gpu(i),
+            parent: None,
+            vendor: "nvidia".into(),
+            model: String::new(),
+            gpu_index: u32::try_from(i).unwrap(),
+            minor: None,
+            memory_mib: 1000,
+            pci_bus: String::new(),
+            numa_node: None,
+            mig_enabled: false,
+            mig: None,
+            attributes: BTreeMap::new(),
+        })
+    });
+    let mut ledger = Ledger::default();
+    ledger.apply(&Entry { at: Now::default(), changes: changes.collect() });
+    ledger
+}
+
+fn entry(letter: char) -> StackEntry {
+    StackEntry {
+        name: letter.to_string(),
+        digest: Digest::parse(&letter.to_string().repeat(64)).unwrap(),
+        parameters: "{}".into(),
+        permissions: berth_kernel::stack::Permissions::default(),
+        on_fault: OnFault::Skip,
+    }
+}
+
+struct Case {
+    node: Arc<Ledger>,
+    stack: Stack,
+    policies: Scripted,
+    faults: Faults,
+    baseline: Baseline,
+    calls: Vec<CallNote>,
+}
+
+impl Case {
+    fn new(answers: impl IntoIterator<Item = (char, Answered)>) -> Self {
+        let answers: BTreeMap<char, Answered> = answers.into_iter().collect();
+        let entries = answers.keys().map(|letter| entry(*letter)).collect();
+        Self {
+            node: Arc::new(node()),
+            stack: Stack { entries, ..Stack::default() },
+            policies: Scripted { answers, ..Scripted::default() },
+            faults: Faults::default(),
+            calls: Vec::new(),
+            baseline: Baseline {
+                resource: resource("nvidia.com/gpu"),
+                mig: MigStrategy::None,
+                mps_sockets: BTreeMap::new(),
+                ignored_xids: vec![13],
+                quiet_ms: 60_000,
+            },
+        }
+    }
+
+    /// Puts a GPU into MIG mode, with one instance.
+    fn split(&mut self, n: usize) {
+        let whole = Part { mig_enabled: true, ..self.node.part(&gpu(n)).unwrap().part.clone() };
+        let instance = Part {
+            id: PartId::parse(&format!("MIG-{n}")).unwrap(),
+            parent: Some(whole.id.clone()),
+            mig_enabled: false,
+            mig: Some(Mig { profile: "1g.10gb+me".into(), gpu_instance: 7, compute_instance: 0 }),
+            ..whole.clone()
+        };
+        let changes = vec![Change::PartFound(whole), Change::PartFound(instance)];
+        Arc::make_mut(&mut self.node).apply(&Entry { at: Now::default(), changes });
+    }
+
+    fn walk(&mut self) -> Walk<'_> {
+        Walk {
+            stack: &self.stack,
+            policies: &self.policies,
+            node: &self.node,
+            now: Now::default(),
+            faults: &mut self.faults,
+            baseline: &self.baseline,
+            overcommit_percent: 100,
+            calls: &mut self.calls,
+            leisure: 1,
+        }
+    }
+
+    fn admit(&mut self) -> StackAnswer {
+        let request =
+            AdmitRequest { resource: resource("nvidia.com/gpu"), devices: vec![DeviceId::whole(&gpu(0))] };
+        self.walk().admit(&request)
+    }
+
+    fn place(&mut self, required: &[usize], size: usize) -> (Placement, String) {
+        let whole = |i: &usize| DeviceId::whole(&gpu(*i));
+        let request = PlaceRequest {
+            resource: resource("nvidia.com/gpu"),
+            available: [0, 1].iter().map(whole).collect(),
+            required: required.iter().map(whole).collect(),
+            size,
+        };
+        self.walk().place(&request)
+    }
+}
+
+fn offer(part: usize, name: &str, count: u32, memory_mib: u64) -> PartOffer {
+    let consumes = Consumes::Slice { memory_mib, compute_percent: 1 };
+    PartOffer { part: gpu(part), lines: vec![OfferLine { resource: resource(name), count, consumes }] }
+}
+
+fn offers(parts: Vec<PartOffer>, again_after_s: Option<u32>) -> Answered {
+    Ok(Some(Answer::Offer(OfferAnswer { parts, again_after_s })))
+}
+
+fn allow(environment: &[(&str, &str)], memory_mib: Option<u64>) -> Answered {
+    Ok(Some(Answer::Allow(Terms {
+        environment: environment.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect(),
+        limits: Limits { memory_mib, compute_percent: None },
+        reason: "fine".into(),
+    })))
+}
+
+fn trap() -> Answered {
+    Err(Fault { kind: FaultKind::Trap, detail: "unreachable".into() })
+}

@@ -1,0 +1,45 @@
+//! The daemon itself: which build, whether it is well, and what its API was asked.
+
+use super::Seen;
+use super::families::Families;
+use super::table;
+use std::fmt;
+
+/// Status classes, in the order of [`crate::figures::Served::by_class`].
+const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+
+pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
+    let about = &seen.about;
+    families.info(&table::BUILD, [vec![env!("CARGO_PKG_VERSION")]])?;
+    let versions = seen.figures.gpus.versions();
+    let word = |version: &'_ Option<String>| version.clone().unwrap_or_default();
+    let (driver, cuda) = (word(&versions.driver), word(&versions.cuda));
+    families.info(&table::NVIDIA, [vec![driver.as_str(), cuda.as_str()]])?;
+    for (family, checks) in
+        [(&table::READY, &about.ready), (&table::LIVE, &about.live), (&table::NOTED, &about.noted)]
+    {
+        let values = checks.iter().map(|(check, well)| (vec![check.as_str()], u64::from(*well)));
+        families.gauge(family, values)?;
+    }
+    Ok(())
+}
+
+/// All zero while traces are off.
+pub(super) fn tell_traces(families: &mut Families<'_>) -> fmt::Result {
+    let counts = crate::spans::counts();
+    let by = [("exported", counts.exported), ("failed", counts.failed), ("dropped", counts.dropped)];
+    families.counter(&table::TRACE_SPANS, by.map(|(outcome, n)| (vec![outcome], n)))
+}
+
+pub(super) fn tell_http(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
+    let served = seen.figures.http.served();
+    let requests = served.iter().flat_map(|((route, method), served)| {
+        let classes = CLASSES.iter().zip(served.by_class).filter(|(_, n)| *n > 0);
+        classes.map(move |(class, n)| (vec![route.as_str(), method.as_str(), class], n))
+    });
+    families.counter(&table::HTTP_REQUESTS, requests)?;
+    let times = served.iter().map(|((route, method), served)| {
+        (vec![route.as_str(), method.as_str()], served.times.clone().into())
+    });
+    families.histogram(&table::HTTP_TIME, times)
+}

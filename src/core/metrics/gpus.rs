@@ -1,0 +1,126 @@
+//! GPUs: what they are, how they fare, and how far they are drained.
+
+use super::families::{Families, wall_seconds};
+use super::{GPUS_SHOWN_MAX, Seen, table};
+use berth_kernel::belongs::Owners;
+use berth_kernel::evict::{Leaving, holders};
+use berth_kernel::gpu::Part;
+use berth_kernel::health::HealthState;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
+use std::collections::BTreeMap;
+use std::fmt;
+
+const HEALTH: [&str; 4] = ["healthy", "degraded", "unhealthy", "vanished"];
+const DRAIN: [&str; 4] = ["active", "cordoned", "draining", "drained"];
+const MIB: u64 = 1024 * 1024;
+
+/// Index and UUID of the GPUs that are shown, by index.
+pub(super) fn shown(ledger: &Ledger) -> Vec<(String, PartId)> {
+    let facts = |id: &PartId| (main_part(ledger, id).map_or(u32::MAX, |part| part.gpu_index), id.clone());
+    let mut all: Vec<_> = ledger.gpus.keys().map(facts).collect();
+    all.sort();
+    let word = |index: u32| if index == u32::MAX { String::new() } else { index.to_string() };
+    all.into_iter().take(GPUS_SHOWN_MAX).map(|(index, id)| (word(index), id)).collect()
+}
+
+/// The whole GPU; where only its instances are known, the first of them.
+fn main_part<'l>(ledger: &'l Ledger, gpu: &PartId) -> Option<&'l Part> {
+    let any = || ledger.parts.values().map(AsRef::as_ref).find(|part| part.part.gpu() == gpu);
+    ledger.part(gpu).or_else(any).map(|part| &part.part)
+}
+
+fn health(state: HealthState, present: bool) -> &'static str {
+    // One that the start did not find has no look that said so.
+    if present { state.as_str() } else { HealthState::Vanished.as_str() }
+}
+
+pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
+    let ledger = &*seen.ledger;
+    let gpus = || seen.gpus.iter().map(|(index, id)| (vec![index.as_str(), id.as_str()], id));
+    let parts = || gpus().filter_map(|(labels, id)| Some((labels, main_part(ledger, id)?)));
+    families.info(
+        &table::GPU,
+        parts().map(|(labels, part)| {
+            let capability = part.attributes.get("compute.capability").map_or("", String::as_str);
+            [labels.as_slice(), &[part.model.as_str(), part.pci_bus.as_str(), capability]].concat()
+        }),
+    )?;
+    let present = |id: &PartId| ledger.parts.values().any(|p| p.present && p.part.gpu() == id);
+    families.gauge(&table::GPU_PRESENT, gpus().map(|(labels, id)| (labels, u64::from(present(id)))))?;
+    // Of a GPU of which only instances are known, the memory is not.
+    let whole = parts().filter(|(_, part)| part.parent.is_none());
+    families.gauge(&table::GPU_CAPACITY, whole.map(|(labels, part)| (labels, part.memory_mib * MIB)))?;
+    let used = |id: &PartId| ledger.usage.get(id).map(|usage| usage.memory_used_mib * MIB);
+    families.gauge(&table::GPU_USED, gpus().filter_map(|(labels, id)| Some((labels, used(id)?))))?;
+    let processes = gpus().filter_map(|(labels, id)| Some((labels, ledger.processes_on(id)?.into())));
+    families.gauge(&table::GPU_PROCESSES, processes)?;
+    let mut bypasses: BTreeMap<PartId, u64> = BTreeMap::new();
+    for bypass in Owners::of(ledger).bypasses() {
+        *bypasses.entry(bypass.gpu).or_default() += 1;
+    }
+    let bypassed = gpus().map(|(labels, id)| (labels, bypasses.get(id).copied().unwrap_or(0)));
+    families.gauge(&table::GPU_BYPASSES, bypassed)?;
+    let states = || gpus().filter_map(|(labels, id)| Some((labels, id, ledger.gpus.get(id)?)));
+    let fare = states().map(|(labels, id, gpu)| (labels, health(gpu.health.state, present(id))));
+    families.states(&table::GPU_HEALTH, &HEALTH, fare)?;
+    families.states(
+        &table::GPU_DRAIN,
+        &DRAIN,
+        states().map(|(labels, _, gpu)| (labels, gpu.drain.as_str())),
+    )?;
+    tell_reports(seen, families)?;
+    tell_drains(seen, families)
+}
+
+/// What looks and events brought.
+fn tell_reports(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
+    let turns = seen.figures.keeper.health_turns();
+    families.counter(
+        &table::HEALTH_CHANGES,
+        HEALTH.iter().map(|state| (vec![*state], turns.get(state).copied().unwrap_or(0))),
+    )?;
+    let figures = &seen.figures.gpus;
+    let xids = figures.xids();
+    let index = |uuid: &str| {
+        let known = seen.gpus.iter().find(|(_, id)| id.as_str() == uuid);
+        known.map_or("", |(index, _)| index.as_str())
+    };
+    let codes: Vec<_> = xids.iter().map(|((uuid, code), n)| (uuid, code.to_string(), *n)).collect();
+    let counted = codes.iter().map(|(uuid, code, n)| (vec![index(uuid), uuid.as_str(), code.as_str()], *n));
+    let more = Some(figures.more_xids()).filter(|n| *n > 0).map(|n| (vec!["", "", "other"], n));
+    families.counter(&table::XIDS, counted.chain(more))?;
+    let looks = figures.outcomes();
+    families.counter(&table::LOOKS, looks.map(|(outcome, n)| (vec![outcome], n)))?;
+    families.times(&table::LOOK_TIME, figures.looks.read())?;
+    let looked = figures.answered_wall_ms().map(|at| (Vec::new(), wall_seconds(at)));
+    families.gauge_f64(&table::LOOKED, looked)
+}
+
+fn tell_drains(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
+    let ledger = &*seen.ledger;
+    let gpus = || {
+        let all = seen.gpus.iter();
+        all.filter_map(|(index, id)| Some((vec![index.as_str(), id.as_str()], id, ledger.gpus.get(id)?)))
+    };
+    let draining = || gpus().filter_map(|(labels, id, gpu)| Some((labels, id, gpu.drain.order()?)));
+    let left: Vec<_> = draining().map(|(labels, id, _)| (labels, holders(ledger, id))).collect();
+    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    families.gauge(
+        &table::DRAIN_HOLDERS,
+        left.iter().map(|(labels, holders)| (labels.clone(), count(holders.len()))),
+    )?;
+    let blocks = |leaving: &Leaving| {
+        matches!(leaving, Leaving::Static | Leaving::Budget { .. } | Leaving::Failed { .. })
+    };
+    let blockers = left.iter().map(|(labels, holders)| {
+        (labels.clone(), count(holders.iter().filter(|holder| blocks(&holder.leaving)).count()))
+    });
+    families.gauge(&table::DRAIN_BLOCKERS, blockers)?;
+    let since =
+        gpus().filter_map(|(labels, _, gpu)| Some((labels, wall_seconds(gpu.drain.mark()?.since_wall_ms))));
+    families.gauge_f64(&table::DRAIN_SINCE, since)?;
+    let deadlines =
+        draining().filter_map(|(labels, _, order)| Some((labels, wall_seconds(order.deadline_wall_ms?))));
+    families.gauge_f64(&table::DRAIN_DEADLINE, deadlines)
+}

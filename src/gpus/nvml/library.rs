@@ -1,0 +1,179 @@
+//! Finding and opening `libnvidia-ml.so.1`.
+
+use super::fence::{Fence, Lane};
+use super::raw::EventSet;
+use berth_kernel::ports::GpusError;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What the driver calls it.
+const NAME: &str = "libnvidia-ml.so.1";
+
+/// How long `nvmlInit` may take. With many GPUs and no persistence daemon it takes seconds.
+const INIT_MAX: Duration = Duration::from_secs(60);
+
+/// Where the driver's libraries lie under a root: distributions, containers of the GPU operator,
+/// Google's and NixOS's own places, WSL.
+const FOLDERS: [&str; 9] = [
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "usr/local/nvidia/lib64",
+    "home/kubernetes/bin/nvidia/lib64",
+    "run/opengl-driver/lib",
+    "usr/lib/wsl/lib",
+    "opt/nvidia/lib64",
+];
+
+/// Roots that are tried after the one that was named.
+const ROOTS: [&str; 3] = ["/run/nvidia/driver", "/driver-root", "/"];
+
+/// An opened and initialised library.
+pub(super) struct Opened {
+    pub(super) nvml: Nvml,
+    pub(super) path: PathBuf,
+    pub(super) driver_version: Option<String>,
+    pub(super) cuda_version: Option<String>,
+    /// Made before anything is read, so that no event falls between the first look and it.
+    pub(super) events: Result<EventSet, NvmlError>,
+}
+
+/// Opens the library that was named, or the first that is found and opens.
+pub(super) fn open(fence: &Fence, named: Option<&Path>, driver_root: &Path) -> Result<Opened, GpusError> {
+    let paths = match named {
+        Some(path) => vec![path.to_owned()],
+        None => candidates(driver_root),
+    };
+    let tried = paths.clone();
+    let opened = fence.run(Lane::Node, INIT_MAX, move |steps| {
+        steps.at("nvmlInit_v2");
+        let mut last = None;
+        for path in paths {
+            match open_one(&path) {
+                Ok(opened) => return Ok(opened),
+                // Found, and it says what is wrong: another copy would say the same.
+                Err(error) if !matches!(error, NvmlError::LibloadingError(_)) => {
+                    return Err((path, error));
+                }
+                Err(error) => last = last.or(Some((path, error))),
+            }
+        }
+        Err(last.unwrap_or((PathBuf::from(NAME), NvmlError::LibraryNotFound)))
+    });
+    match opened {
+        Ok(Ok(opened)) => Ok(opened),
+        Ok(Err((path, error))) => Err(refused(&path, error, named.is_some(), &tried)),
+        Err(stuck) => Err(GpusError {
+            what: format!(
+                "{stuck}: the NVIDIA driver hangs; look for Xid or NVRM lines in the kernel log, and reboot the node if `nvidia-smi` hangs too"
+            ),
+            source: None,
+        }),
+    }
+}
+
+fn open_one(path: &Path) -> Result<Opened, NvmlError> {
+    let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
+    let cuda = nvml.sys_cuda_driver_version().ok();
+    Ok(Opened {
+        driver_version: nvml.sys_driver_version().ok(),
+        cuda_version: cuda.map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),
+        events: EventSet::new(&nvml),
+        path: path.to_owned(),
+        nvml,
+    })
+}
+
+/// The places to look, in order: under a root that was named; as the dynamic loader finds it;
+/// under the usual roots.
+fn candidates(driver_root: &Path) -> Vec<PathBuf> {
+    let under = |root: &Path| -> Vec<PathBuf> {
+        let paths = FOLDERS.iter().map(|folder| root.join(folder).join(NAME));
+        paths.filter(|path| path.exists()).collect()
+    };
+    let mut paths = Vec::new();
+    if driver_root != Path::new("/") {
+        paths.extend(under(driver_root));
+    }
+    paths.push(PathBuf::from(NAME));
+    for root in ROOTS {
+        paths.extend(under(Path::new(root)));
+    }
+    paths
+}
+
+/// What to say, and what to do about it.
+fn refused(path: &Path, error: NvmlError, named: bool, tried: &[PathBuf]) -> GpusError {
+    let shown = path.display();
+    let what = match &error {
+        NvmlError::LibloadingError(_) if named => {
+            format!(
+                "{shown} cannot be opened as NVML; --nvml-library must name the driver's {NAME}"
+            )
+        }
+        NvmlError::LibloadingError(_) => return not_opened(tried, error),
+        NvmlError::DriverNotLoaded => format!(
+            "{shown} is there but the NVIDIA kernel driver is not loaded: load it (modprobe nvidia) and see that `nvidia-smi` works on the node"
+        ),
+        NvmlError::LibRmVersionMismatch => format!(
+            "{shown} and the loaded kernel driver have different versions, as after an upgrade without a reload: reload the driver or reboot the node"
+        ),
+        NvmlError::NoPermission => "NVML may not talk to the driver: run with access to /dev/nvidiactl and /dev/nvidia* (a privileged container has it)".to_owned(),
+        other => format!(
+            "{shown} cannot be initialised ({other}): see that `nvidia-smi` works on the node"
+        ),
+    };
+    GpusError { what, source: Some(Box::new(error)) }
+}
+
+/// Not one copy opens: there is none, or there are and they do not fit.
+fn not_opened(tried: &[PathBuf], error: NvmlError) -> GpusError {
+    let there: Vec<_> =
+        tried.iter().filter(|p| *p != Path::new(NAME)).map(|p| p.display().to_string()).collect();
+    if there.is_empty() {
+        // Without the loader's words, which only say once more that there is no such file.
+        return GpusError {
+            what: format!(
+                "there is no {NAME} here: install the NVIDIA driver; in a container, use the NVIDIA runtime, or mount the driver and name its folder with --nvidia-driver-root; or try berth without a GPU with --gpus sim:8xh100"
+            ),
+            source: None,
+        };
+    }
+    GpusError {
+        what: format!(
+            "{} cannot be opened: install the NVIDIA driver that fits this system, or name another copy with --nvml-library",
+            there.join(", ")
+        ),
+        source: Some(Box::new(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_nowhere_is_said_once_with_what_to_do() {
+        let refused = not_opened(&[PathBuf::from(NAME)], NvmlError::LibraryNotFound);
+        assert_eq!(refused.what.matches(NAME).count(), 1, "{}", refused.what);
+        assert!(refused.what.contains("--gpus sim:8xh100") && refused.source.is_none());
+        let copy = PathBuf::from("/driver-root/usr/lib64").join(NAME);
+        let refused = not_opened(&[copy.clone(), NAME.into()], NvmlError::LibraryNotFound);
+        assert!(refused.what.starts_with(copy.to_str().unwrap()), "{}", refused.what);
+    }
+
+    #[test]
+    fn a_named_root_goes_before_the_loader() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("usr/lib64");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join(NAME), "").unwrap();
+        let paths = candidates(root.path());
+        assert_eq!(paths[0], folder.join(NAME));
+        assert_eq!(paths[1], Path::new(NAME));
+        assert_eq!(candidates(Path::new("/"))[0], Path::new(NAME));
+    }
+}

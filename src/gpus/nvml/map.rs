@@ -1,0 +1,282 @@
+//! From what NVML says to what the kernel knows. Pure: values in, values out.
+
+use super::facts::{GpuFacts, InstanceFacts};
+use berth_kernel::gpu::{MIG_INDEX, Mig, Part, Path};
+use berth_kernel::names::{BadName, PartId};
+use nvml_wrapper::enum_wrappers::device::TopologyLevel;
+use nvml_wrapper::enums::device::SampleValue;
+use nvml_wrapper::error::NvmlError;
+use std::collections::BTreeMap;
+
+/// Whole MiB of so many bytes.
+pub(super) fn mib(bytes: u64) -> u64 {
+    bytes / (1024 * 1024)
+}
+
+/// The part that a whole GPU is.
+pub(super) fn gpu_part(facts: &GpuFacts, index: u32, mig_enabled: bool) -> Result<Part, BadName> {
+    let attributes = [
+        ("compute.capability", facts.compute_capability.clone()),
+        ("architecture", facts.architecture.clone()),
+        ("brand", facts.brand.clone()),
+        ("mig.capable", Some(facts.mig_capable.to_string())),
+        ("pci.class", facts.pci_class.clone()),
+    ];
+    Ok(Part {
+        id: PartId::parse(&facts.uuid)?,
+        parent: None,
+        vendor: "nvidia".to_owned(),
+        model: facts.name.clone(),
+        gpu_index: index,
+        minor: facts.minor,
+        memory_mib: mib(facts.memory_bytes),
+        pci_bus: facts.pci_bus.clone(),
+        numa_node: facts.numa_node,
+        mig_enabled,
+        mig: None,
+        attributes: attributes
+            .into_iter()
+            .filter_map(|(key, value)| Some((key.to_owned(), value?)))
+            .collect(),
+    })
+}
+
+/// The part that a MIG instance of `gpu` is.
+pub(super) fn instance_part(facts: &InstanceFacts, index: u32, gpu: &Part) -> Result<Part, BadName> {
+    let mut attributes = gpu.attributes.clone();
+    attributes.insert(MIG_INDEX.to_owned(), index.to_string());
+    attributes.extend(facts.units.iter().map(|(unit, n)| (format!("mig.{unit}"), n.to_string())));
+    Ok(Part {
+        attributes,
+        id: PartId::parse(&facts.uuid)?,
+        parent: Some(gpu.id.clone()),
+        model: facts.name.clone(),
+        memory_mib: mib(facts.memory_bytes),
+        mig_enabled: false,
+        mig: Some(Mig {
+            profile: profile(facts, gpu.memory_mib),
+            gpu_instance: facts.gpu_instance,
+            compute_instance: facts.compute_instance,
+        }),
+        ..gpu.clone()
+    })
+}
+
+/// `1g.10gb+me`: the end of NVML's name of the instance, which all drivers with MIG write, else made
+/// of slices and memory as NVIDIA makes it; with what the profile has beyond those, which not every
+/// driver's name says.
+fn profile(facts: &InstanceFacts, gpu_mib: u64) -> String {
+    if let Some((_, profile)) = facts.name.rsplit_once(" MIG ") {
+        let profile = profile.trim();
+        let extras = if profile.contains(['+', '-']) { "" } else { extras(facts.gpu_instance_profile) };
+        return format!("{profile}{extras}");
+    }
+    let gb = profile_gb(mib(facts.memory_bytes), gpu_mib);
+    match facts.slices {
+        Some((of_gpu, of_compute)) => {
+            let compute = if of_gpu == of_compute { String::new() } else { format!("{of_compute}c.") };
+            format!("{compute}{of_gpu}g.{gb}gb{}", extras(facts.gpu_instance_profile))
+        }
+        None => format!("{gb}gb"),
+    }
+}
+
+/// What the names of these `NVML_GPU_INSTANCE_PROFILE_*` end in: media extensions, all of them or none,
+/// and graphics.
+fn extras(profile: Option<u32>) -> &'static str {
+    match profile {
+        Some(7 | 8) => "+me",
+        Some(10..=12) => "+gfx",
+        Some(13 | 14) => "-me",
+        Some(15 | 16) => "+me.all",
+        _ => "",
+    }
+}
+
+/// The memory in a profile's name: the eighths of the GPU's memory that the instance has, rounded up,
+/// of its GiB, rounded up. So `7g.80gb` of an 80 GB board, although 79 GiB of it can be used.
+fn profile_gb(instance_mib: u64, gpu_mib: u64) -> u64 {
+    let eighths = (8 * instance_mib).div_ceil(gpu_mib.max(1)).clamp(1, 8);
+    (eighths * gpu_mib.div_ceil(1024) + 4) / 8
+}
+
+/// NVML's common ancestor as a way.
+pub(super) fn path(level: &TopologyLevel) -> Path {
+    match level {
+        TopologyLevel::Internal => Path::SameBoard,
+        TopologyLevel::Single => Path::SingleSwitch,
+        TopologyLevel::Multiple => Path::MultiSwitch,
+        TopologyLevel::HostBridge => Path::HostBridge,
+        TopologyLevel::Node => Path::SameNuma,
+        TopologyLevel::System => Path::CrossNuma,
+    }
+}
+
+/// The way between two GPUs where NVML does not say (in some virtual machines): by NUMA node.
+pub(super) fn path_by_numa(a: Option<u32>, b: Option<u32>) -> Path {
+    if a.is_some() && a == b { Path::SameNuma } else { Path::CrossNuma }
+}
+
+/// NVLinks of one GPU: how many active ones lead to which PCI bus id, and how many to switches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct LinksOut {
+    /// To another GPU, by its bus id as [`bus_key`] writes it.
+    pub(super) direct: BTreeMap<String, u32>,
+    /// To NVSwitches.
+    pub(super) switched: u32,
+}
+
+/// Active NVLinks between two GPUs. Over switches every GPU reaches every other with all of its
+/// links, so the weaker side counts. Of a direct link each side tells; a side that is down counts.
+pub(super) fn nvlinks_between(a: (&str, &LinksOut), b: (&str, &LinksOut)) -> u32 {
+    let to = |links: &LinksOut, bus: &str| links.direct.get(&bus_key(bus)).copied().unwrap_or(0);
+    to(a.1, b.0).min(to(b.1, a.0)) + a.1.switched.min(b.1.switched)
+}
+
+/// A bus id in one spelling: NVML writes the domain with four or eight digits, in either case.
+pub(super) fn bus_key(bus_id: &str) -> String {
+    let lower = bus_id.to_ascii_lowercase();
+    match lower.split_once(':') {
+        Some((domain, rest)) => format!("{:0>8}:{rest}", domain),
+        None => lower,
+    }
+}
+
+/// Where sysfs keeps the NUMA node of a PCI device: the domain has four digits there.
+pub(super) fn sysfs_name(bus_id: &str) -> String {
+    let key = bus_key(bus_id);
+    key.strip_prefix("0000").unwrap_or(&key).to_owned()
+}
+
+/// A field's value as a small number.
+pub(super) fn number(value: &SampleValue) -> Option<u32> {
+    match value {
+        SampleValue::U32(value) => Some(*value),
+        SampleValue::U64(value) => u32::try_from(*value).ok(),
+        SampleValue::I64(value) => u32::try_from(*value).ok(),
+        SampleValue::F64(_) => None,
+    }
+}
+
+/// What a recovery action (`nvmlDeviceGpuRecoveryAction_t`) means for the operator; `None`: nothing.
+pub(super) fn recovery(action: u32) -> Option<String> {
+    let wants = match action {
+        0 => return None,
+        1 => "a reset of the GPU",
+        2 => "a reboot of the node",
+        3 => "draining what uses peer-to-peer",
+        4 => "draining and then a reset of the GPU",
+        5 => "recovering the IMEX domain",
+        _ => "an action that this release does not know",
+    };
+    Some(format!("the GPU asks for {wants} (recovery action {action})"))
+}
+
+/// An NVML error on one GPU, in words that say what to do.
+pub(super) fn gpu_trouble(call: &str, error: &NvmlError) -> String {
+    match error {
+        NvmlError::GpuLost => {
+            format!("{call}: the GPU fell off the bus; reset it or reboot the node")
+        }
+        NvmlError::ResetRequired => format!("{call}: the GPU needs a reset before it can be used"),
+        error => format!("{call}: {error}"),
+    }
+}
+
+/// What an XID means, in a few words; the list is NVIDIA's "XID errors" guide.
+pub(super) fn xid_text(xid: u64) -> &'static str {
+    match xid {
+        13 => "graphics engine exception, by the application",
+        31 => "GPU memory page fault, by the application",
+        43 => "the GPU stopped processing, by the application",
+        45 => "preemptive clean-up after earlier errors",
+        48 => "double bit ECC error",
+        61 | 62 => "internal micro-controller halt",
+        63 => "a row remapping or page retirement was recorded",
+        64 => "a row remapping or page retirement failed",
+        68 => "video processor exception, by the application",
+        74 => "NVLink error",
+        79 => "the GPU fell off the bus",
+        92 => "many single bit ECC errors",
+        94 => "contained memory error",
+        95 => "uncontained memory error",
+        109 => "context switch timeout, by the application",
+        119 => "the GPU's system processor timed out",
+        120 => "the GPU's system processor failed",
+        _ => "see NVIDIA's guide to XID errors",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn links(direct: &[(&str, u32)], switched: u32) -> LinksOut {
+        LinksOut { direct: direct.iter().map(|(bus, n)| (bus_key(bus), *n)).collect(), switched }
+    }
+
+    #[test]
+    fn links_over_switches_count_as_the_weaker_side() {
+        let (a, b) = (links(&[], 18), links(&[], 12));
+        assert_eq!(nvlinks_between(("x", &a), ("y", &b)), 12);
+        assert_eq!(nvlinks_between(("x", &a), ("y", &links(&[], 0))), 0);
+    }
+
+    #[test]
+    fn direct_links_count_where_both_sides_have_them() {
+        let a = links(&[("00000000:0F:00.0", 4), ("0000:47:00.0", 2)], 0);
+        let b = links(&[("0000:07:00.0", 3)], 0);
+        let between = nvlinks_between(("00000000:07:00.0", &a), ("0000:0f:00.0", &b));
+        assert_eq!(between, 3);
+        assert_eq!(nvlinks_between(("0:07:00.0", &a), ("0:99:00.0", &b)), 0);
+    }
+
+    #[test]
+    fn the_memory_in_a_profiles_name_is_that_of_nvidias_lists() {
+        // What an instance has, what its GPU has, and the number in its name.
+        for (instance, gpu, gb) in [
+            (4_864, 40_536, 5),
+            (9_856, 81_559, 10),
+            (20_096, 81_559, 20),
+            (40_448, 81_559, 40),
+            (80_912, 81_559, 80),
+            (16_384, 143_771, 18),
+            (143_167, 143_771, 141),
+        ] {
+            assert_eq!(profile_gb(instance, gpu), gb, "{instance} of {gpu}");
+        }
+    }
+
+    #[test]
+    fn bus_ids_have_one_spelling() {
+        assert_eq!(bus_key("0000:1B:00.0"), bus_key("00000000:1b:00.0"));
+        assert_eq!(sysfs_name("00000000:1B:00.0"), "0000:1b:00.0");
+        assert_eq!(sysfs_name("00010000:1B:00.0"), "00010000:1b:00.0");
+    }
+
+    #[test]
+    fn profiles_come_from_the_name_or_from_the_slices() {
+        let with = |name: &str, slices, gpu_instance_profile| {
+            let facts = InstanceFacts {
+                uuid: "MIG-1".into(),
+                name: name.into(),
+                memory_bytes: 9856 << 20,
+                gpu_instance: 7,
+                compute_instance: 0,
+                slices,
+                units: Vec::new(),
+                gpu_instance_profile,
+            };
+            profile(&facts, 81_559)
+        };
+        let named = |name, slices| with(name, slices, None);
+        assert_eq!(named("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), "1g.10gb");
+        assert_eq!(named("NVIDIA A100 MIG 1c.3g.20gb", None), "1c.3g.20gb");
+        assert_eq!(named("NVIDIA X", Some((1, 1))), "1g.10gb");
+        assert_eq!(named("NVIDIA X", Some((3, 1))), "1c.3g.10gb");
+        assert_eq!(with("NVIDIA X MIG 1g.10gb", None, Some(7)), "1g.10gb+me");
+        assert_eq!(with("NVIDIA X MIG 1g.10gb+me", None, Some(7)), "1g.10gb+me");
+        assert_eq!(with("NVIDIA X", Some((1, 1)), Some(13)), "1g.10gb-me");
+        assert_eq!(with("NVIDIA X", Some((2, 2)), Some(11)), "2g.10gb+gfx");
+    }
+}

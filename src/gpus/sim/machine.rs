@@ -1,0 +1,327 @@
+//! What is simulated: a machine, as a profile or a file describes it.
+
+use super::model::Model;
+use berth_files::yaml;
+use berth_kernel::process::PROCESSES_PER_GPU_MAX;
+use serde::Deserialize;
+use std::collections::BTreeSet;
+
+/// Most GPUs of a simulated machine, as on the largest real ones.
+const COUNT_MAX: u32 = 16;
+/// Most groups: no two GPUs alike.
+const GROUPS_MAX: usize = 16;
+
+/// A simulated machine. As a file, YAML or JSON:
+///
+/// ```yaml
+/// model: h100            # t4, a10, l4, l40s, a100-40gb, a100, h100, h200, b200
+/// count: 8
+/// more:                  # further models, whose GPUs follow in index
+///   - { model: l4, count: 2 }
+/// gpus:                  # only those that differ
+///   - index: 3
+///     lost: true         # fell off the bus
+///   - index: 4
+///     trouble: "needs a reset"
+///   - index: 5
+///     absent: true       # is not there at all
+///   - index: 6
+///     processes: 2       # so many, and nothing more is told of them
+///     memoryUsedMiB: 4096
+///   - index: 7
+///     mig: [1g.10gb, 2g.20gb]
+///     running:           # one by one; instance is the place in mig, from 0
+///       - { pid: 4711, memoryMiB: 512, instance: 1 }
+///       - { pid: 4712, memoryMiB: 64, kind: graphics }
+/// events:                # each is told once; seq only grows
+///   - { seq: 1, gpu: 3, xid: 79 }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Machine {
+    /// Key of the model of the first GPUs; usually of all.
+    pub model: String,
+    /// Number of GPUs of that model.
+    pub count: u32,
+    /// GPUs of other models, that follow these in index.
+    #[serde(default)]
+    pub more: Vec<SimGroup>,
+    /// GPUs that differ from one that works and is idle.
+    #[serde(default)]
+    pub gpus: Vec<SimGpu>,
+    /// What happened.
+    #[serde(default)]
+    pub events: Vec<SimEvent>,
+}
+
+/// GPUs of one model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SimGroup {
+    /// Key of the model.
+    pub model: String,
+    /// Number of GPUs.
+    pub count: u32,
+}
+
+/// How one GPU differs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SimGpu {
+    /// Which GPU, from 0.
+    pub index: u32,
+    /// It is not there.
+    #[serde(default)]
+    pub absent: bool,
+    /// It is there and does not answer.
+    #[serde(default)]
+    pub lost: bool,
+    /// It answers and says that this is wrong with it.
+    #[serde(default)]
+    pub trouble: Option<String>,
+    /// How many processes use it beside those in `running`. If there are any, the GPU does not tell its
+    /// processes one by one.
+    #[serde(default)]
+    pub processes: u32,
+    /// Processes that are told one by one.
+    #[serde(default)]
+    pub running: Vec<SimProcess>,
+    /// Memory in use beside that of `running`, MiB.
+    #[serde(rename = "memoryUsedMiB", default)]
+    pub memory_used_mib: u64,
+    /// Profiles of its MIG instances; none: it is not in MIG mode.
+    #[serde(default)]
+    pub mig: Vec<String>,
+}
+
+/// One process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SimProcess {
+    /// Its id on this machine.
+    pub pid: u32,
+    /// Memory that it uses, MiB.
+    #[serde(rename = "memoryMiB", default)]
+    pub memory_mib: u64,
+    /// What it does there.
+    #[serde(default)]
+    pub kind: SimKind,
+    /// The MIG instance that it is on: a place in `mig`.
+    #[serde(default)]
+    pub instance: Option<usize>,
+}
+
+/// What a process does on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum SimKind {
+    /// It computes.
+    #[default]
+    Compute,
+    /// It computes as a client of MPS.
+    Mps,
+    /// It draws.
+    Graphics,
+}
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SimEvent {
+    /// Larger than that of every earlier event.
+    pub seq: u64,
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// The XID.
+    pub xid: u64,
+}
+
+impl Machine {
+    /// `8xh100`, or several such with `+` between them.
+    ///
+    /// # Errors
+    /// In words, if it is no such profile.
+    pub fn from_profile(text: &str) -> Result<Self, String> {
+        let group = |text: &str| {
+            let (count, model) = text.split_once('x')?;
+            Some(SimGroup { model: model.to_owned(), count: count.parse().ok()? })
+        };
+        let Some(groups) = text.split('+').map(group).collect::<Option<Vec<_>>>() else {
+            return Err(format!("{text:?} is no profile such as 8xh100 or 2xa100+2xl4"));
+        };
+        Self::of_groups(groups)
+    }
+
+    /// GPUs of these models, in this order.
+    ///
+    /// # Errors
+    /// In words, if there is no such machine.
+    pub fn of_groups(groups: Vec<SimGroup>) -> Result<Self, String> {
+        let mut groups = groups.into_iter();
+        let Some(SimGroup { model, count }) = groups.next() else {
+            return Err("a machine without a model".into());
+        };
+        let machine = Self { model, count, more: groups.collect(), gpus: Vec::new(), events: Vec::new() };
+        machine.check().map(|()| machine)
+    }
+
+    /// Whether a text is meant as a profile and not as the name of a file.
+    pub(super) fn is_profile(text: &str) -> bool {
+        // A sign is no part of a count, and `-1xh100` is no likely name of a file.
+        let text = text.trim_start_matches(['-', '+']);
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        digits > 0 && text[digits..].starts_with('x') && !text.contains(['/', '.'])
+    }
+
+    /// Number of all GPUs.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.more.iter().fold(self.count, |sum, group| sum.saturating_add(group.count))
+    }
+
+    /// Key and number of each group.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (&str, u32)> {
+        let more = self.more.iter().map(|group| (group.model.as_str(), group.count));
+        std::iter::once((self.model.as_str(), self.count)).chain(more)
+    }
+
+    /// The model of the GPU with this index.
+    pub(super) fn model_of(&self, index: u32) -> Option<&'static Model> {
+        let mut end = 0;
+        let (key, _) = self.groups().find(|(_, count)| {
+            end += count;
+            index < end
+        })?;
+        Model::find(key)
+    }
+
+    /// A machine from the text of a file.
+    pub(super) fn from_text(text: &str) -> Result<Self, String> {
+        // YAML holds JSON within it.
+        let machine: Self = yaml::from_str(text).map_err(|error| error.to_string())?;
+        machine.check().map(|()| machine)
+    }
+
+    /// What is wrong with it, in words.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if let Some((key, _)) = self.groups().find(|(key, _)| Model::find(key).is_none()) {
+            let known = Model::keys();
+            return Err(format!("model {key:?} is not known; known are {known}"));
+        }
+        let count = self.total();
+        if count > COUNT_MAX || self.more.len() >= GROUPS_MAX {
+            return Err(format!("count is {count}; at most {COUNT_MAX} GPUs"));
+        }
+        let mut seen = BTreeSet::new();
+        for gpu in &self.gpus {
+            let index = gpu.index;
+            let model = self.model_of(index).filter(|_| seen.insert(index));
+            let Some(model) = model else {
+                return Err(format!("gpus: index {index} occurs twice or is not below count"));
+            };
+            let mut slices = 0;
+            for profile in &gpu.mig {
+                let Some((of_this, _)) = model.profile(profile) else {
+                    let name = model.name;
+                    return Err(format!("gpus: {profile:?} is no MIG profile of {name}"));
+                };
+                slices += of_this;
+            }
+            if gpu.running.len() > PROCESSES_PER_GPU_MAX {
+                return Err(format!(
+                    "gpus: index {index}: at most {PROCESSES_PER_GPU_MAX} processes in running"
+                ));
+            }
+            let placed = |process: &&SimProcess| process.instance.is_some_and(|at| at >= gpu.mig.len());
+            if let Some(process) = gpu.running.iter().find(placed) {
+                return Err(format!(
+                    "gpus: index {index}: process {} is on an instance that mig has not",
+                    process.pid
+                ));
+            }
+            if slices > 7 {
+                return Err(format!("gpus: index {index} has {slices} MIG slices; a GPU has 7"));
+            }
+        }
+        let mut seqs = BTreeSet::new();
+        match self.events.iter().find(|e| e.gpu >= count || !seqs.insert(e.seq)) {
+            Some(event) => {
+                Err(format!("events: seq {} occurs twice, or its gpu is not below count", event.seq))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// How the GPU with this index fares, made if it does not differ yet.
+    pub fn gpu(&mut self, index: u32) -> &mut SimGpu {
+        let at = match self.gpus.iter().position(|gpu| gpu.index == index) {
+            Some(at) => at,
+            None => {
+                self.gpus.push(SimGpu { index, ..SimGpu::default() });
+                self.gpus.len() - 1
+            }
+        };
+        &mut self.gpus[at]
+    }
+
+    /// Appends an XID of a GPU.
+    pub fn push_xid(&mut self, gpu: u32, xid: u64) {
+        let seq = self.newest_event() + 1;
+        self.events.push(SimEvent { seq, gpu, xid });
+    }
+
+    pub(super) fn newest_event(&self) -> u64 {
+        self.events.iter().map(|event| event.seq).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn profiles() {
+        let machine = Machine::from_profile("16xh200").unwrap();
+        assert_eq!((machine.count, machine.model.as_str()), (16, "h200"));
+        let machine = Machine::from_profile("2xa100-40gb+1xl4+3xt4").unwrap();
+        let models: Vec<_> = (0..7).map(|index| machine.model_of(index).map(|model| model.key)).collect();
+        let t4 = Some("t4");
+        assert_eq!(models, [Some("a100-40gb"), Some("a100-40gb"), Some("l4"), t4, t4, t4, None]);
+        for (text, says) in [
+            ("h100", "no profile"),
+            ("xh100", "no profile"),
+            ("8xk80", "known are t4"),
+            ("17xh100", "at most 16"),
+            ("8xh100+9xl4", "at most 16"),
+            ("8xh100+l4", "no profile"),
+            ("8xh100+1xk80", "known are t4"),
+        ] {
+            let error = Machine::from_profile(text).unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+        assert!(Machine::is_profile("8xh100") && Machine::is_profile("8xk80"));
+        assert!(Machine::is_profile("-1xh100") && Machine::from_profile("-1xh100").is_err());
+        assert!(!Machine::is_profile("8xh100.yaml") && !Machine::is_profile("./8xh100"));
+    }
+
+    #[test]
+    fn files_in_yaml_and_json_and_what_is_wrong_with_them() {
+        let yaml = "model: h100\ncount: 2\ngpus: [{index: 1, lost: true, mig: [1g.10gb]}]\n";
+        let machine = Machine::from_text(yaml).unwrap();
+        assert!(machine.gpus[0].lost);
+        let json = r#"{"model": "t4", "count": 1, "events": [{"seq": 1, "gpu": 0, "xid": 79}]}"#;
+        assert_eq!(Machine::from_text(json).unwrap().events[0].xid, 79);
+        for (text, says) in [
+            ("model: h100\ncount: 2\nnonsense: 1\n", "nonsense"),
+            ("model: h100\ncount: 2\ngpus: [{index: 2}]\n", "index 2"),
+            ("model: t4\ncount: 2\ngpus: [{index: 1, mig: [1g.10gb]}]\n", "no MIG profile"),
+            ("model: h100\ncount: 2\ngpus: [{index: 1, mig: [4g.40gb, 4g.40gb]}]\n", "a GPU has 7"),
+            ("model: h100\ncount: 1\ngpus: [{index: 0, running: [{pid: 7, instance: 0}]}]\n", "mig has not"),
+            ("model: h100\ncount: 1\ngpus: [{index: 0, running: [{pid: 7, kind: idle}]}]\n", "graphics"),
+            ("model: h100\ncount: 1\nevents: [{seq: 1, gpu: 1, xid: 3}]\n", "seq 1"),
+        ] {
+            let error = Machine::from_text(text).unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! From a simulated machine to what the kernel is shown of it. Always the same for the same machine.
+
+use super::machine::{Machine, SimGpu, SimKind, SimProcess};
+use super::model::Model;
+use berth_kernel::gpu::{Inventory, Link, Links, MIG_INDEX, Mig, Part, Path, RECOVERY, Reading, Usage};
+use berth_kernel::names::PartId;
+use berth_kernel::process::{Process, Uses, Who};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a look at the machine finds. `None` only for a model that is not known, which
+/// [`Machine::check`] refuses first.
+pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
+    let mut inventory = Inventory { processes_complete: true, ..Inventory::default() };
+    let mut gpus = Vec::new();
+    for index in 0..machine.total() {
+        let model = machine.model_of(index)?;
+        let default = SimGpu::default();
+        let differs = machine.gpus.iter().find(|gpu| gpu.index == index);
+        let state = differs.unwrap_or(&default);
+        if state.absent {
+            continue;
+        }
+        let gpu = whole(model, machine.total(), index, !state.mig.is_empty())?;
+        let instances = instances(model, &gpu, &state.mig)?;
+        if state.lost {
+            let text = "the GPU fell off the bus (simulated)".to_owned();
+            inventory.troubles.insert(gpu.id.clone(), text);
+        } else {
+            tell_usage(&mut inventory, &gpu, &instances, state);
+            inventory.signs.extend(state.trouble.iter().map(|text| Reading {
+                part: gpu.id.clone(),
+                source: RECOVERY.to_owned(),
+                // NVML's number for a reset.
+                code: 1,
+                detail: text.clone(),
+            }));
+        }
+        gpus.push((model, gpu.clone()));
+        inventory.parts.push(gpu);
+        inventory.parts.extend(instances);
+    }
+    inventory.links = links(&gpus);
+    Some(inventory)
+}
+
+/// What the GPU and its instances do, and who does it. What is only counted is the GPU's own.
+fn tell_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: &SimGpu) {
+    let part = |running: &SimProcess| running.instance.and_then(|at| instances.get(at)).unwrap_or(gpu);
+    let usage = |inside: &dyn Fn(&SimProcess) -> bool| {
+        let running = || state.running.iter().filter(|r| inside(r));
+        let pids: BTreeSet<u32> = running().filter(|r| r.kind != SimKind::Graphics).map(|r| r.pid).collect();
+        Usage {
+            memory_used_mib: running().map(|r| r.memory_mib).sum(),
+            processes: u32::try_from(pids.len()).unwrap_or(u32::MAX),
+        }
+    };
+    let mut whole = usage(&|_| true);
+    whole.memory_used_mib = whole.memory_used_mib.saturating_add(state.memory_used_mib);
+    whole.processes = whole.processes.saturating_add(state.processes);
+    inventory.usage.insert(gpu.id.clone(), whole);
+    for instance in instances {
+        inventory.usage.insert(instance.id.clone(), usage(&|running| part(running).id == instance.id));
+    }
+    if state.processes == 0 {
+        let told = state.running.iter().map(|running| Process {
+            pid: running.pid,
+            part: part(running).id.clone(),
+            uses: Uses {
+                compute: running.kind == SimKind::Compute,
+                mps: running.kind == SimKind::Mps,
+                graphics: running.kind == SimKind::Graphics,
+            },
+            memory_mib: Some(running.memory_mib),
+            who: Who::default(),
+        });
+        inventory.processes.insert(gpu.id.clone(), told.collect());
+    }
+}
+
+/// The name of the GPU with this index.
+pub(super) fn gpu_id(machine: &Machine, index: u32) -> Option<PartId> {
+    let model = machine.model_of(index)?;
+    PartId::parse(&format!("GPU-{}", uuid(&format!("{}/{index}", model.key)))).ok()
+}
+
+fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Part> {
+    // Two sockets as soon as there are more than two GPUs.
+    let per_node = if count > 2 { count.div_ceil(2) } else { count };
+    let facts = [
+        ("compute.capability", model.compute_capability),
+        ("architecture", model.architecture),
+        ("brand", "nvidia"),
+        ("mig.capable", if model.mig { "true" } else { "false" }),
+        // Boards without a display.
+        ("pci.class", "0x030200"),
+        ("simulated", "true"),
+    ];
+    Some(Part {
+        id: PartId::parse(&format!("GPU-{}", uuid(&format!("{}/{index}", model.key)))).ok()?,
+        parent: None,
+        vendor: "nvidia".to_owned(),
+        model: model.name.to_owned(),
+        gpu_index: index,
+        minor: Some(index),
+        memory_mib: model.memory_mib,
+        pci_bus: format!("00000000:{:02X}:00.0", 0x07 + 0x0c * index),
+        numa_node: Some(index / per_node),
+        mig_enabled,
+        mig: None,
+        attributes: BTreeMap::from(facts.map(|(k, v)| (k.to_owned(), v.to_owned()))),
+    })
+}
+
+fn instances(model: &Model, gpu: &Part, profiles: &[String]) -> Option<Vec<Part>> {
+    let instance = |(number, profile): (u32, &String)| {
+        let (slices, memory_mib) = model.profile(profile)?;
+        let mut attributes = gpu.attributes.clone();
+        attributes.insert(MIG_INDEX.to_owned(), number.to_string());
+        attributes.extend(["gi", "ci"].map(|of| (format!("mig.slices.{of}"), slices.to_string())));
+        Some(Part {
+            id: PartId::parse(&format!("MIG-{}", uuid(&format!("{}/{number}", gpu.id)))).ok()?,
+            parent: Some(gpu.id.clone()),
+            model: format!("{} MIG {profile}", model.name),
+            memory_mib,
+            attributes,
+            mig_enabled: false,
+            mig: Some(Mig {
+                profile: profile.clone(),
+                // Small instances are numbered from 7 on real boards.
+                gpu_instance: 7 + number,
+                compute_instance: 0,
+            }),
+            ..gpu.clone()
+        })
+    };
+    (0..).zip(profiles).map(instance).collect()
+}
+
+/// Boards of different models share a machine and no more: neither NVLinks nor PCIe switches.
+fn links(gpus: &[(&Model, Part)]) -> Links {
+    let mut links = Links::default();
+    for (at, (model, a)) in gpus.iter().enumerate() {
+        for (other, b) in &gpus[at + 1..] {
+            let alike = model.key == other.key;
+            let near = alike && a.gpu_index / model.neighbours == b.gpu_index / model.neighbours;
+            let path = match a.numa_node == b.numa_node {
+                true if near => model.neighbour_path,
+                true => Path::SameNuma,
+                false => Path::CrossNuma,
+            };
+            let nvlinks = if alike { model.nvlinks } else { 0 };
+            links.set(&a.id, &b.id, Link { path, nvlinks });
+        }
+    }
+    links
+}
+
+/// A UUID made from a seed (version 8: made by a rule of one's own).
+fn uuid(seed: &str) -> String {
+    let digest = Sha256::digest(format!("berth simulated GPU {seed}").as_bytes());
+    let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-8{}-a{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(profile: &str) -> Inventory {
+        inventory(&Machine::from_profile(profile).unwrap()).unwrap()
+    }
+
+    fn between(inventory: &Inventory, a: usize, b: usize) -> (Path, u32) {
+        let ids = (&inventory.parts[a].id, &inventory.parts[b].id);
+        let link = inventory.links.between(ids.0, ids.1).unwrap();
+        (link.path, link.nvlinks)
+    }
+
+    #[test]
+    fn a_machine_is_wired_as_its_model() {
+        let h100 = look("8xh100");
+        assert_eq!(between(&h100, 0, 3), (Path::SameNuma, 18));
+        assert_eq!(between(&h100, 0, 4), (Path::CrossNuma, 18));
+        assert_eq!(h100.parts[7].numa_node, Some(1));
+        let a100 = look("8xa100");
+        assert_eq!(between(&a100, 2, 3), (Path::MultiSwitch, 12));
+        assert_eq!(between(&a100, 1, 2), (Path::SameNuma, 12));
+        let t4 = look("2xt4");
+        assert_eq!(between(&t4, 0, 1), (Path::HostBridge, 0));
+        assert_eq!(look("16xh200").links.iter().count(), 120);
+        let both = look("2xa100+2xl4");
+        assert_eq!(between(&both, 0, 1), (Path::MultiSwitch, 12));
+        assert_eq!(between(&both, 1, 2), (Path::CrossNuma, 0));
+        assert_eq!(between(&both, 2, 3), (Path::SingleSwitch, 0));
+        assert_eq!((both.parts[1].memory_mib, both.parts[2].memory_mib), (81_920, 23_034));
+    }
+
+    #[test]
+    fn gpus_that_nobody_uses_say_so() {
+        let mut machine = Machine::from_profile("2xh100").unwrap();
+        machine.gpus = vec![SimGpu { index: 1, mig: vec!["1g.10gb".into()], ..SimGpu::default() }];
+        let idle = inventory(&machine).unwrap();
+        assert!(idle.processes_complete);
+        for gpu in idle.parts.iter().filter(|part| part.parent.is_none()) {
+            assert_eq!(idle.processes.get(&gpu.id).map(Vec::len), Some(0), "{}", gpu.id);
+            assert_eq!(idle.usage.get(&gpu.id).map(|usage| usage.processes), Some(0), "{}", gpu.id);
+        }
+    }
+
+    #[test]
+    fn names_are_uuids_and_always_the_same() {
+        let machine = look("16xb200");
+        assert_eq!(machine, look("16xb200"));
+        for (index, part) in (0..).zip(&machine.parts) {
+            let text = part.id.as_str();
+            assert_eq!(text.len(), 40, "{text}");
+            let lengths: Vec<_> = text[4..].split('-').map(str::len).collect();
+            assert_eq!(lengths, [8, 4, 4, 4, 12]);
+            let id = gpu_id(&Machine::from_profile("16xb200").unwrap(), index);
+            assert_eq!(id.as_ref(), Some(&part.id));
+        }
+    }
+}

@@ -13,7 +13,7 @@ from places import REPO
 from say import Trouble
 
 _PAGE = "docs/changeover.md"
-_CHAPTER = "## Change over under running pods"
+_CHAPTER = "## Change over while pods run"
 
 
 class Step:

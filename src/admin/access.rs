@@ -75,7 +75,7 @@ impl Access {
             reviews: settings.reviewer.clone().map(Reviews::new),
             reads: Limiter::new("reads", access.limits.reads_per_second),
             changes: Limiter::new("changes", access.limits.changes_per_second),
-            strangers: Limiter::new("requests that open nothing", STRANGERS_PER_SECOND),
+            strangers: Limiter::new("requests without a valid token", STRANGERS_PER_SECOND),
             forbidden: Limiter::new("requests that they may not make", STRANGERS_PER_SECOND),
             scrapes: Limiter::new("scrapes", SCRAPES_PER_SECOND),
             own_uid: rustix::process::geteuid().as_raw(),

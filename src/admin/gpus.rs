@@ -105,7 +105,7 @@ pub(super) async fn forget(
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     state.door.forget(gpu.clone()).await?;
-    tracing::info!(%gpu, by = caller::name(), "a GPU was let go");
+    tracing::info!(%gpu, by = caller::name(), "a vanished GPU was removed from the list");
     Ok(HttpResponse::NoContent().finish())
 }
 

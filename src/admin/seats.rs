@@ -136,7 +136,7 @@ impl Seats {
                 listener = self.what,
                 seats = self.most,
                 taken_away = inner.taken_away,
-                "all connections are in use: idle ones of clients that nobody knows are closed for new ones"
+                "all connections are in use: idle connections of unauthenticated clients are closed for new ones"
             );
         }
         Ok(())

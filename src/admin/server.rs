@@ -252,7 +252,7 @@ impl Server {
         }
         for server in running {
             if let Ok(Err(error)) = server.await {
-                tracing::error!(%error, "the admin API ended");
+                tracing::error!(%error, "the admin API server stopped with an error");
             }
         }
     }

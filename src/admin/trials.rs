@@ -113,7 +113,7 @@ pub(super) async fn add(
     let wanted = body::json(&request, payload).await?;
     let candidate = candidate(&state, &state.door.snapshot(), wanted)?;
     let shadow = state.door.add_shadow(candidate).await?;
-    tracing::info!(policy = shadow.candidate.policy, by = caller::name(), "a policy is asked as a shadow");
+    tracing::info!(policy = shadow.candidate.policy, by = caller::name(), "a shadow was started: its answers are counted and not used");
     let location = format!("/api/v1/shadows/{}", shadow.id);
     Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(call_records::shadow(&shadow)))
 }

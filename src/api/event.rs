@@ -64,7 +64,7 @@ kinds! {
     End = "end";
     /// A GPU or a MIG instance is there that was not.
     GpuFound = "gpuFound";
-    /// A vanished GPU was let go.
+    /// A vanished GPU was removed from the list.
     GpuForgotten = "gpuForgotten";
     /// A GPU's health turned, or the reason for it.
     GpuHealth = "gpuHealth";

@@ -212,7 +212,7 @@ impl Daemon {
         self.activate_file_stack().await?;
         if let Err(error) = self.door().reoffer().await {
             // The policy thread asks again by itself.
-            tracing::warn!("the first offers could not be recorded: {error}");
+            tracing::warn!("what the policies offered at the start could not be recorded, they are asked again: {error}");
         }
         let running = front.start();
         self.progress.registering(running.registrations());

@@ -85,7 +85,7 @@ pub enum Output {
 /// The commands that ask a running daemon, but for those of `berth policy`.
 #[derive(Subcommand, Debug)]
 pub enum ClientCommand {
-    /// Look at GPUs, cordon them, let vanished ones go
+    /// Look at GPUs, cordon and drain them, remove vanished ones
     #[command(after_help = "\
 A GPU is named by its UUID, the beginning of it, or its index:
   berth gpu list
@@ -181,7 +181,7 @@ Examples:
         /// UUID, the beginning of it, or index
         gpu: String,
     },
-    /// Let a GPU go that vanished and that nobody holds
+    /// Remove a vanished GPU from the list, where no allocation uses it
     Forget {
         /// UUID, or the beginning of it
         gpu: String,

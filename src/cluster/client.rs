@@ -36,7 +36,7 @@ pub enum ConnectError {
     },
     /// The kubeconfig is not what it should be. The parser's words show the file, secrets and all.
     #[error(
-        "the kubeconfig {path} is no kubeconfig in YAML or JSON (`kubectl --kubeconfig {path} config view` says where it is wrong)"
+        "the file {path} is not a valid kubeconfig (`kubectl --kubeconfig {path} config view` says where it is wrong)"
     )]
     Malformed {
         /// Which file.
@@ -250,6 +250,6 @@ pub(super) fn trouble(told: &watch::Sender<Link>, error: &dyn std::error::Error)
         changed
     });
     if changed {
-        tracing::warn!("the API server is no source of truth at present: {words}");
+        tracing::warn!("the API server cannot be used at present: {words}");
     }
 }

@@ -84,7 +84,7 @@ async fn put(client: &Client, door: &Door, ask: &Ask, snapshots: &mut watch::Rec
     );
     say(&door.snapshot(), ask, &outcome);
     if let Err(error) = door.asked(ask.clone(), outcome).await {
-        tracing::warn!(%error, "what came of asking a pod to leave could not be handed in");
+        tracing::warn!(%error, "the result of an eviction could not be recorded; it is tried again");
         // Without it the next plan is the same.
         sleep(LOOK_EVERY).await;
     }
@@ -176,7 +176,7 @@ fn say(ledger: &Ledger, ask: &Ask, outcome: &Outcome) {
         (Outcome::Taken, Way::Delete) => {
             tracing::info!(pod, %gpu, "a pod was deleted at the deadline of a GPU's drain");
         }
-        (Outcome::Gone, _) => tracing::info!(pod, %gpu, "a pod of a GPU that is drained is gone"),
+        (Outcome::Gone, _) => tracing::info!(pod, %gpu, "a pod has left a GPU that is being drained"),
         (Outcome::Budget(why), _) => {
             tracing::info!(pod, %gpu, why, "a disruption budget keeps a pod on a GPU that is drained");
         }

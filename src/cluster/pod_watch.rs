@@ -51,7 +51,7 @@ pub(super) enum Error {
     Ended(Box<Status>),
     #[error("the watch of this node's pods ended after {after_s} s instead of {asked_s} s")]
     Early { after_s: u64, asked_s: u64 },
-    #[error("nothing came over the watch of this node's pods for {} s", .0.as_secs_f32())]
+    #[error("the watch of this node's pods delivered nothing for {} s", .0.as_secs_f32())]
     Silent(Duration),
     /// The API server no longer has the version at which a watch was to begin, as after minutes without one.
     #[error("the API server no longer has the resourceVersion of this watch; listing the pods again")]

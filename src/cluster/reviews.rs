@@ -20,7 +20,7 @@ const REVIEW_MAX: Duration = Duration::from_secs(4);
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
     /// It cannot be connected to.
-    #[error("the API server cannot be asked who has a token")]
+    #[error("the API server cannot be reached to check a token")]
     Connect {
         /// Why.
         #[source]
@@ -44,7 +44,7 @@ pub enum ReviewError {
         review: &'static str,
     },
     /// It answers without an answer.
-    #[error("the API server could not judge a token: {words}")]
+    #[error("the API server could not check a token: {words}")]
     Unjudged {
         /// What it says.
         words: String,

@@ -10,20 +10,20 @@ const CORE_MODULE: &[u8] = b"\0asm\x01\0\0\0";
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SignatureError {
     /// Keys are trusted, and nothing is signed.
-    #[error("this node takes signed policies only, and no signature came with this one; it trusts {keys}")]
+    #[error("this node accepts signed policies only, and this one has no signature; trusted keys: {keys}")]
     Missing {
         /// Names of the keys.
         keys: String,
     },
     /// No trusted key made the signature over these bytes.
-    #[error("the signature is not over these bytes by a key that this node trusts; it trusts {keys}")]
+    #[error("the signature does not match this file and a trusted key; trusted keys: {keys}")]
     Wrong {
         /// Names of the keys.
         keys: String,
     },
     /// What is kept of a core module is the component that is made of it, so a signature over the
     /// module could not be checked again.
-    #[error("a signature is taken over a component only, and this is a core module")]
+    #[error("only a component can be signed, and this is a core module")]
     CoreModule,
 }
 

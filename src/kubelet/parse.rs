@@ -20,7 +20,7 @@ pub(super) enum BadRequest {
     NoDevice { resource: Resource },
     #[error("the request for {resource} names {given} devices; at most {limit} are taken")]
     TooManyDevices { resource: Resource, given: usize, limit: usize },
-    #[error("the request for {resource} names an impossible device")]
+    #[error("the request for {resource} contains an invalid device id")]
     BadId {
         resource: Resource,
         #[source]

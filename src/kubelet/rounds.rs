@@ -150,8 +150,8 @@ impl Rounds {
     pub(super) async fn cure(&self) {
         match timeout(self.settings.waits.cure_limit, self.round()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "a round before a refusal failed"),
-            Err(_) => tracing::warn!("a round before a refusal took too long"),
+            Ok(Err(error)) => tracing::warn!(%error, "comparing allocations with the kubelet before a refusal failed"),
+            Err(_) => tracing::warn!("comparing allocations with the kubelet before a refusal took too long"),
         }
     }
 
@@ -224,7 +224,7 @@ impl Rounds {
             Ok(())
         };
         if let Err(error) = done {
-            tracing::warn!(%error, "a round failed");
+            tracing::warn!(%error, "comparing allocations with the kubelet failed");
         }
     }
 

@@ -93,7 +93,7 @@ impl SledStore {
             if let Err(error) = folder.note_made() {
                 // A full disk does not keep the store from being opened; the next start tries again.
                 tracing::warn!(
-                    "{error}; if the store is lost before the next start, that start does not notice"
+                    "{error}; if the store is lost before the next start, that start creates an empty one without an error"
                 );
             }
         } else {

@@ -149,7 +149,7 @@ impl Artifacts {
         let path = self.folder.join(name);
         let Some(bytes) = judged(&path, read_file(&path, bytes_max))? else { return Ok(None) };
         if digest(&bytes) != *wanted {
-            tracing::warn!("{} is not what was written there; it is not used", path.display());
+            tracing::warn!("{} has changed since Berth wrote it; it is not used", path.display());
             return Ok(None);
         }
         Ok(Some(bytes))

@@ -67,7 +67,7 @@ async fn a_hangup_is_said_and_ends_nothing() {
     line(&serving, "found GPUs");
     for _ in 0..2 {
         serving.signal("-HUP");
-        assert!(line(&serving, "SIGHUP changes nothing").contains("taken over by a restart"));
+        assert!(line(&serving, "SIGHUP changes nothing").contains("restart the daemon"));
     }
     serving.call("GET", "/gpus", &json!(null));
     serving.stop();

@@ -160,9 +160,9 @@ impl Keeper {
         if self.said.as_ref() != Some(&step) {
             match &step {
                 Step::Done => {
-                    tracing::info!(file = shown, "node-feature-discovery has the labels of the GPUs");
+                    tracing::info!(file = shown, "the label file for node-feature-discovery was written");
                 }
-                Step::Waiting(why) => tracing::warn!(why, "the file of labels is not written"),
+                Step::Waiting(why) => tracing::warn!(why, "the label file for node-feature-discovery is not written"),
             }
             self.said = Some(step.clone());
         }

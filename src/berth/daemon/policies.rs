@@ -146,7 +146,7 @@ impl Look<'_> {
                 continue;
             }
             if self.first {
-                tracing::error!(policy = version.label(), %error, "a known policy cannot be called");
+                tracing::error!(policy = version.label(), %error, "a policy of the store cannot be loaded");
             } else {
                 tracing::debug!(policy = version.label(), %error, "it still cannot be called");
             }

@@ -151,7 +151,7 @@ impl Stop {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
                 _ = self.hangup.recv() => tracing::info!(
-                    "SIGHUP changes nothing: a changed configuration is taken over by a restart, which pods do not notice"
+                    "SIGHUP changes nothing: restart the daemon to use a changed configuration; running pods are not affected"
                 ),
             }
         }

@@ -42,7 +42,7 @@ impl BypassLog {
             tracing::warn!(%gpu, pid, who, why, "a GPU is used without an allocation");
         }
         for ((gpu, pid, _), Told { who, .. }) in ended.iter().take(LINES_MAX) {
-            tracing::info!(%gpu, pid, who, "no longer used without an allocation");
+            tracing::info!(%gpu, pid, who, "a process no longer uses a GPU without an allocation");
         }
         let unsaid = began.len().saturating_sub(LINES_MAX) + ended.len().saturating_sub(LINES_MAX);
         if unsaid > 0 {

@@ -20,7 +20,7 @@ impl Door {
         let applied = self.keeper.ask(Command::Look(inventory));
         for sign in signs {
             if let Err(error) = self.read(sign) {
-                tracing::warn!(%error, "what a GPU says of itself has to wait for the next look");
+                tracing::warn!(%error, "an event or reading of a GPU could not be recorded; it is tried again at the next scan");
             }
         }
         applied

@@ -35,7 +35,7 @@ pub(super) struct Past {
 #[derive(Debug, thiserror::Error)]
 pub enum PastError {
     /// This daemon puts nothing down.
-    #[error("this daemon keeps no journal of decisions (decisions.maxMiB is 0)")]
+    #[error("this daemon keeps no record of decisions (decisions.maxMiB is 0)")]
     None,
     /// The journal failed.
     #[error("{error}{}", because(.error))]
@@ -58,7 +58,7 @@ pub enum PastError {
     #[error("{0}")]
     Ask(AskError),
     /// Another replay is at work.
-    #[error("another replay is at work; try again when it is done")]
+    #[error("another replay is running; try again when it has finished")]
     Busy,
     /// There are as many shadows as there may be.
     #[error("{SHADOWS_MAX} policies are asked as shadows already; end one of them first")]

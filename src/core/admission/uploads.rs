@@ -43,11 +43,11 @@ pub enum UploadError {
 pub enum DeleteError {
     /// Somebody needs the files of policies, perhaps those of this one.
     #[error(
-        "policies are being uploaded, compiled or tried, perhaps this one; try again when that is done, a compilation takes some seconds"
+        "policies are in use by an upload, a compilation or a trial; try again in a few seconds"
     )]
     AtWork,
     /// It is no longer what whoever deletes it has seen.
-    #[error("it changed meanwhile")]
+    #[error("the policy has changed since it was read; read it again")]
     Changed,
     /// It may not be, or that could not be recorded.
     #[error("{0}")]

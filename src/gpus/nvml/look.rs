@@ -223,7 +223,7 @@ impl Memory {
 
     fn warn_once(&mut self, index: u32, why: &str) {
         if self.nameless.insert(index) {
-            warn!(index, why, "a GPU is left out: NVML has not told its UUID");
+            warn!(index, why, "a GPU is not offered: NVML did not report its UUID");
         }
     }
 

@@ -149,7 +149,7 @@ fn gpus_and_offers_are_told_as_they_come_and_change() {
     // It is there again, and not found anew.
     assert_eq!(node.kinds(), [K::GpuHealth]);
     node.apply(Change::GpuForgotten(gpu()));
-    assert_eq!(node.only(K::GpuForgotten), "GPU 3 was let go");
+    assert_eq!(node.only(K::GpuForgotten), "GPU 3 was removed from the list");
 }
 
 #[test]

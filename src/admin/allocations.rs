@@ -1,13 +1,14 @@
 //! `/allocations`: who holds what, and the operator's word that ends one.
 
-use super::caller;
-use super::failure::Failure;
 use super::gpus::gpu_of_query;
+use super::refusals::IntoFailure;
 use super::state::State;
-use super::{paging, tag};
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{Allocation, AllocationList};
+use berth_http::Failure;
+use berth_http::caller;
+use berth_http::{etag, paging};
 use berth_kernel::allocation;
 use berth_kernel::belongs::Owners;
 use berth_kernel::history::Past;
@@ -191,7 +192,7 @@ pub(super) async fn list(
         Found::Live(_) => texts.next().map(|text| Item::Live(text.json())),
         Found::Ended(past) => Some(Item::Ended(Box::new(Allocation::of(&owners, &mps, &past.allocation())))),
     });
-    tag::fresh(&request, &Page { items: items.collect(), total, next })
+    etag::fresh(&request, &Page { items: items.collect(), total, next })
 }
 
 /// An [`AllocationList`] whose items are partly written already.
@@ -230,7 +231,7 @@ pub(super) async fn show(
     request: HttpRequest,
     path: web::Path<String>,
 ) -> Result<HttpResponse, Failure> {
-    tag::fresh(&request, &shown(&state, &state.door.snapshot(), allocation_id(&path)?)?)
+    etag::fresh(&request, &shown(&state, &state.door.snapshot(), allocation_id(&path)?)?)
 }
 
 /// How an allocation is to end.
@@ -266,14 +267,14 @@ pub(super) async fn end(
     let id = allocation_id(&path)?;
     let (force, by) = (ending.force, caller::name());
     if !force {
-        let applied = state.door.end(id, false).await?;
+        let applied = state.door.end(id, false).await.map_err(IntoFailure::into_failure)?;
         tracing::info!(allocation = %id, by, "an allocation was ended");
         return answer(&state, &applied.snapshot, id);
     }
     caller::mark_forced();
     // For the log alone; the turn that ends it does not ask.
     let shown = shown_running(&state, &state.door.snapshot(), id);
-    let applied = state.door.end(id, true).await?;
+    let applied = state.door.end(id, true).await.map_err(IntoFailure::into_failure)?;
     if shown.is_empty() {
         tracing::info!(allocation = %id, by, force, "an allocation was ended");
     } else {
@@ -299,6 +300,8 @@ fn answer(state: &State, ledger: &Ledger, id: AllocationId) -> Result<HttpRespon
 }
 
 fn shown(state: &State, ledger: &Ledger, id: AllocationId) -> Result<Allocation, Failure> {
-    let found = Found::by_id(ledger, id).ok_or(Refusal::UnknownAllocation { id })?;
+    let found = Found::by_id(ledger, id)
+        .ok_or(Refusal::UnknownAllocation { id })
+        .map_err(IntoFailure::into_failure)?;
     Ok(found.shown(&Owners::of(ledger), &(state.facts)().mps))
 }

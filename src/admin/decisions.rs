@@ -1,12 +1,14 @@
 //! `/decisions`: what was asked of the stack, what each policy said, and what came of it.
 
-use super::failure::Failure;
+use super::explain;
 use super::gpus::gpu_of_query;
+use super::refusals::IntoFailure;
 use super::state::State;
-use super::{explain, paging, tag};
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{DecisionRecord, DecisionRecordList, Explanation};
+use berth_http::Failure;
+use berth_http::{etag, paging};
 use berth_kernel::decision::{self, Whose};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::AllocationId;
@@ -140,8 +142,8 @@ pub(super) async fn list(
 ) -> Result<HttpResponse, Failure> {
     let limit = paging::limit(query.limit, DECISIONS_DEFAULT, DECISIONS_MAX)?;
     let filter = filter(&state.door.snapshot(), &query)?;
-    let (found, standing) = state.door.decisions(filter, limit).await?;
-    tag::fresh(&request, &DecisionRecordList::of(&found, standing))
+    let (found, standing) = state.door.decisions(filter, limit).await.map_err(IntoFailure::into_failure)?;
+    etag::fresh(&request, &DecisionRecordList::of(&found, standing))
 }
 
 /// One decision
@@ -160,8 +162,9 @@ pub(super) async fn show(
     request: HttpRequest,
     path: web::Path<u64>,
 ) -> Result<HttpResponse, Failure> {
-    let (decision, _) = state.door.decision(*path).await?.ok_or_else(|| unknown(*path))?;
-    tag::fresh(&request, &DecisionRecord::of(&decision))
+    let (decision, _) =
+        state.door.decision(*path).await.map_err(IntoFailure::into_failure)?.ok_or_else(|| unknown(*path))?;
+    etag::fresh(&request, &DecisionRecord::of(&decision))
 }
 
 /// What the policies were shown for a decision
@@ -178,7 +181,8 @@ pub(super) async fn show(
         (status = 409, description = "This daemon keeps no journal"),
     ))]
 pub(super) async fn input(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Failure> {
-    let (_, input) = state.door.decision(*path).await?.ok_or_else(|| unknown(*path))?;
+    let (_, input) =
+        state.door.decision(*path).await.map_err(IntoFailure::into_failure)?.ok_or_else(|| unknown(*path))?;
     let input = input.ok_or_else(|| {
         Failure::new(
             Kind::UnknownDecision,
@@ -216,6 +220,7 @@ pub(super) async fn explain(
     let ledger = state.door.snapshot();
     let live = ledger.live.get(&id).map(|a| (**a).clone());
     let allocation = live.or_else(|| ledger.ended.get(id).map(|past| past.allocation()));
-    let allocation = allocation.ok_or(Refusal::UnknownAllocation { id })?;
-    tag::fresh(&request, &explain::explain(&state.door, &ledger, &allocation).await)
+    let allocation =
+        allocation.ok_or(Refusal::UnknownAllocation { id }).map_err(IntoFailure::into_failure)?;
+    etag::fresh(&request, &explain::explain(&state.door, &ledger, &allocation).await)
 }

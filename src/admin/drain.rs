@@ -1,16 +1,17 @@
 //! `/gpus/{uuid}/drain` and `/gpus/{uuid}/health`: emptying a GPU, and an operator's word that one
 //! works again.
 
-use super::body;
-use super::caller;
-use super::failure::Failure;
 use super::gpus::{answer, check_reason, drain_tag, gpu_id, order, turned};
+use super::refusals::IntoFailure;
 use super::state::State;
 use super::view::View;
 use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{AtDeadline, Drain, DrainOrder, Gpu, MarkHealthy};
+use berth_http::Failure;
+use berth_http::body;
+use berth_http::caller;
 use berth_kernel::drain;
 use berth_kernel::refusal::Refusal;
 
@@ -82,7 +83,11 @@ pub(super) async fn start(
             AtDeadline::GiveUp => drain::AtDeadline::GiveUp,
         },
     };
-    let applied = state.door.drain(gpu.clone(), caller::name(), reason.clone(), order).await?;
+    let applied = state
+        .door
+        .drain(gpu.clone(), caller::name(), reason.clone(), order)
+        .await
+        .map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller::name(), reason, evict, "a GPU is being drained");
     }
@@ -104,7 +109,8 @@ pub(super) async fn start(
 pub(super) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let tag = drain_tag(&state, &gpu)?;
-    let shown = View::of(&state).drain(&gpu).ok_or(Refusal::UnknownGpu { gpu })?;
+    let shown =
+        View::of(&state).drain(&gpu).ok_or(Refusal::UnknownGpu { gpu }).map_err(IntoFailure::into_failure)?;
     Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown))
 }
 
@@ -129,7 +135,7 @@ pub(super) async fn stop(
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let _order = order(&state, &request, &gpu).await?;
-    let applied = state.door.stop_drain(gpu.clone()).await?;
+    let applied = state.door.stop_drain(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller::name(), "a drain was called off");
     }
@@ -169,7 +175,11 @@ pub(super) async fn mark_healthy(
         ));
     }
     check_reason(&reason)?;
-    let applied = state.door.heal(gpu.clone(), caller::name(), reason.clone()).await?;
+    let applied = state
+        .door
+        .heal(gpu.clone(), caller::name(), reason.clone())
+        .await
+        .map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller::name(), reason, "a GPU was marked healthy");
     }

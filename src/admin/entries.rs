@@ -1,9 +1,9 @@
 //! From a stack as it is sent to entries that the kernel takes: names become versions, and every
 //! limit is held before anything is asked.
 
-use super::failure::Failure;
 use berth_api::Kind;
 use berth_api::{NewStackEntry, Permissions};
+use berth_http::Failure;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::RESOURCE_BYTES_MAX;
 use berth_kernel::offer::SHARES_PER_PART_MAX;

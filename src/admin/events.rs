@@ -8,10 +8,7 @@ mod places;
 mod reader;
 mod recent;
 
-use super::caller;
-use super::failure::Failure;
 use super::gpus::gpu_of_query;
-use super::routes::IDENTITY;
 use super::state::State;
 use actix_web::http::Method;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
@@ -20,6 +17,9 @@ use berth_api::Kind;
 use berth_api::{Event, EventKind, rfc3339};
 use berth_core::admission::Standings;
 use berth_core::keeper::Snapshot;
+use berth_http::Failure;
+use berth_http::caller;
+use berth_http::gate::IDENTITY;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::time::Now;
 use futures_util::{FutureExt as _, stream};
@@ -218,7 +218,7 @@ pub(super) async fn follow(
     let (asked, with) = (request.clone(), state.clone());
     let still: Still = Box::new(move || {
         let (asked, with) = (asked.clone(), with.clone());
-        async move { with.access.still(&asked).await }.boxed_local()
+        async move { with.http.access.still(&asked).await }.boxed_local()
     });
     let begin = Begin { after, follow, first, generation, still };
     let reader = Reader::new(Arc::clone(ring), wanted, begin, place, Waits::default());

@@ -1,15 +1,17 @@
 //! `/gpus`: what they are, how they fare, who holds them; cordon, uncordon, forget.
 
-use super::body;
-use super::caller;
-use super::failure::Failure;
+use super::drain_tag;
+use super::refusals::IntoFailure;
 use super::state::State;
-use super::tag;
 use super::view::View;
 use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{Cordon, Gpu, GpuList};
+use berth_http::Failure;
+use berth_http::body;
+use berth_http::caller;
+use berth_http::etag;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
 use berth_kernel::refusal::Refusal;
@@ -65,7 +67,7 @@ pub(super) async fn list(
     let is = |wanted: &Option<String>, state: &str| wanted.as_deref().is_none_or(|wanted| wanted == state);
     let mut items = View::of(&state).summaries();
     items.retain(|gpu| is(&filter.health, &gpu.health.state) && is(&filter.drain, &gpu.drain.state));
-    tag::fresh(&request, &GpuList { items })
+    etag::fresh(&request, &GpuList { items })
 }
 
 /// One GPU with its parts, devices and links
@@ -84,7 +86,7 @@ pub(super) async fn show(
     request: HttpRequest,
     path: web::Path<String>,
 ) -> Result<HttpResponse, Failure> {
-    tag::fresh(&request, &shown(&state, &gpu_id(&state, &path)?)?)
+    etag::fresh(&request, &shown(&state, &gpu_id(&state, &path)?)?)
 }
 
 /// Let a vanished GPU go
@@ -104,7 +106,7 @@ pub(super) async fn forget(
     path: web::Path<String>,
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
-    state.door.forget(gpu.clone()).await?;
+    state.door.forget(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
     tracing::info!(%gpu, by = caller::name(), "a vanished GPU was removed from the list");
     Ok(HttpResponse::NoContent().finish())
 }
@@ -139,7 +141,11 @@ pub(super) async fn cordon(
     let Cordon { reason } = body::json_or_default(&request, payload).await?;
     check_reason(&reason)?;
     let _order = order(&state, &request, &gpu).await?;
-    let applied = state.door.cordon(gpu.clone(), caller::name(), reason.clone()).await?;
+    let applied = state
+        .door
+        .cordon(gpu.clone(), caller::name(), reason.clone())
+        .await
+        .map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller::name(), reason, "a GPU was cordoned");
     }
@@ -167,7 +173,7 @@ pub(super) async fn uncordon(
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let _order = order(&state, &request, &gpu).await?;
-    let applied = state.door.uncordon(gpu.clone()).await?;
+    let applied = state.door.uncordon(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller::name(), "a GPU was uncordoned");
     }
@@ -224,19 +230,23 @@ pub(super) async fn order<'s>(
     gpu: &PartId,
 ) -> Result<tokio::sync::MutexGuard<'s, ()>, Failure> {
     let turn = state.orders.lock().await;
-    tag::check(request, &drain_tag(state, gpu)?)?;
+    etag::check(request, &drain_tag(state, gpu)?)?;
     Ok(turn)
 }
 
 pub(super) fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> {
     let ledger = state.door.snapshot();
-    let known = ledger.gpus.get(gpu).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })?;
-    Ok(tag::of_drain(&known.drain))
+    let known = ledger
+        .gpus
+        .get(gpu)
+        .ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
+        .map_err(IntoFailure::into_failure)?;
+    Ok(drain_tag::of(&known.drain))
 }
 
 fn shown(state: &State, gpu: &PartId) -> Result<Gpu, Failure> {
     let shown = View::of(state).gpu(gpu);
-    Ok(shown.ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })?)
+    shown.ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }.into_failure())
 }
 
 /// A GPU after its drain state was turned.

@@ -2,11 +2,11 @@
 //! first time. Bounded in memory; a key that was let go of is a new one, which is safe, since the same
 //! bytes uploaded again change nothing.
 
-use super::caller;
-use super::failure::Failure;
 use actix_web::HttpRequest;
 use actix_web::http::StatusCode;
 use berth_api::Kind;
+use berth_http::Failure;
+use berth_http::caller;
 use berth_kernel::names::Digest as PolicyDigest;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};

@@ -4,123 +4,99 @@
 //! `/openapi.json`; wire types end in [`berth_api`]. What is absent here: any rule about GPUs, and any
 //! state but the count of requests under way.
 
-mod access;
 mod allocations;
-mod audit;
-mod auth;
-mod body;
-mod budget;
 mod call_records;
-mod caller;
-mod certificate;
-mod clock_guard;
-mod counting;
 mod decisions;
 mod drain;
+mod drain_tag;
 mod draining;
 mod entries;
 mod events;
 mod explain;
 mod facts;
-pub mod failure;
 mod gpus;
-mod gzip;
-mod host;
 mod idempotency;
 mod live;
-mod malformed;
 mod node;
 mod openapi;
-mod packed;
 mod page;
-mod paging;
-mod peer;
 mod places;
 mod policies;
 mod problem_pages;
 mod problem_words;
 mod processes;
-mod query;
-mod rate;
 mod refusals;
-mod reviews;
 mod routes;
 mod scrape;
-mod seat;
-mod seats;
-mod server;
-mod settings;
-mod shape;
-mod sight;
-mod socket;
 mod stack;
 mod stack_history;
 mod state;
 mod survey;
 mod swagger;
-mod tag;
-mod tls;
-mod token;
-mod traced;
 mod trials;
 mod tried;
-mod unique;
-mod unread;
 mod view;
-mod wire;
 mod word;
 mod written;
 
-pub use auth::check_token_file;
-pub use body::JSON_BYTES_MAX;
 pub use entries::{NoVersion, resolve_version};
 pub use facts::{FileStack, NodeFacts, Registration, Step};
 pub use openapi::openapi_json;
-pub use reviews::{ReviewError, Reviewer, User};
-pub use server::{AdminError, Running, Server};
-pub use settings::{
-    AdminAccess, KubernetesReviews, NAME_BYTES_MAX, NamedToken, RateLimits, Right, TlsFiles, TokenSource,
-};
-pub use tls::TLS_LOOK;
-pub use token::rotate_token;
 
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use actix_web::web::{Data, ServiceConfig};
+use berth_core::admission::Door;
+use berth_http::{AdminError, Application, Running};
+use state::State;
+use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Reads the files that the door reads at a start, tokens' and TLS', and says of them what a start would. It
-/// makes none, and the first start's token may be missing.
-///
-/// Answers with the key and the error of each that cannot be used.
-#[must_use]
-pub fn check_files(token_file: &Path, access: &AdminAccess) -> Vec<(String, AdminError)> {
-    let own = ("tokenFile".to_owned(), token::Tokens::check(token_file, &[]));
-    let named = access.tokens.iter().enumerate();
-    let named = named.map(|(at, token)| (format!("admin.tokens[{at}].file"), token::check_given(token)));
-    let tls = ("admin.tls".to_owned(), access.tls.clone().map(tls::Tls::open).transpose().map(drop));
-    let all = std::iter::once(own).chain(named).chain([tls]);
-    all.filter_map(|(key, checked)| Some((key, checked.err()?))).collect()
-}
 
 /// What the daemon tells of itself when a request asks; it must not wait for anything.
 pub type Facts = Arc<dyn Fn() -> NodeFacts + Send + Sync>;
 
-/// What this room needs to start.
+/// A server that listens but does not answer yet: connections wait in the system's queue.
+pub struct Server(berth_http::Server);
+
+impl Server {
+    /// Listens, and reads the token or makes one. A taken port fails here, before anything else
+    /// has begun.
+    ///
+    /// # Errors
+    /// If an address or the token file cannot be used; says what to do.
+    pub fn bind(settings: berth_http::Settings) -> Result<Self, AdminError> {
+        berth_http::Server::bind(settings).map(Self)
+    }
+
+    /// Answers, on threads of its own.
+    ///
+    /// # Errors
+    /// If the system gives no thread or socket; whatever was started ends again.
+    pub fn run(self, door: Door, facts: Facts) -> Result<Running, AdminError> {
+        let figures = Arc::clone(door.figures());
+        self.0.run(figures, move |http| Api(Data::new(State::new(facts, http, door))))
+    }
+}
+
+/// The routes of the API.
 #[derive(Clone)]
-pub struct Settings {
-    /// Where the API listens; loopback, unless there is TLS.
-    pub listen: SocketAddr,
-    /// Where only `/livez`, `/readyz` and `/metrics` are served, if anywhere.
-    pub health_listen: Option<SocketAddr>,
-    /// The bearer token's file; made if it is not there.
-    pub token_file: PathBuf,
-    /// Who else may ask, and by which ways.
-    pub access: AdminAccess,
-    /// Who asks the API server about callers that the daemon does not know; `None`: they are nobody.
-    pub reviewer: Option<Arc<dyn Reviewer>>,
-    /// How often the files of TLS are looked at.
-    pub tls_look: Duration,
-    /// What the ledger does not know.
-    pub facts: Facts,
+struct Api(Data<State>);
+
+impl Application for Api {
+    fn admin(&self, config: &mut ServiceConfig) {
+        config.app_data(self.0.clone());
+        routes::admin(config);
+    }
+
+    fn health(&self, config: &mut ServiceConfig) {
+        config.app_data(self.0.clone());
+        routes::health(config);
+    }
+
+    /// From before the first answer, so that what a client changes is an event.
+    fn background(&self) -> impl Future<Output = ()> + 'static {
+        events::keep(self.0.clone())
+    }
+
+    fn stop(&self) {
+        self.0.feed.close("the daemon stops");
+    }
 }

@@ -5,15 +5,15 @@
 //! NVML that answers with an error (it is opened anew with each look), a kubelet that is away are told by
 //! `/readyz`, and a restart would only take the node's resources away from its containers.
 
-use super::failure::Failure;
-use super::query::Probe;
-use super::sight;
 use super::state::State;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{Alive, Check};
 use berth_core::admission::Door;
 use berth_core::figures::At;
+use berth_http::Failure;
+use berth_http::query::Probe;
+use berth_http::sight;
 use std::time::Duration;
 
 /// Whether the daemon lives

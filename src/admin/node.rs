@@ -1,16 +1,16 @@
 //! `/node`, and whether the daemon lives and is ready.
 
 use super::facts::{NodeFacts, Step};
-use super::failure::Failure;
-use super::query::Probe;
-use super::sight;
 use super::state::State;
-use super::tag;
 use super::view::View;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{Check, Counts, Node, ProcessSight, Ready, ResourceState, StepState, rfc3339};
 use berth_core::admission::{Door, Notes};
+use berth_http::Failure;
+use berth_http::etag;
+use berth_http::query::Probe;
+use berth_http::sight;
 use berth_kernel::belongs::reaching;
 use berth_kernel::breaker::{Breaker, Phase};
 use berth_kernel::drain::Drain;
@@ -46,7 +46,7 @@ pub(super) async fn show(state: web::Data<State>, request: HttpRequest) -> Resul
         processes: ProcessSight::of(ledger.sight()),
         counts: counts(&view),
     };
-    tag::fresh(&request, &node)
+    etag::fresh(&request, &node)
 }
 
 /// Whether the daemon is ready
@@ -125,7 +125,7 @@ pub(super) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
         // Pods that select by them are held against the node, not against this daemon.
         checks.push(Check { name: "labels".into(), ok: true, detail: waiting(labels) });
     }
-    if let Some(tls) = state.access.tls() {
+    if let Some(tls) = state.http.access.tls() {
         // What was in force before the files were broken goes on.
         checks.push(Check { name: "tls".into(), ok: true, detail: tls.trouble() });
     }

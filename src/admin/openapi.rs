@@ -3,7 +3,6 @@
 
 mod examples;
 
-use super::failure::PROBLEM_JSON;
 use super::{
     allocations, decisions, drain, events, gpus, live, node, policies, processes, scrape, stack,
     stack_history, trials, tried,
@@ -12,6 +11,7 @@ use actix_web::http::StatusCode;
 use actix_web::http::header::IF_NONE_MATCH;
 use berth_api::Event;
 use berth_api::{Kind, Problem};
+use berth_http::PROBLEM_JSON;
 use std::sync::LazyLock;
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};

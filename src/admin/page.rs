@@ -1,11 +1,11 @@
 //! `/`: the node at a glance, from files inside the binary. A shell without data, so it needs no token:
 //! what it shows it asks of `/api/v1`, with the token that the operator pastes into it.
 
-use super::failure::Failure;
-use super::packed::Packed;
 use actix_web::http::header::{CONTENT_SECURITY_POLICY, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
+use berth_http::Failure;
+use berth_http::packed::Packed;
 use std::sync::LazyLock;
 
 /// Its own scripts, styles and requests to this server alone; nothing inline, no frame, no form that is

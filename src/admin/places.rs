@@ -1,9 +1,9 @@
 //! Who may upload now. A place is taken before a body comes, which may take a minute and 32 MiB, so no caller has
 //! two of them: the other one is always somebody else's.
 
-use super::caller;
-use super::failure::Failure;
 use berth_api::Kind;
+use berth_http::Failure;
+use berth_http::caller;
 use parking_lot::Mutex;
 
 /// Uploads under way at a time: each holds up to 32 MiB, and only one is compiled at a time.

@@ -1,13 +1,9 @@
 //! `/policies`: upload, list, fetch and delete versions of policies.
 
-use super::body;
-use super::budget::Weight;
-use super::caller;
-use super::failure::Failure;
 use super::idempotency::{self, Answered, Turn};
-use super::routes::IDENTITY;
+use super::refusals::IntoFailure;
 use super::state::State;
-use super::{paging, tag, word};
+use super::word;
 use actix_web::body::SizedStream;
 use actix_web::http::header::{CONTENT_DISPOSITION, CONTENT_ENCODING, LOCATION};
 use actix_web::http::{Method, StatusCode};
@@ -17,6 +13,12 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use berth_api::Kind;
 use berth_api::{Policy, PolicyDetail, PolicyList, Word};
 use berth_core::admission::{DeleteError, Upload};
+use berth_http::Failure;
+use berth_http::body;
+use berth_http::caller;
+use berth_http::gate::IDENTITY;
+use berth_http::response_budget::Weight;
+use berth_http::{etag, paging};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::{PolicyVersion, VERSIONS_MAX};
@@ -34,7 +36,7 @@ const SIGNATURE: &str = "berth-signature";
 
 /// What an answer with a module weighs, KiB: a piece of 64 that is being sent, and what the HTTP library and the
 /// system's allocator take beside it.
-const MODULE_WEIGHT: Weight = Weight(128);
+const MODULE_WEIGHT: Weight = Weight::kib(128);
 
 /// Most versions in one answer, and as many where the caller does not say: all that a node keeps of
 /// uploads, and as many that came with the daemon; each has some 0.5 KiB.
@@ -115,7 +117,7 @@ pub(super) async fn list(
     );
     let items = versions.into_iter().map(|version| Policy::of(&ledger, version)).collect();
     let next = next.map(|(name, Reverse(since), digest)| format!("{name}.{since}.{digest}"));
-    tag::fresh(&request, &PolicyList { items, next })
+    etag::fresh(&request, &PolicyList { items, next })
 }
 
 /// Upload a policy
@@ -176,7 +178,7 @@ pub(super) async fn upload(
     };
     let before = state.door.snapshot();
     let upload = Upload { module, signature, by, why: reason };
-    let version = state.door.upload(upload).await?;
+    let version = state.door.upload(upload).await.map_err(IntoFailure::into_failure)?;
     let new = !before.policies.contains_key(&version.digest);
     if new {
         tracing::info!(
@@ -225,8 +227,12 @@ pub(super) async fn show(
 ) -> Result<HttpResponse, Failure> {
     let digest = digest(&path)?;
     let ledger = state.door.snapshot();
-    let version = ledger.policies.get(&digest).ok_or(Refusal::UnknownPolicy { digest })?;
-    tag::revised(&request, &PolicyDetail::of(&ledger, version))
+    let version = ledger
+        .policies
+        .get(&digest)
+        .ok_or(Refusal::UnknownPolicy { digest })
+        .map_err(IntoFailure::into_failure)?;
+    etag::revised(&request, &PolicyDetail::of(&ledger, version))
 }
 
 /// The bytes of a policy
@@ -248,11 +254,14 @@ pub(super) async fn module(
 ) -> Result<HttpResponse, Failure> {
     let digest = digest(&path)?;
     let ledger = state.door.snapshot();
-    let version =
-        ledger.policies.get(&digest).ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })?;
+    let version = ledger
+        .policies
+        .get(&digest)
+        .ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })
+        .map_err(IntoFailure::into_failure)?;
     // The name is a DNS label, so it needs no quoting.
     let file = format!("attachment; filename=\"{}-{}.wasm\"", version.name, digest.short());
-    let pieces = state.door.module(digest).await?;
+    let pieces = state.door.module(digest).await.map_err(IntoFailure::into_failure)?;
     let bytes = pieces.bytes();
     let mut response = HttpResponse::Ok();
     // Compressed, each of those who ask at once would cost a compressor and have no Content-Length.
@@ -296,18 +305,18 @@ pub(super) async fn delete(
     request: HttpRequest,
 ) -> Result<HttpResponse, Failure> {
     let digest = digest(&path)?;
-    let condition = tag::if_match(&request)?;
+    let condition = etag::if_match(&request)?;
     let of = digest.clone();
     let still = move |ledger: &Ledger| {
-        let now = ledger.policies.get(&of).map(|version| tag::of(&PolicyDetail::of(ledger, version)));
+        let now = ledger.policies.get(&of).map(|version| etag::of(&PolicyDetail::of(ledger, version)));
         // One that is not there is refused as such.
         now.is_none_or(|tag| tag.is_ok_and(|tag| condition.names(&tag)))
     };
     // Before others are waited for; and once more when nobody can change it any more.
     if !still(&state.door.snapshot()) {
-        return Err(DeleteError::Changed.into());
+        return Err(DeleteError::Changed.into_failure());
     }
-    state.door.delete_policy(digest.clone(), Box::new(still)).await?;
+    state.door.delete_policy(digest.clone(), Box::new(still)).await.map_err(IntoFailure::into_failure)?;
     tracing::info!(policy = digest.short(), by = caller::name(), "a policy was deleted");
     Ok(HttpResponse::NoContent().finish())
 }

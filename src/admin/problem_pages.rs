@@ -1,12 +1,12 @@
 //! The pages behind the `type` of each problem: what it means and what to do. Public, since whoever
 //! has no token yet wants to read what 401 means.
 
-use super::failure::Failure;
 use super::problem_words::{Words, words};
 use actix_web::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY};
 use actix_web::{HttpResponse, web};
 use berth_api::Kind;
 use berth_api::Problem;
+use berth_http::Failure;
 use std::fmt::Write;
 
 /// Text alone: no script, no image, no style but the one line below, which is named by its nature.

@@ -1,11 +1,12 @@
 //! `/gpus/{uuid}/processes` and `/bypass`: who is on the GPUs, and by which right.
 
-use super::failure::Failure;
 use super::gpus::{gpu_id, gpu_of_query};
+use super::refusals::IntoFailure;
 use super::state::State;
-use super::{paging, tag};
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::{Bypass, BypassList, Process, ProcessList, ProcessSight, ReachingPod};
+use berth_http::Failure;
+use berth_http::{etag, paging};
 use berth_kernel::belongs;
 use berth_kernel::belongs::{Owners, reaching};
 use berth_kernel::names::PartId;
@@ -35,12 +36,12 @@ pub(super) async fn list(
     let gpu = gpu_id(&state, &path)?;
     let ledger = state.door.snapshot();
     if !ledger.gpus.contains_key(&gpu) {
-        return Err(Refusal::UnknownGpu { gpu }.into());
+        return Err(Refusal::UnknownGpu { gpu }.into_failure());
     }
     let owners = Owners::of(&ledger);
     let all = owners.on(&gpu).unwrap_or_default().iter();
     let all = all.map(|(seen, whose)| Process::of(&ledger, gpu.as_str(), seen, whose));
-    tag::fresh(&request, &ProcessList { items: all.collect(), sight: ProcessSight::of(ledger.sight()) })
+    etag::fresh(&request, &ProcessList { items: all.collect(), sight: ProcessSight::of(ledger.sight()) })
 }
 
 /// Which processes. All that are given must hold.
@@ -102,7 +103,7 @@ pub(super) async fn bypass(
     found.sort_by_cached_key(key);
     let total = found.len();
     let (found, next) = paging::page(found, after.as_ref(), limit, key);
-    tag::fresh(
+    etag::fresh(
         &request,
         &BypassList {
             sight: ProcessSight::of(ledger.sight()),

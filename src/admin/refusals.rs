@@ -1,11 +1,11 @@
 //! Every "no" and every failure of the middle, as a problem. No wildcard arm: a new refusal does
 //! not compile until somebody decides what the API says.
 
-use super::failure::Failure;
 use berth_api::Kind;
 use berth_core::admission::{ActivateError, DeleteError, PastError, TryError, Unprepared, UploadError};
 use berth_core::keeper::AskError;
 use berth_core::trust::SignatureError;
+use berth_http::Failure;
 use berth_kernel::ports::InstallError;
 use berth_kernel::refusal::Refusal;
 
@@ -22,9 +22,16 @@ const STORE_RETRY_S: u64 = 2;
 const UNSIGNED_HINT: &str = "sign the file with the private half of such a key (openssl pkeyutl -sign -rawin) and upload both; \
      trustedKeys in the configuration file names the keys";
 
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
-        let problem = |kind| Self::new(kind, &refusal);
+/// What the API answers where the daemon refuses or fails.
+pub(super) trait IntoFailure {
+    /// The answer.
+    fn into_failure(self) -> Failure;
+}
+
+impl IntoFailure for Refusal {
+    fn into_failure(self) -> Failure {
+        let refusal = self;
+        let problem = |kind| Failure::new(kind, &refusal);
         match &refusal {
             Refusal::UnknownDevice { .. } => problem(Kind::UnknownDevice),
             Refusal::NotOffered { .. }
@@ -75,28 +82,31 @@ impl From<Refusal> for Failure {
     }
 }
 
-impl From<AskError> for Failure {
-    fn from(error: AskError) -> Self {
+impl IntoFailure for AskError {
+    fn into_failure(self) -> Failure {
+        let error = self;
         match error {
-            AskError::Refused(refusal) => refusal.into(),
-            AskError::Store(_) => Self::new(Kind::Store, &error)
+            AskError::Refused(refusal) => refusal.into_failure(),
+            AskError::Store(_) => Failure::new(Kind::Store, &error)
                 .hint("look at the disk under the state folder: full, read-only, gone?")
                 .retry_after(STORE_RETRY_S),
-            AskError::Busy => Self::new(Kind::Busy, &error).retry_after(BUSY_RETRY_S),
-            AskError::Late(_) => Self::new(Kind::Late, &error).hint("read the state again before a retry"),
-            AskError::Stopping => Self::new(Kind::Stopping, &error),
+            AskError::Busy => Failure::new(Kind::Busy, &error).retry_after(BUSY_RETRY_S),
+            AskError::Late(_) => Failure::new(Kind::Late, &error).hint("read the state again before a retry"),
+            AskError::Stopping => Failure::new(Kind::Stopping, &error),
         }
     }
 }
 
-impl From<InstallError> for Failure {
-    fn from(error: InstallError) -> Self {
+impl IntoFailure for InstallError {
+    fn into_failure(self) -> Failure {
+        let error = self;
         uninstalled(&error, &error)
     }
 }
 
-impl From<Unprepared> for Failure {
-    fn from(error: Unprepared) -> Self {
+impl IntoFailure for Unprepared {
+    fn into_failure(self) -> Failure {
+        let error = self;
         uninstalled(&error.error, &error)
     }
 }
@@ -115,74 +125,81 @@ fn uninstalled(error: &InstallError, words: &dyn std::fmt::Display) -> Failure {
     }
 }
 
-impl From<UploadError> for Failure {
-    fn from(error: UploadError) -> Self {
+impl IntoFailure for UploadError {
+    fn into_failure(self) -> Failure {
+        let error = self;
         match error {
-            UploadError::Signature(error) => Self::new(Kind::Untrusted, &error).hint(match error {
+            UploadError::Signature(error) => Failure::new(Kind::Untrusted, &error).hint(match error {
                 SignatureError::Missing { .. } | SignatureError::Wrong { .. } => UNSIGNED_HINT,
                 SignatureError::CoreModule => "make a component of it first, and sign that",
             }),
-            UploadError::Install(error) => error.into(),
-            UploadError::Ask(error) => error.into(),
+            UploadError::Install(error) => error.into_failure(),
+            UploadError::Ask(error) => error.into_failure(),
         }
     }
 }
 
-impl From<DeleteError> for Failure {
-    fn from(error: DeleteError) -> Self {
+impl IntoFailure for DeleteError {
+    fn into_failure(self) -> Failure {
+        let error = self;
         match error {
-            DeleteError::AtWork => Self::new(Kind::Busy, &error).retry_after(COMPILE_RETRY_S),
+            DeleteError::AtWork => Failure::new(Kind::Busy, &error).retry_after(COMPILE_RETRY_S),
             DeleteError::Changed => {
-                Self::new(Kind::Changed, "it changed meanwhile, so If-Match no longer names it")
+                Failure::new(Kind::Changed, "it changed meanwhile, so If-Match no longer names it")
                     .hint("read it again, and send its new ETag as If-Match")
             }
-            DeleteError::Ask(error) => error.into(),
+            DeleteError::Ask(error) => error.into_failure(),
         }
     }
 }
 
-impl From<ActivateError> for Failure {
-    fn from(error: ActivateError) -> Self {
+impl IntoFailure for ActivateError {
+    fn into_failure(self) -> Failure {
+        let error = self;
         match error {
-            ActivateError::Fails { passing: true, .. } => Self::new(Kind::StackFails, &error).hint(
+            ActivateError::Fails { passing: true, .. } => Failure::new(Kind::StackFails, &error).hint(
                 "the active stack stays as it was; a node too busy to get to a policy says the same: do it again, and \
                  where it stays so mend the policy, which is too slow",
             ),
-            ActivateError::Fails { .. } => Self::new(Kind::StackFails, &error)
+            ActivateError::Fails { .. } => Failure::new(Kind::StackFails, &error)
                 .hint("the active stack stays as it was; mend the policy, its parameters or its permissions"),
             ActivateError::Unprepared(ref unprepared) => uninstalled(&unprepared.error, &error),
-            ActivateError::Ask(error) => error.into(),
+            ActivateError::Ask(error) => error.into_failure(),
         }
     }
 }
 
-impl From<PastError> for Failure {
-    fn from(error: PastError) -> Self {
+impl IntoFailure for PastError {
+    fn into_failure(self) -> Failure {
+        let error = self;
         match error {
             PastError::None => {
-                Self::new(Kind::NoJournal, &error).hint("set decisions.maxMiB in the configuration")
+                Failure::new(Kind::NoJournal, &error).hint("set decisions.maxMiB in the configuration")
             }
-            PastError::Journal { .. } => Self::new(Kind::Internal, &error),
-            PastError::Unprepared(error) => error.into(),
+            PastError::Journal { .. } => Failure::new(Kind::Internal, &error),
+            PastError::Unprepared(error) => error.into_failure(),
             PastError::Fails { .. } => {
-                Self::new(Kind::StackFails, &error).hint("mend the policy or its parameters")
+                Failure::new(Kind::StackFails, &error).hint("mend the policy or its parameters")
             }
-            PastError::Ask(error) => error.into(),
-            PastError::Busy => Self::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
-            PastError::ShadowsFull => Self::new(Kind::Limit, &error)
+            PastError::Ask(error) => error.into_failure(),
+            PastError::Busy => Failure::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
+            PastError::ShadowsFull => Failure::new(Kind::Limit, &error)
                 .hint("GET /api/v1/shadows lists them, and `DELETE /api/v1/shadows/{id}` ends one"),
-            PastError::Stopping => Self::new(Kind::Stopping, &error),
+            PastError::Stopping => Failure::new(Kind::Stopping, &error),
         }
     }
 }
 
-impl From<TryError> for Failure {
-    fn from(error: TryError) -> Self {
+impl IntoFailure for TryError {
+    fn into_failure(self) -> Failure {
+        let error = self;
         match error {
-            TryError::Unprepared(error) => error.into(),
-            TryError::Busy => Self::new(Kind::Busy, error).retry_after(COMPILE_RETRY_S),
-            TryError::Full => Self::new(Kind::Limit, error).hint("`\"alone\": true` leaves the others out"),
-            TryError::Stopping => Self::new(Kind::Stopping, error),
+            TryError::Unprepared(error) => error.into_failure(),
+            TryError::Busy => Failure::new(Kind::Busy, error).retry_after(COMPILE_RETRY_S),
+            TryError::Full => {
+                Failure::new(Kind::Limit, error).hint("`\"alone\": true` leaves the others out")
+            }
+            TryError::Stopping => Failure::new(Kind::Stopping, error),
         }
     }
 }

@@ -1,12 +1,12 @@
 //! `/metrics`: the daemon in numbers, for Prometheus.
 
-use super::failure::Failure;
 use super::state::State;
 use super::{live, node};
 use actix_web::{HttpResponse, web};
 use berth_api::Check;
 use berth_api::Kind;
 use berth_core::metrics::{About, CONTENT_TYPE};
+use berth_http::Failure;
 
 /// The daemon in numbers
 ///

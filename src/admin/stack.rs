@@ -1,14 +1,16 @@
 //! `/stack`: which policies are asked; activate another one, or go back to the file's.
 
-use super::body;
 use super::entries;
-use super::failure::Failure;
+use super::refusals::IntoFailure;
 use super::state::State;
-use super::{call_records, tag, word};
+use super::{call_records, word};
 use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{FileStack, NewStack, Stack, StackEntry, Word, rfc3339};
+use berth_http::Failure;
+use berth_http::body;
+use berth_http::etag;
 use berth_kernel::command;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::refusal::Refusal;
@@ -101,7 +103,7 @@ pub(super) async fn swap(
     stack: command::NewStack,
     expected: Option<u64>,
 ) -> Result<HttpResponse, Failure> {
-    let ledger = state.door.activate(stack, expected).await?;
+    let ledger = state.door.activate(stack, expected).await.map_err(IntoFailure::into_failure)?;
     let labels: Vec<_> = ledger.stack.entries.iter().map(kernel::StackEntry::label).collect();
     tracing::info!(
         revision = ledger.stack.revision,
@@ -115,12 +117,12 @@ pub(super) async fn swap(
 
 /// The revision that the active stack must still have; `None` where any will do.
 pub(super) fn if_match(request: &HttpRequest, ledger: &Ledger) -> Result<Option<u64>, Failure> {
-    let condition = tag::if_match(request)?;
+    let condition = etag::if_match(request)?;
     let revision = ledger.stack.revision;
     match condition.names(&format!("\"{revision}\"")) {
         _ if condition.is_any() => Ok(None),
         true => Ok(Some(revision)),
-        false => Err(Refusal::StackMoved { revision }.into()),
+        false => Err(Refusal::StackMoved { revision }.into_failure()),
     }
 }
 

@@ -1,15 +1,16 @@
 //! `/stack/history`, `/stack/rollback` and `/stack/entries/{place}/suspension`: what was active, the
 //! way back, and a policy that is to be asked again.
 
-use super::body;
-use super::failure::Failure;
+use super::refusals::IntoFailure;
 use super::stack::{answer, if_match, swap};
 use super::state::State;
-use super::tag;
 use super::word;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{Activation, ActivationList, Rollback, Stack, gone};
+use berth_http::Failure;
+use berth_http::body;
+use berth_http::etag;
 use berth_kernel::command;
 
 /// The newest activations
@@ -23,7 +24,7 @@ pub(super) async fn list(state: web::Data<State>, request: HttpRequest) -> Resul
     let past = ledger.past_stacks.values().rev();
     let items = std::iter::once(&ledger.stack).chain(past);
     let items = items.map(|stack| Activation::of(&ledger, stack)).collect();
-    tag::fresh(&request, &ActivationList { items })
+    etag::fresh(&request, &ActivationList { items })
 }
 
 /// Roll back to an earlier activation
@@ -111,6 +112,6 @@ pub(super) async fn end_suspension(
         let detail = format!("the active stack has {entries} entries, so none is at place {place}");
         return Err(Failure::new(Kind::UnknownEntry, detail).hint("places are counted from 0"));
     }
-    state.door.unsuspend(place, expected).await?;
+    state.door.unsuspend(place, expected).await.map_err(IntoFailure::into_failure)?;
     Ok(answer(&state, &state.door.snapshot()))
 }

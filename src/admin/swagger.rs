@@ -1,15 +1,15 @@
 //! Swagger UI from files inside the binary: nothing is loaded from elsewhere.
 
-use super::budget::Weight;
-use super::failure::Failure;
-use super::packed::takes_gzip;
-use super::routes::IDENTITY;
 use actix_web::http::header::{
     AcceptEncoding, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, Header as _, LOCATION, VARY,
 };
 use actix_web::web::{self, Bytes};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::Kind;
+use berth_http::Failure;
+use berth_http::gate::IDENTITY;
+use berth_http::packed::takes_gzip;
+use berth_http::response_budget::Weight;
 use flate2::read::GzDecoder;
 use parking_lot::Mutex;
 use std::borrow::Cow;

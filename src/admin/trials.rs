@@ -1,16 +1,19 @@
 //! `/replays` and `/shadows`: what another policy would have answered, or would answer now.
 
+use super::call_records;
+use super::decisions;
 use super::entries::resolve_version;
-use super::failure::Failure;
+use super::refusals::IntoFailure;
 use super::state::State;
-use super::tag;
-use super::{body, call_records};
-use super::{caller, decisions, paging};
 use actix_web::http::header::LOCATION;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{Candidate, Replay, Shadow, ShadowList};
 use berth_core::admission;
+use berth_http::Failure;
+use berth_http::body;
+use berth_http::etag;
+use berth_http::{caller, paging};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::PARAMETERS_BYTES_MAX;
 use berth_kernel::refusal::Refusal;
@@ -73,7 +76,7 @@ pub(super) async fn replay(
     let filter = decisions::filter(&ledger, &query)?;
     let candidate = candidate(&state, &ledger, body::json(&request, payload).await?)?;
     let label = candidate.policy.clone();
-    let report = state.door.replay(candidate, filter, limit).await?;
+    let report = state.door.replay(candidate, filter, limit).await.map_err(IntoFailure::into_failure)?;
     Ok(HttpResponse::Ok().json(call_records::replay(&label, &report)))
 }
 
@@ -85,7 +88,7 @@ pub(super) async fn replay(
     responses((status = 200, description = "All of them", body = ShadowList)))]
 pub(super) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
     let items = state.door.shadows().iter().map(call_records::shadow).collect();
-    tag::fresh(&request, &ShadowList { items })
+    etag::fresh(&request, &ShadowList { items })
 }
 
 /// Ask a policy beside the stack
@@ -112,8 +115,12 @@ pub(super) async fn add(
 ) -> Result<HttpResponse, Failure> {
     let wanted = body::json(&request, payload).await?;
     let candidate = candidate(&state, &state.door.snapshot(), wanted)?;
-    let shadow = state.door.add_shadow(candidate).await?;
-    tracing::info!(policy = shadow.candidate.policy, by = caller::name(), "a shadow was started: its answers are counted and not used");
+    let shadow = state.door.add_shadow(candidate).await.map_err(IntoFailure::into_failure)?;
+    tracing::info!(
+        policy = shadow.candidate.policy,
+        by = caller::name(),
+        "a shadow was started: its answers are counted and not used"
+    );
     let location = format!("/api/v1/shadows/{}", shadow.id);
     Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(call_records::shadow(&shadow)))
 }
@@ -135,7 +142,7 @@ pub(super) async fn show(
 ) -> Result<HttpResponse, Failure> {
     let shadows = state.door.shadows();
     let shadow = shadows.iter().find(|s| s.id == *path).ok_or_else(|| unknown(*path))?;
-    tag::fresh(&request, &call_records::shadow(shadow))
+    etag::fresh(&request, &call_records::shadow(shadow))
 }
 
 /// Ask a shadow no more
@@ -170,7 +177,7 @@ pub(super) fn candidate(
     })?;
     let keys = &state.door.rules().trusted_keys;
     if !may_activate(&version, keys) {
-        return Err(Refusal::Untrusted { policies: vec![version.label()] }.into());
+        return Err(Refusal::Untrusted { policies: vec![version.label()] }.into_failure());
     }
     let parameters = Value::Object(wanted.parameters).to_string();
     if parameters.len() > PARAMETERS_BYTES_MAX {

@@ -1,8 +1,7 @@
 //! `/trials`: what would come of a policy on the node as it stands.
 
-use super::body;
 use super::entries::check_permissions;
-use super::failure::Failure;
+use super::refusals::IntoFailure;
 use super::state::State;
 use super::trials::candidate;
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -12,6 +11,8 @@ use berth_api::{
     TrialResource,
 };
 use berth_core::admission::{self, TRIED_DEVICES_MAX, Tell, Tried, Wish, Wished};
+use berth_http::Failure;
+use berth_http::body;
 use berth_kernel::decision::{Outcome, Said};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::free_devices;
@@ -62,7 +63,7 @@ pub(super) async fn add(
         alone,
         wish: wish.clone(),
     };
-    let tried = state.door.try_policy(trial).await?;
+    let tried = state.door.try_policy(trial).await.map_err(IntoFailure::into_failure)?;
     Ok(HttpResponse::Ok().json(shown(&tried, wish.as_ref(), state.door.rules().overcommit_percent)))
 }
 

@@ -1,9 +1,9 @@
 //! Who does something and why, by their own word.
 
-use super::caller::{self, BY_BYTES_MAX};
-use super::failure::Failure;
 use super::gpus::check_reason;
 use berth_api::Kind;
+use berth_http::Failure;
+use berth_http::caller::{self, BY_BYTES_MAX};
 
 /// Who signs: whom the door let in, and for whom they do it where they say so. So a record has at most twice
 /// [`BY_BYTES_MAX`] bytes of it and eight more, and nobody signs with the name of somebody else alone.

@@ -11,6 +11,7 @@ mod node;
 mod policy;
 mod problem;
 mod process;
+mod shape;
 mod stack;
 mod time;
 mod trial;
@@ -40,6 +41,7 @@ pub use problem::{Kind, Problem};
 pub use process::{
     Bypass, BypassList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right, SightState,
 };
+pub use shape::Shape;
 pub use stack::{
     Faults, FileStack, HookRecord, NewStack, NewStackEntry, OnFault, Permissions, Record, Stack, StackEntry,
 };

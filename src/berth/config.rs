@@ -29,9 +29,9 @@ pub use source::{CONFIG_BYTES_MAX, Source, read_text};
 pub use tracing::{Endpoint, Protocol, TracingFile, TracingSettings};
 pub use trusted::TrustedKeyFile;
 
-use berth_admin::AdminAccess;
 use berth_cluster::ApiServer;
 use berth_files::yaml::Problem;
+use berth_http::AdminAccess;
 use berth_kernel::command::Rules;
 use berth_kernel::decision::JournalLimit;
 use berth_kernel::mig::MigStrategy;

@@ -86,7 +86,7 @@ pub struct Daemon {
     options: Options,
     middle: Middle,
     progress: Arc<Progress>,
-    admin: berth_admin::Running,
+    admin: berth_http::Running,
     gpus: Option<GpuWatch>,
     cluster: Option<berth_cluster::Running>,
     /// How the last process left the ledger, until somebody told what turned since.
@@ -107,7 +107,7 @@ impl Daemon {
         make_state_dir(&config)?;
         let configuration = configuration::Configuration::of(&config);
         let progress = Arc::new(Progress::new(&config));
-        let admin = berth_admin::Server::bind(access::settings(&config, &progress))?;
+        let admin = berth_admin::Server::bind(access::settings(&config))?;
         let clock = Arc::new(SystemClock::default());
         let path = config.state_dir.join("store");
         // The disk gets a thread of its own, so that one that hangs costs an Allocate two seconds and
@@ -132,7 +132,8 @@ impl Daemon {
         let middle =
             admission::start(keeper, Arc::clone(&policies), clock, rules, baseline, open_journal(&config))
                 .context("cannot start the keeper")?;
-        let admin = admin.run(middle.door.clone())?;
+        let facts = Arc::clone(&progress);
+        let admin = admin.run(middle.door.clone(), Arc::new(move || facts.facts()))?;
         tracing::info!(
             token_file = %config.token_file.display(),
             "admin API: Swagger UI at {}/swagger-ui/", admin.url
@@ -212,7 +213,9 @@ impl Daemon {
         self.activate_file_stack().await?;
         if let Err(error) = self.door().reoffer().await {
             // The policy thread asks again by itself.
-            tracing::warn!("what the policies offered at the start could not be recorded, they are asked again: {error}");
+            tracing::warn!(
+                "what the policies offered at the start could not be recorded, they are asked again: {error}"
+            );
         }
         let running = front.start();
         self.progress.registering(running.registrations());

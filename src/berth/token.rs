@@ -9,7 +9,7 @@ pub(super) fn run(command: TokenCommand, args: &ClientArgs, out: &mut Out) -> an
     match command {
         TokenCommand::Rotate => {
             let path = args.token_file();
-            berth_admin::rotate_token(&path)?;
+            berth_http::rotate_token(&path)?;
             out.say(&format!("{} has a new token; the old one opens nothing any more", path.display()))
         }
         TokenCommand::Show => out.text(&format!("{}\n", read(args)?)),

@@ -47,7 +47,11 @@ pub(super) fn news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
         notices.extend(health_news(new, gpu, &before.health, &state.health));
     }
     for gpu in old.gpus.keys().filter(|gpu| !new.gpus.contains_key(gpu)) {
-        notices.push(calm("GPUForgotten", "Forget", format!("{} was removed from the list", name_of(old, gpu))));
+        notices.push(calm(
+            "GPUForgotten",
+            "Forget",
+            format!("{} was removed from the list", name_of(old, gpu)),
+        ));
     }
     notices.extend(blocked_news(old, new));
     notices.extend(pod_news(old, new));

@@ -150,7 +150,9 @@ impl Rounds {
     pub(super) async fn cure(&self) {
         match timeout(self.settings.waits.cure_limit, self.round()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "comparing allocations with the kubelet before a refusal failed"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "comparing allocations with the kubelet before a refusal failed");
+            }
             Err(_) => tracing::warn!("comparing allocations with the kubelet before a refusal took too long"),
         }
     }

@@ -2,8 +2,9 @@
 
 use crate::admin_bench::{Answer, Bench};
 use crate::admin_twins::module;
-use berth_admin::{AdminAccess, NamedToken, RateLimits, Right, TokenSource};
-use berth_admin::{AdminError, Server, Settings};
+use berth_admin::Server;
+use berth_http::{AdminAccess, NamedToken, RateLimits, Right, TokenSource};
+use berth_http::{AdminError, Settings};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::fs::PermissionsExt;

@@ -3,11 +3,12 @@
 use crate::admin_twins::{KeptPolicies, SwitchStore, digest_of};
 use crate::kubelet_twins::RealClock;
 use crate::port::Port;
-use berth_admin::AdminAccess;
-use berth_admin::{FileStack, NodeFacts, Running, Server, Settings, Step};
+use berth_admin::{FileStack, NodeFacts, Server, Step};
 use berth_core::admission::{Baseline, Door, Middle};
 use berth_core::figures::At;
 use berth_core::keeper::Keeper;
+use berth_http::AdminAccess;
+use berth_http::{Running, Settings};
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::Rules;
 use berth_kernel::gpu::{Inventory, Link, Part, Path, Usage};
@@ -102,7 +103,6 @@ impl Bench {
     }
 
     pub(crate) fn settings(&self) -> Settings {
-        let facts = Arc::clone(&self.facts);
         let loopback: SocketAddr = "127.0.0.1:0".parse().unwrap();
         Settings {
             listen: loopback,
@@ -111,7 +111,6 @@ impl Bench {
             access: AdminAccess::default(),
             reviewer: None,
             tls_look: Duration::from_millis(20),
-            facts: Arc::new(move || facts.lock().unwrap().clone()),
         }
     }
 
@@ -134,7 +133,9 @@ impl Bench {
 
     fn start_with(&mut self, settings: Settings) {
         let server = Server::bind(settings).unwrap();
-        self.api = Some(server.run(self.door.clone()).unwrap());
+        let facts = Arc::clone(&self.facts);
+        let facts = Arc::new(move || facts.lock().unwrap().clone());
+        self.api = Some(server.run(self.door.clone(), facts).unwrap());
         let text = std::fs::read_to_string(self.dir.path().join("token")).unwrap();
         self.token = text.trim().to_owned();
     }

@@ -3,7 +3,8 @@
 use crate::admin_bench::{Bench, ask};
 use crate::admin_twins::module;
 use crate::port::Port;
-use berth_admin::{AdminError, Server, Settings};
+use berth_admin::Server;
+use berth_http::{AdminError, Settings};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};

@@ -2,8 +2,8 @@
 
 use crate::admin_bench::Bench;
 use crate::admin_twins::module;
-use berth_admin::Settings;
-use berth_admin::{AdminAccess, NamedToken, Right, TokenSource};
+use berth_http::Settings;
+use berth_http::{AdminAccess, NamedToken, Right, TokenSource};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

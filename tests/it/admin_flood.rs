@@ -2,8 +2,8 @@
 //! what it asked for. The heavy case, against the release daemon, is `just flood-admin`.
 
 use crate::admin_bench::{Bench, ask};
-use berth_admin::Settings;
-use berth_admin::{AdminAccess, RateLimits};
+use berth_http::Settings;
+use berth_http::{AdminAccess, RateLimits};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;

@@ -3,8 +3,8 @@
 
 use crate::admin_bench::{agent, ask_by};
 use crate::admin_tls::{Ca, Node};
-use berth_admin::Settings;
-use berth_admin::{AdminAccess, Right, TlsFiles};
+use berth_http::Settings;
+use berth_http::{AdminAccess, Right, TlsFiles};
 use std::net::{IpAddr, UdpSocket};
 use ureq::tls::TlsConfig;
 

@@ -1,8 +1,9 @@
 //! TLS of the admin listener: who is let in, who is not, and what a renewal changes.
 
 use crate::admin_bench::{Answer, Bench, agent, ask_by};
-use berth_admin::{AdminAccess, Right, TlsFiles};
-use berth_admin::{AdminError, Server, Settings};
+use berth_admin::Server;
+use berth_http::{AdminAccess, Right, TlsFiles};
+use berth_http::{AdminError, Settings};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     date_time_ymd,

@@ -3,8 +3,8 @@
 use crate::admin_bench::{Answer, Bench, ask};
 use crate::admin_flood::allow_descriptors;
 use crate::admin_twins::{digest_of, module};
-use berth_admin::Settings;
-use berth_admin::{AdminAccess, NamedToken, Right, TokenSource};
+use berth_http::Settings;
+use berth_http::{AdminAccess, NamedToken, Right, TokenSource};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};

@@ -100,11 +100,17 @@ async fn a_kubeconfig_that_cannot_be_read_is_not_shown() {
     let serving = house.serve_with(&["--kubeconfig", file.to_str().unwrap(), "--node-name", NODE]);
     let why = until("it says so", || {
         let node = serving.call("GET", "/node", &Value::Null);
-        node["apiServer"]["waiting"].as_str().filter(|w| w.contains("no kubeconfig")).map(str::to_owned)
+        node["apiServer"]["waiting"]
+            .as_str()
+            .filter(|w| w.contains("not a valid kubeconfig"))
+            .map(str::to_owned)
     });
     assert!(!why.contains("eyJSECRET") && !why.contains("aGVsbG8"), "{why}");
     let log = serving.log();
-    assert!(log.contains("no kubeconfig") && !log.contains("eyJSECRET") && !log.contains("aGVsbG8"), "{log}");
+    assert!(
+        log.contains("not a valid kubeconfig") && !log.contains("eyJSECRET") && !log.contains("aGVsbG8"),
+        "{log}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

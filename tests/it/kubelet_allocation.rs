@@ -320,9 +320,9 @@ async fn requests_that_mean_nothing_are_refused_and_lose_nothing() {
         (&["GPU-0", "GPU-0"][..], "twice"),
         (&["GPU-9"][..], "not in this plugin's list"),
         (&["GPU-0::1"][..], "not in this plugin's list"),
-        (&["GPU 0"][..], "impossible device"),
-        (&[""][..], "impossible device"),
-        (&[long.as_str()][..], "impossible device"),
+        (&["GPU 0"][..], "invalid device id"),
+        (&[""][..], "invalid device id"),
+        (&[long.as_str()][..], "invalid device id"),
         (&many[..], "at most 2048"),
     ] {
         let status = client.allocate(allocate(ids)).await.unwrap_err();

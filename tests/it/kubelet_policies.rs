@@ -3,8 +3,9 @@
 
 use crate::kubelet_allocation::refused;
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON};
-use berth_admin::{NodeFacts, Running, Server, Settings};
+use berth_admin::{NodeFacts, Server};
 use berth_core::admission::ActivateError;
+use berth_http::{Running, Settings};
 use berth_kernel::policy::FaultKind;
 use kubelet_standin::{PodSpec, Rpc};
 use serde_json::Value;
@@ -86,12 +87,12 @@ impl Api {
             listen: "127.0.0.1:0".parse().unwrap(),
             health_listen: None,
             token_file: token_file.clone(),
-            access: berth_admin::AdminAccess::default(),
+            access: berth_http::AdminAccess::default(),
             reviewer: None,
-            tls_look: berth_admin::TLS_LOOK,
-            facts: Arc::new(NodeFacts::default),
+            tls_look: berth_http::TLS_LOOK,
         };
-        let running = Server::bind(settings).unwrap().run(node.door.clone()).unwrap();
+        let running =
+            Server::bind(settings).unwrap().run(node.door.clone(), Arc::new(NodeFacts::default)).unwrap();
         let token = std::fs::read_to_string(token_file).unwrap().trim().to_owned();
         Self { running, token, _folder: folder }
     }

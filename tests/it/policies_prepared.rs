@@ -304,7 +304,7 @@ async fn a_version_is_not_deleted_while_it_is_compiled() {
     let refused = api.delete(&digest);
     assert!(refused.headers.contains_key("retry-after"));
     let says = refused.problem(503, "busy");
-    assert!(says.contains("compiled"), "{says}");
+    assert!(says.contains("compilation"), "{says}");
     node.set("hold", false);
     put.await.unwrap().expect(200);
     api.delete(&digest).problem(409, "in-use");

@@ -110,7 +110,11 @@ fn gpus(old: &Ledger, new: &Ledger) -> Vec<News> {
         news.extend(drain(new, gpu, before, state));
     }
     for gpu in old.gpus.keys().filter(|gpu| !new.gpus.contains_key(gpu)) {
-        news.push(News::of_gpu(EventKind::GpuForgotten, gpu, format!("{} was removed from the list", gpu_name(old, gpu))));
+        news.push(News::of_gpu(
+            EventKind::GpuForgotten,
+            gpu,
+            format!("{} was removed from the list", gpu_name(old, gpu)),
+        ));
     }
     news
 }

@@ -3,9 +3,9 @@
 mod door;
 
 use crate::config::{BadSetting, Config, ConfigError, Findings, GpuSource, ServeArgs, Source, Without};
-use berth_admin::check_files;
 use berth_cli::output::{Out, facts};
 use berth_files::yaml::Problem;
+use berth_http::check_files;
 use door::Door;
 use serde::Serialize;
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use super::address;
 use super::checks::{BadSetting, Checks, bad};
-use berth_admin::{
+use berth_http::{
     AdminAccess, KubernetesReviews, NAME_BYTES_MAX, NamedToken, RateLimits, Right, TlsFiles, TokenSource,
 };
 use serde::Deserialize;

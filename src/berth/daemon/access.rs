@@ -1,25 +1,22 @@
 //! Who may use the admin API: the settings of its room, and the API server's word where it is asked.
 
-use super::Progress;
 use crate::config::Config;
-use berth_admin::{self, ReviewError, Reviewer, User};
 use berth_cluster::ApiServer;
+use berth_http::{ReviewError, Reviewer, User};
 use futures_util::future::BoxFuture;
 use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 /// What the admin room is told.
-pub(super) fn settings(config: &Config, progress: &Arc<Progress>) -> berth_admin::Settings {
-    let told = Arc::clone(progress);
-    berth_admin::Settings {
+pub(super) fn settings(config: &Config) -> berth_http::Settings {
+    berth_http::Settings {
         listen: config.admin_listen,
         health_listen: config.health_listen,
         token_file: config.token_file.clone(),
         access: config.admin.clone(),
         reviewer: reviewer(config),
-        tls_look: berth_admin::TLS_LOOK,
-        facts: Arc::new(move || told.facts()),
+        tls_look: berth_http::TLS_LOOK,
     }
 }
 

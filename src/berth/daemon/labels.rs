@@ -162,7 +162,9 @@ impl Keeper {
                 Step::Done => {
                     tracing::info!(file = shown, "the label file for node-feature-discovery was written");
                 }
-                Step::Waiting(why) => tracing::warn!(why, "the label file for node-feature-discovery is not written"),
+                Step::Waiting(why) => {
+                    tracing::warn!(why, "the label file for node-feature-discovery is not written");
+                }
             }
             self.said = Some(step.clone());
         }

@@ -42,9 +42,7 @@ pub enum UploadError {
 #[derive(Debug, thiserror::Error)]
 pub enum DeleteError {
     /// Somebody needs the files of policies, perhaps those of this one.
-    #[error(
-        "policies are in use by an upload, a compilation or a trial; try again in a few seconds"
-    )]
+    #[error("policies are in use by an upload, a compilation or a trial; try again in a few seconds")]
     AtWork,
     /// It is no longer what whoever deletes it has seen.
     #[error("the policy has changed since it was read; read it again")]

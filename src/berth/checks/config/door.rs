@@ -1,7 +1,7 @@
 //! Who may use the admin API by a configuration, and how: what `berth config check` shows of it.
 
 use crate::config::Config;
-use berth_admin::{Right, TokenSource};
+use berth_http::{Right, TokenSource};
 use serde::Serialize;
 use std::path::Path;
 

@@ -42,7 +42,7 @@ pub(super) fn folder(config: &Config) -> Line {
 
 /// Only what is wrong with the token file.
 fn token(path: &Path) -> Option<Line> {
-    if let Err(error) = berth_admin::check_token_file(path) {
+    if let Err(error) = berth_http::check_token_file(path) {
         let fix = format!("mend {}, or delete it: the daemon makes a new one", path.display());
         return Some(Line::fail(CHECK, format!("{:#}", anyhow::Error::new(error)), fix));
     }

@@ -1,8 +1,8 @@
 //! Texts that never change while the daemon runs: packed once, so that whoever asks for them without a token
 //! again and again costs no time of the processors, and not sent again to whoever has them.
 
-use super::budget::Weight;
-use super::routes::IDENTITY;
+use super::gate::IDENTITY;
+use super::response_budget::Weight;
 use actix_web::http::header::{
     AcceptEncoding, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, ETAG, Encoding, EntityTag, Header,
     HeaderValue, IfNoneMatch, VARY,
@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 const KEPT: &str = "no-cache";
 
 /// A text, and the same by gzip once somebody takes that.
-pub(super) struct Packed {
+pub struct Packed {
     kind: &'static str,
     text: &'static str,
     /// Weak: the same for all codings.
@@ -30,7 +30,7 @@ pub(super) struct Packed {
 
 impl Packed {
     /// `kind`: its media type.
-    pub(super) fn new(kind: &'static str, text: &'static str) -> Self {
+    pub fn new(kind: &'static str, text: &'static str) -> Self {
         let mut tag = String::new();
         for byte in Sha256::digest(text).iter().take(8) {
             // Writing to a String cannot fail.
@@ -39,13 +39,14 @@ impl Packed {
         Self { kind, text, tag: EntityTag::new_weak(tag), gzip: OnceLock::new() }
     }
 
-    #[cfg(test)]
-    pub(super) const fn text(&self) -> &'static str {
+    /// The text as it is served without a coding.
+    #[must_use]
+    pub const fn text(&self) -> &'static str {
         self.text
     }
 
     /// The answer with it: nothing where the client has it already, packed where it takes that.
-    pub(super) fn answer(&self, request: &HttpRequest) -> HttpResponse {
+    pub fn answer(&self, request: &HttpRequest) -> HttpResponse {
         if self.is_known(request) {
             let mut response = HttpResponse::NotModified();
             self.head(&mut response);
@@ -81,7 +82,7 @@ impl Packed {
 }
 
 /// Whether a client prefers gzip to an answer as it is.
-pub(super) fn takes_gzip(accepts: &AcceptEncoding) -> bool {
+pub fn takes_gzip(accepts: &AcceptEncoding) -> bool {
     let offered = [Encoding::identity(), Encoding::gzip()];
     accepts.negotiate(offered.iter()) == Some(Encoding::gzip())
 }

@@ -2,7 +2,7 @@
 //! do here (SubjectAccessReview). What it does not say is a no.
 
 use super::failure::Failure;
-use super::rate::{Client, Counted, Limiter};
+use super::rate_limit::{Client, Counted, Limiter};
 use actix_web::http::Method;
 use berth_api::Kind;
 use futures_util::future::BoxFuture;

@@ -5,7 +5,7 @@
 //! listener is the only server of TLS that there is. Its cryptography is ring, which is compiled in for
 //! them anyway.
 
-use super::server::AdminError;
+use super::listeners::AdminError;
 use crate::settings::TlsFiles;
 use parking_lot::{Mutex, RwLock};
 use rustls::client::danger::HandshakeSignatureValid;
@@ -28,7 +28,7 @@ const FILE_BYTES_MAX: u64 = 1024 * 1024;
 pub const TLS_LOOK: Duration = Duration::from_secs(10);
 
 /// What is in force, and where it comes from.
-pub(super) struct Tls {
+pub struct Tls {
     files: TlsFiles,
     provider: Arc<CryptoProvider>,
     now: RwLock<InForce>,
@@ -150,7 +150,7 @@ impl Tls {
     }
 
     /// Why the files as they are now are not in force, if so.
-    pub(super) fn trouble(&self) -> Option<String> {
+    pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().clone()
     }
 

@@ -8,7 +8,7 @@ use std::fmt::Display;
 ///
 /// # Errors
 /// [`Kind::Query`] where it is none or more than `max`.
-pub(super) fn limit<N: Copy + Display + PartialOrd + From<u8>>(
+pub fn limit<N: Copy + Display + PartialOrd + From<u8>>(
     given: Option<N>,
     default: N,
     max: N,
@@ -24,12 +24,12 @@ pub(super) fn limit<N: Copy + Display + PartialOrd + From<u8>>(
 ///
 /// # Errors
 /// [`Kind::Query`] where it is none.
-pub(super) fn number(cursor: Option<&str>) -> Result<Option<u64>, Failure> {
+pub fn number(cursor: Option<&str>) -> Result<Option<u64>, Failure> {
     cursor.map(|text| text.parse().map_err(|_| malformed(text))).transpose()
 }
 
 /// Of a cursor that no answer had as its `next`.
-pub(super) fn malformed(text: &str) -> Failure {
+pub fn malformed(text: &str) -> Failure {
     let shown: String = text.chars().take(80).collect();
     Failure::new(Kind::Query, format!("cursor: the `next` of an answer, not {shown:?}"))
         .hint("leave it out for the first page")
@@ -38,7 +38,7 @@ pub(super) fn malformed(text: &str) -> Failure {
 /// One page of what is sorted by `key`: what follows the cursor, at most `limit`, and the cursor of the
 /// next page. Keys tell items apart and stay what they are, so a page begins where the one before ended
 /// whatever came or went meanwhile.
-pub(super) fn page<T, K: Ord>(
+pub fn page<T, K: Ord>(
     mut sorted: Vec<T>,
     after: Option<&K>,
     limit: usize,

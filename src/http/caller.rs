@@ -1,7 +1,7 @@
 //! Who asks, for as long as their request is at work. The door sets it around the handler, so that no
 //! handler can forget to hand it on, and the audit line knows what the handler was told.
 
-use super::rate::Client;
+use super::rate_limit::Client;
 use super::reviews::User;
 use crate::settings::Right;
 use std::cell::{Cell, RefCell};
@@ -23,7 +23,7 @@ pub(super) struct Caller {
 
 /// What a request said of itself, for the audit line.
 #[derive(Debug)]
-pub(super) struct Said {
+pub struct Said {
     caller: Caller,
     /// Who they say it is for, where they do.
     pub(super) by: RefCell<Option<String>>,
@@ -49,7 +49,7 @@ pub(super) async fn scope<F: Future>(said: Rc<Said>, work: F) -> F::Output {
 }
 
 /// Longest name of whoever signs a record, bytes.
-pub(super) const BY_BYTES_MAX: usize = 128;
+pub const BY_BYTES_MAX: usize = 128;
 /// Nobody who is known.
 const UNKNOWN: &str = "unknown";
 
@@ -76,27 +76,27 @@ impl Caller {
 }
 
 /// The name of whoever asks; what their change is signed with.
-pub(super) fn name() -> String {
+pub fn name() -> String {
     SAID.try_with(|said| said.caller.signature()).unwrap_or_else(|_| UNKNOWN.into())
 }
 
 /// Tells callers apart: how they are known, and their name. A token and a certificate may share a name.
-pub(super) fn identity() -> String {
+pub fn identity() -> String {
     SAID.try_with(|said| format!("{} {}", said.caller.by, said.caller.name)).unwrap_or_default()
 }
 
 /// Takes down why they do it.
-pub(super) fn says_why(reason: &str) {
+pub fn says_why(reason: &str) {
     let _ = SAID
         .try_with(|said| *said.reason.borrow_mut() = Some(reason.into()).filter(|r: &String| !r.is_empty()));
 }
 
 /// Marks the audit line as that of a change which overrides a refusal.
-pub(super) fn mark_forced() {
+pub fn mark_forced() {
     let _ = SAID.try_with(|said| said.forced.set(true));
 }
 
 /// Takes down who they say it is for.
-pub(super) fn says_who(by: &str) {
+pub fn says_who(by: &str) {
     let _ = SAID.try_with(|said| *said.by.borrow_mut() = Some(by.into()));
 }

@@ -7,21 +7,21 @@
 use super::Settings;
 use super::audit::Line;
 use super::auth;
-use super::budget::Known;
 use super::caller::{self, Caller, Said};
 use super::certificate::ClientCertificate;
 use super::failure::Failure;
+use super::gate::{self, context};
 use super::host;
+use super::listeners::AdminError;
 use super::peer::Peer;
-use super::rate::{Client, Counted, Limiter};
+use super::rate_limit::{Client, Counted, Limiter};
+use super::response_budget::Known;
 use super::reviews::Reviews;
-use super::routes::{self, state};
-use super::seat::Seat;
-use super::server::AdminError;
-use super::socket;
+use super::slot::Slot;
 use super::tls::Tls;
 use super::token::Tokens;
 use super::traced;
+use super::unix_socket;
 use crate::settings::Right;
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -46,7 +46,7 @@ const SCRAPES_PER_SECOND: u32 = 20;
 const REVIEWED_PATH_BYTES_MAX: usize = 256;
 
 /// Everything that lets in.
-pub(super) struct Access {
+pub struct Access {
     tokens: Tokens,
     tls: Option<Arc<Tls>>,
     /// What each client certificate's name may do.
@@ -82,7 +82,9 @@ impl Access {
         })
     }
 
-    pub(super) fn tls(&self) -> Option<&Arc<Tls>> {
+    /// The TLS of the admin listener, if it has any.
+    #[must_use]
+    pub fn tls(&self) -> Option<&Arc<Tls>> {
         self.tls.as_ref()
     }
 
@@ -117,7 +119,7 @@ impl Access {
             });
         }
         let known = match peer {
-            Some(Peer::Unix { uid, .. }) => socket::trusted(*uid, self.own_uid)
+            Some(Peer::Unix { uid, .. }) => unix_socket::trusted(*uid, self.own_uid)
                 .map(|name| Caller {
                     name: name.into(),
                     right: Some(Right::Change),
@@ -198,7 +200,7 @@ impl Access {
 
     /// Whether whoever was let in to this route with this request would be now: their token, certificate or
     /// right may have been taken away. Where it cannot be asked, they are; how often others ask does not count.
-    pub(super) async fn still(&self, request: &HttpRequest) -> bool {
+    pub async fn still(&self, request: &HttpRequest) -> bool {
         let route = request.match_pattern().unwrap_or_default();
         let may = match self.known(request, Counted::No).await {
             Ok(caller) => self.may(&caller, request.method(), || Ok(&route), Counted::No).await,
@@ -228,7 +230,7 @@ impl Access {
 
     /// Whether whoever asks the health listener for all figures does so too often. Probes are never too many.
     pub(super) fn limit_scrapes(&self, request: &ServiceRequest) -> Result<(), Failure> {
-        match routes::path(request) {
+        match gate::path(request) {
             "/metrics" => self.scrapes.take(&Client::of(request.conn_data::<Peer>())),
             _ => Ok(()),
         }
@@ -238,9 +240,9 @@ impl Access {
 /// What the API server is asked about: the path as it is routed, with its escapes undone, so that it is
 /// asked about what is then done. What is at no route it is not asked about.
 fn reviewed(request: &ServiceRequest) -> Result<&str, Failure> {
-    let path = routes::path(request);
+    let path = gate::path(request);
     if request.resource_map().match_pattern(path).is_none() {
-        return Err(routes::nothing_at(path));
+        return Err(gate::nothing_at(path));
     }
     if path.len() > REVIEWED_PATH_BYTES_MAX {
         let rule = format!("the path is longer than {REVIEWED_PATH_BYTES_MAX} bytes");
@@ -270,8 +272,8 @@ fn needed(method: &Method) -> Right {
 
 /// Its connection has let somebody in.
 fn know(request: &ServiceRequest) {
-    if let Some(seat) = request.conn_data::<Arc<Seat>>() {
-        seat.know();
+    if let Some(slot) = request.conn_data::<Arc<Slot>>() {
+        slot.know();
     }
 }
 
@@ -280,17 +282,17 @@ pub(super) async fn door(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
-    let state = state(&request)?;
+    let context = context(&request)?;
     let mut line = (needed(request.method()) == Right::Change).then(|| Line::of(&request));
-    let let_in = match state.access.known(request.request(), Counted::Yes).await {
+    let let_in = match context.access.known(request.request(), Counted::Yes).await {
         Ok(caller) => {
             if let Some(line) = &mut line {
                 line.caller(&caller);
             }
-            match state.access.permits(&caller, &request).await {
+            match context.access.permits(&caller, &request).await {
                 Ok(()) => {
                     know(&request);
-                    state.budget.has_room(&caller.client(), request.request()).map(|()| caller)
+                    context.budget.has_room(&caller.client(), request.request()).map(|()| caller)
                 }
                 Err(problem) => Err(problem),
             }

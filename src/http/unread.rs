@@ -4,8 +4,8 @@
 //! connection again, however long that is. While somebody still holds the body when the answer has
 //! left, it closes the connection instead. So the answer holds it.
 
-use super::budget::Share;
-use super::seat::{Seat, Work};
+use super::response_budget::Share;
+use super::slot::{Slot, Work};
 use actix_web::HttpMessage;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{Payload, ServiceRequest};
@@ -24,13 +24,13 @@ impl Unread {
     /// Puts a look-alike in place of the request's body and keeps the body itself; `None` where
     /// there is none.
     ///
-    /// The seat is told when there is no more of it.
+    /// The slot is told when there is no more of it.
     pub(super) fn of(request: &mut ServiceRequest) -> Option<Self> {
         let payload = request.take_payload();
-        let seat = request.conn_data::<Arc<Seat>>().cloned();
+        let slot = request.conn_data::<Arc<Slot>>().cloned();
         let ended = move || {
-            if let Some(seat) = &seat {
-                seat.hush();
+            if let Some(slot) = &slot {
+                slot.hush();
             }
         };
         if matches!(payload, Payload::None) {

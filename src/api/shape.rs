@@ -1,10 +1,10 @@
 //! What each body looks like, for whoever sent something else.
 
-use berth_api::{Candidate, Cordon, DrainOrder, MarkHealthy, NewStack, NewTrial, Rollback};
+use super::{Candidate, Cordon, DrainOrder, MarkHealthy, NewStack, NewTrial, Rollback};
 use serde::de::DeserializeOwned;
 
 /// A JSON body of the API.
-pub(super) trait Shape: DeserializeOwned {
+pub trait Shape: DeserializeOwned {
     /// One that is taken. Its first key is the one that matters most.
     const LOOKS: &'static str;
 }

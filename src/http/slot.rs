@@ -1,6 +1,6 @@
-//! One connection's seat: what its requests and its bytes show of it, and so what it costs to lose it.
+//! One connection's slot: what its requests and its bytes show of it, and so what it costs to lose it.
 
-use super::rate::Client;
+use super::rate_limit::Client;
 use futures_util::task::AtomicWaker;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,8 +21,8 @@ const ANSWER_BYTES_PER_SECOND: u64 = 16 * 1024;
 /// than this has other troubles.
 const UNHEARD_MAX: Duration = Duration::from_secs(1);
 
-/// One connection's seat, as seen by its requests.
-pub(super) struct Seat {
+/// One connection's slot, as seen by its requests.
+pub(super) struct Slot {
     pub(super) client: Client,
     began: Instant,
     /// Since when it is taken, milliseconds after `began`.
@@ -48,7 +48,7 @@ pub(super) struct Seat {
 }
 
 /// A request under way.
-pub(super) struct Work(Arc<Seat>);
+pub(super) struct Work(Arc<Slot>);
 
 /// How much it costs to lose a connection; the least goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,7 +67,7 @@ pub(super) enum Standing {
     Working,
 }
 
-impl Seat {
+impl Slot {
     /// Taken `now`, in milliseconds after `began`.
     pub(super) fn new(client: Client, began: Instant, now: u64) -> Self {
         Self {
@@ -220,13 +220,13 @@ pub(super) fn millis(began: Instant) -> u64 {
 mod tests {
     use super::*;
 
-    fn seat() -> Arc<Seat> {
-        Arc::new(Seat::new(Client::Others, Instant::now(), 0))
+    fn slot() -> Arc<Slot> {
+        Arc::new(Slot::new(Client::Others, Instant::now(), 0))
     }
 
     #[test]
     fn what_follows_a_request_waits_for_its_answer() {
-        let one = seat();
+        let one = slot();
         assert!(!one.is_hushed());
         let work = one.work();
         assert!(!one.is_hushed(), "its body may still come");
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_client_that_takes_something_now_and_then_is_no_unread_one() {
-        let slow = seat();
+        let slow = slot();
         let _work = slow.work();
         slow.takes(false);
         slow.takes(true);
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_large_answer_has_a_minute_and_a_second_for_each_16_kib() {
-        let slow = seat();
+        let slow = slot();
         let work = slow.work();
         let after = |seconds: u64| slow.is_over(millis(slow.began) + seconds * 1_000);
         assert!(!after(3_600), "a stream of events has no end");
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn who_came_just_now_is_spared_until_it_was_heard() {
-        let (one, grace) = (seat(), Duration::from_millis(100));
+        let (one, grace) = (slot(), Duration::from_millis(100));
         assert_eq!(one.spared(grace, 100), UNHEARD_MAX - grace);
         assert_eq!(one.spared(grace, 1_000), Duration::ZERO, "it is not spared for ever");
         one.hear();

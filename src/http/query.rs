@@ -33,7 +33,7 @@ const TAKING: [(&str, &str); 12] = [
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Probe {
+pub struct Probe {
     /// Taken as the probes of Kubernetes take it; the answer lists every check in any case.
     #[allow(dead_code)]
     #[param(example = "")]

@@ -3,9 +3,8 @@
 //! addresses, so they are for whoever may read; anybody else hears yes or no and the names of the checks.
 
 use super::failure::Failure;
+use super::gate::{self, Context};
 use super::peer::Peer;
-use super::routes;
-use super::state::State;
 use actix_web::dev::ServiceRequest;
 use actix_web::http::header::AUTHORIZATION;
 use actix_web::{HttpMessage, HttpRequest};
@@ -18,8 +17,8 @@ struct Bare;
 ///
 /// # Errors
 /// Why the numbers are not for whoever asks.
-pub(super) async fn of_the_daemon(state: &State, request: &ServiceRequest) -> Result<(), Failure> {
-    let path = routes::path(request);
+pub(super) async fn of_the_daemon(context: &Context, request: &ServiceRequest) -> Result<(), Failure> {
+    let path = gate::path(request);
     let from_afar = match request.conn_data::<Peer>() {
         // Without TLS the listener is on loopback.
         Some(Peer::Tls { from, certificate }) if !from.ip().to_canonical().is_loopback() => {
@@ -29,11 +28,11 @@ pub(super) async fn of_the_daemon(state: &State, request: &ServiceRequest) -> Re
     };
     let Some(certified) = from_afar else { return Ok(()) };
     match path {
-        "/metrics" => state.access.may_read(request).await,
+        "/metrics" => context.access.may_read(request).await,
         "/livez" | "/readyz" => {
             // A probe shows nothing, and is not counted among those that try to get in.
             let shows = certified || request.headers().contains_key(AUTHORIZATION);
-            if !shows || state.access.may_read(request).await.is_err() {
+            if !shows || context.access.may_read(request).await.is_err() {
                 request.extensions_mut().insert(Bare);
             }
             Ok(())
@@ -43,7 +42,7 @@ pub(super) async fn of_the_daemon(state: &State, request: &ServiceRequest) -> Re
 }
 
 /// Those checks that whoever asks may see, as far as they may.
-pub(super) fn shown(request: &HttpRequest, mut checks: Vec<Check>) -> Vec<Check> {
+pub fn shown(request: &HttpRequest, mut checks: Vec<Check>) -> Vec<Check> {
     if request.extensions().get::<Bare>().is_some() {
         checks.iter_mut().for_each(|check| check.detail = None);
     }
@@ -51,7 +50,7 @@ pub(super) fn shown(request: &HttpRequest, mut checks: Vec<Check>) -> Vec<Check>
 }
 
 /// Why it is not well, in one line: the names of the checks, with their details where those are shown.
-pub(super) fn why(checks: &[Check]) -> String {
+pub fn why(checks: &[Check]) -> String {
     let failed = checks.iter().filter(|check| !check.ok);
     let words = failed.map(|check| match &check.detail {
         Some(detail) => format!("{}: {detail}", check.name),

@@ -1,12 +1,12 @@
 //! Bodies: read up to a limit and a deadline, then parsed. Nothing here trusts Content-Length.
 
 use super::failure::Failure;
-use super::shape::Shape;
 use super::unique;
 use actix_web::HttpRequest;
 use actix_web::error::PayloadError;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use actix_web::web::Payload;
+use berth_api::Shape;
 use berth_api::{Kind, MODULE_BYTES_MAX};
 use berth_files::yaml::plain;
 use futures_util::StreamExt;
@@ -19,10 +19,10 @@ const JSON_WAIT: Duration = Duration::from_secs(10);
 /// Longest time for a policy to come in: the largest at half a megabyte a second.
 const MODULE_WAIT: Duration = Duration::from_secs(60);
 /// What a policy is sent as.
-pub(super) const WASM: &str = "application/wasm";
+pub const WASM: &str = "application/wasm";
 
 /// A JSON body; an empty one is the default value, where `T` has one that makes sense.
-pub(super) async fn json_or_default<T: Shape + Default>(
+pub async fn json_or_default<T: Shape + Default>(
     request: &HttpRequest,
     payload: Payload,
 ) -> Result<T, Failure> {
@@ -35,13 +35,13 @@ pub(super) async fn json_or_default<T: Shape + Default>(
 }
 
 /// A JSON body.
-pub(super) async fn json<T: Shape>(request: &HttpRequest, payload: Payload) -> Result<T, Failure> {
+pub async fn json<T: Shape>(request: &HttpRequest, payload: Payload) -> Result<T, Failure> {
     media_type(request, "application/json")?;
     parse(&read(request, payload, JSON_BYTES_MAX, JSON_WAIT).await?)
 }
 
 /// A policy's bytes.
-pub(super) async fn module(request: &HttpRequest, payload: Payload) -> Result<Vec<u8>, Failure> {
+pub async fn module(request: &HttpRequest, payload: Payload) -> Result<Vec<u8>, Failure> {
     media_type(request, WASM)?;
     read(request, payload, MODULE_BYTES_MAX, MODULE_WAIT).await
 }

@@ -133,7 +133,12 @@ impl Limiter {
         }
         if bucket.told.is_none_or(|told| now.saturating_duration_since(told) >= TOLD_EVERY) {
             bucket.told = Some(now);
-            tracing::warn!(?client, per_second, "a client of the admin API sends too many requests: {}", self.what);
+            tracing::warn!(
+                ?client,
+                per_second,
+                "a client of the admin API sends too many requests: {}",
+                self.what
+            );
         }
         // One permit comes in at most a second, since a rate is at least one.
         Err(Failure::new(Kind::TooMany, format!("more than {per_second} {} a second", self.what))

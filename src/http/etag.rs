@@ -5,8 +5,8 @@
 //! operators set, and is for `If-Match`, so that nobody undoes what he has not seen.
 
 use super::failure::Failure;
+use super::gate::{API, IDENTITY};
 use super::query;
-use super::routes::{API, IDENTITY};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{
@@ -17,63 +17,44 @@ use actix_web::http::{Method, StatusCode};
 use actix_web::middleware::Next;
 use actix_web::{Error, HttpRequest, HttpResponse};
 use berth_api::Kind;
-use berth_kernel::drain::{AtDeadline, Drain};
 use serde::Serialize;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{DefaultHasher, Hasher};
 
 /// Most tags that one condition may name: a client remembers one, a cache on the way a few.
 const TAGS_MAX: usize = 16;
 
 /// 200 with a body and its weak tag, or 304 where the request shows that it has the body.
-pub(super) fn fresh<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Failure> {
+pub fn fresh<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Failure> {
     let body = bytes(shown)?;
     let tag = format!("W/\"{:016x}\"", hash_of(&body));
     Ok(unless_known(request, tag, body))
 }
 
 /// The same with a strong tag, for what changes only when somebody changes it.
-pub(super) fn revised<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Failure> {
+pub fn revised<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Failure> {
     let body = bytes(shown)?;
     let tag = strong(&body);
     Ok(unless_known(request, tag, body))
 }
 
 /// The strong tag of what `shown` shows.
-pub(super) fn of<T: Serialize>(shown: &T) -> Result<String, Failure> {
+pub fn of<T: Serialize>(shown: &T) -> Result<String, Failure> {
     Ok(strong(&bytes(shown)?))
-}
-
-/// The tag of a GPU's drain state: what operators set of it, and not how far it has come.
-pub(super) fn of_drain(drain: &Drain) -> String {
-    let Some(mark) = drain.mark() else {
-        return format!("\"{}\"", drain.as_str());
-    };
-    let order = drain.order().map(|order| {
-        let then = match order.at_deadline {
-            AtDeadline::Wait => 0u8,
-            AtDeadline::Delete => 1,
-            AtDeadline::GiveUp => 2,
-        };
-        (order.evict, order.deadline_wall_ms, then)
-    });
-    let mut hasher = DefaultHasher::new();
-    (&mark.by, &mark.why, mark.since_wall_ms, order).hash(&mut hasher);
-    format!("\"{}-{:016x}\"", drain.as_str(), hasher.finish())
 }
 
 /// What the request's `If-Match` names.
 #[derive(Debug)]
-pub(super) struct IfMatch(Tags);
+pub struct IfMatch(Tags);
 
 impl IfMatch {
     /// Whether it is any state whatever.
-    pub(super) fn is_any(&self) -> bool {
+    pub fn is_any(&self) -> bool {
         self.0 == Tags::Any
     }
 
     /// Whether this one is among them. A weak tag never says that two things are the same (RFC 9110,
     /// 13.1.1).
-    pub(super) fn names(&self, present: &str) -> bool {
+    pub fn names(&self, present: &str) -> bool {
         match &self.0 {
             Tags::Any => true,
             Tags::These(tags) => tags.iter().any(|tag| tag == present),
@@ -85,7 +66,7 @@ impl IfMatch {
 ///
 /// # Errors
 /// [`Kind::Header`] where it is malformed.
-pub(super) fn if_match(request: &HttpRequest) -> Result<IfMatch, Failure> {
+pub fn if_match(request: &HttpRequest) -> Result<IfMatch, Failure> {
     match tags(request.headers(), &IF_MATCH) {
         None => Ok(IfMatch(Tags::Any)),
         Some(Ok(tags)) => Ok(IfMatch(tags)),
@@ -97,7 +78,7 @@ pub(super) fn if_match(request: &HttpRequest) -> Result<IfMatch, Failure> {
 ///
 /// # Errors
 /// [`Kind::Changed`] where it names others, [`Kind::Header`] where it is malformed.
-pub(super) fn check(request: &HttpRequest, present: &str) -> Result<(), Failure> {
+pub fn check(request: &HttpRequest, present: &str) -> Result<(), Failure> {
     if if_match(request)?.names(present) {
         return Ok(());
     }
@@ -245,7 +226,6 @@ fn tags(headers: &HeaderMap, name: &HeaderName) -> Option<Result<Tags, String>> 
 mod tests {
     use super::*;
     use actix_web::test::TestRequest;
-    use berth_kernel::drain::{Mark, Order};
 
     fn asked(name: &HeaderName, values: &[&str]) -> HttpRequest {
         let mut request = TestRequest::default();
@@ -291,24 +271,5 @@ mod tests {
         for malformed in ["3", "", "\"3", &many] {
             assert_eq!(check(&[malformed]), Err(400), "{malformed}");
         }
-    }
-
-    #[test]
-    fn the_tag_of_a_drain_follows_what_operators_set() {
-        let mark = |why: &str| Mark { by: "admin".into(), why: why.into(), since_wall_ms: 7 };
-        let late = Order { deadline_wall_ms: Some(9), ..Order::default() };
-        let states = [
-            Drain::Active,
-            Drain::Cordoned(mark("a")),
-            Drain::Cordoned(mark("b")),
-            Drain::Draining(mark("a"), Order::default()),
-            Drain::Draining(mark("a"), Order { evict: true, ..Order::default() }),
-            Drain::Draining(mark("a"), Order { at_deadline: AtDeadline::GiveUp, ..late }),
-            Drain::Draining(mark("a"), late),
-            Drain::Drained(mark("a")),
-        ];
-        let tags: std::collections::BTreeSet<_> = states.iter().map(of_drain).collect();
-        assert_eq!(tags.len(), states.len());
-        assert_eq!(of_drain(&states[1]), of_drain(&states[1].clone()));
     }
 }

@@ -1,13 +1,13 @@
-//! A connection below HTTP and TLS: it has a seat, ends when that is taken away, and takes nothing in while
+//! A connection below HTTP and TLS: it has a slot, ends when that is taken away, and takes nothing in while
 //! the other end leaves lying what was sent to it.
 //!
 //! The last is against requests without end, one behind the other: the HTTP library would take them in, and
 //! put answers that have no body, into memory without end. So it is given one at a time, or nearly so.
 
+use super::connection_slots::{ConnectionSlots, Taken};
 use super::peer::Peer;
-use super::rate::Client;
-use super::seat::Seat;
-use super::seats::{Seats, Taken};
+use super::rate_limit::Client;
+use super::slot::Slot;
 use actix_tls::accept::rustls_0_23::TlsStream;
 use actix_web::dev::Extensions;
 use actix_web::rt::net::{ActixStream, Ready, TcpStream, UnixStream};
@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// memory, or 35 and 2,000 with a header: at most 0.3 MiB a connection.
 const HEADS_AT_ONCE: usize = 4 * 1024;
 
-/// A connection with a seat.
+/// A connection with a slot.
 pub(super) struct Wire<Io> {
     io: Io,
     taken: Taken,
@@ -34,20 +34,20 @@ pub(super) struct Wire<Io> {
 }
 
 impl Wire<TcpStream> {
-    /// A connection over TCP that was accepted just now, once there is a seat for it.
-    pub(super) async fn tcp(io: TcpStream, seats: &Arc<Seats>) -> Self {
+    /// A connection over TCP that was accepted just now, once there is a slot for it.
+    pub(super) async fn tcp(io: TcpStream, slots: &Arc<ConnectionSlots>) -> Self {
         // Answers are written whole: nothing is won by waiting for more.
         let _ = io.set_nodelay(true);
         let client = io.peer_addr().map_or(Client::Others, |from| Client::at(from.ip()));
-        Self::new(io, seats.take(client).await)
+        Self::new(io, slots.take(client).await)
     }
 }
 
 impl Wire<UnixStream> {
     /// The same over a Unix socket.
-    pub(super) async fn unix(io: UnixStream, seats: &Arc<Seats>) -> Self {
+    pub(super) async fn unix(io: UnixStream, slots: &Arc<ConnectionSlots>) -> Self {
         let client = io.peer_cred().map_or(Client::Others, |peer| Client::User(peer.uid()));
-        Self::new(io, seats.take(client).await)
+        Self::new(io, slots.take(client).await)
     }
 }
 
@@ -61,12 +61,12 @@ impl<Io> Wire<Io> {
         &self.io
     }
 
-    fn seat(&self) -> &Arc<Seat> {
-        &self.taken.seat
+    fn slot(&self) -> &Arc<Slot> {
+        &self.taken.slot
     }
 
     fn check(&self, cx: &Context<'_>) -> io::Result<()> {
-        match self.seat().is_closed(cx.waker()) {
+        match self.slot().is_closed(cx.waker()) {
             true => Err(io::Error::new(ErrorKind::ConnectionAborted, "the connection's place was needed")),
             false => Ok(()),
         }
@@ -74,7 +74,7 @@ impl<Io> Wire<Io> {
 
     fn wrote(&mut self, cx: &Context<'_>, wrote: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         self.full = wrote.is_pending();
-        self.seat().takes(!self.full);
+        self.slot().takes(!self.full);
         if !self.full && std::mem::take(&mut self.reads) {
             // Whoever wanted to read was told to wait, and nothing but this wakes them.
             cx.waker().wake_by_ref();
@@ -90,15 +90,15 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Wire<Io> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.check(cx)?;
-        self.seat().hear();
+        self.slot().hear();
         if self.full {
             self.reads = true;
             return Poll::Pending;
         }
-        if self.seat().is_hushed() {
+        if self.slot().is_hushed() {
             return Poll::Pending;
         }
-        if self.seat().is_at_work() {
+        if self.slot().is_at_work() {
             // A body, which its handler takes piece by piece.
             return Pin::new(&mut self.io).poll_read(cx, buffer);
         }
@@ -160,15 +160,15 @@ impl<Io: ActixStream> ActixStream for Wire<Io> {
     }
 }
 
-/// What requests find beside their connection: its seat and who is at the other end.
+/// What requests find beside their connection: its slot and who is at the other end.
 pub(super) trait Ends {
-    fn seat(&self) -> &Arc<Seat>;
+    fn slot(&self) -> &Arc<Slot>;
     fn peer(&self) -> Option<Peer>;
 }
 
 impl Ends for Wire<TcpStream> {
-    fn seat(&self) -> &Arc<Seat> {
-        &self.taken.seat
+    fn slot(&self) -> &Arc<Slot> {
+        &self.taken.slot
     }
 
     fn peer(&self) -> Option<Peer> {
@@ -177,8 +177,8 @@ impl Ends for Wire<TcpStream> {
 }
 
 impl Ends for TlsStream<Wire<TcpStream>> {
-    fn seat(&self) -> &Arc<Seat> {
-        &self.get_ref().0.taken.seat
+    fn slot(&self) -> &Arc<Slot> {
+        &self.get_ref().0.taken.slot
     }
 
     fn peer(&self) -> Option<Peer> {
@@ -188,8 +188,8 @@ impl Ends for TlsStream<Wire<TcpStream>> {
 }
 
 impl Ends for Wire<UnixStream> {
-    fn seat(&self) -> &Arc<Seat> {
-        &self.taken.seat
+    fn slot(&self) -> &Arc<Slot> {
+        &self.taken.slot
     }
 
     fn peer(&self) -> Option<Peer> {
@@ -199,7 +199,7 @@ impl Ends for Wire<UnixStream> {
 
 /// Takes down both. A peer who cannot be told is not taken down, and opens nothing.
 pub(super) fn note(ends: &impl Ends, data: &mut Extensions) {
-    data.insert(Arc::clone(ends.seat()));
+    data.insert(Arc::clone(ends.slot()));
     if let Some(peer) = ends.peer() {
         data.insert(peer);
     }

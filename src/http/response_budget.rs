@@ -1,7 +1,7 @@
 //! How much of answers may lie in memory until their clients have read them.
 //!
 //! Small ones the HTTP library takes over at once, into buffers that each connection has. A larger one lies there
-//! until its client has read it, which [`super::seat`] gives it a minute for and some more, and a client has many
+//! until its client has read it, which [`super::slot`] gives it a minute for and some more, and a client has many
 //! connections. So
 //! what they weigh is counted, and what would be too much is refused. Whoever asks for the same again is refused
 //! before it is made, until they have read some of what lies there: making it is most of its cost.
@@ -9,7 +9,7 @@
 
 use super::failure::Failure;
 use super::peer::Peer;
-use super::rate::Client;
+use super::rate_limit::Client;
 use super::unread;
 use actix_web::HttpRequest;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
@@ -38,11 +38,17 @@ const REFUSED_MAX: usize = 8;
 
 /// What an answer weighs, KiB, where that is not its size. Among the extensions of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Weight(pub(super) u32);
+pub struct Weight(u32);
 
 impl Weight {
     /// Nothing: it is part of the program, or shared by all who ask.
-    pub(super) const NONE: Self = Self(0);
+    pub const NONE: Self = Self(0);
+
+    /// So many KiB.
+    #[must_use]
+    pub const fn kib(kib: u32) -> Self {
+        Self(kib)
+    }
 
     /// Of an answer of so many bytes that the HTTP library compresses.
     pub(super) fn compressed(bytes: u64) -> Self {

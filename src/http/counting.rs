@@ -1,6 +1,6 @@
 //! Counts answers, for `/metrics`.
 
-use super::state::State;
+use super::gate::Context;
 use actix_web::HttpRequest;
 use berth_core::figures::Method;
 use std::time::Instant;
@@ -10,9 +10,9 @@ const NO_ROUTE: &str = "unmatched";
 
 /// Counts an answer with this status. The route is the template of the table, never the path: that is
 /// the client's.
-pub(super) fn count(state: &State, request: &HttpRequest, status: u16, began: Instant) {
+pub(super) fn count(context: &Context, request: &HttpRequest, status: u16, began: Instant) {
     let route = request.match_pattern().map(|pattern| pattern.replace(":.*}", "}"));
     let route = route.as_deref().unwrap_or(NO_ROUTE);
     let method = Method::of(request.method().as_str());
-    state.door.figures().http.answered(route, method, status, began.elapsed());
+    context.figures.http.answered(route, method, status, began.elapsed());
 }

@@ -2,13 +2,13 @@
 //! within a second.
 
 use super::access::Access;
+use super::connection_slots::{ConnectionSlots, SWEEP_EVERY};
+use super::gate::{self, Context};
 use super::malformed::Malformed;
-use super::seat::UNREAD_MAX;
-use super::seats::{SWEEP_EVERY, Seats};
-use super::socket::AdminSocket;
-use super::state::State;
+use super::slot::UNREAD_MAX;
+use super::unix_socket::AdminSocket;
 use super::wire::{self, Wire};
-use super::{Settings, clock_guard, events, gzip, routes};
+use super::{Settings, clock_guard, compress};
 use actix_http::HttpService;
 use actix_server::ServerBuilder;
 use actix_service::{IntoServiceFactory, ServiceFactoryExt, fn_service, map_config};
@@ -20,9 +20,8 @@ use actix_web::rt;
 use actix_web::rt::net::{TcpStream, UnixStream};
 use actix_web::web::{Data, ServiceConfig};
 use actix_web::{App, dev};
-use berth_core::admission::Door;
-use berth_core::figures::MALFORMED;
-use std::future::ready;
+use berth_core::figures::{Figures, MALFORMED};
+use std::future::{Future, ready};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
@@ -35,7 +34,7 @@ use std::time::Duration;
 /// Workers of the admin listener. Fixed: GPU nodes have 96 to 256 processors.
 const WORKERS: usize = 2;
 /// Connections of the admin listener: for a few operators, browsers (6 connections each) and scripts. One
-/// more takes the place of another ([`super::seats`]). With 8 KiB of what comes in and 8 of what goes out for
+/// more takes the place of another ([`super::connection_slots`]). With 8 KiB of what comes in and 8 of what goes out for
 /// each they take 4 MiB, and some 16 KiB more each with TLS.
 const CONNECTIONS: usize = 256;
 /// Connections of each worker that have lost their place and are not closed yet, which takes some
@@ -57,7 +56,7 @@ const SOCKET_CONNECTIONS: usize = 64;
 /// which is more than it has connections.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
 /// Longest time for the first request's head of a connection to come in; for later ones see
-/// [`super::seat::REST_MAX`]. Its size is limited by the library: 128 KiB, 96 headers.
+/// [`super::slot::REST_MAX`]. Its size is limited by the library: 128 KiB, 96 headers.
 const HEAD_WAIT: Duration = Duration::from_secs(5);
 /// Longest wait for the next request on a connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
@@ -134,6 +133,22 @@ pub enum AdminError {
     Threads(#[source] io::Error),
 }
 
+/// The routes that the listeners serve, and what runs beside them.
+pub trait Application: Clone + Send + 'static {
+    /// Adds the routes of the admin listener, and the data that they need.
+    fn admin(&self, config: &mut ServiceConfig);
+
+    /// Adds the routes of the health listener, and the data that they need.
+    fn health(&self, config: &mut ServiceConfig);
+
+    /// Runs from before the first answer until the listeners stop.
+    fn background(&self) -> impl Future<Output = ()> + 'static;
+
+    /// Ends answers that would go on for as long as their clients do. Called once no request is let in any
+    /// more.
+    fn stop(&self);
+}
+
 /// What answers on the connections of any listener. A macro, because the type of an app names its handlers.
 macro_rules! http {
     ($app:expr) => {{
@@ -188,7 +203,11 @@ impl Server {
     ///
     /// # Errors
     /// If the system gives no thread or socket; whatever was started ends again.
-    pub fn run(self, door: Door) -> Result<Running, AdminError> {
+    pub fn run<A: Application>(
+        self,
+        figures: Arc<Figures>,
+        application: impl FnOnce(Arc<Context>) -> A + Send + 'static,
+    ) -> Result<Running, AdminError> {
         let address = self.admin.local_addr().map_err(AdminError::Threads)?;
         let health_address = self.health.as_ref().map(TcpListener::local_addr);
         let health_address = health_address.transpose().map_err(AdminError::Threads)?;
@@ -199,7 +218,7 @@ impl Server {
         let (started, starts) = mpsc::channel();
         let thread = std::thread::Builder::new().name("admin".into());
         let work = move || {
-            rt::System::new().block_on(self.serve(door, stops, &started));
+            rt::System::new().block_on(self.serve(figures, application, stops, &started));
             let _ = ended.send(());
         };
         thread.spawn(work).map_err(AdminError::Threads)?;
@@ -212,15 +231,17 @@ impl Server {
         Ok(Running { stop, stopped, address, url: format!("{scheme}://{address}"), health_address })
     }
 
-    async fn serve(
+    async fn serve<A: Application>(
         self,
-        door: Door,
+        figures: Arc<Figures>,
+        application: impl FnOnce(Arc<Context>) -> A,
         mut stops: tokio::sync::mpsc::Receiver<()>,
         started: &mpsc::Sender<io::Result<()>>,
     ) {
-        let state = Data::new(State::new(&self.settings, self.access, door));
+        let context = Arc::new(Context::new(self.access, figures));
+        let application = application(Arc::clone(&context));
         let (socket, _file) = self.socket.map(AdminSocket::split).unzip();
-        let (servers, seats) = match start(&state, self.admin, self.health, socket) {
+        let (servers, slots) = match start(&context, &application, self.admin, self.health, socket) {
             Ok(started) => started,
             Err(error) => {
                 let _ = started.send(Err(error));
@@ -228,22 +249,21 @@ impl Server {
             }
         };
         let handles: Vec<_> = servers.iter().map(dev::Server::handle).collect();
-        // From before the first answer: what a client changes is told.
-        let feed = events::keep(state.clone());
+        let background = application.background();
         let running: Vec<_> = servers.into_iter().map(rt::spawn).collect();
         let _ = started.send(Ok(()));
-        let (feeding, sweeping) = (rt::spawn(feed), rt::spawn(sweep(seats)));
+        let (background, sweeping) = (rt::spawn(background), rt::spawn(sweep(slots)));
         tokio::select! {
             _ = stops.recv() => {}
-            () = look_at_tls(&state, self.settings.tls_look) => {}
+            () = look_at_tls(&context, self.settings.tls_look) => {}
         }
         // The library's own graceful stop looks only once a second whether all are done.
-        state.gate.close();
-        feeding.abort();
+        context.gate.close();
+        background.abort();
         sweeping.abort();
-        state.feed.close("the daemon stops");
+        application.stop();
         let until = tokio::time::Instant::now() + FINISH_WAIT;
-        while !state.gate.is_empty() && tokio::time::Instant::now() < until {
+        while !context.gate.is_empty() && tokio::time::Instant::now() < until {
             tokio::time::sleep(FINISH_LOOK).await;
         }
         tokio::time::sleep(FLUSH_WAIT).await;
@@ -269,33 +289,35 @@ impl Running {
     }
 }
 
-fn start(
-    state: &Data<State>,
+fn start<A: Application>(
+    context: &Arc<Context>,
+    application: &A,
     admin: TcpListener,
     health: Option<TcpListener>,
     socket: Option<UnixListener>,
-) -> io::Result<(Vec<dev::Server>, Vec<Arc<Seats>>)> {
-    let (mut servers, mut all_seats) = (Vec::new(), Vec::new());
-    let mut seats = |what, most| {
-        let seats = Seats::new(what, most);
-        all_seats.push(Arc::clone(&seats));
-        seats
+) -> io::Result<(Vec<dev::Server>, Vec<Arc<ConnectionSlots>>)> {
+    let (mut servers, mut all_slots) = (Vec::new(), Vec::new());
+    let mut slots = |what, most| {
+        let slots = ConnectionSlots::new(what, most);
+        all_slots.push(Arc::clone(&slots));
+        slots
     };
-    let shared = state.clone();
+    let context = Data::from(Arc::clone(context));
+    let (shared, routes) = (context.clone(), application.clone());
     let app = move || {
-        let routes = |config: &mut ServiceConfig| routes::admin(config);
-        let app = App::new().app_data(shared.clone()).configure(routes);
-        app.wrap(from_fn(gzip::here)).wrap(Compress::default()).wrap(from_fn(routes::admin_gate))
+        let app = App::new().app_data(shared.clone()).configure(gate::problems);
+        let app = app.configure(|config| routes.admin(config));
+        app.wrap(from_fn(compress::here)).wrap(Compress::default()).wrap(from_fn(gate::admin_gate))
     };
     let server = builder(WORKERS, CONNECTIONS);
-    let taken = seats("admin", CONNECTIONS);
-    let server = match state.access.tls() {
+    let taken = slots("admin", CONNECTIONS);
+    let server = match context.access.tls() {
         Some(tls) => {
             let mut acceptor = Acceptor::new(tls.server_config().map_err(io::Error::other)?);
             acceptor.set_handshake_timeout(HANDSHAKE_WAIT);
             server.listen("admin", admin, move || {
                 let taken = Arc::clone(&taken);
-                fn_service(move |io: TcpStream| seated_tcp(io, Arc::clone(&taken)))
+                fn_service(move |io: TcpStream| accept_tcp(io, Arc::clone(&taken)))
                     .and_then(clock_guard::guard())
                     .and_then(acceptor.clone().map_err(drop))
                     .and_then(|tls| ready(Ok((tls, None))))
@@ -304,7 +326,7 @@ fn start(
         }
         None => server.listen("admin", admin, move || {
             let taken = Arc::clone(&taken);
-            fn_service(move |io: TcpStream| seated_tcp(io, Arc::clone(&taken)))
+            fn_service(move |io: TcpStream| accept_tcp(io, Arc::clone(&taken)))
                 .and_then(clock_guard::guard())
                 .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app()))
@@ -313,40 +335,42 @@ fn start(
     servers.push(server.run());
     if let Some(listener) = socket {
         // Workers and connections of its own: root gets in while the others are all taken.
-        let (shared, taken) = (state.clone(), seats("socket", SOCKET_CONNECTIONS));
+        let (shared, routes) = (context.clone(), application.clone());
+        let taken = slots("socket", SOCKET_CONNECTIONS);
         let server = builder(1, SOCKET_CONNECTIONS).listen_uds("socket", listener, move || {
-            let routes = |config: &mut ServiceConfig| routes::admin(config);
-            let app = App::new().app_data(shared.clone()).configure(routes);
+            let app = App::new().app_data(shared.clone()).configure(gate::problems);
+            let app = app.configure(|config| routes.admin(config));
             let taken = Arc::clone(&taken);
-            fn_service(move |io: UnixStream| seated_unix(io, Arc::clone(&taken)))
+            fn_service(move |io: UnixStream| accept_unix(io, Arc::clone(&taken)))
                 .and_then(clock_guard::guard())
                 .and_then(|wire| ready(Ok((wire, None))))
-                .and_then(http!(app.wrap(from_fn(routes::admin_gate))))
+                .and_then(http!(app.wrap(from_fn(gate::admin_gate))))
         })?;
         servers.push(server.run());
     }
     if let Some(listener) = health {
-        let (shared, taken) = (state.clone(), seats("health", HEALTH_CONNECTIONS));
+        let (shared, routes) = (context, application.clone());
+        let taken = slots("health", HEALTH_CONNECTIONS);
         let server = builder(1, HEALTH_CONNECTIONS).listen("health", listener, move || {
-            let routes = |config: &mut ServiceConfig| routes::health(config);
-            let app = App::new().app_data(shared.clone()).configure(routes);
+            let app = App::new().app_data(shared.clone()).configure(gate::problems);
+            let app = app.configure(|config| routes.health(config));
             let taken = Arc::clone(&taken);
-            fn_service(move |io: TcpStream| seated_tcp(io, Arc::clone(&taken)))
+            fn_service(move |io: TcpStream| accept_tcp(io, Arc::clone(&taken)))
                 .and_then(clock_guard::guard())
                 .and_then(|wire| ready(Ok((wire, None))))
-                .and_then(http!(app.wrap(from_fn(routes::health_gate))))
+                .and_then(http!(app.wrap(from_fn(gate::health_gate))))
         })?;
         servers.push(server.run());
     }
-    Ok((servers, all_seats))
+    Ok((servers, all_slots))
 }
 
-async fn seated_tcp(io: TcpStream, seats: Arc<Seats>) -> Result<Wire<TcpStream>, ()> {
-    Ok(Wire::tcp(io, &seats).await)
+async fn accept_tcp(io: TcpStream, slots: Arc<ConnectionSlots>) -> Result<Wire<TcpStream>, ()> {
+    Ok(Wire::tcp(io, &slots).await)
 }
 
-async fn seated_unix(io: UnixStream, seats: Arc<Seats>) -> Result<Wire<UnixStream>, ()> {
-    Ok(Wire::unix(io, &seats).await)
+async fn accept_unix(io: UnixStream, slots: Arc<ConnectionSlots>) -> Result<Wire<UnixStream>, ()> {
+    Ok(Wire::unix(io, &slots).await)
 }
 
 fn builder(workers: usize, connections: usize) -> ServerBuilder {
@@ -358,19 +382,19 @@ fn builder(workers: usize, connections: usize) -> ServerBuilder {
 }
 
 /// Closes connections that are idle for too long, and logs how many sent what is not HTTP; never ends.
-async fn sweep(all: Vec<Arc<Seats>>) {
+async fn sweep(all: Vec<Arc<ConnectionSlots>>) {
     let mut malformed = Malformed::default();
     loop {
         tokio::time::sleep(SWEEP_EVERY).await;
-        all.iter().for_each(|seats| seats.sweep());
+        all.iter().for_each(|slots| slots.sweep());
         malformed.log(MALFORMED.load(Ordering::Relaxed));
     }
 }
 
 /// Takes renewed files of TLS over; never ends. They are small, and read on the thread that waits for the
 /// stop, which answers nobody.
-async fn look_at_tls(state: &State, every: Duration) {
-    let Some(tls) = state.access.tls() else { return std::future::pending().await };
+async fn look_at_tls(context: &Context, every: Duration) {
+    let Some(tls) = context.access.tls() else { return std::future::pending().await };
     loop {
         tokio::time::sleep(every).await;
         tls.look();

@@ -1,19 +1,19 @@
 //! Who may stay when connections run short.
 //!
-//! A listener has so many seats. A connection takes one before TLS; where none is free, somebody else's is
+//! A listener has so many slots. A connection takes one before TLS; where none is free, somebody else's is
 //! taken away. First go those who showed nothing that opens the door and ask for nothing; of those, whoever's
-//! address has most seats; of its, the oldest. So neither a crowd that says nothing, nor heads that come a
+//! address has most slots; of its, the oldest. So neither a crowd that says nothing, nor heads that come a
 //! byte a second, nor answers that nobody reads keep a good client out, whose one connection is young, and
-//! soon known. Whoever comes has to have the time for that, beside known clients in all other seats: a quarter
-//! of the seats is for those alone who have said nothing yet. And in a burst: who came just now is spared for
+//! soon known. Whoever comes has to have the time for that, beside known clients in all other slots: a quarter
+//! of the slots is for those alone who have said nothing yet. And in a burst: who came just now is spared for
 //! some milliseconds, and until what it said was read. Whoever comes next waits for that, and those behind
 //! wait in the system's queue, where nothing is lost.
 //!
 //! The HTTP library has a deadline for the first head of a connection alone. For those that follow, and for
 //! answers over a Unix socket, the sweep has one.
 
-use super::rate::Client;
-use super::seat::{Seat, Standing, millis};
+use super::rate_limit::Client;
+use super::slot::{Slot, Standing, millis};
 use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -22,22 +22,22 @@ use std::time::{Duration, Instant};
 
 /// How often it is looked at who rests, or leaves an answer lying, for too long.
 pub(super) const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// One seat in so many is for those who have only just come.
+/// One slot in so many is for those who have only just come.
 const NEW_SHARE: usize = 4;
-/// Most connections a second that make room for others without having said anything. Each has its seat for
-/// all seats' share of it: 256 for 100 ms, 64 for 25 ms. A burst that fills the system's queue (4,096) is
+/// Most connections a second that make room for others without having said anything. Each has its slot for
+/// all slots' share of it: 256 for 100 ms, 64 for 25 ms. A burst that fills the system's queue (4,096) is
 /// through within two seconds.
 const UNSAID_PER_SECOND: u32 = 2_560;
 /// Shortest and longest wait of whoever comes until it is looked at again who can go.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
-/// That seats ran short is told at most once in this time.
+/// That slots ran short is told at most once in this time.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// The seats of one listener.
-pub(super) struct Seats {
+/// The slots of one listener.
+pub(super) struct ConnectionSlots {
     what: &'static str,
     most: usize,
-    /// For so long a seat is nobody else's, whoever has it.
+    /// For so long a slot is nobody else's, whoever has it.
     grace: Duration,
     began: Instant,
     /// Those who wait for one do so in the order in which they came.
@@ -49,21 +49,21 @@ pub(super) struct Seats {
 struct Inner {
     next: u64,
     /// By number, so by age.
-    taken: BTreeMap<u64, Arc<Seat>>,
+    taken: BTreeMap<u64, Arc<Slot>>,
     /// How many of them each client has.
     crowds: HashMap<Client, usize>,
     taken_away: u64,
     told: Option<Instant>,
 }
 
-/// A seat that is taken, for as long as this lives.
+/// A slot that is taken, for as long as this lives.
 pub(super) struct Taken {
-    seats: Arc<Seats>,
+    slots: Arc<ConnectionSlots>,
     number: u64,
-    pub(super) seat: Arc<Seat>,
+    pub(super) slot: Arc<Slot>,
 }
 
-impl Seats {
+impl ConnectionSlots {
     /// So many, of the listener that is called so.
     pub(super) fn new(what: &'static str, most: usize) -> Arc<Self> {
         let grace = Duration::from_secs(1) * u32::try_from(most).unwrap_or(u32::MAX) / UNSAID_PER_SECOND;
@@ -77,7 +77,7 @@ impl Seats {
         })
     }
 
-    /// Takes a seat; somebody else's, if it must be, as soon as that has had it for some milliseconds.
+    /// Takes a slot; somebody else's, if it must be, as soon as that has had it for some milliseconds.
     pub(super) async fn take(self: &Arc<Self>, client: Client) -> Taken {
         let _turn = self.turn.lock().await;
         loop {
@@ -96,32 +96,32 @@ impl Seats {
         }
         let number = inner.next;
         inner.next += 1;
-        let seat = Arc::new(Seat::new(client.clone(), self.began, now));
-        inner.taken.insert(number, Arc::clone(&seat));
+        let slot = Arc::new(Slot::new(client.clone(), self.began, now));
+        inner.taken.insert(number, Arc::clone(&slot));
         *inner.crowds.entry(client.clone()).or_default() += 1;
-        Ok(Taken { seats: Arc::clone(self), number, seat })
+        Ok(Taken { slots: Arc::clone(self), number, slot })
     }
 
-    /// A look at each of some hundreds of seats: some microseconds, at each connection that is too many.
+    /// A look at each of some hundreds of slots: some microseconds, at each connection that is too many.
     fn make_room(&self, inner: &mut Inner, now: u64) -> Result<(), Duration> {
-        let standings = || inner.taken.values().map(|seat| seat.standing());
+        let standings = || inner.taken.values().map(|slot| slot.standing());
         let silent = standings().filter(|standing| *standing == Standing::Silent).count();
         let strange = standings().filter(|standing| *standing <= Standing::Stranger).count();
-        let worth = |(number, seat): (&u64, &Arc<Seat>)| {
-            let crowd = inner.crowds.get(&seat.client).copied().unwrap_or_default();
-            let standing = match seat.standing() {
+        let worth = |(number, slot): (&u64, &Arc<Slot>)| {
+            let crowd = inner.crowds.get(&slot.client).copied().unwrap_or_default();
+            let standing = match slot.standing() {
                 Standing::Silent if silent <= self.most / NEW_SHARE => Standing::New,
                 other => other,
             };
             (standing, Reverse(crowd), *number)
         };
         let spared = |number: u64| {
-            inner.taken.get(&number).map_or(Duration::ZERO, |seat| seat.spared(self.grace, now))
+            inner.taken.get(&number).map_or(Duration::ZERO, |slot| slot.spared(self.grace, now))
         };
         let all = || inner.taken.iter().map(worth);
         let Some((standing, _, first)) = all().min() else { return Ok(()) };
         // A crowd of strangers is waited for, and no known client goes for one of them. Where known clients
-        // have most of the seats, one of theirs goes before a stranger who came just now.
+        // have most of the slots, one of theirs goes before a stranger who came just now.
         let crowded = standing <= Standing::Stranger && strange > self.most / NEW_SHARE;
         let number = match crowded {
             true => Some(first).filter(|first| spared(*first).is_zero()),
@@ -134,7 +134,7 @@ impl Seats {
             inner.told = Some(Instant::now());
             tracing::warn!(
                 listener = self.what,
-                seats = self.most,
+                slots = self.most,
                 taken_away = inner.taken_away,
                 "all connections are in use: idle connections of unauthenticated clients are closed for new ones"
             );
@@ -150,7 +150,7 @@ impl Seats {
     fn sweep_at(&self, now: u64) {
         let mut inner = self.inner.lock();
         let over: Vec<u64> =
-            inner.taken.iter().filter(|(_, seat)| seat.is_over(now)).map(|(number, _)| *number).collect();
+            inner.taken.iter().filter(|(_, slot)| slot.is_over(now)).map(|(number, _)| *number).collect();
         for number in over {
             inner.close(number);
         }
@@ -159,33 +159,33 @@ impl Seats {
 
 impl Inner {
     fn close(&mut self, number: u64) {
-        if let Some(seat) = self.leave(number) {
-            seat.close();
+        if let Some(slot) = self.leave(number) {
+            slot.close();
         }
     }
 
-    fn leave(&mut self, number: u64) -> Option<Arc<Seat>> {
-        let seat = self.taken.remove(&number)?;
-        if let Some(crowd) = self.crowds.get_mut(&seat.client) {
+    fn leave(&mut self, number: u64) -> Option<Arc<Slot>> {
+        let slot = self.taken.remove(&number)?;
+        if let Some(crowd) = self.crowds.get_mut(&slot.client) {
             *crowd -= 1;
             if *crowd == 0 {
-                self.crowds.remove(&seat.client);
+                self.crowds.remove(&slot.client);
             }
         }
-        Some(seat)
+        Some(slot)
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.seats.inner.lock().leave(self.number);
+        self.slots.inner.lock().leave(self.number);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::seat::{REST_MAX, UNREAD_MAX};
+    use crate::slot::{REST_MAX, UNREAD_MAX};
     use std::task::Waker;
 
     fn at(n: u8) -> Client {
@@ -193,50 +193,50 @@ mod tests {
     }
 
     /// Long after everybody else, who has been heard.
-    fn take(seats: &Arc<Seats>, client: &Client) -> Taken {
-        seats.inner.lock().taken.values().for_each(|seat| seat.hear());
-        let next = seats.inner.lock().next;
-        seats.take_at(client, next * 1_000).unwrap()
+    fn take(slots: &Arc<ConnectionSlots>, client: &Client) -> Taken {
+        slots.inner.lock().taken.values().for_each(|slot| slot.hear());
+        let next = slots.inner.lock().next;
+        slots.take_at(client, next * 1_000).unwrap()
     }
 
     fn closed(taken: &Taken) -> bool {
-        taken.seat.is_closed(Waker::noop())
+        taken.slot.is_closed(Waker::noop())
     }
 
     #[test]
     fn a_crowd_of_one_address_loses_its_oldest_and_others_none() {
-        let seats = Seats::new("test", 4);
-        let alone = take(&seats, &at(1));
-        let crowd: Vec<_> = (0..3).map(|_| take(&seats, &at(2))).collect();
-        let new = take(&seats, &at(3));
+        let slots = ConnectionSlots::new("test", 4);
+        let alone = take(&slots, &at(1));
+        let crowd: Vec<_> = (0..3).map(|_| take(&slots, &at(2))).collect();
+        let new = take(&slots, &at(3));
         assert!(closed(&crowd[0]) && !closed(&alone) && !closed(&crowd[1]) && !closed(&new));
         // What is left of the crowd is still the largest.
-        let next = take(&seats, &at(4));
+        let next = take(&slots, &at(4));
         assert!(closed(&crowd[1]) && !closed(&alone) && !closed(&next));
         // All have one each: the oldest goes.
-        let last = take(&seats, &at(5));
+        let last = take(&slots, &at(5));
         assert!(closed(&alone) && !closed(&crowd[2]) && !closed(&last));
         drop((crowd, new, next, last, alone));
-        let inner = seats.inner.lock();
+        let inner = slots.inner.lock();
         assert!(inner.taken.is_empty() && inner.crowds.is_empty());
     }
 
     #[test]
     fn whoever_is_known_goes_last_and_those_who_just_came_have_a_quarter() {
-        let seats = Seats::new("test", 8);
-        let all: Vec<_> = (0..8).map(|_| take(&seats, &at(1))).collect();
-        let _stranger = all[4].seat.work();
-        all[5..].iter().for_each(|known| known.seat.know());
-        let (_unread, _working) = (all[6].seat.work(), all[7].seat.work());
-        all[6].seat.takes(false);
+        let slots = ConnectionSlots::new("test", 8);
+        let all: Vec<_> = (0..8).map(|_| take(&slots, &at(1))).collect();
+        let _stranger = all[4].slot.work();
+        all[5..].iter().for_each(|known| known.slot.know());
+        let (_unread, _working) = (all[6].slot.work(), all[7].slot.work());
+        all[6].slot.takes(false);
         let mut new = Vec::new();
         // Two of the silent are a quarter; the others go first.
         for gone in [0, 1, 4, 5, 2, 3, 6, 7] {
             assert!(!closed(&all[gone]));
             // Each newcomer is known at once, and at work.
-            let one = take(&seats, &at(1));
-            one.seat.know();
-            new.push((one.seat.work(), one));
+            let one = take(&slots, &at(1));
+            one.slot.know();
+            new.push((one.slot.work(), one));
             assert!(closed(&all[gone]), "{gone} was to go");
         }
         assert!(new.iter().all(|(_, one)| !closed(one)));
@@ -244,68 +244,68 @@ mod tests {
 
     #[test]
     fn who_rests_too_long_or_leaves_an_answer_lying_is_swept_out() {
-        let seats = Seats::new("test", 9);
-        let (rests, works, unread) = (take(&seats, &at(1)), take(&seats, &at(1)), take(&seats, &at(1)));
-        let (work, answer) = (works.seat.work(), unread.seat.work());
-        unread.seat.takes(false);
-        let later = |wait: Duration| millis(seats.began) + u64::try_from(wait.as_millis()).unwrap();
-        seats.sweep_at(later(REST_MAX - Duration::from_secs(1)));
+        let slots = ConnectionSlots::new("test", 9);
+        let (rests, works, unread) = (take(&slots, &at(1)), take(&slots, &at(1)), take(&slots, &at(1)));
+        let (work, answer) = (works.slot.work(), unread.slot.work());
+        unread.slot.takes(false);
+        let later = |wait: Duration| millis(slots.began) + u64::try_from(wait.as_millis()).unwrap();
+        slots.sweep_at(later(REST_MAX - Duration::from_secs(1)));
         assert!(!closed(&rests));
-        seats.sweep_at(later(REST_MAX + Duration::from_secs(1)));
+        slots.sweep_at(later(REST_MAX + Duration::from_secs(1)));
         assert!(closed(&rests) && !closed(&works) && !closed(&unread));
-        seats.sweep_at(later(UNREAD_MAX + Duration::from_secs(1)));
+        slots.sweep_at(later(UNREAD_MAX + Duration::from_secs(1)));
         assert!(closed(&unread) && !closed(&works), "what takes long is no rest");
         drop((work, answer));
-        seats.sweep_at(later(REST_MAX + Duration::from_secs(1)));
+        slots.sweep_at(later(REST_MAX + Duration::from_secs(1)));
         assert!(closed(&works));
     }
 
     #[test]
     fn in_a_burst_whoever_came_just_now_is_waited_for() {
-        let seats = Seats::new("test", 256);
-        assert_eq!(seats.grace, Duration::from_millis(100));
-        let all: Vec<_> = (0..256).map(|n| seats.take_at(&at(1), n / 64).unwrap()).collect();
+        let slots = ConnectionSlots::new("test", 256);
+        assert_eq!(slots.grace, Duration::from_millis(100));
+        let all: Vec<_> = (0..256).map(|n| slots.take_at(&at(1), n / 64).unwrap()).collect();
         // The oldest was not listened to yet, then it was, and then its time is over.
-        assert_eq!(seats.take_at(&at(2), 90).err(), Some(Duration::from_millis(910)));
-        all.iter().for_each(|taken| taken.seat.hear());
-        assert_eq!(seats.take_at(&at(2), 90).err(), Some(Duration::from_millis(10)));
-        let later = seats.take_at(&at(2), 100).unwrap();
+        assert_eq!(slots.take_at(&at(2), 90).err(), Some(Duration::from_millis(910)));
+        all.iter().for_each(|taken| taken.slot.hear());
+        assert_eq!(slots.take_at(&at(2), 90).err(), Some(Duration::from_millis(10)));
+        let later = slots.take_at(&at(2), 100).unwrap();
         assert!(closed(&all[0]) && !closed(&later) && all[1..].iter().all(|taken| !closed(taken)));
-        // What one has said in time keeps its seat, and the next one goes.
-        let _work = all[1].seat.work();
-        all[1].seat.know();
-        let next = seats.take_at(&at(2), 100).unwrap();
+        // What one has said in time keeps its slot, and the next one goes.
+        let _work = all[1].slot.work();
+        all[1].slot.know();
+        let next = slots.take_at(&at(2), 100).unwrap();
         assert!(!closed(&all[1]) && closed(&all[2]) && !closed(&next));
     }
 
     #[test]
-    fn where_known_clients_have_most_seats_nobody_waits_for_a_stranger_who_came_just_now() {
-        let seats = Seats::new("test", 256);
-        let known: Vec<_> = (0..250).map(|_| seats.take_at(&at(1), 0).unwrap()).collect();
-        let _work: Vec<_> = known.iter().map(|taken| taken.seat.work()).collect();
-        known.iter().for_each(|taken| taken.seat.know());
+    fn where_known_clients_have_most_slots_nobody_waits_for_a_stranger_who_came_just_now() {
+        let slots = ConnectionSlots::new("test", 256);
+        let known: Vec<_> = (0..250).map(|_| slots.take_at(&at(1), 0).unwrap()).collect();
+        let _work: Vec<_> = known.iter().map(|taken| taken.slot.work()).collect();
+        known.iter().for_each(|taken| taken.slot.know());
         // Those who say nothing yet have a quarter, and each of them the place of a known one at once.
-        let new: Vec<_> = (0..65).map(|_| seats.take_at(&at(2), 10).unwrap()).collect();
+        let new: Vec<_> = (0..65).map(|_| slots.take_at(&at(2), 10).unwrap()).collect();
         assert!(known[..59].iter().all(closed) && !new.iter().any(closed));
         // More than that are waited for, and no known client goes for them.
-        assert!(seats.take_at(&at(3), 20).is_err());
-        new.iter().for_each(|taken| taken.seat.hear());
-        let late = seats.take_at(&at(3), 110).unwrap();
+        assert!(slots.take_at(&at(3), 20).is_err());
+        new.iter().for_each(|taken| taken.slot.hear());
+        let late = slots.take_at(&at(3), 110).unwrap();
         assert!(closed(&new[0]) && !closed(&known[59]) && !closed(&late));
     }
 
     #[tokio::test]
-    async fn whoever_has_to_wait_for_a_seat_gets_one() {
-        let seats = Seats::new("test", 1);
-        let first = seats.take(at(1)).await;
+    async fn a_connection_that_waits_for_a_slot_gets_one() {
+        let slots = ConnectionSlots::new("test", 1);
+        let first = slots.take(at(1)).await;
         let waits = {
-            let seats = Arc::clone(&seats);
-            tokio::spawn(async move { seats.take(at(2)).await })
+            let slots = Arc::clone(&slots);
+            tokio::spawn(async move { slots.take(at(2)).await })
         };
-        first.seat.hear();
+        first.slot.hear();
         let second = waits.await.unwrap();
         assert!(closed(&first) && !closed(&second));
         drop(second);
-        assert!(!closed(&seats.take(at(1)).await));
+        assert!(!closed(&slots.take(at(1)).await));
     }
 }

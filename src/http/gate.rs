@@ -1,0 +1,266 @@
+//! What every request passes: host, rate, counting, the headers that all answers have, and a stop that lets
+//! requests under way finish.
+
+use super::access::{self, Access};
+use super::failure::{Failure, PROBLEM_JSON};
+use super::peer::Peer;
+use super::response_budget::Budget;
+use super::slot::{Slot, Work};
+use super::unread::{self, Unread};
+use super::{counting, etag, host, query, sight};
+use actix_web::body::{BoxBody, MessageBody};
+use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
+use actix_web::http::header::{
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
+};
+use actix_web::middleware::{Next, from_fn};
+use actix_web::web::{Data, PathConfig, QueryConfig, ServiceConfig};
+use actix_web::{Error, HttpRequest, HttpResponse, Resource, Route, Scope, guard, web};
+use berth_api::Kind;
+use berth_core::figures::Figures;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// Where everything is that needs a token.
+pub const API: &str = "/api/v1";
+/// Said by a handler so that nothing compresses its answer; it is no coding to be named, and leaves none.
+pub const IDENTITY: &str = "identity";
+
+/// What all requests of all listeners share.
+pub struct Context {
+    /// Who may do what.
+    pub access: Access,
+    /// What answers weigh that are not read yet.
+    pub(super) budget: Budget,
+    pub(super) gate: Gate,
+    /// Where answers are counted.
+    pub(super) figures: Arc<Figures>,
+}
+
+impl Context {
+    pub(super) fn new(access: Access, figures: Arc<Figures>) -> Self {
+        Self { access, budget: Budget::default(), gate: Gate::default(), figures }
+    }
+}
+
+/// Counts requests, so that a stop can let them finish.
+#[derive(Default)]
+pub(super) struct Gate {
+    inside: AtomicUsize,
+    closed: AtomicBool,
+}
+
+impl Gate {
+    /// Lets a request in; `None` once closed.
+    pub(super) fn enter(&self) -> Option<Inside<'_>> {
+        // Counted before the look, so that a close either sees the request or is seen by it.
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Inside(self);
+        (!self.closed.load(Ordering::SeqCst)).then_some(inside)
+    }
+
+    /// Lets nobody in any more.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether nobody is inside.
+    pub(super) fn is_empty(&self) -> bool {
+        self.inside.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// One request inside.
+pub(super) struct Inside<'a>(&'a Gate);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The path by which a request is routed: its escapes are undone, but for those of `%`, `/` and `+`.
+pub(super) fn path(request: &ServiceRequest) -> &str {
+    request.match_info().as_str()
+}
+
+/// Whether the door of the API counts it.
+fn is_api(path: &str) -> bool {
+    path.strip_prefix(API).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Whether it is for probes and scrapes. What a browser opens may have any query.
+fn is_probe(request: &ServiceRequest) -> bool {
+    matches!(path(request), "/livez" | "/readyz" | "/metrics")
+}
+
+/// The scope of all routes that need a token.
+#[must_use]
+pub fn api() -> Scope<
+    impl ServiceFactory<
+        ServiceRequest,
+        Config = (),
+        Response = ServiceResponse<impl MessageBody>,
+        Error = Error,
+        InitError = (),
+    >,
+> {
+    web::scope(API).wrap(from_fn(etag::heed)).wrap(from_fn(access::door))
+}
+
+/// Has malformed paths and queries answered as problems.
+pub(super) fn problems(config: &mut ServiceConfig) {
+    config.app_data(PathConfig::default().error_handler(|e, _| Failure::new(Kind::Path, e).into()));
+    config.app_data(QueryConfig::default().error_handler(|e, _| Failure::new(Kind::Query, e).into()));
+}
+
+/// Wraps everything that the admin listener answers.
+pub(super) async fn admin_gate(
+    mut request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let begun = Begun::by(&mut request);
+    let refused = match request.conn_data::<Peer>() {
+        // A page of another origin cannot connect to a Unix socket; and where it had its own name lead
+        // here, the certificate, which is another's, would end the connection.
+        Some(Peer::Unix { .. } | Peer::Tls { .. }) => Ok(()),
+        _ => host::check(request.headers()),
+    };
+    // Below /api/v1 the door counts, by name.
+    let context = context(&request)?;
+    let refused = match is_api(path(&request)) {
+        true => refused,
+        false => refused.and_then(|()| context.access.limit_public(&request)),
+    };
+    let refused = match refused {
+        Ok(()) => sight::of_the_daemon(&context, &request).await,
+        refused => refused,
+    };
+    pass(request, next, begun, refused.err()).await
+}
+
+/// Wraps everything that the health listener answers. Probes name the pod's address as host.
+pub(super) async fn health_gate(
+    mut request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let begun = Begun::by(&mut request);
+    let refused = context(&request)?.access.limit_scrapes(&request);
+    pass(request, next, begun, refused.err()).await
+}
+
+/// A request under way. It begins before anything is waited for: until then the HTTP library takes in what comes
+/// behind it.
+struct Begun {
+    at: Instant,
+    work: Option<Work>,
+    unread: Option<Unread>,
+}
+
+impl Begun {
+    fn by(request: &mut ServiceRequest) -> Self {
+        let work = request.conn_data::<Arc<Slot>>().map(Slot::work);
+        Self { at: Instant::now(), work, unread: Unread::of(request) }
+    }
+}
+
+async fn pass(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+    Begun { at, work, unread }: Begun,
+    refused: Option<Failure>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let context = context(&request)?;
+    let inside = context.gate.enter();
+    let refused = match &inside {
+        Some(_) => refused,
+        None => Some(Failure::new(Kind::Stopping, "the daemon is stopping")),
+    };
+    let refused = refused.or_else(|| is_probe(&request).then(|| query::refused(&request)).flatten());
+    let response = match refused {
+        Some(problem) => request.into_response(problem.response()),
+        None => next.call(request).await?.map_into_boxed_body(),
+    };
+    let response = etag::not_modified_if_any(response);
+    let (response, share) = context.budget.within(response);
+    let response = finish(response);
+    counting::count(&context, response.request(), response.status().as_u16(), at);
+    if let Some((work, bytes)) = work.as_ref().zip(unread::bytes(response.response().body(), share.as_ref()))
+    {
+        work.must_be_taken(bytes);
+    }
+    let kept = unread.is_some() || share.is_some() || !unread::is_small(response.response().body());
+    Ok(match kept {
+        true => response.map_body(|_, body| unread::holding(body, unread, work, share)),
+        false => response,
+    })
+}
+
+pub(super) fn context(request: &ServiceRequest) -> Result<Data<Context>, Error> {
+    let context = request.app_data::<Data<Context>>().cloned();
+    context.ok_or_else(|| Failure::new(Kind::Internal, "the server has no context").into())
+}
+
+/// Headers that all answers have, and words for errors that some layer made without any.
+fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
+    let status = response.status();
+    let kind = response.headers().get(CONTENT_TYPE);
+    let has_words = kind.is_some_and(|k| k == PROBLEM_JSON);
+    let mut response = if (status.is_client_error() || status.is_server_error()) && !has_words {
+        let detail = match response.response().error() {
+            Some(error) => error.to_string(),
+            None => status.canonical_reason().unwrap_or("error").to_owned(),
+        };
+        let problem = match status {
+            // The layer that compresses names codings, and not what forbids the answer as it is.
+            StatusCode::NOT_ACCEPTABLE => {
+                Failure::new(Kind::NotAcceptable, "Accept-Encoding takes neither gzip nor an answer as it is")
+                    .hint("send `Accept-Encoding: gzip`, or leave it out")
+            }
+            _ => Failure::of_status(status, detail),
+        };
+        response.into_response(problem.response())
+    } else {
+        response
+    };
+    let headers = response.headers_mut();
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    if headers.get(CONTENT_ENCODING).is_some_and(|coding| coding == IDENTITY) {
+        headers.remove(CONTENT_ENCODING);
+    }
+    if !headers.contains_key(CACHE_CONTROL) {
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
+    response
+}
+
+/// A resource that names its methods to whoever uses another one.
+pub fn resource(path: &str, allow: &'static str) -> Resource {
+    web::resource(path).default_service(web::to(move |request: HttpRequest| async move {
+        let detail = format!("{} is not a method of {}; it has {allow}", request.method(), request.path());
+        Failure::new(Kind::Method, detail).allow(allow).response()
+    }))
+}
+
+/// GET, and HEAD with it.
+#[must_use]
+pub fn read() -> Route {
+    web::route().guard(guard::Any(guard::Get()).or(guard::Head()))
+}
+
+/// Answers a path without a route.
+pub async fn no_route(request: HttpRequest) -> HttpResponse {
+    nothing_at(request.path()).response()
+}
+
+/// The problem of a path without a route.
+#[must_use]
+pub fn nothing_at(path: &str) -> Failure {
+    let path: String = path.chars().take(200).collect();
+    Failure::new(Kind::NoRoute, format!("nothing is at {path}")).hint("/swagger-ui/ shows what there is")
+}

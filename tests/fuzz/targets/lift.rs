@@ -4,8 +4,8 @@
 mod room;
 
 use berth_kernel::policy::PolicyVersion;
-use berth_kernel::time::Now;
 use berth_kernel::ports::Policies;
+use berth_kernel::time::Now;
 use std::sync::OnceLock;
 
 static PARROT: OnceLock<PolicyVersion> = OnceLock::new();

@@ -1,10 +1,9 @@
 //! How much of answers may lie in memory until their clients have read them.
 //!
 //! Small ones the HTTP library takes over at once, into buffers that each connection has. A larger one lies there
-//! until its client has read it, which [`super::slot`] gives it a minute for and some more, and a client has many
-//! connections. So
-//! what they weigh is counted, and what would be too much is refused. Whoever asks for the same again is refused
-//! before it is made, until they have read some of what lies there: making it is most of its cost.
+//! until its client has read it, for which its connection gives it a little more than a minute, and a client has many
+//! connections. So their sizes are counted, and what would be too much is refused. The same client is refused again,
+//! before the answer is made, until it has read some of what lies there: making it is most of its cost.
 //! Texts that are part of the program weigh nothing; a stream of events has places of its own.
 
 use super::failure::Failure;

@@ -1,6 +1,5 @@
 //! `/policies`: upload, list, fetch and delete versions of policies.
 
-use super::idempotency::{self, Answered, Turn};
 use super::refusals::IntoFailure;
 use super::state::State;
 use super::word;
@@ -122,16 +121,13 @@ pub(super) async fn list(
 
 /// Upload a policy
 ///
-/// A WebAssembly component of the world `berth:policy`, or a core module that becomes one. It is
-/// checked, compiled in a limited child process, asked what it is, and kept under its digest. It is
-/// asked nothing else until a stack names it. The same bytes again change nothing, except that they
-/// may bring a signature. Two callers may upload at a time, each one policy. Where the configuration has `trustedKeys`, one of them must have signed the
-/// body, byte by byte; 403 says otherwise, and nothing of it is compiled. With an `Idempotency-Key` the
-/// very same request of the same caller is answered as the first time, as long as the daemon remembers the
-/// key (64 of them, until it ends) and has the policy.
+/// A WebAssembly component of the world `berth:policy`, or a core module that becomes one. It is checked, compiled in
+/// a limited child process, asked what it is, and kept under its digest. It decides nothing until a stack names it.
+/// Uploading is idempotent: the same bytes again change nothing (200 instead of 201), except that they may bring a
+/// signature. Two callers may upload at a time, each one policy. If the configuration has `trustedKeys`, one of them
+/// must have signed the body, byte by byte; otherwise the answer is 403, and nothing is compiled.
 #[utoipa::path(post, path = "/api/v1/policies", tag = "policies", operation_id = "uploadPolicy",
-    params(Word, ("Berth-Signature" = Option<String>, Header, description = "Ed25519 signature over the body, 64 bytes in base64", example = "O7Eu2jwpjbXeJVl/VNkk8uF+eKJq2JU+2CGO5oLwu76QIeLzAJ0VLJEb8fJexoOpAnFBZnZ6+9jlvQ+wEk7Lig=="),
-        ("Idempotency-Key" = Option<String>, Header, description = "A word of the client's own for this request; at most 128 visible characters", example = "8e03978e-40d5-43e8-bc93-6894a57f9324")),
+    params(Word, ("Berth-Signature" = Option<String>, Header, description = "Ed25519 signature over the body, 64 bytes in base64", example = "O7Eu2jwpjbXeJVl/VNkk8uF+eKJq2JU+2CGO5oLwu76QIeLzAJ0VLJEb8fJexoOpAnFBZnZ6+9jlvQ+wEk7Lig==")),
     request_body(content = Vec<u8>, content_type = "application/wasm", description = "The component, at most 32 MiB"),
     responses(
         (status = 200, description = "Known already", body = PolicyDetail),
@@ -139,10 +135,10 @@ pub(super) async fn list(
         (status = 400, description = "The body ended early, a malformed header, or an unknown key in the query"),
         (status = 403, description = "Keys are trusted and none of them signed it, or a core module is signed"),
         (status = 408, description = "The body came too slowly"),
-        (status = 409, description = "The node keeps as many versions as it may, or the key's first request is still at work"),
+        (status = 409, description = "The node keeps as many versions as it may"),
         (status = 413, description = "Over 32 MiB"),
         (status = 415, description = "The body is not application/wasm"),
-        (status = 422, description = "Not a policy, too costly to compile, or a key that came before with another request"),
+        (status = 422, description = "Not a policy, or too costly to compile"),
     ))]
 pub(super) async fn upload(
     state: web::Data<State>,
@@ -153,29 +149,8 @@ pub(super) async fn upload(
     let Word { by, reason } = said.into_inner();
     let by = word::checked(by, &reason)?;
     let signature = signature(&request)?;
-    let key = idempotency::key_of(&request)?;
-    let _place = state.places.take(key.as_ref())?;
+    let _permit = state.upload_permits.take()?;
     let module = body::module(&request, payload).await?;
-    let (module, asked) = match key {
-        None => (module, None),
-        Some(key) => {
-            let signed = signature.as_ref().map(|signature| signature.0);
-            let (by, reason) = (by.clone(), reason.clone());
-            let hash = move || {
-                let signed = signed.as_ref().map_or(&[][..], |bytes| &bytes[..]);
-                let request = idempotency::request_of(&[&module, signed, by.as_bytes(), reason.as_bytes()]);
-                (module, Some((key, request)))
-            };
-            // 32 MiB take a tenth of a second, in which this thread answers others.
-            web::block(hash).await.map_err(|error| Failure::new(Kind::Internal, error))?
-        }
-    };
-    // What was deleted since is uploaded anew.
-    let kept = |answer: &Answered| state.door.snapshot().policies.contains_key(&answer.digest);
-    let claim = match state.keys.take(asked, kept)? {
-        Turn::Again(answer) => return Ok(answered(answer)),
-        Turn::First(claim) => claim,
-    };
     let before = state.door.snapshot();
     let upload = Upload { module, signature, by, why: reason };
     let version = state.door.upload(upload).await.map_err(IntoFailure::into_failure)?;
@@ -191,22 +166,11 @@ pub(super) async fn upload(
         );
     }
     let shown = PolicyDetail::of(&state.door.snapshot(), &version);
-    let answer = Answered {
-        digest: version.digest.clone(),
-        status: if new { StatusCode::CREATED } else { StatusCode::OK },
-        location: new.then(|| format!("/api/v1/policies/{}", version.digest)),
-        body: serde_json::to_vec(&shown).map_err(|error| Failure::new(Kind::Internal, error))?,
-    };
-    claim.done(&answer);
-    Ok(answered(answer))
-}
-
-fn answered(answer: Answered) -> HttpResponse {
-    let mut response = HttpResponse::build(answer.status);
-    if let Some(location) = answer.location {
-        response.insert_header((LOCATION, location));
+    let mut response = HttpResponse::build(if new { StatusCode::CREATED } else { StatusCode::OK });
+    if new {
+        response.insert_header((LOCATION, format!("/api/v1/policies/{}", version.digest)));
     }
-    response.content_type("application/json").body(answer.body)
+    Ok(response.json(shown))
 }
 
 /// One version of a policy

@@ -31,7 +31,7 @@ pub(super) fn words(kind: Kind) -> Words {
             "The detail names the key and the rule. A cursor must be the `next` of an earlier answer, as it was.",
         ),
         Kind::Header => (
-            "A header that this route reads is malformed: If-Match, Last-Event-ID, Idempotency-Key or Berth-Signature. Or If-Match came where there is no ETag to hold it against.",
+            "A header that this route reads is malformed: If-Match, Last-Event-ID or Berth-Signature. Or If-Match came where there is no ETag to hold it against.",
             "The detail names the header and its form. Send ETags as they came, with their quotes; leave If-Match out where the route takes none.",
         ),
         Kind::Body => (
@@ -194,14 +194,6 @@ pub(super) fn words(kind: Kind) -> Words {
         Kind::Unread => (
             "So much of large answers was asked for and not read yet that the daemon keeps no more of them: by one client, or by all. Small answers and changes are not held up.",
             "Read each answer before you ask for the next one, and ask for less at a time (`limit`). Send it again after the seconds that the Retry-After header names.",
-        ),
-        Kind::KeyReused => (
-            "This Idempotency-Key was sent before with another body, signature or reason. Nothing was changed.",
-            "Use a new key for each upload; send a key again only with the very same request.",
-        ),
-        Kind::KeyBusy => (
-            "A request with this Idempotency-Key is still at work.",
-            "Wait for its answer, or send this one again after the seconds of the Retry-After header.",
         ),
         Kind::NotAcceptable => (
             "Accept-Encoding forbids every coding that this daemon can answer in.",

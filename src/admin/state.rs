@@ -2,9 +2,8 @@
 
 use super::Facts;
 use super::events::Feed;
-use super::idempotency::Keys;
-use super::places::Places;
 use super::survey::Surveys;
+use super::upload_permits::UploadPermits;
 use super::written::Written;
 use berth_core::admission::Door;
 use berth_core::metrics::Metrics;
@@ -22,12 +21,10 @@ pub(super) struct State {
     pub(super) surveys: Surveys,
     /// Allocations as they were shown last.
     pub(super) written: Written,
-    /// Who uploads.
-    pub(super) places: Places,
+    /// The uploads under way.
+    pub(super) upload_permits: UploadPermits,
     /// Whose turn it is to order something of a GPU.
     pub(super) orders: Mutex<()>,
-    /// What uploads were answered, by their keys.
-    pub(super) keys: Keys,
     /// What changes, for whoever looks on.
     pub(super) feed: Feed,
 }
@@ -42,9 +39,8 @@ impl State {
             http,
             surveys: Surveys::default(),
             written: Written::default(),
-            places: Places::default(),
+            upload_permits: UploadPermits::default(),
             orders: Mutex::new(()),
-            keys: Keys::default(),
         }
     }
 }

@@ -147,10 +147,6 @@ kinds! {
     Streams = "too-many-streams", 503, "Too many event streams";
     /// Too much of answers lies unread.
     Unread = "answers-unread", 503, "Too many answers are not read";
-    /// An `Idempotency-Key` came again with another body.
-    KeyReused = "key-reused", 422, "Idempotency key used before";
-    /// The request of an `Idempotency-Key` is still at work.
-    KeyBusy = "key-in-use", 409, "Idempotency key in use";
     /// No coding of the answer is acceptable.
     NotAcceptable = "not-acceptable", 406, "Not acceptable";
     /// No answer in time.

@@ -63,7 +63,7 @@ pub(super) enum Standing {
     New,
     /// A known client's, who takes nothing of the answer at the moment.
     Unread,
-    /// A known client's, at work. Comes back with Last-Event-ID or Idempotency-Key where it is lost.
+    /// A known client's, at work. A stream that is lost is resumed with Last-Event-ID.
     Working,
 }
 

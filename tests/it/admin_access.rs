@@ -1,7 +1,6 @@
 //! Who may do what: named tokens and their rights, the Unix socket, how often one may ask, and how slowly.
 
 use crate::admin_bench::{Answer, Bench};
-use crate::admin_twins::module;
 use berth_admin::Server;
 use berth_http::{AdminAccess, NamedToken, RateLimits, Right, TokenSource};
 use berth_http::{AdminError, Settings};
@@ -71,13 +70,6 @@ fn a_token_that_reads_changes_nothing_and_each_is_signed_with_its_name() {
         bench
             .ask_bare("GET", "/api/v1/gpus", &[("authorization", &header)], b"")
             .problem(401, "unauthorized");
-    }
-    // The key of one caller's upload is not that of another's.
-    for (token, name) in [(&changes, "a"), (&bench.token, "b")] {
-        let (bearer, wasm) = (format!("Bearer {token}"), module(name, ""));
-        let headers =
-            [("authorization", &*bearer), ("idempotency-key", "k"), ("content-type", "application/wasm")];
-        bench.ask_bare("POST", "/api/v1/policies", &headers, &wasm).expect(201);
     }
     // A token whose file has another one now opens with that one, and no more with the old one.
     let renewed = "n".repeat(40);

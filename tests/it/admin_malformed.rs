@@ -195,7 +195,7 @@ fn values_that_are_too_long_are_an_error_of_a_readable_size() {
         "{} bytes",
         answer.body.len()
     );
-    let answer = bench.ask("POST", "/api/v1/policies", &[wasm, ("idempotency-key", &long)], b"\0asm a 1");
+    let answer = bench.ask("POST", "/api/v1/policies", &[wasm, ("berth-signature", &long)], b"\0asm a 1");
     answer.problem(400, "malformed-header");
     assert!(answer.body.len() < READABLE, "{} bytes", answer.body.len());
     for path in ["/api/v1/decisions?cursor=", "/api/v1/allocations?cursor=", "/api/v1/events?kind="] {

@@ -3,13 +3,14 @@
 use crate::admin_bench::{Answer, Bench, ask};
 use crate::admin_flood::allow_descriptors;
 use crate::admin_twins::{digest_of, module};
+use crate::wait::until;
 use berth_http::Settings;
 use berth_http::{AdminAccess, NamedToken, Right, TokenSource};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// More than the system takes of an answer that nobody reads: some megabytes at either end.
 const LARGE: usize = 24 << 20;
@@ -71,14 +72,6 @@ fn head(reader: &mut impl BufRead) -> (u16, usize) {
         line.clear();
     }
     (status, length)
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + WAIT;
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}: not within {WAIT:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

@@ -427,7 +427,7 @@ fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
     let wrong = bench.dir.path().join("wrong");
     write(&wrong, "0".repeat(64));
     let says = ask(&here, &wrong);
-    assert!(says.contains("does not take the token") && !says.contains("0000"), "{says}");
+    assert!(says.contains("does not accept the token") && !says.contains("0000"), "{says}");
     for server in ["ftp://127.0.0.1", "127.0.0.1:9470", "http://h/path", ""] {
         assert!(ends(2, server, &token).contains("--server"), "{server}");
     }
@@ -452,7 +452,7 @@ fn a_token_is_rotated_under_a_running_daemon() {
     bench.done(&["gpu", "list"]);
     assert!(bench.done(&["token", "rotate"]).contains("has a new token"));
     bench.done(&["gpu", "list"]);
-    assert!(bench.refused(&["gpu", "list", "--token-file", &old]).contains("does not take the token"));
+    assert!(bench.refused(&["gpu", "list", "--token-file", &old]).contains("does not accept the token"));
     assert!(bench.refused(&["token", "rotate", "--token-file", "/nowhere/token"]).contains("/nowhere/token"));
     let new = std::fs::read_to_string(&file).unwrap();
     assert_eq!(bench.done(&["token", "show"]).trim(), new.trim());
@@ -571,7 +571,7 @@ fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
     };
     for state in ["nowhere", "state"].map(|name| dir.path().join(name)) {
         let refused = own(&state, &[]);
-        assert!(refused.code == 1 && refused.err.contains("knows no policy \"ours\""), "{}", refused.err);
+        assert!(refused.code == 1 && refused.err.contains("has no policy \"ours\""), "{}", refused.err);
         assert!(refused.err.contains("line 3, column 18: stack[0].policy: "), "{}", refused.err);
         let elsewhere = own(&state, &["--without-files"]);
         assert_eq!(elsewhere.code, 0, "{}", elsewhere.err);
@@ -707,7 +707,7 @@ impl Bench {
 
 impl Watching {
     fn until_says(&self, words: &str, times: usize) {
-        crate::cluster::until(words, || {
+        crate::wait::until_some(words, || {
             (self.said.lock().unwrap().matches(words).count() >= times).then_some(())
         });
     }
@@ -743,5 +743,8 @@ fn a_drain_is_watched_on_over_a_restart_of_the_daemon_but_not_past_a_refusal() {
     watching.until_says(left, 1);
     bench.done(&["token", "rotate", "--token-file", bench.dir.path().join("token").to_str().unwrap()]);
     let (code, said) = watching.ended("cannot be watched any more");
-    assert!(code == 1 && said.contains("does not take the token") && !said.contains("at present"), "{said}");
+    assert!(
+        code == 1 && said.contains("does not accept the token") && !said.contains("at present"),
+        "{said}"
+    );
 }

@@ -32,7 +32,7 @@ impl Looking {
     }
 
     fn until(&self, words: &str, times: usize) {
-        crate::cluster::until(words, || {
+        crate::wait::until_some(words, || {
             (self.seen.lock().unwrap().matches(words).count() >= times).then_some(())
         });
     }

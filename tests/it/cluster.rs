@@ -3,9 +3,9 @@
 
 use crate::api_server::{ApiServer, NODE, pod};
 use crate::daemon::{House, SOON, Serving, WHOLE};
+use crate::wait::until_some;
 use kubelet_standin::PodSpec;
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
 
 const SETTINGS: &str = "gpus: sim:4xh100\n";
 
@@ -31,19 +31,8 @@ pub(crate) fn serve(house: &House, server: &ApiServer) -> Serving {
     house.serve_with(&args.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + SOON;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "never: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 pub(crate) fn watching(serving: &Serving) {
-    until("the API server is watched", || {
+    until_some("the API server is watched", || {
         let node = serving.call("GET", "/node", &Value::Null);
         (node["apiServer"]["done"] == json!(true)).then_some(())
     });
@@ -64,14 +53,14 @@ async fn a_pod_that_finished_ends_with_one_round_and_one_deleted_by_force_does_n
         uids.push(uid);
     }
     let known = |live: &[Value]| live.len() == 2 && live.iter().all(|a| a["holder"]["podUid"].is_string());
-    until("both holders are known", || known(&serving.live()).then_some(()));
+    until_some("both holders are known", || known(&serving.live()).then_some(()));
     // The kubelet forgets it at once, and its containers run on.
     house.kubelet.force_delete(&uids[0]);
     server.world.delete(&uids[0]);
     server.world.change(&uids[1], |pod| pod["status"] = json!({"phase": "Succeeded"}));
     house.kubelet.delete(&uids[1]);
     server.world.delete(&uids[1]);
-    until("the one that finished ends", || (serving.live().len() == 1).then_some(()));
+    until_some("the one that finished ends", || (serving.live().len() == 1).then_some(()));
     // The round that ended it saw no more of the other.
     assert_eq!(serving.live()[0]["holder"]["podUid"], json!(uids[0]));
 }
@@ -85,10 +74,10 @@ async fn a_pod_deleted_by_force_ends_by_two_rounds_without_settling() {
     watching(&serving);
     let uid = house.start("train", WHOLE, 2).await.unwrap();
     server.world.apply(pod("ns", "train", &uid, &[(WHOLE, 2)]));
-    until("its holder is known", || (serving.live()[0]["holder"]["podUid"] == json!(uid)).then_some(()));
+    until_some("its holder is known", || (serving.live()[0]["holder"]["podUid"] == json!(uid)).then_some(()));
     house.kubelet.force_delete(&uid);
     server.world.delete(&uid);
-    until("its allocation ends", || serving.live().is_empty().then_some(()));
+    until_some("its allocation ends", || serving.live().is_empty().then_some(()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,7 +87,7 @@ async fn a_kubeconfig_that_cannot_be_read_is_not_shown() {
     let text = "apiVersion: v1\nkind: Config\nusers:\n- name: u\n  user:\n    client-key-data: aGVsbG8=\n   token: eyJSECRET\n";
     std::fs::write(&file, text).unwrap();
     let serving = house.serve_with(&["--kubeconfig", file.to_str().unwrap(), "--node-name", NODE]);
-    let why = until("it says so", || {
+    let why = until_some("it says so", || {
         let node = serving.call("GET", "/node", &Value::Null);
         node["apiServer"]["waiting"]
             .as_str()
@@ -119,7 +108,7 @@ async fn another_clusters_api_server_is_not_believed() {
     let house = House::new(SETTINGS).await;
     let file = server.kubeconfig(house.folder.path());
     let serving = house.serve_with(&["--kubeconfig", file.to_str().unwrap(), "--node-name", "elsewhere"]);
-    let why = until("it says so", || {
+    let why = until_some("it says so", || {
         let node = serving.call("GET", "/node", &Value::Null);
         node["apiServer"]["waiting"].as_str().filter(|w| w.contains("elsewhere")).map(str::to_owned)
     });
@@ -136,21 +125,21 @@ async fn an_api_server_that_goes_away_is_said_and_found_again() {
     watching(&serving);
     let uid = house.start("train", WHOLE, 1).await.unwrap();
     server.world.apply(pod("ns", "train", &uid, &[(WHOLE, 1)]));
-    until("its holder is known", || (serving.live()[0]["holder"]["podUid"] == json!(uid)).then_some(()));
+    until_some("its holder is known", || (serving.live()[0]["holder"]["podUid"] == json!(uid)).then_some(()));
     server.stop();
-    until("it is said", || {
+    until_some("it is said", || {
         let node = serving.call("GET", "/node", &Value::Null);
         node["apiServer"]["waiting"].as_str().map(str::to_owned)
     });
     // Meanwhile the kubelet serves and is served as ever.
     let other = house.start("meanwhile", WHOLE, 1).await.unwrap();
     house.kubelet.delete(&other);
-    until("it ends by two rounds", || (serving.live().len() == 1).then_some(()));
+    until_some("it ends by two rounds", || (serving.live().len() == 1).then_some(()));
     server.world.delete(&uid);
     house.kubelet.delete(&uid);
     server.serve();
     watching(&serving);
-    until("the other one ends, too", || serving.live().is_empty().then_some(()));
+    until_some("the other one ends, too", || serving.live().is_empty().then_some(()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -159,7 +148,7 @@ async fn a_role_that_lacks_rights_is_told_which() {
     server.world.refuse(Some(403));
     let house = House::new(SETTINGS).await;
     let serving = serve(&house, &server);
-    let why = until("it says so", || {
+    let why = until_some("it says so", || {
         let node = serving.call("GET", "/node", &Value::Null);
         node["apiServer"]["waiting"].as_str().filter(|w| w.contains("refused by the test")).map(str::to_owned)
     });
@@ -179,7 +168,7 @@ async fn an_init_containers_pod_is_named_by_the_api_server() {
     let uid = spec.uid.clone();
     server.world.apply(pod("ns", "prepared", &uid, &[]));
     house.kubelet.admit(spec).await.unwrap();
-    let holder = until("its pod is named", || {
+    let holder = until_some("its pod is named", || {
         let holder = serving.live().first()?["holder"].clone();
         holder["pod"].is_string().then_some(holder)
     });
@@ -234,12 +223,12 @@ async fn pods_deleted_while_the_daemon_was_down_end_with_its_first_round() {
         uids.push(uid);
     }
     let known = |live: &[Value]| live.len() == 2 && live.iter().all(|a| a["holder"]["podUid"].is_string());
-    until("both holders are known", || known(&serving.live()).then_some(()));
+    until_some("both holders are known", || known(&serving.live()).then_some(()));
     drop(serving);
     server.world.delete(&uids[1]);
     house.kubelet.delete(&uids[1]);
     let serving = serve(&house, &server);
-    until("one is left", || (serving.live().len() == 1).then_some(()));
+    until_some("one is left", || (serving.live().len() == 1).then_some(()));
     assert_eq!(serving.live()[0]["holder"]["podUid"], json!(uids[0]));
 }
 
@@ -259,7 +248,7 @@ async fn a_policy_that_fails_is_told_of() {
         house.start(pod, WHOLE, 1).await.unwrap();
     }
     let notes =
-        until("the event", || Some(server.world.notes("PolicyFault")).filter(|notes| !notes.is_empty()));
+        until_some("the event", || Some(server.world.notes("PolicyFault")).filter(|notes| !notes.is_empty()));
     assert!(
         notes[0].starts_with(&format!("policy {name}@")) && notes[0].contains("out of ideas"),
         "{notes:?}"

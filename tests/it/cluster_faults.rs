@@ -1,9 +1,10 @@
 //! The API server's room alone, beside a stand-in that refuses, hangs and forgets.
 
 use crate::api_server::{ApiServer, NODE, Read, Unread, pod};
-use crate::cluster::{serve, until, watching};
+use crate::cluster::{serve, watching};
 use crate::daemon::{House, SOON, WHOLE};
 use crate::kubelet_bench::{Node, Recipe, resource};
+use crate::wait::until_some;
 use berth_cluster::ApiServer as Reach;
 use berth_cluster::{self, Link, Settings};
 use berth_kernel::pods::{PodsView, candidates};
@@ -145,7 +146,7 @@ async fn a_trouble_that_lasts_is_said_once() {
         server.world.read_fault(Read::Pods, Some(Unread::Refuse(code)));
         let before = server.world.unread();
         let serving = serve(&house, &server);
-        until("it is tried again", || (server.world.unread() >= before + 3).then_some(()));
+        until_some("it is tried again", || (server.world.unread() >= before + 3).then_some(()));
         server.world.read_fault(Read::Pods, None);
         watching(&serving);
         let log = serving.log();

@@ -2,8 +2,8 @@
 //! label that changes takes the other file over.
 
 use crate::api_server::{ApiServer, NODE, Read, Unread};
-use crate::cluster::until;
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE, ended};
+use crate::wait::until_some;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -45,7 +45,7 @@ fn command(house: &House, server: &ApiServer, configs: &TempDir) -> Command {
 
 /// Goes on at the address of the program that was started in place of the first one.
 fn started_again(serving: &mut Serving) {
-    serving.base = until("it starts again", || {
+    serving.base = until_some("it starts again", || {
         let log = serving.log();
         let after = log.split_once("starting again")?.1.split_once("Swagger UI at ")?.1;
         Some(after.split_once("/swagger-ui")?.0.to_owned() + "/api/v1")

@@ -4,7 +4,7 @@
 use crate::admin_bench::Bench;
 use crate::admin_twins::module;
 use crate::daemon::{House, SOON, Serving, WHOLE, berth, ended};
-use crate::daemon_start::until;
+use crate::wait::until;
 use berth_kernel::names::Digest;
 use berth_kernel::ports::Store;
 use berth_kernel::record::{Record, Write};

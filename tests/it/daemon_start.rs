@@ -3,6 +3,7 @@
 
 use crate::client::agent;
 use crate::daemon::{House, SOON, Serving, WHOLE, berth, ended};
+use crate::wait::until;
 use berth_kernel::ports::Store;
 use berth_kernel::record::{Record, Write};
 use berth_store::SledStore;
@@ -29,14 +30,6 @@ fn readiness(serving: &Serving) -> (bool, Value) {
     let mut answer = agent(SOON).get(url).call().unwrap();
     let text = answer.body_mut().read_to_string().unwrap();
     (answer.status() == 200, serde_json::from_str(&text).unwrap())
-}
-
-pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
-    let end = Instant::now() + SOON;
-    while !holds() {
-        assert!(Instant::now() < end, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// The one line that names this.

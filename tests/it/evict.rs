@@ -3,8 +3,9 @@
 
 use crate::api_server::{ApiServer, pod};
 use crate::api_writes::{Asked, Write};
-use crate::cluster::{serve, until, watching};
+use crate::cluster::{serve, watching};
 use crate::daemon::{House, SHARED, SOON, Serving};
+use crate::wait::until_some;
 use kubelet_standin::UNHEALTHY;
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
@@ -56,7 +57,7 @@ impl Scene {
             pod["status"] = json!({"phase": "Running"});
             server.world.apply(pod);
         }
-        let live = until("all holders are known", || {
+        let live = until_some("all holders are known", || {
             let live = serving.live();
             let known = |a: &Value| a["holder"]["podUid"].is_string() && a["holder"]["pod"].is_string();
             (live.len() == 4 && live.iter().all(known)).then_some(live)
@@ -92,12 +93,12 @@ impl Scene {
     }
 
     pub(crate) fn until_state(&self, state: &str) -> Value {
-        until(state, || Some(self.progress()).filter(|drain| drain["state"] == state))
+        until_some(state, || Some(self.progress()).filter(|drain| drain["state"] == state))
     }
 
     /// Waits until the progress says this of a pod.
     pub(crate) fn until_holder(&self, holder: &Holder, state: &str) -> Value {
-        until(state, || self.holder(holder).filter(|h| h["state"] == state))
+        until_some(state, || self.holder(holder).filter(|h| h["state"] == state))
     }
 
     /// What the kubelet and the container runtime do with pods that were told to go.
@@ -180,7 +181,7 @@ async fn a_drain_with_evict_from_the_order_to_drained() {
     }
     scene.others_are_left_alone();
     // Its pods were told why, the node what happened to its GPU.
-    until("the events", || (scene.server.world.notes("GPUDrained").len() == 1).then_some(()));
+    until_some("the events", || (scene.server.world.notes("GPUDrained").len() == 1).then_some(()));
     let told = scene.server.world.notes("GPUDrain");
     assert!(told.len() == 2 && told.iter().all(|note| note.contains(&scene.gpu)), "{told:?}");
     assert!(scene.server.world.notes("GPUDraining")[0].contains("by admin (fan); its pods are evicted"));
@@ -223,10 +224,10 @@ async fn a_disruption_budget_holds_and_is_asked_again_until_it_frees() {
     scene.drain(&json!({"evict": true}));
     let holder = scene.until_holder(kept, "disruptionBudget");
     assert!(holder["message"].as_str().unwrap().contains("needs 1 healthy pods"), "{holder}");
-    until("the other one leaves", || scene.holder(leaves).is_none().then_some(()));
-    until("it is asked again", || (scene.server.world.asked(&kept.name).len() >= 3).then_some(()));
+    until_some("the other one leaves", || scene.holder(leaves).is_none().then_some(()));
+    until_some("it is asked again", || (scene.server.world.asked(&kept.name).len() >= 3).then_some(()));
     assert_eq!(scene.progress()["state"], "draining");
-    until("it is told", || (!scene.server.world.notes("GPUDrainBlocked").is_empty()).then_some(()));
+    until_some("it is told", || (!scene.server.world.notes("GPUDrainBlocked").is_empty()).then_some(()));
     assert_eq!(scene.server.world.notes("GPUDrainBlocked").len(), 1, "once, however often it is asked");
     scene.free(kept);
     scene.until_state("drained");
@@ -249,7 +250,7 @@ async fn at_the_deadline_pods_are_deleted_but_static_ones() {
     scene.drain(&json!({"evict": true, "deadlineSeconds": 2, "atDeadline": "delete"}));
     scene.until_holder(kept, "disruptionBudget");
     scene.until_holder(stays, "staticPod");
-    until("it is deleted", || scene.holder(kept).is_none().then_some(()));
+    until_some("it is deleted", || scene.holder(kept).is_none().then_some(()));
     let drain = scene.progress();
     assert_eq!((&drain["state"], &drain["progress"]["late"]), (&json!("draining"), &json!(true)));
     let last = scene.server.world.asked(&kept.name).pop().unwrap();
@@ -273,7 +274,9 @@ async fn at_the_deadline_pods_are_deleted_but_static_ones() {
 async fn events_and_a_condition_tell_the_node_of_its_gpus_and_of_their_return() {
     let mut scene = Scene::new().await;
     let condition = |scene: &Scene, wanted: &str| {
-        until(wanted, || scene.server.world.condition("GPUUnavailable").filter(|c| c["status"] == wanted))
+        until_some(wanted, || {
+            scene.server.world.condition("GPUUnavailable").filter(|c| c["status"] == wanted)
+        })
     };
     assert_eq!(condition(&scene, "False")["message"], "all 2 GPUs can be had");
     let cordon = format!("/gpus/{}/cordon", scene.gpu);
@@ -282,7 +285,7 @@ async fn events_and_a_condition_tell_the_node_of_its_gpus_and_of_their_return() 
     assert_eq!(cordoned["reason"], "GPUCordoned");
     let message = cordoned["message"].as_str().unwrap();
     assert!(message.contains(&scene.gpu) && message.ends_with("by admin (fan)"), "{message}");
-    until("the event", || (scene.server.world.notes("GPUCordoned").len() == 1).then_some(()));
+    until_some("the event", || (scene.server.world.notes("GPUCordoned").len() == 1).then_some(()));
     {
         let state = scene.server.world.state.lock().unwrap();
         let event = state.writes.events.values().find(|e| e["reason"] == "GPUCordoned").unwrap();
@@ -297,7 +300,7 @@ async fn events_and_a_condition_tell_the_node_of_its_gpus_and_of_their_return() 
     scene.serving.child.wait().unwrap();
     let before = scene.server.world.state.lock().unwrap().writes.patches;
     scene.serving = serve(&scene.house, &scene.server);
-    until("it is written again", || {
+    until_some("it is written again", || {
         (scene.server.world.state.lock().unwrap().writes.patches > before).then_some(())
     });
     let again = condition(&scene, "True");
@@ -309,13 +312,13 @@ async fn events_and_a_condition_tell_the_node_of_its_gpus_and_of_their_return() 
     scene.serving.call("DELETE", &cordon, &Value::Null);
     let free = condition(&scene, "False");
     assert_ne!(free["lastTransitionTime"], cordoned["lastTransitionTime"]);
-    until("the event", || (scene.server.world.notes("GPUUncordoned").len() == 1).then_some(()));
+    until_some("the event", || (scene.server.world.notes("GPUUncordoned").len() == 1).then_some(()));
     // What repeats is counted, not told anew.
     scene.serving.call("PUT", &cordon, &json!({"reason": "fan"}));
     condition(&scene, "True");
     scene.serving.call("DELETE", &cordon, &Value::Null);
     condition(&scene, "False");
-    until("it is counted", || {
+    until_some("it is counted", || {
         let state = scene.server.world.state.lock().unwrap();
         let event = state.writes.events.values().find(|e| e["reason"] == "GPUUncordoned")?;
         (event["series"]["count"] == 2).then_some(())

@@ -3,8 +3,9 @@
 
 use crate::admin_bench::Bench;
 use crate::api_writes::{Fault, Write};
-use crate::cluster::{serve, until, watching};
+use crate::cluster::{serve, watching};
 use crate::evict::{Scene, evicted};
+use crate::wait::until_some;
 use berth_admin::Step;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -20,7 +21,7 @@ async fn a_restart_in_the_middle_of_a_drain_loses_nothing() {
     scene.keep(&kept);
     scene.drain(&json!({"evict": true, "deadlineSeconds": 600, "reason": "fan"}));
     scene.until_holder(&kept, "disruptionBudget");
-    until("the other one leaves", || scene.holder(&leaves).is_none().then_some(()));
+    until_some("the other one leaves", || scene.holder(&leaves).is_none().then_some(()));
     scene.serving.child.kill().unwrap();
     scene.serving.child.wait().unwrap();
     let asked = scene.server.world.asked_count();
@@ -42,7 +43,8 @@ async fn an_api_server_that_goes_away_in_the_middle_is_waited_for_and_said() {
     scene.drain(&json!({"evict": true}));
     scene.until_holder(&kept, "disruptionBudget");
     scene.server.stop();
-    let warning = until("it is said", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
+    let warning =
+        until_some("it is said", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
     assert!(warning.contains("the API server cannot be used"), "{warning}");
     scene.free(&kept);
     scene.server.serve();
@@ -104,7 +106,7 @@ async fn another_pod_of_the_same_name_is_not_sent_away() {
     scene.until_holder(first, "disruptionBudget");
     scene.server.world.replace_unseen(&first.uid, "uid-of-another");
     scene.free(first);
-    until("the API server says no", || {
+    until_some("the API server says no", || {
         let asked = scene.server.world.asked(&first.name);
         asked.contains(&evicted(first, 409)).then_some(())
     });
@@ -121,7 +123,7 @@ async fn lacking_rights_are_named_once_and_everything_else_goes_on() {
     scene.drain(&json!({"evict": true, "deadlineSeconds": 1, "atDeadline": "delete"}));
     let [holder, _] = &scene.on_it;
     let message = |right: &str| {
-        until(right, || {
+        until_some(right, || {
             let message = scene.holder(holder)?["message"].as_str()?.to_owned();
             message.contains(right).then_some(())
         });
@@ -129,7 +131,7 @@ async fn lacking_rights_are_named_once_and_everything_else_goes_on() {
     message("the daemon needs: delete pods; ClusterRole berth-delete");
     let said = |what: &str| scene.serving.log().matches(what).count();
     for right in ["create and patch events of events.k8s.io", "patch nodes/status"] {
-        until(right, || (said(right) == 1).then_some(()));
+        until_some(right, || (said(right) == 1).then_some(()));
     }
     for reason in ["one", "two", "three"] {
         scene.serving.call("PUT", &format!("/gpus/{}/cordon", scene.gpu), &json!({"reason": reason}));
@@ -155,7 +157,8 @@ async fn a_daemon_that_lost_its_api_server_in_a_restart_says_so() {
     scene.serving.child.kill().unwrap();
     scene.serving.child.wait().unwrap();
     scene.serving = scene.house.serve();
-    let warning = until("it is said", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
+    let warning =
+        until_some("it is said", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
     assert!(warning.contains("--kubeconfig"), "{warning}");
     let asked = scene.server.world.asked_count();
     tokio::time::sleep(A_WHILE).await;

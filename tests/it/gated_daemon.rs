@@ -3,7 +3,7 @@
 use crate::admin_bench::{Answer, ask_by};
 use crate::client::agent;
 use crate::daemon::{BRISK, SOON};
-use crate::daemon_start::until;
+use crate::wait::until;
 use berth::config::{Config, FileConfig, ServeArgs};
 use berth::daemon::{Daemon, Options};
 use kubelet_standin::Kubelet;

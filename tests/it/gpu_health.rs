@@ -4,6 +4,7 @@
 use crate::daemon::{SHARED, SOON, Serving, WHOLE};
 use crate::kubelet_bench::{GPU, Recipe, gpu};
 use crate::mig::Rig;
+use crate::wait::until;
 use berth_kernel::gpu::{RECOVERY, Reading};
 use berth_kernel::health::HealthState;
 use fake_nvml::{Event, EventKind, Fault, RecoveryAction, State};
@@ -15,14 +16,6 @@ const LARGE: &str = "nvidia.com/mig-3g.40gb";
 
 fn health(serving: &Serving, uuid: &str) -> Value {
     serving.call("GET", &format!("/gpus/{uuid}"), &Value::Null)["health"].clone()
-}
-
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let end = Instant::now() + SOON;
-    while !holds() {
-        assert!(Instant::now() < end, "waited in vain for {what}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,8 +3,8 @@
 
 use crate::client::agent;
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
-use crate::daemon_start::until;
 use crate::kubelet_bench::{GPU, Node, Recipe};
+use crate::wait::until;
 use berth_kernel::allocation::{Allocation, EndReason};
 use berth_kubelet::checkpoint::{self, CheckpointError};
 use kubelet_standin::{CheckpointMode, PodSpec, Sources};

@@ -182,20 +182,20 @@ async fn a_file_for_nfd_follows_the_node_and_stands_back_for_another_writer() {
     .await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 8, SOON).await.unwrap();
-    let shared = cluster::until("the file has labels", || {
+    let shared = crate::wait::until_some("the file has labels", || {
         let labels = file_of(&path);
         (labels.get("nvidia.com/gpu.replicas").map(String::as_str) == Some("4")).then_some(labels)
     });
     assert_eq!(shared["nvidia.com/gpu.product"], "NVIDIA-L4-SHARED");
     assert_eq!(shared["nvidia.com/gpu.sharing-strategy"], "time-slicing");
-    cluster::until("it is said", || check(&serving).filter(|check| check["detail"].is_null()));
+    crate::wait::until_some("it is said", || check(&serving).filter(|check| check["detail"].is_null()));
     assert_eq!(noted(&serving).as_deref(), Some("0"));
 
     // Under a name of their own, shares do not change what the product is called.
     let stack = serde_json::json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 3}}]});
     serving.call("PUT", "/stack", &stack);
     house.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
-    cluster::until("the file follows", || {
+    crate::wait::until_some("the file follows", || {
         let labels = file_of(&path);
         let now =
             (labels.get("nvidia.com/gpu.replicas")?.as_str(), labels["nvidia.com/gpu.product"].as_str());
@@ -205,8 +205,8 @@ async fn a_file_for_nfd_follows_the_node_and_stands_back_for_another_writer() {
     std::fs::write(features.path().join("gfd"), "nvidia.com/gfd.timestamp=1700000000\n").unwrap();
     // Any change of the node makes it look.
     house.start("a", SHARED, 1).await.unwrap();
-    cluster::until("ours stands back", || (!path.exists()).then_some(()));
-    cluster::until("it says why", || {
+    crate::wait::until_some("ours stands back", || (!path.exists()).then_some(()));
+    crate::wait::until_some("it says why", || {
         check(&serving)
             .filter(|check| check["detail"].as_str().is_some_and(|why| why.contains("gfd.timestamp")))
     });
@@ -214,7 +214,7 @@ async fn a_file_for_nfd_follows_the_node_and_stands_back_for_another_writer() {
     assert_eq!(noted(&serving).as_deref(), Some("1"));
     std::fs::remove_file(features.path().join("gfd")).unwrap();
     house.start("b", SHARED, 1).await.unwrap();
-    cluster::until("it is back", || path.exists().then_some(()));
+    crate::wait::until_some("it is back", || path.exists().then_some(()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -225,24 +225,24 @@ async fn the_node_is_patched_with_our_labels_and_no_others() {
     server.world.fault(Write::Labels, Some(Fault::Forbidden));
     let serving = cluster::serve(&house, &server);
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    cluster::until("the right that lacks is named", || {
+    crate::wait::until_some("the right that lacks is named", || {
         let says = |check: &Value| check["detail"].as_str().is_some_and(|why| why.contains("berth-label"));
         check(&serving).filter(says)
     });
     server.world.fault(Write::Labels, None);
     let product = || server.world.labels().get("nvidia.com/gpu.product").cloned();
-    cluster::until("the node is labelled", || (product()? == "NVIDIA-H100-80GB-HBM3").then_some(()));
+    crate::wait::until_some("the node is labelled", || (product()? == "NVIDIA-H100-80GB-HBM3").then_some(()));
     assert_eq!(server.world.labels()["zone"], "a");
-    cluster::until("it is said", || check(&serving).filter(|check| check["detail"].is_null()));
+    crate::wait::until_some("it is said", || check(&serving).filter(|check| check["detail"].is_null()));
     assert_eq!(check(&serving).unwrap()["ok"], true);
 
     // Another writer comes: what is ours goes with the next look.
     server.world.label("nvidia.com/gfd.timestamp", "1700000000", "nfd-master");
     let stack = serde_json::json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 3}}]});
     serving.call("PUT", "/stack", &stack);
-    cluster::until("ours are gone", || product().is_none().then_some(()));
+    crate::wait::until_some("ours are gone", || product().is_none().then_some(()));
     assert_eq!(server.world.labels().keys().collect::<Vec<_>>(), ["nvidia.com/gfd.timestamp", "zone"]);
-    cluster::until("it says why", || {
+    crate::wait::until_some("it says why", || {
         check(&serving)
             .filter(|check| check["detail"].as_str().is_some_and(|why| why.contains("gfd.timestamp")))
     });
@@ -262,7 +262,7 @@ async fn labels_of_somebody_else_are_not_overwritten_and_nobody_is_labelled_unas
 
     let house = House::new("gpus: sim:1xt4\nlabels: { node: true }").await;
     let serving = cluster::serve(&house, &server);
-    cluster::until("the conflict is said", || {
+    crate::wait::until_some("the conflict is said", || {
         let says =
             |check: &Value| check["detail"].as_str().is_some_and(|w| w.contains("nvidia.com/gpu.count"));
         check(&serving).filter(says)
@@ -284,7 +284,7 @@ async fn a_file_for_nfd_stands_back_for_a_writer_that_is_seen_on_the_node_alone(
     let house = House::new(&settings).await;
     let serving = cluster::serve(&house, &server);
     house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
-    cluster::until("it says why", || {
+    crate::wait::until_some("it says why", || {
         let says = |check: &Value| check["detail"].as_str().is_some_and(|w| w.contains("on the node object"));
         check(&serving).filter(says)
     });
@@ -295,7 +295,7 @@ async fn a_file_for_nfd_stands_back_for_a_writer_that_is_seen_on_the_node_alone(
     let house = House::new(&settings).await;
     let serving = cluster::serve(&house, &server);
     house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
-    cluster::until("the file has labels", || {
+    crate::wait::until_some("the file has labels", || {
         file_of(&path).contains_key("nvidia.com/gpu.product").then_some(())
     });
     serving.stop();

@@ -3,6 +3,7 @@
 
 use crate::admin_bench::{Bench, GPU, ask};
 use crate::admin_twins::module;
+use crate::wait::until_some;
 use berth_core::admission::{GpuWatch, Looker};
 use berth_core::figures::{At, Limits};
 use berth_kernel::gpu::{Inventory, Reading};
@@ -10,7 +11,7 @@ use berth_kernel::ports::{Gpus, GpusError, Processes};
 use berth_kernel::process::{Sight, Who};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -30,19 +31,10 @@ fn trouble(bench: &Bench) -> Option<String> {
     Some(two.problem(503, "not-alive"))
 }
 
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + SOON;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "waited in vain: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 fn alive_again(bench: &Bench) {
-    until("it lives again", || (ask(bench.address(), "GET", "/livez", &[], b"").status == 200).then_some(()));
+    until_some("it lives again", || {
+        (ask(bench.address(), "GET", "/livez", &[], b"").status == 200).then_some(())
+    });
 }
 
 #[test]
@@ -62,7 +54,7 @@ fn a_writer_of_the_ledger_that_takes_no_turn_is_no_life() {
             ask(address, "PUT", "/api/v1/gpus/GPU-0/cordon", &headers, b"{}").status
         }
     });
-    let says = until("the writer is missed", || trouble(&bench));
+    let says = until_some("the writer is missed", || trouble(&bench));
     assert!(says.contains("owns the ledger has taken no turn for"), "{says}");
     // What reads snapshots answers all the same.
     let scrape = ask(bench.address(), "GET", "/metrics", &[], b"");
@@ -87,7 +79,7 @@ fn a_policy_thread_that_does_not_come_back_is_no_life() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(door.reoffer()).is_ok()
     });
-    let says = until("it is missed", || trouble(&bench));
+    let says = until_some("it is missed", || trouble(&bench));
     assert!(says.contains("the policy thread is at one question"), "{says}");
     drop(held);
     assert!(reoffer.join().unwrap());
@@ -140,16 +132,16 @@ fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
     let looker = Looker::new(gpus.clone(), Arc::new(Nobody));
     let watch = GpuWatch::start(&looker, &bench.door, Duration::from_millis(50)).unwrap();
     let figures = &bench.door.figures().gpus;
-    until("it looks", || figures.answered_wall_ms());
+    until_some("it looks", || figures.answered_wall_ms());
     {
         let _held = gpus.held.lock().unwrap();
-        let says = until("the look is missed", || trouble(&bench));
+        let says = until_some("the look is missed", || trouble(&bench));
         assert!(says.contains("a look at the GPUs hangs for"), "{says}");
     }
     alive_again(&bench);
 
     *gpus.fails.lock().unwrap() = true;
-    let said = until("the failure is said", || {
+    let said = until_some("the failure is said", || {
         let answer = ask(bench.address(), "GET", "/livez", &[], b"").expect(200);
         let checks = answer["checks"].as_array().unwrap().clone();
         let looks = checks.into_iter().find(|check| check["name"] == "looks").unwrap();
@@ -157,11 +149,11 @@ fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
     });
     assert!(said.contains("NVML cannot count the GPUs"), "{said}");
     *gpus.fails.lock().unwrap() = false;
-    until("the failure is over", || figures.trouble().is_none().then_some(()));
+    until_some("the failure is over", || figures.trouble().is_none().then_some(()));
     // A thread that ended, however: no look is begun any more.
     alive_again(&bench);
     watch.stop();
-    let says = until("the looks are missed", || trouble(&bench));
+    let says = until_some("the looks are missed", || trouble(&bench));
     assert!(says.contains("no look at the GPUs was begun for"), "{says}");
 }
 
@@ -189,7 +181,7 @@ fn a_thread_of_looks_that_died_is_no_life() {
     bench.door.figures().set_limits(Limits { look: SHORT, ..LONG });
     let looker = Looker::new(Arc::new(DeadlyGpus), Arc::new(Nobody));
     let watch = GpuWatch::start(&looker, &bench.door, Duration::from_millis(50)).unwrap();
-    let says = until("it is missed", || trouble(&bench));
+    let says = until_some("it is missed", || trouble(&bench));
     assert!(says.contains("looks: "), "{says}");
     watch.stop();
 }
@@ -200,7 +192,7 @@ fn a_runtime_that_answers_no_kubelet_is_no_life() {
     bench.door.figures().set_limits(Limits { front: SHORT, ..LONG });
     assert_eq!(trouble(&bench), None, "nobody promised a sign yet");
     drop(bench.door.figures().front.begin());
-    let says = until("it is missed", || trouble(&bench));
+    let says = until_some("it is missed", || trouble(&bench));
     assert!(
         says.contains("kubelet: the runtime that answers the kubelet gave no sign of life for"),
         "{says}"
@@ -219,7 +211,7 @@ fn a_resource_that_is_registered_and_not_watched_is_no_life() {
     kubelet.turned(GPU, Some(At::Registered));
     assert_eq!(trouble(&bench), None);
     kubelet.stream_ended(GPU);
-    let says = until("the stream is missed", || trouble(&bench));
+    let says = until_some("the stream is missed", || trouble(&bench));
     assert!(
         says.contains(&format!("registered, but no stream is open on which the kubelet watches: {GPU}")),
         "{says}"

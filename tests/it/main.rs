@@ -96,3 +96,4 @@ mod store_size;
 mod store_sled;
 mod strangers;
 mod traces;
+mod wait;

@@ -2,11 +2,11 @@
 //! stand-in kubelet.
 
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
+use crate::wait::until;
 use fake_nvml::{Installed, State};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
-use std::time::Instant;
 use tempfile::TempDir;
 
 const SMALL: &str = "nvidia.com/mig-1g.10gb";
@@ -50,14 +50,6 @@ fn mig_check(serving: &Serving) -> (bool, String) {
     let checks = node["checks"].as_array().unwrap();
     let mig = checks.iter().find(|check| check["name"] == "mig").unwrap();
     (mig["ok"].as_bool().unwrap(), mig["detail"].as_str().unwrap_or_default().to_owned())
-}
-
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let end = Instant::now() + SOON;
-    while !holds() {
-        assert!(Instant::now() < end, "waited in vain for {what}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
 }
 
 /// A GPU outside of MIG mode, one with three instances, and one whose instance has media extensions.

@@ -3,9 +3,9 @@
 
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
 use crate::mig::Rig;
+use crate::wait::until;
 use fake_nvml::State;
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
 
 const SMALL: &str = "nvidia.com/mig-1g.10gb";
 
@@ -14,14 +14,6 @@ fn check(serving: &Serving, name: &str) -> (bool, String) {
     let node = serving.call("GET", "/node", &Value::Null);
     let check = node["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap();
     (check["ok"].as_bool().unwrap(), check["detail"].as_str().unwrap_or_default().to_owned())
-}
-
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let end = Instant::now() + SOON;
-    while !holds() {
-        assert!(Instant::now() < end, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

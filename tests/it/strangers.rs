@@ -3,7 +3,7 @@
 
 use crate::client::agent;
 use crate::daemon::{House, SOON, Serving, ended};
-use crate::daemon_start::until;
+use crate::wait::until;
 use disk_faults::wrong_clock;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,0 +1,26 @@
+//! Waiting for what a daemon does in its own time. A test that waits in vain fails after a minute, with what it waited
+//! for.
+
+use std::time::{Duration, Instant};
+
+/// How long a test waits: far longer than anything takes, also on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Between two checks.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// Waits until `holds` is true.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    until_some(what, || holds().then_some(()));
+}
+
+/// Waits until `find` finds something, and answers with it.
+pub(crate) fn until_some<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LIMIT;
+    loop {
+        if let Some(found) = find() {
+            return found;
+        }
+        assert!(Instant::now() < end, "not within {LIMIT:?}: {what}");
+        std::thread::sleep(INTERVAL);
+    }
+}

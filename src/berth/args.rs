@@ -2,7 +2,8 @@
 
 use crate::config::ServeArgs;
 use crate::state::StateCommand;
-use berth_cli::args::{ClientArgs, ClientCommand};
+use berth_cli::command::ClientCommand;
+use berth_cli::connection::ClientArgs;
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 

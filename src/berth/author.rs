@@ -4,9 +4,9 @@ use crate::args::PolicyCommand;
 use crate::scenario::{Bench, FILE_BYTES_MAX, POLICY_BYTES_MAX, Report};
 use crate::{command, policy_new};
 use anyhow::{Context, anyhow, bail};
-use berth_cli::output::{Out, complain, facts};
+use berth_cli::input_file::read_file;
+use berth_cli::output::{Out, facts, print_error};
 use berth_cli::parameters::{self, read_parameters};
-use berth_cli::policy::read_file;
 use berth_cli::upload::shipped_name;
 use berth_cli::usage::BadUsage;
 use berth_kernel::policy::{Hook, PolicyVersion};
@@ -32,7 +32,7 @@ pub(super) fn run(command: &PolicyCommand, out: &mut Out) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             command::exit_code(&error)
         }
     }

@@ -4,8 +4,8 @@
 use crate::args::{self, Cli, Command};
 use crate::config::{Choice, Config, ServeArgs, Without};
 use crate::{author, checks, from_nvidia, shell, state, telemetry, token};
-use berth_cli::args::ClientArgs;
-use berth_cli::output::{Out, complain};
+use berth_cli::connection::ClientArgs;
+use berth_cli::output::{Out, print_error};
 use berth_cli::usage::{self, BadUsage};
 use berth_cli::{Request, colour};
 use berth_cluster::ApiServer;
@@ -64,7 +64,7 @@ fn ended(done: anyhow::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             exit_code(&error)
         }
     }

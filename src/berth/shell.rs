@@ -25,7 +25,7 @@ pub(super) fn man(folder: Option<&Path>, out: &mut Out) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).with_context(cannot)?;
     clap_mangen::generate_to(Cli::command(), folder).with_context(cannot)?;
     let pages = std::fs::read_dir(folder).with_context(cannot)?.count();
-    out.say(&format!(
+    out.done(&format!(
         "{pages} pages are in {}; `man -l {}` shows one",
         folder.display(),
         folder.join("berth.1").display()

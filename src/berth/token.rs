@@ -1,7 +1,7 @@
 //! `berth token`.
 
 use crate::args::TokenCommand;
-use berth_cli::args::ClientArgs;
+use berth_cli::connection::ClientArgs;
 use berth_cli::output::Out;
 use berth_cli::token::read;
 
@@ -10,7 +10,7 @@ pub(super) fn run(command: TokenCommand, args: &ClientArgs, out: &mut Out) -> an
         TokenCommand::Rotate => {
             let path = args.token_file();
             berth_http::rotate_token(&path)?;
-            out.say(&format!("{} has a new token; the old one opens nothing any more", path.display()))
+            out.done(&format!("{} has a new token; the old one opens nothing any more", path.display()))
         }
         TokenCommand::Show => out.text(&format!("{}\n", read(args)?)),
     }

@@ -19,7 +19,7 @@ pub enum AllocationCommand {
         /// Its id
         id: String,
     },
-    /// Why it is where it is, in plain words
+    /// Why its pod has these GPUs
     Explain {
         /// Its id
         id: String,
@@ -45,7 +45,7 @@ pub struct EndArgs {
     pub yes: bool,
 }
 
-/// Which allocations.
+/// Selects allocations.
 #[derive(Args, Clone, Debug, Default)]
 pub struct AllocationFilter {
     /// On this GPU: UUID, the beginning of it, or index
@@ -63,10 +63,10 @@ pub struct AllocationFilter {
     /// live, ended or all
     #[arg(long, default_value = "live", value_parser = ["live", "ended", "all"])]
     pub state: String,
-    /// At most so many [default: 500]
+    /// At most this many [default: 500]
     #[arg(long)]
     pub limit: Option<usize>,
-    /// Only what follows: `next` of an earlier answer
+    /// The page after an earlier answer: its `next`
     #[arg(long, value_name = "NEXT")]
     pub after: Option<String>,
 }
@@ -79,7 +79,7 @@ pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
         }
         AllocationCommand::Show { id } => {
             let allocation: Allocation = client.get(&format!("/allocations/{}", escaped(id)))?;
-            out.answer(&allocation, |allocation| Names::of(client).told(&show(allocation)))
+            out.answer(&allocation, |allocation| Names::of(client).with_indices(&show(allocation)))
         }
         AllocationCommand::Explain { id } => decision::explain(id, client, out),
         AllocationCommand::End(args) => {
@@ -97,7 +97,7 @@ pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
 /// Warns of what a forced end does, and asks for confirmation on a terminal.
 fn warn_and_ask(allocation: &Allocation, yes: bool) -> anyhow::Result<()> {
     if allocation.state == AllocationState::Ended {
-        // The daemon's answer says so.
+        // The daemon refuses, with the reason.
         return Ok(());
     }
     warn(&forced(allocation));
@@ -108,7 +108,7 @@ fn warn_and_ask(allocation: &Allocation, yes: bool) -> anyhow::Result<()> {
     confirmed(&mut std::io::stdin().lock())
 }
 
-/// What a forced end does.
+/// The effect of a forced end.
 fn forced(allocation: &Allocation) -> String {
     format!(
         "ending {} by force frees {} ({}) at once and does not stop its pod ({}): while that runs, it keeps using the \
@@ -130,10 +130,10 @@ fn confirmed(input: &mut impl BufRead) -> anyhow::Result<()> {
     }
 }
 
-/// Most that one answer holds.
+/// Most allocations in one answer.
 const PAGE: usize = 1000;
 
-/// Page after page, until as many are there as were asked for.
+/// Fetches pages until there are as many allocations as the filter allows.
 fn fetch(filter: &AllocationFilter, client: &Client) -> anyhow::Result<AllocationList> {
     let query = query(filter, client)?;
     let page = |limit: Option<usize>, after: Option<&str>| {
@@ -204,7 +204,7 @@ fn list(list: &AllocationList, filter: &AllocationFilter, wide: bool) -> String 
     text
 }
 
-/// That there are none, and of which: a typo in a filter looks like an idle node.
+/// The text of an empty list, which names the filter: with a typo in it the list is empty, too.
 fn none(filter: &AllocationFilter) -> String {
     let state = if filter.state == "all" { String::new() } else { format!(" {}", filter.state) };
     let mut text = format!("no{state} allocations");
@@ -234,8 +234,10 @@ fn show(allocation: &Allocation) -> String {
         let both = memory.into_iter().chain(compute).collect::<Vec<_>>().join(", ");
         format!("{both}, enforced by {}", l.enforced_by)
     });
-    let uses =
-        allocation.uses.iter().map(|used| format!("{} MiB on {}{}", memory(used), used.part, whose(used)));
+    let uses = allocation
+        .uses
+        .iter()
+        .map(|used| format!("{} MiB on {}{}", memory(used), used.part, processes_of(used)));
     facts(&[
         ("id", allocation.id.clone()),
         ("state", state(allocation)),
@@ -253,7 +255,7 @@ fn show(allocation: &Allocation) -> String {
     ])
 }
 
-/// Used, and what may be: `512/1024`, `2048/1024 OVER`, `?/1024` where it cannot be seen.
+/// Memory in use and its limit: `512/1024`, `2048/1024 OVER`, `?/1024` if the use cannot be seen.
 fn memory(used: &PartUse) -> String {
     let known = used.memory_used_mib.map_or_else(|| "?".into(), |m| m.to_string());
     let more = if used.shared.is_some() { "+" } else { "" };
@@ -262,8 +264,8 @@ fn memory(used: &PartUse) -> String {
     format!("{known}{more}{limit}{over}")
 }
 
-/// By which processes.
-fn whose(used: &PartUse) -> String {
+/// The processes that use it.
+fn processes_of(used: &PartUse) -> String {
     let pids = |pids: &[u32]| pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     let own = if used.pids.is_empty() { String::new() } else { format!(" by {}", pids(&used.pids)) };
     let shared = used.shared.as_ref().map_or_else(String::new, |shared| {

@@ -1,6 +1,6 @@
 //! The client: one request, one answer, and errors that say what to do.
 
-use super::args::ClientArgs;
+use super::connection::ClientArgs;
 use super::hints;
 use super::reach::Reach;
 use super::token;
@@ -23,22 +23,22 @@ const UPLOAD_MAX: Duration = Duration::from_secs(190);
 /// Largest answer: 5120 allocations of at most 16 KiB, rarely a tenth of it.
 const ANSWER_BYTES_MAX: u64 = 96 * 1024 * 1024;
 
-/// A request that was not answered as it should be, and may be when it is sent again: no connection, no
-/// answer in time, or a status of 500 and above. A daemon that restarts is all of these by turns.
+/// A failure that a later attempt may not have: no connection, no answer in time, or a status of 500 and above. A
+/// daemon that restarts causes all of these in turn.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Passing(pub String);
+pub struct Temporary(pub String);
 
-/// A daemon to talk to.
+/// A client of one daemon.
 pub struct Client {
     reach: Reach,
-    /// None where the daemon knows who asks by other means.
+    /// None if the daemon identifies the caller otherwise: by a client certificate or the user of a socket.
     token: Option<String>,
     token_file: PathBuf,
 }
 
-/// A stack may name policies that were never compiled on that node.
-fn patience(path: &str) -> Duration {
+/// Longest wait for a change of this path: a stack may name policies that were never compiled on that node.
+fn answer_max(path: &str) -> Duration {
     if path.starts_with("/stack") { UPLOAD_MAX } else { ANSWER_MAX }
 }
 
@@ -55,7 +55,9 @@ impl Client {
         }
         if reach.shows_the_token() && !args.allow_plain_http {
             anyhow::bail!(BadUsage(format!(
-                "--server (or BERTH_SERVER) {:?} is another machine, and over http:// everybody on the way can read the                  token: use https:// (admin.tls), or forward the port and ask http://127.0.0.1:PORT;                  --allow-plain-http sends it all the same",
+                "--server (or BERTH_SERVER) {:?} is another machine, and over http:// everybody on the way can read the \
+                 token: use https:// (admin.tls), or forward the port and use http://127.0.0.1:PORT; \
+                 --allow-plain-http sends it all the same",
                 args.server
             )));
         }
@@ -71,24 +73,24 @@ impl Client {
         self.send(Method::GET, path, &[], None, ANSWER_MAX).and_then(read)
     }
 
-    /// DELETE of what answers with its new state.
+    /// DELETE that answers with the new state.
     pub(crate) fn delete<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
-        self.send(Method::DELETE, path, &[], None, patience(path)).and_then(read)
+        self.send(Method::DELETE, path, &[], None, answer_max(path)).and_then(read)
     }
 
-    /// The same, only if what it is part of is still at this revision.
+    /// DELETE that answers with the new state, only if the revision is still this one (`If-Match`).
     pub(crate) fn delete_at<T: DeserializeOwned>(&self, path: &str, revision: u64) -> anyhow::Result<T> {
         let etag = format!("\"{revision}\"");
-        self.send(Method::DELETE, path, &[("if-match", &etag)], None, patience(path)).and_then(read)
+        self.send(Method::DELETE, path, &[("if-match", &etag)], None, answer_max(path)).and_then(read)
     }
 
-    /// DELETE of what is gone then.
+    /// DELETE that answers without a body.
     pub(crate) fn remove(&self, path: &str) -> anyhow::Result<()> {
         self.send(Method::DELETE, path, &[], None, ANSWER_MAX).map(drop)
     }
 
-    /// For what takes as long as a replay.
-    pub(crate) fn try_out<T: DeserializeOwned>(
+    /// POST that may compile a policy and ask it many times: a replay, a trial.
+    pub(crate) fn post_slow<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl serde::Serialize,
@@ -118,10 +120,10 @@ impl Client {
         let etag = if_match.map(|revision| format!("\"{revision}\""));
         let mut headers = vec![("content-type", "application/json")];
         headers.extend(etag.as_deref().map(|etag| ("if-match", etag)));
-        self.send(method, path, &headers, Some(&body), patience(path)).and_then(read)
+        self.send(method, path, &headers, Some(&body), answer_max(path)).and_then(read)
     }
 
-    /// POST of what answers with the new state.
+    /// POST that answers with the new state.
     pub(crate) fn post<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -131,7 +133,7 @@ impl Client {
         self.change(Method::POST, path, body, if_match)
     }
 
-    /// Uploads a policy. Answers whether it is new to the node, too.
+    /// Uploads a policy. Returns whether the node did not have it yet, and the answer.
     pub(crate) fn upload<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -143,16 +145,16 @@ impl Client {
         Ok((response.status() == 201, read(response)?))
     }
 
-    /// A body that comes in little by little, for as long as it may take; one of which nothing comes for
-    /// `piece` breaks off.
-    pub(crate) fn stream(&self, path: &str, piece: Duration) -> anyhow::Result<impl Read + use<>> {
-        let run =
-            |_: Agent, request: Builder| self.reach.stream_agent(ANSWER_MAX, piece).run(request.body(())?);
+    /// A body of no fixed end. Reading fails if nothing arrives for `silence_max`.
+    pub(crate) fn stream(&self, path: &str, silence_max: Duration) -> anyhow::Result<impl Read + use<>> {
+        let run = |_: Agent, request: Builder| {
+            self.reach.stream_agent(ANSWER_MAX, silence_max).run(request.body(())?)
+        };
         let response = self.exchange(Method::GET, path, &[], ANSWER_MAX, run)?;
         Ok(response.into_body().into_reader())
     }
 
-    /// Bytes as they are, at most so many.
+    /// The body as bytes, at most `limit` of them.
     pub(crate) fn bytes(&self, path: &str, limit: u64) -> anyhow::Result<Vec<u8>> {
         let mut response = self.send(Method::GET, path, &[], None, UPLOAD_MAX)?;
         // Beyond its limit the reader fails, so one more than is taken may come.
@@ -196,11 +198,11 @@ impl Client {
         let status = response.status();
         match response.body_mut().read_json_text().ok().and_then(|t| serde_json::from_str::<Problem>(&t).ok())
         {
-            Some(problem) if status.is_server_error() => Err(Passing(hints::told(&problem)).into()),
+            Some(problem) if status.is_server_error() => Err(Temporary(hints::message(&problem)).into()),
             Some(problem) => Err(self.refused(&problem)),
-            // A proxy on the way, where there is one, says so of a daemon that is not there.
+            // From a proxy on the way, if the daemon does not run.
             None if status.is_server_error() => {
-                Err(Passing(format!("{} answered {status}", self.reach.shown)).into())
+                Err(Temporary(format!("{} answered {status}", self.reach.shown)).into())
             }
             None => Err(anyhow!("{} answered {status} and is no berth daemon", self.reach.shown)),
         }
@@ -210,25 +212,25 @@ impl Client {
         let server = &self.reach.shown;
         if problem.status == 401 && self.token.is_none() {
             return anyhow!(
-                "the daemon at {server} does not let you in ({}): give a token file with --token-file or \
+                "the daemon at {server} requires a token ({}): give a token file with --token-file or \
                  BERTH_TOKEN_FILE",
                 problem.detail
             );
         }
         if problem.status == 401 {
             return anyhow!(
-                "the daemon at {server} does not take the token in {}: give its own token file with --token-file or \
+                "the daemon at {server} does not accept the token in {}: give its own token file with --token-file or \
                  BERTH_TOKEN_FILE",
                 self.token_file.display()
             );
         }
-        let told = hints::told(problem);
-        // What was typed became a path, a query or a header; a body is made of a file, or by this program.
+        let message = hints::message(problem);
+        // Arguments become paths, queries and headers; bodies come from files or from this program.
         let typed = ["malformed-path", "malformed-query", "malformed-header"];
         if typed.iter().any(|kind| problem.kind.ends_with(kind)) {
-            BadUsage(told).into()
+            BadUsage(message).into()
         } else {
-            anyhow!(told)
+            anyhow!(message)
         }
     }
 
@@ -236,14 +238,14 @@ impl Client {
         let server = &self.reach.shown;
         match error {
             ureq::Error::Timeout(_) => {
-                Passing(format!("the daemon at {server} did not answer in time: {error}")).into()
+                Temporary(format!("the daemon at {server} did not answer in time: {error}")).into()
             }
-            // It is there, and would be as wrong the next time.
+            // The daemon answered, and the next attempt would fail in the same way.
             ureq::Error::Io(cause) if cause.kind() == std::io::ErrorKind::InvalidData => {
                 anyhow!("no usable answer from {server} ({cause}): {}", self.reach.advice_on(&cause))
             }
             ureq::Error::Io(_) | ureq::Error::ConnectionFailed | ureq::Error::HostNotFound => {
-                Passing(format!("cannot reach the daemon at {server} ({error}): {}", self.reach.advice()))
+                Temporary(format!("cannot reach the daemon at {server} ({error}): {}", self.reach.advice()))
                     .into()
             }
             other => anyhow!("no usable answer from {server} ({other}): {}", self.reach.advice_on(&other)),
@@ -274,7 +276,7 @@ pub(crate) fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Client, ClientArgs, Passing, Reach, escaped};
+    use super::{Client, ClientArgs, Reach, Temporary, escaped};
     use std::io::{Read, Write};
     use std::time::Duration;
 
@@ -314,11 +316,11 @@ mod tests {
             ("404 Not Found", "<html>", false),
         ] {
             let error = error_of(status, body);
-            assert_eq!(error.is::<Passing>(), passes, "{status}: {error:#}");
+            assert_eq!(error.is::<Temporary>(), passes, "{status}: {error:#}");
         }
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let server = format!("http://{nobody}");
-        assert!(client(server).get::<serde_json::Value>("/gpus").unwrap_err().is::<Passing>());
+        assert!(client(server).get::<serde_json::Value>("/gpus").unwrap_err().is::<Temporary>());
     }
 
     #[test]

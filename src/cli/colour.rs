@@ -1,20 +1,21 @@
-//! Colours on a terminal: how a thing stands is seen before it is read. Never the only sign: the words stay.
+//! Colours of states on a terminal. The text is the same without them.
 
 use anstyle::{AnsiColor, Style};
 use std::io::IsTerminal;
 use std::sync::OnceLock;
 
-/// Whether this program's tables have colours; without an answer they have none.
+/// Whether tables have colours; none until [`decide`] was called.
 static ON: OnceLock<bool> = OnceLock::new();
 
-/// Decides once: a terminal that can, and nobody who asks for none (<https://no-color.org>).
+/// Decides once: colours if standard output is a terminal that has them, and `NO_COLOR` is not set
+/// (<https://no-color.org>).
 pub fn decide() {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
     let _ = ON.set(std::io::stdout().is_terminal() && !dumb && !set("NO_COLOR"));
 }
 
-/// A cell of a table, padded, with the colour of what it says.
+/// A padded cell of a table, in the colour of its state.
 pub(crate) fn cell(said: &str, padded: String) -> String {
     if *ON.get().unwrap_or(&false) { coloured(said, padded) } else { padded }
 }
@@ -27,7 +28,7 @@ fn coloured(said: &str, padded: String) -> String {
     format!("{}{padded}{}", style.render(), style.render_reset())
 }
 
-/// By the first word: `unhealthy (XID 79)`, `cordoned by admin (fan)`.
+/// The style of a state, by its first word: `unhealthy (XID 79)`, `cordoned by admin (fan)`.
 fn style(said: &str) -> Style {
     let first = said.split([' ', ',', '(']).next().unwrap_or_default();
     match first {

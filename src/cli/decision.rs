@@ -7,30 +7,30 @@ use super::output::{Out, facts, table};
 use berth_api::{DecisionCall, DecisionRecord, DecisionRecordList, Explanation};
 use clap::{Args, Subcommand};
 
-/// Most that one answer holds.
+/// Most decisions in one answer.
 const PAGE: usize = 500;
-/// Pages that are asked for without finding anything: the whole of the largest journal.
+/// Empty pages in a row before the search ends: as many as the largest journal has.
 const EMPTY_PAGES: usize = 256;
 
 /// `berth decision`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum DecisionCommand {
-    /// What the stack was asked and what came of it, newest first
+    /// What the stack was asked, and the results, newest first
     List(Box<DecisionFilter>),
-    /// One decision with what each policy said
+    /// One decision with the answer of each policy
     Show {
         /// Its number
         seq: u64,
-        /// Show what the policies were shown, too (JSON)
+        /// Show the input of the policies, too (JSON)
         #[arg(long)]
         input: bool,
     },
 }
 
-/// Which decisions.
+/// Selects decisions.
 #[derive(Args, Clone, Debug, Default)]
 pub struct DecisionFilter {
-    /// That name this GPU: UUID, the beginning of it, or index
+    /// About this GPU: UUID, the beginning of it, or index
     #[arg(long)]
     pub gpu: Option<String>,
     /// For pods of this namespace
@@ -39,16 +39,16 @@ pub struct DecisionFilter {
     /// For pods of this name
     #[arg(long)]
     pub pod: Option<String>,
-    /// Behind this allocation
+    /// That led to this allocation
     #[arg(long)]
     pub allocation: Option<String>,
-    /// In which a policy had a part whose name@digest begins so
+    /// With an answer of a policy whose name@digest begins with this
     #[arg(long)]
     pub policy: Option<String>,
-    /// What came of it, or `fault`: a policy failed
+    /// With this result, or `fault`: a policy failed
     #[arg(long, value_parser = ["offered", "placed", "granted", "denied", "refused", "triaged", "fault"])]
     pub outcome: Option<String>,
-    /// Which hook was asked
+    /// Of this hook
     #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
     pub hook: Option<String>,
     /// Not before this time, such as 2026-02-03T04:05:06Z
@@ -60,7 +60,7 @@ pub struct DecisionFilter {
     /// Only those with a smaller number
     #[arg(long)]
     pub before: Option<u64>,
-    /// At most so many
+    /// At most this many
     #[arg(long, default_value_t = 50)]
     pub limit: usize,
 }
@@ -70,7 +70,7 @@ pub(super) fn run(command: &DecisionCommand, client: &Client, out: &mut Out) -> 
         DecisionCommand::List(filter) => out.answer(&fetch(filter, client)?, list),
         DecisionCommand::Show { seq, input: false } => {
             let decision: DecisionRecord = client.get(&format!("/decisions/{seq}"))?;
-            out.answer(&decision, |decision| Names::of(client).told(&show(decision)))
+            out.answer(&decision, |decision| Names::of(client).with_indices(&show(decision)))
         }
         DecisionCommand::Show { seq, input: true } => {
             let shown: serde_json::Value = client.get(&format!("/decisions/{seq}/input"))?;
@@ -91,7 +91,7 @@ pub(super) fn explain(id: &str, client: &Client, out: &mut Out) -> anyhow::Resul
     })
 }
 
-/// Page after page, until as many are there as were asked for or there are no more.
+/// Fetches pages until there are as many decisions as the filter allows, or no more.
 fn fetch(filter: &DecisionFilter, client: &Client) -> anyhow::Result<DecisionRecordList> {
     let query = query(filter, client)?;
     let page = |left: usize, cursor: Option<&str>| {

@@ -1,6 +1,6 @@
-//! `berth gpu drain`: orders a drain, and watches it where asked to.
+//! `berth gpu drain`: orders a drain, and with `--wait` prints its progress.
 
-use super::client::{Client, Passing, escaped};
+use super::client::{Client, Temporary, escaped};
 use super::gpu::{drain, resolve};
 use super::output::{Out, printable};
 use super::usage;
@@ -8,14 +8,13 @@ use anyhow::bail;
 use berth_api::{DrainHolder, DrainHolderState, DrainOrder, Gpu};
 use std::time::{Duration, Instant};
 
-/// How often a drain that is waited for is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often a drain in which nothing changes is told all the same, with the time that is left.
-const SAY_EVERY: Duration = Duration::from_secs(30);
-/// Longest deadline: what the API takes.
+/// Interval of the requests for the progress.
+const POLL_EVERY: Duration = Duration::from_secs(1);
+/// Interval at which the progress is printed even if nothing changed, with the time left.
+const PRINT_EVERY: Duration = Duration::from_secs(30);
+/// Longest deadline: that of the API.
 const DEADLINE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How long a daemon that cannot be asked is waited for: a restart takes a second or two, a new image a
-/// good part of a minute.
+/// How long to wait for a daemon that does not answer: a restart takes a second or two, a new image most of a minute.
 const UNANSWERED_MAX: Duration = Duration::from_secs(60);
 
 /// `berth gpu drain`.
@@ -23,35 +22,34 @@ const UNANSWERED_MAX: Duration = Duration::from_secs(60);
 pub struct DrainArgs {
     /// UUID, the beginning of it, or index
     pub gpu: String,
-    /// Why, for whoever looks later
+    /// Why; recorded with the change
     #[arg(long, default_value = "", value_name = "TEXT")]
     pub reason: String,
-    /// Ask its pods to leave, through the API server; disruption budgets hold
+    /// Evict its pods through the API server; disruption budgets hold
     #[arg(long)]
     pub evict: bool,
-    /// By when it is to be done, from now: `30s`, `10m`, `2h`; at most a week
+    /// Time until the deadline: `30s`, `10m`, `2h`; at most a week
     #[arg(long, value_name = "TIME", value_parser = deadline)]
     pub deadline: Option<std::time::Duration>,
-    /// What becomes of it then
+    /// What happens at the deadline
     #[arg(long, value_enum, default_value = "wait", requires = "deadline", requires_if("delete", "evict"))]
     pub at_deadline: AtDeadline,
-    /// Show progress until it is drained; with nothing else said, a drain that is under way is only
-    /// watched
+    /// Show progress until it is drained; without other flags, only follow a drain that is under way
     #[arg(long)]
     pub wait: bool,
-    /// Call the drain off; the GPU stays cordoned
+    /// Stop the drain; the GPU stays cordoned
     #[arg(long, conflicts_with_all = ["reason", "evict", "deadline", "at_deadline", "wait"])]
     pub stop: bool,
 }
 
-/// What becomes of a drain at its deadline.
+/// What happens to a drain at its deadline.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtDeadline {
-    /// It goes on, and is shown as late
+    /// The drain goes on, and is shown as late
     Wait,
     /// Pods that are still there are deleted, whatever their disruption budgets say; with --evict
     Delete,
-    /// It is called off; the GPU stays cordoned
+    /// The drain stops; the GPU stays cordoned
     GiveUp,
 }
 
@@ -78,7 +76,7 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
         before
     } else {
         let gpu: Gpu = client.put(&path, &order, None)?;
-        for lost in taken_away(&before.summary.drain, &order) {
+        for lost in removed_settings(&before.summary.drain, &order) {
             eprintln!("{uuid}: this order takes the place of the one before: {lost}");
         }
         gpu
@@ -94,16 +92,15 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
     }
 }
 
-/// Whether somebody wants to see a drain that is under way, and orders nothing: an order takes the place
-/// of the one before, and one that says nothing would take its settings away. (`--at-deadline` is taken
-/// with `--deadline` only.)
+/// Whether the command only follows a drain that is under way. An order replaces the one before, so one without settings
+/// would remove those. (`--at-deadline` requires `--deadline`.)
 fn only_watches(args: &DrainArgs, before: &berth_api::Drain) -> bool {
     let orders = !args.reason.is_empty() || args.evict || args.deadline.is_some();
     args.wait && !orders && matches!(before.state.as_str(), "draining" | "drained")
 }
 
-/// What the order before said and this one no longer does, in words.
-fn taken_away(before: &berth_api::Drain, order: &DrainOrder) -> Vec<String> {
+/// The settings of the order before that this one removes.
+fn removed_settings(before: &berth_api::Drain, order: &DrainOrder) -> Vec<String> {
     let Some(progress) = &before.progress else { return Vec::new() };
     let deadline = progress.deadline.as_ref().filter(|_| order.deadline_seconds.is_none());
     let no_deadline = deadline.map(|at| {
@@ -120,7 +117,7 @@ fn taken_away(before: &berth_api::Drain, order: &DrainOrder) -> Vec<String> {
     no_deadline.into_iter().chain(no_evict).collect()
 }
 
-/// Says on standard error whenever something changes, until the GPU no longer drains.
+/// Prints each change to standard error until the GPU no longer drains.
 fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
     let path = format!("/gpus/{}", escaped(&gpu.summary.uuid));
     if let Some(progress) = gpu.summary.drain.progress.as_ref() {
@@ -129,13 +126,13 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
     let (mut said, mut said_at) = (String::new(), Instant::now());
     let mut patience = Patience::default();
     while gpu.summary.drain.state == "draining" {
-        // How much time is left changes always, and is no news.
-        let now = told(&gpu, Told::WithoutTime);
-        if now != said || said_at.elapsed() >= SAY_EVERY {
+        // The time left changes always, so it is not compared.
+        let now = progress_lines(&gpu, TimeLeft::Hidden);
+        if now != said || said_at.elapsed() >= PRINT_EVERY {
             eprint!("{}", line(&gpu));
             (said, said_at) = (now, Instant::now());
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_EVERY);
         match client.get(&path) {
             Ok(answer) => {
                 gpu = answer;
@@ -156,7 +153,7 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
     Ok(gpu)
 }
 
-/// What is waited for and how long, before anything changes.
+/// The line that is printed first: what the command waits for, and how long.
 fn awaited(progress: &berth_api::DrainProgress) -> String {
     let long = match (&progress.deadline, progress.at_deadline) {
         (None, _) => "without a deadline (--deadline sets one)".into(),
@@ -167,40 +164,40 @@ fn awaited(progress: &berth_api::DrainProgress) -> String {
     format!("waiting until it is drained, {long}; Ctrl-C ends the waiting and not the drain")
 }
 
-/// How long answers were missing.
+/// How long the daemon has not answered.
 #[derive(Default)]
 struct Patience {
     since: Option<Instant>,
 }
 
 impl Patience {
-    /// Takes down that an answer is missing. Answers whether it is the first one.
+    /// Records a missing answer. Returns whether it is the first one.
     ///
     /// # Errors
-    /// If asking again cannot help, or was tried for [`UNANSWERED_MAX`].
+    /// If another attempt cannot help, or the daemon has not answered for [`UNANSWERED_MAX`].
     fn first(&mut self, error: &anyhow::Error, now: Instant) -> anyhow::Result<bool> {
         let first = self.since.is_none();
         let since = *self.since.get_or_insert(now);
-        if error.is::<Passing>() && now.duration_since(since) < UNANSWERED_MAX {
+        if error.is::<Temporary>() && now.duration_since(since) < UNANSWERED_MAX {
             return Ok(first);
         }
         bail!("the drain goes on, but cannot be watched any more: {error:#}")
     }
 }
 
-/// Whether the time that is left is told.
+/// Whether the lines contain the time left.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Told {
-    WithTime,
-    WithoutTime,
+enum TimeLeft {
+    Shown,
+    Hidden,
 }
 
 fn line(gpu: &Gpu) -> String {
-    told(gpu, Told::WithTime)
+    progress_lines(gpu, TimeLeft::Shown)
 }
 
 /// One line for the GPU, and one for each pod that still holds it.
-fn told(gpu: &Gpu, time: Told) -> String {
+fn progress_lines(gpu: &Gpu, time: TimeLeft) -> String {
     let mut text = format!("{} is {}", gpu.summary.uuid, drain(&gpu.summary.drain));
     let Some(progress) = &gpu.summary.drain.progress else {
         return text + "\n";
@@ -214,7 +211,7 @@ fn told(gpu: &Gpu, time: Told) -> String {
         text += if progress.late { ", late since " } else { ", until " };
         text += deadline;
     }
-    if let Some(left) = progress.seconds_left.filter(|_| time == Told::WithTime && !progress.late) {
+    if let Some(left) = progress.seconds_left.filter(|_| time == TimeLeft::Shown && !progress.late) {
         text += &format!(" ({} left)", humantime::format_duration(Duration::from_secs(left)));
     }
     text += "\n";
@@ -224,10 +221,10 @@ fn told(gpu: &Gpu, time: Told) -> String {
     if progress.allocations.is_empty() {
         text += match progress.processes {
             Some(1..) => {
-                "  nobody holds it; its processes have yet to end (`berth process list` names them)\n"
+                "  no allocations left; waiting for its processes to exit (`berth process list` names them)\n"
             }
             _ => {
-                "  nobody holds it; drained once no process was seen on it for 10 s (a minute where none can be seen)\n"
+                "  no allocations left; drained once no process was seen on it for 10 s (a minute if processes cannot be seen)\n"
             }
         };
     }
@@ -267,7 +264,7 @@ fn holder_line(holder: &DrainHolder) -> String {
     format!("{name}{containers}: {state}{back}")
 }
 
-/// A deadline as it is typed.
+/// Parses a deadline.
 fn deadline(text: &str) -> Result<Duration, String> {
     let deadline = usage::time(text)?;
     match (Duration::from_secs(1)..=DEADLINE_MAX).contains(&deadline) {
@@ -276,7 +273,7 @@ fn deadline(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Whole ones; [`deadline`] sees to it that they fit.
+/// Whole seconds, which fit since [`deadline`] has a limit.
 fn seconds(deadline: Duration) -> u32 {
     u32::try_from(deadline.as_secs()).unwrap_or(u32::MAX)
 }
@@ -378,17 +375,17 @@ mod tests {
             progress,
         };
         let before = draining(Some(progress));
-        let lost = taken_away(&before, &DrainOrder::default());
+        let lost = removed_settings(&before, &DrainOrder::default());
         assert!(lost[0].contains("it was noon, at which it was to be given up"), "{lost:?}");
         assert!(lost[1].contains("no longer asked to leave"), "{lost:?}");
         let same = DrainOrder { evict: true, deadline_seconds: Some(9), ..DrainOrder::default() };
-        assert!(taken_away(&before, &same).is_empty());
-        assert!(taken_away(&draining(None), &DrainOrder::default()).is_empty());
+        assert!(removed_settings(&before, &same).is_empty());
+        assert!(removed_settings(&draining(None), &DrainOrder::default()).is_empty());
     }
 
     #[test]
     fn a_missing_answer_is_borne_for_a_minute_and_a_refusal_is_not() {
-        let (gone, refused) = (Passing("gone".into()).into(), anyhow::anyhow!("no such GPU"));
+        let (gone, refused) = (Temporary("gone".into()).into(), anyhow::anyhow!("no such GPU"));
         let (begin, after) = (Instant::now(), |at: Instant, s| at + Duration::from_secs(s));
         let mut patience = Patience::default();
         assert!(patience.first(&gone, begin).unwrap(), "it is said");

@@ -1,21 +1,19 @@
-//! `berth events`: what changes on the node, as it changes.
+//! `berth events`: changes on the node as they happen.
 
-use super::args::Output;
-use super::client::{Client, Passing, escaped};
+use super::client::{Client, Temporary, escaped};
 use super::gpu;
-use super::output::{self, Out, or_dash, printable};
+use super::output::{self, Out, Output, or_dash, printable};
 use berth_api::{Event, EventKind};
 use clap::Args;
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
-/// A stream that ended is asked for anew after this long.
-const AGAIN: Duration = Duration::from_secs(1);
-/// A daemon that is not there any more is waited for so long: a restart takes a second, an update of a
-/// DaemonSet's pod half a minute.
+/// Wait before a stream that ended is opened again.
+const REOPEN_AFTER: Duration = Duration::from_secs(1);
+/// How long to wait for a daemon that is gone: a restart takes a second, an update of a DaemonSet's pod half a minute.
 const AWAY_MAX: Duration = Duration::from_secs(60);
-/// A stream of which nothing comes for so long is taken for dead, as it is where a firewall forgot it or the
-/// daemon's machine went: the daemon says a word every 15 seconds.
+/// A stream without data for this long is dead, as after a firewall dropped it or the node stopped: the daemon sends
+/// something every 15 seconds.
 const SILENT_MAX: Duration = Duration::from_secs(45);
 /// Longest line of a stream, bytes: an event has at most 2 KiB, and escapes six times that.
 const LINE_BYTES_MAX: u64 = 64 * 1024;
@@ -29,13 +27,13 @@ pub struct EventsArgs {
     /// Only about this GPU: UUID, the beginning of it, or index
     #[arg(long)]
     pub gpu: Option<String>,
-    /// Begin after this event; 0: with the oldest that is kept
+    /// Begin after this event; 0: with the oldest that the daemon keeps
     #[arg(long, value_name = "ID")]
     pub since_id: Option<String>,
-    /// Go on until interrupted; the default
+    /// Continue until interrupted; the default
     #[arg(long, conflicts_with = "no_follow")]
     pub follow: bool,
-    /// Show what is kept and end
+    /// Print the events that the daemon keeps, and end
     #[arg(long)]
     pub no_follow: bool,
 }
@@ -62,7 +60,7 @@ pub(super) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
     if let Some(gpu) = &args.gpu {
         query += &format!("&gpu={}", escaped(&gpu::resolve(client, gpu)?));
     }
-    // Without anything to wait for, what is there is meant.
+    // Without following, the kept events are meant.
     let mut since = args.since_id.clone().or(args.no_follow.then(|| "0".into()));
     let (mut met, mut away) = (false, None::<Instant>);
     loop {
@@ -74,32 +72,32 @@ pub(super) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
             }
             Err(error) => {
                 let gone = *away.get_or_insert_with(Instant::now);
-                // One that was never there is no restart.
-                if !met || !error.is::<Passing>() || gone.elapsed() > AWAY_MAX {
+                // A daemon that never answered is not one that restarts.
+                if !met || !error.is::<Temporary>() || gone.elapsed() > AWAY_MAX {
                     return Err(error);
                 }
             }
         }
-        if args.no_follow || out.deserted() {
+        if args.no_follow || out.is_closed() {
             return Ok(());
         }
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(REOPEN_AFTER);
     }
 }
 
-/// Prints a stream until it ends, and keeps the id that it came to.
+/// Prints a stream until it ends, and updates `since` to the id of its last event.
 fn follow(body: impl Read, out: &mut Out, since: &mut Option<String>) -> anyhow::Result<()> {
     let mut lines = Lines(BufReader::new(body));
     let (mut id, mut data) = (None::<String>, String::new());
-    let mut heading = out.for_people();
-    // A connection that breaks is an end like any other: the id says where to go on.
-    while let Some(line) = lines.next_line().filter(|_| !out.deserted()) {
+    let mut heading = out.is_table();
+    // A broken connection is an end like any other: the stream resumes after `since`.
+    while let Some(line) = lines.next_line().filter(|_| !out.is_closed()) {
         if line.is_empty() {
             if let Some(id) = id.clone() {
                 *since = Some(id);
             }
             if !data.is_empty() {
-                // One of a later release may not be understood, and the next one may.
+                // An event of a later release may be unknown; the next one may not be.
                 if let Ok(event) = serde_json::from_str::<Event>(&data) {
                     show(id.as_deref().unwrap_or_default(), &event, out, &mut heading)?;
                 }
@@ -136,7 +134,7 @@ fn show(id: &str, event: &Event, out: &mut Out, heading: &mut bool) -> anyhow::R
     }
 }
 
-/// One line; columns are as wide as what is usually in them, since what follows is not known yet.
+/// One line, with columns of fixed widths, since later lines are not known yet.
 fn line(at: &str, kind: &str, allocation: &str, what: &str) -> String {
     format!("{at:24}  {kind:17}  {allocation:12}  {}\n", printable(what))
 }
@@ -145,7 +143,7 @@ fn line(at: &str, kind: &str, allocation: &str, what: &str) -> String {
 struct Lines<R>(BufReader<R>);
 
 impl<R: Read> Lines<R> {
-    /// The next whole line, `None` at the end of the stream, after a line without one, and where it breaks.
+    /// The next whole line; `None` at the end of the stream, at a line that is too long, and if the connection breaks.
     fn next_line(&mut self) -> Option<String> {
         let mut line = Vec::new();
         self.0.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).ok()?;
@@ -173,7 +171,7 @@ mod tests {
         );
         let (mut out, mut since) = (Out::new(Output::Yaml), None);
         follow(stream.as_bytes(), &mut out, &mut since).unwrap();
-        // The last frame was cut off, so it has not come.
+        // The last event was cut off, so it does not count.
         assert_eq!(since.as_deref(), Some("a-7"));
         let mut endless = Lines(BufReader::new(std::io::repeat(b'x')));
         assert_eq!(endless.next_line(), None);

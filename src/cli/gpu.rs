@@ -1,13 +1,66 @@
 //! `berth gpu`.
 
-use super::args::GpuCommand;
 use super::client::{Client, escaped};
+use super::drain::DrainArgs;
 use super::output::{Out, facts, or_dash, table};
 use super::process;
 use anyhow::bail;
 use berth_api::{
     Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, HealthTurn, MarkHealthy, Part, ResourceUse,
 };
+use clap::Subcommand;
+
+/// `berth gpu`.
+#[derive(Subcommand, Debug)]
+pub enum GpuCommand {
+    /// List the GPUs
+    List,
+    /// One GPU with its devices and the pods that hold them
+    Show {
+        /// UUID, the beginning of it, or index
+        gpu: String,
+    },
+    /// Grant nothing new on a GPU; running pods keep it
+    Cordon {
+        /// UUID, the beginning of it, or index
+        gpu: String,
+        /// Why; recorded with the change
+        #[arg(long, default_value = "", value_name = "TEXT")]
+        reason: String,
+    },
+    /// Empty a GPU: cordon it and wait for its pods to leave
+    #[command(after_help = "\
+Without --evict no pod is asked to leave: end the pods yourself (`kubectl delete pod`), or wait until
+they are done. With --evict they are evicted through the API server, as `kubectl drain` does: disruption
+budgets hold, and static pods stay. A GPU is drained once it has no allocation left and, where
+processes are visible, none was seen on it for ten seconds. `berth gpu uncordon` ends a drain at any point.
+
+Examples:
+  berth gpu drain 0 --reason 'fan replacement' --wait
+  berth gpu drain 0 --evict --deadline 10m --wait
+  berth gpu drain 0 --evict --deadline 10m --at-deadline delete --wait
+  berth gpu drain 0 --deadline 10m --at-deadline give-up --wait
+  berth gpu drain 0 --stop")]
+    Drain(DrainArgs),
+    /// Mark an unhealthy GPU as healthy, until the next error
+    MarkHealthy {
+        /// UUID, the beginning of it, or index
+        gpu: String,
+        /// Why; recorded with the change
+        #[arg(long, default_value = "", value_name = "TEXT")]
+        reason: String,
+    },
+    /// Allow new grants on a GPU again
+    Uncordon {
+        /// UUID, the beginning of it, or index
+        gpu: String,
+    },
+    /// Remove a vanished GPU from the list, if no allocation uses it
+    Forget {
+        /// UUID, or the beginning of it
+        gpu: String,
+    },
+}
 
 pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
@@ -48,17 +101,17 @@ pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
         GpuCommand::Forget { gpu } => {
             let uuid = resolve(client, gpu)?;
             client.remove(&format!("/gpus/{}", escaped(&uuid)))?;
-            out.say(&format!("{uuid} is forgotten"))
+            out.done(&format!("{uuid} is forgotten"))
         }
     }
 }
 
-/// The UUID that is meant by a UUID, the beginning of one, or an index.
+/// The UUID of the GPU that is named by a UUID, the beginning of one, or an index.
 pub(super) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
     let GpuList { items } = client.get("/gpus")?;
     let index: Option<u32> = given.parse().ok();
     let meant = |g: &&GpuSummary| g.uuid == given || Some(g.index) == index;
-    // A GPU that vanished keeps its index until it is forgotten; the one in its place is meant.
+    // A vanished GPU keeps its index until it is forgotten; the present one with that index is meant.
     let exact = items.iter().filter(meant).max_by_key(|g| g.present);
     let beginning: Vec<_> = items.iter().filter(|g| !given.is_empty() && g.uuid.starts_with(given)).collect();
     match (exact, beginning.as_slice()) {
@@ -180,8 +233,8 @@ pub(super) fn drain(drain: &Drain) -> String {
 }
 
 fn uses(resources: &[ResourceUse]) -> String {
-    // A resource whose devices are all on their way out has nothing to tell.
-    let told = resources.iter().filter(|r| r.held + r.free > 0);
-    let words: Vec<_> = told.map(|r| format!("{} {}/{}", r.resource, r.held, r.free)).collect();
+    // A resource whose devices are all withdrawn is not shown.
+    let shown = resources.iter().filter(|r| r.held + r.free > 0);
+    let words: Vec<_> = shown.map(|r| format!("{} {}/{}", r.resource, r.held, r.free)).collect();
     if words.is_empty() { "-".into() } else { words.join(", ") }
 }

@@ -1,10 +1,10 @@
-//! What the API's hints say, in words of the command line. The API speaks to HTTP clients; whoever
-//! typed a command has no header to send.
+//! Hints of the API, rewritten for the command line: they name requests and headers, in place of which the user of a
+//! command has subcommands and flags.
 
 use berth_api::Problem;
 
-/// What the API calls it, and what is typed instead. Longer texts before those they begin with.
-const WORDS: [(&str, &str); 17] = [
+/// Terms of the API, and those of the command line. A longer text comes before one that it begins with.
+const REPLACEMENTS: [(&str, &str); 17] = [
     ("GET /api/v1/gpus lists", "`berth gpu list` shows"),
     ("GET /api/v1/allocations lists", "`berth allocation list` shows"),
     ("GET /api/v1/policies lists", "`berth policy list` shows"),
@@ -27,8 +27,8 @@ const WORDS: [(&str, &str); 17] = [
     ("repeat the request with ?force=true", "repeat the command with --force"),
 ];
 
-/// A problem's detail, and below it what to do.
-pub(super) fn told(problem: &Problem) -> String {
+/// A problem's detail, with the hint in the next line.
+pub(super) fn message(problem: &Problem) -> String {
     let detail = typed(&problem.detail);
     match &problem.hint {
         Some(hint) => format!("{detail}\n  {}", typed(hint)),
@@ -37,7 +37,7 @@ pub(super) fn told(problem: &Problem) -> String {
 }
 
 fn typed(text: &str) -> String {
-    WORDS.iter().fold(text.to_owned(), |text, (http, command)| text.replace(http, command))
+    REPLACEMENTS.iter().fold(text.to_owned(), |text, (http, command)| text.replace(http, command))
 }
 
 #[cfg(test)]
@@ -62,11 +62,11 @@ mod tests {
 
     #[test]
     fn no_hint_that_a_command_can_meet_speaks_http() {
-        // These answer requests that the command line never sends.
-        const NEVER_MET: [&str; 3] = ["Content-Type", "Authorization", "Accept-Encoding"];
+        // Hints for requests that the command line never sends.
+        const NEVER_SENT: [&str; 3] = ["Content-Type", "Authorization", "Accept-Encoding"];
         let hints = hints();
         assert!(hints.len() > 12, "the hints were not found");
-        for hint in hints.iter().filter(|h| !NEVER_MET.iter().any(|n| h.contains(n))) {
+        for hint in hints.iter().filter(|h| !NEVER_SENT.iter().any(|n| h.contains(n))) {
             let said = typed(hint);
             for http in ["/api/", "ETag", "If-Match", "GET ", "DELETE ", "header"] {
                 assert!(!said.contains(http), "{said}");

@@ -2,21 +2,27 @@
 //! only what the API says.
 
 mod allocation;
-pub mod args;
+mod candidate;
 pub mod client;
 pub mod colour;
+pub mod command;
+pub mod connection;
 mod decision;
 mod drain;
 mod event;
 mod gpu;
 mod hints;
+pub mod input_file;
 mod names;
 pub mod output;
 pub mod parameters;
 pub mod policy;
+mod policy_version;
 mod process;
 pub mod reach;
+mod reason;
 mod stack_file;
+mod stack_table;
 pub mod token;
 mod trial;
 mod tried;
@@ -26,15 +32,17 @@ pub mod usage;
 mod versions;
 mod watch;
 
-use args::{ClientArgs, ClientCommand, PolicyCommand};
 use client::Client;
+use command::ClientCommand;
+use connection::ClientArgs;
 use output::Out;
+use policy::PolicyCommand;
 use usage::BadUsage;
 
 /// A command for a running daemon.
 #[derive(Clone, Copy, Debug)]
 pub enum Request<'c> {
-    /// One of the groups that only ask a daemon.
+    /// All but those of `berth policy`.
     Command(&'c ClientCommand),
     /// Of `berth policy`.
     Policy(&'c PolicyCommand),
@@ -46,17 +54,18 @@ pub enum Request<'c> {
 /// If the daemon cannot be reached or refuses it; says what to do.
 pub fn run(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
     let Some(every) = args.watch else { return ask(request, args, out) };
-    if !watch::looks(request) {
+    if !watch::is_repeatable(request) {
         return Err(not_watched().into());
     }
     watch::run(every, out, |out| ask(request, args, out))
 }
 
-/// The answer to `--watch` with a command that changes something.
+/// The error of `--watch` with a command that changes something.
 #[must_use]
 pub fn not_watched() -> BadUsage {
-    let words = "--watch goes with commands that only look: `list`, `show`, `process bypass`, `policy stack`";
-    BadUsage(words.into())
+    let message =
+        "--watch goes with commands that change nothing: `list`, `show`, `process bypass`, `policy stack`";
+    BadUsage(message.into())
 }
 
 fn ask(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {

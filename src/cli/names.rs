@@ -1,4 +1,4 @@
-//! GPUs in texts of the API, which name them by UUID: people know them by index, too.
+//! Indices of GPUs, for texts of the API that name GPUs by UUID.
 
 use super::client::Client;
 use berth_api::GpuList;
@@ -7,21 +7,21 @@ use berth_api::GpuList;
 pub(super) struct Names(Vec<(String, u32)>);
 
 impl Names {
-    /// Asks for them. A node that cannot say leaves texts as they are.
+    /// Requests the list. Without an answer, texts stay as they are.
     pub(super) fn of(client: &Client) -> Self {
         let gpus = client.get::<GpuList>("/gpus").map(|list| list.items).unwrap_or_default();
         Self(gpus.into_iter().filter(|gpu| gpu.present).map(|gpu| (gpu.uuid, gpu.index)).collect())
     }
 
     /// The text with `GPU 3 (GPU-71d5...)` for a UUID, and `GPU 3 share 1 (GPU-71d5...::1)` for a device.
-    pub(super) fn told(&self, text: &str) -> String {
-        let mut told = String::with_capacity(text.len());
+    pub(super) fn with_indices(&self, text: &str) -> String {
+        let mut result = String::with_capacity(text.len());
         let mut rest = text;
-        // Of a longer word it is only a part.
+        // A UUID inside a longer word is left alone.
         let in_word = |c: char| c.is_ascii_alphanumeric() || c == '-';
         while !rest.is_empty() {
-            // JSON among it stays what it is.
-            let free = !told.ends_with(in_word) && !told.ends_with('"');
+            // A UUID in JSON, after a quote, is left alone.
+            let free = !result.ends_with(in_word) && !result.ends_with('"');
             let here = |(uuid, _): &&(String, u32)| {
                 rest.strip_prefix(uuid.as_str()).is_some_and(|behind| !behind.starts_with(in_word))
             };
@@ -32,21 +32,21 @@ impl Names {
                     .map(|n| &n[..n.find(|c: char| !c.is_ascii_digit()).unwrap_or(n.len())]);
                 match share.filter(|share| !share.is_empty()) {
                     Some(share) => {
-                        told += &format!("GPU {index} share {share} ({uuid}::{share})");
+                        result += &format!("GPU {index} share {share} ({uuid}::{share})");
                         rest = &behind[2 + share.len()..];
                     }
                     None => {
-                        told += &format!("GPU {index} ({uuid})");
+                        result += &format!("GPU {index} ({uuid})");
                         rest = behind;
                     }
                 }
                 continue;
             }
             let Some(next) = rest.chars().next() else { break };
-            told.push(next);
+            result.push(next);
             rest = &rest[next.len_utf8()..];
         }
-        told
+        result
     }
 }
 
@@ -64,8 +64,8 @@ mod tests {
             ("{\"part\":\"GPU-1\"}", "{\"part\":\"GPU-1\"}"),
             ("MIG-GPU-1 GPU-100 GPU-1-a \u{e9}", "MIG-GPU-1 GPU-100 GPU-1-a \u{e9}"),
         ] {
-            assert_eq!(names.told(text), told);
+            assert_eq!(names.with_indices(text), told);
         }
-        assert_eq!(Names(Vec::new()).told("GPU-1"), "GPU-1");
+        assert_eq!(Names(Vec::new()).with_indices("GPU-1"), "GPU-1");
     }
 }

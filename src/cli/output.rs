@@ -1,57 +1,71 @@
-//! Printing: tables for people, JSON and YAML for programs, errors with what to do.
+//! Output of commands: tables, JSON or YAML, and errors on standard error.
 
-use super::args::Output;
 use super::colour;
+use clap::ValueEnum;
 use serde::Serialize;
 use std::io::{ErrorKind, Write};
 
-/// Where answers go.
+/// How answers are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// Columns that fit a terminal
+    #[default]
+    Table,
+    /// As `table`, with all columns
+    Wide,
+    /// The answer of the API
+    Json,
+    /// The same as YAML
+    Yaml,
+}
+
+/// Prints answers in one of the forms.
 pub struct Out {
     output: Output,
-    /// What was said, where it is not to be printed at once.
-    heard: Option<String>,
-    /// Whether the reader has gone (`| head`).
-    deserted: bool,
+    /// The text so far, if it is captured instead of printed.
+    captured: Option<String>,
+    /// Whether standard output was closed (`| head`).
+    closed: bool,
 }
 
 impl Out {
     /// Prints in this form.
     #[must_use]
     pub fn new(output: Output) -> Self {
-        Self { output, heard: None, deserted: false }
+        Self { output, captured: None, closed: false }
     }
 
-    /// The same, that keeps what it is told.
-    pub fn listening(&self) -> Self {
-        Self { output: self.output, heard: Some(String::new()), deserted: false }
+    /// One of the same form that captures the text instead of printing it.
+    pub fn capturing(&self) -> Self {
+        Self { output: self.output, captured: Some(String::new()), closed: false }
     }
 
-    /// What it was told.
-    pub fn heard(self) -> String {
-        self.heard.unwrap_or_default()
+    /// The captured text.
+    pub fn captured(self) -> String {
+        self.captured.unwrap_or_default()
     }
 
-    /// Whether nobody reads any more.
-    pub fn deserted(&self) -> bool {
-        self.deserted
+    /// Whether standard output was closed.
+    pub fn is_closed(&self) -> bool {
+        self.closed
     }
 
-    /// For whom it prints.
+    /// The form.
     pub fn form(&self) -> Output {
         self.output
     }
 
-    /// Whether people want all columns.
+    /// Whether tables have all columns.
     pub fn wide(&self) -> bool {
         self.output == Output::Wide
     }
 
-    /// Whether it prints for people.
-    pub fn for_people(&self) -> bool {
+    /// Whether it prints tables, not JSON or YAML.
+    pub fn is_table(&self) -> bool {
         matches!(self.output, Output::Table | Output::Wide)
     }
 
-    /// Prints an answer: as it is for programs, or by `table` for people.
+    /// Prints an answer: as JSON or YAML, or as the text that `table` makes of it.
     pub fn answer<T: Serialize>(
         &mut self,
         answer: &T,
@@ -65,21 +79,21 @@ impl Out {
         self.text(&text)
     }
 
-    /// Says what was done; programs read the exit code.
-    pub fn say(&mut self, text: &str) -> anyhow::Result<()> {
-        if self.for_people() { self.text(&format!("{text}\n")) } else { Ok(()) }
+    /// Prints what was done, unless the form is JSON or YAML.
+    pub fn done(&mut self, text: &str) -> anyhow::Result<()> {
+        if self.is_table() { self.text(&format!("{text}\n")) } else { Ok(()) }
     }
 
-    /// Prints text as it is. A reader that has gone (`| head`) is no error.
+    /// Prints text as it is. A closed standard output (`| head`) is no error.
     pub fn text(&mut self, text: &str) -> anyhow::Result<()> {
-        if let Some(heard) = &mut self.heard {
+        if let Some(heard) = &mut self.captured {
             heard.push_str(text);
             return Ok(());
         }
         let mut stdout = std::io::stdout().lock();
         match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {
-                self.deserted = true;
+                self.closed = true;
                 Ok(())
             }
             done => Ok(done?),
@@ -87,23 +101,23 @@ impl Out {
     }
 }
 
-/// Prints an error with its causes.
-pub fn complain(error: &anyhow::Error) {
-    // Nobody is left to tell if standard error is gone.
+/// Prints an error with its causes to standard error.
+pub fn print_error(error: &anyhow::Error) {
+    // A closed standard error leaves nowhere to report to.
     let _ = writeln!(std::io::stderr(), "error: {error:#}");
 }
 
-/// Adds a line to an error that was printed elsewhere.
+/// Prints a note below an error.
 pub fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "note: {text}");
 }
 
-/// What was done, and may yet surprise.
+/// Prints a warning to standard error.
 pub fn warn(text: &str) {
     let _ = writeln!(std::io::stderr(), "warning: {text}");
 }
 
-/// Columns with two spaces between, as wide as their widest cell.
+/// A table: columns as wide as their widest cell, with two spaces between.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = head.iter().map(|h| h.chars().count()).collect();
     for row in rows {
@@ -127,7 +141,7 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Names and values, one pair a line.
+/// Names and values, one pair in each line.
 pub fn facts(pairs: &[(&str, String)]) -> String {
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
     pairs
@@ -137,12 +151,12 @@ pub fn facts(pairs: &[(&str, String)]) -> String {
         .collect()
 }
 
-/// Texts of policies and pods reach a terminal: no escape sequence among them.
+/// Replaces control characters: texts of policies and pods must not send escape sequences to a terminal.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// A value that may be missing.
+/// The value, or `-` if it is missing.
 pub fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".into(), |v| v.to_string())
 }

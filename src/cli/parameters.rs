@@ -1,16 +1,15 @@
-//! What a policy's parameters are, from their JSON schema, as a table for whoever writes a stack. Of
-//! schemas it reads what policies use: properties, lists, references into `$defs`, alternatives. The whole
-//! schema is in `-o json`.
+//! The parameters of a policy as a table, from their JSON schema. It reads what schemas of policies contain: properties,
+//! lists, references into `$defs`, alternatives. The whole schema is in `-o json`.
 
+use super::input_file::read_file;
 use super::output::table;
-use super::policy::read_file;
 use super::usage::BadUsage;
 use anyhow::{Context, anyhow};
 use berth_kernel::policy::PARAMETERS_BYTES_MAX;
 use serde_json::Value;
 use std::path::Path;
 
-/// How deep objects in objects are shown; deeper ones are objects and no more.
+/// Levels of nested objects that are shown; deeper ones are shown as `object`.
 const DEPTH_MAX: usize = 4;
 /// Rows at most: a schema has 6 KiB, and may refer to one of its parts many times.
 const ROWS_MAX: usize = 200;
@@ -65,7 +64,7 @@ fn collect(root: &Value, schema: &Value, prefix: &str, depth: usize, rows: &mut 
     }
 }
 
-/// What a `$ref` into the same schema means; the schema itself where there is none, or it leads nowhere.
+/// The target of a `$ref` into the same schema; the schema itself if it has none, or one without a target.
 fn resolved<'s>(root: &'s Value, schema: &'s Value) -> &'s Value {
     let reference = schema.get("$ref").and_then(Value::as_str).and_then(|r| r.strip_prefix('#'));
     reference.and_then(|path| root.pointer(path)).unwrap_or(schema)
@@ -107,7 +106,7 @@ fn kind(root: &Value, schema: &Value, depth: usize) -> String {
     types + &range
 }
 
-/// JSON, or `@` and the name of a file of it; an object, as in a stack. `flag` is where it was given.
+/// Reads a JSON object, given as text or as `@` and a file name. `flag` names the flag in errors.
 pub fn read_parameters(flag: &str, given: &str) -> anyhow::Result<String> {
     let object = |text: &str| -> Result<String, serde_json::Error> {
         let object: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text)?;
@@ -118,7 +117,7 @@ pub fn read_parameters(flag: &str, given: &str) -> anyhow::Result<String> {
             let form = r#"write it as {"replicas": 4}, or give a file of it as @FILE"#;
             BadUsage(format!("{flag} is no JSON object ({error}): {form}")).into()
         }),
-        // White space does not count for the limit, so there is room for some.
+        // Larger than the limit of parameters, which does not count white space.
         Some(file) => {
             let limit = 2 * u64::try_from(PARAMETERS_BYTES_MAX)?;
             let bytes = read_file(Path::new(file), limit)?;

@@ -1,16 +1,72 @@
 //! `berth policy`.
 
-use super::args::PolicyCommand;
 use super::client::{Client, escaped};
-use super::output::{Out, facts, or_dash, printable, table};
+use super::input_file::read_file;
+use super::output::{Out, facts, table};
+use super::policy_version::{find, label, resolve, short};
+use super::reason::ReasonArgs;
+use super::stack_table::stack_table;
+use super::trial::TrialCommand;
+use super::upload::PushArgs;
+use super::versions::VersionCommand;
 use super::{parameters, stack_file, trial, upload, versions};
-use anyhow::{Context, bail};
-use berth_api::{NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Stack, StackEntry};
-use std::io::Read;
-use std::path::Path;
+use anyhow::Context;
+use berth_api::{NewStack, NewStackEntry, PolicyDetail, PolicyList, Stack};
+use clap::Subcommand;
+use std::path::{Path, PathBuf};
 
 /// Largest stack file, bytes: as large as a configuration file may be.
 const STACK_BYTES_MAX: u64 = 1024 * 1024;
+
+const STACK_FILE: &str = "\
+The file is a list of entries, first asked first, or a configuration file with such a list under
+`stack`. Only `policy` must be given:
+  - policy: timeslice
+    digest: 9f86d081884c              # which version of it; or `policy: timeslice@9f86d081884c`
+    parameters: {replicas: 4}         # `berth policy show timeslice` lists them
+    permissions: {deny: false, shareMax: 4, resources: [nvidia.com/gpu.shared]}
+    onFault: skip                     # or deny";
+
+/// `berth policy`.
+#[derive(Subcommand, Debug)]
+pub enum PolicyCommand {
+    /// List all versions of policies on the node
+    List,
+    /// One version with the parameters that it takes; `-o json` has their schema
+    Show {
+        /// Name, digest, the beginning of a digest, or name@ and that
+        policy: String,
+    },
+    /// Upload a policy: it is checked, compiled and kept; it decides nothing until a stack names it
+    Push(PushArgs),
+    /// Try a policy without effect.
+    #[command(flatten)]
+    Trial(TrialCommand),
+    /// Delete a version that is not active
+    Delete {
+        /// Name, digest, the beginning of a digest, or name@ and that
+        policy: String,
+    },
+    /// Replace the active stack: tested on the live node first, and unchanged if a policy fails
+    #[command(after_help = STACK_FILE)]
+    Activate {
+        /// The stack as YAML or JSON; `-` reads standard input
+        file: PathBuf,
+        /// Only if the active stack is still at this revision
+        #[arg(long, value_name = "REVISION")]
+        if_revision: Option<u64>,
+        /// For whom, and why.
+        #[command(flatten)]
+        word: ReasonArgs,
+    },
+    /// Return to the stack of the configuration file
+    Reset(ReasonArgs),
+    /// Versions and activations.
+    #[command(flatten)]
+    Versions(VersionCommand),
+    /// The active stack, with calls and faults of its policies
+    Stack,
+}
 
 pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
@@ -27,7 +83,7 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
             client
                 .remove(&format!("/policies/{}", escaped(&version.digest)))
                 .with_context(|| format!("{label} is not deleted"))?;
-            out.say(&format!("policy {label} is deleted"))
+            out.done(&format!("policy {label} is deleted"))
         }
         PolicyCommand::Activate { file, if_revision, word } => {
             let stack =
@@ -45,83 +101,12 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
     }
 }
 
-/// The digest that is meant by one, the beginning of one, or `name@` and that.
-pub(crate) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
-    Ok(escaped(&find(client, given)?.digest))
-}
-
-/// As [`resolve`], the version itself.
-fn find(client: &Client, given: &str) -> anyhow::Result<Policy> {
-    let PolicyList { items, .. } = client.get("/policies")?;
-    let (name, digest) = match given.split_once('@') {
-        Some((name, digest)) => (Some(name), digest),
-        None => (None, given),
-    };
-    let meant =
-        |p: &&Policy| name.is_none_or(|n| p.name == n) && !digest.is_empty() && p.digest.starts_with(digest);
-    let named = |p: &&Policy| p.name == given;
-    let mut found: Vec<_> = items.iter().filter(meant).collect();
-    if found.is_empty() {
-        found = items.iter().filter(named).collect();
-    }
-    match found.as_slice() {
-        [policy] => Ok((*policy).clone()),
-        [] => bail!("this node knows no policy {given:?}; `berth policy list` shows what it knows"),
-        several => {
-            bail!("{given:?} means several versions, so type one of: {}", marked(several))
-        }
-    }
-}
-
-/// Versions, newest first, with what sets them apart.
-fn marked(versions: &[&Policy]) -> String {
-    let mut versions = versions.to_vec();
-    // All times are UTC and of one length, so their texts are in order.
-    versions.sort_unstable_by(|a, b| (&b.since, &b.digest).cmp(&(&a.since, &a.digest)));
-    let of_one_name = versions.iter().all(|p| p.name == versions[0].name);
-    let mark = |(place, policy): (usize, &&Policy)| {
-        let marks = [
-            (place == 0 && of_one_name).then_some("newest"),
-            policy.active.then_some("active"),
-            policy.shipped.then_some("shipped"),
-        ];
-        let marks: Vec<_> = marks.into_iter().flatten().collect();
-        let marks = if marks.is_empty() { String::new() } else { format!(" ({})", marks.join(", ")) };
-        label(policy) + &marks
-    };
-    versions.iter().enumerate().map(mark).collect::<Vec<_>>().join(", ")
-}
-
-/// What names a version on the command line and in a stack file.
-pub(crate) fn label(policy: &Policy) -> String {
-    format!("{}@{}", policy.name, short(&policy.digest))
-}
-
-/// The bytes of a file; `-` is standard input.
-///
-/// # Errors
-/// If it cannot be read, or has more than `limit` bytes.
-pub fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let reading = || format!("cannot read {}", file.display());
-    if file == Path::new("-") {
-        std::io::stdin().take(limit + 1).read_to_end(&mut bytes).with_context(reading)?;
-    } else {
-        let opened = std::fs::File::open(file).with_context(reading)?;
-        opened.take(limit + 1).read_to_end(&mut bytes).with_context(reading)?;
-    }
-    if u64::try_from(bytes.len())? > limit {
-        bail!("{} is larger than the {limit} bytes that are taken", file.display());
-    }
-    Ok(bytes)
-}
-
 fn read_stack(file: &Path) -> anyhow::Result<Vec<NewStackEntry>> {
     let name = if file == Path::new("-") { "standard input".into() } else { file.display().to_string() };
     let text = read_file(file, STACK_BYTES_MAX).map_err(|error| {
         match file.exists() || name.contains(['/', '.']) {
             true => error,
-            // The name of a policy, perhaps: the next thing that people try.
+            // A common mistake: the name of a policy in place of a file.
             false => error.context(format!(
                 "a stack is activated from a file; one of this policy alone has the line `- policy: {name}`"
             )),
@@ -172,90 +157,4 @@ fn show(detail: &PolicyDetail) -> String {
         ("why", p.why.clone().unwrap_or_default()),
         ("signed by", p.signed_by.clone().unwrap_or_default()),
     ]) + &parameters::shown(&detail.parameters_schema)
-}
-
-pub(crate) fn stack_table(stack: &Stack) -> String {
-    let mut text = format!(
-        "revision {}, from the {}",
-        stack.revision,
-        if stack.source == "api" { "API" } else { "file" }
-    );
-    if let Some(since) = &stack.since {
-        text += &format!(", activated by {} {since}", printable(&stack.by));
-    }
-    if let Some(why) = &stack.why {
-        text += &format!(" ({})", printable(why));
-    }
-    text += "\n";
-    if stack.entries.is_empty() {
-        text += "no policies: the baseline offers whole GPUs\n";
-    } else {
-        let rows: Vec<_> = stack.entries.iter().enumerate().map(|(i, e)| entry_row(i, e)).collect();
-        text += &table(
-            &["#", "POLICY", "DIGEST", "PARAMETERS", "ON FAULT", "CALLS", "FAULTS", "LAST FAULT"],
-            &rows,
-        );
-        text += &hooks_table(stack);
-    }
-    if stack.file_stack.shadowed {
-        text +=
-            "the file's stack is set aside while this one is active; `berth policy reset` goes back to it\n";
-    }
-    if let Some(trouble) = &stack.file_stack.trouble {
-        text += &format!("the file's stack cannot be used: {trouble}\n");
-    }
-    for warning in &stack.warnings {
-        text += &format!("warning: {}\n", printable(warning));
-    }
-    text
-}
-
-/// How the calls of each policy went; nothing before the first call.
-fn hooks_table(stack: &Stack) -> String {
-    let mut rows = Vec::new();
-    for (place, entry) in stack.entries.iter().enumerate() {
-        for (hook, record) in entry.record.iter().flat_map(|record| &record.hooks) {
-            let us = |us: u64| format!("{us} us");
-            rows.push(vec![
-                place.to_string(),
-                entry.policy.clone(),
-                hook.clone(),
-                record.calls.to_string(),
-                record.passes.to_string(),
-                record.faults.to_string(),
-                us(record.p50_microseconds),
-                us(record.p99_microseconds),
-                us(record.worst_microseconds),
-            ]);
-        }
-    }
-    if rows.is_empty() {
-        return String::new();
-    }
-    let head = ["#", "POLICY", "HOOK", "CALLS", "PASSES", "FAULTS", "P50 UP TO", "P99 UP TO", "WORST"];
-    format!("\n{}", table(&head, &rows))
-}
-
-fn entry_row(place: usize, entry: &StackEntry) -> Vec<String> {
-    let record = entry.record.as_ref();
-    let calls = record.map(|r| r.calls.values().sum::<u64>());
-    let faults = record.map(|r| r.faults.by_kind.values().sum::<u64>());
-    let faults = match record.is_some_and(|r| r.suspended) {
-        true => format!("{} SUSPENDED", or_dash(faults)),
-        false => or_dash(faults),
-    };
-    vec![
-        place.to_string(),
-        entry.policy.clone(),
-        short(&entry.digest).into(),
-        entry.parameters.to_string(),
-        format!("{:?}", entry.on_fault).to_lowercase(),
-        or_dash(calls),
-        faults,
-        record.and_then(|r| r.faults.last.clone()).unwrap_or_default(),
-    ]
-}
-
-pub(crate) fn short(digest: &str) -> &str {
-    digest.get(..12).unwrap_or(digest)
 }

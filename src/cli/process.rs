@@ -1,4 +1,4 @@
-//! `berth process`: who is on the GPUs, and by which right.
+//! `berth process`: the processes on the GPUs, and their allocations.
 
 use super::client::{Client, escaped};
 use super::gpu;
@@ -12,13 +12,13 @@ use clap::Subcommand;
 /// `berth process`.
 #[derive(Subcommand, Debug)]
 pub enum ProcessCommand {
-    /// The processes on the GPUs: whose they are, their memory, the allocation that they use
+    /// The processes on the GPUs: their pods, memory and allocations
     List {
-        /// On this GPU alone: UUID, the beginning of it, or index
+        /// On this GPU only: UUID, the beginning of it, or index
         #[arg(long)]
         gpu: Option<String>,
     },
-    /// Those that use a GPU without an allocation, and why that is
+    /// Processes that use a GPU without an allocation, and why they can
     Bypass,
 }
 
@@ -66,7 +66,7 @@ fn list(list: &ProcessList) -> String {
 
 const HEAD: [&str; 7] = ["PID", "NAME", "USES", "MEMORY MIB", "POD/CONTAINER", "RIGHT", "ALLOCATION"];
 
-/// The table below a GPU; nothing where nothing is to be said.
+/// The table below a GPU; empty if there is no process.
 pub(super) fn below_gpu(list: &ProcessList) -> String {
     let rows: Vec<_> = list.items.iter().map(row).collect();
     match (rows.is_empty(), list.sight.state) {
@@ -142,7 +142,7 @@ fn pod(pod: Option<&ProcessPod>) -> String {
     format!("{name}/{}", pod.container.as_deref().unwrap_or("?"))
 }
 
-/// What cannot be seen, and what to do about it.
+/// Which processes cannot be seen, and what to do about it.
 fn limits_of(sight: &ProcessSight) -> String {
     let why = sight.why.as_deref().unwrap_or_default();
     match (sight.state, &sight.fix) {

@@ -1,6 +1,6 @@
-//! The way to a daemon: HTTP on loopback, HTTPS, or the Unix socket.
+//! How to connect to a daemon: HTTP on loopback, HTTPS, or the Unix socket.
 
-use super::args::ClientArgs;
+use super::connection::ClientArgs;
 use super::unix::{NoNames, UnixConnector};
 use super::usage::BadUsage;
 use anyhow::{Context, bail};
@@ -20,18 +20,18 @@ const PROBLEM_BYTES_MAX: u64 = 16 * 1024;
 /// Most bytes that are read of a certificate or key file, as the daemon has it.
 const PEM_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Where a daemon is, and how it is talked to.
+/// The address of a daemon, and the settings of connections to it.
 pub(crate) struct Reach {
     /// What requests begin with: scheme, host and port.
     pub(crate) base: String,
-    /// How it was named.
+    /// As given by the user, for messages.
     pub(crate) shown: String,
     way: Way,
 }
 
 enum Way {
     Plain {
-        /// Whether nobody but this machine reads what is sent.
+        /// Whether the address is one of this machine.
         stays_here: bool,
     },
     Tls(Box<TlsConfig>),
@@ -39,7 +39,7 @@ enum Way {
 }
 
 impl Reach {
-    /// As the flags say.
+    /// From the flags.
     ///
     /// # Errors
     /// If the address is none, or a file cannot be read.
@@ -51,7 +51,7 @@ impl Reach {
                     "--server (or BERTH_SERVER) {shown:?} is no socket such as unix:///run/berth/admin.sock"
                 )));
             }
-            // A host name is needed for the request, and nobody looks at it.
+            // A request needs a host name; the daemon ignores that of its socket.
             return Ok(Self { base: "http://localhost".into(), way: Way::Socket(path.into()), shown });
         }
         let uri = shown
@@ -89,7 +89,7 @@ impl Reach {
         Ok(Self { base, way, shown })
     }
 
-    /// Whether the daemon may know who asks without a token.
+    /// Whether the daemon may identify the caller without a token.
     pub(crate) fn may_need_no_token(&self) -> bool {
         match &self.way {
             Way::Plain { .. } => false,
@@ -98,12 +98,12 @@ impl Reach {
         }
     }
 
-    /// Whether whoever is on the way could read a token.
+    /// Whether a token could be read on the network.
     pub(crate) fn shows_the_token(&self) -> bool {
         matches!(self.way, Way::Plain { stays_here: false })
     }
 
-    /// What to look at where nobody answers.
+    /// What to check if nothing answers.
     pub(crate) fn advice(&self) -> &'static str {
         match self.way {
             Way::Plain { .. } => {
@@ -121,11 +121,11 @@ impl Reach {
         }
     }
 
-    /// What to do about an answer that was none.
+    /// What to check if the answer is not HTTP or TLS fails.
     pub(crate) fn advice_on(&self, cause: &impl std::fmt::Display) -> &'static str {
         let cause = cause.to_string();
         match self.way {
-            // It is in rustls' words alone.
+            // Only the text of rustls' error has it.
             Way::Tls(_) if cause.contains("CaUsedAsEndEntity") => {
                 "its certificate is that of a CA, which may not be a server's, too: make it anew with \
                  basicConstraints CA:FALSE, or let a CA sign one for the server"
@@ -137,18 +137,18 @@ impl Reach {
         }
     }
 
-    /// For one answer, which must be there whole after so long.
+    /// For one answer, which must be complete within `wait`.
     pub(crate) fn agent(&self, wait: Duration) -> Agent {
         self.made(self.settings().timeout_global(Some(wait)).build())
     }
 
-    /// For an answer that comes in little by little: its head is waited for so long, and then each piece.
+    /// For an answer without a fixed end: the longest waits for its head and for each piece.
     pub(crate) fn stream_agent(&self, head: Duration, piece: Duration) -> Agent {
         let settings = self.settings().timeout_recv_response(Some(head)).timeout_per_read(Some(piece));
         self.made(settings.build())
     }
 
-    /// The token goes to no proxy and follows no redirect.
+    /// Without proxy and redirects, which would get the token.
     fn settings(&self) -> ConfigBuilder<AgentScope> {
         let settings = Agent::config_builder()
             .http_status_as_error(false)
@@ -169,7 +169,8 @@ impl Reach {
     }
 }
 
-/// By the name itself; one that must be looked up may lead anywhere, but for `localhost` (RFC 6761, 6.3).
+/// Whether a host is this machine by its text: an address, or `localhost` (RFC 6761, 6.3). Other names may resolve to
+/// any machine.
 fn is_this_machine(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']');
     match address.parse::<IpAddr>() {
@@ -178,8 +179,8 @@ fn is_this_machine(host: &str) -> bool {
     }
 }
 
-/// Whether a daemon with TLS answers at this address, whatever its certificate. Nothing is shown to it: who it
-/// is is not known.
+/// Whether a daemon with TLS answers at this address, whatever its certificate. No token is sent, since the server is not
+/// verified.
 pub fn berth_has(address: SocketAddr) -> bool {
     use_ring();
     let here = match address.ip() {
@@ -197,12 +198,12 @@ pub fn berth_has(address: SocketAddr) -> bool {
         .new_agent();
     let asked = agent.get(format!("https://{}/api/v1/node", SocketAddr::new(here, address.port()))).call();
     match asked {
-        // Its own words for somebody without a token.
+        // Berth's answer to a request without a token.
         Ok(mut answer) => {
             let text = answer.body_mut().with_config().limit(PROBLEM_BYTES_MAX).read_to_string();
             text.is_ok_and(|text| text.contains("/problems/unauthorized"))
         }
-        // It wants a client certificate before it takes a request: TLS it has, and more is not told.
+        // It requires a client certificate: it has TLS, and shows no more than that.
         Err(error) => error.to_string().contains("CertificateRequired"),
     }
 }
@@ -249,8 +250,8 @@ fn certificates(path: &Path) -> anyhow::Result<Vec<Certificate<'static>>> {
     Ok(all)
 }
 
-/// Chooses ring as the cryptography of rustls, which ureq uses.
+/// Selects ring as the cryptography of rustls, which ureq uses.
 pub fn use_ring() {
-    // An error means that it was chosen already.
+    // An error means that a provider is selected already.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }

@@ -6,17 +6,17 @@ use berth_api::NewStackEntry;
 use berth_files::yaml::{Document, LeftOut, Problems, Shape};
 use serde::Deserialize;
 
-/// What a file of another shape is answered with.
+/// The expected form, for errors.
 const SHAPE: &str = "a list of entries such as `- policy: timeslice`, or such a list under `stack:`";
 
-/// A configuration or a body; its other keys are not read.
+/// A configuration file or a body of the API; other keys are not read.
 #[derive(Deserialize)]
 struct Whole {
     #[serde(alias = "entries")]
     stack: Vec<NewStackEntry>,
 }
 
-/// The entries of a file of this name, which is for errors, and this text.
+/// Parses the entries of a file; `name` is for errors.
 ///
 /// # Errors
 /// If it has another shape; says which fields are wrong, where, and what is expected.

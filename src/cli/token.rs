@@ -1,6 +1,6 @@
 //! The token that every command sends.
 
-use super::args::ClientArgs;
+use super::connection::ClientArgs;
 use anyhow::{Context, bail};
 
 /// Most bytes that are read of a token file; a token has at most 512.

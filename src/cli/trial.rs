@@ -1,21 +1,19 @@
 //! `berth policy try`, `berth policy replay` and `berth policy shadow`.
 
+use super::candidate::CandidateArgs;
 use super::client::Client;
 use super::names::Names;
 use super::output::{Out, facts, table};
-use super::parameters::read_parameters;
 use super::tried::{self, TryArgs};
-use super::usage::BadUsage;
 use anyhow::bail;
-use berth_api::{Candidate, Comparison, Difference, Replay, Shadow, ShadowList};
-use clap::{Args, Subcommand};
-use serde_json::{Map, Value};
+use berth_api::{Comparison, Difference, Replay, Shadow, ShadowList};
+use clap::Subcommand;
 use std::collections::BTreeMap;
 
-/// Commands of `berth policy` that try one.
+/// Commands of `berth policy` that try a policy without effect.
 #[derive(Clone, Debug, Subcommand)]
 pub enum TrialCommand {
-    /// Ask a policy on the live node, without effect: what it would offer, and who would get what
+    /// Ask a policy on the live node, without effect: what it would offer, and which GPUs a request would get
     #[command(after_help = "\
 It is asked beside the active stack, in place of the entry of the same name or before the others. The
 policy must be known to the node: `berth policy push FILE` uploads one, which activates nothing.
@@ -25,16 +23,16 @@ policy must be known to the node: `berth policy push FILE` uploads one, which ac
 
 Exit code 1 if it would not be activated, or the request would not be granted.")]
     Try(TryArgs),
-    /// Ask a policy the questions on the record again, and show what would have differed
+    /// Ask a policy the recorded questions again, and show what would have differed
     #[command(after_help = "\
 Exit code 1 if it failed on any of them; that its answers differ is no failure.
   berth policy replay binpack
   berth policy replay timeslice --parameters '{\"replicas\": 4}' --hook offer")]
     Replay {
-        /// Whom.
+        /// The policy.
         #[command(flatten)]
         candidate: CandidateArgs,
-        /// At most so many decisions, newest first
+        /// At most this many decisions, newest first
         #[arg(long, default_value_t = 1000)]
         limit: u64,
         /// Only of this hook
@@ -58,51 +56,20 @@ Exit code 1 if it failed on any of them; that its answers differ is no failure.
 /// `berth policy shadow`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum ShadowCommand {
-    /// Ask it from now on
+    /// Ask it from now on, beside the stack
     Start(CandidateArgs),
-    /// All of them, and how they fare
+    /// List the shadows, with their differences so far
     List,
-    /// One of them, with its newest differences
+    /// One shadow with its newest differences
     Show {
         /// Its number, or its policy's name
         shadow: String,
     },
-    /// Ask it no more
+    /// Stop asking it
     Stop {
         /// Its number, or its policy's name
         shadow: String,
     },
-}
-
-/// A policy and its parameters.
-#[derive(Args, Clone, Debug)]
-pub struct CandidateArgs {
-    /// Name, or name@ and the beginning of its digest
-    pub policy: String,
-    /// Its parameters
-    #[arg(long, value_name = "JSON|@FILE", default_value = "{}")]
-    pub parameters: String,
-}
-
-impl CandidateArgs {
-    pub(super) fn candidate(&self) -> anyhow::Result<Candidate> {
-        // No name of a policy has a dot or a slash.
-        if self.policy.ends_with(".wasm") || self.policy.contains('/') {
-            return Err(BadUsage(format!(
-                "{:?} is a file, and the daemon asks only what it knows: `berth policy push {}` uploads it, then name \
-                 the policy; `berth policy test` asks a file without a daemon",
-                self.policy, self.policy
-            ))
-            .into());
-        }
-        let (policy, digest) = match self.policy.split_once('@') {
-            Some((name, digest)) => (name.to_owned(), Some(digest.to_owned())),
-            None => (self.policy.clone(), None),
-        };
-        let parameters: Map<String, Value> =
-            serde_json::from_str(&read_parameters("--parameters", &self.parameters)?)?;
-        Ok(Candidate { policy, digest, parameters })
-    }
 }
 
 pub(super) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
@@ -118,18 +85,18 @@ pub(super) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
             if let Some(before) = before {
                 path += &format!("&cursor={before}");
             }
-            let replayed: Replay = client.try_out(&path, &candidate.candidate()?)?;
-            out.answer(&replayed, |replayed| Names::of(client).told(&replay(replayed)))?;
+            let replayed: Replay = client.post_slow(&path, &candidate.candidate()?)?;
+            out.answer(&replayed, |replayed| Names::of(client).with_indices(&replay(replayed)))?;
             match replayed.counts.values().map(|counts| counts.fails).sum::<u64>() {
                 0 => Ok(()),
                 fails => bail!("{} failed on {fails} of the questions", replayed.policy),
             }
         }
         TrialCommand::Shadow { command: ShadowCommand::Start(candidate) } => {
-            let shadow: Shadow = client.try_out("/shadows", &candidate.candidate()?)?;
+            let shadow: Shadow = client.post_slow("/shadows", &candidate.candidate()?)?;
             out.answer(&shadow, |s| {
                 format!(
-                    "{} is asked as shadow {}; `berth policy shadow show {}` tells how it fares\n",
+                    "started shadow {1} of {0}; status: `berth policy shadow show {2}`\n",
                     s.policy, s.id, s.id
                 )
             })
@@ -140,21 +107,21 @@ pub(super) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
         TrialCommand::Shadow { command: ShadowCommand::Show { shadow } } => {
             let id = shadow_id(shadow, client)?;
             out.answer(&client.get::<Shadow>(&format!("/shadows/{id}"))?, |s| {
-                Names::of(client).told(&show(s))
+                Names::of(client).with_indices(&show(s))
             })
         }
         TrialCommand::Shadow { command: ShadowCommand::Stop { shadow } } => {
             let id = shadow_id(shadow, client)?;
             out.answer(&client.delete::<Shadow>(&format!("/shadows/{id}"))?, |s| {
-                Names::of(client).told(&show(s))
+                Names::of(client).with_indices(&show(s))
             })
         }
     }
 }
 
-/// The number of the shadow that is meant by its number, its policy's name, or that with a digest.
+/// The number of the shadow that is named by its number, its policy's name, or that with a digest.
 fn shadow_id(given: &str, client: &Client) -> anyhow::Result<u64> {
-    // No name of a policy is a number: it begins with a letter.
+    // Names of policies begin with a letter, so none is a number.
     if let Ok(id) = given.parse() {
         return Ok(id);
     }

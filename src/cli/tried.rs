@@ -1,9 +1,9 @@
 //! `berth policy try`.
 
+use super::candidate::CandidateArgs;
 use super::client::Client;
 use super::output::{Out, facts, printable, table};
 use super::parameters::read_parameters;
-use super::trial::CandidateArgs;
 use super::usage::BadUsage;
 use anyhow::{anyhow, bail};
 use berth_api::{NewTrial, OfferLine, OnFault, Permissions, Trial, TrialCall, TrialOutcome, TrialRequest};
@@ -13,30 +13,30 @@ use clap::Args;
 /// `berth policy try`.
 #[derive(Args, Clone, Debug)]
 pub struct TryArgs {
-    /// Whom.
+    /// The policy.
     #[command(flatten)]
     pub candidate: CandidateArgs,
-    /// What a container would ask for, such as nvidia.com/gpu=2
+    /// The request of a container, such as nvidia.com/gpu=2
     #[arg(long, value_name = "RESOURCE=COUNT")]
     pub request: Option<String>,
-    /// The namespace of its pod, shown to policies as the one that asks
+    /// The namespace of its pod, as policies see it
     #[arg(long, requires = "request")]
     pub namespace: Option<String>,
     /// The name of its pod
     #[arg(long, requires = "request")]
     pub pod: Option<String>,
-    /// Without the rest of the active stack
+    /// Without the other policies of the active stack
     #[arg(long)]
     pub alone: bool,
-    /// What it may do, as in a stack, in place of the default: {"resources": ["nvidia.com/gpu", "example.com/*"]}
+    /// Its permissions, as in a stack, instead of the default: {"resources": ["nvidia.com/gpu", "example.com/*"]}
     #[arg(long, value_name = "JSON|@FILE")]
     pub permissions: Option<String>,
-    /// `skip`, or `deny`: what happens when it fails
+    /// What happens if it fails: `skip` or `deny`
     #[arg(long, value_parser = ["skip", "deny"])]
     pub on_fault: Option<String>,
 }
 
-/// Asks the daemon.
+/// Runs the command.
 pub(super) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     let candidate = args.candidate.candidate()?;
     let permissions = match &args.permissions {
@@ -45,7 +45,7 @@ pub(super) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Res
             let taken: Result<Permissions, _> = serde_json::from_str(&json);
             Some(taken.map_err(|error| -> anyhow::Error {
                 let words = format!("--permissions: {error}");
-                // What a file holds is another matter than what was typed.
+                // Bad content of a file is no bad usage.
                 if given.starts_with('@') { anyhow!(words) } else { BadUsage(words).into() }
             })?)
         }
@@ -63,7 +63,7 @@ pub(super) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Res
         alone: args.alone,
         request: args.request.as_deref().map(|text| request(text, args)).transpose()?,
     };
-    let trial = client.try_out::<Trial>("/trials", &trial)?;
+    let trial = client.post_slow::<Trial>("/trials", &trial)?;
     out.answer(&trial, shown)?;
     if trial.refused.is_some() {
         bail!("this stack would not be activated");
@@ -159,7 +159,7 @@ fn outcome(request: &TrialOutcome) -> String {
     ])
 }
 
-/// Of a resource that nothing would offer: what could be asked for instead.
+/// The hint for a resource that is not offered: which ones are.
 fn unknown(request: &TrialOutcome, trial: &Trial) -> String {
     let mut offered = trial.resources.iter().filter(|r| r.devices > 0).map(|r| r.resource.as_str());
     if offered.clone().any(|name| name == request.resource) {

@@ -1,9 +1,10 @@
-//! `berth policy push`: a policy and its signature go to the daemon, with progress on a terminal.
+//! `berth policy push`: uploads a policy and its signature, with progress on a terminal.
 
 use super::client::Client;
+use super::input_file::read_file;
 use super::output::{Out, warn};
-use super::policy::{label, read_file, short};
-use super::versions::WordArgs;
+use super::policy_version::{label, short};
+use super::reason::ReasonArgs;
 use anyhow::bail;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// How often the progress line is written.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
-/// How much is handed to the socket at a time, so that what counts as sent nearly is.
+/// Bytes written to the socket at a time: small, so that the progress is close to what was sent.
 const CHUNK_BYTES: usize = 64 * 1024;
 /// Largest signature file, bytes: 64 in base64, with room for line ends.
 const SIGNATURE_FILE_BYTES_MAX: u64 = 1024;
@@ -37,9 +38,9 @@ pub struct PushArgs {
     /// An Ed25519 signature over the file's bytes: 64 bytes as openssl writes them, or in base64
     #[arg(long, value_name = "FILE")]
     pub signature: Option<PathBuf>,
-    /// Who and why.
+    /// For whom, and why.
     #[command(flatten)]
-    pub word: WordArgs,
+    pub word: ReasonArgs,
 }
 
 pub(crate) fn run(args: &PushArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
@@ -52,13 +53,13 @@ pub(crate) fn run(args: &PushArgs, client: &Client, out: &mut Out) -> anyhow::Re
     let sent = AtomicUsize::new(0);
     let mut counted = Counted { rest: &module, sent: &sent };
     let mut upload = || client.upload::<PolicyDetail>(&path, &headers, &mut counted);
-    // A pipe or a log gets no line that is written over.
+    // A pipe or a log gets no progress line, which is written over and over.
     let (new, policy) = if std::io::stderr().is_terminal() {
         watched(upload, &mut std::io::stderr(), &sent, module.len())?
     } else {
         upload()?
     };
-    // It is taken whether or not the list can be had now, and that is what must be said.
+    // The upload succeeded whether or not the list can be fetched.
     let known = client.get::<PolicyList>("/policies").map(|list| list.items).unwrap_or_default();
     let is_other = |p: &Policy| p.name == policy.policy.name && p.digest != policy.policy.digest;
     let others: Vec<Policy> = known.into_iter().filter(is_other).collect();
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &PushArgs, client: &Client, out: &mut Out) -> anyhow::Re
     Ok(())
 }
 
-/// How this version is named where its name alone does not mean it; nothing where it does.
+/// A stack entry that names this version, if its name alone means another one.
 fn entry(policy: &Policy, others: &[Policy]) -> String {
     if others.is_empty() || policy.shipped {
         return String::new();
@@ -90,14 +91,14 @@ fn warning(policy: &Policy, others: &[Policy]) -> Option<String> {
         .then(|| shipped_name(&policy.name, &label(policy)))
 }
 
-/// What is to be said of an uploaded policy whose name is a shipped one's.
+/// The warning for an uploaded policy that has the name of a shipped one.
 pub fn shipped_name(name: &str, label: &str) -> String {
     format!(
         "{name} is also the name of a shipped policy, which the name alone means: use {label} or rename yours"
     )
 }
 
-/// A signature file as the API takes it.
+/// The signature in a file, in base64.
 fn signature(file: &Path) -> anyhow::Result<String> {
     let bytes = read_file(file, SIGNATURE_FILE_BYTES_MAX)?;
     let raw = <[u8; 64]>::try_from(bytes.as_slice()).ok();
@@ -114,7 +115,7 @@ fn signature(file: &Path) -> anyhow::Result<String> {
     }
 }
 
-/// Bytes that count themselves as they are read.
+/// A reader that counts the bytes read.
 struct Counted<'m> {
     rest: &'m [u8],
     sent: &'m AtomicUsize,
@@ -129,7 +130,7 @@ impl Read for Counted<'_> {
     }
 }
 
-/// Does it, and meanwhile tells on one line how far it is.
+/// Runs the upload and shows its progress in one line.
 fn watched<T>(
     work: impl FnOnce() -> T,
     screen: &mut (impl Write + Send),
@@ -146,7 +147,7 @@ fn watched<T>(
                     all_since.get_or_insert_with(Instant::now);
                 }
                 let seconds = all_since.map(|since| since.elapsed().as_secs());
-                // A screen that has gone stops nothing.
+                // A closed terminal does not stop the upload.
                 let _ =
                     write!(screen, "\r\u{1b}[K{}", line(sent, total, seconds)).and_then(|()| screen.flush());
             }
@@ -158,7 +159,7 @@ fn watched<T>(
     })
 }
 
-/// How far an upload is; `compiling_s`: since when all of it is sent, in seconds.
+/// The progress line of an upload; `compiling_s`: seconds since all bytes were sent.
 fn line(sent: usize, total: usize, compiling_s: Option<u64>) -> String {
     match compiling_s {
         Some(seconds) => format!("compiling ... {seconds} s"),
@@ -182,7 +183,7 @@ mod tests {
         assert_eq!(line(5, 5, Some(12)), "compiling ... 12 s");
     }
 
-    /// A screen that others may look at.
+    /// A terminal whose text the test reads.
     #[derive(Clone, Default)]
     struct Screen(Arc<Mutex<Vec<u8>>>);
 

@@ -1,20 +1,22 @@
-//! `berth policy download`, `history`, `rollback`, `unsuspend`: policies over time.
+//! `berth policy download`, `history`, `rollback` and `unsuspend`.
 
 use super::client::{Client, escaped};
 use super::output::{Out, table};
-use super::policy::{resolve, short, stack_table};
+use super::policy_version::{resolve, short};
+use super::reason::ReasonArgs;
+use super::stack_table::stack_table;
 use anyhow::{Context, bail};
 use berth_api::MODULE_BYTES_MAX;
 use berth_api::{Activation, ActivationList, PolicyDetail, Rollback, Stack};
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What of `berth policy` is about time.
+/// Commands of `berth policy` about versions and activations.
 #[derive(Subcommand, Clone, Debug)]
 pub enum VersionCommand {
-    /// Fetch the bytes of a version
+    /// Download the bytes of a version
     #[command(after_help = "\
 Examples:
   berth policy download timeslice                       Into timeslice-9f86d081884c.wasm
@@ -23,11 +25,11 @@ Examples:
     Download {
         /// Name, digest, the beginning of a digest, or name@ and that
         policy: String,
-        /// Where to; `-` writes to standard output [default: NAME-DIGEST.wasm, which must not be there yet]
+        /// Output file; `-` writes to standard output [default: NAME-DIGEST.wasm, which must not be there yet]
         #[arg(long, value_name = "FILE")]
         to: Option<PathBuf>,
     },
-    /// The newest activations: what was active, by whom, when and why
+    /// The newest activations: the stack, by whom, when and why
     History,
     /// Activate a stack of the history again, checked like any activation
     #[command(after_help = "\
@@ -38,41 +40,20 @@ Examples:
   berth policy rollback
   berth policy rollback 12 --why 'the new quota denies too much'")]
     Rollback {
-        /// Which; the one before the active one if not given
+        /// The revision; the one before the active one if not given
         revision: Option<u64>,
         /// Only if the active stack is still at this revision
         #[arg(long, value_name = "REVISION")]
         if_revision: Option<u64>,
-        /// Who and why.
+        /// For whom, and why.
         #[command(flatten)]
-        word: WordArgs,
+        word: ReasonArgs,
     },
-    /// Have a policy asked again that was suspended after several faults in a row
+    /// Use a policy again that was suspended after several faults in a row
     Unsuspend {
-        /// Its place in `berth policy stack`, or its name where the stack has it once
+        /// Its index in `berth policy stack`, or its name if the stack has it once
         entry: String,
     },
-}
-
-/// Who does something, and why.
-#[derive(Args, Clone, Debug, Default)]
-pub struct WordArgs {
-    /// For whom it is done, for whoever looks later; it stands behind the name of the token
-    #[arg(long, env = "BERTH_BY", value_name = "NAME")]
-    pub by: Option<String>,
-    /// Why, for whoever looks later
-    #[arg(long, visible_alias = "why", default_value = "", hide_default_value = true, value_name = "TEXT")]
-    pub reason: String,
-}
-
-impl WordArgs {
-    /// As a query, where there is something to say.
-    pub(super) fn query(&self) -> String {
-        let by = self.by.as_deref().map(|by| format!("by={}", escaped(by)));
-        let reason = (!self.reason.is_empty()).then(|| format!("reason={}", escaped(&self.reason)));
-        let said: Vec<_> = by.into_iter().chain(reason).collect();
-        if said.is_empty() { String::new() } else { format!("?{}", said.join("&")) }
-    }
 }
 
 pub(super) fn run(command: &VersionCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
@@ -80,7 +61,7 @@ pub(super) fn run(command: &VersionCommand, client: &Client, out: &mut Out) -> a
         VersionCommand::Download { policy, to } => download(policy, to.as_deref(), client, out),
         VersionCommand::History => out.answer(&client.get::<ActivationList>("/stack/history")?, history),
         VersionCommand::Rollback { revision, if_revision, word } => {
-            let WordArgs { by, reason } = word.clone();
+            let ReasonArgs { by, reason } = word.clone();
             let to = Rollback { revision: *revision, by, reason };
             let stack: Stack = client.post("/stack/rollback", &to, *if_revision)?;
             out.answer(&stack, |s| format!("active:\n{}", stack_table(s)))
@@ -101,7 +82,7 @@ fn download(policy: &str, to: Option<&Path>, client: &Client, out: &mut Out) -> 
         Some(file) => file.to_owned(),
         None => {
             let detail: PolicyDetail = client.get(&format!("/policies/{digest}"))?;
-            // The name is a DNS label by the daemon's rules; whatever it is, it names a file here.
+            // A DNS label by the daemon's rules; escaped, so that no answer names a file elsewhere.
             PathBuf::from(format!("{}-{}.wasm", escaped(&detail.policy.name), short(&digest)))
         }
     };
@@ -113,7 +94,7 @@ fn download(policy: &str, to: Option<&Path>, client: &Client, out: &mut Out) -> 
     };
     let written = opened.and_then(|mut opened| opened.write_all(&bytes));
     written.with_context(|| format!("cannot write {} (--to names another file)", file.display()))?;
-    out.say(&format!("{} has {} bytes, sha256 {digest}", file.display(), bytes.len()))
+    out.done(&format!("{} has {} bytes, sha256 {digest}", file.display(), bytes.len()))
 }
 
 fn history(list: &ActivationList) -> String {

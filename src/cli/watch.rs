@@ -1,23 +1,26 @@
-//! `--watch`: a look that is taken again and again.
+//! `--watch`: a command repeated until it is interrupted.
 
 use super::Request;
-use super::args::{
-    AllocationCommand, ClientCommand, DecisionCommand, GpuCommand, Output, PolicyCommand, ProcessCommand,
-    ShadowCommand, TrialCommand,
-};
-use super::client::Passing;
-use super::output::{Out, note};
+use super::allocation::AllocationCommand;
+use super::client::Temporary;
+use super::command::ClientCommand;
+use super::decision::DecisionCommand;
+use super::gpu::GpuCommand;
+use super::output::{Out, Output, note};
+use super::policy::PolicyCommand;
+use super::process::ProcessCommand;
+use super::trial::{ShadowCommand, TrialCommand};
 use super::usage::BadUsage;
 use std::io::IsTerminal;
 use std::time::Duration;
 
-/// Shortest time between two looks: a list of 64 GPUs takes the daemon well under a millisecond.
+/// Shortest interval: a list of 64 GPUs takes the daemon well under a millisecond.
 const EVERY_MIN: Duration = Duration::from_millis(100);
 /// Upper left corner, and nothing below it (ECMA-48: CUP, ED).
 const CLEAR: &str = "\u{1b}[H\u{1b}[J";
 
-/// Whether a command only looks, so that it can be done again.
-pub(super) fn looks(request: Request<'_>) -> bool {
+/// Whether a command changes nothing, so that it can be repeated.
+pub(super) fn is_repeatable(request: Request<'_>) -> bool {
     match request {
         Request::Command(command) => match command {
             ClientCommand::Gpu { command } => matches!(command, GpuCommand::List | GpuCommand::Show { .. }),
@@ -41,11 +44,11 @@ pub(super) fn looks(request: Request<'_>) -> bool {
     }
 }
 
-/// Looks until it is interrupted. A terminal shows the newest look alone; elsewhere each look that differs from the
-/// one before is printed. A daemon that cannot be reached is tried on.
+/// Repeats a command until it is interrupted. A terminal shows the newest answer alone; elsewhere each answer that
+/// differs from the one before is printed. While the daemon cannot be reached it goes on.
 ///
 /// # Errors
-/// What a look fails with for good.
+/// The first error of the command that is not [`Temporary`].
 pub(super) fn run(
     every: Duration,
     out: &mut Out,
@@ -53,15 +56,15 @@ pub(super) fn run(
 ) -> anyhow::Result<()> {
     if every < EVERY_MIN {
         let least = humantime::format_duration(EVERY_MIN);
-        return Err(BadUsage(format!("--watch looks at most every {least}")).into());
+        return Err(BadUsage(format!("--watch repeats at most every {least}")).into());
     }
     let terminal = std::io::stdout().is_terminal();
     let mut last: Option<Result<String, String>> = None;
     loop {
-        let mut heard = out.listening();
+        let mut heard = out.capturing();
         let seen = match look(&mut heard) {
-            Ok(()) => Ok(heard.heard()),
-            Err(error) if error.is::<Passing>() => Err(format!("{error:#}")),
+            Ok(()) => Ok(heard.captured()),
+            Err(error) if error.is::<Temporary>() => Err(format!("{error:#}")),
             Err(error) => return Err(error),
         };
         // How exactly it cannot be reached is no news.
@@ -74,7 +77,7 @@ pub(super) fn run(
             }
             last = Some(seen);
         }
-        if out.deserted() {
+        if out.is_closed() {
             return Ok(());
         }
         std::thread::sleep(every);

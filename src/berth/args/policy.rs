@@ -12,7 +12,7 @@ const TEST_USAGE: &str = "berth policy test [OPTIONS] <FILE> <SCENARIOS>...
 pub enum PolicyCommand {
     /// What an operator does with policies, on a running daemon.
     #[command(flatten)]
-    Client(berth_cli::args::PolicyCommand),
+    Client(berth_cli::policy::PolicyCommand),
     /// Begin a policy of your own: a folder that builds and passes its test
     #[command(after_help = "\
 Its README.md has the commands to build, check and test it, and to bring it to a node:

@@ -1,5 +1,5 @@
 use super::*;
-use berth_cli::args::Output;
+use berth_cli::output::Output;
 use clap::CommandFactory;
 
 #[test]

@@ -81,7 +81,7 @@ pub(crate) fn run(file: &Path, without: Without, out: &mut Out) -> anyhow::Resul
         }
         Err(error) => {
             // For people the error itself is printed.
-            if !out.for_people() {
+            if !out.is_table() {
                 let problems = match error.downcast_ref() {
                     Some(ConfigError::Wrong { problems, .. }) => problems.iter().map(Wrong::from).collect(),
                     _ => Vec::new(),

@@ -9,8 +9,8 @@ mod state;
 
 use crate::config::{Config, Findings, GpuSource, ServeArgs, Without};
 use crate::{command, daemon};
-use berth_cli::args::ClientArgs;
-use berth_cli::output::{Out, complain};
+use berth_cli::connection::ClientArgs;
+use berth_cli::output::{Out, print_error};
 use berth_cluster::ApiServer;
 use berth_kernel::gpu::Part;
 use berth_kernel::process::Sight;
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> ExitC
     let config = match command::load(args, client) {
         Ok(config) => config,
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             return command::exit_code(&error);
         }
     };
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> ExitC
     lines.push(api_server(&config, reach));
     let failed = lines.iter().any(|line| line.level == Level::Fail);
     if let Err(error) = out.answer(&lines, |lines| as_text(lines)) {
-        complain(&error);
+        print_error(&error);
         return ExitCode::FAILURE;
     }
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }

@@ -4,8 +4,8 @@
 use super::Line;
 use crate::config::Config;
 use berth_api::Node;
-use berth_cli::args::ClientArgs;
 use berth_cli::client::Client;
+use berth_cli::connection::ClientArgs;
 use berth_cli::reach::berth_has;
 use std::net::TcpListener;
 

@@ -19,7 +19,7 @@ use tower::util::MapResponseLayer;
 /// Most bytes that are read of a kubeconfig; clusters and users by the hundred need less.
 const KUBECONFIG_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Longest wait for an answer to one request. Watches have a timeout of their own.
+/// Timeout of one request. Watches have a timeout of their own.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(15);
 
 /// The API server cannot be used.
@@ -34,17 +34,17 @@ pub enum ConnectError {
         #[source]
         source: Box<kube::config::KubeconfigError>,
     },
-    /// The kubeconfig is not what it should be. The parser's words show the file, secrets and all.
+    /// The kubeconfig cannot be parsed. The parser's error is left out: it quotes the file, secrets included.
     #[error(
-        "the file {path} is not a valid kubeconfig (`kubectl --kubeconfig {path} config view` says where it is wrong)"
+        "the file {path} is not a valid kubeconfig (`kubectl --kubeconfig {path} config view` shows where it is wrong)"
     )]
     Malformed {
         /// Which file.
         path: PathBuf,
     },
-    /// The kubeconfig has its credentials from a program. A refresh would run it with every request
-    /// waiting for it, and the library gives it no deadline (kube-client 5.0, `RefreshableToken`): one
-    /// that hangs would leave the daemon with pods of long ago, and nothing would say so.
+    /// The kubeconfig gets its credentials from a program (`exec` or `auth-provider`). Each refresh would run it while
+    /// all requests wait for it, and the library gives it no deadline (kube-client 5.0, `RefreshableToken`): with one
+    /// that hangs the daemon would work on outdated pods, without an error.
     #[error(
         "the kubeconfig {path} gets its credentials from a program ({program}), and Berth runs none: use one with a \
          client certificate, a token or a tokenFile that something else renews, such as a service account's"
@@ -52,7 +52,7 @@ pub enum ConnectError {
     Program {
         /// Which file.
         path: PathBuf,
-        /// What it would run, without arguments: they may be secrets.
+        /// The program, without its arguments, which may be secrets.
         program: String,
     },
     /// The service account of the pod is incomplete.
@@ -62,40 +62,40 @@ pub enum ConnectError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// No client can be made of the settings.
-    #[error("no client can be made of the settings for the API server")]
+    /// The client cannot be built from the configuration.
+    #[error("the client of the API server cannot be built from the kubeconfig or service account")]
     Client {
         /// Why.
         #[source]
         source: Box<kube::Error>,
     },
-    /// It does not answer, or not to us.
-    #[error("the API server at {url} does not say what it knows of node {node:?}{hint}")]
-    Ask {
-        /// Where it is.
+    /// The node object cannot be read: no connection, or an error status.
+    #[error("cannot read node {node:?} from the API server at {url}{hint}")]
+    Request {
+        /// URL of the API server.
         url: String,
         /// The node's name.
         node: String,
-        /// What to do, if that is known.
+        /// What to do, or empty.
         hint: &'static str,
         /// Why.
         #[source]
         source: Box<kube::Error>,
     },
-    /// It does not know this node: it may be another cluster's.
+    /// It has no object of this node: it may be another cluster's API server.
     #[error(
-        "the API server at {url} knows no node {node:?}: set --node-name to the node's name there, or --kubeconfig to that of this cluster"
+        "the API server at {url} has no node {node:?}: set --node-name to the node's name there, or --kubeconfig to that of this cluster"
     )]
     UnknownNode {
-        /// Where it is.
+        /// URL of the API server.
         url: String,
         /// The node's name.
         node: String,
     },
-    /// It does not answer in time.
+    /// No answer within the timeout of a request, 15 s.
     #[error("the API server at {url} did not answer within {} s", ANSWER_MAX.as_secs())]
-    Slow {
-        /// Where it is.
+    Timeout {
+        /// URL of the API server.
         url: String,
     },
 }
@@ -105,8 +105,8 @@ impl ConnectError {
     /// that is starting or busy.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Self::Slow { .. } => true,
-            Self::Ask { source, .. } => match source.as_ref() {
+            Self::Timeout { .. } => true,
+            Self::Request { source, .. } => match source.as_ref() {
                 kube::Error::Api(status) => status.code == 429 || status.code >= 500,
                 _ => true,
             },
@@ -115,84 +115,84 @@ impl ConnectError {
     }
 }
 
-/// Connects once, and makes sure that the API server knows this node: the pods of another cluster
-/// would say that all of ours are gone.
+/// Connects once, and checks that the API server has an object of this node: with the API server of another cluster all
+/// pods of this node would seem to be deleted.
 ///
 /// # Errors
-/// If it cannot be used; says what to do.
+/// If the API server cannot be used; the error has what to do.
 pub async fn connect(settings: &Settings) -> Result<Client, ConnectError> {
-    connected(settings).await.map(|(client, _)| client)
+    connect_and_get_node(settings).await.map(|(client, _)| client)
 }
 
-/// The same, with this node's metadata.
-pub(super) async fn connected(
+/// [`connect`], which also returns the metadata of this node.
+pub(super) async fn connect_and_get_node(
     settings: &Settings,
 ) -> Result<(Client, PartialObjectMeta<Node>), ConnectError> {
     let mut config = match &settings.api_server {
-        ApiServer::Kubeconfig(path) => from_file(path).await?,
+        ApiServer::Kubeconfig(path) => config_from_file(path).await?,
         ApiServer::InCluster | ApiServer::Off => {
             Config::incluster().map_err(|e| ConnectError::InCluster { source: Box::new(e) })?
         }
     };
-    // The library would try again what a disruption budget forbids for minutes, and never say so: the
-    // waits of this room are its own.
+    // The library would repeat for minutes an eviction that a disruption budget forbids, and not report it. The retries
+    // are those of this crate.
     config.default_retry = false;
-    // A watch is sent a bookmark sooner than this; whatever is silent for longer is dead.
+    // Bookmarks come more often than this: a connection that delivers nothing for longer is dead.
     config.read_timeout = Some(settings.silence);
     config.reset_reader_on_write = true;
     let url = config.cluster_url.to_string();
     let builder =
         ClientBuilder::try_from(config).map_err(|e| ConnectError::Client { source: Box::new(e) })?;
-    // The library drops the headers of an answer that is an error.
+    // Read here: the library drops the headers of an error response.
     let retry_after = settings.retry_after.clone();
-    let noted = MapResponseLayer::new(move |response: Response<Box<DynBody>>| {
+    let record_retry_after = MapResponseLayer::new(move |response: Response<Box<DynBody>>| {
         let header = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
         retry_after.record(response.status().as_u16(), header, Instant::now());
         response
     });
-    let client = builder.with_layer(&noted).build();
-    let node = this_node(&client, &url, &settings.node).await?;
+    let client = builder.with_layer(&record_retry_after).build();
+    let node = get_node(&client, &url, &settings.node).await?;
     Ok((client, node))
 }
 
-async fn from_file(path: &Path) -> Result<Config, ConnectError> {
+async fn config_from_file(path: &Path) -> Result<Config, ConnectError> {
     let wrong = |e| match e {
         KubeconfigError::Parse(_) => ConnectError::Malformed { path: path.to_owned() },
         other => ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(other) },
     };
-    // The library would wait for the other end of a FIFO.
+    // The file is opened here first: the library would block on a FIFO.
     let text = berth_files::read_text(path, KUBECONFIG_BYTES_MAX);
     text.map_err(|error| wrong(KubeconfigError::ReadConfig(error, path.to_owned())))?;
     let file = Kubeconfig::read_from(path).map_err(wrong)?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(wrong)?;
-    match program(&config.auth_info) {
+    match credential_program(&config.auth_info) {
         Some(program) => Err(ConnectError::Program { path: path.to_owned(), program }),
         None => Ok(config),
     }
 }
 
-/// The program that the library would run for credentials, in the order in which it looks at them.
-fn program(user: &AuthInfo) -> Option<String> {
+/// The program that the library would run for credentials; fields are checked in the library's order.
+fn credential_program(user: &AuthInfo) -> Option<String> {
     if let Some(provider) = &user.auth_provider {
         return provider.config.get("cmd-path").cloned();
     }
-    let given = user.username.is_some() && user.password.is_some()
+    let has_static_credentials = user.username.is_some() && user.password.is_some()
         || user.token.is_some()
         || user.token_file.is_some();
-    let exec = user.exec.as_ref().filter(|_| !given)?;
+    let exec = user.exec.as_ref().filter(|_| !has_static_credentials)?;
     Some(exec.command.clone().unwrap_or_else(|| "unnamed".to_owned()))
 }
 
-/// Asks for this node's object.
-async fn this_node(client: &Client, url: &str, node: &str) -> Result<PartialObjectMeta<Node>, ConnectError> {
+/// Reads the metadata of this node.
+async fn get_node(client: &Client, url: &str, node: &str) -> Result<PartialObjectMeta<Node>, ConnectError> {
     let nodes: Api<Node> = Api::all(client.clone());
-    let asked = tokio::time::timeout(ANSWER_MAX, nodes.get_metadata(node)).await;
-    match asked.map_err(|_| ConnectError::Slow { url: url.to_owned() })? {
+    let answer = tokio::time::timeout(ANSWER_MAX, nodes.get_metadata(node)).await;
+    match answer.map_err(|_| ConnectError::Timeout { url: url.to_owned() })? {
         Ok(found) => Ok(found),
         Err(kube::Error::Api(status)) if status.code == 404 => {
             Err(ConnectError::UnknownNode { url: url.to_owned(), node: node.to_owned() })
         }
-        Err(error) => Err(ConnectError::Ask {
+        Err(error) => Err(ConnectError::Request {
             url: url.to_owned(),
             node: node.to_owned(),
             hint: hint(&error),
@@ -201,7 +201,7 @@ async fn this_node(client: &Client, url: &str, node: &str) -> Result<PartialObje
     }
 }
 
-/// What an operator does about an answer.
+/// What the operator has to do about an error status, or empty.
 fn hint(error: &kube::Error) -> &'static str {
     match error {
         kube::Error::Api(status) if status.code == 403 => {
@@ -212,44 +212,44 @@ fn hint(error: &kube::Error) -> &'static str {
     }
 }
 
-/// Connects, as often as it takes. Says each trouble once.
-pub(super) async fn connect_at_last(settings: &Settings, told: &watch::Sender<Link>) -> Client {
+/// Connects, with retries until it succeeds. An error that repeats is logged once.
+pub(super) async fn connect_with_retries(settings: &Settings, link: &watch::Sender<Link>) -> Client {
     let mut backoff = Backoff::new(settings.again);
     loop {
         match connect(settings).await {
             Ok(client) => return client,
-            Err(error) => trouble(told, &error),
+            Err(error) => report_error(link, &error),
         }
         let wait = backoff.next(wait::random());
         tokio::time::sleep(settings.retry_after.delay(wait, Instant::now())).await;
     }
 }
 
-/// An error with its causes, each once: many of kube's repeat theirs.
+/// The text of an error and of its causes, each once: many of kube's errors contain the text of their cause.
 #[must_use]
 pub fn words(error: &dyn std::error::Error) -> String {
-    let mut words = error.to_string();
+    let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {
-        let next_words = next.to_string();
-        if !words.contains(&next_words) {
-            words = format!("{words}: {next_words}");
+        let next_text = next.to_string();
+        if !text.contains(&next_text) {
+            text = format!("{text}: {next_text}");
         }
         cause = next.source();
     }
-    words
+    text
 }
 
-/// Takes a trouble down, and logs it where it is news.
-pub(super) fn trouble(told: &watch::Sender<Link>, error: &dyn std::error::Error) {
-    let words = words(error);
-    let news = Link::Connecting { trouble: Some(words.clone()) };
-    let changed = told.send_if_modified(|link| {
-        let changed = *link != news;
-        *link = news.clone();
+/// Sets the link to `Connecting` with this error, and logs the error if it differs from the last one.
+pub(super) fn report_error(link: &watch::Sender<Link>, error: &dyn std::error::Error) {
+    let text = words(error);
+    let next = Link::Connecting { trouble: Some(text.clone()) };
+    let changed = link.send_if_modified(|link| {
+        let changed = *link != next;
+        *link = next.clone();
         changed
     });
     if changed {
-        tracing::warn!("the API server cannot be used at present: {words}");
+        tracing::warn!("the API server cannot be used at present: {text}");
     }
 }

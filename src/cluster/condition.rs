@@ -1,9 +1,9 @@
-//! The condition of the node that says whether all of its GPUs can be had. `kubectl describe node`
-//! shows it, and whatever watches nodes can act on it.
+//! Keeps the node condition `GPUUnavailable` up to date: whether a GPU of the node cannot be granted, and why. `kubectl
+//! describe node` shows it, and controllers that watch nodes can act on it.
 
 use super::Settings;
 use super::client::{ANSWER_MAX, words};
-use super::news::{by, moment, name_of};
+use super::transitions::{author, format_time, gpu_name};
 use super::wait::{self, Backoff, REFRESH_MEAN, RetryAfter, jittered};
 use berth_core::admission::Door;
 use berth_kernel::drain::Drain;
@@ -17,15 +17,15 @@ use serde_json::json;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// The condition's type. True: some GPU cannot be had.
+/// The condition's type. True: a GPU is unavailable.
 pub(super) const CONDITION: &str = "GPUUnavailable";
-/// Longest message, bytes; what does not fit is counted.
+/// Longest message, bytes; GPUs that do not fit are counted.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
-/// What the condition says.
+/// The content of the condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Condition {
-    /// Whether some GPU cannot be had.
+    /// Whether a GPU is unavailable.
     unavailable: bool,
     reason: &'static str,
     message: String,
@@ -36,101 +36,107 @@ fn condition(ledger: &Ledger) -> Condition {
     let all = ledger.gpus.iter();
     let mut found: Vec<(u32, &'static str, String)> = all
         .filter_map(|(gpu, state)| {
-            let (reason, words) = trouble(ledger, gpu, state)?;
+            let (reason, text) = unavailability(ledger, gpu, state)?;
             let index = ledger.part(gpu).map_or(u32::MAX, |p| p.part.gpu_index);
-            Some((index, reason, format!("{} {words}", name_of(ledger, gpu))))
+            Some((index, reason, format!("{} {text}", gpu_name(ledger, gpu))))
         })
         .collect();
     if let Some(stuck) = ledger.stuck.as_deref() {
-        // Without its count, which changes with each grant and would be a write each time.
-        let words = format!(
+        // Without the number of allocations, which changes with each grant: each change is a write to the node.
+        let text = format!(
             "GPUs of finished pods stay allocated since {}: {}",
-            moment(stuck.since_wall_ms),
+            format_time(stuck.since_wall_ms),
             stuck.cause
         );
-        found.push((u32::MAX, "AllocationsStuck", words));
+        found.push((u32::MAX, "AllocationsStuck", text));
     }
     found.sort();
     let Some((_, first, _)) = found.first() else {
         let message = match ledger.gpus.len() {
-            0 => "no GPU is known".to_owned(),
-            1 => "its GPU can be had".to_owned(),
-            gpus => format!("all {gpus} GPUs can be had"),
+            0 => "no GPUs found".to_owned(),
+            1 => "the GPU is available".to_owned(),
+            gpus => format!("all {gpus} GPUs are available"),
         };
         return Condition { unavailable: false, reason: "GPUsAvailable", message };
     };
-    let alike = found.iter().all(|(_, reason, _)| reason == first);
-    let reason = if alike { *first } else { "GPUsUnavailable" };
-    Condition { unavailable: true, reason, message: listed(found.iter().map(|(_, _, words)| words.as_str())) }
+    let same_reason = found.iter().all(|(_, reason, _)| reason == first);
+    let reason = if same_reason { *first } else { "GPUsUnavailable" };
+    Condition { unavailable: true, reason, message: join(found.iter().map(|(_, _, text)| text.as_str())) }
 }
 
-/// Why a GPU cannot be had, if it cannot.
-fn trouble(ledger: &Ledger, gpu: &PartId, state: &GpuState) -> Option<(&'static str, String)> {
+/// The reason and text of an unavailable GPU; `None` for an available one.
+fn unavailability(ledger: &Ledger, gpu: &PartId, state: &GpuState) -> Option<(&'static str, String)> {
     let health = &state.health;
     let reason = if health.reason.is_empty() { String::new() } else { format!(": {}", health.reason) };
     let present = ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu);
-    let sick = match health.state {
+    let unhealthy = match health.state {
         HealthState::Vanished => {
-            Some(("GPUVanished", format!("is gone since {}{reason}", moment(health.since_wall_ms))))
+            Some(("GPUVanished", format!("is gone since {}{reason}", format_time(health.since_wall_ms))))
         }
         _ if !present => Some(("GPUVanished", "was not found since the daemon started".to_owned())),
-        HealthState::Unhealthy => {
-            Some(("GPUUnhealthy", format!("is unhealthy since {}{reason}", moment(health.since_wall_ms))))
-        }
+        HealthState::Unhealthy => Some((
+            "GPUUnhealthy",
+            format!("is unhealthy since {}{reason}", format_time(health.since_wall_ms)),
+        )),
         HealthState::Healthy | HealthState::Degraded => None,
     };
-    let out = state.drain.mark().map(|mark| {
-        let (reason, word) = match &state.drain {
+    let drained = state.drain.mark().map(|mark| {
+        let (reason, phrase) = match &state.drain {
             Drain::Draining(..) => ("GPUDraining", "being drained"),
             Drain::Drained(_) => ("GPUDrained", "drained"),
             Drain::Active | Drain::Cordoned(_) => ("GPUCordoned", "cordoned"),
         };
-        (reason, format!("is {word} since {} {}", moment(mark.since_wall_ms), by(&mark.by, &mark.why)))
+        (
+            reason,
+            format!("is {phrase} since {} {}", format_time(mark.since_wall_ms), author(&mark.by, &mark.why)),
+        )
     });
-    match (sick, out) {
-        (Some((reason, sick)), Some((_, out))) => Some((reason, format!("{sick}, and {out}"))),
-        (sick, out) => sick.or(out),
+    match (unhealthy, drained) {
+        (Some((reason, unhealthy)), Some((_, drained))) => {
+            Some((reason, format!("{unhealthy}, and {drained}")))
+        }
+        (unhealthy, drained) => unhealthy.or(drained),
     }
 }
 
-/// As many as fit, and how many there are besides.
-fn listed<'w>(words: impl ExactSizeIterator<Item = &'w str>) -> String {
+/// Joins as many texts as fit, and adds how many do not.
+fn join<'t>(texts: impl ExactSizeIterator<Item = &'t str>) -> String {
     let mut message = String::new();
-    let count = words.len();
-    for (told, words) in words.enumerate() {
-        let separator = if told == 0 { "" } else { "; " };
-        let rest = format!("; and {} more", count - told);
-        if message.len() + separator.len() + words.len() + rest.len() > MESSAGE_BYTES_MAX {
-            if told == 0 {
+    let count = texts.len();
+    for (joined, text) in texts.enumerate() {
+        let separator = if joined == 0 { "" } else { "; " };
+        let rest = format!("; and {} more", count - joined);
+        if message.len() + separator.len() + text.len() + rest.len() > MESSAGE_BYTES_MAX {
+            if joined == 0 {
                 // One GPU with a reason of up to 1 KiB.
-                return words[..words.floor_char_boundary(MESSAGE_BYTES_MAX)].to_owned();
+                return text[..text.floor_char_boundary(MESSAGE_BYTES_MAX)].to_owned();
             }
             return message + &rest;
         }
         message += separator;
-        message += words;
+        message += text;
     }
     message
 }
 
-/// Keeps the condition up to date for ever.
+/// Keeps the condition up to date; never returns.
 pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
     let mut snapshots = door.watch();
-    let mut told = Told {
+    let mut node_condition = Told {
         nodes: Api::all(client),
         node: &settings.node,
-        turned: None,
-        read: false,
+        status_since: None,
+        is_read: false,
         written: None,
         not_before: Instant::now(),
         again: settings.again,
         backoff: Backoff::new(settings.again),
         retry_after: settings.retry_after.clone(),
-        said: false,
+        logged: false,
     };
     loop {
         let wanted = condition(&snapshots.borrow_and_update());
-        let next = told.step(wanted, door.now().wall_ms).await;
+        let next = node_condition.step(wanted, door.now().wall_ms).await;
         tokio::select! {
             changed = snapshots.changed() => {
                 if changed.is_err() {
@@ -143,29 +149,29 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
     }
 }
 
-/// What the node was told, and when it is told again.
+/// Writes the condition to the node object.
 struct Told<'s> {
     nodes: Api<Node>,
     node: &'s str,
     /// The status that the condition should have, and since when, milliseconds since 1970.
-    turned: Option<(bool, u64)>,
-    /// Whether it is known what the node object said before: a restart of the daemon is no turn.
-    read: bool,
-    /// What the node object says, and when it is written again if it stays so.
+    status_since: Option<(bool, u64)>,
+    /// Whether the condition of the node object was read: a restart of the daemon is no transition.
+    is_read: bool,
+    /// The condition as last written, and when an unchanged one is written again.
     written: Option<(Condition, Instant)>,
-    /// The node object is not written before this: after a failure, or so soon after a change.
+    /// The earliest time of the next write, set after a failure and after a write.
     not_before: Instant,
     again: Duration,
     backoff: Backoff,
     retry_after: RetryAfter,
-    /// Whether it was said that it cannot be written.
-    said: bool,
+    /// Whether the present failure was logged.
+    logged: bool,
 }
 
 impl Told<'_> {
-    /// Writes the condition if it is due. Answers when to look again, if nothing changes.
+    /// Writes the condition if it is due. Returns when the next step is due if nothing changes.
     async fn step(&mut self, wanted: Condition, now_wall_ms: u64) -> Instant {
-        self.turn(wanted.unavailable, now_wall_ms);
+        self.set_status(wanted.unavailable, now_wall_ms);
         let now = Instant::now();
         if let Some((condition, due)) = &self.written
             && *condition == wanted
@@ -176,21 +182,21 @@ impl Told<'_> {
         if now < self.not_before {
             return self.not_before;
         }
-        match self.tell(&wanted, now_wall_ms).await {
+        match self.write(&wanted, now_wall_ms).await {
             Ok(()) => {
                 let due = now + jittered(REFRESH_MEAN, wait::random());
                 self.written = Some((wanted, due));
-                self.said = false;
+                self.logged = false;
                 self.backoff.reset();
                 self.not_before = now + self.again;
                 due
             }
-            Err(Refused { why, forbidden }) => {
-                if !std::mem::replace(&mut self.said, true) {
-                    tracing::warn!(why, "the node's condition {CONDITION} cannot be kept up to date");
+            Err(NodeError { why, forbidden }) => {
+                if !std::mem::replace(&mut self.logged, true) {
+                    tracing::warn!(why, "cannot update the node's condition {CONDITION}");
                 }
                 self.written = None;
-                // Rights are not given every second.
+                // A missing right is not granted within seconds.
                 let wait = match forbidden {
                     true => jittered(REFRESH_MEAN, wait::random()),
                     false => self.backoff.next(wait::random()),
@@ -202,29 +208,29 @@ impl Told<'_> {
         }
     }
 
-    /// Takes down since when the condition should have this status, as far as we saw it.
-    fn turn(&mut self, unavailable: bool, now_wall_ms: u64) {
-        if self.turned.is_none_or(|(status, _)| status != unavailable) {
-            self.turned = Some((unavailable, now_wall_ms));
+    /// Records since when the condition should have this status, as far as this process observed it.
+    fn set_status(&mut self, unavailable: bool, now_wall_ms: u64) {
+        if self.status_since.is_none_or(|(status, _)| status != unavailable) {
+            self.status_since = Some((unavailable, now_wall_ms));
         }
     }
 
-    /// Writes the condition, once it is known since when it stands: a moment that is written is what
-    /// everybody goes by, so none is guessed.
-    async fn tell(&mut self, wanted: &Condition, now_wall_ms: u64) -> Result<(), Refused> {
-        if !self.read {
-            let known = known_since(&self.nodes, self.node, wanted.unavailable).await?;
-            self.turned = known.map(|since| (wanted.unavailable, since)).or(self.turned);
-            self.read = true;
+    /// Writes the condition. Before the first write it reads the `lastTransitionTime` of the node object, so that a
+    /// restart does not change it; if that cannot be read, nothing is written.
+    async fn write(&mut self, wanted: &Condition, now_wall_ms: u64) -> Result<(), NodeError> {
+        if !self.is_read {
+            let known = last_transition(&self.nodes, self.node, wanted.unavailable).await?;
+            self.status_since = known.map(|since| (wanted.unavailable, since)).or(self.status_since);
+            self.is_read = true;
         }
-        let since_wall_ms = self.turned.map_or(now_wall_ms, |(_, since)| since);
-        write(&self.nodes, self.node, wanted, since_wall_ms, now_wall_ms).await
+        let since_wall_ms = self.status_since.map_or(now_wall_ms, |(_, since)| since);
+        patch(&self.nodes, self.node, wanted, since_wall_ms, now_wall_ms).await
     }
 }
 
-/// Since when the node object has this status of the condition, if it has.
-async fn known_since(nodes: &Api<Node>, node: &str, unavailable: bool) -> Result<Option<u64>, Refused> {
-    let node = answered(nodes.get(node), "get nodes (ClusterRole berth)").await?;
+/// The `lastTransitionTime` of the node object's condition, if it has this status.
+async fn last_transition(nodes: &Api<Node>, node: &str, unavailable: bool) -> Result<Option<u64>, NodeError> {
+    let node = answer(nodes.get(node), "get nodes (ClusterRole berth)").await?;
     let known = node.status.and_then(|status| status.conditions).into_iter().flatten();
     let mut known = known.filter(|c| c.type_ == CONDITION && c.status == status(unavailable));
     let since = known.next().and_then(|c| c.last_transition_time);
@@ -235,44 +241,44 @@ fn status(unavailable: bool) -> &'static str {
     if unavailable { "True" } else { "False" }
 }
 
-/// A node that was not read, or a condition that was not written.
-struct Refused {
+/// The node could not be read, or the condition not be written.
+struct NodeError {
     why: String,
     forbidden: bool,
 }
 
-/// Writes our condition and no other: conditions are merged by type.
-async fn write(
+/// Patches our condition and no other: conditions are merged by type.
+async fn patch(
     nodes: &Api<Node>,
     node: &str,
     condition: &Condition,
     since_wall_ms: u64,
     now_wall_ms: u64,
-) -> Result<(), Refused> {
+) -> Result<(), NodeError> {
     let patch = json!({"status": {"conditions": [{
         "type": CONDITION,
         "status": status(condition.unavailable),
         "reason": condition.reason,
         "message": condition.message,
-        "lastTransitionTime": moment(since_wall_ms),
-        "lastHeartbeatTime": moment(now_wall_ms),
+        "lastTransitionTime": format_time(since_wall_ms),
+        "lastHeartbeatTime": format_time(now_wall_ms),
     }]}});
-    let (how, patch) = (PatchParams::default(), Patch::Strategic(&patch));
-    let sent = nodes.patch_status(node, &how, &patch);
-    answered(sent, "patch nodes/status (ClusterRole berth-tell)").await.map(drop)
+    let (params, patch) = (PatchParams::default(), Patch::Strategic(&patch));
+    let request = nodes.patch_status(node, &params, &patch);
+    answer(request, "patch nodes/status (ClusterRole berth-tell)").await.map(drop)
 }
 
-/// An answer in time, or why there is none. `right`: what is needed for it.
-async fn answered<T>(sent: impl Future<Output = kube::Result<T>>, right: &str) -> Result<T, Refused> {
-    match timeout(ANSWER_MAX, sent).await {
+/// The answer to a request within its timeout. `right`: the right that the request needs, for the message of a 403.
+async fn answer<T>(request: impl Future<Output = kube::Result<T>>, right: &str) -> Result<T, NodeError> {
+    match timeout(ANSWER_MAX, request).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
             let why = format!("{} (the daemon needs: {right}; see deploy/cluster-role.yaml)", status.message);
-            Err(Refused { why, forbidden: true })
+            Err(NodeError { why, forbidden: true })
         }
-        Ok(Err(error)) => Err(Refused { why: words(&error), forbidden: false }),
+        Ok(Err(error)) => Err(NodeError { why: words(&error), forbidden: false }),
         Err(_) => {
-            Err(Refused { why: format!("no answer within {} s", ANSWER_MAX.as_secs()), forbidden: false })
+            Err(NodeError { why: format!("no answer within {} s", ANSWER_MAX.as_secs()), forbidden: false })
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Tells what happens to GPUs as events of the node and of pods, so that `kubectl describe` shows it.
-//! Nobody waits for it: what cannot be told in time is dropped and counted.
+//! Publishes changes of GPUs and policies as Kubernetes events of the node and of pods, which `kubectl describe` shows.
+//! Nothing waits for them: events that cannot be published in time are dropped and counted.
 
 use super::Settings;
 use super::bypass::Bypasses;
 use super::client::{ANSWER_MAX, words};
-use super::news::{About, Notice, news};
-use super::policies::Policies;
+use super::policies::PolicyEvents;
+use super::transitions::{Notice, Regarding, events_between};
 use super::wait::{self, Backoff};
 use berth_core::admission::{Door, Standings};
 use berth_kernel::ledger::Ledger;
@@ -18,37 +18,37 @@ use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// Most events of a minute: a drain of a GPU with 48 shares tells of each pod, and some more.
+/// Most events in a minute: a drain of a GPU with 48 shares creates one for each pod, and some more.
 const EVENTS_PER_MINUTE_MAX: u32 = 60;
-/// Most events of a minute about GPUs that are used past every grant. They have an allowance of their
-/// own: whoever starts processes for it must not keep a drain or a sick GPU from being told. What is
-/// beyond waits.
+/// Most events in a minute about GPUs that are used without an allocation. They have an allowance of their own: many
+/// such processes must not suppress the events of a drain or of an unhealthy GPU. Events beyond it wait.
 const BYPASSES_PER_MINUTE_MAX: u32 = 20;
-/// Most events of a minute about policies: each of a stack of 16 fails, is suspended, and is asked again.
+/// Most events in a minute about policies: each of a stack of 16 fails, is suspended, and is asked again.
 const POLICIES_PER_MINUTE_MAX: u32 = 48;
-/// Events that may wait for an API server that is away: what two minutes may bring. At a note of
-/// 1 KiB that is 128 KiB.
+/// Most events that wait while the API server is unreachable: those of two minutes. With notes of 1 KiB that is 128
+/// KiB.
 pub(super) const EVENTS_WAITING_MAX: usize = 128;
-/// How many of these those about bypasses and policies may not take.
-const KEPT_FREE: usize = EVENTS_WAITING_MAX / 2;
-/// How often one event is tried. With waits that double from a second that is half a minute.
+/// How many of these are reserved for events other than those about bypasses and policies.
+const RESERVED: usize = EVENTS_WAITING_MAX / 2;
+/// Most requests for one event. With waits that double from a second that is half a minute.
 const TRIES_MAX: u32 = 6;
-/// Kinds of event that are remembered, to count what repeats instead of telling it anew.
-const REMEMBERED_MAX: usize = 64;
-/// Who reports, as `kubectl describe` shows it.
+/// Most recent events that are kept, so that a repetition increases the count of an event instead of creating another.
+const RECENT_MAX: usize = 64;
+/// The reporting controller, as `kubectl describe` shows it.
 const CONTROLLER: &str = "berth";
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Compares snapshots for ever. From the very start, so that what happens while the API server is not
-/// reached yet is told later, and what turned while no daemon ran, too: `told` is how the store had it.
-pub(super) async fn collect(settings: &Settings, door: &Door, told: Arc<Ledger>, out: Sender<Notice>) {
+/// Queues the events of each snapshot; never returns. It runs from the start of the daemon, so that changes before the
+/// first connection to the API server are published later; so are changes while no daemon ran: `before` is the ledger
+/// as the store had it.
+pub(super) async fn collect(settings: &Settings, door: &Door, before: Arc<Ledger>, out: Sender<Notice>) {
     let mut snapshots = door.watch();
     snapshots.mark_changed();
     let mut standings = door.watch_standings();
     standings.mark_changed();
-    let mut collector = Collector::new(told, Instant::now());
+    let mut collector = Collector::new(before, Instant::now());
     loop {
-        let due = collector.policies.due();
+        let due = collector.policies.next_due();
         let ended = tokio::select! {
             changed = snapshots.changed() => changed.is_err(),
             changed = standings.changed() => changed.is_err(),
@@ -60,83 +60,84 @@ pub(super) async fn collect(settings: &Settings, door: &Door, told: Arc<Ledger>,
         sleep(settings.gather).await;
         let now = snapshots.borrow_and_update().clone();
         collector.step(now, &out, Instant::now());
-        let fare = standings.borrow_and_update().clone();
-        collector.policies(fare, &out, Instant::now());
+        let status = standings.borrow_and_update().clone();
+        collector.step_policies(status, &out, Instant::now());
     }
 }
 
-/// What was told, and how much more may be.
+/// Computes the events of snapshots, within allowances for each minute.
 struct Collector {
-    told: Arc<Ledger>,
+    /// The snapshot of the last step.
+    last: Arc<Ledger>,
     allowance: Allowance,
     bypasses: Bypasses,
-    of_bypasses: Allowance,
-    policies: Policies,
-    of_policies: Allowance,
+    bypass_allowance: Allowance,
+    policies: PolicyEvents,
+    policy_allowance: Allowance,
 }
 
 impl Collector {
-    fn new(told: Arc<Ledger>, now: Instant) -> Self {
+    fn new(last: Arc<Ledger>, now: Instant) -> Self {
         Self {
-            told,
+            last,
             allowance: Allowance::new(EVENTS_PER_MINUTE_MAX, now),
             bypasses: Bypasses::default(),
-            of_bypasses: Allowance::new(BYPASSES_PER_MINUTE_MAX, now),
-            policies: Policies::default(),
-            of_policies: Allowance::new(POLICIES_PER_MINUTE_MAX, now),
+            bypass_allowance: Allowance::new(BYPASSES_PER_MINUTE_MAX, now),
+            policies: PolicyEvents::default(),
+            policy_allowance: Allowance::new(POLICIES_PER_MINUTE_MAX, now),
         }
     }
 
     fn step(&mut self, ledger: Arc<Ledger>, out: &Sender<Notice>, now: Instant) {
-        for notice in news(&self.told, &ledger) {
+        for notice in events_between(&self.last, &ledger) {
             if !self.allowance.take(now) || out.try_send(notice).is_err() {
                 self.allowance.dropped += 1;
             }
         }
-        // Nobody else sends meanwhile, so this room stays.
-        let room = out.capacity().saturating_sub(KEPT_FREE).min(self.of_bypasses.left(now));
-        for notice in self.bypasses.news(&ledger, room) {
-            if !self.of_bypasses.take(now) || out.try_send(notice).is_err() {
+        // This is the only sender, so the capacity does not shrink meanwhile.
+        let max = out.capacity().saturating_sub(RESERVED).min(self.bypass_allowance.left(now));
+        for notice in self.bypasses.events(&ledger, max) {
+            if !self.bypass_allowance.take(now) || out.try_send(notice).is_err() {
                 self.allowance.dropped += 1;
             }
         }
-        self.told = ledger;
-        self.say_dropped(now);
+        self.last = ledger;
+        self.log_dropped(now);
     }
 
-    /// Tells of policies. Like bypasses, they leave room for what becomes of GPUs.
-    fn policies(&mut self, standings: Arc<Standings>, out: &Sender<Notice>, now: Instant) {
-        for notice in self.policies.news(standings, now) {
-            let room = out.capacity() > KEPT_FREE && self.of_policies.take(now);
-            if !room || out.try_send(notice).is_err() {
+    /// Queues the events of policies. Like those of bypasses, they leave the reserved part of the queue free.
+    fn step_policies(&mut self, status: Arc<Standings>, out: &Sender<Notice>, now: Instant) {
+        for notice in self.policies.events(status, now) {
+            let allowed = out.capacity() > RESERVED && self.policy_allowance.take(now);
+            if !allowed || out.try_send(notice).is_err() {
                 self.allowance.dropped += 1;
             }
         }
-        self.say_dropped(now);
+        self.log_dropped(now);
     }
 
-    fn say_dropped(&mut self, now: Instant) {
-        if let Some(dropped) = self.allowance.dropped_to_say(now) {
-            tracing::warn!(dropped, "events were too many to be told to the API server");
+    fn log_dropped(&mut self, now: Instant) {
+        if let Some(dropped) = self.allowance.take_dropped(now) {
+            tracing::warn!(dropped, "events were dropped: too many for the API server");
         }
     }
 }
 
-/// How many events may still be told.
+/// How many more events may be published in a minute.
 struct Allowance {
     per_minute: u32,
     left: u32,
     since: Instant,
     dropped: u64,
-    said: Option<Instant>,
+    logged: Option<Instant>,
 }
 
 impl Allowance {
     fn new(per_minute: u32, now: Instant) -> Self {
-        Self { per_minute, left: per_minute, since: now, dropped: 0, said: None }
+        Self { per_minute, left: per_minute, since: now, dropped: 0, logged: None }
     }
 
-    /// How many there are.
+    /// How many are left.
     fn left(&mut self, now: Instant) -> usize {
         if now.duration_since(self.since) >= MINUTE {
             *self = Self { left: self.per_minute, since: now, ..*self };
@@ -144,33 +145,33 @@ impl Allowance {
         self.left as usize
     }
 
-    /// Takes one, if there is one. They come back all at once, a minute after the first was taken.
+    /// Takes one, if one is left. All come back at once, a minute after the first was taken.
     fn take(&mut self, now: Instant) -> bool {
         let taken = self.left(now) > 0;
         self.left = self.left.saturating_sub(1);
         taken
     }
 
-    /// How many were dropped so far, if that is to be said: at most once a minute.
-    fn dropped_to_say(&mut self, now: Instant) -> Option<u64> {
-        let said = self.said.is_some_and(|said| now.duration_since(said) < MINUTE);
-        if self.dropped == 0 || said {
+    /// How many were dropped since the last line, if a line is to be logged: at most once a minute.
+    fn take_dropped(&mut self, now: Instant) -> Option<u64> {
+        let logged = self.logged.is_some_and(|logged| now.duration_since(logged) < MINUTE);
+        if self.dropped == 0 || logged {
             return None;
         }
-        self.said = Some(now);
+        self.logged = Some(now);
         Some(std::mem::take(&mut self.dropped))
     }
 }
 
-/// Tells what is collected, for ever.
+/// Publishes the queued events; never returns. Of consecutive failures only the first is logged.
 pub(super) async fn publish(settings: &Settings, client: Client, notices: &mut Receiver<Notice>) {
-    let mut teller = Teller { client, node: settings.node.clone(), known: VecDeque::new() };
-    let mut said = false;
+    let mut publisher = Publisher { client, node: settings.node.clone(), recent: VecDeque::new() };
+    let mut logged = false;
     while let Some(notice) = notices.recv().await {
-        match teller.tell(&notice, settings).await {
-            Ok(()) => said = false,
-            Err(why) if !std::mem::replace(&mut said, true) => {
-                tracing::warn!(reason = notice.reason, why, "an event could not be told to the API server");
+        match publisher.publish(&notice, settings).await {
+            Ok(()) => logged = false,
+            Err(why) if !std::mem::replace(&mut logged, true) => {
+                tracing::warn!(reason = notice.reason, why, "an event could not be sent to the API server");
             }
             Err(_) => {}
         }
@@ -178,16 +179,17 @@ pub(super) async fn publish(settings: &Settings, client: Client, notices: &mut R
     std::future::pending::<()>().await;
 }
 
-struct Teller {
+struct Publisher {
     client: Client,
     node: String,
-    /// What was told lately. The library tells events apart by everything but their note, and that is
-    /// where ours name the GPU: so each has a recorder of its own, which counts its repetitions.
-    known: VecDeque<(Notice, Recorder)>,
+    /// The recent events. The library distinguishes events by everything but their note, which is where ours name the
+    /// GPU: so each has a recorder of its own, which counts its repetitions.
+    recent: VecDeque<(Notice, Recorder)>,
 }
 
-impl Teller {
-    async fn tell(&mut self, notice: &Notice, settings: &Settings) -> Result<(), String> {
+impl Publisher {
+    /// Publishes one event, with retries.
+    async fn publish(&mut self, notice: &Notice, settings: &Settings) -> Result<(), String> {
         let recorder = self.recorder(notice);
         let event = Event {
             type_: if notice.warning { EventType::Warning } else { EventType::Normal },
@@ -196,15 +198,15 @@ impl Teller {
             action: notice.action.into(),
             secondary: None,
         };
-        let about = self.reference(&notice.about);
+        let regarding = self.reference(&notice.regarding);
         let mut backoff = Backoff::new(settings.again);
         let mut tries = 1;
         loop {
-            let why = match timeout(ANSWER_MAX, recorder.publish(&event, &about)).await {
+            let why = match timeout(ANSWER_MAX, recorder.publish(&event, &regarding)).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(kube::Error::Api(status))) if is_final(status.code) => {
-                    // A repetition of what the API server has forgotten is told as new next time.
-                    self.known.retain(|(known, _)| known != notice);
+                    // The API server may have removed the event: the next repetition creates it again.
+                    self.recent.retain(|(recent, _)| recent != notice);
                     let hint = if status.code == 403 {
                         " (the daemon needs: create and patch events of events.k8s.io; ClusterRole berth-tell, see deploy/cluster-role.yaml)"
                     } else {
@@ -225,29 +227,29 @@ impl Teller {
     }
 
     fn recorder(&mut self, notice: &Notice) -> Recorder {
-        if let Some((_, recorder)) = self.known.iter().find(|(known, _)| known == notice) {
+        if let Some((_, recorder)) = self.recent.iter().find(|(recent, _)| recent == notice) {
             return recorder.clone();
         }
         let reporter = Reporter { controller: CONTROLLER.into(), instance: Some(self.node.clone()) };
         let recorder = Recorder::new(self.client.clone(), reporter);
-        if self.known.len() == REMEMBERED_MAX {
-            self.known.pop_front();
+        if self.recent.len() == RECENT_MAX {
+            self.recent.pop_front();
         }
-        self.known.push_back((notice.clone(), recorder.clone()));
+        self.recent.push_back((notice.clone(), recorder.clone()));
         recorder
     }
 
-    /// The kubelet's own events of a node have its name as UID, and `kubectl describe node` looks for
-    /// that.
-    fn reference(&self, about: &About) -> ObjectReference {
-        match about {
-            About::Node => ObjectReference {
+    /// The reference to the object of an event. For the node the UID is its name, as in the kubelet's own events:
+    /// `kubectl describe node` searches by it.
+    fn reference(&self, regarding: &Regarding) -> ObjectReference {
+        match regarding {
+            Regarding::Node => ObjectReference {
                 kind: Some("Node".into()),
                 name: Some(self.node.clone()),
                 uid: Some(self.node.clone()),
                 ..ObjectReference::default()
             },
-            About::Pod { namespace, name, uid } => ObjectReference {
+            Regarding::Pod { namespace, name, uid } => ObjectReference {
                 api_version: Some("v1".into()),
                 kind: Some("Pod".into()),
                 namespace: Some(namespace.clone()),
@@ -259,19 +261,19 @@ impl Teller {
     }
 }
 
-/// Whether another try would be answered the same: all errors that are ours but "too many".
+/// Whether another request would have the same answer: true for each 4xx but 429.
 fn is_final(code: u16) -> bool {
     (400..500).contains(&code) && code != 429
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::news::tests::Node;
+    use super::super::transitions::tests::Node;
     use super::*;
     use tokio::sync::mpsc;
 
     #[test]
-    fn so_many_events_a_minute_and_no_more() {
+    fn an_allowance_limits_the_events_of_a_minute() {
         let start = Instant::now();
         let mut allowance = Allowance::new(EVENTS_PER_MINUTE_MAX, start);
         let mut take = |seconds, n: u32| {
@@ -284,51 +286,51 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bypasses_never_keep_a_drain_from_being_told() {
+    async fn bypasses_never_suppress_the_event_of_a_drain() {
         let mut node = Node::new();
-        let (out, mut told) = mpsc::channel(EVENTS_WAITING_MAX);
+        let (out, mut queue) = mpsc::channel(EVENTS_WAITING_MAX);
         let start = Instant::now();
         let mut collector = Collector::new(Arc::new(node.ledger.clone()), start);
-        // Two hundred processes, each with a name of its own, for ten minutes; nobody takes an event.
+        // Two hundred processes, each with a name of its own, for ten minutes; no event is taken from the queue.
         let many: Vec<u32> = (1000..1200).collect();
-        node.later(Some(&many));
+        node.scan_later(Some(&many));
         for minute in 0..10 {
-            node.later(Some(&many));
+            node.scan_later(Some(&many));
             collector.step(Arc::new(node.ledger.clone()), &out, start + minute * MINUTE);
             let waiting = EVENTS_WAITING_MAX - out.capacity();
             let most = (minute as usize + 1) * BYPASSES_PER_MINUTE_MAX as usize;
-            assert_eq!(waiting, most.min(EVENTS_WAITING_MAX - KEPT_FREE));
+            assert_eq!(waiting, most.min(EVENTS_WAITING_MAX - RESERVED));
         }
         node.cordon("fan");
         collector.step(Arc::new(node.ledger.clone()), &out, start + 10 * MINUTE);
-        let reasons = std::iter::from_fn(|| told.try_recv().ok()).map(|n| n.reason);
+        let reasons = std::iter::from_fn(|| queue.try_recv().ok()).map(|n| n.reason);
         let reasons: Vec<_> = reasons.collect();
         assert_eq!(reasons.last(), Some(&"GPUCordoned"));
-        // What found no room is told when there is some.
+        // Events that waited are queued once there is room.
         collector.step(Arc::new(node.ledger.clone()), &out, start + 10 * MINUTE);
-        assert_eq!(told.try_recv().unwrap().reason, "GPUBypassed");
+        assert_eq!(queue.try_recv().unwrap().reason, "GPUBypassed");
     }
 
     #[tokio::test]
-    async fn what_turned_while_no_daemon_ran_is_told() {
+    async fn changes_while_no_daemon_ran_are_events() {
         let mut node = Node::new();
         let before = Arc::new(node.ledger.clone());
-        node.look(false);
-        let (out, mut told) = mpsc::channel(EVENTS_WAITING_MAX);
+        node.scan(false);
+        let (out, mut queue) = mpsc::channel(EVENTS_WAITING_MAX);
         Collector::new(before, Instant::now()).step(Arc::new(node.ledger.clone()), &out, Instant::now());
-        assert_eq!(told.try_recv().unwrap().reason, "GPUVanished");
-        assert!(told.try_recv().is_err());
+        assert_eq!(queue.try_recv().unwrap().reason, "GPUVanished");
+        assert!(queue.try_recv().is_err());
     }
 
     #[test]
-    fn what_was_dropped_is_said_once_a_minute() {
+    fn dropped_events_are_logged_once_a_minute() {
         let start = Instant::now();
         let mut allowance = Allowance::new(1, start);
-        assert_eq!(allowance.dropped_to_say(start), None, "nothing was");
+        assert_eq!(allowance.take_dropped(start), None, "none was dropped");
         allowance.dropped = 3;
-        assert_eq!(allowance.dropped_to_say(start), Some(3));
+        assert_eq!(allowance.take_dropped(start), Some(3));
         allowance.dropped += 2;
-        assert_eq!(allowance.dropped_to_say(start + Duration::from_secs(30)), None);
-        assert_eq!(allowance.dropped_to_say(start + MINUTE), Some(2));
+        assert_eq!(allowance.take_dropped(start + Duration::from_secs(30)), None);
+        assert_eq!(allowance.take_dropped(start + MINUTE), Some(2));
     }
 }

@@ -1,6 +1,6 @@
-//! Asks the holders of a GPU that is emptied with `evict` to leave. What to ask next is the kernel's
-//! plan on the newest snapshot, so that an uncordon ends it at once; what came of it goes back
-//! into the ledger.
+//! Evicts the pods of a GPU whose drain has `evict`, by the eviction API, and deletes them at the deadline if the
+//! drain's order asks for that. The next request is the kernel's plan on the newest snapshot, so that an uncordon ends
+//! the evictions at once; each outcome is recorded in the ledger.
 
 use super::Settings;
 use super::client::{ANSWER_MAX, words};
@@ -22,48 +22,47 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::Instrument;
 
-/// How often deadlines and waits are looked at while a GPU is emptied; both are of seconds.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The cause that the API server gives where a disruption budget forbids an eviction
-/// (policy/v1: `DisruptionBudgetCause`).
+/// How often the plan is computed again during a drain: its deadlines and waits are of seconds.
+const PLAN_INTERVAL: Duration = Duration::from_secs(1);
+/// The cause in the status where a disruption budget forbids an eviction (policy/v1: `DisruptionBudgetCause`).
 const BUDGET: &str = "DisruptionBudget";
 
-/// Asks for ever, one pod at a time: what is asked is tens of pods at most, and the API server
-/// answers within milliseconds.
+/// Carries out the kernel's eviction plan; never returns. One request at a time: a node has tens of such pods at most,
+/// and the API server answers within milliseconds.
 pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
     let mut snapshots = door.watch();
-    // GPUs whose held devices the kubelet has heard to be Unhealthy.
-    let mut heard = BTreeSet::new();
+    // GPUs whose held devices are Unhealthy in the list that the kubelet has received.
+    let mut listed = BTreeSet::new();
     loop {
-        let drains = evicting(&snapshots.borrow_and_update());
+        let drains = gpus_with_eviction(&snapshots.borrow_and_update());
         if drains.is_empty() {
-            heard.clear();
+            listed.clear();
             if snapshots.changed().await.is_err() {
                 return std::future::pending().await;
             }
             continue;
         }
-        if !drains.is_subset(&heard) {
+        if !drains.is_subset(&listed) {
             sleep(settings.listed).await;
         }
-        heard = drains;
-        // Before it is known whom to ask: that may change meanwhile.
+        listed = drains;
+        // The wait comes before the plan, which may change meanwhile.
         sleep(settings.retry_after.delay(Duration::ZERO, Instant::now())).await;
-        let next = asks(&door.snapshot(), door.now()).into_iter().find(|ask| heard.contains(&ask.gpu));
+        let next = asks(&door.snapshot(), door.now()).into_iter().find(|ask| listed.contains(&ask.gpu));
         match next {
-            Some(ask) => put(&client, door, &ask, &mut snapshots).await,
-            None => drop(timeout(LOOK_EVERY, snapshots.changed()).await),
+            Some(ask) => carry_out(&client, door, &ask, &mut snapshots).await,
+            None => drop(timeout(PLAN_INTERVAL, snapshots.changed()).await),
         }
     }
 }
 
-/// GPUs whose holders are asked to leave.
-fn evicting(ledger: &Ledger) -> BTreeSet<PartId> {
+/// GPUs whose drain evicts their pods.
+fn gpus_with_eviction(ledger: &Ledger) -> BTreeSet<PartId> {
     ledger.gpus.iter().filter(|(_, state)| state.drain.evicts()).map(|(gpu, _)| gpu.clone()).collect()
 }
 
-/// Asks once, and hands in what came of it.
-async fn put(client: &Client, door: &Door, ask: &Ask, snapshots: &mut watch::Receiver<Snapshot>) {
+/// Sends one eviction or deletion, logs its outcome and records it in the ledger.
+async fn carry_out(client: &Client, door: &Door, ask: &Ask, snapshots: &mut watch::Receiver<Snapshot>) {
     let (pod, delete) = (&ask.pod, ask.way == Way::Delete);
     let span = spans::evict(delete, &pod.namespace, &pod.name, &pod.uid, &ask.gpu);
     let outcome = tokio::select! {
@@ -71,7 +70,7 @@ async fn put(client: &Client, door: &Door, ask: &Ask, snapshots: &mut watch::Rec
             Ok(answered) => outcome(ask.way, answered),
             Err(_) => Outcome::Failed(format!("the API server did not answer within {} s", ANSWER_MAX.as_secs())),
         },
-        () = called_off(ask, snapshots) => return,
+        () = until_unwanted(ask, snapshots) => return,
     };
     spans::ended(
         &span,
@@ -82,16 +81,16 @@ async fn put(client: &Client, door: &Door, ask: &Ask, snapshots: &mut watch::Rec
             Outcome::Failed(_) => "failed",
         },
     );
-    say(&door.snapshot(), ask, &outcome);
+    log_outcome(&door.snapshot(), ask, &outcome);
     if let Err(error) = door.asked(ask.clone(), outcome).await {
         tracing::warn!(%error, "the result of an eviction could not be recorded; it is tried again");
-        // Without it the next plan is the same.
-        sleep(LOOK_EVERY).await;
+        // Without the outcome the next plan is the same.
+        sleep(PLAN_INTERVAL).await;
     }
 }
 
-/// Returns once nobody wants the pod away any more.
-async fn called_off(ask: &Ask, snapshots: &mut watch::Receiver<Snapshot>) {
+/// Returns once the ledger no longer wants the pod evicted.
+async fn until_unwanted(ask: &Ask, snapshots: &mut watch::Receiver<Snapshot>) {
     while is_wanted(&snapshots.borrow_and_update(), &ask.pod.uid) {
         if snapshots.changed().await.is_err() {
             return std::future::pending().await;
@@ -113,20 +112,20 @@ async fn send(client: &Client, ask: &Ask) -> Result<(), kube::Error> {
                 },
                 delete_options: Some(DeleteOptions { preconditions, ..DeleteOptions::default() }),
             };
-            // Not `Api::evict`: it writes `delete_options`, which the API server does not know and
-            // ignores, and the precondition with it (kube 5.0).
+            // Not `Api::evict`: it writes the field as `delete_options`, which the API server does not know, and so
+            // ignores, together with the precondition (kube 5.0).
             let sent = pods.create_subresource("eviction", name, &PostParams::default(), &eviction).await;
             sent.map(|_: serde_json::Value| ())
         }
         Way::Delete => {
-            // The pod's own grace period: none is given here.
+            // Without a grace period here, the pod's own applies.
             let preconditions = Some(kube::api::Preconditions { uid, resource_version: None });
             pods.delete(name, &DeleteParams { preconditions, ..DeleteParams::default() }).await.map(drop)
         }
     }
 }
 
-/// What an answer means.
+/// The outcome of an eviction or deletion, by its response.
 fn outcome(way: Way, answered: Result<(), kube::Error>) -> Outcome {
     let status = match answered {
         Ok(()) => return Outcome::Taken,
@@ -134,9 +133,9 @@ fn outcome(way: Way, answered: Result<(), kube::Error>) -> Outcome {
         Err(error) => return Outcome::Failed(words(&error)),
     };
     match status.code {
-        // 409: another pod has its name, or somebody else changes its budget this very moment.
+        // 409: another pod has this name by now, or another client changes the disruption budget at this moment.
         404 | 409 => Outcome::Gone,
-        429 => budget(&status),
+        429 => outcome_of_429(&status),
         403 => {
             let right = match way {
                 Way::Evict => "create pods/eviction; ClusterRole berth-evict",
@@ -151,8 +150,8 @@ fn outcome(way: Way, answered: Result<(), kube::Error>) -> Outcome {
     }
 }
 
-/// An API server that has too much to do answers with the same code as a disruption budget.
-fn budget(status: &Status) -> Outcome {
+/// 429 is the status of a disruption budget, and of an overloaded API server.
+fn outcome_of_429(status: &Status) -> Outcome {
     let causes = status.details.iter().flat_map(|d| &d.causes).filter(|cause| cause.reason == BUDGET);
     let causes: Vec<&str> = causes.map(|cause| cause.message.as_str()).collect();
     match causes.as_slice() {
@@ -162,8 +161,8 @@ fn budget(status: &Status) -> Outcome {
     }
 }
 
-/// Logs what is news.
-fn say(ledger: &Ledger, ask: &Ask, outcome: &Outcome) {
+/// Logs the outcome unless the ledger has the same one already.
+fn log_outcome(ledger: &Ledger, ask: &Ask, outcome: &Outcome) {
     let known = ledger.evictions.get(&ask.pod.uid);
     if known.is_some_and(|known| known.ask.way == ask.way && known.outcome == *outcome) {
         return;
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_told_from_a_busy_server_and_a_gone_pod_from_a_lacking_right() {
+    fn an_outcome_distinguishes_a_budget_a_busy_server_a_gone_pod_and_a_missing_right() {
         let needs = "The disruption budget web needs 3 healthy pods and has 3 currently";
         let violates = "Cannot evict pod as it would violate the pod's disruption budget.";
         let table = [
@@ -222,8 +221,8 @@ mod tests {
             (answer(429, "too many requests", None), Outcome::Failed("too many requests".into())),
             (answer(500, "more than one budget", None), Outcome::Failed("more than one budget".into())),
         ];
-        for (answered, means) in table {
-            assert_eq!(outcome(Way::Evict, answered), means);
+        for (answered, expected) in table {
+            assert_eq!(outcome(Way::Evict, answered), expected);
         }
         for (way, right) in [(Way::Evict, "create pods/eviction"), (Way::Delete, "delete pods")] {
             let Outcome::Failed(why) = outcome(way, answer(403, "no", None)) else { panic!() };

@@ -1,5 +1,5 @@
-//! Labels of the node object, by server-side apply: the API server keeps account of which labels are ours,
-//! takes away those that we no longer name, and refuses to overwrite those of somebody else.
+//! Writes labels to the node object by server-side apply: the API server records which labels are ours, removes those
+//! that an apply no longer has, and refuses to overwrite those of another field manager.
 
 use super::Settings;
 use super::client::{ANSWER_MAX, words};
@@ -14,29 +14,29 @@ use std::collections::BTreeSet;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Whose labels they are, in the API server's account.
+/// The field manager of our labels.
 const MANAGER: &str = "berth";
 
-/// How it stands with the labels of the node object.
+/// The state of our labels on the node object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Labelled {
-    /// They stand.
+    /// All are set.
     Done,
-    /// They do not, and why.
+    /// Not all are set, and why.
     Not(String),
 }
 
-/// What the node is to be called, and how that stands.
+/// The labels to write to the node object, and a channel for their state.
 #[derive(Clone, Debug)]
 pub struct LabelWork {
-    /// The labels that are wanted; `None` as long as nobody knows.
+    /// The labels to set; `None` until they are known.
     pub wanted: watch::Receiver<Option<Labels>>,
-    /// Told how it stands.
+    /// Receives the state of the labels.
     pub told: watch::Sender<Labelled>,
 }
 
-/// Keeps the labels up to date for ever. Whether another writer came or went, and whether ours still stand, is checked
-/// with each change of ours, and every quarter of an hour ([`REFRESH_MEAN`]).
+/// Keeps the labels up to date; never returns. The node object is checked for another writer and for changes of our
+/// labels with each change of ours, and every quarter of an hour ([`REFRESH_MEAN`]).
 pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) {
     let nodes: Api<Node> = Api::all(client);
     let mut wanted = work.wanted.clone();
@@ -47,7 +47,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) 
         wanted.mark_unchanged();
         let next = match step(&nodes, &settings.node, &labels).await {
             Ok(left_out) => {
-                tell(work, labelled(&left_out));
+                set_state(work, state_after_write(&left_out));
                 backoff.reset();
                 jittered(REFRESH_MEAN, wait::random())
             }
@@ -55,11 +55,11 @@ pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) 
                 let why = format!(
                     "another writer's {OTHER_WRITER} is on the node: remove GPU feature discovery from it, or switch `labels.node` off"
                 );
-                tell(work, Labelled::Not(why));
+                set_state(work, Labelled::Not(why));
                 jittered(REFRESH_MEAN, wait::random())
             }
             Err(Stop::Failed(why)) => {
-                tell(work, Labelled::Not(why));
+                set_state(work, Labelled::Not(why));
                 settings.retry_after.delay(backoff.next(wait::random()), Instant::now())
             }
         };
@@ -76,66 +76,73 @@ pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) 
     }
 }
 
-/// Whether another writer's label is on the node object, as far as it is known.
+/// Whether another writer's label is on the node object, as of the last check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OtherWriter {
     /// The API server was not asked yet.
     Unasked,
-    /// It is not there, or the API server did not say.
+    /// It is absent, or no check succeeded.
     Absent,
-    /// It is there.
+    /// It is present.
     Present,
 }
 
-/// Checks every quarter of an hour ([`REFRESH_MEAN`]) whether another writer's label is on the node object, for ever. Used
-/// where the labels of this daemon do not go through the API server: those of the other writer may.
-pub(super) async fn look_for_another(settings: &Settings, client: Client, told: &watch::Sender<OtherWriter>) {
+/// Checks every quarter of an hour ([`REFRESH_MEAN`]) whether another writer's label is on the node object; never
+/// returns. Used where this daemon does not write its labels through the API server: another writer may do so.
+pub(super) async fn poll_other_writer(
+    settings: &Settings,
+    client: Client,
+    other_writer: &watch::Sender<OtherWriter>,
+) {
     let nodes: Api<Node> = Api::all(client);
-    let mut said = false;
+    let mut logged = false;
     loop {
-        let asked = answered(nodes.get_metadata(&settings.node), "get nodes (ClusterRole berth)").await;
-        let found = match asked {
+        let node = answer(nodes.get_metadata(&settings.node), "get nodes (ClusterRole berth)").await;
+        let found = match node {
             Ok(node) => {
-                said = false;
+                logged = false;
                 node.metadata.labels.unwrap_or_default().contains_key(OTHER_WRITER)
             }
-            Err(Unanswered(why)) => {
-                if !std::mem::replace(&mut said, true) {
-                    tracing::warn!(why, "whether another writer labels the node is not known; ours go on");
+            Err(RequestError(why)) => {
+                if !std::mem::replace(&mut logged, true) {
+                    tracing::warn!(
+                        why,
+                        "cannot check whether another writer labels the node; the labels are written all the same"
+                    );
                 }
-                // What was seen last stands.
-                *told.borrow() == OtherWriter::Present
+                // The result of the last check stays.
+                *other_writer.borrow() == OtherWriter::Present
             }
         };
-        told.send_replace(if found { OtherWriter::Present } else { OtherWriter::Absent });
+        other_writer.send_replace(if found { OtherWriter::Present } else { OtherWriter::Absent });
         sleep(jittered(REFRESH_MEAN, wait::random())).await;
     }
 }
 
-/// How it stands once they were written, without those that are somebody else's.
-fn labelled(left_out: &[String]) -> Labelled {
+/// The state after a write that left out the labels of other field managers.
+fn state_after_write(left_out: &[String]) -> Labelled {
     if left_out.is_empty() {
         return Labelled::Done;
     }
     Labelled::Not(format!(
-        "somebody else set {} to another value, and keeps it (`kubectl get node -o yaml --show-managed-fields` shows \
-         who); the other labels stand",
+        "another field manager owns {} with another value (`kubectl get node -o yaml --show-managed-fields` shows \
+         which); the other labels are set",
         left_out.join(", ")
     ))
 }
 
-/// Says it in the log whenever it is something else.
-fn tell(work: &LabelWork, labelled: Labelled) {
-    work.told.send_if_modified(|told| {
-        let news = *told != labelled;
-        if news {
-            match &labelled {
+/// Publishes the state, and logs it if it changed.
+fn set_state(work: &LabelWork, state: Labelled) {
+    work.told.send_if_modified(|current| {
+        let changed = *current != state;
+        if changed {
+            match &state {
                 Labelled::Done => tracing::info!("the node object has the labels of its GPUs"),
                 Labelled::Not(why) => tracing::warn!(why, "the node object is not labelled"),
             }
-            *told = labelled;
+            *current = state;
         }
-        news
+        changed
     });
 }
 
@@ -144,72 +151,74 @@ enum Stop {
     Failed(String),
 }
 
-/// Why there is no answer, or none that helps.
-pub(super) struct Unanswered(pub(super) String);
+/// Why a request failed.
+pub(super) struct RequestError(pub(super) String);
 
-/// A patch that the API server does not take.
-enum Refused {
-    /// These labels are somebody else's, with other values.
+/// Why an apply failed.
+enum ApplyError {
+    /// Another field manager owns these labels, with other values.
     Conflict(Vec<String>),
-    Other(Unanswered),
+    Other(RequestError),
 }
 
-/// Looks at the node, and writes what differs. Answers which labels were left out, since they are somebody
-/// else's.
+/// Reads the node, and writes its labels if they differ. Returns the labels that were left out since another field
+/// manager owns them.
 async fn step(nodes: &Api<Node>, node: &str, wanted: &Labels) -> Result<Vec<String>, Stop> {
-    let asked = answered(nodes.get_metadata(node), "get nodes (ClusterRole berth)").await;
-    let now = asked.map_err(|Unanswered(why)| Stop::Failed(why))?;
-    let labels = now.metadata.labels.unwrap_or_default();
-    let ours: Vec<String> = ours(&now.metadata.managed_fields.unwrap_or_default());
+    let read = answer(nodes.get_metadata(node), "get nodes (ClusterRole berth)").await;
+    let read = read.map_err(|RequestError(why)| Stop::Failed(why))?;
+    let labels = read.metadata.labels.unwrap_or_default();
+    let ours: Vec<String> = managed_labels(&read.metadata.managed_fields.unwrap_or_default());
     if labels.contains_key(OTHER_WRITER) {
-        // What we wrote before it came goes; what it wrote as well stays, since it is its own, too.
+        // Labels that only we own are removed; those that the other writer owns, too, stay.
         if !ours.is_empty() {
-            apply(nodes, node, &Labels::new()).await.map_err(Refused::stop)?;
+            apply(nodes, node, &Labels::new()).await.map_err(ApplyError::stop)?;
         }
         return Err(Stop::OtherWriter);
     }
-    let stands = wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
+    let up_to_date = wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
         && ours.iter().all(|key| wanted.contains_key(key))
         && wanted.keys().all(|key| ours.contains(key));
-    if stands {
+    if up_to_date {
         return Ok(Vec::new());
     }
     let mut wanted = wanted.clone();
     let mut left_out = Vec::new();
-    // Each turn takes a label out, so it ends.
+    // Each iteration removes a label, so the loop ends.
     loop {
         match apply(nodes, node, &wanted).await {
             Ok(()) => return Ok(left_out),
-            Err(Refused::Conflict(keys)) => {
+            Err(ApplyError::Conflict(keys)) => {
                 for key in &keys {
                     wanted.remove(key);
                 }
                 left_out.extend(keys);
             }
-            Err(refused) => return Err(refused.stop()),
+            Err(error) => return Err(error.stop()),
         }
     }
 }
 
-impl Refused {
+impl ApplyError {
     fn stop(self) -> Stop {
         match self {
-            Self::Conflict(keys) => Stop::Failed(format!("somebody else keeps {}", keys.join(", "))),
-            Self::Other(Unanswered(why)) => Stop::Failed(why),
+            Self::Conflict(keys) => Stop::Failed(format!("another field manager owns {}", keys.join(", "))),
+            Self::Other(RequestError(why)) => Stop::Failed(why),
         }
     }
 }
 
-/// The labels that the API server says are somebody else's, of those that were sent.
-fn in_conflict(status: &Status, sent: &Labels) -> Vec<String> {
+/// The labels among those sent that another field manager owns, by the status of a conflict.
+fn labels_in_conflict(status: &Status, sent: &Labels) -> Vec<String> {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let keys = causes.filter_map(|cause| cause.field.strip_prefix(".metadata.labels."));
     let known: BTreeSet<&str> = keys.filter(|key| sent.contains_key(*key)).collect();
     known.into_iter().map(str::to_owned).collect()
 }
 
-/// The labels that the API server has down as ours.
-fn ours(fields: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry]) -> Vec<String> {
+/// The labels that our field manager owns.
+fn managed_labels(
+    fields: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry],
+) -> Vec<String> {
     let applied = fields
         .iter()
         .filter(|entry| entry.manager.as_deref() == Some(MANAGER))
@@ -221,37 +230,37 @@ fn ours(fields: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsE
     keys.filter_map(|key| Some(key.strip_prefix("f:")?.to_owned())).collect()
 }
 
-async fn apply(nodes: &Api<Node>, node: &str, labels: &Labels) -> Result<(), Refused> {
+async fn apply(nodes: &Api<Node>, node: &str, labels: &Labels) -> Result<(), ApplyError> {
     let patch = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": labels}});
-    // Not by force: a label of another owner is not ours to change.
-    let how = PatchParams::apply(MANAGER);
+    // Without force: labels of other field managers are not changed.
+    let params = PatchParams::apply(MANAGER);
     let patch = Patch::Apply(&patch);
-    let sent = nodes.patch_metadata(node, &how, &patch);
+    let request = nodes.patch_metadata(node, &params, &patch);
     let conflict = |error: &kube::Error| match error {
-        kube::Error::Api(status) if status.code == 409 => in_conflict(status, labels),
+        kube::Error::Api(status) if status.code == 409 => labels_in_conflict(status, labels),
         _ => Vec::new(),
     };
     let mut keys = Vec::new();
-    let sent = async { sent.await.inspect_err(|error| keys = conflict(error)) };
-    match answered(sent, "patch nodes (ClusterRole berth-label)").await {
+    let request = async { request.await.inspect_err(|error| keys = conflict(error)) };
+    match answer(request, "patch nodes (ClusterRole berth-label)").await {
         Ok(_) => Ok(()),
-        Err(_) if !keys.is_empty() => Err(Refused::Conflict(keys)),
-        Err(why) => Err(Refused::Other(why)),
+        Err(_) if !keys.is_empty() => Err(ApplyError::Conflict(keys)),
+        Err(error) => Err(ApplyError::Other(error)),
     }
 }
 
-/// An answer in time, or why there is none. `right`: what is needed for it.
-pub(super) async fn answered<T>(
-    sent: impl Future<Output = kube::Result<T>>,
+/// The answer to a request within its timeout. `right`: the right that the request needs, for the message of a 403.
+pub(super) async fn answer<T>(
+    request: impl Future<Output = kube::Result<T>>,
     right: &str,
-) -> Result<T, Unanswered> {
-    match timeout(ANSWER_MAX, sent).await {
+) -> Result<T, RequestError> {
+    match timeout(ANSWER_MAX, request).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(Unanswered(format!(
+        Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(RequestError(format!(
             "{} (the daemon needs: {right}; see deploy/cluster-role.yaml)",
             status.message
         ))),
-        Ok(Err(error)) => Err(Unanswered(words(&error))),
-        Err(_) => Err(Unanswered(format!("no answer within {} s", ANSWER_MAX.as_secs()))),
+        Ok(Err(error)) => Err(RequestError(words(&error))),
+        Err(_) => Err(RequestError(format!("no answer within {} s", ANSWER_MAX.as_secs()))),
     }
 }

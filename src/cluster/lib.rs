@@ -1,7 +1,7 @@
-//! The API server, where it can be reached: which pods this node has, as a source of truth; the way
-//! to ask pods to leave; and where the node's GPUs are told of. All of it is optional: what the
-//! kubelet knows is enough to serve it. The log is told of GPUs here too, whether or not there is an API
-//! server, since what is told is the same.
+//! The client of the API server: watches the pods of this node as a source of truth, evicts pods from GPUs that are
+//! drained, and publishes the state of GPUs as events, node condition and node labels. All of it is optional: Allocate
+//! works with the data of the kubelet alone. Changes of GPUs are also logged here, with or without an API server, since
+//! log lines and events have the same texts.
 
 mod bypass;
 mod client;
@@ -10,7 +10,6 @@ mod events;
 mod evict;
 mod labels;
 mod log;
-mod news;
 mod node_label;
 pub mod node_labels;
 mod pod;
@@ -18,12 +17,13 @@ mod pod_watch;
 mod pods;
 mod policies;
 mod reviews;
+mod transitions;
 mod wait;
 
 pub use client::{ConnectError, connect, words};
 pub use labels::{LabelWork, Labelled, OtherWriter};
 pub use node_label::{FollowedLabel, LABEL_WAIT_MAX, node_label};
-pub use pod::understand;
+pub use pod::convert_pod;
 pub use reviews::{ReviewError, Reviews, User};
 pub use wait::RetryAfter;
 
@@ -46,55 +46,56 @@ pub enum ApiServer {
     Kubeconfig(PathBuf),
 }
 
-/// What this room needs to be told.
+/// Settings of this crate.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// How the API server is reached.
     pub api_server: ApiServer,
     /// The name of this node's object.
     pub node: String,
-    /// How long news of pods are gathered before they are handed in. A pod that may ask next waits for
-    /// nobody; see [`berth_kernel::asking`].
+    /// How long pod events are collected before they are sent to the keeper as one command. The event of a pod that may
+    /// be the next to get an Allocate is not delayed; see [`berth_kernel::asking`].
     pub gather: Duration,
-    /// How long the API server is asked to keep a watch open, whole seconds.
+    /// `timeoutSeconds` of each watch, whole seconds.
     pub watch: Duration,
-    /// The longest silence on a connection before it counts as dead. A watch is sent a bookmark each minute.
+    /// Read timeout of a connection: how long it may deliver nothing before it counts as dead. The API server sends a
+    /// bookmark on each watch every minute.
     pub silence: Duration,
     /// The longest wait after a watch that was open is lost.
     pub lost: Duration,
-    /// How long a GPU's held devices were listed Unhealthy before the first of its pods is asked to
-    /// leave.
+    /// How long after a drain begins the first pod of the GPU is evicted: by then the kubelet has received the list
+    /// that shows its held devices Unhealthy.
     pub listed: Duration,
-    /// The first wait after something failed; doubles up to [`AGAIN_MAX`].
+    /// The first wait after a failure; doubles up to [`BACKOFF_MAX`].
     pub again: Duration,
-    /// Until when the API server asked to be left alone.
+    /// Until when the API server asked its clients to wait (`Retry-After`).
     pub retry_after: RetryAfter,
-    /// The labels of the node object, if it is to have any of ours.
+    /// The labels to write to the node object, if any.
     pub labels: Option<LabelWork>,
-    /// Who is to know whether another writer labels the node object, if anybody.
+    /// Receives whether another writer labels the node object; `None`: not checked.
     pub other_writer: Option<watch::Sender<OtherWriter>>,
-    /// The label of the node object that is followed, if any.
+    /// The label of the node object to watch, if any.
     pub followed: Option<FollowedLabel>,
 }
 
-/// The longest wait before the API server is asked again.
-pub const AGAIN_MAX: Duration = Duration::from_secs(30);
+/// The longest wait before a failed request to the API server is sent again.
+pub const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
 impl Settings {
-    /// With the product's waits.
+    /// With the waits that the daemon uses.
     #[must_use]
     pub fn new(api_server: ApiServer, node: String) -> Self {
-        // A tenth of a second turns the hundred events of a deployment into a few turns of the keeper.
+        // A tenth of a second: the hundred pod events of a deployment become a few commands to the keeper.
         Self {
             api_server,
             node,
             gather: Duration::from_millis(100),
             watch: wait::watch(wait::random()),
-            // Two bookmarks may be late before a third one counts as lost.
+            // Two and a half bookmarks.
             silence: Duration::from_secs(150),
-            // As many connections as there are nodes are lost when an API server restarts.
+            // When an API server restarts, the connections of all nodes are lost at one moment.
             lost: Duration::from_secs(10),
-            // A list reaches the kubelet within milliseconds; a container takes longer to end.
+            // A device list reaches the kubelet within milliseconds; a container takes longer to end.
             listed: Duration::from_millis(250),
             again: Duration::from_secs(1),
             retry_after: RetryAfter::default(),
@@ -105,34 +106,34 @@ impl Settings {
     }
 }
 
-/// How it stands with the API server.
+/// The state of the connection to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Link {
     /// Not configured.
     Off,
-    /// On the way, and what stands in it, if something does; says what to do where an operator must.
+    /// Not connected, or the watch of pods is interrupted.
     Connecting {
-        /// What failed last.
+        /// The last error, if any, with what the operator has to do where retries alone do not help.
         trouble: Option<String>,
     },
-    /// The pods of this node are shown.
+    /// The pods of this node are watched.
     Watching,
 }
 
-/// The running room.
+/// The running tasks of this crate.
 pub struct Running {
     link: watch::Receiver<Link>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl Running {
-    /// How it stands with the API server, as it changes.
+    /// The state of the connection to the API server.
     #[must_use]
     pub fn link(&self) -> watch::Receiver<Link> {
         self.link.clone()
     }
 
-    /// Ends it. Nothing of it must be brought to an end: what it handed in is applied.
+    /// Aborts the tasks. None needs an orderly end: commands that the keeper took are applied.
     pub fn stop(self) {
         for task in self.tasks {
             task.abort();
@@ -140,35 +141,36 @@ impl Running {
     }
 }
 
-/// Starts it; waits for nothing. `before` is the ledger as the last process left it: what turned since
-/// is told, in the log even where no API server is configured.
+/// Starts the tasks and returns at once. `before` is the ledger as the last process stored it: changes since then are
+/// published as events, and logged even where no API server is configured.
 #[must_use]
 pub fn start(settings: Settings, door: Door, before: Arc<Ledger>) -> Running {
-    let (log_door, left) = (door.clone(), Arc::clone(&before));
-    let log = tokio::spawn(async move { log::keep(&log_door, left).await });
+    let (log_door, stored) = (door.clone(), Arc::clone(&before));
+    let log = tokio::spawn(async move { log::keep(&log_door, stored).await });
     if settings.api_server == ApiServer::Off {
         return Running { link: watch::channel(Link::Off).1, tasks: vec![log] };
     }
-    let (told, link) = watch::channel(Link::Connecting { trouble: None });
-    let task = tokio::spawn(async move { Box::pin(run(&settings, &door, &told, before)).await });
+    let (link_sender, link) = watch::channel(Link::Connecting { trouble: None });
+    let task = tokio::spawn(async move { Box::pin(run(&settings, &door, &link_sender, before)).await });
     Running { link, tasks: vec![log, task] }
 }
 
-/// Connects, for ever, and works as long as a connection lasts.
-async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>, before: Arc<Ledger>) {
-    let (tell, mut notices) = mpsc::channel(events::EVENTS_WAITING_MAX);
-    let work = async {
-        let client = client::connect_at_last(settings, told).await;
+/// Connects, with retries, and then runs the tasks that need a client; never returns. Events are collected from the
+/// start, before the connection exists.
+async fn run(settings: &Settings, door: &Door, link: &watch::Sender<Link>, before: Arc<Ledger>) {
+    let (event_sender, mut events) = mpsc::channel(events::EVENTS_WAITING_MAX);
+    let client_tasks = async {
+        let client = client::connect_with_retries(settings, link).await;
         tokio::join!(
-            pods::keep(settings, client.clone(), door, told),
+            pods::keep(settings, client.clone(), door, link),
             evict::keep(settings, client.clone(), door),
-            events::publish(settings, client.clone(), &mut notices),
+            events::publish(settings, client.clone(), &mut events),
             condition::keep(settings, client.clone(), door),
             async {
                 if let Some(work) = &settings.labels {
                     labels::keep(settings, client.clone(), work).await;
-                } else if let Some(told) = &settings.other_writer {
-                    labels::look_for_another(settings, client.clone(), told).await;
+                } else if let Some(other_writer) = &settings.other_writer {
+                    labels::poll_other_writer(settings, client.clone(), other_writer).await;
                 }
             },
             async {
@@ -178,5 +180,5 @@ async fn run(settings: &Settings, door: &Door, told: &watch::Sender<Link>, befor
             },
         );
     };
-    tokio::join!(events::collect(settings, door, before, tell), work);
+    tokio::join!(events::collect(settings, door, before, event_sender), client_tasks);
 }

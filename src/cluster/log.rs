@@ -1,7 +1,7 @@
-//! Logs what becomes of GPUs by itself, with or without an API server to tell: their health as it turns,
-//! and how their drains end. What an operator orders is logged where it is ordered.
+//! Logs changes of GPUs that no operator ordered, with or without an API server: changes of health, and the end of
+//! drains. Orders of operators are logged by the admin API.
 
-use super::news::{by, drain_news, health_news, how, moment, name_of};
+use super::transitions::{author, drain_event, format_time, gpu_name, health_event, order_suffix};
 use berth_core::admission::Door;
 use berth_kernel::drain::{AtDeadline, Drain, was_given_up};
 use berth_kernel::health::{Health, HealthState};
@@ -13,16 +13,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How often deadlines are compared with the clock: one that goes by changes no ledger.
-const CLOCK_EVERY: Duration = Duration::from_secs(1);
+/// How often deadlines are compared with the clock: a deadline that passes changes no ledger.
+const DEADLINE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Compares snapshots for ever. `before` is the ledger as the last process left it.
+/// Logs the changes of each snapshot; never returns. `before` is the ledger as the last process stored it.
 pub(super) async fn keep(door: &Door, before: Arc<Ledger>) {
     let mut snapshots = door.watch();
     snapshots.mark_changed();
     let mut log = Log::new(before);
     loop {
-        if let Ok(Err(_)) = timeout(CLOCK_EVERY, snapshots.changed()).await {
+        if let Ok(Err(_)) = timeout(DEADLINE_CHECK_INTERVAL, snapshots.changed()).await {
             return std::future::pending().await;
         }
         let ledger = snapshots.borrow_and_update().clone();
@@ -42,28 +42,29 @@ struct Line {
     text: String,
 }
 
-/// What was said so far.
+/// What was logged so far.
 struct Log {
-    told: Arc<Ledger>,
+    /// The snapshot of the last step.
+    last: Arc<Ledger>,
     /// Whether a snapshot of this process was compared yet.
     begun: bool,
-    /// The deadlines that were said to be over, milliseconds since 1970.
+    /// The missed deadlines that were logged, milliseconds since 1970.
     late: BTreeMap<PartId, u64>,
 }
 
 impl Log {
-    fn new(told: Arc<Ledger>) -> Self {
-        Self { told, begun: false, late: BTreeMap::new() }
+    fn new(last: Arc<Ledger>) -> Self {
+        Self { last, begun: false, late: BTreeMap::new() }
     }
 
-    /// What is to be said of this snapshot.
+    /// The lines to log for this snapshot.
     fn step(&mut self, ledger: Arc<Ledger>, now: Now) -> Vec<Line> {
         let first = !std::mem::replace(&mut self.begun, true);
         let mut lines = Vec::new();
         for (gpu, state) in &ledger.gpus {
-            let before = self.told.gpus.get(gpu);
+            let before = self.last.gpus.get(gpu);
             if first || before.is_none_or(|before| !Arc::ptr_eq(before, state)) {
-                // One that is new to the node was never seen unwell.
+                // A GPU that is new to the node counts as healthy before.
                 let healthy = || GpuState::new(Health::healthy(now));
                 let before = before.map_or_else(healthy, |before| GpuState::clone(before));
                 lines.extend(health_line(&ledger, gpu, &before.health, &state.health, first));
@@ -72,11 +73,11 @@ impl Log {
             lines.extend(self.late_line(&ledger, gpu, &state.drain, now));
         }
         self.late.retain(|gpu, _| ledger.gpus.contains_key(gpu));
-        self.told = ledger;
+        self.last = ledger;
         lines
     }
 
-    /// A deadline that is over, once. Drains that are given up then have a line of their own.
+    /// The line for a missed deadline, once. Drains that are given up at their deadline have another line.
     fn late_line(&mut self, ledger: &Ledger, gpu: &PartId, drain: &Drain, now: Now) -> Option<Line> {
         let late = drain.order().filter(|o| o.is_late(now) && o.at_deadline != AtDeadline::GiveUp);
         let Some((order, deadline)) = late.and_then(|order| order.deadline_wall_ms.map(|at| (order, at)))
@@ -91,35 +92,35 @@ impl Log {
             AtDeadline::Delete => "the pods that are left are deleted",
             AtDeadline::Wait | AtDeadline::GiveUp => "the drain goes on",
         };
-        let name = name_of(ledger, gpu);
-        let text = format!("{name} was not drained by its deadline, {}; {then}", moment(deadline));
+        let name = gpu_name(ledger, gpu);
+        let text = format!("{name} was not drained by its deadline, {}; {then}", format_time(deadline));
         Some(Line { warning: true, text })
     }
 }
 
 fn health_line(ledger: &Ledger, gpu: &PartId, before: &Health, now: &Health, first: bool) -> Option<Line> {
-    // Healthy for a reason is healthy by an operator's word, which is logged where it is said.
+    // Healthy with a reason: an operator marked it healthy, which the admin API logs.
     if now.state == HealthState::Healthy && !now.reason.is_empty() {
         return None;
     }
-    if let Some(notice) = health_news(ledger, gpu, before, now) {
+    if let Some(notice) = health_event(ledger, gpu, before, now) {
         return Some(Line { warning: notice.warning, text: notice.note });
     }
     if !first || now.state == HealthState::Healthy {
         return None;
     }
     let state = if now.state == HealthState::Vanished { "gone" } else { now.state.as_str() };
-    let text = format!("{} is still {state}: {}", name_of(ledger, gpu), now.reason);
+    let text = format!("{} is still {state}: {}", gpu_name(ledger, gpu), now.reason);
     Some(Line { warning: true, text })
 }
 
 fn drain_line(ledger: &Ledger, gpu: &PartId, before: &Drain, now: &Drain, first: bool) -> Option<Line> {
     if let (true, Drain::Draining(..), Drain::Draining(mark, order)) = (first, before, now) {
-        let (name, by) = (name_of(ledger, gpu), by(&mark.by, &mark.why));
-        let text = format!("the drain of {name} {by} goes on after the restart{}", how(order));
+        let (name, by) = (gpu_name(ledger, gpu), author(&mark.by, &mark.why));
+        let text = format!("the drain of {name} {by} goes on after the restart{}", order_suffix(order));
         return Some(Line { warning: false, text });
     }
-    let notice = drain_news(ledger, gpu, before, now)?;
+    let notice = drain_event(ledger, gpu, before, now)?;
     let given_up = was_given_up(now) && !was_given_up(before);
     let drained = matches!(now, Drain::Drained(_));
     let line = Line { warning: notice.warning || given_up, text: notice.note };

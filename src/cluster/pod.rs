@@ -1,4 +1,4 @@
-//! A pod of the API server in the kernel's words.
+//! Converts a pod of the API server to the kernel's type.
 
 use berth_kernel::names::Resource;
 use berth_kernel::pod_bypass::{PodBypass, VISIBLE_DEVICES};
@@ -7,19 +7,19 @@ use k8s_openapi::api::core::v1::{Container, Pod as ApiPod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;
 
-/// On a mirror pod: the UID that its static pod has at the kubelet (kubelet: `ConfigMirrorAnnotationKey`).
+/// Annotation of a mirror pod: the UID that its static pod has in the kubelet (kubelet: `ConfigMirrorAnnotationKey`).
 const MIRROR: &str = "kubernetes.io/config.mirror";
-/// Labels of one pod that policies are shown; the API server's own limit is the size of the object.
+/// Most labels of one pod that are passed to policies; the API server limits only the size of the object.
 const LABELS_MAX: usize = 64;
 
-/// What the kernel wants to know of a pod. `None` for one without a name or UID, which no API
-/// server sends.
+/// The kernel's form of a pod. `None` without a name or UID; no API server sends such a pod.
 #[must_use]
-pub fn understand(pod: &ApiPod) -> Option<Pod> {
+pub fn convert_pod(pod: &ApiPod) -> Option<Pod> {
     let meta = &pod.metadata;
-    let note = |key: &str| meta.annotations.as_ref().and_then(|a| a.get(key)).cloned();
-    // Anybody may annotate a pod: what is no hash is another pod's UID, and not to be believed.
-    let mirror = note(MIRROR).filter(|uid| is_of_static_pod(uid));
+    let annotation = |key: &str| meta.annotations.as_ref().and_then(|a| a.get(key)).cloned();
+    // Every client may annotate a pod: a value that is not the hash of a static pod may be the UID of another pod, and
+    // is ignored.
+    let mirror = annotation(MIRROR).filter(|uid| is_of_static_pod(uid));
     let owner = |kind: &str| meta.owner_references.iter().flatten().any(|o| o.kind == kind);
     let spec = pod.spec.as_ref();
     let init = spec.and_then(|s| s.init_containers.as_ref()).into_iter().flatten();
@@ -36,7 +36,7 @@ pub fn understand(pod: &ApiPod) -> Option<Pod> {
         leaving_since_wall_ms: leaving_since(meta),
         created_wall_ms: u64::try_from(created).unwrap_or(0),
         bypass: PodBypass::plainest(containers.iter().filter_map(|c| bypass(c))),
-        containers: containers.into_iter().map(asks).collect(),
+        containers: containers.into_iter().map(container).collect(),
     })
 }
 
@@ -45,7 +45,7 @@ fn labels(labels: Option<&BTreeMap<String, String>>) -> Vec<(String, String)> {
     all.take(LABELS_MAX).map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-/// The API server writes down when the pod is to be gone: the grace period after it was told.
+/// When the deletion was requested: the API server stores when it is to be complete, which is the grace period later.
 fn leaving_since(meta: &ObjectMeta) -> Option<u64> {
     let end = meta.deletion_timestamp.as_ref()?.0.as_millisecond();
     let grace_ms = meta.deletion_grace_period_seconds.unwrap_or(0).saturating_mul(1000);
@@ -57,8 +57,9 @@ fn stage(pod: &ApiPod) -> Stage {
     Stage::of(status.and_then(|s| s.phase.as_deref()), status.is_some_and(|s| s.start_time.is_some()))
 }
 
-/// Extended resources are whole numbers, and requests equal limits (validated by the API server).
-fn asks(container: &Container) -> PodContainer {
+/// The name and extended resources of a container. Extended resources are whole numbers, and requests equal limits
+/// (validated by the API server).
+fn container(container: &Container) -> PodContainer {
     let limits = container.resources.as_ref().and_then(|r| r.limits.as_ref());
     let asks = limits.into_iter().flatten().filter_map(|(name, quantity)| {
         Some((Resource::parse(name).ok()?, quantity.0.parse().ok().filter(|n| *n > 0)?))
@@ -99,7 +100,7 @@ mod tests {
     use serde_json::json;
 
     fn pod(json: serde_json::Value) -> Pod {
-        understand(&serde_json::from_value(json).unwrap()).unwrap()
+        convert_pod(&serde_json::from_value(json).unwrap()).unwrap()
     }
 
     fn plain() -> serde_json::Value {
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_leaves_since_it_was_told_to_go_not_since_it_must_be_gone() {
+    fn a_pod_leaves_since_its_deletion_was_requested_not_since_its_grace_period_ended() {
         let mut json = plain();
         json["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:31Z");
         json["metadata"]["deletionGracePeriodSeconds"] = json!(30);
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_pod_has_the_uid_that_the_kubelet_knows() {
+    fn a_mirror_pod_has_the_uid_of_its_static_pod_in_the_kubelet() {
         let mut json = plain();
         json["metadata"]["annotations"] = json!({MIRROR: "hash"});
         let pod = pod(json);
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pod_takes_the_place_of_another_by_an_annotation() {
+    fn an_annotation_with_the_uid_of_another_pod_is_ignored() {
         let mut json = plain();
         json["metadata"]["annotations"] = json!({MIRROR: "11111111-2222-3333-4444-555555555555"});
         let pod = pod(json);
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_reach_gpus_by_themselves_are_told_apart() {
+    fn pods_that_reach_gpus_without_an_allocation_are_recognised() {
         let with = |container: serde_json::Value| {
             let mut json = plain();
             json["spec"]["containers"][0] = container;
@@ -210,11 +211,11 @@ mod tests {
             assert_eq!(with(takes(prefix)), None, "{prefix}");
         }
         assert_eq!(with(json!({"name": "c", "envFrom": [{"secretRef": {"name": "s"}}]})), None);
-        // A variable of its own wins over all that come from elsewhere.
+        // A variable in `env` overrides those of `envFrom`.
         let mut own = takes("NVIDIA_");
         own["env"] = json!([{"name": VISIBLE_DEVICES, "value": "void"}]);
         assert_eq!(with(own), None);
-        // The plainest sign is told, whichever container shows it.
+        // The plainest bypass is reported, whichever container has it.
         let mut json = plain();
         json["spec"]["initContainers"][0] = takes("NVIDIA_");
         json["spec"]["containers"][1] = env("all");

@@ -1,8 +1,9 @@
-//! The pods of this node as events: one list, then watches that each go on where the one before it ended.
+//! The pods of this node as a stream of events: one list, then watches that each begin where the one before ended.
 //!
-//! An error costs no list: the next watch begins at the newest version that is known. Only where the API server no longer
-//! has that version (410) the pods are listed again. The library's own watcher (kube 5.0, `runtime::watcher`) resumes,
-//! too, but does not report that it has: whether the source is current could not be known before the next change.
+//! After an error no list is needed: the next watch begins at the newest version that was received. Only if the API
+//! server no longer has that version (410), the pods are listed again. The library's own watcher (kube 5.0,
+//! `runtime::watcher`) resumes, too, but does not report that it has: until the next change it would be unknown whether
+//! the source is current.
 
 use super::Settings;
 use super::client::ANSWER_MAX;
@@ -14,25 +15,24 @@ use kube::{Api, Client, ResourceExt};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// Longest wait for a list. The API server itself gives up a request after a minute (kube-apiserver,
-/// `--request-timeout`).
+/// Timeout of a list: the API server's own timeout of a request (kube-apiserver, `--request-timeout`, a minute).
 const LIST_MAX: Duration = Duration::from_secs(60);
 
-/// What comes of the pods.
+/// One event of the pods of this node.
 pub(super) enum Event {
-    /// A list is asked for: the first event, and the next one after [`Error::Expired`].
+    /// A list is about to be requested: the first event, and the next one after [`Error::Expired`].
     Listing,
-    /// All of them, some time since it was asked for.
+    /// All pods of the node, as of some moment after [`Self::Listing`].
     Listed(Vec<Pod>),
-    /// A watch is open: what changed since the last event follows.
+    /// A watch is open: the changes since the last event follow.
     Opened,
-    /// A pod came or changed.
+    /// A pod was added or modified.
     Applied(Box<Pod>),
     /// A pod was deleted.
     Deleted(Box<Pod>),
 }
 
-/// Why nothing comes at present. The stream goes on after each: the caller says when.
+/// Why there is no event. The stream goes on after each error, when the caller polls it again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("the pods of this node cannot be listed")]
@@ -53,7 +53,7 @@ pub(super) enum Error {
     Early { after_s: u64, asked_s: u64 },
     #[error("the watch of this node's pods delivered nothing for {} s", .0.as_secs_f32())]
     Silent(Duration),
-    /// The API server no longer has the version at which a watch was to begin, as after minutes without one.
+    /// The API server no longer has the version at which a watch should begin, as after minutes without a watch.
     #[error("the API server no longer has the resourceVersion of this watch; listing the pods again")]
     Expired,
 }
@@ -61,7 +61,7 @@ pub(super) enum Error {
 enum State {
     Unlisted,
     Listing,
-    /// To be watched from this version on.
+    /// The next watch begins at this version.
     At(String),
     Watching {
         version: String,
@@ -78,7 +78,7 @@ struct PodWatch {
     state: State,
 }
 
-/// The pods of this node, for ever.
+/// The events of the pods of this node; the stream never ends.
 pub(super) fn events(
     settings: &Settings,
     client: Client,
@@ -90,7 +90,8 @@ pub(super) fn events(
         silence: settings.silence,
         state: State::Unlisted,
     };
-    // Not a plain method: a request that is under way goes on while nothing polls the stream.
+    // `unfold` keeps the future of a request that is under way when the caller stops polling; with a plain method it
+    // would be dropped.
     unfold(watch, |mut watch| async move { Some((watch.next().await, watch)) })
 }
 
@@ -113,7 +114,8 @@ impl PodWatch {
         }
     }
 
-    /// Without pages: the API server answers the whole list of one node from its watch cache, further pages from etcd.
+    /// Lists the pods, without pages: the API server serves the whole list of one node from its watch cache, but
+    /// further pages from etcd.
     async fn list(&mut self) -> Result<Event, Error> {
         let params = ListParams::default().fields(&self.fields);
         let listed = timeout(LIST_MAX, self.pods.list(&params)).await.map_err(|_| Error::ListLate)?;
@@ -124,7 +126,7 @@ impl PodWatch {
     }
 
     async fn open(&mut self, version: String) -> Result<Event, Error> {
-        // The server counts from when it is asked.
+        // The API server counts the timeout from the request.
         let opened = Instant::now();
         let asked_s = u32::try_from(self.watch.as_secs()).unwrap_or(u32::MAX);
         let params = WatchParams::default().fields(&self.fields).timeout(asked_s);
@@ -133,7 +135,7 @@ impl PodWatch {
                 self.state = State::Watching { version, opened, stream: stream.boxed() };
                 return Ok(Event::Opened);
             }
-            // 400: the version is of another cluster behind the same address.
+            // 400: the version is from another cluster behind the same address.
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 400 | 410) => {
                 return Err(Error::Expired);
             }
@@ -144,14 +146,14 @@ impl PodWatch {
         Err(error)
     }
 
-    /// The next event of a watch; `None` for what only moves its version, and at its end.
+    /// The next event of a watch; `None` for a bookmark, which only moves the version, and at the watch's end.
     async fn read(
         &mut self,
         mut version: String,
         opened: Instant,
         mut stream: BoxStream<'static, kube::Result<WatchEvent<Pod>>>,
     ) -> Result<Option<Event>, Error> {
-        // Bookmarks come each minute, so one that is silent for longer is dead.
+        // Bookmarks come each minute: a watch that delivers nothing for longer is dead.
         let next = timeout(self.silence, stream.next()).await;
         let event = match next {
             Ok(Some(Ok(WatchEvent::Added(pod) | WatchEvent::Modified(pod)))) => Event::Applied(Box::new(pod)),
@@ -181,11 +183,12 @@ impl PodWatch {
         Ok(Some(event))
     }
 
-    /// A watch that ended in its time goes on with the next one at once. One that ended before it was cut off, with
-    /// those of all other daemons as a rule: the library shows a connection that broke as such an end, too.
+    /// After a watch that lasted its timeout the next one is opened at once. One that ended earlier is an error, since
+    /// as a rule the watches of all daemons were cut at one moment. A broken connection looks like such an early end,
+    /// too.
     fn ended(&self, opened: Instant) -> Result<(), Error> {
         let lasted = opened.elapsed();
-        // A tenth for a server that counts coarsely.
+        // A tenth less, for a server that counts coarsely.
         if lasted >= self.watch.mul_f64(0.9) {
             return Ok(());
         }

@@ -1,9 +1,9 @@
-//! The pods of this node, watched and handed in as a whole after each change.
+//! Watches the pods of this node, and sends the complete view to the keeper after each change.
 
-use super::client::trouble;
+use super::client::report_error;
 use super::pod_watch::{Error, Event, events};
 use super::wait::{self, Backoff};
-use super::{Link, Settings, understand};
+use super::{Link, Settings, convert_pod};
 use berth_core::admission::Door;
 use berth_core::keeper::AskError;
 use berth_kernel::asking::{Haste, asks_for_ours, waits_anew};
@@ -16,18 +16,18 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// What is known of the pods so far.
-struct Known {
+/// The pods of this node as the list and the watches delivered them.
+struct KnownPods {
     view: PodsView,
-    /// When the newest list was asked for, monotonic milliseconds.
-    asked_mono_ms: u64,
+    /// When the newest list was requested, monotonic milliseconds.
+    requested_mono_ms: u64,
     /// Whether a first list is complete.
     complete: bool,
-    /// Pods that wait for devices since [`Self::asker`] was asked last.
+    /// Pods that began to wait for devices since the last call of [`Self::has_next_candidate`].
     waiting: Vec<Arc<Pod>>,
 }
 
-impl Known {
+impl KnownPods {
     fn new() -> Self {
         let view = PodsView {
             source: PodsSource::ApiServer,
@@ -37,46 +37,46 @@ impl Known {
             deleted: VecDeque::new(),
             finished: VecDeque::new(),
         };
-        Self { view, asked_mono_ms: 0, complete: false, waiting: Vec::new() }
+        Self { view, requested_mono_ms: 0, complete: false, waiting: Vec::new() }
     }
 
-    /// Takes in one event. Answers whether the view is another now.
-    fn take(&mut self, event: Event, now_mono_ms: u64) -> bool {
+    /// Applies one event. Returns whether the view changed.
+    fn apply(&mut self, event: Event, now_mono_ms: u64) -> bool {
         match event {
             Event::Listing => {
-                self.asked_mono_ms = now_mono_ms;
+                self.requested_mono_ms = now_mono_ms;
                 false
             }
             Event::Listed(pods) => {
-                let pods = pods.iter().filter_map(understand).map(|pod| (pod.uid.clone(), Arc::new(pod)));
+                let pods = pods.iter().filter_map(convert_pod).map(|pod| (pod.uid.clone(), Arc::new(pod)));
                 let before = std::mem::replace(&mut self.view.pods, pods.collect());
                 for (uid, pod) in &before {
                     if !self.view.pods.contains_key(uid) {
-                        self.left(pod);
+                        self.record_deleted(pod);
                     }
                 }
                 let now: Vec<Arc<Pod>> = self.view.pods.values().cloned().collect();
                 self.waiting
                     .extend(now.into_iter().filter(|p| waits_anew(p, before.get(&p.uid).map(Arc::as_ref))));
-                self.view.listed_mono_ms = self.asked_mono_ms;
+                self.view.listed_mono_ms = self.requested_mono_ms;
                 self.view.current = true;
                 self.complete = true;
                 self.view.shed();
                 true
             }
-            // What changed while no watch was open follows within the time for which events are gathered.
+            // Changes from while no watch was open follow within the time for which events are collected.
             Event::Opened => !std::mem::replace(&mut self.view.current, true),
             Event::Applied(pod) => {
-                let Some(pod) = understand(&pod) else {
+                let Some(pod) = convert_pod(&pod) else {
                     return false;
                 };
                 let known = self.view.pods.get(&pod.uid);
                 if known.is_some_and(|known| **known == pod) {
                     return false;
                 }
-                let asks = waits_anew(&pod, known.map(Arc::as_ref));
+                let starts_waiting = waits_anew(&pod, known.map(Arc::as_ref));
                 let pod = Arc::new(pod);
-                if asks {
+                if starts_waiting {
                     self.waiting.push(Arc::clone(&pod));
                 }
                 self.view.pods.insert(pod.uid.clone(), pod);
@@ -84,45 +84,45 @@ impl Known {
                 true
             }
             Event::Deleted(pod) => {
-                let Some(pod) = understand(&pod) else {
+                let Some(pod) = convert_pod(&pod) else {
                     return false;
                 };
                 self.view.pods.remove(&pod.uid);
-                self.left(&pod);
+                self.record_deleted(&pod);
                 true
             }
         }
     }
 
-    /// The mirror of a static pod says nothing of it by going away.
-    fn left(&mut self, pod: &Pod) {
+    /// Records a deleted pod, but no mirror pod: its static pod may go on running.
+    fn record_deleted(&mut self, pod: &Pod) {
         if !pod.is_static {
             self.view.left(pod.uid.clone(), pod.stage == Stage::Finished);
         }
     }
 
-    /// Whether somebody came since the last time who may be the next to be asked for.
-    fn asker(&mut self, ledger: &Ledger) -> bool {
+    /// Whether a pod began to wait since the last call that may be the next to get an Allocate.
+    fn has_next_candidate(&mut self, ledger: &Ledger) -> bool {
         std::mem::take(&mut self.waiting).iter().any(|pod| asks_for_ours(pod, ledger))
     }
 
-    /// The view to hand in, once there was a whole list: half a list would say that pods are gone.
-    fn whole(&self) -> Option<PodsView> {
-        match self.too_many() {
+    /// The view to send, once there was a complete list: with half a list, pods would seem to be deleted.
+    fn complete_view(&self) -> Option<PodsView> {
+        match self.has_too_many() {
             _ if !self.complete => None,
             true => Some(self.view.silenced()),
             false => Some(self.view.clone()),
         }
     }
 
-    fn too_many(&self) -> bool {
+    fn has_too_many(&self) -> bool {
         self.view.pods.len() > PODS_MAX
     }
 }
 
-/// Watches for ever.
-pub(super) async fn keep(settings: &Settings, client: Client, door: &Door, told: &watch::Sender<Link>) {
-    let (mut known, mut haste) = (Known::new(), Haste::default());
+/// Watches the pods and sends each change to the keeper; never returns.
+pub(super) async fn keep(settings: &Settings, client: Client, door: &Door, link: &watch::Sender<Link>) {
+    let (mut known, mut haste) = (KnownPods::new(), Haste::default());
     let mut backoff = Backoff::new(settings.again);
     let mut stream = Box::pin(events(settings, client));
     loop {
@@ -132,18 +132,18 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &Door, told:
                     backoff.reset();
                 }
                 if changed {
-                    hand_in(&known, settings, door, told).await;
+                    send_view(&known, settings, door, link).await;
                 }
                 continue;
             }
             Err(error) => error,
         };
         let was_open = std::mem::replace(&mut known.view.current, false);
-        hand_in(&known, settings, door, told).await;
-        // An API server that forgot what we saw last, as it does after some minutes, is in no trouble.
+        send_view(&known, settings, door, link).await;
+        // Not an error: the API server keeps versions for some minutes only.
         let expired = matches!(error, Error::Expired);
         if !expired {
-            trouble(told, &error);
+            report_error(link, &error);
         }
         let wait = match was_open && !expired {
             true => wait::after_loss(settings.lost, wait::random()),
@@ -153,60 +153,61 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &Door, told:
     }
 }
 
-/// The events of the next while, from the first one on; no more of them when a pod comes that may be
-/// the next to be asked for. Answers whether anything changed.
+/// Applies the events of [`Settings::gather`] from the first one on; returns earlier when a pod comes that may be the
+/// next to get an Allocate. Returns whether the view changed.
 async fn gather(
     stream: &mut (impl Stream<Item = Result<Event, Error>> + Unpin),
-    known: &mut Known,
+    known: &mut KnownPods,
     haste: &mut Haste,
     door: &Door,
     settings: &Settings,
 ) -> Result<bool, Error> {
     let Some(first) = stream.next().await else {
-        // It never ends; if it did, waiting is all that is left.
+        // The stream never ends.
         return std::future::pending().await;
     };
-    let mut changed = known.take(first?, door.now().mono_ms);
+    let mut changed = known.apply(first?, door.now().mono_ms);
     let end = Instant::now() + settings.gather;
     loop {
-        // What is here already comes along: pods that are made together are one view.
+        // Events that are ready are applied first: pods that are created together become one view.
         while Instant::now() < end
             && let Some(Some(event)) = stream.next().now_or_never()
         {
-            changed |= known.take(event?, door.now().mono_ms);
+            changed |= known.apply(event?, door.now().mono_ms);
         }
-        if known.asker(&door.snapshot()) && haste.take(door.now().mono_ms) {
+        if known.has_next_candidate(&door.snapshot()) && haste.take(door.now().mono_ms) {
             return Ok(changed);
         }
         tokio::select! {
             () = sleep_until(end) => return Ok(changed),
-            Some(event) = stream.next() => changed |= known.take(event?, door.now().mono_ms),
+            Some(event) = stream.next() => changed |= known.apply(event?, door.now().mono_ms),
         }
     }
 }
 
-async fn hand_in(known: &Known, settings: &Settings, door: &Door, told: &watch::Sender<Link>) {
-    let Some(view) = known.whole() else {
+/// Sends the view to the keeper, with retries while the keeper's inbox is full.
+async fn send_view(known: &KnownPods, settings: &Settings, door: &Door, link: &watch::Sender<Link>) {
+    let Some(view) = known.complete_view() else {
         return;
     };
-    if known.too_many() {
-        trouble(told, &TooMany { pods: known.view.pods.len() });
+    if known.has_too_many() {
+        report_error(link, &TooMany { pods: known.view.pods.len() });
     }
     while let Err(error) = door.pods(view.clone()).await {
         if error == AskError::Stopping {
             return;
         }
-        // The keeper is busy. What happens meanwhile waits in the watch.
-        tracing::debug!(%error, "the pods of this node could not be handed in yet");
+        // The keeper is busy. Events that come meanwhile wait in the watch.
+        tracing::debug!(%error, "the keeper is busy; the pods of this node are sent again");
         sleep(settings.again).await;
     }
-    if view.current && told.send_replace(Link::Watching) != Link::Watching {
+    if view.current && link.send_replace(Link::Watching) != Link::Watching {
         tracing::info!(pods = view.pods.len(), "the API server shows the pods of this node");
     }
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("it shows {pods} pods of this node; that have not finished; at most {PODS_MAX} are taken")]
+#[error("the API server lists {pods} unfinished pods of this node; at most {PODS_MAX} are supported")]
 struct TooMany {
     pods: usize,
 }
@@ -240,49 +241,49 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_handed_in_before_the_first_list_is_whole() {
-        let mut known = Known::new();
-        assert!(!known.take(Event::Listing, 5));
-        assert!(known.whole().is_none());
-        assert!(known.take(Event::Listed(vec![pod("a", "Running")]), 7));
-        let view = known.whole().unwrap();
+    fn nothing_is_sent_before_the_first_list_is_complete() {
+        let mut known = KnownPods::new();
+        assert!(!known.apply(Event::Listing, 5));
+        assert!(known.complete_view().is_none());
+        assert!(known.apply(Event::Listed(vec![pod("a", "Running")]), 7));
+        let view = known.complete_view().unwrap();
         assert_eq!(uids(&view), ["a"]);
         assert!(view.current);
-        assert_eq!(view.listed_mono_ms, 5, "of when it was asked for, not of when it came");
+        assert_eq!(view.listed_mono_ms, 5, "the time of the request, not of the answer");
     }
 
     #[test]
-    fn a_watch_that_opens_again_makes_the_source_current_and_one_that_goes_on_is_no_news() {
-        let mut known = Known::new();
-        known.take(Event::Listed(vec![pod("a", "Running")]), 1);
-        assert!(!known.take(Event::Opened, 2), "the list was current");
+    fn a_watch_that_opens_again_makes_the_source_current_and_one_that_goes_on_changes_nothing() {
+        let mut known = KnownPods::new();
+        known.apply(Event::Listed(vec![pod("a", "Running")]), 1);
+        assert!(!known.apply(Event::Opened, 2), "the list was current");
         known.view.current = false;
-        assert!(known.take(Event::Opened, 3));
-        assert!(known.whole().unwrap().current);
+        assert!(known.apply(Event::Opened, 3));
+        assert!(known.complete_view().unwrap().current);
         assert_eq!(uids(&known.view), ["a"], "nothing is forgotten meanwhile");
     }
 
     #[test]
-    fn what_a_new_list_lacks_and_what_a_watch_deletes_is_remembered_as_deleted() {
-        let mut known = Known::new();
-        known.take(Event::Listing, 1);
-        known.take(Event::Listed(vec![pod("a", "Running"), pod("b", "Running")]), 1);
-        assert!(known.take(deleted("b", "Running"), 2));
-        assert!(known.take(applied("c", "Pending"), 3));
-        assert!(!known.take(applied("c", "Pending"), 4), "no news");
-        known.take(Event::Listing, 9);
-        known.take(Event::Listed(vec![pod("c", "Running")]), 10);
-        let view = known.whole().unwrap();
+    fn pods_that_a_new_list_lacks_or_a_watch_deletes_are_recorded_as_deleted() {
+        let mut known = KnownPods::new();
+        known.apply(Event::Listing, 1);
+        known.apply(Event::Listed(vec![pod("a", "Running"), pod("b", "Running")]), 1);
+        assert!(known.apply(deleted("b", "Running"), 2));
+        assert!(known.apply(applied("c", "Pending"), 3));
+        assert!(!known.apply(applied("c", "Pending"), 4), "unchanged");
+        known.apply(Event::Listing, 9);
+        known.apply(Event::Listed(vec![pod("c", "Running")]), 10);
+        let view = known.complete_view().unwrap();
         assert_eq!(uids(&view), ["c"]);
         assert_eq!(view.deleted, ["b", "a"]);
         assert_eq!(view.listed_mono_ms, 9);
     }
 
     #[test]
-    fn deleted_pods_are_remembered_to_a_limit() {
-        let mut known = Known::new();
+    fn deleted_pods_are_kept_up_to_a_limit() {
+        let mut known = KnownPods::new();
         for n in 0..DELETED_MAX + 3 {
-            known.take(deleted(&format!("{n}-"), "Running"), 1);
+            known.apply(deleted(&format!("{n}-"), "Running"), 1);
         }
         assert_eq!(known.view.deleted.len(), DELETED_MAX);
         assert_eq!(known.view.deleted[0], "3-");
@@ -290,34 +291,37 @@ mod tests {
 
     #[test]
     fn of_too_many_pods_the_finished_ones_are_kept_as_uids() {
-        let mut known = Known::new();
+        let mut known = KnownPods::new();
         let failed = (0..PODS_MAX).map(|n| pod(&n.to_string(), "Failed"));
-        known.take(Event::Listed(failed.chain([pod("runs", "Running")]).collect()), 1);
-        let view = known.whole().unwrap();
+        known.apply(Event::Listed(failed.chain([pod("runs", "Running")]).collect()), 1);
+        let view = known.complete_view().unwrap();
         assert_eq!(uids(&view), ["runs"]);
         assert!(view.current);
         assert_eq!(view.finished.len(), DELETED_MAX);
     }
 
     #[test]
-    fn too_many_pods_all_the_same_silence_the_source() {
-        let mut known = Known::new();
-        known.take(Event::Listing, 1);
-        known.take(Event::Listed((0..PODS_MAX).map(|n| pod(&n.to_string(), "Running")).collect()), 1);
-        assert!(known.whole().unwrap().current);
-        known.take(applied("more", "Running"), 2);
-        let view = known.whole().unwrap();
-        assert!(!view.current && view.pods.is_empty() && view.listed_mono_ms == 0, "nobody is over by it");
-        known.take(deleted("more", "Running"), 3);
-        assert!(known.whole().unwrap().current, "as soon as they fit again");
+    fn too_many_unfinished_pods_silence_the_source() {
+        let mut known = KnownPods::new();
+        known.apply(Event::Listing, 1);
+        known.apply(Event::Listed((0..PODS_MAX).map(|n| pod(&n.to_string(), "Running")).collect()), 1);
+        assert!(known.complete_view().unwrap().current);
+        known.apply(applied("more", "Running"), 2);
+        let view = known.complete_view().unwrap();
+        assert!(
+            !view.current && view.pods.is_empty() && view.listed_mono_ms == 0,
+            "no allocation ends by it"
+        );
+        known.apply(deleted("more", "Running"), 3);
+        assert!(known.complete_view().unwrap().current, "as soon as they fit again");
     }
 
     #[test]
-    fn a_pod_that_finished_before_it_went_is_told_from_one_that_was_deleted_by_force() {
-        let mut known = Known::new();
-        known.take(Event::Listed(Vec::new()), 1);
-        known.take(deleted("a", "Succeeded"), 2);
-        known.take(deleted("b", "Running"), 2);
+    fn a_deleted_pod_that_had_finished_is_recorded_apart_from_one_deleted_by_force() {
+        let mut known = KnownPods::new();
+        known.apply(Event::Listed(Vec::new()), 1);
+        known.apply(deleted("a", "Succeeded"), 2);
+        known.apply(deleted("b", "Running"), 2);
         assert_eq!((&known.view.finished[0][..], &known.view.deleted[0][..]), ("a", "b"));
     }
 }

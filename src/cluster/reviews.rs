@@ -1,5 +1,5 @@
-//! Who has a token and what they may do, by the API server's word: TokenReview and SubjectAccessReview.
-//! It needs the rights of the ClusterRole berth-review, or of system:auth-delegator.
+//! Authenticates tokens and authorizes their users through the API server: TokenReview and SubjectAccessReview.
+//! Needs the rights of the ClusterRole berth-review, or of system:auth-delegator.
 
 use super::Settings;
 use super::client::{self, ConnectError};
@@ -13,58 +13,58 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::OnceCell;
 
-/// Longest wait for one review. The API server answers within milliseconds where it does not ask others.
+/// Timeout of one review. The API server answers within milliseconds if it calls no webhook.
 const REVIEW_MAX: Duration = Duration::from_secs(4);
 
-/// The API server did not say.
+/// There is no result of a review.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
-    /// It cannot be connected to.
+    /// No connection to the API server.
     #[error("the API server cannot be reached to check a token")]
     Connect {
         /// Why.
         #[source]
         source: Box<ConnectError>,
     },
-    /// It does not answer as it should.
-    #[error("the API server refuses a {review}{hint}")]
-    Ask {
+    /// The request failed, or has an error status.
+    #[error("the {review} at the API server failed{hint}")]
+    Request {
         /// TokenReview or SubjectAccessReview.
         review: &'static str,
-        /// What to do, if that is known.
+        /// What to do, or empty.
         hint: &'static str,
         /// Why.
         #[source]
         source: Box<kube::Error>,
     },
-    /// It takes too long.
+    /// No answer within the timeout of a review, 4 s.
     #[error("the API server did not answer a {review} within {} s", REVIEW_MAX.as_secs())]
-    Slow {
+    Timeout {
         /// TokenReview or SubjectAccessReview.
         review: &'static str,
     },
-    /// It answers without an answer.
-    #[error("the API server could not check a token: {words}")]
-    Unjudged {
-        /// What it says.
-        words: String,
+    /// The answer has no usable result.
+    #[error("the API server could not check a token: {why}")]
+    NoResult {
+        /// What is wrong with it.
+        why: String,
     },
 }
 
-/// A user as the API server knows them.
+/// A user as a TokenReview identifies it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
     /// Such as `system:serviceaccount:monitoring:grafana`.
     pub name: String,
-    /// Tells apart users who had the same name.
+    /// Distinguishes users that had the same name at different times.
     pub uid: Option<String>,
-    /// Groups they are in.
+    /// The groups of the user.
     pub groups: Vec<String>,
-    /// Whatever else the cluster knows.
+    /// Further attributes from the cluster's authenticator.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// Asks, over a connection that is made with the first question.
+/// Sends reviews to the API server. It connects with the first one.
 pub struct Reviews {
     settings: Settings,
     audiences: Vec<String>,
@@ -72,24 +72,24 @@ pub struct Reviews {
 }
 
 impl Reviews {
-    /// A token must be meant for one of the audiences; none: for the API server itself.
+    /// A token must be issued for one of the audiences; without audiences, for the API server itself.
     #[must_use]
     pub fn new(settings: Settings, audiences: Vec<String>) -> Self {
         Self { settings, audiences, client: OnceCell::new() }
     }
 
-    /// Connects once it can; what failed is tried anew with the next question.
+    /// The client, connected with the first call; after a failure the next call connects again.
     async fn client(&self, review: &'static str) -> Result<Client, ReviewError> {
         let connect = self.client.get_or_try_init(|| client::connect(&self.settings));
         let connected = tokio::time::timeout(REVIEW_MAX, connect).await;
-        let client = connected.map_err(|_| ReviewError::Slow { review })?;
+        let client = connected.map_err(|_| ReviewError::Timeout { review })?;
         client.cloned().map_err(|source| ReviewError::Connect { source: Box::new(source) })
     }
 
-    /// Whose token it is; `None`: nobody's, or not meant for this daemon.
+    /// Authenticates a token; `None` if it is invalid or not issued for the audiences of this daemon.
     ///
     /// # Errors
-    /// If the API server does not say.
+    /// If there is no result of the review.
     pub async fn who(&self, token: String) -> Result<Option<User>, ReviewError> {
         const REVIEW: &str = "TokenReview";
         let api: Api<TokenReview> = Api::all(self.client(REVIEW).await?);
@@ -98,14 +98,14 @@ impl Reviews {
         let review = TokenReview { spec, ..TokenReview::default() };
         let status = create(&api, &review, REVIEW).await?.status.unwrap_or_default();
         if status.authenticated != Some(true) {
-            // A token that is merely wrong comes with an error, too, in some releases: it is nobody's.
+            // Some releases set an error for a token that is merely invalid.
             return Ok(None);
         }
-        // A server that knows no audiences names none: then the token was not meant for us alone.
-        let meant = status.audiences.unwrap_or_default();
-        if !self.audiences.is_empty() && !meant.iter().any(|a| self.audiences.contains(a)) {
-            let words = "it does not say for whom a token is meant (no audiences in its TokenReview)".into();
-            return Err(ReviewError::Unjudged { words });
+        // An API server without support for audiences returns none: the token may be issued for any of them.
+        let issued_for = status.audiences.unwrap_or_default();
+        if !self.audiences.is_empty() && !issued_for.iter().any(|a| self.audiences.contains(a)) {
+            let why = "the TokenReview has none of the requested audiences in its status".into();
+            return Err(ReviewError::NoResult { why });
         }
         let user = status.user.unwrap_or_default();
         Ok(user.username.map(|name| User {
@@ -116,10 +116,10 @@ impl Reviews {
         }))
     }
 
-    /// Whether the user may do `verb` at this path.
+    /// Whether the user is allowed `verb` at this path.
     ///
     /// # Errors
-    /// If the API server does not say.
+    /// If there is no result of the review.
     pub async fn may(&self, user: User, verb: &'static str, path: String) -> Result<bool, ReviewError> {
         const REVIEW: &str = "SubjectAccessReview";
         let api: Api<SubjectAccessReview> = Api::all(self.client(REVIEW).await?);
@@ -136,7 +136,7 @@ impl Reviews {
         };
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
         let status = create(&api, &review, REVIEW).await?.status.unwrap_or_default();
-        // An explicit no wins over a yes.
+        // An explicit denial overrides `allowed`.
         Ok(status.allowed && status.denied != Some(true))
     }
 }
@@ -146,8 +146,8 @@ where
     K: Clone + std::fmt::Debug + serde::Serialize + serde::de::DeserializeOwned,
 {
     let parameters = PostParams::default();
-    let asked = tokio::time::timeout(REVIEW_MAX, api.create(&parameters, review)).await;
-    asked.map_err(|_| ReviewError::Slow { review: name })?.map_err(|source| ReviewError::Ask {
+    let answer = tokio::time::timeout(REVIEW_MAX, api.create(&parameters, review)).await;
+    answer.map_err(|_| ReviewError::Timeout { review: name })?.map_err(|source| ReviewError::Request {
         review: name,
         hint: match &source {
             kube::Error::Api(status) if status.code == 403 => {

@@ -1,27 +1,28 @@
-//! How long the daemon waits before it asks the API server again. All daemons of a cluster are one user there, and so
-//! one flow of API Priority and Fairness: waits of one length would bring thousands of them at one moment, and most
-//! would be answered 429. So every wait is drawn at random between two bounds.
+//! Waits between requests to the API server. All daemons of a cluster are one user there, and so one flow of API
+//! Priority and Fairness: with waits of one length thousands of them would send requests at one moment, and most would
+//! be answered 429. So every wait is drawn at random between two bounds.
 
-use super::AGAIN_MAX;
+use super::BACKOFF_MAX;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The shortest time for which the API server is asked to keep a watch open: as client-go's reflectors ask, 5 to 10
-/// minutes (client-go, `tools/cache/reflector.go`: `minWatchTimeout`).
+/// The shortest `timeoutSeconds` of a watch: as in client-go's reflectors, 5 to 10 minutes (client-go,
+/// `tools/cache/reflector.go`: `minWatchTimeout`).
 pub(super) const WATCH_MIN: Duration = Duration::from_secs(300);
-/// The longest.
+/// The longest `timeoutSeconds` of a watch.
 pub(super) const WATCH_MAX: Duration = Duration::from_secs(600);
-/// The mean time between two writes of a node condition that stays as it is, between two checks of the node's labels, and
-/// between two tries to watch the node without the right to. Each costs a request, and the write is sent to every watcher of nodes.
+/// The mean time between two writes of an unchanged node condition, between two checks of the node's labels, and
+/// between two attempts to watch the node without the right to. Each costs a request, and the API server sends the
+/// write to every watcher of nodes.
 pub(super) const REFRESH_MEAN: Duration = Duration::from_secs(900);
-/// The longest wait that a `Retry-After` of the API server, or of a proxy before it, is taken for.
+/// Upper limit of the wait that a `Retry-After` of the API server, or of a proxy in front of it, causes.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
 /// A uniformly distributed random number.
 pub(super) fn random() -> u32 {
-    // Without the kernel's randomness the middle of every wait is as good as any.
+    // Without the kernel's randomness: the middle of every range.
     getrandom::u32().unwrap_or(u32::MAX / 2)
 }
 
@@ -30,22 +31,23 @@ fn between(from: Duration, to: Duration, random: u32) -> Duration {
     from + to.saturating_sub(from).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
-/// For how long the API server is asked to keep a watch open, whole seconds.
+/// The `timeoutSeconds` of this daemon's watches.
 pub(super) fn watch(random: u32) -> Duration {
     Duration::from_secs(between(WATCH_MIN, WATCH_MAX, random).as_secs())
 }
 
-/// `mean` and up to a fifth more or less.
+/// `mean` plus or minus up to a fifth.
 pub(super) fn jittered(mean: Duration, random: u32) -> Duration {
     between(mean.mul_f64(0.8), mean.mul_f64(1.2), random)
 }
 
-/// After a watch that was open is lost: up to `longest`. A server that restarts loses all of them at one moment.
+/// The wait after an open watch was lost: from zero to `longest`. An API server that restarts ends all watches at one
+/// moment.
 pub(super) fn after_loss(longest: Duration, random: u32) -> Duration {
     between(Duration::ZERO, longest, random)
 }
 
-/// Waits that double up to [`AGAIN_MAX`], each drawn from its upper half.
+/// Waits that double up to [`BACKOFF_MAX`], each drawn from its upper half.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backoff {
     first: Duration,
@@ -58,7 +60,7 @@ impl Backoff {
         Self { first, next: first }
     }
 
-    /// Something succeeded: the next wait is the first one again.
+    /// To be called after a success: the next wait is the first one again.
     pub(super) fn reset(&mut self) {
         self.next = self.first;
     }
@@ -66,17 +68,17 @@ impl Backoff {
     /// How long to wait now.
     pub(super) fn next(&mut self, random: u32) -> Duration {
         let wait = self.next;
-        self.next = (wait * 2).min(AGAIN_MAX);
+        self.next = (wait * 2).min(BACKOFF_MAX);
         between(wait / 2, wait, random)
     }
 }
 
-/// Until when the API server asked its clients to stay away (`Retry-After`). Shared by all that ask it.
+/// Until when the API server asked its clients to wait (`Retry-After`). Shared by all tasks that send requests.
 #[derive(Clone, Debug, Default)]
 pub struct RetryAfter(Arc<Mutex<Option<Instant>>>);
 
 impl RetryAfter {
-    /// Records what an answer says: 429 or 503 with a number of seconds (RFC 9110, 10.2.3; the API server sends no
+    /// Records the `Retry-After` of a 429 or 503 with a number of seconds (RFC 9110, 10.2.3; the API server sends no
     /// dates). The later of two moments counts.
     pub(super) fn record(&self, status: u16, retry_after: Option<&str>, now: Instant) {
         if !matches!(status, 429 | 503) {
@@ -88,7 +90,7 @@ impl RetryAfter {
         *known = (*known).max(Some(until));
     }
 
-    /// A wait that begins once the API server lets its clients come again.
+    /// The time until the recorded `Retry-After` has passed, plus `wait`.
     pub(super) fn delay(&self, wait: Duration, now: Instant) -> Duration {
         let until = *self.0.lock();
         until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now)) + wait
@@ -105,7 +107,7 @@ mod tests {
         Duration::from_secs(n)
     }
 
-    /// The bounds of a wait, which it reaches at both ends.
+    /// The least and the greatest value of a wait.
     fn bounds(wait: impl Fn(u32) -> Duration) -> (Duration, Duration) {
         let all: Vec<_> = RANDOM.iter().map(|random| wait(*random)).collect();
         assert!(all.is_sorted(), "{all:?}");
@@ -117,7 +119,7 @@ mod tests {
         assert_eq!(bounds(watch), (seconds(300), seconds(600)));
         assert!(
             RANDOM.iter().all(|random| watch(*random).subsec_nanos() == 0),
-            "the server takes whole seconds"
+            "timeoutSeconds is a whole number"
         );
         assert_eq!(bounds(|random| jittered(REFRESH_MEAN, random)), (seconds(720), seconds(1080)));
         assert_eq!(bounds(|random| after_loss(seconds(10), random)), (Duration::ZERO, seconds(10)));
@@ -147,27 +149,31 @@ mod tests {
 
     #[test]
     fn a_retry_after_is_waited_before_the_wait_itself() {
-        let (now, asked) = (Instant::now(), RetryAfter::default());
-        assert_eq!(asked.delay(seconds(2), now), seconds(2));
+        let (now, retry_after) = (Instant::now(), RetryAfter::default());
+        assert_eq!(retry_after.delay(seconds(2), now), seconds(2));
         for (status, header) in
             [(200, Some("9")), (500, Some("9")), (429, None), (429, Some("soon")), (429, Some("-1"))]
         {
-            asked.record(status, header, now);
+            retry_after.record(status, header, now);
         }
-        assert_eq!(asked.delay(seconds(2), now), seconds(2), "only 429 and 503 with a number of seconds");
-        asked.record(429, Some("5"), now);
-        asked.record(503, Some(" 3 "), now);
-        assert_eq!(asked.delay(seconds(2), now), seconds(7), "the later moment counts");
-        assert_eq!(asked.delay(seconds(2), now + seconds(4)), seconds(3));
-        assert_eq!(asked.delay(seconds(2), now + seconds(60)), seconds(2));
-        asked.record(429, Some("99999999"), now);
-        assert_eq!(asked.delay(Duration::ZERO, now), RETRY_AFTER_MAX);
+        assert_eq!(
+            retry_after.delay(seconds(2), now),
+            seconds(2),
+            "only 429 and 503 with a number of seconds"
+        );
+        retry_after.record(429, Some("5"), now);
+        retry_after.record(503, Some(" 3 "), now);
+        assert_eq!(retry_after.delay(seconds(2), now), seconds(7), "the later moment counts");
+        assert_eq!(retry_after.delay(seconds(2), now + seconds(4)), seconds(3));
+        assert_eq!(retry_after.delay(seconds(2), now + seconds(60)), seconds(2));
+        retry_after.record(429, Some("99999999"), now);
+        assert_eq!(retry_after.delay(Duration::ZERO, now), RETRY_AFTER_MAX);
     }
 
-    /// What an idle daemon costs, by the requests that `tests/it/cluster_load.rs` counts: one for each watch that
-    /// is opened again and one for each writing of the condition; where it labels the node, one for each check; where a
-    /// label chooses its configuration, one for each watch of the node, which lasts twice as long, or without the right
-    /// to watch two for each try.
+    /// Requests of idle daemons, of the kinds that `tests/it/cluster_load.rs` counts: one for each watch that is opened
+    /// again and one for each write of the condition; with node labels, one for each check; where a label chooses the
+    /// configuration, one for each watch of the node, which lasts twice as long, or without the right to watch two for
+    /// each attempt.
     #[test]
     fn five_thousand_idle_daemons_cost_seventeen_requests_a_second() {
         let nodes = 5_000.0;

@@ -1,4 +1,4 @@
-//! The node's GPUs, behind the ports of the kernel: [`nvml`] asks the driver, [`sim`] simulates, and
+//! The node's GPUs, behind the ports of the kernel: [`nvml`] reads them from the driver, [`sim`] simulates them, and
 //! [`procfs`] finds the owners of processes on GPUs.
 
 pub mod nvml;

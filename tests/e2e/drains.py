@@ -98,7 +98,7 @@ def back_in_use(bench: Bench) -> None:
     (gpu,) = bench.berth.drains("drained")
     bench.berth.cli("gpu", "uncordon", gpu)
     bench.allocatable({WHOLE: GPUS})
-    described(bench, gpu, "False", "can be had")
+    described(bench, gpu, "False", "available")
 
 
 def unhealthy(bench: Bench) -> None:
@@ -109,7 +109,7 @@ def unhealthy(bench: Bench) -> None:
     if not [line for line in events if "79" in line]:
         raise Trouble(f"no event tells of the XID: {events}")
     bench.berth.cli("gpu", "mark-healthy", gpu, "--reason", "reseated")
-    described(bench, gpu, "False", "can be had")
+    described(bench, gpu, "False", "available")
     bench.allocatable({WHOLE: GPUS})
 
 

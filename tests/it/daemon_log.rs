@@ -41,7 +41,7 @@ async fn what_becomes_of_gpus_is_logged_without_an_api_server() {
     write("model: t4\ncount: 3\n");
     let healthy = line(&serving, ") is healthy again");
     assert!(healthy.contains("INFO") && healthy.contains("GPU 1 ("), "{healthy}");
-    assert!(line(&serving, ") is there again, and healthy").contains("INFO"));
+    assert!(line(&serving, ") is back, and healthy").contains("INFO"));
     assert_eq!(count(&serving, "is gone:"), 1, "once: {}", serving.log());
 
     // A GPU that stays busy is drained across a restart, and one is missing after it.

@@ -278,7 +278,7 @@ async fn events_and_a_condition_tell_the_node_of_its_gpus_and_of_their_return() 
             scene.server.world.condition("GPUUnavailable").filter(|c| c["status"] == wanted)
         })
     };
-    assert_eq!(condition(&scene, "False")["message"], "all 2 GPUs can be had");
+    assert_eq!(condition(&scene, "False")["message"], "all 2 GPUs are available");
     let cordon = format!("/gpus/{}/cordon", scene.gpu);
     scene.serving.call("PUT", &cordon, &json!({"reason": "fan"}));
     let cordoned = condition(&scene, "True");

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// 2026-01-01T00:00:00Z.
 const NEW_YEAR_MS: u64 = 1_767_225_600_000;
 
-/// A node of so many healthy GPUs.
+/// A node with this number of healthy GPUs.
 fn node(gpus: u32) -> Ledger {
     let mut ledger = Ledger::default();
     for index in 0..gpus {
@@ -49,21 +49,21 @@ fn mark(why: &str) -> Mark {
     Mark { by: "ada".into(), why: why.into(), since_wall_ms: NEW_YEAR_MS }
 }
 
-fn sick(state: &mut GpuState, health: HealthState, reason: &str) {
+fn set_health(state: &mut GpuState, health: HealthState, reason: &str) {
     state.health.state = health;
     state.health.reason = reason.into();
 }
 
 #[test]
-fn it_says_which_gpus_cannot_be_had_since_when_and_why() {
+fn the_message_has_each_unavailable_gpu_with_time_and_reason() {
     type Case = (fn(&mut Ledger), bool, &'static str, &'static str);
     let table: [Case; 8] = [
-        (|_| {}, false, "GPUsAvailable", "all 2 GPUs can be had"),
+        (|_| {}, false, "GPUsAvailable", "all 2 GPUs are available"),
         (
-            |l| with(l, 1, |g| sick(g, HealthState::Degraded, "row remapping pending")),
+            |l| with(l, 1, |g| set_health(g, HealthState::Degraded, "row remapping pending")),
             false,
             "GPUsAvailable",
-            "all 2 GPUs can be had",
+            "all 2 GPUs are available",
         ),
         (
             |l| with(l, 1, |g| g.drain = Drain::Cordoned(mark("fan"))),
@@ -78,7 +78,7 @@ fn it_says_which_gpus_cannot_be_had_since_when_and_why() {
             "GPU 0 (GPU-00) is being drained since 2026-01-01T00:00:00Z by ada",
         ),
         (
-            |l| with(l, 0, |g| sick(g, HealthState::Unhealthy, "XID 79")),
+            |l| with(l, 0, |g| set_health(g, HealthState::Unhealthy, "XID 79")),
             true,
             "GPUUnhealthy",
             "GPU 0 (GPU-00) is unhealthy since 2026-01-01T00:00:00Z: XID 79",
@@ -86,7 +86,7 @@ fn it_says_which_gpus_cannot_be_had_since_when_and_why() {
         (
             |l| {
                 with(l, 0, |g| {
-                    sick(g, HealthState::Vanished, "");
+                    set_health(g, HealthState::Vanished, "");
                     g.drain = Drain::Drained(mark(""));
                 });
             },
@@ -103,7 +103,7 @@ fn it_says_which_gpus_cannot_be_had_since_when_and_why() {
         (
             |l| {
                 with(l, 1, |g| g.drain = Drain::Cordoned(mark("")));
-                with(l, 0, |g| sick(g, HealthState::Unhealthy, ""));
+                with(l, 0, |g| set_health(g, HealthState::Unhealthy, ""));
             },
             true,
             "GPUsUnavailable",
@@ -118,12 +118,12 @@ fn it_says_which_gpus_cannot_be_had_since_when_and_why() {
     let mut stuck = node(1);
     let cause = "the checkpoint cannot be read".into();
     stuck.stuck = Some(Arc::new(Stuck { since_wall_ms: NEW_YEAR_MS, cause, allocations: 152 }));
-    let told = condition(&stuck);
-    assert_eq!((told.unavailable, told.reason), (true, "AllocationsStuck"));
-    assert!(told.message.contains("since 2026-01-01T00:00:00Z: the checkpoint"), "{}", told.message);
+    let found = condition(&stuck);
+    assert_eq!((found.unavailable, found.reason), (true, "AllocationsStuck"));
+    assert!(found.message.contains("since 2026-01-01T00:00:00Z: the checkpoint"), "{}", found.message);
     stuck.stuck = Some(Arc::new(Stuck { allocations: 153, ..Stuck::clone(stuck.stuck.as_deref().unwrap()) }));
-    assert_eq!(condition(&stuck), told, "a write of the node for each grant would be many");
-    assert_eq!(condition(&node(1)).message, "its GPU can be had");
+    assert_eq!(condition(&stuck), found, "unchanged, so that not each grant writes to the node");
+    assert_eq!(condition(&node(1)).message, "the GPU is available");
     assert!(!condition(&node(0)).unavailable);
 }
 

@@ -1,4 +1,4 @@
-//! The file from which NFD takes labels: a line `key=value` each, in its folder `features.d`.
+//! The feature file that NFD reads labels from, in its folder `features.d`: one line `key=value` for each label.
 
 use super::{Labels, OTHER_WRITER};
 use berth_files::{self, Links};
@@ -7,22 +7,22 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Largest file of another writer that is looked into: GFD's has some 50 lines.
+/// Most bytes that are read of a file; GFD's has some 50 lines.
 const OTHER_BYTES_MAX: u64 = 64 * 1024;
-/// Files of the folder that are looked into.
+/// Most other files of the folder that are read.
 const OTHERS_MAX: usize = 64;
 
-/// The labels as NFD reads them.
+/// The labels in the format of the file.
 #[must_use]
 pub fn text(labels: &Labels) -> String {
     labels.iter().map(|(key, value)| format!("{key}={value}\n")).collect()
 }
 
-/// Puts the labels in the place of those that the file has; with none, the file goes. A reader finds the
-/// old or the new labels, never a part. Answers whether anything changed.
+/// Replaces the labels of the file; without labels the file is removed. The replacement is atomic: a reader finds the
+/// old or the new labels. Returns whether anything changed.
 ///
 /// # Errors
-/// If the folder is not there or may not be written.
+/// If the folder does not exist or is not writable.
 pub fn write(path: &Path, labels: &Labels) -> io::Result<bool> {
     if labels.is_empty() {
         return remove(path);
@@ -31,30 +31,30 @@ pub fn write(path: &Path, labels: &Labels) -> io::Result<bool> {
     if berth_files::read_text(path, OTHER_BYTES_MAX).is_ok_and(|now| now == text) {
         return Ok(false);
     }
-    // NFD reads no file whose name begins with a dot.
-    let draft = draft(path)?;
-    let drafted = || -> io::Result<()> {
+    // NFD ignores files whose name begins with a dot.
+    let draft = draft_path(path)?;
+    let replace = || -> io::Result<()> {
         match fs::remove_file(&draft) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // Never through a link that somebody left there.
+        // `create_new`: never through a symbolic link that exists there.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&draft)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&draft, path)
     };
-    drafted().inspect_err(|_| {
-        // It may not even be there.
+    replace().inspect_err(|_| {
+        // The draft may not exist.
         let _ = fs::remove_file(&draft);
     })?;
     Ok(true)
 }
 
-/// Takes the file away. Answers whether it was there.
+/// Removes the file. Returns whether it existed.
 ///
 /// # Errors
-/// If it cannot be taken away.
+/// If it cannot be removed.
 pub fn remove(path: &Path) -> io::Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -63,7 +63,7 @@ pub fn remove(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Another file of the folder that has GFD's label: its writer writes the same labels.
+/// Another file of the folder with GFD's timestamp label: its writer writes the same labels.
 #[must_use]
 pub fn other_writer(path: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(path.parent()?).ok()?;
@@ -76,7 +76,7 @@ pub fn other_writer(path: &Path) -> Option<PathBuf> {
     })
 }
 
-fn draft(path: &Path) -> io::Result<PathBuf> {
+fn draft_path(path: &Path) -> io::Result<PathBuf> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     Ok(path.with_file_name(format!(".{}.new", name.to_string_lossy())))
 }
@@ -90,12 +90,12 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_replaced_and_goes() {
+    fn the_file_is_replaced_and_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("berth");
         assert!(write(&path, &labels("A100")).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), "nvidia.com/b=1\nnvidia.com/gpu.product=A100\n");
-        assert!(!write(&path, &labels("A100")).unwrap(), "it is as it should be");
+        assert!(!write(&path, &labels("A100")).unwrap(), "unchanged");
         // A draft that a killed process left.
         fs::write(folder.path().join(".berth.new"), "half").unwrap();
         assert!(write(&path, &labels("H100")).unwrap());
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn gfd_beside_it_is_seen() {
+    fn the_file_of_gfd_beside_it_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("berth");
         fs::write(&path, "nvidia.com/gfd.timestamp=1\n").unwrap();

@@ -7,7 +7,7 @@ use berth_kernel::mig::MigStrategy;
 use berth_kernel::part_state::PartState;
 use std::collections::BTreeMap;
 
-/// The attributes of an instance that are labels, behind `mig.`.
+/// The attributes of an instance that become labels; in the part's attributes they have the prefix `mig.`.
 const ATTRIBUTES: [&str; 8] = [
     "multiprocessors",
     "slices.gi",
@@ -19,18 +19,18 @@ const ATTRIBUTES: [&str; 8] = [
     "engines.ofa",
 ];
 
-/// The resource of instances of this profile: `nvidia.com/mig-1g.10gb`.
+/// The resource name of instances of this profile: `nvidia.com/mig-1g.10gb`.
 pub(super) fn resource(profile: &str) -> String {
     format!("nvidia.com/mig-{}", name(profile))
 }
 
-/// `1g.10gb.me` of `1g.10gb+me`.
+/// The profile as part of a resource name: `1g.10gb.me` for `1g.10gb+me`.
 fn name(profile: &str) -> String {
     profile.replace('+', ".")
 }
 
-/// `main` is the GPU that stands for all.
-pub(super) fn tell(
+/// Adds the labels of MIG. `main` is the GPU whose model the labels describe.
+pub(super) fn put_labels(
     ledger: &Ledger,
     gpus: &[&PartState],
     main: &PartState,
@@ -39,14 +39,15 @@ pub(super) fn tell(
 ) {
     let mut instances: Vec<&PartState> = present(ledger).filter(|p| p.part.mig.is_some()).collect();
     instances.sort_by_key(|p| (p.part.gpu_index, p.part.mig_index()));
-    // A policy may offer instances by their profiles whatever the strategy.
-    let named = |p: &&PartState| p.lines.iter().any(|l| l.resource.as_str().starts_with("nvidia.com/mig-"));
+    // A policy can offer instances by their profiles with every strategy.
+    let by_profile =
+        |p: &&PartState| p.lines.iter().any(|l| l.resource.as_str().starts_with("nvidia.com/mig-"));
     match facts.mig {
         MigStrategy::Single => {
             put("nvidia.com/mig.strategy", "single".into());
             single(gpus, &instances, main, facts, put);
         }
-        MigStrategy::None if !instances.iter().any(named) => {}
+        MigStrategy::None if !instances.iter().any(by_profile) => {}
         MigStrategy::None | MigStrategy::Mixed => {
             put("nvidia.com/mig.strategy", "mixed".into());
             let mut profiles: BTreeMap<String, Vec<&PartState>> = BTreeMap::new();
@@ -55,14 +56,15 @@ pub(super) fn tell(
                     profiles.entry(mig.profile.clone()).or_default().push(instance);
                 }
             }
-            for (profile, alike) in profiles {
-                told_as(&resource(&profile), &profile, &alike, gpus, facts, put);
+            for (profile, instances) in profiles {
+                put_instances(&resource(&profile), &profile, &instances, gpus, facts, put);
             }
         }
     }
 }
 
-/// All instances are one resource, called as whole GPUs are; a node that breaks that rule is told so.
+/// The labels of strategy `single`: all instances are one resource with the name of whole GPUs. On a node that breaks
+/// this rule the product label ends in `MIG-INVALID`.
 fn single(
     gpus: &[&PartState],
     instances: &[&PartState],
@@ -73,16 +75,16 @@ fn single(
     if gpus.iter().all(|gpu| !gpu.part.mig_enabled) {
         return;
     }
-    let full = |gpu: &&PartState| {
+    let has_instances = |gpu: &&PartState| {
         gpu.part.mig_enabled && instances.iter().any(|i| i.part.parent.as_ref() == Some(&gpu.part.id))
     };
     let profile = |p: &PartState| p.part.mig.as_ref().map(|mig| mig.profile.clone());
     let first = instances.first().and_then(|p| profile(p));
-    let one = first.filter(|first| {
-        gpus.iter().all(full) && instances.iter().all(|p| profile(p).as_ref() == Some(first))
+    let only_profile = first.filter(|first| {
+        gpus.iter().all(has_instances) && instances.iter().all(|p| profile(p).as_ref() == Some(first))
     });
-    if let Some(profile) = one {
-        return told_as(GPU, &profile, instances, gpus, facts, put);
+    if let Some(profile) = only_profile {
+        return put_instances(GPU, &profile, instances, gpus, facts, put);
     }
     let not_shared = Sharing { replicas: 0, strategy: "", marked: false };
     put("nvidia.com/gpu.product", product(&[&main.part.model, "MIG INVALID"], &not_shared));
@@ -91,29 +93,29 @@ fn single(
     }
 }
 
-/// Instances of one profile under this resource.
-fn told_as(
+/// Adds the labels of the instances of one profile under this resource name.
+fn put_instances(
     resource: &str,
     profile: &str,
-    alike: &[&PartState],
+    instances: &[&PartState],
     gpus: &[&PartState],
     facts: &Facts,
     put: &mut impl FnMut(&str, String),
 ) {
-    let Some(first) = alike.first() else { return };
-    let shared = alike.iter().map(|p| sharing(p, facts)).max_by_key(|sharing| sharing.replicas);
+    let Some(first) = instances.first() else { return };
+    let shared = instances.iter().map(|p| sharing(p, facts)).max_by_key(|sharing| sharing.replicas);
     let mut sharing = shared.unwrap_or(Sharing { replicas: 1, strategy: "none", marked: false });
     sharing.marked |= sharing.replicas > 1
-        && alike.iter().flat_map(|p| &p.lines).any(|l| l.count > 1 && l.resource.as_str() == resource);
-    let mut tell = |suffix: &str, value: String| put(&format!("{resource}.{suffix}"), value);
-    tell("product", product(&[model(&first.part, gpus), "MIG", &name(profile)], &sharing));
-    tell("count", alike.len().to_string());
-    tell("replicas", sharing.replicas.to_string());
-    tell("sharing-strategy", sharing.strategy.into());
-    tell("memory", first.part.memory_mib.to_string());
+        && instances.iter().flat_map(|p| &p.lines).any(|l| l.count > 1 && l.resource.as_str() == resource);
+    let mut put_suffix = |suffix: &str, value: String| put(&format!("{resource}.{suffix}"), value);
+    put_suffix("product", product(&[model(&first.part, gpus), "MIG", &name(profile)], &sharing));
+    put_suffix("count", instances.len().to_string());
+    put_suffix("replicas", sharing.replicas.to_string());
+    put_suffix("sharing-strategy", sharing.strategy.into());
+    put_suffix("memory", first.part.memory_mib.to_string());
     for attribute in ATTRIBUTES {
         if let Some(value) = first.part.attributes.get(&format!("mig.{attribute}")) {
-            tell(attribute, super::safe(value));
+            put_suffix(attribute, super::label_value(value));
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Labels of the node that say what GPUs it has, by the names and in the values of NVIDIA's GPU feature
-//! discovery (GFD), which pods select nodes by.
+//! Node labels that describe the GPUs, with the keys and values of NVIDIA's GPU feature discovery (GFD), which pods use
+//! in node selectors.
 //!
-//! A pure function of a snapshot and a few facts; [`mod@file`] is the file that node-feature-discovery (NFD)
-//! reads. What is left out of GFD's names, since it is not told by NVML as we ask it: `vgpu.*`,
-//! `gpu.clique`, `gpu.imex-domain`, and `gfd.timestamp`, by which another writer is known.
+//! A pure function of a snapshot and a few facts; [`mod@file`] is the file that node-feature-discovery (NFD) reads. Not
+//! written are these labels of GFD: `vgpu.*`, `gpu.clique` and `gpu.imex-domain`, since Berth does not read their
+//! values from NVML, and `gfd.timestamp`, by which another writer is recognised.
 
 pub mod file;
 mod mig;
 mod value;
 
-pub use value::{LABEL_VALUE_MAX, safe, safe_with};
+pub use value::{LABEL_VALUE_MAX, label_value, label_value_with_suffix};
 
 use berth_kernel::gpu::Part;
 use berth_kernel::ledger::Ledger;
@@ -21,51 +21,51 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Labels by key.
 pub type Labels = BTreeMap<String, String>;
 
-/// The label that GFD writes with its own: who has it on the node writes these labels.
+/// A label that GFD writes together with the others: if it is on the node, another program writes these labels.
 pub const OTHER_WRITER: &str = "nvidia.com/gfd.timestamp";
-/// The resource that GFD's labels of whole GPUs are named after.
+/// The resource name in GFD's labels of whole GPUs.
 const GPU: &str = "nvidia.com/gpu";
 
-/// What a snapshot does not know.
+/// The inputs of the labels that are not in a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Version of NVIDIA's driver: `580.65.06`.
     pub driver_version: Option<String>,
-    /// The newest CUDA that it serves: `13.0`.
+    /// The newest CUDA version that the driver supports: `13.0`.
     pub cuda_version: Option<String>,
     /// The machine's product name, from its DMI table.
     pub machine: Option<String>,
-    /// What becomes of MIG.
+    /// The strategy by which MIG instances are offered.
     pub mig: MigStrategy,
     /// Resources that containers share by MPS.
     pub mps: BTreeSet<Resource>,
 }
 
-/// How devices of a part are shared.
+/// How the devices of a part are shared.
 struct Sharing {
     replicas: u32,
     strategy: &'static str,
-    /// Whether the shares are called as whole GPUs are: GFD marks the product then.
+    /// Whether the shares have the resource name of a whole GPU: then GFD appends `-SHARED` to the product.
     marked: bool,
 }
 
-/// The labels of a node with this snapshot; none without GPUs.
+/// The labels of a node with this snapshot; empty without GPUs.
 #[must_use]
 pub fn labels(ledger: &Ledger, facts: &Facts) -> Labels {
     let gpus: Vec<&PartState> = present(ledger).filter(|p| p.part.parent.is_none()).collect();
-    let Some(main) = most_of(&gpus) else { return Labels::new() };
+    let Some(main) = main_gpu(&gpus) else { return Labels::new() };
     let mut labels = Labels::new();
     let mut put = |key: &str, value: String| {
         labels.insert(key.to_owned(), value);
     };
     versions(facts, &mut put);
-    let machine = facts.machine.as_deref().map(safe).filter(|name| !name.is_empty());
+    let machine = facts.machine.as_deref().map(label_value).filter(|name| !name.is_empty());
     put("nvidia.com/gpu.machine", machine.unwrap_or_else(|| "unknown".into()));
     put("nvidia.com/gpu.mode", mode(&gpus).into());
-    put("nvidia.com/mig.capable", gpus.iter().any(|gpu| capable(&gpu.part)).to_string());
+    put("nvidia.com/mig.capable", gpus.iter().any(|gpu| is_mig_capable(&gpu.part)).to_string());
     put("nvidia.com/mps.capable", (!facts.mps.is_empty()).to_string());
     whole_gpus(&gpus, main, facts, &mut put);
-    mig::tell(ledger, &gpus, main, facts, &mut put);
+    mig::put_labels(ledger, &gpus, main, facts, &mut put);
     labels
 }
 
@@ -73,27 +73,27 @@ fn present(ledger: &Ledger) -> impl Iterator<Item = &PartState> {
     ledger.parts.values().map(AsRef::as_ref).filter(|part| part.present)
 }
 
-/// A GPU of the model that most are of; of two such, the one with the lower index. There is one set of
-/// labels for a node.
-fn most_of<'p>(gpus: &[&'p PartState]) -> Option<&'p PartState> {
-    let same = |model: &str| gpus.iter().filter(|gpu| gpu.part.model == model).count();
-    // One outside of MIG mode says more of how GPUs are shared.
+/// A GPU of the most frequent model; of several, the one with the lowest index. A node has one set of labels, so it
+/// describes one model.
+fn main_gpu<'p>(gpus: &[&'p PartState]) -> Option<&'p PartState> {
+    let count = |model: &str| gpus.iter().filter(|gpu| gpu.part.model == model).count();
+    // A GPU outside of MIG mode is preferred: it shows how GPUs are shared.
     let rank = |gpu: &&PartState| {
-        (same(&gpu.part.model), !gpu.part.mig_enabled, std::cmp::Reverse(gpu.part.gpu_index))
+        (count(&gpu.part.model), !gpu.part.mig_enabled, std::cmp::Reverse(gpu.part.gpu_index))
     };
     gpus.iter().copied().max_by_key(rank)
 }
 
-fn capable(gpu: &Part) -> bool {
+fn is_mig_capable(gpu: &Part) -> bool {
     gpu.mig_enabled || gpu.attributes.get("mig.capable").is_some_and(|capable| capable == "true")
 }
 
-/// By the PCI class of the GPUs, if it is one.
+/// `graphics` or `compute`, by the PCI class of the GPUs, if all have the same.
 fn mode(gpus: &[&PartState]) -> &'static str {
     let classes: BTreeSet<_> = gpus.iter().map(|gpu| gpu.part.attributes.get("pci.class")).collect();
     let mut classes = classes.into_iter();
     match (classes.next().flatten().map(String::as_str), classes.next()) {
-        // Base class and subclass; the last byte is the programming interface.
+        // The prefix is base class and subclass; the last byte is the programming interface.
         (Some(class), None) if class.starts_with("0x0300") => "graphics",
         (Some(class), None) if class.starts_with("0x0302") => "compute",
         _ => "unknown",
@@ -102,20 +102,20 @@ fn mode(gpus: &[&PartState]) -> &'static str {
 
 fn versions(facts: &Facts, put: &mut impl FnMut(&str, String)) {
     if let Some(driver) = &facts.driver_version {
-        let mut parts = driver.splitn(3, '.').map(safe);
+        let mut parts = driver.splitn(3, '.').map(label_value);
         let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let revision = parts.next().unwrap_or_default();
-        // The older names are still in manifests.
+        // The older keys are still used in manifests.
         put("nvidia.com/cuda.driver.major", major.clone());
         put("nvidia.com/cuda.driver.minor", minor.clone());
         put("nvidia.com/cuda.driver.rev", revision.clone());
         put("nvidia.com/cuda.driver-version.major", major);
         put("nvidia.com/cuda.driver-version.minor", minor);
         put("nvidia.com/cuda.driver-version.revision", revision);
-        put("nvidia.com/cuda.driver-version.full", safe(driver));
+        put("nvidia.com/cuda.driver-version.full", label_value(driver));
     }
     if let Some((major, minor)) = facts.cuda_version.as_deref().and_then(|cuda| cuda.split_once('.')) {
-        let (major, minor) = (safe(major), safe(minor));
+        let (major, minor) = (label_value(major), label_value(minor));
         put("nvidia.com/cuda.runtime.major", major.clone());
         put("nvidia.com/cuda.runtime.minor", minor.clone());
         put("nvidia.com/cuda.runtime-version.full", format!("{major}.{minor}"));
@@ -126,14 +126,14 @@ fn versions(facts: &Facts, put: &mut impl FnMut(&str, String)) {
 
 /// The labels `nvidia.com/gpu.*` of GPUs of one model.
 fn whole_gpus(gpus: &[&PartState], main: &PartState, facts: &Facts, put: &mut impl FnMut(&str, String)) {
-    let alike: Vec<&PartState> =
+    let same_model: Vec<&PartState> =
         gpus.iter().copied().filter(|gpu| gpu.part.model == main.part.model).collect();
-    let shared = alike.iter().filter(|gpu| !gpu.part.mig_enabled).map(|gpu| sharing(gpu, facts));
+    let shared = same_model.iter().filter(|gpu| !gpu.part.mig_enabled).map(|gpu| sharing(gpu, facts));
     // A GPU in MIG mode is not shared itself.
     let none = Sharing { replicas: 0, strategy: "none", marked: false };
     let sharing = shared.max_by_key(|sharing| sharing.replicas).unwrap_or(none);
     put("nvidia.com/gpu.product", product(&[&main.part.model], &sharing));
-    put("nvidia.com/gpu.count", alike.len().to_string());
+    put("nvidia.com/gpu.count", same_model.len().to_string());
     put("nvidia.com/gpu.replicas", sharing.replicas.to_string());
     put("nvidia.com/gpu.sharing-strategy", sharing.strategy.into());
     if main.part.memory_mib > 0 {
@@ -142,17 +142,16 @@ fn whole_gpus(gpus: &[&PartState], main: &PartState, facts: &Facts, put: &mut im
     let capability = main.part.attributes.get("compute.capability").and_then(|both| both.split_once('.'));
     if let Some((major, minor)) = capability {
         put("nvidia.com/gpu.family", family(major, minor).into());
-        put("nvidia.com/gpu.compute.major", safe(major));
-        put("nvidia.com/gpu.compute.minor", safe(minor));
+        put("nvidia.com/gpu.compute.major", label_value(major));
+        put("nvidia.com/gpu.compute.minor", label_value(minor));
     }
 }
 
 fn product(parts: &[&str], sharing: &Sharing) -> String {
-    safe_with(&parts.join(" "), if sharing.marked { "-SHARED" } else { "" })
+    label_value_with_suffix(&parts.join(" "), if sharing.marked { "-SHARED" } else { "" })
 }
 
-/// How a part is shared: by the line of its offer with most devices. A part that is offered as nothing
-/// is not shared.
+/// How a part is shared, by the line of its offer with the most devices. A part without an offer is not shared.
 fn sharing(part: &PartState, facts: &Facts) -> Sharing {
     let line = part.lines.iter().max_by_key(|line| line.count).filter(|line| line.count > 1);
     let Some(line) = line else { return Sharing { replicas: 1, strategy: "none", marked: false } };
@@ -160,19 +159,19 @@ fn sharing(part: &PartState, facts: &Facts) -> Sharing {
     Sharing {
         replicas: line.count,
         strategy: if by_mps { "mps" } else { "time-slicing" },
-        marked: line.resource.as_str() == own_name(&part.part),
+        marked: line.resource.as_str() == whole_resource(&part.part),
     }
 }
 
-/// The resource under which the part would be offered as a whole.
-fn own_name(part: &Part) -> String {
+/// The resource name of the part when it is offered as a whole.
+fn whole_resource(part: &Part) -> String {
     match &part.mig {
         None => GPU.into(),
         Some(mig) => mig::resource(&mig.profile),
     }
 }
 
-/// By the compute capability, in GFD's words.
+/// GFD's name of the architecture, by the compute capability.
 fn family(major: &str, minor: &str) -> &'static str {
     let minor: u32 = minor.parse().unwrap_or(0);
     match (major, minor) {
@@ -197,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_are_told_by_the_compute_capability() {
+    fn the_family_follows_from_the_compute_capability() {
         for (major, minor, expected) in [
             ("6", "1", "pascal"),
             ("7", "0", "volta"),
@@ -217,12 +216,12 @@ mod tests {
     #[test]
     fn a_driver_with_two_numbers_has_no_revision() {
         let facts = Facts { driver_version: Some("550.54".into()), ..Facts::default() };
-        let mut told = Labels::new();
+        let mut labels = Labels::new();
         versions(&facts, &mut |key, value| {
-            told.insert(key.into(), value);
+            labels.insert(key.into(), value);
         });
-        assert_eq!(told["nvidia.com/cuda.driver-version.revision"], "");
-        assert_eq!(told["nvidia.com/cuda.driver-version.full"], "550.54");
-        assert!(!told.contains_key("nvidia.com/cuda.runtime-version.full"), "it is not known");
+        assert_eq!(labels["nvidia.com/cuda.driver-version.revision"], "");
+        assert_eq!(labels["nvidia.com/cuda.driver-version.full"], "550.54");
+        assert!(!labels.contains_key("nvidia.com/cuda.runtime-version.full"), "it is not known");
     }
 }

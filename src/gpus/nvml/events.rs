@@ -1,4 +1,4 @@
-//! Events, in a thread of their own: XIDs and double bit errors become readings.
+//! NVML events, collected by a thread of their own: XIDs and double bit ECC errors become readings.
 
 use super::fence::{Fence, Lane};
 use super::map;
@@ -15,23 +15,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Readings that wait to be fetched: 16 GPUs with 64 each. When it is full the thread waits, and
-/// NVML keeps what comes meanwhile.
+/// Most readings in the queue: 16 GPUs with 64 each. When it is full the thread waits, and NVML keeps the events that
+/// come meanwhile.
 const READINGS_MAX: usize = 1024;
 
-/// How long one wait of NVML's lasts. Between two of them the thread looks for GPUs that are new
-/// and for its end.
+/// The timeout of one wait in NVML. Between two waits the thread registers new GPUs and checks whether it has to stop.
 const WAIT_MS: u32 = 1000;
 
-/// After an error the thread rests so long: NVML answers at once as long as a GPU is lost.
-const REST: Duration = Duration::from_secs(1);
+/// The pause of the thread after an error: as long as a GPU is lost, NVML returns from each wait at once.
+const PAUSE: Duration = Duration::from_secs(1);
 
-/// A wait that has not come back after this hangs: ten times what it was asked for.
+/// A wait that has not returned after this time counts as hung: ten times its timeout.
 const WAIT_MAX: Duration = Duration::from_millis(10 * WAIT_MS as u64);
 
-/// A GPU whose events are wanted, and how to know it in one.
+/// A GPU whose events are collected, with what identifies it in an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Watched {
+pub(super) struct WatchedGpu {
     /// Its handle, as a number.
     pub(super) handle: usize,
     /// Its NVML index.
@@ -41,16 +40,16 @@ pub(super) struct Watched {
     pub(super) instances: BTreeMap<(u32, u32), PartId>,
 }
 
-/// What the thread and the looks share.
+/// The state that the thread shares with the scans.
 #[derive(Default)]
 struct Shared {
-    watched: Mutex<Vec<Watched>>,
-    /// Notified when `watched` changes or the end comes.
+    watched: Mutex<Vec<WatchedGpu>>,
+    /// Notified when `watched` or `stop` changes.
     changed: Condvar,
     stop: AtomicBool,
-    /// Why there are no events at present.
-    trouble: Mutex<Option<String>>,
-    /// When the wait began that the thread is in.
+    /// Why there are no events at present, if so.
+    error: Mutex<Option<String>>,
+    /// Start of the thread's present wait in NVML.
     waiting_since: Mutex<Option<Instant>>,
 }
 
@@ -61,7 +60,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Starts the thread on a set that is empty yet.
+    /// Starts the thread on an empty set.
     pub(super) fn start(
         nvml: Arc<Nvml>,
         fence: Fence,
@@ -69,37 +68,37 @@ impl Events {
         deadline: Duration,
     ) -> Self {
         let shared = Arc::new(Shared::default());
-        let (tell, readings) = bounded(READINGS_MAX);
-        let watch = Watch {
+        let (sender, readings) = bounded(READINGS_MAX);
+        let events = EventThread {
             nvml,
             fence,
             shared: Arc::clone(&shared),
-            tell,
+            sender,
             deadline,
             registered: BTreeSet::new(),
-            lost: BTreeSet::new(),
+            reported_lost: BTreeSet::new(),
         };
-        let started = thread::Builder::new().name("nvml-events".to_owned()).spawn(move || watch.run(set));
+        let started = thread::Builder::new().name("nvml-events".to_owned()).spawn(move || events.run(set));
         if let Err(error) = started {
-            *shared.trouble.lock() = Some(format!("no thread can be started: {error}"));
+            *shared.error.lock() = Some(format!("no thread can be started: {error}"));
         }
         Self { shared, readings }
     }
 
-    /// Tells which GPUs are there.
-    pub(super) fn watch(&self, gpus: Vec<Watched>) {
+    /// Sets the GPUs whose events are collected.
+    pub(super) fn set_gpus(&self, gpus: Vec<WatchedGpu>) {
         *self.shared.watched.lock() = gpus;
         self.shared.changed.notify_all();
     }
 
-    /// Where readings arrive.
+    /// The queue of readings.
     pub(super) fn readings(&self) -> Receiver<Reading> {
         self.readings.clone()
     }
 
-    /// Why there are no events at present, if there are none.
-    pub(super) fn trouble(&self) -> Option<String> {
-        if let Some(text) = self.shared.trouble.lock().clone() {
+    /// Why there are no events at present, if so.
+    pub(super) fn error(&self) -> Option<String> {
+        if let Some(text) = self.shared.error.lock().clone() {
             return Some(text);
         }
         let waiting = (*self.shared.waiting_since.lock())?.elapsed();
@@ -117,31 +116,31 @@ impl Drop for Events {
     }
 }
 
-/// The thread's own.
-struct Watch {
+/// The thread that collects events.
+struct EventThread {
     nvml: Arc<Nvml>,
     fence: Fence,
     shared: Arc<Shared>,
-    tell: Sender<Reading>,
+    sender: Sender<Reading>,
     deadline: Duration,
     /// Handles of the GPUs in the set.
     registered: BTreeSet<usize>,
-    /// GPUs whose loss was told.
-    lost: BTreeSet<PartId>,
+    /// GPUs whose loss was reported.
+    reported_lost: BTreeSet<PartId>,
 }
 
-impl Watch {
+impl EventThread {
     fn run(mut self, first: Result<EventSet, NvmlError>) {
         let mut set = first.map(Arc::new);
-        while !self.stopped() {
+        while !self.is_stopped() {
             match set {
                 Ok(good) => {
-                    self.trouble(None);
+                    self.set_error(None);
                     set = self.collect(good);
                 }
                 Err(error) => {
-                    self.trouble(Some(format!("NVML gives no events: {error}")));
-                    self.rest();
+                    self.set_error(Some(format!("NVML delivers no events: {error}")));
+                    self.pause();
                     set = self.new_set();
                 }
             }
@@ -151,11 +150,11 @@ impl Watch {
         }
     }
 
-    /// One wait on the set. Answers the set to go on with.
+    /// One wait on the set. Returns the set for the next wait.
     fn collect(&mut self, set: Arc<EventSet>) -> Result<Arc<EventSet>, NvmlError> {
         self.register(&set);
         if self.registered.is_empty() {
-            self.rest();
+            self.pause();
             return Ok(set);
         }
         *self.shared.waiting_since.lock() = Some(Instant::now());
@@ -164,15 +163,15 @@ impl Watch {
         match waited {
             Ok(None) => return Ok(set),
             Ok(Some(event)) => {
-                self.happened(event);
+                self.handle(event);
                 return Ok(set);
             }
             Err(NvmlError::GpuLost) => self.find_lost(),
-            Err(error) => self.trouble(Some(format!("NVML gives no events: {error}"))),
+            Err(error) => self.set_error(Some(format!("NVML delivers no events: {error}"))),
         }
-        // NVML answers "lost" as long as a lost GPU is in the set: go on with a set of the others.
+        // NVML returns "lost" as long as a lost GPU is in the set: the next set has only the others.
         self.free(set);
-        self.rest();
+        self.pause();
         self.new_set()
     }
 
@@ -181,15 +180,15 @@ impl Watch {
         EventSet::new(&self.nvml).map(Arc::new)
     }
 
-    /// A registration that hangs holds the set for ever; then it is left to it.
+    /// Frees the set, unless a registration that hangs still uses it: then it is leaked.
     fn free(&self, set: Arc<EventSet>) {
         if let Some(set) = Arc::into_inner(set) {
             set.free(&self.nvml);
         }
     }
 
-    /// Puts GPUs into the set that are not in it. Only this thread touches the set, and it waits
-    /// behind the fence: NVML does not say that a set may be used by two threads at once.
+    /// Registers the GPUs that are not in the set yet. Only this thread uses the set, and it waits for the fence: NVML
+    /// does not document that two threads may use a set at once.
     fn register(&mut self, set: &Arc<EventSet>) {
         let watched = self.shared.watched.lock().clone();
         self.registered.retain(|handle| watched.iter().any(|gpu| gpu.handle == *handle));
@@ -205,28 +204,29 @@ impl Watch {
             match done {
                 Ok(Ok(())) => {
                     self.registered.insert(gpu.handle);
-                    self.lost.remove(&gpu.gpu);
+                    self.reported_lost.remove(&gpu.gpu);
                 }
-                // A model that is too old for events: there will never be any.
+                // The model does not support events.
                 Ok(Err(NvmlError::NotSupported)) => drop(self.registered.insert(gpu.handle)),
-                Ok(Err(NvmlError::GpuLost)) => self.tell_lost(&gpu.gpu),
-                // Tried again after the next wait; a look finds out what is wrong with it.
+                Ok(Err(NvmlError::GpuLost)) => self.report_lost(&gpu.gpu),
+                // Retried after the next wait; the next scan reports what is wrong with the GPU.
                 Ok(Err(_)) | Err(_) => {}
             }
         }
     }
 
-    fn happened(&self, event: Event) {
+    /// Queues the readings of an event.
+    fn handle(&self, event: Event) {
         let watched = self.shared.watched.lock().clone();
         let (source, detail) = match event.kind {
             raw::EVENT_XID => (XID, map::xid_text(event.data)),
             raw::EVENT_DOUBLE_BIT_ECC => ("ecc", "double bit ECC error"),
-            // Nothing else was asked for.
+            // No other event is registered.
             _ => return,
         };
         let code = if event.kind == raw::EVENT_XID { event.data } else { 0 };
-        let named: Vec<&Watched> = watched.iter().filter(|gpu| gpu.handle == event.device).collect();
-        // An event whose GPU is not known may concern any: then every GPU is told of.
+        let named: Vec<&WatchedGpu> = watched.iter().filter(|gpu| gpu.handle == event.device).collect();
+        // An event of an unknown GPU may concern any of them: it becomes a reading of each.
         let concerned = if named.is_empty() { watched.iter().collect() } else { named };
         for gpu in concerned {
             let instance = event.instance.and_then(|ids| gpu.instances.get(&ids));
@@ -239,7 +239,7 @@ impl Watch {
         }
     }
 
-    /// NVML says that a GPU of the set is lost and not which: asks each.
+    /// Finds the lost GPUs by a call on each: NVML reports only that one of the set is lost.
     fn find_lost(&mut self) {
         let watched = self.shared.watched.lock().clone();
         for gpu in watched {
@@ -249,14 +249,14 @@ impl Watch {
                 nvml.device_by_index(index)?.uuid()
             });
             if matches!(answer, Ok(Err(NvmlError::GpuLost))) {
-                self.tell_lost(&gpu.gpu);
+                self.report_lost(&gpu.gpu);
             }
         }
     }
 
-    /// Tells of a loss once, until the GPU is back.
-    fn tell_lost(&mut self, gpu: &PartId) {
-        if self.lost.insert(gpu.clone()) {
+    /// Queues a reading for a lost GPU, once until the GPU is back.
+    fn report_lost(&mut self, gpu: &PartId) {
+        if self.reported_lost.insert(gpu.clone()) {
             self.send(Reading {
                 part: gpu.clone(),
                 source: "lost".to_owned(),
@@ -266,29 +266,29 @@ impl Watch {
         }
     }
 
-    /// Hands a reading over, waiting while the queue is full.
+    /// Queues a reading; waits while the queue is full.
     fn send(&self, mut reading: Reading) {
-        while !self.stopped() {
-            match self.tell.send_timeout(reading, REST) {
+        while !self.is_stopped() {
+            match self.sender.send_timeout(reading, PAUSE) {
                 Ok(()) | Err(SendTimeoutError::Disconnected(_)) => return,
                 Err(SendTimeoutError::Timeout(back)) => reading = back,
             }
         }
     }
 
-    fn trouble(&self, text: Option<String>) {
-        *self.shared.trouble.lock() = text;
+    fn set_error(&self, text: Option<String>) {
+        *self.shared.error.lock() = text;
     }
 
-    fn stopped(&self) -> bool {
+    fn is_stopped(&self) -> bool {
         self.shared.stop.load(Ordering::Acquire)
     }
 
-    /// Waits a little, or until GPUs are told or the end comes.
-    fn rest(&self) {
+    /// Waits for [`PAUSE`], or until the GPUs are set or the thread has to stop.
+    fn pause(&self) {
         let mut watched = self.shared.watched.lock();
-        if !self.stopped() {
-            self.shared.changed.wait_for(&mut watched, REST);
+        if !self.is_stopped() {
+            self.shared.changed.wait_for(&mut watched, PAUSE);
         }
     }
 }

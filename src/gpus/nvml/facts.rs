@@ -1,9 +1,9 @@
-//! What is read of one GPU, in one visit behind the fence.
+//! Reads one GPU: the calls of one scan, which run behind the fence as one job.
 
 use super::fence::Steps;
 use super::map;
+use super::processes::{self, GpuProcess};
 use super::raw;
-use super::running::{self, Running};
 use berth_kernel::gpu::{RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING, Usage};
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::error::NvmlError;
@@ -13,7 +13,7 @@ use nvml_wrapper::{Device, Nvml};
 use std::fs;
 use std::path::Path;
 
-/// What does not change while the GPU is there.
+/// The properties of a GPU that do not change while it is attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GpuFacts {
     pub(super) uuid: String,
@@ -25,13 +25,13 @@ pub(super) struct GpuFacts {
     pub(super) compute_capability: Option<String>,
     pub(super) architecture: Option<String>,
     pub(super) brand: Option<String>,
-    /// Whether it has a MIG mode, on or off.
+    /// Whether it supports MIG, enabled or not.
     pub(super) mig_capable: bool,
-    /// The class of its PCI slot, `0x030200`, where sysfs shows it.
+    /// Its PCI class, such as `0x030200`; `None` if sysfs does not have it.
     pub(super) pci_class: Option<String>,
 }
 
-/// The same of a MIG instance.
+/// The properties of a MIG instance that do not change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct InstanceFacts {
     pub(super) uuid: String,
@@ -39,78 +39,78 @@ pub(super) struct InstanceFacts {
     pub(super) memory_bytes: u64,
     pub(super) gpu_instance: u32,
     pub(super) compute_instance: u32,
-    /// Of the GPU instance and of the compute instance.
+    /// Slices of the GPU instance and of the compute instance.
     pub(super) slices: Option<(u32, u32)>,
     /// Its share of the GPU's units, by name.
     pub(super) units: Vec<(&'static str, u32)>,
-    /// `NVML_GPU_INSTANCE_PROFILE_*`, where the daemon may ask.
+    /// `NVML_GPU_INSTANCE_PROFILE_*`; `None` without the right to read it.
     pub(super) gpu_instance_profile: Option<u32>,
 }
 
-/// What one visit to a GPU found.
+/// The result of one scan of a GPU.
 #[derive(Clone, Debug)]
-pub(super) struct Visit {
+pub(super) struct GpuScan {
     pub(super) facts: GpuFacts,
     /// The GPU's handle as a number.
     pub(super) handle: usize,
     pub(super) mig_enabled: bool,
-    /// With the index that each has now.
+    /// The MIG instances, each with its present index and its usage.
     pub(super) instances: Vec<(InstanceFacts, u32, Option<Usage>)>,
     pub(super) usage: Option<Usage>,
-    /// The processes on it and on its instances; `None` where NVML does not tell.
-    pub(super) running: Option<Vec<Running>>,
-    /// What the hardware says is wrong, although it answers.
-    pub(super) signs: Vec<Sign>,
-    /// Uncorrectable ECC errors since the driver was loaded, where the model counts them.
+    /// The processes on it and on its instances; `None` if NVML does not list them.
+    pub(super) processes: Option<Vec<GpuProcess>>,
+    /// The problems that the GPU itself reports, although it answers.
+    pub(super) problems: Vec<ReportedProblem>,
+    /// Uncorrectable ECC errors since the driver was loaded; `None` if the model does not count them.
     pub(super) uncorrectable: Option<u64>,
 }
 
-/// Something wrong with a GPU, by its own word.
+/// A problem that the GPU itself reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Sign {
+pub(super) struct ReportedProblem {
     pub(super) source: &'static str,
     pub(super) code: u64,
     pub(super) detail: String,
 }
 
-/// A call that answered with an error.
+/// A call that returned an error.
 #[derive(Debug)]
-pub(super) struct Failed {
+pub(super) struct CallError {
     pub(super) call: &'static str,
     pub(super) error: NvmlError,
 }
 
-/// What earlier visits found, so that it is not read again.
+/// The facts from earlier scans, which are not read again.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Known {
+pub(super) struct KnownFacts {
     pub(super) gpu: Option<GpuFacts>,
     pub(super) instances: Vec<InstanceFacts>,
 }
 
-/// Makes one call, and says which before it.
-pub(super) fn ask<T>(
+/// Makes one call; its name is recorded first, so that a hang can be reported with it.
+pub(super) fn invoke<T>(
     steps: &Steps,
     call: &'static str,
     make: impl FnOnce() -> Result<T, NvmlError>,
-) -> Result<T, Failed> {
+) -> Result<T, CallError> {
     steps.at(call);
-    make().map_err(|error| Failed { call, error })
+    make().map_err(|error| CallError { call, error })
 }
 
-/// The same for what a model, a driver or the daemon's rights may not give: then `None`.
-pub(super) fn ask_if_known<T>(
+/// The same for a call that the model, the driver or the daemon's rights may not support: then `None`.
+pub(super) fn invoke_optional<T>(
     steps: &Steps,
     call: &'static str,
     make: impl FnOnce() -> Result<T, NvmlError>,
-) -> Result<Option<T>, Failed> {
-    match ask(steps, call, make) {
+) -> Result<Option<T>, CallError> {
+    match invoke(steps, call, make) {
         Ok(value) => Ok(Some(value)),
-        Err(failed) if unknown(&failed.error) => Ok(None),
+        Err(failed) if is_unavailable(&failed.error) => Ok(None),
         Err(failed) => Err(failed),
     }
 }
 
-fn unknown(error: &NvmlError) -> bool {
+fn is_unavailable(error: &NvmlError) -> bool {
     use NvmlError as E;
     matches!(
         error,
@@ -124,88 +124,88 @@ fn unknown(error: &NvmlError) -> bool {
     )
 }
 
-/// Visits the GPU with this index.
-pub(super) fn visit(
+/// Scans the GPU with this NVML index.
+pub(super) fn scan_gpu(
     nvml: &Nvml,
     index: u32,
-    known: &Known,
+    known: &KnownFacts,
     sysfs: &Path,
     steps: &Steps,
-) -> Result<Visit, Failed> {
-    let device = ask(steps, "nvmlDeviceGetHandleByIndex_v2", || nvml.device_by_index(index))?;
-    let uuid = ask(steps, "nvmlDeviceGetUUID", || device.uuid())?;
+) -> Result<GpuScan, CallError> {
+    let device = invoke(steps, "nvmlDeviceGetHandleByIndex_v2", || nvml.device_by_index(index))?;
+    let uuid = invoke(steps, "nvmlDeviceGetUUID", || device.uuid())?;
     let facts = match &known.gpu {
         Some(facts) if facts.uuid == uuid => facts.clone(),
         _ => gpu_facts(&device, uuid, sysfs, steps)?,
     };
-    let mig_mode = ask_if_known(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?;
+    let mig_mode = invoke_optional(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?;
     let mig_enabled = mig_mode.is_some_and(|mode| mode.current == 1);
-    let seen = if mig_enabled { instances(&device, known, steps)? } else { Vec::new() };
-    let whole = running::on(&device, steps)?;
-    let (mut instances, mut inside) = (Vec::new(), Vec::new());
-    for (facts, index, running, usage) in seen {
-        inside.push(((facts.gpu_instance, facts.compute_instance), running));
+    let found = if mig_enabled { instances(&device, known, steps)? } else { Vec::new() };
+    let of_gpu = processes::list(&device, steps)?;
+    let (mut instances, mut of_instances) = (Vec::new(), Vec::new());
+    for (facts, index, processes, usage) in found {
+        of_instances.push(((facts.gpu_instance, facts.compute_instance), processes));
         instances.push((facts, index, usage));
     }
-    Ok(Visit {
+    Ok(GpuScan {
         handle: raw::handle(&device),
         mig_enabled,
         instances,
-        usage: usage(&device, whole.as_deref(), steps)?,
-        running: running::merged(whole, inside),
-        signs: signs(&device, steps)?,
-        uncorrectable: ask_if_known(steps, "nvmlDeviceGetTotalEccErrors", || {
+        usage: usage(&device, of_gpu.as_deref(), steps)?,
+        processes: processes::merge_instances(of_gpu, of_instances),
+        problems: reported_problems(&device, steps)?,
+        uncorrectable: invoke_optional(steps, "nvmlDeviceGetTotalEccErrors", || {
             device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
         })?,
         facts,
     })
 }
 
-fn gpu_facts(device: &Device, uuid: String, sysfs: &Path, steps: &Steps) -> Result<GpuFacts, Failed> {
-    let pci_bus = ask(steps, "nvmlDeviceGetPciInfo_v3", || device.pci_info())?.bus_id;
-    let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
+fn gpu_facts(device: &Device, uuid: String, sysfs: &Path, steps: &Steps) -> Result<GpuFacts, CallError> {
+    let pci_bus = invoke(steps, "nvmlDeviceGetPciInfo_v3", || device.pci_info())?.bus_id;
+    let memory = invoke(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
     let capability =
-        ask_if_known(steps, "nvmlDeviceGetCudaComputeCapability", || device.cuda_compute_capability())?;
-    let architecture = ask_if_known(steps, "nvmlDeviceGetArchitecture", || device.architecture())?;
-    let brand = ask_if_known(steps, "nvmlDeviceGetBrand", || device.brand())?;
+        invoke_optional(steps, "nvmlDeviceGetCudaComputeCapability", || device.cuda_compute_capability())?;
+    let architecture = invoke_optional(steps, "nvmlDeviceGetArchitecture", || device.architecture())?;
+    let brand = invoke_optional(steps, "nvmlDeviceGetBrand", || device.brand())?;
     Ok(GpuFacts {
-        name: ask(steps, "nvmlDeviceGetName", || device.name())?,
-        minor: ask_if_known(steps, "nvmlDeviceGetMinorNumber", || device.minor_number())?,
+        name: invoke(steps, "nvmlDeviceGetName", || device.name())?,
+        minor: invoke_optional(steps, "nvmlDeviceGetMinorNumber", || device.minor_number())?,
         memory_bytes: memory.total,
         numa_node: numa_node(device, &pci_bus, sysfs, steps)?,
         compute_capability: capability.map(|c| format!("{}.{}", c.major, c.minor)),
         architecture: architecture.map(|a| a.to_string().to_ascii_lowercase()),
         brand: brand.map(|b| format!("{b:?}").to_ascii_lowercase()),
-        mig_capable: ask_if_known(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?.is_some(),
-        pci_class: slot_file(sysfs, &pci_bus, "class"),
+        mig_capable: invoke_optional(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?.is_some(),
+        pci_class: read_slot_file(sysfs, &pci_bus, "class"),
         uuid,
         pci_bus,
     })
 }
 
-/// The NUMA node of the GPU's PCI slot, as sysfs has it; a kernel that does not know it writes -1.
-/// Without sysfs it is the one node that NVML calls near. `nvmlDeviceGetNumaNodeId` is something
-/// else: the node that a GPU's own memory is, on machines that have such.
-fn numa_node(device: &Device, pci_bus: &str, sysfs: &Path, steps: &Steps) -> Result<Option<u32>, Failed> {
-    /// 4 x 64 nodes: more than any machine has.
+/// The NUMA node of the GPU's PCI slot from sysfs, where a kernel that does not know it writes -1. Without sysfs, the
+/// node in NVML's memory affinity, if that is a single one. Not from `nvmlDeviceGetNumaNodeId`: that is the node that
+/// the GPU's own memory forms on some machines.
+fn numa_node(device: &Device, pci_bus: &str, sysfs: &Path, steps: &Steps) -> Result<Option<u32>, CallError> {
+    /// Length of the mask: 4 x 64 nodes, more than any machine has.
     const WORDS: usize = 4;
     const SCOPE_NODE: u32 = 0;
-    if let Some(text) = slot_file(sysfs, pci_bus, "numa_node") {
+    if let Some(text) = read_slot_file(sysfs, pci_bus, "numa_node") {
         return Ok(text.parse().ok());
     }
     let words =
-        ask_if_known(steps, "nvmlDeviceGetMemoryAffinity", || device.memory_affinity(WORDS, SCOPE_NODE))?;
-    Ok(words.and_then(|words| only_bit(&words)))
+        invoke_optional(steps, "nvmlDeviceGetMemoryAffinity", || device.memory_affinity(WORDS, SCOPE_NODE))?;
+    Ok(words.and_then(|words| single_bit(&words)))
 }
 
-/// What sysfs says of a PCI slot.
-fn slot_file(sysfs: &Path, pci_bus: &str, name: &str) -> Option<String> {
+/// The trimmed content of a file of a PCI slot in sysfs.
+fn read_slot_file(sysfs: &Path, pci_bus: &str, name: &str) -> Option<String> {
     let file = sysfs.join("bus/pci/devices").join(map::sysfs_name(pci_bus)).join(name);
     fs::read_to_string(file).ok().map(|text| text.trim().to_owned())
 }
 
-/// The position of the one bit that is set.
-fn only_bit(words: &[std::ffi::c_ulong]) -> Option<u32> {
+/// The position of the set bit, if exactly one is set.
+fn single_bit(words: &[std::ffi::c_ulong]) -> Option<u32> {
     let mut set = (0_u32..)
         .zip(words)
         .filter(|(_, word)| **word != 0)
@@ -216,28 +216,28 @@ fn only_bit(words: &[std::ffi::c_ulong]) -> Option<u32> {
     }
 }
 
-/// A MIG instance: what it is, its index, who runs on it, and what they use.
-type Instance = (InstanceFacts, u32, Option<Vec<Running>>, Option<Usage>);
+/// A MIG instance: its facts, its index, its processes and its usage.
+type Instance = (InstanceFacts, u32, Option<Vec<GpuProcess>>, Option<Usage>);
 
-fn instances(device: &Device, known: &Known, steps: &Steps) -> Result<Vec<Instance>, Failed> {
-    let most = ask(steps, "nvmlDeviceGetMaxMigDeviceCount", || device.mig_device_count())?;
+fn instances(device: &Device, known: &KnownFacts, steps: &Steps) -> Result<Vec<Instance>, CallError> {
+    let most = invoke(steps, "nvmlDeviceGetMaxMigDeviceCount", || device.mig_device_count())?;
     let mut found = Vec::new();
     for index in 0..most {
         let call = "nvmlDeviceGetMigDeviceHandleByIndex";
-        let Some(instance) = ask_if_known(steps, call, || device.mig_device_by_index(index))? else {
+        let Some(instance) = invoke_optional(steps, call, || device.mig_device_by_index(index))? else {
             continue;
         };
-        let uuid = ask(steps, "nvmlDeviceGetUUID", || instance.uuid())?;
-        // Made anew in another size, an instance may be called as before.
-        let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || instance.memory_info())?.total;
+        let uuid = invoke(steps, "nvmlDeviceGetUUID", || instance.uuid())?;
+        // An instance that is created again in another size may have the same UUID.
+        let memory = invoke(steps, "nvmlDeviceGetMemoryInfo_v2", || instance.memory_info())?.total;
         let same = |facts: &&InstanceFacts| facts.uuid == uuid && facts.memory_bytes == memory;
         let facts = match known.instances.iter().find(same) {
             Some(facts) => facts.clone(),
             None => instance_facts(device, &instance, uuid, steps)?,
         };
-        let running = running::on(&instance, steps)?;
-        let usage = usage(&instance, running.as_deref(), steps)?;
-        found.push((facts, index, running, usage));
+        let processes = processes::list(&instance, steps)?;
+        let usage = usage(&instance, processes.as_deref(), steps)?;
+        found.push((facts, index, processes, usage));
     }
     Ok(found)
 }
@@ -247,17 +247,17 @@ fn instance_facts(
     device: &Device,
     uuid: String,
     steps: &Steps,
-) -> Result<InstanceFacts, Failed> {
-    let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
+) -> Result<InstanceFacts, CallError> {
+    let memory = invoke(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
     let (gpu_instance, compute_instance) =
-        ask(steps, "nvmlDeviceGetGpuInstanceId", || raw::instance_ids(device))?;
-    let attributes = ask_if_known(steps, "nvmlDeviceGetAttributes_v2", || device.attributes())?;
-    let profile = ask_if_known(steps, "nvmlDeviceGetGpuInstanceProfileInfo", || {
+        invoke(steps, "nvmlDeviceGetGpuInstanceId", || raw::instance_ids(device))?;
+    let attributes = invoke_optional(steps, "nvmlDeviceGetAttributes_v2", || device.attributes())?;
+    let profile = invoke_optional(steps, "nvmlDeviceGetGpuInstanceProfileInfo", || {
         raw::gpu_instance_profile(gpu, gpu_instance)
     })?;
     Ok(InstanceFacts {
         uuid,
-        name: ask(steps, "nvmlDeviceGetName", || device.name())?,
+        name: invoke(steps, "nvmlDeviceGetName", || device.name())?,
         memory_bytes: memory.total,
         gpu_instance,
         compute_instance,
@@ -267,7 +267,7 @@ fn instance_facts(
     })
 }
 
-/// By the names that NVIDIA's feature discovery gives them.
+/// The counts of an instance's units, by the names that NVIDIA's GPU feature discovery uses.
 fn units(of: &DeviceAttributes) -> Vec<(&'static str, u32)> {
     vec![
         ("multiprocessors", of.multiprocessor_count),
@@ -281,42 +281,46 @@ fn units(of: &DeviceAttributes) -> Vec<(&'static str, u32)> {
     ]
 }
 
-/// Memory in use and processes; `None` where the processes cannot be seen.
-fn usage(device: &Device, running: Option<&[Running]>, steps: &Steps) -> Result<Option<Usage>, Failed> {
-    let memory = ask(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
-    Ok(running.map(|running| Usage {
+/// Memory in use and number of processes; `None` if the processes are not listed.
+fn usage(
+    device: &Device,
+    processes: Option<&[GpuProcess]>,
+    steps: &Steps,
+) -> Result<Option<Usage>, CallError> {
+    let memory = invoke(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
+    Ok(processes.map(|processes| Usage {
         memory_used_mib: map::mib(memory.used),
-        processes: running::computing(running),
+        processes: processes::count_computing(processes),
     }))
 }
 
-/// What the hardware itself says is wrong: an action that it asks for, and memory that needs repair.
-fn signs(device: &Device, steps: &Steps) -> Result<Vec<Sign>, Failed> {
+/// The problems that the GPU reports: a recovery action that it requests, and memory rows that need a remapping.
+fn reported_problems(device: &Device, steps: &Steps) -> Result<Vec<ReportedProblem>, CallError> {
     /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`.
     const RECOVERY_ACTION: FieldId = FieldId(230);
     let call = "nvmlDeviceGetFieldValues";
-    let fields = ask_if_known(steps, call, || device.field_values_for(&[RECOVERY_ACTION]))?;
+    let fields = invoke_optional(steps, call, || device.field_values_for(&[RECOVERY_ACTION]))?;
     let action = fields
         .into_iter()
         .flatten()
         .filter_map(Result::ok)
         .find_map(|sample| sample.value.ok())
-        .and_then(|value| map::number(&value));
-    let action = action.and_then(|action| Some((action, map::recovery(action)?)));
-    let rows = ask_if_known(steps, "nvmlDeviceGetRemappedRows", || raw::remapped_rows(device))?;
+        .and_then(|value| map::to_u32(&value));
+    let action = action.and_then(|action| Some((action, map::recovery_text(action)?)));
+    let rows = invoke_optional(steps, "nvmlDeviceGetRemappedRows", || raw::remapped_rows(device))?;
     let rows = rows.and_then(|rows| match rows {
-        raw::Rows { failed: true, .. } => Some((
+        raw::RemappedRows { failed: true, .. } => Some((
             ROWS_FAILED,
             "its memory could not be repaired (row remapping failed): replace it".to_owned(),
         )),
-        raw::Rows { pending: true, .. } => Some((
+        raw::RemappedRows { pending: true, .. } => Some((
             ROWS_PENDING,
             "a row of its memory is repaired at the next reset (row remapping pending)".to_owned(),
         )),
-        raw::Rows { .. } => None,
+        raw::RemappedRows { .. } => None,
     });
-    let action = action.map(|(code, detail)| Sign { source: RECOVERY, code: code.into(), detail });
-    let rows = rows.map(|(code, detail)| Sign { source: ROWS, code, detail });
+    let action = action.map(|(code, detail)| ReportedProblem { source: RECOVERY, code: code.into(), detail });
+    let rows = rows.map(|(code, detail)| ReportedProblem { source: ROWS, code, detail });
     Ok(action.into_iter().chain(rows).collect())
 }
 
@@ -326,11 +330,11 @@ mod tests {
 
     #[test]
     fn a_numa_node_is_known_if_one_bit_is_set() {
-        assert_eq!(only_bit(&[1, 0]), Some(0));
-        assert_eq!(only_bit(&[0b1000, 0]), Some(3));
-        assert_eq!(only_bit(&[0, 2]), Some(std::ffi::c_ulong::BITS + 1));
-        assert_eq!(only_bit(&[3, 0]), None);
-        assert_eq!(only_bit(&[1, 1]), None);
-        assert_eq!(only_bit(&[0, 0]), None);
+        assert_eq!(single_bit(&[1, 0]), Some(0));
+        assert_eq!(single_bit(&[0b1000, 0]), Some(3));
+        assert_eq!(single_bit(&[0, 2]), Some(std::ffi::c_ulong::BITS + 1));
+        assert_eq!(single_bit(&[3, 0]), None);
+        assert_eq!(single_bit(&[1, 1]), None);
+        assert_eq!(single_bit(&[0, 0]), None);
     }
 }

@@ -1,8 +1,8 @@
 //! Every NVML call runs behind a fence: on a worker thread, with a deadline.
 //!
-//! A call that hangs keeps its worker and its *lane* (one a GPU, one for the node). Whoever asks for
-//! that lane again is told so at once, and everything else goes on with other workers. So there are
-//! never more threads than lanes and two spare ones, however long a driver hangs.
+//! A call that hangs keeps its worker and its *lane* (one for each GPU, and one for the node). Another call on that
+//! lane fails at once; calls on other lanes run on other workers. So there are never more threads than lanes plus two
+//! spare ones, however long a driver hangs.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
@@ -12,13 +12,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Idle workers that are kept; in quiet times one call runs at a time, and an event's next to it.
+/// Most idle workers that are kept: as a rule one call runs at a time, and one for an event beside it.
 const IDLE_WORKERS_MAX: usize = 2;
 
-/// Stack of a worker in bytes. NVML needs some tens of KiB; untouched pages cost nothing.
+/// Stack size of a worker, bytes. NVML needs some tens of KiB; untouched pages cost nothing.
 const WORKER_STACK_BYTES: usize = 256 * 1024;
 
-/// What may hang on its own.
+/// Calls on one lane run one at a time; a hang blocks its lane only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Lane {
     /// Calls that name no GPU.
@@ -27,10 +27,10 @@ pub(super) enum Lane {
     Gpu(u32),
 }
 
-/// A call that did not answer.
+/// Why a call has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stuck {
-    /// It has not answered in its time, and may never.
+    /// It did not return within its deadline, and may never.
     Hung {
         /// The NVML function.
         call: &'static str,
@@ -44,20 +44,20 @@ pub(super) enum Stuck {
 impl fmt::Display for Stuck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // Without the time: since when is known, and words that change at every look would be
-            // a new reason each time.
+            // Without the time: health has its start already, and a text that changes with each scan would be a new
+            // reason each time.
             Self::Hung { call, .. } => write!(f, "{call} does not answer"),
             Self::NotMade(why) => write!(f, "NVML could not be called: {why}"),
         }
     }
 }
 
-/// Where a worker says what it is about to call, so that a hang can be named.
+/// The name of the call that a worker makes, so that a hang can be reported with it.
 #[derive(Clone)]
 pub(super) struct Steps(Arc<Mutex<&'static str>>);
 
 impl Steps {
-    /// The next thing is a call of this NVML function.
+    /// To be called before each call of an NVML function, with its name.
     pub(super) fn at(&self, call: &'static str) {
         *self.0.lock() = call;
     }
@@ -69,7 +69,8 @@ impl Steps {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-struct Running {
+/// A job that holds a lane.
+struct RunningJob {
     since: Instant,
     allowed: Duration,
     steps: Steps,
@@ -78,10 +79,10 @@ struct Running {
 #[derive(Default)]
 struct State {
     /// The lanes in use.
-    running: BTreeMap<Lane, Running>,
+    running: BTreeMap<Lane, RunningJob>,
     /// Workers that wait for a job.
     idle: Vec<Sender<Job>>,
-    /// No worker waits any more.
+    /// Workers end instead of waiting for a job.
     closed: bool,
 }
 
@@ -92,13 +93,13 @@ struct Shared {
     freed: Condvar,
 }
 
-/// The fence.
+/// Runs NVML calls on worker threads with deadlines.
 #[derive(Clone, Default)]
 pub(super) struct Fence {
     shared: Arc<Shared>,
 }
 
-/// A job under way.
+/// A started job.
 pub(super) struct Pending<T> {
     answer: Receiver<T>,
     since: Instant,
@@ -107,7 +108,7 @@ pub(super) struct Pending<T> {
 }
 
 impl Fence {
-    /// Does `work` on a worker and waits for it, at most as long as it is allowed to take.
+    /// Runs `work` on a worker and waits for its result, at most for `allowed`.
     pub(super) fn run<T: Send + 'static>(
         &self,
         lane: Lane,
@@ -117,8 +118,8 @@ impl Fence {
         self.start(lane, allowed, work)?.wait()
     }
 
-    /// Starts `work` on a worker. If another job holds the lane, waits for it, unless that one is
-    /// overdue already.
+    /// Starts `work` on a worker. If another job holds the lane, waits for its end; fails if that job exceeds its
+    /// deadline.
     pub(super) fn start<T: Send + 'static>(
         &self,
         lane: Lane,
@@ -126,21 +127,22 @@ impl Fence {
         work: impl FnOnce(&Steps) -> T + Send + 'static,
     ) -> Result<Pending<T>, Stuck> {
         let steps = Steps(Arc::new(Mutex::new("an NVML call")));
-        let since = self.take(lane, allowed, &steps)?;
-        let (tell, answer) = channel();
-        let (own_steps, hold) = (steps.clone(), LaneHold { fence: self.clone(), lane });
+        let since = self.acquire(lane, allowed, &steps)?;
+        let (sender, answer) = channel();
+        let (own_steps, guard) = (steps.clone(), LaneGuard { fence: self.clone(), lane });
         let job: Job = Box::new(move || {
             let done = work(&own_steps);
-            // Free before told: who was told may ask for the lane again.
-            drop(hold);
-            // Nobody waits any more if the deadline has passed.
-            let _ = tell.send(done);
+            // The lane is freed before the result is sent: its receiver may start the next job on this lane.
+            drop(guard);
+            // The receiver is dropped if the deadline has passed.
+            let _ = sender.send(done);
         });
-        self.give(job)?;
+        self.dispatch(job)?;
         Ok(Pending { answer, since, steps, allowed })
     }
 
-    fn take(&self, lane: Lane, allowed: Duration, steps: &Steps) -> Result<Instant, Stuck> {
+    /// Takes the lane. Waits while another job holds it, up to that job's deadline.
+    fn acquire(&self, lane: Lane, allowed: Duration, steps: &Steps) -> Result<Instant, Stuck> {
         let mut state = self.shared.state.lock();
         while let Some(other) = state.running.get(&lane) {
             let running = other.since.elapsed();
@@ -153,17 +155,17 @@ impl Fence {
         }
         let since = Instant::now();
         let steps = steps.clone();
-        let running = Running { since, allowed, steps };
+        let running = RunningJob { since, allowed, steps };
         state.running.insert(lane, running);
         Ok(since)
     }
 
-    /// Hands a job to an idle worker, or to a new one.
-    fn give(&self, mut job: Job) -> Result<(), Stuck> {
+    /// Passes a job to an idle worker, or to a new one.
+    fn dispatch(&self, mut job: Job) -> Result<(), Stuck> {
         while let Some(worker) = self.next_idle() {
             match worker.send(job) {
                 Ok(()) => return Ok(()),
-                // That worker ended by a panic; its job comes back.
+                // That worker ended by a panic; `send` returns the job.
                 Err(returned) => job = returned.0,
             }
         }
@@ -171,7 +173,7 @@ impl Fence {
         thread::Builder::new()
             .name("nvml".to_owned())
             .stack_size(WORKER_STACK_BYTES)
-            .spawn(move || fence.work(job))
+            .spawn(move || fence.run_worker(job))
             .map(drop)
             .map_err(|error| Stuck::NotMade(format!("no thread can be started: {error}")))
     }
@@ -180,8 +182,8 @@ impl Fence {
         self.shared.state.lock().idle.pop()
     }
 
-    /// A worker's life.
-    fn work(&self, first: Job) {
+    /// The loop of a worker thread.
+    fn run_worker(&self, first: Job) {
         first();
         let (sender, jobs) = channel();
         loop {
@@ -203,19 +205,19 @@ impl Fence {
         let mut state = self.shared.state.lock();
         state.closed = true;
         for worker in state.idle.drain(..) {
-            // Any job wakes it; then it finds the fence closed.
+            // Any job wakes the worker, which then ends since the fence is closed.
             let _ = worker.send(Box::new(|| {}));
         }
     }
 }
 
 /// Frees the lane when the job ends, also by a panic.
-struct LaneHold {
+struct LaneGuard {
     fence: Fence,
     lane: Lane,
 }
 
-impl Drop for LaneHold {
+impl Drop for LaneGuard {
     fn drop(&mut self) {
         self.fence.shared.state.lock().running.remove(&self.lane);
         self.fence.shared.freed.notify_all();
@@ -223,7 +225,7 @@ impl Drop for LaneHold {
 }
 
 impl<T> Pending<T> {
-    /// Waits as long as the job is allowed to take.
+    /// Waits for the result until the job's deadline.
     pub(super) fn wait(self) -> Result<T, Stuck> {
         let left = self.allowed.saturating_sub(self.since.elapsed());
         self.answer.recv_timeout(left).map_err(|error| match error {
@@ -247,13 +249,13 @@ mod tests {
     #[test]
     fn an_answer_comes_back_and_the_lane_is_free_again() {
         let fence = Fence::default();
-        for round in 0..100 {
-            assert_eq!(fence.run(Lane::Node, LONG, move |_| round), Ok(round));
+        for n in 0..100 {
+            assert_eq!(fence.run(Lane::Node, LONG, move |_| n), Ok(n));
         }
     }
 
     #[test]
-    fn a_hang_is_named_holds_its_lane_and_nothing_else() {
+    fn a_hang_has_the_name_of_its_call_and_blocks_only_its_lane() {
         let fence = Fence::default();
         let (release, held) = channel::<()>();
         let hung = fence.run(Lane::Gpu(3), SHORT, move |steps| {
@@ -265,7 +267,7 @@ mod tests {
         };
         assert_eq!(call, "nvmlDeviceGetName");
         assert!(running >= SHORT);
-        // Told at once: this would otherwise wait for its own twenty seconds.
+        // Fails at once, instead of waiting for its own twenty seconds.
         let again = Instant::now();
         assert!(matches!(fence.run(Lane::Gpu(3), LONG, |_| ()), Err(Stuck::Hung { .. })));
         assert!(again.elapsed() < LONG / 2);
@@ -291,17 +293,17 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_frees_the_lane_and_is_told() {
+    fn a_panic_frees_the_lane_and_is_reported() {
         let fence = Fence::default();
-        let told = fence.run(Lane::Node, LONG, |_| {
+        let result = fence.run(Lane::Node, LONG, |_| {
             assert!(LONG.is_zero(), "made to fail");
         });
-        assert!(matches!(told, Err(Stuck::NotMade(_))), "{told:?}");
+        assert!(matches!(result, Err(Stuck::NotMade(_))), "{result:?}");
         assert_eq!(fence.run(Lane::Node, LONG, |_| 1), Ok(1));
     }
 
     #[test]
-    fn few_workers_stay_when_all_is_quiet() {
+    fn few_idle_workers_are_kept() {
         let fence = Fence::default();
         let pending: Vec<_> =
             (0..16).map(|gpu| fence.start(Lane::Gpu(gpu), LONG, move |_| gpu).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Finding and opening `libnvidia-ml.so.1`.
+//! Finds and opens `libnvidia-ml.so.1`.
 
 use super::fence::{Fence, Lane};
 use super::raw::EventSet;
@@ -8,14 +8,14 @@ use nvml_wrapper::error::NvmlError;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What the driver calls it.
+/// File name of the library.
 const NAME: &str = "libnvidia-ml.so.1";
 
 /// How long `nvmlInit` may take. With many GPUs and no persistence daemon it takes seconds.
 const INIT_MAX: Duration = Duration::from_secs(60);
 
-/// Where the driver's libraries lie under a root: distributions, containers of the GPU operator,
-/// Google's and NixOS's own places, WSL.
+/// Folders of the driver's libraries under a root: those of distributions, of the GPU operator's containers, of
+/// Google's images and NixOS, and of WSL.
 const FOLDERS: [&str; 9] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -28,21 +28,25 @@ const FOLDERS: [&str; 9] = [
     "opt/nvidia/lib64",
 ];
 
-/// Roots that are tried after the one that was named.
+/// Roots that are searched after the configured one.
 const ROOTS: [&str; 3] = ["/run/nvidia/driver", "/driver-root", "/"];
 
 /// An opened and initialised library.
-pub(super) struct Opened {
+pub(super) struct OpenLibrary {
     pub(super) nvml: Nvml,
     pub(super) path: PathBuf,
     pub(super) driver_version: Option<String>,
     pub(super) cuda_version: Option<String>,
-    /// Made before anything is read, so that no event falls between the first look and it.
+    /// Created before anything is read, so that no event is missed between the first scan and its creation.
     pub(super) events: Result<EventSet, NvmlError>,
 }
 
-/// Opens the library that was named, or the first that is found and opens.
-pub(super) fn open(fence: &Fence, named: Option<&Path>, driver_root: &Path) -> Result<Opened, GpusError> {
+/// Opens the configured library, or else the first one that can be opened.
+pub(super) fn open(
+    fence: &Fence,
+    named: Option<&Path>,
+    driver_root: &Path,
+) -> Result<OpenLibrary, GpusError> {
     let paths = match named {
         Some(path) => vec![path.to_owned()],
         None => candidates(driver_root),
@@ -54,7 +58,7 @@ pub(super) fn open(fence: &Fence, named: Option<&Path>, driver_root: &Path) -> R
         for path in paths {
             match open_one(&path) {
                 Ok(opened) => return Ok(opened),
-                // Found, and it says what is wrong: another copy would say the same.
+                // The library opened, but the driver has an error: another copy would return the same.
                 Err(error) if !matches!(error, NvmlError::LibloadingError(_)) => {
                     return Err((path, error));
                 }
@@ -65,7 +69,7 @@ pub(super) fn open(fence: &Fence, named: Option<&Path>, driver_root: &Path) -> R
     });
     match opened {
         Ok(Ok(opened)) => Ok(opened),
-        Ok(Err((path, error))) => Err(refused(&path, error, named.is_some(), &tried)),
+        Ok(Err((path, error))) => Err(open_error(&path, error, named.is_some(), &tried)),
         Err(stuck) => Err(GpusError {
             what: format!(
                 "{stuck}: the NVIDIA driver hangs; look for Xid or NVRM lines in the kernel log, and reboot the node if `nvidia-smi` hangs too"
@@ -75,10 +79,10 @@ pub(super) fn open(fence: &Fence, named: Option<&Path>, driver_root: &Path) -> R
     }
 }
 
-fn open_one(path: &Path) -> Result<Opened, NvmlError> {
+fn open_one(path: &Path) -> Result<OpenLibrary, NvmlError> {
     let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
     let cuda = nvml.sys_cuda_driver_version().ok();
-    Ok(Opened {
+    Ok(OpenLibrary {
         driver_version: nvml.sys_driver_version().ok(),
         cuda_version: cuda.map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),
         events: EventSet::new(&nvml),
@@ -87,8 +91,7 @@ fn open_one(path: &Path) -> Result<Opened, NvmlError> {
     })
 }
 
-/// The places to look, in order: under a root that was named; as the dynamic loader finds it;
-/// under the usual roots.
+/// The paths to try, in order: under the configured root; by the search of the dynamic loader; under the usual roots.
 fn candidates(driver_root: &Path) -> Vec<PathBuf> {
     let under = |root: &Path| -> Vec<PathBuf> {
         let paths = FOLDERS.iter().map(|folder| root.join(folder).join(NAME));
@@ -105,8 +108,8 @@ fn candidates(driver_root: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// What to say, and what to do about it.
-fn refused(path: &Path, error: NvmlError, named: bool, tried: &[PathBuf]) -> GpusError {
+/// The error with what the operator has to do.
+fn open_error(path: &Path, error: NvmlError, named: bool, tried: &[PathBuf]) -> GpusError {
     let shown = path.display();
     let what = match &error {
         NvmlError::LibloadingError(_) if named => {
@@ -114,27 +117,27 @@ fn refused(path: &Path, error: NvmlError, named: bool, tried: &[PathBuf]) -> Gpu
                 "{shown} cannot be opened as NVML; --nvml-library must name the driver's {NAME}"
             )
         }
-        NvmlError::LibloadingError(_) => return not_opened(tried, error),
+        NvmlError::LibloadingError(_) => return none_opened(tried, error),
         NvmlError::DriverNotLoaded => format!(
-            "{shown} is there but the NVIDIA kernel driver is not loaded: load it (modprobe nvidia) and see that `nvidia-smi` works on the node"
+            "{shown} exists, but the NVIDIA kernel driver is not loaded: load it (modprobe nvidia) and check that `nvidia-smi` works on the node"
         ),
         NvmlError::LibRmVersionMismatch => format!(
             "{shown} and the loaded kernel driver have different versions, as after an upgrade without a reload: reload the driver or reboot the node"
         ),
-        NvmlError::NoPermission => "NVML may not talk to the driver: run with access to /dev/nvidiactl and /dev/nvidia* (a privileged container has it)".to_owned(),
+        NvmlError::NoPermission => "NVML has no access to the driver: run with access to /dev/nvidiactl and /dev/nvidia* (a privileged container has it)".to_owned(),
         other => format!(
-            "{shown} cannot be initialised ({other}): see that `nvidia-smi` works on the node"
+            "{shown} cannot be initialised ({other}): check that `nvidia-smi` works on the node"
         ),
     };
     GpusError { what, source: Some(Box::new(error)) }
 }
 
-/// Not one copy opens: there is none, or there are and they do not fit.
-fn not_opened(tried: &[PathBuf], error: NvmlError) -> GpusError {
-    let there: Vec<_> =
+/// The error when no copy can be opened: none exists, or all fail.
+fn none_opened(tried: &[PathBuf], error: NvmlError) -> GpusError {
+    let existing: Vec<_> =
         tried.iter().filter(|p| *p != Path::new(NAME)).map(|p| p.display().to_string()).collect();
-    if there.is_empty() {
-        // Without the loader's words, which only say once more that there is no such file.
+    if existing.is_empty() {
+        // Without the loader's error, which only repeats that there is no such file.
         return GpusError {
             what: format!(
                 "there is no {NAME} here: install the NVIDIA driver; in a container, use the NVIDIA runtime, or mount the driver and name its folder with --nvidia-driver-root; or try berth without a GPU with --gpus sim:8xh100"
@@ -145,7 +148,7 @@ fn not_opened(tried: &[PathBuf], error: NvmlError) -> GpusError {
     GpusError {
         what: format!(
             "{} cannot be opened: install the NVIDIA driver that fits this system, or name another copy with --nvml-library",
-            there.join(", ")
+            existing.join(", ")
         ),
         source: Some(Box::new(error)),
     }
@@ -156,17 +159,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_nowhere_is_said_once_with_what_to_do() {
-        let refused = not_opened(&[PathBuf::from(NAME)], NvmlError::LibraryNotFound);
-        assert_eq!(refused.what.matches(NAME).count(), 1, "{}", refused.what);
-        assert!(refused.what.contains("--gpus sim:8xh100") && refused.source.is_none());
+    fn the_error_of_a_missing_library_names_it_once_with_what_to_do() {
+        let missing = none_opened(&[PathBuf::from(NAME)], NvmlError::LibraryNotFound);
+        assert_eq!(missing.what.matches(NAME).count(), 1, "{}", missing.what);
+        assert!(missing.what.contains("--gpus sim:8xh100") && missing.source.is_none());
         let copy = PathBuf::from("/driver-root/usr/lib64").join(NAME);
-        let refused = not_opened(&[copy.clone(), NAME.into()], NvmlError::LibraryNotFound);
-        assert!(refused.what.starts_with(copy.to_str().unwrap()), "{}", refused.what);
+        let missing = none_opened(&[copy.clone(), NAME.into()], NvmlError::LibraryNotFound);
+        assert!(missing.what.starts_with(copy.to_str().unwrap()), "{}", missing.what);
     }
 
     #[test]
-    fn a_named_root_goes_before_the_loader() {
+    fn a_configured_root_goes_before_the_loader() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("usr/lib64");
         std::fs::create_dir_all(&folder).unwrap();

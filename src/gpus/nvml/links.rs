@@ -1,8 +1,8 @@
-//! Links between the GPUs: read once for every GPU and pair, and kept.
+//! Links between the GPUs: read once for each GPU and pair, then cached.
 
-use super::facts::{Failed, ask, ask_if_known};
+use super::facts::{CallError, invoke, invoke_optional};
 use super::fence::{Fence, Lane, Pending, Steps};
-use super::map::{self, LinksOut};
+use super::map::{self, OutgoingLinks};
 use super::raw;
 use berth_kernel::gpu::{Link, Links, Part, Path};
 use berth_kernel::names::PartId;
@@ -15,42 +15,43 @@ use std::time::Duration;
 /// `NVML_NVLINK_MAX_LINKS` of the newest header; models have 6 to 18.
 const NVLINKS_MAX: u32 = 36;
 
-/// How long reading one GPU's links may take: 36 links of three calls, and the ways to 15 others,
-/// which on slow systems take some milliseconds each. Read once, so the wait is paid once.
+/// Deadline for reading the links of one GPU: 36 links with three calls each, and the paths to 15 other GPUs, of some
+/// milliseconds each on slow systems. They are read only once.
 const READ_MAX: Duration = Duration::from_secs(10);
 
-/// Links as far as they were read.
+/// The links that were read so far.
 #[derive(Default)]
 pub(super) struct LinkCache {
-    out: BTreeMap<PartId, LinksOut>,
+    outgoing: BTreeMap<PartId, OutgoingLinks>,
     links: Links,
 }
 
 impl LinkCache {
-    /// Reads what is not known yet between GPUs that answer: all of them at the same time, so that
-    /// hanging ones hold a look up once. What fails is tried again next time.
+    /// Reads the missing links between GPUs that answer: those of all GPUs at the same time, so that a scan waits for
+    /// GPUs that hang only once. Failed reads are retried with the next scan.
     pub(super) fn read_missing(&mut self, nvml: &Arc<Nvml>, fence: &Fence, gpus: &[&Part]) {
         let buses = gpus.iter().map(|gpu| map::bus_key(&gpu.pci_bus));
         let buses: Arc<BTreeSet<String>> = Arc::new(buses.collect());
-        let unread = gpus.iter().filter(|gpu| !self.out.contains_key(&gpu.id));
+        let unread = gpus.iter().filter(|gpu| !self.outgoing.contains_key(&gpu.id));
         let reads: Vec<_> = unread
             .map(|gpu| {
                 let (nvml, buses, index) = (Arc::clone(nvml), Arc::clone(&buses), gpu.gpu_index);
-                let read = fence
-                    .start(Lane::Gpu(index), READ_MAX, move |steps| links_out(&nvml, index, &buses, steps));
+                let read = fence.start(Lane::Gpu(index), READ_MAX, move |steps| {
+                    read_outgoing(&nvml, index, &buses, steps)
+                });
                 (gpu.id.clone(), read)
             })
             .collect();
         for (id, read) in reads {
-            if let Ok(Ok(out)) = read.and_then(Pending::wait) {
-                self.out.insert(id, out);
+            if let Ok(Ok(outgoing)) = read.and_then(Pending::wait) {
+                self.outgoing.insert(id, outgoing);
             }
         }
-        self.read_ways(nvml, fence, gpus);
+        self.read_paths(nvml, fence, gpus);
     }
 
-    /// The ways between pairs that are not known.
-    fn read_ways(&mut self, nvml: &Arc<Nvml>, fence: &Fence, gpus: &[&Part]) {
+    /// Reads the missing paths between pairs of GPUs.
+    fn read_paths(&mut self, nvml: &Arc<Nvml>, fence: &Fence, gpus: &[&Part]) {
         let mut reads = Vec::new();
         for (at, &a) in gpus.iter().enumerate() {
             let others = gpus[at + 1..].iter().copied();
@@ -61,33 +62,33 @@ impl LinkCache {
             let indices: Vec<u32> = missing.iter().map(|b| b.gpu_index).collect();
             let (nvml, index) = (Arc::clone(nvml), a.gpu_index);
             let read = fence.start(Lane::Gpu(index), READ_MAX, move |steps| {
-                let to = |other| way(&nvml, index, other, steps);
+                let to = |other| read_path(&nvml, index, other, steps);
                 indices.into_iter().map(to).collect::<Vec<_>>()
             });
             reads.push((a, missing, read));
         }
         for (a, missing, read) in reads {
-            let ways = read.and_then(Pending::wait).into_iter().flatten();
-            for (b, way) in missing.into_iter().zip(ways) {
-                if let Ok(way) = way {
+            let paths = read.and_then(Pending::wait).into_iter().flatten();
+            for (b, path) in missing.into_iter().zip(paths) {
+                if let Ok(path) = path {
                     let by_numa = || map::path_by_numa(a.numa_node, b.numa_node);
-                    self.join(a, b, way.unwrap_or_else(by_numa));
+                    self.set_link(a, b, path.unwrap_or_else(by_numa));
                 }
             }
         }
     }
 
-    fn join(&mut self, a: &Part, b: &Part, path: Path) {
-        // Where the links of one could not be read, the pair stays unknown and is asked for again.
-        let (Some(from_a), Some(from_b)) = (self.out.get(&a.id), self.out.get(&b.id)) else {
+    fn set_link(&mut self, a: &Part, b: &Part, path: Path) {
+        // If the links of one GPU could not be read, the pair stays missing, and is read again.
+        let (Some(from_a), Some(from_b)) = (self.outgoing.get(&a.id), self.outgoing.get(&b.id)) else {
             return;
         };
         let nvlinks = map::nvlinks_between((&a.pci_bus, from_a), (&b.pci_bus, from_b));
         self.links.set(&a.id, &b.id, Link { path, nvlinks });
     }
 
-    /// The links between GPUs that are still there.
-    pub(super) fn among(&self, present: &BTreeSet<&PartId>) -> Links {
+    /// The links between GPUs that are present.
+    pub(super) fn between_present(&self, present: &BTreeSet<&PartId>) -> Links {
         let mut links = Links::default();
         for (a, b, link) in self.links.iter() {
             if present.contains(a) && present.contains(b) {
@@ -98,29 +99,29 @@ impl LinkCache {
     }
 }
 
-fn way(nvml: &Nvml, a: u32, b: u32, steps: &Steps) -> Result<Option<Path>, Failed> {
+fn read_path(nvml: &Nvml, a: u32, b: u32, steps: &Steps) -> Result<Option<Path>, CallError> {
     let call = "nvmlDeviceGetHandleByIndex_v2";
-    let device = ask(steps, call, || nvml.device_by_index(a))?;
-    let other = ask(steps, call, || nvml.device_by_index(b))?;
-    let level = ask_if_known(steps, "nvmlDeviceGetTopologyCommonAncestor", || {
+    let device = invoke(steps, call, || nvml.device_by_index(a))?;
+    let other = invoke(steps, call, || nvml.device_by_index(b))?;
+    let level = invoke_optional(steps, "nvmlDeviceGetTopologyCommonAncestor", || {
         device.topology_common_ancestor(other)
     })?;
     Ok(level.as_ref().map(map::path))
 }
 
-fn links_out(
+fn read_outgoing(
     nvml: &Nvml,
     index: u32,
     gpu_buses: &BTreeSet<String>,
     steps: &Steps,
-) -> Result<LinksOut, Failed> {
-    let device = ask(steps, "nvmlDeviceGetHandleByIndex_v2", || nvml.device_by_index(index))?;
-    let mut out = LinksOut::default();
+) -> Result<OutgoingLinks, CallError> {
+    let device = invoke(steps, "nvmlDeviceGetHandleByIndex_v2", || nvml.device_by_index(index))?;
+    let mut outgoing = OutgoingLinks::default();
     for number in 0..NVLINKS_MAX {
         let link = device.link_wrapper_for(number);
-        let active = match ask_if_known(steps, "nvmlDeviceGetNvLinkState", || link.is_active()) {
+        let active = match invoke_optional(steps, "nvmlDeviceGetNvLinkState", || link.is_active()) {
             Ok(Some(active)) => active,
-            // Beyond the links that the model has.
+            // The model has no more links.
             Ok(None) => break,
             Err(failed) if matches!(failed.error, NvmlError::InvalidArg) => break,
             Err(failed) => return Err(failed),
@@ -128,24 +129,25 @@ fn links_out(
         if !active {
             continue;
         }
-        let kind = ask_if_known(steps, "nvmlDeviceGetNvLinkRemoteDeviceType", || {
+        let kind = invoke_optional(steps, "nvmlDeviceGetNvLinkRemoteDeviceType", || {
             raw::remote_device_type(&device, number)
         })?;
         if kind == Some(raw::REMOTE_SWITCH) {
-            out.switched += 1;
+            outgoing.switched += 1;
             continue;
         }
-        let remote = ask_if_known(steps, "nvmlDeviceGetNvLinkRemotePciInfo_v2", || link.remote_pci_info())?;
+        let remote =
+            invoke_optional(steps, "nvmlDeviceGetNvLinkRemotePciInfo_v2", || link.remote_pci_info())?;
         let Some(bus) = remote.map(|pci| map::bus_key(&pci.bus_id)) else {
             continue;
         };
         match kind {
-            Some(raw::REMOTE_GPU) => *out.direct.entry(bus).or_default() += 1,
+            Some(raw::REMOTE_GPU) => *outgoing.direct.entry(bus).or_default() += 1,
             Some(_) => {}
-            // Drivers before 460 do not say what it is: then a GPU of this node, or a switch.
-            None if gpu_buses.contains(&bus) => *out.direct.entry(bus).or_default() += 1,
-            None => out.switched += 1,
+            // Drivers before 460 do not report the type: then it is a GPU of this node, or a switch.
+            None if gpu_buses.contains(&bus) => *outgoing.direct.entry(bus).or_default() += 1,
+            None => outgoing.switched += 1,
         }
     }
-    Ok(out)
+    Ok(outgoing)
 }

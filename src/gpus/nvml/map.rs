@@ -1,4 +1,4 @@
-//! From what NVML says to what the kernel knows. Pure: values in, values out.
+//! Converts NVML's values to the kernel's types. Pure.
 
 use super::facts::{GpuFacts, InstanceFacts};
 use berth_kernel::gpu::{MIG_INDEX, Mig, Part, Path};
@@ -8,12 +8,12 @@ use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
 use std::collections::BTreeMap;
 
-/// Whole MiB of so many bytes.
+/// Bytes to MiB, rounded down.
 pub(super) fn mib(bytes: u64) -> u64 {
     bytes / (1024 * 1024)
 }
 
-/// The part that a whole GPU is.
+/// The part of a whole GPU.
 pub(super) fn gpu_part(facts: &GpuFacts, index: u32, mig_enabled: bool) -> Result<Part, BadName> {
     let attributes = [
         ("compute.capability", facts.compute_capability.clone()),
@@ -41,7 +41,7 @@ pub(super) fn gpu_part(facts: &GpuFacts, index: u32, mig_enabled: bool) -> Resul
     })
 }
 
-/// The part that a MIG instance of `gpu` is.
+/// The part of a MIG instance of `gpu`.
 pub(super) fn instance_part(facts: &InstanceFacts, index: u32, gpu: &Part) -> Result<Part, BadName> {
     let mut attributes = gpu.attributes.clone();
     attributes.insert(MIG_INDEX.to_owned(), index.to_string());
@@ -62,9 +62,9 @@ pub(super) fn instance_part(facts: &InstanceFacts, index: u32, gpu: &Part) -> Re
     })
 }
 
-/// `1g.10gb+me`: the end of NVML's name of the instance, which all drivers with MIG write, else made
-/// of slices and memory as NVIDIA makes it; with what the profile has beyond those, which not every
-/// driver's name says.
+/// The name of the profile, such as `1g.10gb+me`: the end of NVML's name of the instance, which all drivers with MIG
+/// set; else built from slices and memory by NVIDIA's rule. The suffix for extras is added, since not every driver's
+/// name has it.
 fn profile(facts: &InstanceFacts, gpu_mib: u64) -> String {
     if let Some((_, profile)) = facts.name.rsplit_once(" MIG ") {
         let profile = profile.trim();
@@ -81,8 +81,8 @@ fn profile(facts: &InstanceFacts, gpu_mib: u64) -> String {
     }
 }
 
-/// What the names of these `NVML_GPU_INSTANCE_PROFILE_*` end in: media extensions, all of them or none,
-/// and graphics.
+/// The suffix of the names of these `NVML_GPU_INSTANCE_PROFILE_*`: for media extensions, for all or none of them, and
+/// for graphics.
 fn extras(profile: Option<u32>) -> &'static str {
     match profile {
         Some(7 | 8) => "+me",
@@ -93,14 +93,14 @@ fn extras(profile: Option<u32>) -> &'static str {
     }
 }
 
-/// The memory in a profile's name: the eighths of the GPU's memory that the instance has, rounded up,
-/// of its GiB, rounded up. So `7g.80gb` of an 80 GB board, although 79 GiB of it can be used.
+/// The memory in a profile's name, GB: the eighths of the GPU's memory that the instance has, rounded up, times the
+/// GPU's GiB, rounded up. So `7g.80gb` for an 80 GB board, although 79 GiB of it are usable.
 fn profile_gb(instance_mib: u64, gpu_mib: u64) -> u64 {
     let eighths = (8 * instance_mib).div_ceil(gpu_mib.max(1)).clamp(1, 8);
     (eighths * gpu_mib.div_ceil(1024) + 4) / 8
 }
 
-/// NVML's common ancestor as a way.
+/// The path for NVML's common ancestor.
 pub(super) fn path(level: &TopologyLevel) -> Path {
     match level {
         TopologyLevel::Internal => Path::SameBoard,
@@ -112,28 +112,28 @@ pub(super) fn path(level: &TopologyLevel) -> Path {
     }
 }
 
-/// The way between two GPUs where NVML does not say (in some virtual machines): by NUMA node.
+/// The path between two GPUs by their NUMA nodes, where NVML does not report it (in some virtual machines).
 pub(super) fn path_by_numa(a: Option<u32>, b: Option<u32>) -> Path {
     if a.is_some() && a == b { Path::SameNuma } else { Path::CrossNuma }
 }
 
-/// NVLinks of one GPU: how many active ones lead to which PCI bus id, and how many to switches.
+/// The active NVLinks of one GPU: their number by the PCI bus id of the other end, and the number of those to switches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct LinksOut {
-    /// To another GPU, by its bus id as [`bus_key`] writes it.
+pub(super) struct OutgoingLinks {
+    /// Links to other GPUs, by bus id in the spelling of [`bus_key`].
     pub(super) direct: BTreeMap<String, u32>,
-    /// To NVSwitches.
+    /// Links to NVSwitches.
     pub(super) switched: u32,
 }
 
-/// Active NVLinks between two GPUs. Over switches every GPU reaches every other with all of its
-/// links, so the weaker side counts. Of a direct link each side tells; a side that is down counts.
-pub(super) fn nvlinks_between(a: (&str, &LinksOut), b: (&str, &LinksOut)) -> u32 {
-    let to = |links: &LinksOut, bus: &str| links.direct.get(&bus_key(bus)).copied().unwrap_or(0);
+/// The number of active NVLinks between two GPUs. Over switches each GPU reaches each other with all of its links, so
+/// the smaller number counts. A direct link counts only if it is active on both sides.
+pub(super) fn nvlinks_between(a: (&str, &OutgoingLinks), b: (&str, &OutgoingLinks)) -> u32 {
+    let to = |links: &OutgoingLinks, bus: &str| links.direct.get(&bus_key(bus)).copied().unwrap_or(0);
     to(a.1, b.0).min(to(b.1, a.0)) + a.1.switched.min(b.1.switched)
 }
 
-/// A bus id in one spelling: NVML writes the domain with four or eight digits, in either case.
+/// The canonical spelling of a bus id: NVML writes the domain with four or eight digits, in upper or lower case.
 pub(super) fn bus_key(bus_id: &str) -> String {
     let lower = bus_id.to_ascii_lowercase();
     match lower.split_once(':') {
@@ -142,14 +142,14 @@ pub(super) fn bus_key(bus_id: &str) -> String {
     }
 }
 
-/// Where sysfs keeps the NUMA node of a PCI device: the domain has four digits there.
+/// The name of a PCI device in sysfs, where the domain has four digits.
 pub(super) fn sysfs_name(bus_id: &str) -> String {
     let key = bus_key(bus_id);
     key.strip_prefix("0000").unwrap_or(&key).to_owned()
 }
 
-/// A field's value as a small number.
-pub(super) fn number(value: &SampleValue) -> Option<u32> {
+/// A field's value as a `u32`, if it fits.
+pub(super) fn to_u32(value: &SampleValue) -> Option<u32> {
     match value {
         SampleValue::U32(value) => Some(*value),
         SampleValue::U64(value) => u32::try_from(*value).ok(),
@@ -158,8 +158,8 @@ pub(super) fn number(value: &SampleValue) -> Option<u32> {
     }
 }
 
-/// What a recovery action (`nvmlDeviceGpuRecoveryAction_t`) means for the operator; `None`: nothing.
-pub(super) fn recovery(action: u32) -> Option<String> {
+/// The text of a recovery action (`nvmlDeviceGpuRecoveryAction_t`); `None` for no action.
+pub(super) fn recovery_text(action: u32) -> Option<String> {
     let wants = match action {
         0 => return None,
         1 => "a reset of the GPU",
@@ -172,8 +172,8 @@ pub(super) fn recovery(action: u32) -> Option<String> {
     Some(format!("the GPU asks for {wants} (recovery action {action})"))
 }
 
-/// An NVML error on one GPU, in words that say what to do.
-pub(super) fn gpu_trouble(call: &str, error: &NvmlError) -> String {
+/// The text of an NVML error on one GPU, with what to do where that is known.
+pub(super) fn gpu_error_text(call: &str, error: &NvmlError) -> String {
     match error {
         NvmlError::GpuLost => {
             format!("{call}: the GPU fell off the bus; reset it or reboot the node")
@@ -183,7 +183,7 @@ pub(super) fn gpu_trouble(call: &str, error: &NvmlError) -> String {
     }
 }
 
-/// What an XID means, in a few words; the list is NVIDIA's "XID errors" guide.
+/// A short description of an XID, by NVIDIA's guide "XID errors".
 pub(super) fn xid_text(xid: u64) -> &'static str {
     match xid {
         13 => "graphics engine exception, by the application",
@@ -211,8 +211,8 @@ pub(super) fn xid_text(xid: u64) -> &'static str {
 mod tests {
     use super::*;
 
-    fn links(direct: &[(&str, u32)], switched: u32) -> LinksOut {
-        LinksOut { direct: direct.iter().map(|(bus, n)| (bus_key(bus), *n)).collect(), switched }
+    fn links(direct: &[(&str, u32)], switched: u32) -> OutgoingLinks {
+        OutgoingLinks { direct: direct.iter().map(|(bus, n)| (bus_key(bus), *n)).collect(), switched }
     }
 
     #[test]
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn the_memory_in_a_profiles_name_is_that_of_nvidias_lists() {
-        // What an instance has, what its GPU has, and the number in its name.
+        // Memory of the instance and of its GPU, MiB, and the number in the profile's name.
         for (instance, gpu, gb) in [
             (4_864, 40_536, 5),
             (9_856, 81_559, 10),

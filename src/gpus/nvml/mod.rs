@@ -1,26 +1,26 @@
 //! The node's GPUs through NVML, behind the port [`Gpus`].
 //!
-//! Absent on purpose: any decision. What a GPU is, how it is wired and what befell it is read here;
-//! what that means is for the kernel and the policies. No call of NVML's is made outside the
-//! fence, so a driver that hangs costs GPUs their health and never the daemon its answers.
+//! Absent on purpose: any decision. This module reads the GPUs, their links and their events; the kernel and the
+//! policies decide what they mean. Every NVML call runs behind the fence: if the driver hangs, GPUs become unhealthy,
+//! but the daemon goes on to answer.
 
 mod events;
 mod facts;
 mod fence;
 mod library;
 mod links;
-mod look;
 mod map;
+mod processes;
 mod raw;
-mod running;
+mod scan;
 
 use berth_kernel::gpu::{Inventory, Reading};
 use berth_kernel::ports::{Gpus, GpusError};
 use events::Events;
 use fence::Fence;
-use look::Memory;
 use nvml_wrapper::Nvml;
 use parking_lot::Mutex;
+use scan::Scanner;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
@@ -29,23 +29,23 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the end of a session is waited for: one wait of its event thread, and as much again.
+/// The longest wait for the end of a session: twice the duration of one wait of its event thread.
 const RETIRE_MAX: Duration = Duration::from_secs(2);
-/// How often its end is looked for.
+/// How often the end of a session is checked for during that wait.
 const RETIRE_POLL: Duration = Duration::from_millis(10);
 
-/// How NVML is found and used.
+/// Paths and limits of the access to NVML.
 #[derive(Clone, Debug)]
 pub struct NvmlOptions {
-    /// `--nvml-library`: the library, instead of the usual places.
+    /// `--nvml-library`: the library to open; `None`: search the usual folders.
     pub library: Option<PathBuf>,
-    /// Root under which the driver's files lie.
+    /// Root folder of the driver's files.
     pub driver_root: PathBuf,
-    /// Where sysfs is; it knows the NUMA nodes.
+    /// Mount point of sysfs, which has the NUMA nodes.
     pub sysfs: PathBuf,
-    /// Where the kernel driver lists its GPUs by bus id.
+    /// Folder in which the kernel driver lists its GPUs by bus id.
     pub attached: PathBuf,
-    /// How long the calls on one GPU may take in one look before it counts as hung.
+    /// How long all calls on one GPU may take in one scan before it counts as hung.
     pub deadline: Duration,
 }
 
@@ -56,20 +56,20 @@ impl Default for NvmlOptions {
             driver_root: "/".into(),
             sysfs: "/sys".into(),
             attached: "/proc/driver/nvidia/gpus".into(),
-            // A look at a GPU takes some milliseconds. With two seconds, a GPU that hangs is seen
-            // within one poll, and a driver that is busy waking one up is not taken for it.
+            // A scan of a GPU takes some milliseconds. With two seconds, a GPU that hangs is detected within one poll,
+            // and one that the driver is waking up does not count as hung.
             deadline: Duration::from_secs(2),
         }
     }
 }
 
-/// One opened library. Dropped and opened anew when the driver under it goes away.
+/// One opened library. Dropped and opened again when its driver is unloaded or replaced.
 struct Session {
     nvml: Arc<Nvml>,
     library: PathBuf,
     driver_version: Option<String>,
     cuda_version: Option<String>,
-    /// What the driver listed just before: NVML counts its GPUs once, when it is opened.
+    /// The GPUs that the driver listed just before the library was opened: NVML enumerates GPUs only then.
     attached: Option<BTreeSet<OsString>>,
     events: Events,
 }
@@ -79,36 +79,36 @@ pub struct NvmlGpus {
     options: NvmlOptions,
     fence: Fence,
     session: Mutex<Option<Arc<Session>>>,
-    /// The library of the last session, as long as anybody still uses it.
+    /// The library of the last session, as long as something still uses it.
     retired: Mutex<Weak<Nvml>>,
-    memory: Mutex<Memory>,
+    scanner: Mutex<Scanner>,
 }
 
 impl NvmlGpus {
     /// Opens NVML.
     ///
     /// # Errors
-    /// If the library is not found or does not work; says what to do. Worth trying again, since
-    /// drivers are loaded late on some nodes.
+    /// If the library is not found or does not work; the error has what to do. A retry can succeed, since drivers are
+    /// loaded late on some nodes.
     pub fn open(options: NvmlOptions) -> Result<Self, GpusError> {
         let gpus = Self {
             options,
             fence: Fence::default(),
             session: Mutex::default(),
             retired: Mutex::default(),
-            memory: Mutex::default(),
+            scanner: Mutex::default(),
         };
         gpus.session()?;
         Ok(gpus)
     }
 
-    /// The library in use, opened if there is none.
+    /// The present session; opens the library if there is none.
     fn session(&self) -> Result<Arc<Session>, GpusError> {
         let mut slot = self.session.lock();
         if let Some(session) = &*slot {
             return Ok(Arc::clone(session));
         }
-        self.wait_for_the_last_one();
+        self.wait_for_retired();
         let attached = attached(&self.options.attached);
         let library = self.options.library.as_deref();
         let opened = library::open(&self.fence, library, &self.options.driver_root)?;
@@ -127,53 +127,53 @@ impl NvmlGpus {
         Ok(session)
     }
 
-    /// Ends the session: the next look starts from the beginning.
+    /// Ends the session: the next scan opens the library again.
     fn retire(&self) {
         if let Some(session) = self.session.lock().take() {
             *self.retired.lock() = Arc::downgrade(&session.nvml);
         }
     }
 
-    /// NVML counts those who opened it, and looks for GPUs only for the first. So the last session must be
-    /// over before a new one; its event thread may still be in a wait. A call that hangs keeps it for
-    /// longer than anybody can wait: then the new one sees what the old one saw.
-    fn wait_for_the_last_one(&self) {
+    /// Waits until the last session has ended. NVML counts its users, and enumerates the GPUs only for the first one;
+    /// the event thread of the last session may still be in a wait. If a call hangs, the wait ends before the session
+    /// does: then the new session has the GPUs of the old one.
+    fn wait_for_retired(&self) {
         let until = Instant::now() + RETIRE_MAX;
         while self.retired.lock().strong_count() > 0 && Instant::now() < until {
             thread::sleep(RETIRE_POLL);
         }
     }
 
-    fn look_once(&self) -> Result<Inventory, GpusError> {
+    fn scan(&self) -> Result<Inventory, GpusError> {
         let mut session = self.session()?;
         let now = attached(&self.options.attached);
         if now.is_some() && now != session.attached {
-            tracing::info!("GPUs were attached to the driver or detached from it: NVML is opened anew");
+            tracing::info!("GPUs were attached to the driver or detached from it: NVML is opened again");
             drop(session);
             self.retire();
             session = self.session()?;
         }
-        self.memory.lock().look(&session, &self.fence, &self.options)
+        self.scanner.lock().scan(&session, &self.fence, &self.options)
     }
 }
 
-/// The GPUs that the kernel driver lists; `None` where it does not say.
+/// The GPUs that the kernel driver lists, by bus id; `None` if the folder cannot be read.
 fn attached(folder: &Path) -> Option<BTreeSet<OsString>> {
     Some(fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.file_name())).collect())
 }
 
 impl Gpus for NvmlGpus {
     fn look(&self) -> Result<Inventory, GpusError> {
-        self.look_once().or_else(|error| {
-            // The driver is gone or was replaced.
+        self.scan().or_else(|error| {
+            // The driver was unloaded or replaced.
             self.retire();
-            self.memory.lock().all_in_trouble(&error.what).ok_or(error)
+            self.scanner.lock().last_with_error(&error.what).ok_or(error)
         })
     }
 
     fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError> {
         let until = Instant::now() + wait;
-        // Not opened here: that is for a look, which says what is wrong.
+        // Not opened here but by the next scan, which reports what is wrong.
         let Some(session) = self.session.lock().clone() else {
             thread::sleep(wait);
             return Err(no_events("NVML is not open"));
@@ -181,7 +181,7 @@ impl Gpus for NvmlGpus {
         if let Ok(reading) = session.events.readings().recv_deadline(until) {
             return Ok(Some(reading));
         }
-        match session.events.trouble() {
+        match session.events.error() {
             Some(text) => Err(no_events(&text)),
             None => Ok(None),
         }

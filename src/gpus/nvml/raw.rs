@@ -1,11 +1,11 @@
-//! NVML calls that nvml-wrapper 0.13 has not, or gets wrong. The only unsafe code of this room.
+//! NVML calls that nvml-wrapper 0.13 lacks, or gets wrong. The only unsafe code of this crate.
 #![allow(unsafe_code, reason = "calls through the raw symbol table")]
 
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
-/// `NVML_EVENT_TYPE_*` bits that are asked for: double bit ECC errors and critical XIDs.
+/// The registered event types: double bit ECC errors and critical XIDs.
 const EVENT_BITS: u64 = EVENT_DOUBLE_BIT_ECC | EVENT_XID;
 /// `nvmlEventTypeDoubleBitEccError`.
 pub(super) const EVENT_DOUBLE_BIT_ECC: u64 = 0x2;
@@ -17,10 +17,10 @@ pub(super) const REMOTE_GPU: u32 = 0;
 /// `NVML_NVLINK_DEVICE_TYPE_SWITCH`.
 pub(super) const REMOTE_SWITCH: u32 = 2;
 
-/// Processes that there is room for at first: one call for most GPUs.
-const PROCESSES_ROOM: usize = 64;
-/// Most processes that are asked for: eight for each of 128 clients of MPS.
-const PROCESSES_ROOM_MAX: usize = 1024;
+/// First capacity of the buffer for processes: one call suffices for most GPUs.
+const PROCESSES_CAPACITY: usize = 64;
+/// Largest capacity of the buffer for processes: eight for each of 128 MPS clients.
+const PROCESSES_CAPACITY_MAX: usize = 1024;
 
 /// NVML's lists of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +33,8 @@ pub(super) enum ProcessList {
     Graphics,
 }
 
-/// One of the lists of processes. nvml-wrapper asks first how many there are and fails if there are
-/// more by its second call, which would make a healthy GPU look ill whenever a job starts.
+/// Reads one of the lists of processes. Not by nvml-wrapper: it first reads their number and fails if there are more at
+/// its second call, so that a healthy GPU would have an error whenever a job starts.
 pub(super) fn processes(device: &Device, list: ProcessList) -> Result<Vec<ProcessInfo>, NvmlError> {
     let symbols = device.nvml().lib();
     let call = match list {
@@ -43,21 +43,21 @@ pub(super) fn processes(device: &Device, list: ProcessList) -> Result<Vec<Proces
         ProcessList::Graphics => symbols.nvmlDeviceGetGraphicsRunningProcesses_v3.as_ref(),
     };
     let call = nvml_sym(call)?;
-    let mut room = PROCESSES_ROOM;
+    let mut capacity = PROCESSES_CAPACITY;
     loop {
-        let mut count = u32::try_from(room).unwrap_or(u32::MAX);
+        let mut count = u32::try_from(capacity).unwrap_or(u32::MAX);
         // SAFETY: `nvmlProcessInfo_t` is plain numbers, which may be zero.
-        let mut infos = vec![unsafe { std::mem::zeroed() }; room];
+        let mut infos = vec![unsafe { std::mem::zeroed() }; capacity];
         // SAFETY: the handle is valid while `device` lives; there is room for `count` entries, and both
         // outlive the call.
         let answer = nvml_try(unsafe { call(device.handle(), &raw mut count, infos.as_mut_ptr()) });
         match answer {
-            // NVML has said how many there are by now, and a little later there may be more.
-            Err(NvmlError::InsufficientSize(_)) if room < PROCESSES_ROOM_MAX => {
+            // `count` now has the present number; a moment later there may be more.
+            Err(NvmlError::InsufficientSize(_)) if capacity < PROCESSES_CAPACITY_MAX => {
                 let wanted = usize::try_from(count).unwrap_or(usize::MAX).saturating_mul(2);
-                room = wanted.clamp(room * 2, PROCESSES_ROOM_MAX);
+                capacity = wanted.clamp(capacity * 2, PROCESSES_CAPACITY_MAX);
             }
-            // More than are ever told: as if they could not be seen.
+            // Too many: treated like a GPU that lists no processes.
             Err(NvmlError::InsufficientSize(_)) => return Err(NvmlError::NoData),
             Err(error) => return Err(error),
             Ok(()) => {
@@ -68,28 +68,28 @@ pub(super) fn processes(device: &Device, list: ProcessList) -> Result<Vec<Proces
     }
 }
 
-/// How the remapping of a GPU's memory rows stands.
+/// State of the remapping of a GPU's memory rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rows {
-    /// One waits for the next reset.
+pub(super) struct RemappedRows {
+    /// A row is remapped at the next reset.
     pub(super) pending: bool,
-    /// One could not be remapped.
+    /// A row could not be remapped.
     pub(super) failed: bool,
 }
 
 /// nvml-wrapper does not wrap `nvmlDeviceGetRemappedRows`.
-pub(super) fn remapped_rows(device: &Device) -> Result<Rows, NvmlError> {
+pub(super) fn remapped_rows(device: &Device) -> Result<RemappedRows, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRemappedRows.as_ref())?;
     let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
     // SAFETY: the handle is valid while `device` lives, and the four numbers outlive the call.
     nvml_try(unsafe {
         call(device.handle(), &raw mut correctable, &raw mut uncorrectable, &raw mut pending, &raw mut failed)
     })?;
-    Ok(Rows { pending: pending != 0, failed: failed != 0 })
+    Ok(RemappedRows { pending: pending != 0, failed: failed != 0 })
 }
 
-/// What is at the other end of a link, as `nvmlIntNvLinkDeviceType_t`. nvml-wrapper's
-/// `remote_device_type` always answers `Unknown`, because it drops what NVML wrote.
+/// The type of the device at the other end of a link, as `nvmlIntNvLinkDeviceType_t`. nvml-wrapper's
+/// `remote_device_type` always returns `Unknown`, because it drops the value that NVML wrote.
 pub(super) fn remote_device_type(device: &Device, link: u32) -> Result<u32, NvmlError> {
     let symbols = device.nvml().lib();
     let call = nvml_sym(symbols.nvmlDeviceGetNvLinkRemoteDeviceType.as_ref())?;
@@ -99,7 +99,7 @@ pub(super) fn remote_device_type(device: &Device, link: u32) -> Result<u32, Nvml
     Ok(kind)
 }
 
-/// GPU instance id and compute instance id of a MIG device, which nvml-wrapper does not ask for.
+/// GPU instance id and compute instance id of a MIG device, which nvml-wrapper does not read.
 pub(super) fn instance_ids(device: &Device) -> Result<(u32, u32), NvmlError> {
     let symbols = device.nvml().lib();
     let of_gpu = nvml_sym(symbols.nvmlDeviceGetGpuInstanceId.as_ref())?;
@@ -113,8 +113,8 @@ pub(super) fn instance_ids(device: &Device) -> Result<(u32, u32), NvmlError> {
     Ok((gpu_instance, compute_instance))
 }
 
-/// Which profile (`NVML_GPU_INSTANCE_PROFILE_*`) a GPU instance has; `None` for one that no header up to
-/// now knows. NVML names an instance's profile by an id, and tells the ids profile by profile.
+/// The profile (`NVML_GPU_INSTANCE_PROFILE_*`) of a GPU instance; `None` for one that no header so far has. NVML
+/// identifies the profile of an instance by an id, which has to be compared with the id of each profile.
 pub(super) fn gpu_instance_profile(gpu: &Device, gpu_instance: u32) -> Result<Option<u32>, NvmlError> {
     /// Above `NVML_GPU_INSTANCE_PROFILE_COUNT` of every header so far (17).
     const PROFILES_MAX: u32 = 32;
@@ -140,7 +140,7 @@ pub(super) fn gpu_instance_profile(gpu: &Device, gpu_instance: u32) -> Result<Op
         };
         match answer {
             Ok(()) if profile.id == profile_id => return Ok(Some(index)),
-            // The model has no such profile, or the library does not know it.
+            // The model or the library does not have this profile.
             Ok(()) | Err(NvmlError::NotSupported | NvmlError::InvalidArg) => {}
             Err(error) => return Err(error),
         }
@@ -148,28 +148,28 @@ pub(super) fn gpu_instance_profile(gpu: &Device, gpu_instance: u32) -> Result<Op
     Ok(None)
 }
 
-/// The number behind a device handle: what an [`Event`] names its GPU by.
+/// The device handle as a number, by which an [`Event`] identifies its GPU.
 pub(super) fn handle(device: &Device) -> usize {
-    // SAFETY: the handle is only made a number here, to be compared.
+    // SAFETY: the handle is only converted to a number, for comparison.
     unsafe { device.handle() as usize }
 }
 
-/// An event set that belongs to no borrowed `Nvml`, so that it can move between threads.
+/// An event set that does not borrow the `Nvml`, so that it can move between threads.
 ///
-/// nvml-wrapper's own set frees itself when registering one GPU fails, and leaves out which MIG
-/// instance an event belongs to.
+/// Not nvml-wrapper's: that one frees itself when the registration of one GPU fails, and omits the MIG instance of an
+/// event.
 pub(super) struct EventSet(usize);
 
-/// What happened, in NVML's numbers.
+/// An event, with NVML's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
-    /// The GPU, as [`handle`] numbers it.
+    /// The GPU, as a number from [`handle`].
     pub(super) device: usize,
     /// One bit of `nvmlEventType*`.
     pub(super) kind: u64,
     /// The XID.
     pub(super) data: u64,
-    /// GPU instance and compute instance, where the event belongs to one.
+    /// GPU instance and compute instance, if the event belongs to one.
     pub(super) instance: Option<(u32, u32)>,
 }
 
@@ -183,14 +183,14 @@ impl EventSet {
         Ok(Self(set as usize))
     }
 
-    /// Starts to collect the events of a GPU, those of the wanted ones that it has.
+    /// Registers a GPU for the wanted events that it supports.
     pub(super) fn register(&self, device: &Device) -> Result<(), NvmlError> {
         let symbols = device.nvml().lib();
         let supported = nvml_sym(symbols.nvmlDeviceGetSupportedEventTypes.as_ref())?;
         let register = nvml_sym(symbols.nvmlDeviceRegisterEvents.as_ref())?;
         let mut bits = 0;
         // SAFETY: the device's handle is valid while `device` lives, `bits` outlives the call, and
-        // the set's handle is valid until `free`, which takes the set away.
+        // the set's handle is valid until `free`, which consumes the set.
         unsafe {
             nvml_try(supported(device.handle(), &raw mut bits))?;
             nvml_try(register(device.handle(), bits & EVENT_BITS, self.0 as *mut _))
@@ -221,7 +221,7 @@ impl EventSet {
         }
     }
 
-    /// Gives the set back. Nothing is done if NVML does not know how: then the set was never there.
+    /// Frees the set. Does nothing if the library lacks the function: then it could not create a set either.
     pub(super) fn free(self, nvml: &Nvml) {
         if let Ok(call) = nvml_sym(nvml.lib().nvmlEventSetFree.as_ref()) {
             // SAFETY: the handle came from `nvmlEventSetCreate` and is not used again: `self` ends.

@@ -1,6 +1,6 @@
 //! `/proc/PID/cgroup`: which pod and which container a process is in. Pure.
 //!
-//! The kubelet makes a cgroup for each pod, and the container runtime one for each container in it
+//! The kubelet creates a cgroup for each pod, and the container runtime one for each container in it
 //! (kubelet 1.36, `pkg/kubelet/cm/cgroup_manager_linux.go`):
 //!
 //! | cgroup driver | pod | container |
@@ -8,14 +8,14 @@
 //! | systemd | `kubepods-burstable-pod<UID, _ for ->.slice` | `cri-containerd-<id>.scope`, `crio-<id>.scope` |
 //! | cgroupfs | `kubepods/burstable/pod<UID>` | `<id>`, `crio-<id>` |
 //!
-//! Pods of guaranteed quality lack the middle word. A runtime that was set to cgroupfs under a kubelet
-//! set to systemd makes `kubepods-burstable-pod<UID>.slice:cri-containerd:<id>`. A reader in a cgroup
-//! namespace of its own sees paths from there: `/../../kubepods-...`.
+//! Pods of QoS class Guaranteed lack the middle part. A runtime configured for cgroupfs under a kubelet configured for
+//! systemd creates `kubepods-burstable-pod<UID>.slice:cri-containerd:<id>`. For a reader in a cgroup namespace of its
+//! own, paths are relative to that: `/../../kubepods-...`.
 
 use berth_kernel::process::{Owner, PodProcess, Unseen};
 
-/// Whose a process is, by its `cgroup` file: one line a hierarchy, `0::PATH` in v2, `N:names:PATH` in
-/// v1. Any hierarchy may be the one that tells.
+/// The owner of a process, by its `cgroup` file: a line for each hierarchy, `0::PATH` in v2, `N:names:PATH` in v1. The
+/// pod may be in any of them.
 pub(super) fn owner(text: &str) -> Owner {
     let paths = || text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     if let Some(pod) = paths().find_map(pod) {
@@ -28,12 +28,12 @@ pub(super) fn owner(text: &str) -> Owner {
     Owner::NoPod { container_id: container_id.map(String::from) }
 }
 
-/// The pod of a path. The outermost counts: what is below it, its own processes may have named.
+/// The pod of a path. The outermost counts: cgroups below it may be created and named by its own processes.
 fn pod(path: &str) -> Option<PodProcess> {
     let mut before = "";
     let mut rest = parts(path);
     while let Some(part) = rest.next() {
-        // `a.slice:cri-containerd:id` is all in one.
+        // `a.slice:cri-containerd:id` has pod and container in one part.
         let (name, inside) = part.split_once(':').map_or((part, None), |(name, rest)| (name, Some(rest)));
         if let Some(uid) = by_systemd(name).or_else(|| by_cgroupfs(name, before)) {
             let container = inside.or_else(|| rest.next());
@@ -49,21 +49,21 @@ fn pod(path: &str) -> Option<PodProcess> {
 }
 
 fn parts(path: &str) -> impl Iterator<Item = &str> {
-    // A process that outlives its cgroup.
+    // The kernel appends it for a process that outlives its cgroup.
     let path = path.strip_suffix(" (deleted)").unwrap_or(path);
     path.split('/').filter(|part| !part.is_empty())
 }
 
-/// `kubepods-burstable-pod<UID>.slice`: systemd takes `-` for nesting, so the kubelet writes `_`.
+/// The pod UID of `kubepods-burstable-pod<UID>.slice`. In systemd `-` means nesting, so the kubelet replaces it by `_`.
 fn by_systemd(name: &str) -> Option<String> {
     let (above, last) = name.strip_suffix(".slice")?.rsplit_once('-')?;
-    // A `--cgroup-root` puts its own name before.
+    // `--cgroup-root` adds a prefix.
     above.split('-').any(|word| word == "kubepods").then_some(())?;
     let uid = last.strip_prefix("pod")?.replace('_', "-");
     is_uid(&uid).then_some(uid)
 }
 
-/// `pod<UID>` below `kubepods`, or where the namespace hides what is above it.
+/// The pod UID of `pod<UID>` below `kubepods`, or below `..` where the cgroup namespace hides the path above it.
 fn by_cgroupfs(name: &str, above: &str) -> Option<String> {
     let uid = name.strip_prefix("pod")?;
     let below_kubepods = ["kubepods", "burstable", "besteffort"].contains(&above);
@@ -72,14 +72,14 @@ fn by_cgroupfs(name: &str, above: &str) -> Option<String> {
     (certain && is_uid(uid)).then(|| uid.to_owned())
 }
 
-/// A UUID, the 32 hex digits of a static pod, or what a static pod's manifest says.
+/// Whether the text can be a UID: a UUID, the 32 hex digits of a static pod, or the UID in a static pod's manifest.
 fn is_uid(text: &str) -> bool {
-    /// Longest UID taken; a UUID has 36.
+    /// Longest UID that is accepted; a UUID has 36 characters.
     const MAX: usize = 64;
     !text.is_empty() && text.len() <= MAX && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
-/// The hex digits at the end of a container's cgroup name.
+/// The container id: the hex digits at the end of a container's cgroup name.
 fn container_id(name: &str) -> Option<&str> {
     let name = name.strip_suffix(".scope").unwrap_or(name);
     let id = name.rsplit(['-', ':']).next()?;
@@ -87,7 +87,7 @@ fn container_id(name: &str) -> Option<&str> {
     (hex && (12..=64).contains(&id.len())).then_some(id)
 }
 
-/// The same outside pods, where a short one could be anything.
+/// The container id outside of pods, where a short name could be anything.
 fn long_id(name: &str) -> Option<&str> {
     container_id(name).filter(|id| id.len() == 64)
 }
@@ -161,7 +161,7 @@ mod tests {
             (format!("/../../../kubepods-pod{FLAT}.slice/cri-containerd-{ID}.scope"), UID),
             (format!("/../../pod{UID}/{ID}"), UID),
             (format!("/../../../besteffort/pod{UID}/{ID}"), UID),
-            // What a container makes below its own says nothing.
+            // Cgroups that a container creates below its own are ignored.
             (format!("/kubepods/pod{UID}/{ID}/kubepods/podother/{}", ID.replace('8', "9")), UID),
             (format!("/kubepods.slice/kubepods-pod{FLAT}.slice/cri-containerd-{ID}.scope/init.scope"), UID),
             (format!("/kubepods/pod{UID}/{ID} (deleted)"), UID),

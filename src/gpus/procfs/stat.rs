@@ -3,7 +3,7 @@
 /// Bytes of a command name that the kernel keeps: `TASK_COMM_LEN` (16) less the terminating NUL.
 const NAME_BYTES: usize = 15;
 
-/// What is used of it.
+/// The fields that are used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     /// The command name.
@@ -12,8 +12,8 @@ pub(super) struct Stat {
     pub(super) started_ticks: u64,
 }
 
-/// Reads `PID (NAME) STATE ...`, as `man 5 proc_pid_stat` has it. A name may hold spaces and
-/// parentheses, so it ends with the last one.
+/// Parses `PID (NAME) STATE ...` (`man 5 proc_pid_stat`). A name may contain spaces and parentheses, so it ends at the
+/// last closing one.
 pub(super) fn parse(text: &str) -> Option<Stat> {
     /// `starttime` is field 22; the first one after the name is field 3.
     const START_AFTER_NAME: usize = 22 - 3;
@@ -23,8 +23,8 @@ pub(super) fn parse(text: &str) -> Option<Stat> {
     Some(Stat { name: name.to_owned(), started_ticks })
 }
 
-/// A name as the kernel keeps it.
-pub(super) fn cut(name: &str) -> &str {
+/// Truncates a name as the kernel does.
+pub(super) fn truncate(name: &str) -> &str {
     &name[..name.floor_char_boundary(NAME_BYTES)]
 }
 
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_may_look_like_what_comes_after_it() {
+    fn a_name_may_look_like_the_fields_after_it() {
         let rest = "S 1 4117 4117 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 9 0 182734 12345 99 18446744073709551615";
         for name in ["python3", "a) S 1 (b", "", "tmux: server", ")"] {
             let stat = parse(&format!("4117 ({name}) {rest}\n")).unwrap();
@@ -46,9 +46,9 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_is_cut_as_the_kernel_cuts_it() {
-        assert_eq!(cut("nvidia-persistenced"), "nvidia-persiste");
-        assert_eq!(cut("nvidia-smi"), "nvidia-smi");
-        assert_eq!(cut("fifteen-bytes-é"), "fifteen-bytes-", "never half a character");
+    fn a_long_name_is_truncated_as_in_the_kernel() {
+        assert_eq!(truncate("nvidia-persistenced"), "nvidia-persiste");
+        assert_eq!(truncate("nvidia-smi"), "nvidia-smi");
+        assert_eq!(truncate("fifteen-bytes-é"), "fifteen-bytes-", "never half a character");
     }
 }

@@ -1,4 +1,4 @@
-//! The room on a `/proc` of files, and on the real one.
+//! Tests with a `/proc` made of files, and with the real one.
 
 use super::*;
 use berth_kernel::process::PodProcess;
@@ -8,10 +8,10 @@ use tempfile::TempDir;
 
 const UID: &str = "3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1";
 
-/// A folder that looks like `/proc`.
-struct Fake(TempDir);
+/// A folder with the layout of `/proc`.
+struct FakeProc(TempDir);
 
-impl Fake {
+impl FakeProc {
     fn new(namespace: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("self/ns")).unwrap();
@@ -19,7 +19,7 @@ impl Fake {
         Self(folder)
     }
 
-    fn runs(&self, pid: u32, name: &str, started: u64, cgroup: &str) {
+    fn add_process(&self, pid: u32, name: &str, started: u64, cgroup: &str) {
         let folder = self.0.path().join(pid.to_string());
         fs::create_dir_all(&folder).unwrap();
         let stat = format!("{pid} ({name}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {started} 0 0\n");
@@ -27,29 +27,30 @@ impl Fake {
         fs::write(folder.join("cgroup"), cgroup).unwrap();
     }
 
-    fn room(&self, ignore: &[&str]) -> ProcFs {
+    fn open(&self, ignore: &[&str]) -> ProcFs {
         let ignore: Vec<_> = ignore.iter().map(ToString::to_string).collect();
         ProcFs::new(self.0.path().to_owned(), &ignore)
     }
 }
 
-fn only(room: &ProcFs, pid: u32) -> Who {
-    let mut who = room.who(&BTreeSet::from([pid]));
+/// The identity of one process.
+fn identify(procfs: &ProcFs, pid: u32) -> Who {
+    let mut who = procfs.who(&BTreeSet::from([pid]));
     assert_eq!(who.len(), 1);
     who.remove(&pid).unwrap()
 }
 
 #[test]
 fn a_process_of_a_pod_is_known_by_pod_and_container() {
-    let fake = Fake::new(HOST_PID_NAMESPACE);
-    fake.runs(7, "python3", 99, &format!("0::/kubepods/burstable/pod{UID}/{}\n", "ab".repeat(32)));
+    let fake = FakeProc::new(HOST_PID_NAMESPACE);
+    fake.add_process(7, "python3", 99, &format!("0::/kubepods/burstable/pod{UID}/{}\n", "ab".repeat(32)));
     let log = format!(
         "1 1 8:1 /var/lib/kubelet/pods/{UID}/containers/main/12ab /dev/termination-log rw - ext4 x rw\n"
     );
     fs::write(fake.0.path().join("7/mountinfo"), log).unwrap();
-    let room = fake.room(&[]);
-    assert_eq!(room.sight(), Sight::Visible);
-    let who = only(&room, 7);
+    let procfs = fake.open(&[]);
+    assert_eq!(procfs.sight(), Sight::Visible);
+    let who = identify(&procfs, 7);
     assert_eq!((who.name.as_deref(), who.started_ticks, who.ignored), (Some("python3"), Some(99), false));
     let container_id = Some("ab".repeat(32));
     assert_eq!(
@@ -59,72 +60,72 @@ fn a_process_of_a_pod_is_known_by_pod_and_container() {
 }
 
 #[test]
-fn a_later_process_with_the_same_id_is_looked_at_anew_and_the_same_one_is_not() {
-    let fake = Fake::new(HOST_PID_NAMESPACE);
-    let room = fake.room(&[]);
-    fake.runs(7, "a", 1, &format!("0::/kubepods/pod{UID}\n"));
-    assert!(only(&room, 7).owner.pod().is_some());
-    // A process does not leave its pod: what its files say now is not asked.
-    fake.runs(7, "a", 1, "0::/\n");
-    assert!(only(&room, 7).owner.pod().is_some());
-    fake.runs(7, "b", 2, "0::/\n");
-    assert_eq!(only(&room, 7).owner, Owner::NoPod { container_id: None });
-    // Who is not asked about is forgotten.
-    room.who(&BTreeSet::new());
-    assert!(room.known.lock().is_empty());
+fn a_later_process_with_the_same_id_is_read_again_and_the_same_process_is_not() {
+    let fake = FakeProc::new(HOST_PID_NAMESPACE);
+    let procfs = fake.open(&[]);
+    fake.add_process(7, "a", 1, &format!("0::/kubepods/pod{UID}\n"));
+    assert!(identify(&procfs, 7).owner.pod().is_some());
+    // A process does not leave its pod, so its files are not read again.
+    fake.add_process(7, "a", 1, "0::/\n");
+    assert!(identify(&procfs, 7).owner.pod().is_some());
+    fake.add_process(7, "b", 2, "0::/\n");
+    assert_eq!(identify(&procfs, 7).owner, Owner::NoPod { container_id: None });
+    // Processes that a call does not name are forgotten.
+    procfs.who(&BTreeSet::new());
+    assert!(procfs.known.lock().is_empty());
 }
 
 #[test]
-fn what_cannot_be_told_says_why() {
-    let fake = Fake::new(HOST_PID_NAMESPACE);
-    fake.runs(8, "x", 1, "");
+fn a_process_that_cannot_be_identified_has_a_reason() {
+    let fake = FakeProc::new(HOST_PID_NAMESPACE);
+    fake.add_process(8, "x", 1, "");
     fs::create_dir_all(fake.0.path().join("9/stat")).unwrap();
-    let room = fake.room(&[]);
-    let unseen = |pid| match only(&room, pid).owner {
+    let procfs = fake.open(&[]);
+    let unseen = |pid| match identify(&procfs, pid).owner {
         Owner::Unknown(unseen) => unseen,
         other => panic!("{other:?}"),
     };
     assert_eq!((unseen(7), unseen(8), unseen(9)), (Unseen::Gone, Unseen::Unreadable, Unseen::Unreadable));
-    let many: BTreeSet<u32> = (1..=u32::try_from(ASKED_MAX).unwrap() + 1).collect();
-    let last = room.who(&many).pop_last().unwrap().1;
+    let many: BTreeSet<u32> = (1..=u32::try_from(PIDS_MAX).unwrap() + 1).collect();
+    let last = procfs.who(&many).pop_last().unwrap().1;
     assert_eq!(last.owner, Owner::Unknown(Unseen::TooMany));
 }
 
 #[test]
-fn in_a_pid_namespace_of_its_own_it_guesses_nothing() {
-    let fake = Fake::new("pid:[4026532271]");
-    fake.runs(7, "innocent", 1, &format!("0::/kubepods/pod{UID}\n"));
-    let room = fake.room(&[]);
-    assert!(matches!(room.sight(), Sight::Hidden { fix, .. } if fix.contains("hostPID: true")));
-    assert_eq!(only(&room, 7).owner, Owner::Unknown(Unseen::Hidden));
+fn in_a_pid_namespace_of_its_own_no_process_is_identified() {
+    let fake = FakeProc::new("pid:[4026532271]");
+    fake.add_process(7, "innocent", 1, &format!("0::/kubepods/pod{UID}\n"));
+    let procfs = fake.open(&[]);
+    assert!(matches!(procfs.sight(), Sight::Hidden { fix, .. } if fix.contains("hostPID: true")));
+    assert_eq!(identify(&procfs, 7).owner, Owner::Unknown(Unseen::Hidden));
     let none = ProcFs::new("/nowhere".into(), &[]);
     assert!(matches!(none.sight(), Sight::Unsupported { .. }));
-    assert_eq!(only(&none, 7).owner, Owner::Unknown(Unseen::Unreadable));
+    assert_eq!(identify(&none, 7).owner, Owner::Unknown(Unseen::Unreadable));
 }
 
 #[test]
-fn daemons_are_ignored_by_the_name_that_the_kernel_keeps() {
-    let fake = Fake::new(HOST_PID_NAMESPACE);
-    fake.runs(7, "nvidia-persiste", 1, "0::/\n");
-    fake.runs(8, "nvidia-smi2", 1, "0::/\n");
-    let room = fake.room(&["nvidia-persistenced", "nvidia-smi"]);
-    assert!(only(&room, 7).ignored);
-    assert!(!only(&room, 8).ignored);
+fn processes_are_ignored_by_the_name_that_the_kernel_keeps() {
+    let fake = FakeProc::new(HOST_PID_NAMESPACE);
+    fake.add_process(7, "nvidia-persiste", 1, "0::/\n");
+    fake.add_process(8, "nvidia-smi2", 1, "0::/\n");
+    let procfs = fake.open(&["nvidia-persistenced", "nvidia-smi"]);
+    assert!(identify(&procfs, 7).ignored);
+    assert!(!identify(&procfs, 8).ignored);
 }
 
 #[test]
 fn this_process_is_read_from_the_real_proc() {
-    let room = ProcFs::new("/proc".into(), &[]);
+    let procfs = ProcFs::new("/proc".into(), &[]);
     let pid = std::process::id();
-    match room.sight() {
+    match procfs.sight() {
         Sight::Visible => {
-            let who = only(&room, pid);
+            let who = identify(&procfs, pid);
             assert!(who.name.is_some() && who.started_ticks.is_some(), "{who:?}");
         }
         Sight::Hidden { why, .. } => assert!(why.contains("pid:["), "{why}"),
         Sight::Unsupported { why } => panic!("{why}"),
     }
-    let (started, who) = room.one(pid, None).unwrap();
+    let (started, who) = procfs.identify(pid, None).unwrap();
     assert!(started > 0 && !matches!(who.owner, Owner::Unknown(_)), "{who:?}");
-    assert_eq!(room.one(u32::MAX, None), Err(Unseen::Gone));
+    assert_eq!(procfs.identify(u32::MAX, None), Err(Unseen::Gone));
 }

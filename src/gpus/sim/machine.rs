@@ -1,4 +1,4 @@
-//! What is simulated: a machine, as a profile or a file describes it.
+//! The simulated machine, and how a profile or a file describes it.
 
 use super::model::Model;
 use berth_files::yaml;
@@ -6,9 +6,9 @@ use berth_kernel::process::PROCESSES_PER_GPU_MAX;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 
-/// Most GPUs of a simulated machine, as on the largest real ones.
+/// Most GPUs of a simulated machine: those of the largest real ones.
 const COUNT_MAX: u32 = 16;
-/// Most groups: no two GPUs alike.
+/// Most groups: each GPU of another model.
 const GROUPS_MAX: usize = 16;
 
 /// A simulated machine. As a file, YAML or JSON:
@@ -24,32 +24,32 @@ const GROUPS_MAX: usize = 16;
 ///   - index: 4
 ///     trouble: "needs a reset"
 ///   - index: 5
-///     absent: true       # is not there at all
+///     absent: true       # is not found
 ///   - index: 6
-///     processes: 2       # so many, and nothing more is told of them
+///     processes: 2       # their number only; they are not listed
 ///     memoryUsedMiB: 4096
 ///   - index: 7
 ///     mig: [1g.10gb, 2g.20gb]
-///     running:           # one by one; instance is the place in mig, from 0
+///     running:           # listed one by one; instance is the index in mig, from 0
 ///       - { pid: 4711, memoryMiB: 512, instance: 1 }
 ///       - { pid: 4712, memoryMiB: 64, kind: graphics }
-/// events:                # each is told once; seq only grows
+/// events:                # each is reported once; seq only grows
 ///   - { seq: 1, gpu: 3, xid: 79 }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Machine {
-    /// Key of the model of the first GPUs; usually of all.
+    /// Key of the model of the first group of GPUs; usually of all.
     pub model: String,
     /// Number of GPUs of that model.
     pub count: u32,
-    /// GPUs of other models, that follow these in index.
+    /// Further groups; their GPUs follow in index.
     #[serde(default)]
     pub more: Vec<SimGroup>,
-    /// GPUs that differ from one that works and is idle.
+    /// GPUs that differ from one that is healthy and idle.
     #[serde(default)]
     pub gpus: Vec<SimGpu>,
-    /// What happened.
+    /// The events.
     #[serde(default)]
     pub events: Vec<SimEvent>,
 }
@@ -64,49 +64,48 @@ pub struct SimGroup {
     pub count: u32,
 }
 
-/// How one GPU differs.
+/// The state of one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct SimGpu {
-    /// Which GPU, from 0.
+    /// Index of the GPU, from 0.
     pub index: u32,
-    /// It is not there.
+    /// The GPU is not found.
     #[serde(default)]
     pub absent: bool,
-    /// It is there and does not answer.
+    /// The GPU is found, but does not answer.
     #[serde(default)]
     pub lost: bool,
-    /// It answers and says that this is wrong with it.
+    /// A problem that the GPU itself reports, although it answers.
     #[serde(default)]
     pub trouble: Option<String>,
-    /// How many processes use it beside those in `running`. If there are any, the GPU does not tell its
-    /// processes one by one.
+    /// Number of processes that use it besides those in `running`. Unless it is 0, the GPU does not list its processes.
     #[serde(default)]
     pub processes: u32,
-    /// Processes that are told one by one.
+    /// Processes that the GPU lists.
     #[serde(default)]
     pub running: Vec<SimProcess>,
-    /// Memory in use beside that of `running`, MiB.
+    /// Memory in use besides that of `running`, MiB.
     #[serde(rename = "memoryUsedMiB", default)]
     pub memory_used_mib: u64,
-    /// Profiles of its MIG instances; none: it is not in MIG mode.
+    /// Profiles of its MIG instances; empty: it is not in MIG mode.
     #[serde(default)]
     pub mig: Vec<String>,
 }
 
-/// One process.
+/// A process on a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct SimProcess {
-    /// Its id on this machine.
+    /// Its process id.
     pub pid: u32,
     /// Memory that it uses, MiB.
     #[serde(rename = "memoryMiB", default)]
     pub memory_mib: u64,
-    /// What it does there.
+    /// What it does on the GPU.
     #[serde(default)]
     pub kind: SimKind,
-    /// The MIG instance that it is on: a place in `mig`.
+    /// Its MIG instance: an index in `mig`.
     #[serde(default)]
     pub instance: Option<usize>,
 }
@@ -120,15 +119,15 @@ pub enum SimKind {
     Compute,
     /// It computes as a client of MPS.
     Mps,
-    /// It draws.
+    /// It uses graphics.
     Graphics,
 }
 
-/// One event.
+/// An XID of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct SimEvent {
-    /// Larger than that of every earlier event.
+    /// Sequence number, larger than that of each earlier event.
     pub seq: u64,
     /// Index of the GPU.
     pub gpu: u32,
@@ -137,10 +136,10 @@ pub struct SimEvent {
 }
 
 impl Machine {
-    /// `8xh100`, or several such with `+` between them.
+    /// Parses a profile: `8xh100`, or several such groups joined by `+`.
     ///
     /// # Errors
-    /// In words, if it is no such profile.
+    /// If the profile is invalid.
     pub fn from_profile(text: &str) -> Result<Self, String> {
         let group = |text: &str| {
             let (count, model) = text.split_once('x')?;
@@ -152,10 +151,10 @@ impl Machine {
         Self::of_groups(groups)
     }
 
-    /// GPUs of these models, in this order.
+    /// A machine of these groups, in this order.
     ///
     /// # Errors
-    /// In words, if there is no such machine.
+    /// If a group is invalid, or there is none.
     pub fn of_groups(groups: Vec<SimGroup>) -> Result<Self, String> {
         let mut groups = groups.into_iter();
         let Some(SimGroup { model, count }) = groups.next() else {
@@ -165,9 +164,9 @@ impl Machine {
         machine.check().map(|()| machine)
     }
 
-    /// Whether a text is meant as a profile and not as the name of a file.
+    /// Whether a text is a profile and not the name of a file.
     pub(super) fn is_profile(text: &str) -> bool {
-        // A sign is no part of a count, and `-1xh100` is no likely name of a file.
+        // `-1xh100` counts as a profile, so that its error is that of an invalid count and not of a missing file.
         let text = text.trim_start_matches(['-', '+']);
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         digits > 0 && text[digits..].starts_with('x') && !text.contains(['/', '.'])
@@ -179,7 +178,7 @@ impl Machine {
         self.more.iter().fold(self.count, |sum, group| sum.saturating_add(group.count))
     }
 
-    /// Key and number of each group.
+    /// Key and number of GPUs of each group.
     pub(super) fn groups(&self) -> impl Iterator<Item = (&str, u32)> {
         let more = self.more.iter().map(|group| (group.model.as_str(), group.count));
         std::iter::once((self.model.as_str(), self.count)).chain(more)
@@ -195,14 +194,14 @@ impl Machine {
         Model::find(key)
     }
 
-    /// A machine from the text of a file.
+    /// Parses the text of a file.
     pub(super) fn from_text(text: &str) -> Result<Self, String> {
-        // YAML holds JSON within it.
+        // JSON is valid YAML.
         let machine: Self = yaml::from_str(text).map_err(|error| error.to_string())?;
         machine.check().map(|()| machine)
     }
 
-    /// What is wrong with it, in words.
+    /// Checks the machine; the error is a text for users.
     pub(super) fn check(&self) -> Result<(), String> {
         if let Some((key, _)) = self.groups().find(|(key, _)| Model::find(key).is_none()) {
             let known = Model::keys();
@@ -235,7 +234,7 @@ impl Machine {
             let placed = |process: &&SimProcess| process.instance.is_some_and(|at| at >= gpu.mig.len());
             if let Some(process) = gpu.running.iter().find(placed) {
                 return Err(format!(
-                    "gpus: index {index}: process {} is on an instance that mig has not",
+                    "gpus: index {index}: process {} is on an instance that is not in mig",
                     process.pid
                 ));
             }
@@ -252,24 +251,25 @@ impl Machine {
         }
     }
 
-    /// How the GPU with this index fares, made if it does not differ yet.
+    /// The entry of the GPU with this index, added if there is none.
     pub fn gpu(&mut self, index: u32) -> &mut SimGpu {
-        let at = match self.gpus.iter().position(|gpu| gpu.index == index) {
-            Some(at) => at,
+        let position = match self.gpus.iter().position(|gpu| gpu.index == index) {
+            Some(position) => position,
             None => {
                 self.gpus.push(SimGpu { index, ..SimGpu::default() });
                 self.gpus.len() - 1
             }
         };
-        &mut self.gpus[at]
+        &mut self.gpus[position]
     }
 
-    /// Appends an XID of a GPU.
+    /// Appends an XID event of a GPU.
     pub fn push_xid(&mut self, gpu: u32, xid: u64) {
         let seq = self.newest_event() + 1;
         self.events.push(SimEvent { seq, gpu, xid });
     }
 
+    /// The largest `seq` of the events; 0 without events.
     pub(super) fn newest_event(&self) -> u64 {
         self.events.iter().map(|event| event.seq).max().unwrap_or(0)
     }
@@ -280,14 +280,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn profiles() {
+    fn profiles_are_parsed_and_invalid_ones_rejected() {
         let machine = Machine::from_profile("16xh200").unwrap();
         assert_eq!((machine.count, machine.model.as_str()), (16, "h200"));
         let machine = Machine::from_profile("2xa100-40gb+1xl4+3xt4").unwrap();
         let models: Vec<_> = (0..7).map(|index| machine.model_of(index).map(|model| model.key)).collect();
         let t4 = Some("t4");
         assert_eq!(models, [Some("a100-40gb"), Some("a100-40gb"), Some("l4"), t4, t4, t4, None]);
-        for (text, says) in [
+        for (text, expected) in [
             ("h100", "no profile"),
             ("xh100", "no profile"),
             ("8xk80", "known are t4"),
@@ -297,7 +297,7 @@ mod tests {
             ("8xh100+1xk80", "known are t4"),
         ] {
             let error = Machine::from_profile(text).unwrap_err();
-            assert!(error.contains(says), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
         assert!(Machine::is_profile("8xh100") && Machine::is_profile("8xk80"));
         assert!(Machine::is_profile("-1xh100") && Machine::from_profile("-1xh100").is_err());
@@ -305,23 +305,23 @@ mod tests {
     }
 
     #[test]
-    fn files_in_yaml_and_json_and_what_is_wrong_with_them() {
+    fn files_in_yaml_and_json_are_parsed_and_invalid_ones_rejected() {
         let yaml = "model: h100\ncount: 2\ngpus: [{index: 1, lost: true, mig: [1g.10gb]}]\n";
         let machine = Machine::from_text(yaml).unwrap();
         assert!(machine.gpus[0].lost);
         let json = r#"{"model": "t4", "count": 1, "events": [{"seq": 1, "gpu": 0, "xid": 79}]}"#;
         assert_eq!(Machine::from_text(json).unwrap().events[0].xid, 79);
-        for (text, says) in [
+        for (text, expected) in [
             ("model: h100\ncount: 2\nnonsense: 1\n", "nonsense"),
             ("model: h100\ncount: 2\ngpus: [{index: 2}]\n", "index 2"),
             ("model: t4\ncount: 2\ngpus: [{index: 1, mig: [1g.10gb]}]\n", "no MIG profile"),
             ("model: h100\ncount: 2\ngpus: [{index: 1, mig: [4g.40gb, 4g.40gb]}]\n", "a GPU has 7"),
-            ("model: h100\ncount: 1\ngpus: [{index: 0, running: [{pid: 7, instance: 0}]}]\n", "mig has not"),
+            ("model: h100\ncount: 1\ngpus: [{index: 0, running: [{pid: 7, instance: 0}]}]\n", "not in mig"),
             ("model: h100\ncount: 1\ngpus: [{index: 0, running: [{pid: 7, kind: idle}]}]\n", "graphics"),
             ("model: h100\ncount: 1\nevents: [{seq: 1, gpu: 1, xid: 3}]\n", "seq 1"),
         ] {
             let error = Machine::from_text(text).unwrap_err();
-            assert!(error.contains(says), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 }

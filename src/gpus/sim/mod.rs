@@ -1,11 +1,11 @@
 //! Simulated GPUs, behind the port [`Gpus`]: for laptops, tests and clusters without GPUs.
 //!
-//! `sim:8xh100` (or `sim:2xa100+2xl4`) is a machine that never changes; `sim:FILE` is one that follows its file
-//! ([`Machine`] shows the form); and a [`SimGpus`] in hand can be changed from Rust.
+//! `sim:8xh100` (or `sim:2xa100+2xl4`) is a machine that never changes; `sim:FILE` is one that changes with its file
+//! (for the format see [`Machine`]); and [`SimGpus::change`] changes one from Rust.
 
+mod inventory;
 mod machine;
 mod model;
-mod wiring;
 
 pub use machine::{Machine, SimEvent, SimGpu, SimGroup, SimKind, SimProcess};
 
@@ -18,13 +18,13 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How often a file is looked at while somebody waits for an event.
+/// How often the file is checked for changes while a caller waits for an event.
 const FILE_POLL: Duration = Duration::from_millis(20);
 
-/// The largest file that is read, in bytes: 16 GPUs and ten thousand events take half of it.
+/// The largest file that is read, bytes: twice the size of one with 16 GPUs and ten thousand events.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Readings that nobody fetched yet; the oldest goes when there are more (16 GPUs with 64 each).
+/// Most readings in the queue (16 GPUs with 64 each); the oldest is dropped when there are more.
 const READINGS_MAX: usize = 1024;
 
 /// Simulated GPUs.
@@ -37,40 +37,40 @@ pub struct SimGpus {
 
 struct State {
     machine: Machine,
-    /// Tells one version of the file from another.
+    /// Identifies the version of the file that was read last.
     stamp: Option<Stamp>,
-    /// Why the newest version of the file cannot be used.
-    bad: Option<String>,
-    /// The newest event that became a reading.
-    told: u64,
+    /// Why the newest version of the file cannot be used, if so.
+    error: Option<String>,
+    /// `seq` of the newest event that became a reading.
+    last_event: u64,
     /// GPUs whose loss became a reading.
     lost: BTreeSet<u32>,
     readings: VecDeque<Reading>,
 }
 
-/// Device, inode, size and time of change of a file.
+/// Device, inode, size and modification time of a file.
 type Stamp = (u64, u64, u64, i64, i64);
 
 impl SimGpus {
-    /// Whether what follows `sim:` is meant as a profile and not as the name of a file.
+    /// Whether the text after `sim:` is a profile and not the name of a file.
     #[must_use]
     pub fn is_profile(spec: &str) -> bool {
         Machine::is_profile(spec)
     }
 
-    /// Simulates what follows `sim:` in `--gpus`: a profile such as `8xh100`, or a file.
+    /// Simulates the machine given after `sim:` in `--gpus`: a profile such as `8xh100`, or a file.
     ///
     /// # Errors
-    /// If it is no profile, or the file cannot be used; says why.
+    /// If the profile is invalid, or the file cannot be used.
     pub fn open(spec: &str) -> Result<Self, GpusError> {
         if Machine::is_profile(spec) {
-            let machine = Machine::from_profile(spec).map_err(|why| refused(spec, &why))?;
+            let machine = Machine::from_profile(spec).map_err(|why| simulation_error(spec, &why))?;
             return Ok(Self::of(machine));
         }
         let path = PathBuf::from(spec);
         let (stamp, machine) = match (stamp(&path), read(&path)) {
             (stamp, Ok(machine)) => (stamp, machine),
-            (_, Err(why)) => return Err(refused(spec, &why)),
+            (_, Err(why)) => return Err(simulation_error(spec, &why)),
         };
         let mut gpus = Self::of(machine);
         gpus.file = Some(path);
@@ -78,15 +78,15 @@ impl SimGpus {
         Ok(gpus)
     }
 
-    /// Simulates a machine that [`SimGpus::change`] changes. Its events so far are past.
+    /// Simulates a machine that [`SimGpus::change`] can change. Its present events do not become readings.
     #[must_use]
     pub fn of(machine: Machine) -> Self {
         let state = State {
-            told: machine.newest_event(),
-            lost: lost(&machine),
+            last_event: machine.newest_event(),
+            lost: lost_gpus(&machine),
             machine,
             stamp: None,
-            bad: None,
+            error: None,
             readings: VecDeque::new(),
         };
         Self { file: None, state: Mutex::new(state), arrived: Condvar::new() }
@@ -95,22 +95,22 @@ impl SimGpus {
     /// Changes the machine.
     ///
     /// # Errors
-    /// In words, if the change makes no sense; then nothing is changed.
+    /// If the changed machine is invalid; then nothing is changed.
     pub fn change(&self, change: impl FnOnce(&mut Machine)) -> Result<(), String> {
         let mut state = self.state.lock();
         let mut machine = state.machine.clone();
         change(&mut machine);
         machine.check()?;
-        state.become_machine(machine);
+        state.set_machine(machine);
         self.arrived.notify_all();
         Ok(())
     }
 
-    /// The state, after a look at the file.
+    /// The state, after a reload of the file if it has changed.
     fn current(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         if let Some(path) = &self.file {
-            state.follow(path);
+            state.reload(path);
         }
         state
     }
@@ -118,7 +118,7 @@ impl SimGpus {
 
 impl State {
     /// Reads the file if it has changed.
-    fn follow(&mut self, path: &Path) {
+    fn reload(&mut self, path: &Path) {
         let stamp = stamp(path);
         if stamp.is_some() && stamp == self.stamp {
             return;
@@ -126,28 +126,29 @@ impl State {
         self.stamp = stamp;
         match read(path) {
             Ok(machine) => {
-                self.bad = None;
-                self.become_machine(machine);
+                self.error = None;
+                self.set_machine(machine);
             }
-            Err(why) => self.bad = Some(why),
+            Err(why) => self.error = Some(why),
         }
     }
 
-    fn become_machine(&mut self, machine: Machine) {
+    /// Replaces the machine; its new events and losses become readings.
+    fn set_machine(&mut self, machine: Machine) {
         self.machine = machine;
-        let mut new: Vec<_> = self.machine.events.iter().filter(|e| e.seq > self.told).collect();
+        let mut new: Vec<_> = self.machine.events.iter().filter(|e| e.seq > self.last_event).collect();
         new.sort_by_key(|event| event.seq);
         let events = new.into_iter().map(|event| {
             let detail = "simulated".to_owned();
             (event.gpu, "xid", event.xid, detail)
         });
-        let now_lost = lost(&self.machine);
+        let now_lost = lost_gpus(&self.machine);
         let losses = now_lost.difference(&self.lost).map(|&gpu| {
             let detail = "the GPU fell off the bus (simulated)".to_owned();
             (gpu, "lost", 0, detail)
         });
         for (gpu, source, code, detail) in events.chain(losses).collect::<Vec<_>>() {
-            let Some(part) = wiring::gpu_id(&self.machine, gpu) else {
+            let Some(part) = inventory::gpu_id(&self.machine, gpu) else {
                 continue;
             };
             if self.readings.len() == READINGS_MAX {
@@ -155,7 +156,7 @@ impl State {
             }
             self.readings.push_back(Reading { part, source: source.to_owned(), code, detail });
         }
-        self.told = self.told.max(self.machine.newest_event());
+        self.last_event = self.last_event.max(self.machine.newest_event());
         self.lost = now_lost;
     }
 }
@@ -163,11 +164,11 @@ impl State {
 impl Gpus for SimGpus {
     fn look(&self) -> Result<Inventory, GpusError> {
         let state = self.current();
-        if let (Some(why), Some(path)) = (&state.bad, &self.file) {
-            return Err(refused(&path.display().to_string(), why));
+        if let (Some(why), Some(path)) = (&state.error, &self.file) {
+            return Err(simulation_error(&path.display().to_string(), why));
         }
-        wiring::inventory(&state.machine)
-            .ok_or_else(|| refused(&state.machine.model, "this model is not known"))
+        inventory::inventory(&state.machine)
+            .ok_or_else(|| simulation_error(&state.machine.model, "this model is not known"))
     }
 
     fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError> {
@@ -181,10 +182,10 @@ impl Gpus for SimGpus {
             if left.is_zero() {
                 return Ok(None);
             }
-            let nap = if self.file.is_some() { left.min(FILE_POLL) } else { left };
-            self.arrived.wait_for(&mut state, nap);
+            let timeout = if self.file.is_some() { left.min(FILE_POLL) } else { left };
+            self.arrived.wait_for(&mut state, timeout);
             if let Some(path) = &self.file {
-                state.follow(path);
+                state.reload(path);
             }
         }
     }
@@ -194,13 +195,13 @@ impl Gpus for SimGpus {
         let groups = state.machine.groups().map(|(model, count)| format!("{count} simulated {model}"));
         let groups = groups.collect::<Vec<_>>().join(" and ");
         match &self.file {
-            Some(path) => format!("{groups}, as {} says", path.display()),
+            Some(path) => format!("{groups}, from {}", path.display()),
             None => groups,
         }
     }
 }
 
-fn lost(machine: &Machine) -> BTreeSet<u32> {
+fn lost_gpus(machine: &Machine) -> BTreeSet<u32> {
     let lost = machine.gpus.iter().filter(|gpu| gpu.lost && !gpu.absent);
     lost.map(|gpu| gpu.index).collect()
 }
@@ -215,7 +216,7 @@ fn read(path: &Path) -> Result<Machine, String> {
     Machine::from_text(&text)
 }
 
-fn refused(spec: &str, why: &str) -> GpusError {
+fn simulation_error(spec: &str, why: &str) -> GpusError {
     GpusError {
         what: format!(
             "sim:{spec} cannot be simulated ({why}): give a profile such as sim:8xh100, or a file with model and count"

@@ -1,22 +1,23 @@
-//! The models that can be simulated, and their facts.
+//! The GPU models that can be simulated, and their properties.
 
 use berth_kernel::gpu::Path;
 
-/// One model. Names and memory as `nvidia-smi` shows them.
+/// A GPU model. Names and memory as `nvidia-smi` shows them.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Model {
-    /// As written in `sim:8xh100`.
+    /// The key in a profile such as `sim:8xh100`.
     pub(super) key: &'static str,
     pub(super) name: &'static str,
     pub(super) memory_mib: u64,
     pub(super) compute_capability: &'static str,
     pub(super) architecture: &'static str,
-    /// NVLinks of a GPU to the NVSwitches of its board; 0 for boards on PCIe alone.
+    /// NVLinks of a GPU to the NVSwitches of its board; 0 for boards with PCIe only.
     pub(super) nvlinks: u32,
     /// Whether it can be split into MIG instances.
     pub(super) mig: bool,
-    /// How many neighbours share what is nearer than a NUMA node, and what that is.
+    /// Size of a group of GPUs that are nearer to each other than their NUMA node.
     pub(super) neighbours: u32,
+    /// The path between the GPUs of such a group.
     pub(super) neighbour_path: Path,
 }
 
@@ -44,7 +45,7 @@ const L40S: Model = Model {
     neighbour_path: Path::SingleSwitch,
 };
 
-/// All of them.
+/// All models.
 pub(super) const MODELS: [Model; 9] = [
     Model {
         key: "t4",
@@ -98,13 +99,13 @@ impl Model {
         MODELS.iter().find(|model| model.key == key)
     }
 
-    /// All keys, for messages.
+    /// All keys, for error messages.
     pub(super) fn keys() -> String {
         MODELS.map(|model| model.key).join(", ")
     }
 
-    /// Compute slices and memory in MiB of a MIG profile of this model, such as `1g.10gb`. Memory
-    /// comes in eighths and compute in sevenths of the GPU.
+    /// Compute slices and memory in MiB of a MIG profile of this model, such as `1g.10gb`. Memory is divided into
+    /// eighths, and compute into sevenths of the GPU.
     pub(super) fn profile(&self, name: &str) -> Option<(u32, u64)> {
         /// Slices and eighths of memory.
         const PROFILES: [(u32, u64); 5] = [(1, 1), (2, 2), (3, 4), (4, 4), (7, 8)];

@@ -1,4 +1,4 @@
-//! From a simulated machine to what the kernel is shown of it. Always the same for the same machine.
+//! Builds the inventory of a simulated machine. Deterministic: equal machines have equal inventories.
 
 use super::machine::{Machine, SimGpu, SimKind, SimProcess};
 use super::model::Model;
@@ -8,8 +8,7 @@ use berth_kernel::process::{Process, Uses, Who};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a look at the machine finds. `None` only for a model that is not known, which
-/// [`Machine::check`] refuses first.
+/// The result of a scan of the machine. `None` only for an unknown model, which [`Machine::check`] rejects.
 pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
     let mut inventory = Inventory { processes_complete: true, ..Inventory::default() };
     let mut gpus = Vec::new();
@@ -27,11 +26,11 @@ pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
             let text = "the GPU fell off the bus (simulated)".to_owned();
             inventory.troubles.insert(gpu.id.clone(), text);
         } else {
-            tell_usage(&mut inventory, &gpu, &instances, state);
+            add_usage(&mut inventory, &gpu, &instances, state);
             inventory.signs.extend(state.trouble.iter().map(|text| Reading {
                 part: gpu.id.clone(),
                 source: RECOVERY.to_owned(),
-                // NVML's number for a reset.
+                // NVML's recovery action for a reset.
                 code: 1,
                 detail: text.clone(),
             }));
@@ -44,11 +43,12 @@ pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
     Some(inventory)
 }
 
-/// What the GPU and its instances do, and who does it. What is only counted is the GPU's own.
-fn tell_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: &SimGpu) {
+/// Adds the usage and the processes of the GPU and of its instances. Processes given only by their number count for the
+/// whole GPU.
+fn add_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: &SimGpu) {
     let part = |running: &SimProcess| running.instance.and_then(|at| instances.get(at)).unwrap_or(gpu);
-    let usage = |inside: &dyn Fn(&SimProcess) -> bool| {
-        let running = || state.running.iter().filter(|r| inside(r));
+    let usage = |is_counted: &dyn Fn(&SimProcess) -> bool| {
+        let running = || state.running.iter().filter(|r| is_counted(r));
         let pids: BTreeSet<u32> = running().filter(|r| r.kind != SimKind::Graphics).map(|r| r.pid).collect();
         Usage {
             memory_used_mib: running().map(|r| r.memory_mib).sum(),
@@ -63,7 +63,7 @@ fn tell_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: 
         inventory.usage.insert(instance.id.clone(), usage(&|running| part(running).id == instance.id));
     }
     if state.processes == 0 {
-        let told = state.running.iter().map(|running| Process {
+        let processes = state.running.iter().map(|running| Process {
             pid: running.pid,
             part: part(running).id.clone(),
             uses: Uses {
@@ -74,18 +74,18 @@ fn tell_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: 
             memory_mib: Some(running.memory_mib),
             who: Who::default(),
         });
-        inventory.processes.insert(gpu.id.clone(), told.collect());
+        inventory.processes.insert(gpu.id.clone(), processes.collect());
     }
 }
 
-/// The name of the GPU with this index.
+/// The id of the GPU with this index.
 pub(super) fn gpu_id(machine: &Machine, index: u32) -> Option<PartId> {
     let model = machine.model_of(index)?;
     PartId::parse(&format!("GPU-{}", uuid(&format!("{}/{index}", model.key)))).ok()
 }
 
 fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Part> {
-    // Two sockets as soon as there are more than two GPUs.
+    // Two NUMA nodes if there are more than two GPUs.
     let per_node = if count > 2 { count.div_ceil(2) } else { count };
     let facts = [
         ("compute.capability", model.compute_capability),
@@ -137,26 +137,26 @@ fn instances(model: &Model, gpu: &Part, profiles: &[String]) -> Option<Vec<Part>
     (0..).zip(profiles).map(instance).collect()
 }
 
-/// Boards of different models share a machine and no more: neither NVLinks nor PCIe switches.
+/// Boards of different models have neither NVLinks nor PCIe switches in common.
 fn links(gpus: &[(&Model, Part)]) -> Links {
     let mut links = Links::default();
     for (at, (model, a)) in gpus.iter().enumerate() {
         for (other, b) in &gpus[at + 1..] {
-            let alike = model.key == other.key;
-            let near = alike && a.gpu_index / model.neighbours == b.gpu_index / model.neighbours;
+            let same_model = model.key == other.key;
+            let near = same_model && a.gpu_index / model.neighbours == b.gpu_index / model.neighbours;
             let path = match a.numa_node == b.numa_node {
                 true if near => model.neighbour_path,
                 true => Path::SameNuma,
                 false => Path::CrossNuma,
             };
-            let nvlinks = if alike { model.nvlinks } else { 0 };
+            let nvlinks = if same_model { model.nvlinks } else { 0 };
             links.set(&a.id, &b.id, Link { path, nvlinks });
         }
     }
     links
 }
 
-/// A UUID made from a seed (version 8: made by a rule of one's own).
+/// A UUID derived from a seed (version 8: the custom format).
 fn uuid(seed: &str) -> String {
     let digest = Sha256::digest(format!("berth simulated GPU {seed}").as_bytes());
     let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
@@ -167,7 +167,7 @@ fn uuid(seed: &str) -> String {
 mod tests {
     use super::*;
 
-    fn look(profile: &str) -> Inventory {
+    fn scan(profile: &str) -> Inventory {
         inventory(&Machine::from_profile(profile).unwrap()).unwrap()
     }
 
@@ -178,18 +178,18 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_wired_as_its_model() {
-        let h100 = look("8xh100");
+    fn links_and_numa_nodes_are_those_of_the_model() {
+        let h100 = scan("8xh100");
         assert_eq!(between(&h100, 0, 3), (Path::SameNuma, 18));
         assert_eq!(between(&h100, 0, 4), (Path::CrossNuma, 18));
         assert_eq!(h100.parts[7].numa_node, Some(1));
-        let a100 = look("8xa100");
+        let a100 = scan("8xa100");
         assert_eq!(between(&a100, 2, 3), (Path::MultiSwitch, 12));
         assert_eq!(between(&a100, 1, 2), (Path::SameNuma, 12));
-        let t4 = look("2xt4");
+        let t4 = scan("2xt4");
         assert_eq!(between(&t4, 0, 1), (Path::HostBridge, 0));
-        assert_eq!(look("16xh200").links.iter().count(), 120);
-        let both = look("2xa100+2xl4");
+        assert_eq!(scan("16xh200").links.iter().count(), 120);
+        let both = scan("2xa100+2xl4");
         assert_eq!(between(&both, 0, 1), (Path::MultiSwitch, 12));
         assert_eq!(between(&both, 1, 2), (Path::CrossNuma, 0));
         assert_eq!(between(&both, 2, 3), (Path::SingleSwitch, 0));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_that_nobody_uses_say_so() {
+    fn idle_gpus_have_an_empty_list_of_processes() {
         let mut machine = Machine::from_profile("2xh100").unwrap();
         machine.gpus = vec![SimGpu { index: 1, mig: vec!["1g.10gb".into()], ..SimGpu::default() }];
         let idle = inventory(&machine).unwrap();
@@ -209,9 +209,9 @@ mod tests {
     }
 
     #[test]
-    fn names_are_uuids_and_always_the_same() {
-        let machine = look("16xb200");
-        assert_eq!(machine, look("16xb200"));
+    fn ids_are_uuids_and_deterministic() {
+        let machine = scan("16xb200");
+        assert_eq!(machine, scan("16xb200"));
         for (index, part) in (0..).zip(&machine.parts) {
             let text = part.id.as_str();
             assert_eq!(text.len(), 40, "{text}");

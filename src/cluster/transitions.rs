@@ -1,4 +1,4 @@
-//! What is told as events: the difference between two snapshots. Pure.
+//! Computes the events of GPUs and evicted pods from the difference between two snapshots. Pure.
 
 use berth_kernel::drain::{AtDeadline, Drain, Order};
 use berth_kernel::evict::{HolderOn, Leaving, Outcome, Way, holders};
@@ -9,52 +9,52 @@ use k8s_openapi::jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Longest note of an event, bytes (events.k8s.io/v1 takes no longer one).
+/// Longest note of an event, bytes (the limit of events.k8s.io/v1).
 const NOTE_BYTES_MAX: usize = 1024;
 
-/// One event to tell.
+/// One Kubernetes event to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Notice {
-    pub(super) about: About,
-    /// Something is not as it should be.
+    pub(super) regarding: Regarding,
+    /// Whether its type is `Warning`, else `Normal`.
     pub(super) warning: bool,
-    /// As `kubectl describe` shows it.
+    /// CamelCase, as `kubectl describe` shows it.
     pub(super) reason: &'static str,
-    /// What was done, or found.
+    /// The `action` of events.k8s.io/v1: what was done.
     pub(super) action: &'static str,
-    /// In words.
+    /// The text.
     pub(super) note: String,
 }
 
-/// What an event is about.
+/// The object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum About {
+pub(super) enum Regarding {
     /// This node.
     Node,
-    /// A pod of it.
+    /// A pod of this node.
     Pod { namespace: String, name: String, uid: String },
 }
 
-/// What happened between two snapshots.
-pub(super) fn news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
+/// The events of the changes from one snapshot to a later one.
+pub(super) fn events_between(old: &Ledger, new: &Ledger) -> Vec<Notice> {
     let mut notices = Vec::new();
     for (gpu, state) in &new.gpus {
-        // One that is new to the node has turned nowhere.
+        // A GPU that is new to the node has no earlier state.
         let Some(before) = old.gpus.get(gpu).filter(|before| !Arc::ptr_eq(before, state)) else {
             continue;
         };
-        notices.extend(drain_news(new, gpu, &before.drain, &state.drain));
-        notices.extend(health_news(new, gpu, &before.health, &state.health));
+        notices.extend(drain_event(new, gpu, &before.drain, &state.drain));
+        notices.extend(health_event(new, gpu, &before.health, &state.health));
     }
     for gpu in old.gpus.keys().filter(|gpu| !new.gpus.contains_key(gpu)) {
-        notices.push(calm(
+        notices.push(normal(
             "GPUForgotten",
             "Forget",
-            format!("{} was removed from the list", name_of(old, gpu)),
+            format!("{} was removed from the list", gpu_name(old, gpu)),
         ));
     }
-    notices.extend(blocked_news(old, new));
-    notices.extend(pod_news(old, new));
+    notices.extend(blocked_drain_events(old, new));
+    notices.extend(pod_events(old, new));
     match (old.hold.as_deref(), new.hold.as_deref()) {
         (before, Some(why)) if before != Some(why) => {
             notices.push(warning(
@@ -64,45 +64,52 @@ pub(super) fn news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
             ));
         }
         (Some(_), None) => {
-            notices.push(calm("AllocationsHoldOver", "Hold", "allocations end by themselves again".into()));
+            notices.push(normal("AllocationsHoldOver", "Hold", "allocations end by themselves again".into()));
         }
         _ => {}
     }
     notices
 }
 
-pub(super) fn drain_news(ledger: &Ledger, gpu: &PartId, before: &Drain, now: &Drain) -> Option<Notice> {
-    let name = name_of(ledger, gpu);
-    let by = now.mark().map_or_else(String::new, |mark| by(&mark.by, &mark.why));
+/// The event of a changed drain state, if the change is worth one.
+pub(super) fn drain_event(ledger: &Ledger, gpu: &PartId, before: &Drain, now: &Drain) -> Option<Notice> {
+    let name = gpu_name(ledger, gpu);
+    let by = now.mark().map_or_else(String::new, |mark| author(&mark.by, &mark.why));
     let why_changed = before.mark().map(|m| &m.why) != now.mark().map(|m| &m.why);
     match (before, now) {
         (Drain::Active, Drain::Active) | (Drain::Drained(_), Drain::Drained(_)) => None,
-        (_, Drain::Active) => Some(calm("GPUUncordoned", "Uncordon", format!("{name} may be granted again"))),
+        (_, Drain::Active) => {
+            Some(normal("GPUUncordoned", "Uncordon", format!("{name} may be granted again")))
+        }
         (Drain::Cordoned(_), Drain::Cordoned(_)) if !why_changed => None,
         (Drain::Active | Drain::Cordoned(_), Drain::Cordoned(_)) => {
-            Some(calm("GPUCordoned", "Cordon", format!("{name} is cordoned {by}")))
+            Some(normal("GPUCordoned", "Cordon", format!("{name} is cordoned {by}")))
         }
-        (Drain::Draining(..) | Drain::Drained(_), Drain::Cordoned(_)) => {
-            Some(calm("GPUDrainStopped", "Drain", format!("{name} is no longer drained, but cordoned {by}")))
-        }
+        (Drain::Draining(..) | Drain::Drained(_), Drain::Cordoned(_)) => Some(normal(
+            "GPUDrainStopped",
+            "Drain",
+            format!("{name} is no longer drained, but cordoned {by}"),
+        )),
         (Drain::Draining(_, first), Drain::Draining(_, order)) if first == order => None,
         (Drain::Drained(_), Drain::Draining(..)) => {
             Some(warning("GPUDraining", "Drain", format!("{name} was drained, but is held again")))
         }
-        (_, Drain::Draining(_, order)) => {
-            Some(calm("GPUDraining", "Drain", format!("{name} is being drained {by}{}", how(order))))
-        }
+        (_, Drain::Draining(_, order)) => Some(normal(
+            "GPUDraining",
+            "Drain",
+            format!("{name} is being drained {by}{}", order_suffix(order)),
+        )),
         (_, Drain::Drained(_)) => {
-            Some(calm("GPUDrained", "Drain", format!("{name} is drained: nobody holds it any more")))
+            Some(normal("GPUDrained", "Drain", format!("{name} is drained: no allocation is left on it")))
         }
     }
 }
 
-/// What an order says, in words.
-pub(super) fn how(order: &Order) -> String {
+/// The conditions of a drain order, to be appended to a text; empty for a plain drain.
+pub(super) fn order_suffix(order: &Order) -> String {
     let mut text = if order.evict { "; its pods are evicted" } else { "" }.to_owned();
     if let Some(deadline) = order.deadline_wall_ms {
-        text += &format!("; until {}", moment(deadline));
+        text += &format!("; until {}", format_time(deadline));
         text += match order.at_deadline {
             AtDeadline::Wait => "",
             AtDeadline::Delete => ", then they are deleted",
@@ -112,8 +119,9 @@ pub(super) fn how(order: &Order) -> String {
     text
 }
 
-pub(super) fn health_news(ledger: &Ledger, gpu: &PartId, before: &Health, now: &Health) -> Option<Notice> {
-    let name = name_of(ledger, gpu);
+/// The event of a changed health, if the change is worth one.
+pub(super) fn health_event(ledger: &Ledger, gpu: &PartId, before: &Health, now: &Health) -> Option<Notice> {
+    let name = gpu_name(ledger, gpu);
     let why = if now.reason.is_empty() { String::new() } else { format!(": {}", now.reason) };
     let state = now.state.as_str();
     match (before.state, now.state) {
@@ -123,13 +131,13 @@ pub(super) fn health_news(ledger: &Ledger, gpu: &PartId, before: &Health, now: &
         (before, now) if before == now => None,
         (_, HealthState::Vanished) => Some(warning("GPUVanished", "Look", format!("{name} is gone{why}"))),
         (HealthState::Vanished, HealthState::Healthy) => {
-            Some(calm("GPUReturned", "Look", format!("{name} is there again, and healthy{why}")))
+            Some(normal("GPUReturned", "Look", format!("{name} is back, and healthy{why}")))
         }
         (HealthState::Vanished, _) => {
-            Some(warning("GPUReturned", "Look", format!("{name} is there again, but {state}{why}")))
+            Some(warning("GPUReturned", "Look", format!("{name} is back, but {state}{why}")))
         }
         (_, HealthState::Healthy) => {
-            Some(calm("GPUHealthy", "Look", format!("{name} is healthy again{why}")))
+            Some(normal("GPUHealthy", "Look", format!("{name} is healthy again{why}")))
         }
         (_, HealthState::Unhealthy) => {
             Some(warning("GPUUnhealthy", "Look", format!("{name} is unhealthy{why}")))
@@ -140,14 +148,14 @@ pub(super) fn health_news(ledger: &Ledger, gpu: &PartId, before: &Health, now: &
     }
 }
 
-/// Holders that came to stand in the way of a drain.
-fn blocked_news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
+/// The events of pods that block a drain with eviction, and did not before or for another reason.
+fn blocked_drain_events(old: &Ledger, new: &Ledger) -> Vec<Notice> {
     let mut notices = Vec::new();
     for (gpu, _) in new.gpus.iter().filter(|(_, state)| state.drain.evicts()) {
         let before = blockers(old, gpu);
         for (pod, why) in blockers(new, gpu) {
             if before.get(&pod) != Some(&why) {
-                let note = format!("{} cannot be drained yet: pod {pod} {why}", name_of(new, gpu));
+                let note = format!("{} cannot be drained yet: pod {pod} {why}", gpu_name(new, gpu));
                 notices.push(warning("GPUDrainBlocked", "Drain", note));
             }
         }
@@ -155,7 +163,7 @@ fn blocked_news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
     notices
 }
 
-/// Who stands in the way of a drain that evicts, and why.
+/// The pods that block a drain with eviction, by name, and why.
 fn blockers(ledger: &Ledger, gpu: &PartId) -> BTreeMap<String, String> {
     if !ledger.gpus.get(gpu).is_some_and(|g| g.drain.evicts()) {
         return BTreeMap::new();
@@ -171,12 +179,12 @@ fn blockers(ledger: &Ledger, gpu: &PartId) -> BTreeMap<String, String> {
 }
 
 fn pod_name(holder: &HolderOn) -> String {
-    let word = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".into());
-    format!("{}/{}", word(&holder.namespace), word(&holder.pod))
+    let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".into());
+    format!("{}/{}", or_unknown(&holder.namespace), or_unknown(&holder.pod))
 }
 
-/// Pods that were sent away, told on the pods themselves.
-fn pod_news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
+/// The events of evicted and deleted pods, each regarding its pod.
+fn pod_events(old: &Ledger, new: &Ledger) -> Vec<Notice> {
     if Arc::ptr_eq(&old.evictions, &new.evictions) {
         return Vec::new();
     }
@@ -192,7 +200,7 @@ fn pod_news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
             Way::Delete => "deleted at the deadline of a drain",
         };
         notices.push(Notice {
-            about: About::Pod {
+            regarding: Regarding::Pod {
                 namespace: pod.namespace.clone(),
                 name: pod.name.clone(),
                 uid: pod.uid.clone(),
@@ -200,7 +208,7 @@ fn pod_news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
             warning: false,
             reason: "GPUDrain",
             action: "Evict",
-            note: bounded(format!("{what}: {}", drained_by(new, &asked.ask.gpu))),
+            note: truncate_note(format!("{what}: {}", drained_by(new, &asked.ask.gpu))),
         });
     }
     notices
@@ -208,12 +216,12 @@ fn pod_news(old: &Ledger, new: &Ledger) -> Vec<Notice> {
 
 fn drained_by(ledger: &Ledger, gpu: &PartId) -> String {
     let mark = ledger.gpus.get(gpu).and_then(|g| g.drain.mark());
-    let by = mark.map_or_else(String::new, |mark| format!(" {}", by(&mark.by, &mark.why)));
-    format!("{} is being drained{by}", name_of(ledger, gpu))
+    let by = mark.map_or_else(String::new, |mark| format!(" {}", author(&mark.by, &mark.why)));
+    format!("{} is being drained{by}", gpu_name(ledger, gpu))
 }
 
-/// A GPU as people know it, by index, and as programs do.
-pub(super) fn name_of(ledger: &Ledger, gpu: &PartId) -> String {
+/// The name of a GPU in texts: its index and its UUID.
+pub(super) fn gpu_name(ledger: &Ledger, gpu: &PartId) -> String {
     let part = ledger.part(gpu).or_else(|| {
         let parts = ledger.parts.values().map(AsRef::as_ref);
         parts.into_iter().find(|p| p.part.gpu() == gpu)
@@ -221,19 +229,19 @@ pub(super) fn name_of(ledger: &Ledger, gpu: &PartId) -> String {
     part.map_or_else(|| gpu.to_string(), |p| format!("GPU {} ({gpu})", p.part.gpu_index))
 }
 
-/// Who did it and why.
-pub(super) fn by(who: &str, why: &str) -> String {
+/// The author and reason of a cordon or drain: `by ada (fan)`.
+pub(super) fn author(who: &str, why: &str) -> String {
     if why.is_empty() { format!("by {who}") } else { format!("by {who} ({why})") }
 }
 
-/// A moment as people read it, to the second.
-pub(super) fn moment(wall_ms: u64) -> String {
+/// A time in RFC 3339, to the second.
+pub(super) fn format_time(wall_ms: u64) -> String {
     let seconds = i64::try_from(wall_ms / 1000).unwrap_or(i64::MAX);
-    Timestamp::from_second(seconds).map_or_else(|_| "?".into(), |moment| moment.to_string())
+    Timestamp::from_second(seconds).map_or_else(|_| "?".into(), |time| time.to_string())
 }
 
-/// Text of at most [`NOTE_BYTES_MAX`].
-pub(super) fn bounded(note: String) -> String {
+/// Cuts a note at [`NOTE_BYTES_MAX`].
+pub(super) fn truncate_note(note: String) -> String {
     if note.len() <= NOTE_BYTES_MAX {
         note
     } else {
@@ -241,12 +249,14 @@ pub(super) fn bounded(note: String) -> String {
     }
 }
 
-pub(super) fn calm(reason: &'static str, action: &'static str, note: String) -> Notice {
-    Notice { about: About::Node, warning: false, reason, action, note: bounded(note) }
+/// An event of type `Normal` regarding the node.
+pub(super) fn normal(reason: &'static str, action: &'static str, note: String) -> Notice {
+    Notice { regarding: Regarding::Node, warning: false, reason, action, note: truncate_note(note) }
 }
 
+/// An event of type `Warning` regarding the node.
 pub(super) fn warning(reason: &'static str, action: &'static str, note: String) -> Notice {
-    Notice { warning: true, ..calm(reason, action, note) }
+    Notice { warning: true, ..normal(reason, action, note) }
 }
 
 #[cfg(test)]

@@ -31,11 +31,12 @@ fn mark(why: &str) -> Mark {
 pub(crate) struct Node {
     pub(crate) ledger: Ledger,
     pub(crate) now: Now,
-    /// Processes of the host on the GPU, where it tells. From 1000 on each has a name of its own.
-    hosts: Option<Vec<u32>>,
+    /// Ids of processes on the GPU that are in no pod; `None`: NVML lists no processes. From 1000 on each has a name of
+    /// its own.
+    pids: Option<Vec<u32>>,
     bypasses: Bypasses,
-    /// How many events of bypasses there is room for.
-    room: usize,
+    /// The limit passed to [`Bypasses::events`].
+    bypass_events_max: usize,
 }
 
 impl Node {
@@ -44,13 +45,13 @@ impl Node {
         let mut node = Self {
             ledger: Ledger::default(),
             now: Now { wall_ms: 1_000_000, mono_ms: 1_000 },
-            hosts: None,
+            pids: None,
             bypasses: Bypasses::default(),
-            room: 100,
+            bypass_events_max: 100,
         };
-        node.look(true);
+        node.scan(true);
         let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
-        node.turn(&Command::Offer(vec![(PartOffer { part: gpu(), lines: vec![line] }, "test".into())]));
+        node.apply(&Command::Offer(vec![(PartOffer { part: gpu(), lines: vec![line] }, "test".into())]));
         let allocation = Allocation {
             id: AllocationId { store: 0, number: 0 },
             resource: resource(),
@@ -66,33 +67,33 @@ impl Node {
         node
     }
 
-    /// Applies, and answers what is told of it.
-    pub(crate) fn turn(&mut self, command: &Command) -> Vec<Notice> {
+    /// Applies a command, and returns its events.
+    pub(crate) fn apply(&mut self, command: &Command) -> Vec<Notice> {
         let before = self.ledger.clone();
         let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
         self.ledger.apply(&verdict.entry);
-        let mut told = news(&before, &self.ledger);
-        told.extend(self.bypasses.news(&self.ledger, self.room));
-        told
+        let mut notices = events_between(&before, &self.ledger);
+        notices.extend(self.bypasses.events(&self.ledger, self.bypass_events_max));
+        notices
     }
 
-    /// Ten seconds later these are on the GPU.
-    pub(crate) fn later(&mut self, hosts: Option<&[u32]>) -> Vec<Notice> {
+    /// A scan after ten seconds, with these processes on the GPU.
+    pub(crate) fn scan_later(&mut self, pids: Option<&[u32]>) -> Vec<Notice> {
         self.now.mono_ms += 10_000;
-        self.hosts = hosts.map(<[u32]>::to_vec);
-        self.look(true)
+        self.pids = pids.map(<[u32]>::to_vec);
+        self.scan(true)
     }
 
-    pub(crate) fn look(&mut self, present: bool) -> Vec<Notice> {
-        self.look_at(present, None)
+    pub(crate) fn scan(&mut self, present: bool) -> Vec<Notice> {
+        self.scan_with(present, None)
     }
 
-    /// A look at which the GPU does not answer.
-    pub(crate) fn trouble(&mut self, trouble: &str) -> Vec<Notice> {
-        self.look_at(true, Some(trouble))
+    /// A scan in which the GPU has this error.
+    pub(crate) fn scan_with_error(&mut self, error: &str) -> Vec<Notice> {
+        self.scan_with(true, Some(error))
     }
 
-    fn look_at(&mut self, present: bool, trouble: Option<&str>) -> Vec<Notice> {
+    fn scan_with(&mut self, present: bool, error: Option<&str>) -> Vec<Notice> {
         let part = Part {
             id: gpu(),
             parent: None,
@@ -109,8 +110,8 @@ impl Node {
         };
         let mut inventory =
             Inventory { parts: present.then_some(part).into_iter().collect(), ..Inventory::default() };
-        inventory.troubles.extend(trouble.map(|trouble| (gpu(), trouble.to_owned())));
-        if let Some(pids) = &self.hosts {
+        inventory.troubles.extend(error.map(|error| (gpu(), error.to_owned())));
+        if let Some(pids) = &self.pids {
             let processes = pids.iter().map(|pid| Process {
                 pid: *pid,
                 part: gpu(),
@@ -125,7 +126,7 @@ impl Node {
             });
             inventory.processes.insert(gpu(), processes.collect());
         }
-        self.turn(&Command::Look(inventory))
+        self.apply(&Command::Look(inventory))
     }
 
     fn pod(&mut self, is_static: bool) -> Vec<Notice> {
@@ -146,7 +147,7 @@ impl Node {
             containers: Vec::new(),
             bypass,
         };
-        self.turn(&Command::Pods(PodsView {
+        self.apply(&Command::Pods(PodsView {
             source: PodsSource::ApiServer,
             current: true,
             listed_mono_ms: 1,
@@ -157,57 +158,57 @@ impl Node {
     }
 
     pub(crate) fn cordon(&mut self, why: &str) -> Vec<Notice> {
-        self.turn(&Command::Cordon { gpu: gpu(), mark: mark(why) })
+        self.apply(&Command::Cordon { gpu: gpu(), mark: mark(why) })
     }
 
     fn drain(&mut self, order: Order) -> Vec<Notice> {
-        self.turn(&Command::Drain { gpu: gpu(), mark: mark("fan"), order })
+        self.apply(&Command::Drain { gpu: gpu(), mark: mark("fan"), order })
     }
 
     fn asked(&mut self, way: Way, outcome: Outcome) -> Vec<Notice> {
         let pod = Arc::clone(&self.ledger.pods.as_ref().unwrap().pods["u"]);
-        self.turn(&Command::Asked { ask: Ask { pod, way, gpu: gpu() }, outcome })
+        self.apply(&Command::Asked { ask: Ask { pod, way, gpu: gpu() }, outcome })
     }
 }
 
 const EVICT: Order = Order { evict: true, deadline_wall_ms: None, at_deadline: AtDeadline::Wait };
 
-/// The only notice: of the node, its reason and note.
+/// The reason, whether it is a warning, and the note of the only event, which regards the node.
 fn one(notices: &[Notice]) -> (&'static str, bool, &str) {
     let [notice] = notices else { panic!("{notices:?}") };
-    assert_eq!(notice.about, About::Node);
+    assert_eq!(notice.regarding, Regarding::Node);
     (notice.reason, notice.warning, &notice.note)
 }
 
 #[test]
-fn every_turn_of_a_drain_is_told_once() {
+fn every_change_of_a_drain_is_one_event() {
     let mut node = Node::new();
     let cordoned = "GPU 3 (GPU-0) is cordoned by ada (fan)";
     assert_eq!(one(&node.cordon("fan")), ("GPUCordoned", false, cordoned));
     assert_eq!(node.cordon("fan"), []);
     assert_eq!(one(&node.cordon("other")).2, "GPU 3 (GPU-0) is cordoned by ada (other)");
     let order = Order { deadline_wall_ms: Some(1_767_225_600_500), at_deadline: AtDeadline::Delete, ..EVICT };
-    let says = "GPU 3 (GPU-0) is being drained by ada (fan); its pods are evicted; until 2026-01-01T00:00:00Z, then they are deleted";
-    assert_eq!(one(&node.drain(order)), ("GPUDraining", false, says));
+    let expected = "GPU 3 (GPU-0) is being drained by ada (fan); its pods are evicted; until 2026-01-01T00:00:00Z, then they are deleted";
+    assert_eq!(one(&node.drain(order)), ("GPUDraining", false, expected));
     assert_eq!(node.drain(order), []);
     assert_eq!(
         one(&node.drain(EVICT)).2,
         "GPU 3 (GPU-0) is being drained by ada (fan); its pods are evicted"
     );
-    let stopped = node.turn(&Command::StopDrain { gpu: gpu() });
+    let stopped = node.apply(&Command::StopDrain { gpu: gpu() });
     assert_eq!(one(&stopped).0, "GPUDrainStopped");
-    assert_eq!(one(&node.turn(&Command::Uncordon { gpu: gpu() })).0, "GPUUncordoned");
+    assert_eq!(one(&node.apply(&Command::Uncordon { gpu: gpu() })).0, "GPUUncordoned");
 
-    node.turn(&Command::End { id: AllocationId { store: 0, number: 0 }, force: true });
+    node.apply(&Command::End { id: AllocationId { store: 0, number: 0 }, force: true });
     node.drain(Order::default());
-    assert_eq!(node.look(true), []);
+    assert_eq!(node.scan(true), []);
     node.now.mono_ms += 100_000;
-    assert_eq!(one(&node.look(true)).0, "GPUDrained");
-    assert_eq!(node.look(true), []);
+    assert_eq!(one(&node.scan(true)).0, "GPUDrained");
+    assert_eq!(node.scan(true), []);
 }
 
 #[test]
-fn turns_of_health_are_told_with_their_reason() {
+fn changes_of_health_are_events_with_their_reason() {
     let mut node = Node::new();
     let sick = |severity, reason: &str| Command::Triaged {
         reading: berth_kernel::gpu::Reading {
@@ -218,127 +219,134 @@ fn turns_of_health_are_told_with_their_reason() {
         },
         answer: TriageAnswer { severity, reason: reason.into(), again_after_s: Some(1) },
     };
-    let told = node.turn(&sick(Severity::Degraded, "remapped"));
-    assert_eq!(one(&told), ("GPUDegraded", true, "GPU 3 (GPU-0) is degraded, and still granted: remapped"));
-    let told = node.turn(&sick(Severity::Unhealthy, "XID 79"));
-    assert_eq!(one(&told), ("GPUUnhealthy", true, "GPU 3 (GPU-0) is unhealthy: XID 79"));
-    assert_eq!(node.turn(&sick(Severity::Unhealthy, "XID 79")), []);
-    assert_eq!(one(&node.turn(&sick(Severity::Unhealthy, "XID 48"))).2, "GPU 3 (GPU-0) is unhealthy: XID 48");
-    assert_eq!(one(&node.look(false)).0, "GPUVanished");
+    let notices = node.apply(&sick(Severity::Degraded, "remapped"));
+    assert_eq!(
+        one(&notices),
+        ("GPUDegraded", true, "GPU 3 (GPU-0) is degraded, and still granted: remapped")
+    );
+    let notices = node.apply(&sick(Severity::Unhealthy, "XID 79"));
+    assert_eq!(one(&notices), ("GPUUnhealthy", true, "GPU 3 (GPU-0) is unhealthy: XID 79"));
+    assert_eq!(node.apply(&sick(Severity::Unhealthy, "XID 79")), []);
+    assert_eq!(
+        one(&node.apply(&sick(Severity::Unhealthy, "XID 48"))).2,
+        "GPU 3 (GPU-0) is unhealthy: XID 48"
+    );
+    assert_eq!(one(&node.scan(false)).0, "GPUVanished");
     node.now.mono_ms += 10;
-    assert_eq!((one(&node.look(true)).0, one(&node.look(false)).0), ("GPUReturned", "GPUVanished"));
+    assert_eq!((one(&node.scan(true)).0, one(&node.scan(false)).0), ("GPUReturned", "GPUVanished"));
     node.now.mono_ms += 10_000;
-    assert_eq!(one(&node.look(true)), ("GPUReturned", false, "GPU 3 (GPU-0) is there again, and healthy"));
-    node.turn(&sick(Severity::Unhealthy, "XID 79"));
+    assert_eq!(one(&node.scan(true)), ("GPUReturned", false, "GPU 3 (GPU-0) is back, and healthy"));
+    node.apply(&sick(Severity::Unhealthy, "XID 79"));
     node.now.mono_ms += 10_000;
-    assert_eq!(one(&node.look(true)), ("GPUHealthy", false, "GPU 3 (GPU-0) is healthy again"));
+    assert_eq!(one(&node.scan(true)), ("GPUHealthy", false, "GPU 3 (GPU-0) is healthy again"));
 }
 
 #[test]
-fn what_stands_in_the_way_of_a_drain_is_told_when_it_changes() {
+fn a_pod_that_blocks_a_drain_is_an_event_whenever_the_reason_changes() {
     let mut node = Node::new();
     node.drain(EVICT);
-    let told = node.asked(Way::Evict, Outcome::Budget("needs 3".into()));
-    let says = "GPU 3 (GPU-0) cannot be drained yet: pod team/web waits for its disruption budget: needs 3";
-    assert_eq!(one(&told), ("GPUDrainBlocked", true, says));
+    let notices = node.asked(Way::Evict, Outcome::Budget("needs 3".into()));
+    let expected =
+        "GPU 3 (GPU-0) cannot be drained yet: pod team/web waits for its disruption budget: needs 3";
+    assert_eq!(one(&notices), ("GPUDrainBlocked", true, expected));
     assert_eq!(node.asked(Way::Evict, Outcome::Budget("needs 3".into())), []);
     assert_eq!(one(&node.asked(Way::Evict, Outcome::Failed("no right".into()))).0, "GPUDrainBlocked");
 
     let mut node = Node::new();
     node.pod(true);
-    let told = node.drain(EVICT);
-    let reasons: Vec<_> = told.iter().map(|n| n.reason).collect();
+    let notices = node.drain(EVICT);
+    let reasons: Vec<_> = notices.iter().map(|n| n.reason).collect();
     assert_eq!(reasons, ["GPUDraining", "GPUDrainBlocked"]);
-    assert!(told[1].note.contains("is a static pod"), "{}", told[1].note);
+    assert!(notices[1].note.contains("is a static pod"), "{}", notices[1].note);
     let mut node = Node::new();
     node.pod(true);
-    assert_eq!(node.drain(Order::default()).len(), 1, "without evict nobody stands in the way");
+    assert_eq!(node.drain(Order::default()).len(), 1, "without evict no pod blocks it");
 }
 
 #[test]
-fn a_pod_is_told_why_it_had_to_go() {
+fn an_evicted_pod_has_an_event_with_the_reason() {
     let mut node = Node::new();
     node.drain(EVICT);
-    let told = node.asked(Way::Evict, Outcome::Taken);
-    let about = About::Pod { namespace: "team".into(), name: "web".into(), uid: "u".into() };
-    assert_eq!((told.len(), &told[0].about, told[0].reason), (1, &about, "GPUDrain"));
-    assert_eq!(told[0].note, "evicted: GPU 3 (GPU-0) is being drained by ada (fan)");
+    let notices = node.asked(Way::Evict, Outcome::Taken);
+    let regarding = Regarding::Pod { namespace: "team".into(), name: "web".into(), uid: "u".into() };
+    assert_eq!((notices.len(), &notices[0].regarding, notices[0].reason), (1, &regarding, "GPUDrain"));
+    assert_eq!(notices[0].note, "evicted: GPU 3 (GPU-0) is being drained by ada (fan)");
     assert_eq!(node.asked(Way::Evict, Outcome::Taken), []);
-    let told = node.asked(Way::Delete, Outcome::Taken);
-    assert!(told[0].note.starts_with("deleted at the deadline"), "{told:?}");
+    let notices = node.asked(Way::Delete, Outcome::Taken);
+    assert!(notices[0].note.starts_with("deleted at the deadline"), "{notices:?}");
 }
 
 #[test]
-fn a_hold_and_its_end_are_told() {
+fn a_hold_and_its_end_are_events() {
     let mut node = Node::new();
     let before = node.ledger.clone();
     node.ledger.hold = Some("all vanished".into());
-    assert_eq!(one(&news(&before, &node.ledger)).0, "AllocationsOnHold");
-    assert_eq!(news(&node.ledger, &node.ledger), []);
-    assert_eq!(one(&news(&node.ledger, &before)).0, "AllocationsHoldOver");
+    assert_eq!(one(&events_between(&before, &node.ledger)).0, "AllocationsOnHold");
+    assert_eq!(events_between(&node.ledger, &node.ledger), []);
+    assert_eq!(one(&events_between(&node.ledger, &before)).0, "AllocationsHoldOver");
 }
 
 #[test]
 fn a_note_is_no_longer_than_the_api_server_takes() {
     let mut node = Node::new();
-    let told = node.cordon(&"\u{e4}".repeat(512));
-    assert!(one(&told).2.len() <= NOTE_BYTES_MAX);
+    let notices = node.cordon(&"\u{e4}".repeat(512));
+    assert!(one(&notices).2.len() <= NOTE_BYTES_MAX);
 }
 
 #[test]
-fn a_gpu_that_is_used_without_an_allocation_is_told_once_and_when_it_is_over() {
+fn a_gpu_that_is_used_without_an_allocation_is_one_event_and_its_end_another() {
     let mut node = Node::new();
-    assert_eq!(node.later(Some(&[7])), [], "not before it has lasted");
-    let told = node.later(Some(&[7]));
-    let (reason, warning, note) = one(&told);
+    assert_eq!(node.scan_later(Some(&[7])), [], "not before it has lasted");
+    let notices = node.scan_later(Some(&[7]));
+    let (reason, warning, note) = one(&notices);
     assert_eq!((reason, warning), ("GPUBypassed", true));
     assert!(note.contains(r"by process x\ny: ") && note.contains("in no pod"), "{note}");
-    assert_eq!(node.later(Some(&[7])), []);
-    // More of that name are the same job, whatever their ids; another one is told.
+    assert_eq!(node.scan_later(Some(&[7])), []);
+    // Processes of one name are one job, whatever their ids; another name is another event.
     for pids in [&[7, 8, 9][..], &[7, 8, 9], &[8], &[10], &[10]] {
-        assert_eq!(node.later(Some(pids)), [], "{pids:?}");
+        assert_eq!(node.scan_later(Some(pids)), [], "{pids:?}");
     }
-    node.later(Some(&[10, 1001]));
-    let other = node.later(Some(&[10, 1001]));
+    node.scan_later(Some(&[10, 1001]));
+    let other = node.scan_later(Some(&[10, 1001]));
     assert!(one(&other).2.contains("by process p1001: "), "{other:?}");
-    // A GPU that tells nothing is not known to be left alone, nor used anew when it tells again.
-    assert_eq!(node.later(None), []);
-    node.later(Some(&[10, 1001]));
-    assert_eq!(node.later(Some(&[10, 1001])), []);
-    assert_eq!(one(&node.later(Some(&[]))).0, "GPUBypassOver");
-    // In the same words: the API server is told of a repetition.
-    node.later(Some(&[11]));
-    assert_eq!(node.later(Some(&[11])), told);
+    // While the GPU lists no processes, the bypass is not over; when it lists them again, it is no new one.
+    assert_eq!(node.scan_later(None), []);
+    node.scan_later(Some(&[10, 1001]));
+    assert_eq!(node.scan_later(Some(&[10, 1001])), []);
+    assert_eq!(one(&node.scan_later(Some(&[]))).0, "GPUBypassOver");
+    // With the same text, so that the API server counts it as a repetition.
+    node.scan_later(Some(&[11]));
+    assert_eq!(node.scan_later(Some(&[11])), notices);
 }
 
 #[test]
-fn what_finds_no_room_is_told_later() {
+fn events_beyond_the_limit_are_returned_later() {
     let mut node = Node::new();
-    node.later(Some(&[1001, 1002, 1003]));
-    node.room = 2;
-    assert_eq!(node.later(Some(&[1001, 1002, 1003])).len(), 2);
-    assert_eq!(node.later(Some(&[1001, 1002, 1003])).len(), 1);
-    node.room = 0;
-    assert_eq!(node.later(Some(&[])), []);
-    node.room = 1;
-    assert_eq!(one(&node.later(Some(&[]))).0, "GPUBypassOver");
+    node.scan_later(Some(&[1001, 1002, 1003]));
+    node.bypass_events_max = 2;
+    assert_eq!(node.scan_later(Some(&[1001, 1002, 1003])).len(), 2);
+    assert_eq!(node.scan_later(Some(&[1001, 1002, 1003])).len(), 1);
+    node.bypass_events_max = 0;
+    assert_eq!(node.scan_later(Some(&[])), []);
+    node.bypass_events_max = 1;
+    assert_eq!(one(&node.scan_later(Some(&[]))).0, "GPUBypassOver");
 }
 
 #[test]
-fn a_pod_whose_spec_reaches_gpus_is_told_of_once() {
+fn a_pod_whose_spec_reaches_gpus_is_one_event() {
     let mut node = Node::new();
     let by = |container: &str| PodBypass::NamesGpus { container: container.into() };
-    let told = node.pod_with(false, Some(by("main")));
-    let [notice] = told.as_slice() else { panic!("{told:?}") };
-    let about = About::Pod { namespace: "team".into(), name: "web".into(), uid: "u".into() };
-    assert_eq!((&notice.about, notice.reason, notice.warning), (&about, "GPUBypassPossible", true));
+    let notices = node.pod_with(false, Some(by("main")));
+    let [notice] = notices.as_slice() else { panic!("{notices:?}") };
+    let regarding = Regarding::Pod { namespace: "team".into(), name: "web".into(), uid: "u".into() };
+    assert_eq!((&notice.regarding, notice.reason, notice.warning), (&regarding, "GPUBypassPossible", true));
     assert!(notice.note.contains("main sets NVIDIA_VISIBLE_DEVICES"), "{}", notice.note);
     assert_eq!(node.pod_with(false, Some(by("main"))), []);
-    // Nor again where the API server was away, or the pods were too many to be shown.
+    // Nor again after the API server was unreachable, or the pods were too many.
     let view = PodsView::clone(node.ledger.pods.as_ref().unwrap());
-    node.turn(&Command::Pods(view.silenced()));
-    assert_eq!(node.turn(&Command::Pods(view)), []);
+    node.apply(&Command::Pods(view.silenced()));
+    assert_eq!(node.apply(&Command::Pods(view)), []);
     let mut node = Node::new();
-    let told = node.pod_with(false, Some(PodBypass::Privileged { container: "main".into() }));
-    assert!(!told[0].warning, "it need not mean it");
+    let notices = node.pod_with(false, Some(PodBypass::Privileged { container: "main".into() }));
+    assert!(!notices[0].warning, "it may not use GPUs at all");
 }

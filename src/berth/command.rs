@@ -122,16 +122,16 @@ fn node_label(config: &Config, key: &str) -> anyhow::Result<Option<String>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let settings = berth_cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
     let waits = |error: &berth_cluster::ConnectError| {
-        let longest = berth_cluster::LABEL_WAIT_MAX.as_secs();
+        let longest = berth_cluster::LABEL_READ_MAX.as_secs();
         eprintln!(
             "berth: waiting up to {longest} s for the node's label {key}: {}",
-            berth_cluster::words(error)
+            berth_cluster::error_chain(error)
         );
     };
     runtime.block_on(async {
         tokio::select! {
             read = berth_cluster::node_label(&settings, key, waits) => read.map_err(|error| {
-                anyhow::anyhow!("cannot read the node's label {key}: {}", berth_cluster::words(&error))
+                anyhow::anyhow!("cannot read the node's label {key}: {}", berth_cluster::error_chain(&error))
             }),
             stopped = crate::daemon::stop_requested() => Err(stopped.map_or_else(Into::into, |()| Interrupted.into())),
         }

@@ -1,7 +1,7 @@
 //! Computes the events of GPUs that are used without an allocation, and of pods that can use them so. Pure, except for
 //! the record of what was reported.
 
-use super::transitions::{Notice, Regarding, gpu_name, normal, truncate_note, warning};
+use super::transitions::{PendingEvent, Regarding, gpu_name, normal, truncate_note, warning};
 use berth_kernel::belongs::{Bypass, Owners, reaching};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
@@ -39,7 +39,7 @@ pub(super) struct Bypasses {
 impl Bypasses {
     /// The events of this snapshot, at most `max`. Those beyond it are returned for a later snapshot, if they still
     /// apply.
-    pub(super) fn events(&mut self, ledger: &Ledger, max: usize) -> Vec<Notice> {
+    pub(super) fn events(&mut self, ledger: &Ledger, max: usize) -> Vec<PendingEvent> {
         let mut notices = Vec::new();
         let now = current_bypasses(ledger);
         for (key, one) in &now {
@@ -53,7 +53,13 @@ impl Bypasses {
     }
 
     /// Removes bypasses that are over; a GPU whose last one is over has an event.
-    fn close(&mut self, ledger: &Ledger, now: &BTreeMap<Key, Bypass>, max: usize, notices: &mut Vec<Notice>) {
+    fn close(
+        &mut self,
+        ledger: &Ledger,
+        now: &BTreeMap<Key, Bypass>,
+        max: usize,
+        notices: &mut Vec<PendingEvent>,
+    ) {
         self.open.retain(|key| ledger.gpus.contains_key(&key.gpu));
         // A process that replaced another a moment ago continues its bypass, before it counts as one itself.
         let alone: BTreeSet<(&PartId, Actor)> = ledger.processes.on.iter().flat_map(unexplained).collect();
@@ -76,7 +82,7 @@ impl Bypasses {
     }
 
     /// Adds an event for each new pod whose spec lets it use GPUs without an allocation; it regards the pod.
-    fn report_pods(&mut self, ledger: &Ledger, max: usize, notices: &mut Vec<Notice>) {
+    fn report_pods(&mut self, ledger: &Ledger, max: usize, notices: &mut Vec<PendingEvent>) {
         if let Some(view) = ledger.pods.as_ref().filter(|view| view.current) {
             self.pods.retain(|uid| view.pods.contains_key(uid));
         }
@@ -115,7 +121,7 @@ fn current_bypasses(ledger: &Ledger) -> BTreeMap<Key, Bypass> {
 
 /// The event of a bypass. Its note has nothing that differs between the processes of one key, so that the API server
 /// counts a repetition and not another event.
-fn bypass_event(ledger: &Ledger, key: &Key, one: &Bypass) -> Notice {
+fn bypass_event(ledger: &Ledger, key: &Key, one: &Bypass) -> PendingEvent {
     let by = match &key.by {
         Actor::Pod(uid) => {
             let known = ledger.pod_by_uid(uid);
@@ -136,8 +142,8 @@ fn bypass_event(ledger: &Ledger, key: &Key, one: &Bypass) -> Notice {
 
 /// The event of a pod whose spec lets it use GPUs. A warning if it names or mounts GPUs; a privileged pod, or one that
 /// takes variables from elsewhere, may not use them at all.
-fn possible_bypass_event(pod: &Pod, by: &PodBypass) -> Notice {
-    Notice {
+fn possible_bypass_event(pod: &Pod, by: &PodBypass) -> PendingEvent {
+    PendingEvent {
         regarding: Regarding::Pod {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),

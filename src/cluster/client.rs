@@ -1,7 +1,7 @@
 //! A client of the API server, by the service account of our pod or by a kubeconfig.
 
 use super::wait::{self, Backoff};
-use super::{Link, Settings};
+use super::{ApiServerStatus, Settings};
 use crate::ApiServer;
 use http::Response;
 use http::header::RETRY_AFTER;
@@ -213,7 +213,10 @@ fn hint(error: &kube::Error) -> &'static str {
 }
 
 /// Connects, with retries until it succeeds. An error that repeats is logged once.
-pub(super) async fn connect_with_retries(settings: &Settings, link: &watch::Sender<Link>) -> Client {
+pub(super) async fn connect_with_retries(
+    settings: &Settings,
+    link: &watch::Sender<ApiServerStatus>,
+) -> Client {
     let mut backoff = Backoff::new(settings.again);
     loop {
         match connect(settings).await {
@@ -227,7 +230,7 @@ pub(super) async fn connect_with_retries(settings: &Settings, link: &watch::Send
 
 /// The text of an error and of its causes, each once: many of kube's errors contain the text of their cause.
 #[must_use]
-pub fn words(error: &dyn std::error::Error) -> String {
+pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {
@@ -241,9 +244,9 @@ pub fn words(error: &dyn std::error::Error) -> String {
 }
 
 /// Sets the link to `Connecting` with this error, and logs the error if it differs from the last one.
-pub(super) fn report_error(link: &watch::Sender<Link>, error: &dyn std::error::Error) {
-    let text = words(error);
-    let next = Link::Connecting { trouble: Some(text.clone()) };
+pub(super) fn report_error(link: &watch::Sender<ApiServerStatus>, error: &dyn std::error::Error) {
+    let text = error_chain(error);
+    let next = ApiServerStatus::Connecting { last_error: Some(text.clone()) };
     let changed = link.send_if_modified(|link| {
         let changed = *link != next;
         *link = next.clone();

@@ -2,7 +2,7 @@
 //! describe node` shows it, and controllers that watch nodes can act on it.
 
 use super::Settings;
-use super::client::{ANSWER_MAX, words};
+use super::client::{ANSWER_MAX, error_chain};
 use super::transitions::{author, format_time, gpu_name};
 use super::wait::{self, Backoff, REFRESH_MEAN, RetryAfter, jittered};
 use berth_core::admission::Door;
@@ -122,7 +122,7 @@ fn join<'t>(texts: impl ExactSizeIterator<Item = &'t str>) -> String {
 /// Keeps the condition up to date; never returns.
 pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
     let mut snapshots = door.watch();
-    let mut node_condition = Told {
+    let mut node_condition = NodeConditionWriter {
         nodes: Api::all(client),
         node: &settings.node,
         status_since: None,
@@ -150,7 +150,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
 }
 
 /// Writes the condition to the node object.
-struct Told<'s> {
+struct NodeConditionWriter<'s> {
     nodes: Api<Node>,
     node: &'s str,
     /// The status that the condition should have, and since when, milliseconds since 1970.
@@ -168,7 +168,7 @@ struct Told<'s> {
     logged: bool,
 }
 
-impl Told<'_> {
+impl NodeConditionWriter<'_> {
     /// Writes the condition if it is due. Returns when the next step is due if nothing changes.
     async fn step(&mut self, wanted: Condition, now_wall_ms: u64) -> Instant {
         self.set_status(wanted.unavailable, now_wall_ms);
@@ -276,7 +276,7 @@ async fn answer<T>(request: impl Future<Output = kube::Result<T>>, right: &str) 
             let why = format!("{} (the daemon needs: {right}; see deploy/cluster-role.yaml)", status.message);
             Err(NodeError { why, forbidden: true })
         }
-        Ok(Err(error)) => Err(NodeError { why: words(&error), forbidden: false }),
+        Ok(Err(error)) => Err(NodeError { why: error_chain(&error), forbidden: false }),
         Err(_) => {
             Err(NodeError { why: format!("no answer within {} s", ANSWER_MAX.as_secs()), forbidden: false })
         }

@@ -3,9 +3,9 @@
 
 use super::Settings;
 use super::bypass::Bypasses;
-use super::client::{ANSWER_MAX, words};
+use super::client::{ANSWER_MAX, error_chain};
 use super::policies::PolicyEvents;
-use super::transitions::{Notice, Regarding, events_between};
+use super::transitions::{PendingEvent, Regarding, events_between};
 use super::wait::{self, Backoff};
 use berth_core::admission::{Door, Standings};
 use berth_kernel::ledger::Ledger;
@@ -41,7 +41,12 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Queues the events of each snapshot; never returns. It runs from the start of the daemon, so that changes before the
 /// first connection to the API server are published later; so are changes while no daemon ran: `before` is the ledger
 /// as the store had it.
-pub(super) async fn collect(settings: &Settings, door: &Door, before: Arc<Ledger>, out: Sender<Notice>) {
+pub(super) async fn collect(
+    settings: &Settings,
+    door: &Door,
+    before: Arc<Ledger>,
+    out: Sender<PendingEvent>,
+) {
     let mut snapshots = door.watch();
     snapshots.mark_changed();
     let mut standings = door.watch_standings();
@@ -88,7 +93,7 @@ impl Collector {
         }
     }
 
-    fn step(&mut self, ledger: Arc<Ledger>, out: &Sender<Notice>, now: Instant) {
+    fn step(&mut self, ledger: Arc<Ledger>, out: &Sender<PendingEvent>, now: Instant) {
         for notice in events_between(&self.last, &ledger) {
             if !self.allowance.take(now) || out.try_send(notice).is_err() {
                 self.allowance.dropped += 1;
@@ -106,7 +111,7 @@ impl Collector {
     }
 
     /// Queues the events of policies. Like those of bypasses, they leave the reserved part of the queue free.
-    fn step_policies(&mut self, status: Arc<Standings>, out: &Sender<Notice>, now: Instant) {
+    fn step_policies(&mut self, status: Arc<Standings>, out: &Sender<PendingEvent>, now: Instant) {
         for notice in self.policies.events(status, now) {
             let allowed = out.capacity() > RESERVED && self.policy_allowance.take(now);
             if !allowed || out.try_send(notice).is_err() {
@@ -164,7 +169,7 @@ impl Allowance {
 }
 
 /// Publishes the queued events; never returns. Of consecutive failures only the first is logged.
-pub(super) async fn publish(settings: &Settings, client: Client, notices: &mut Receiver<Notice>) {
+pub(super) async fn publish(settings: &Settings, client: Client, notices: &mut Receiver<PendingEvent>) {
     let mut publisher = Publisher { client, node: settings.node.clone(), recent: VecDeque::new() };
     let mut logged = false;
     while let Some(notice) = notices.recv().await {
@@ -184,12 +189,12 @@ struct Publisher {
     node: String,
     /// The recent events. The library distinguishes events by everything but their note, which is where ours name the
     /// GPU: so each has a recorder of its own, which counts its repetitions.
-    recent: VecDeque<(Notice, Recorder)>,
+    recent: VecDeque<(PendingEvent, Recorder)>,
 }
 
 impl Publisher {
     /// Publishes one event, with retries.
-    async fn publish(&mut self, notice: &Notice, settings: &Settings) -> Result<(), String> {
+    async fn publish(&mut self, notice: &PendingEvent, settings: &Settings) -> Result<(), String> {
         let recorder = self.recorder(notice);
         let event = Event {
             type_: if notice.warning { EventType::Warning } else { EventType::Normal },
@@ -214,7 +219,7 @@ impl Publisher {
                     };
                     return Err(format!("{}{hint}", status.message));
                 }
-                Ok(Err(error)) => words(&error),
+                Ok(Err(error)) => error_chain(&error),
                 Err(_) => format!("no answer within {} s", ANSWER_MAX.as_secs()),
             };
             if tries == TRIES_MAX {
@@ -226,7 +231,7 @@ impl Publisher {
         }
     }
 
-    fn recorder(&mut self, notice: &Notice) -> Recorder {
+    fn recorder(&mut self, notice: &PendingEvent) -> Recorder {
         if let Some((_, recorder)) = self.recent.iter().find(|(recent, _)| recent == notice) {
             return recorder.clone();
         }

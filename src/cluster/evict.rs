@@ -3,7 +3,7 @@
 //! the evictions at once; each outcome is recorded in the ledger.
 
 use super::Settings;
-use super::client::{ANSWER_MAX, words};
+use super::client::{ANSWER_MAX, error_chain};
 use berth_core::admission::Door;
 use berth_core::keeper::Snapshot;
 use berth_core::spans;
@@ -130,7 +130,7 @@ fn outcome(way: Way, answered: Result<(), kube::Error>) -> Outcome {
     let status = match answered {
         Ok(()) => return Outcome::Taken,
         Err(kube::Error::Api(status)) => status,
-        Err(error) => return Outcome::Failed(words(&error)),
+        Err(error) => return Outcome::Failed(error_chain(&error)),
     };
     match status.code {
         // 409: another pod has this name by now, or another client changes the disruption budget at this moment.

@@ -2,7 +2,7 @@
 //! that an apply no longer has, and refuses to overwrite those of another field manager.
 
 use super::Settings;
-use super::client::{ANSWER_MAX, words};
+use super::client::{ANSWER_MAX, error_chain};
 use super::wait::{self, Backoff, REFRESH_MEAN, jittered};
 use crate::node_labels::{Labels, OTHER_WRITER};
 use k8s_openapi::api::core::v1::Node;
@@ -19,7 +19,7 @@ const MANAGER: &str = "berth";
 
 /// The state of our labels on the node object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Labelled {
+pub enum NodeLabelState {
     /// All are set.
     Done,
     /// Not all are set, and why.
@@ -28,16 +28,16 @@ pub enum Labelled {
 
 /// The labels to write to the node object, and a channel for their state.
 #[derive(Clone, Debug)]
-pub struct LabelWork {
+pub struct NodeLabelTask {
     /// The labels to set; `None` until they are known.
     pub wanted: watch::Receiver<Option<Labels>>,
     /// Receives the state of the labels.
-    pub told: watch::Sender<Labelled>,
+    pub state: watch::Sender<NodeLabelState>,
 }
 
 /// Keeps the labels up to date; never returns. The node object is checked for another writer and for changes of our
 /// labels with each change of ours, and every quarter of an hour ([`REFRESH_MEAN`]).
-pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) {
+pub(super) async fn keep(settings: &Settings, client: Client, work: &NodeLabelTask) {
     let nodes: Api<Node> = Api::all(client);
     let mut wanted = work.wanted.clone();
     let mut backoff = Backoff::new(settings.again);
@@ -55,11 +55,11 @@ pub(super) async fn keep(settings: &Settings, client: Client, work: &LabelWork) 
                 let why = format!(
                     "another writer's {OTHER_WRITER} is on the node: remove GPU feature discovery from it, or switch `labels.node` off"
                 );
-                set_state(work, Labelled::Not(why));
+                set_state(work, NodeLabelState::Not(why));
                 jittered(REFRESH_MEAN, wait::random())
             }
             Err(Stop::Failed(why)) => {
-                set_state(work, Labelled::Not(why));
+                set_state(work, NodeLabelState::Not(why));
                 settings.retry_after.delay(backoff.next(wait::random()), Instant::now())
             }
         };
@@ -120,11 +120,11 @@ pub(super) async fn poll_other_writer(
 }
 
 /// The state after a write that left out the labels of other field managers.
-fn state_after_write(left_out: &[String]) -> Labelled {
+fn state_after_write(left_out: &[String]) -> NodeLabelState {
     if left_out.is_empty() {
-        return Labelled::Done;
+        return NodeLabelState::Done;
     }
-    Labelled::Not(format!(
+    NodeLabelState::Not(format!(
         "another field manager owns {} with another value (`kubectl get node -o yaml --show-managed-fields` shows \
          which); the other labels are set",
         left_out.join(", ")
@@ -132,13 +132,13 @@ fn state_after_write(left_out: &[String]) -> Labelled {
 }
 
 /// Publishes the state, and logs it if it changed.
-fn set_state(work: &LabelWork, state: Labelled) {
-    work.told.send_if_modified(|current| {
+fn set_state(work: &NodeLabelTask, state: NodeLabelState) {
+    work.state.send_if_modified(|current| {
         let changed = *current != state;
         if changed {
             match &state {
-                Labelled::Done => tracing::info!("the node object has the labels of its GPUs"),
-                Labelled::Not(why) => tracing::warn!(why, "the node object is not labelled"),
+                NodeLabelState::Done => tracing::info!("the node object has the labels of its GPUs"),
+                NodeLabelState::Not(why) => tracing::warn!(why, "the node object is not labelled"),
             }
             *current = state;
         }
@@ -260,7 +260,7 @@ pub(super) async fn answer<T>(
             "{} (the daemon needs: {right}; see deploy/cluster-role.yaml)",
             status.message
         ))),
-        Ok(Err(error)) => Err(RequestError(words(&error))),
+        Ok(Err(error)) => Err(RequestError(error_chain(&error))),
         Err(_) => Err(RequestError(format!("no answer within {} s", ANSWER_MAX.as_secs()))),
     }
 }

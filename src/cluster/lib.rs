@@ -20,9 +20,9 @@ mod reviews;
 mod transitions;
 mod wait;
 
-pub use client::{ConnectError, connect, words};
-pub use labels::{LabelWork, Labelled, OtherWriter};
-pub use node_label::{FollowedLabel, LABEL_WAIT_MAX, node_label};
+pub use client::{ConnectError, connect, error_chain};
+pub use labels::{NodeLabelState, NodeLabelTask, OtherWriter};
+pub use node_label::{LABEL_READ_MAX, WatchedLabel, node_label};
 pub use pod::convert_pod;
 pub use reviews::{ReviewError, Reviews, User};
 pub use wait::RetryAfter;
@@ -71,11 +71,11 @@ pub struct Settings {
     /// Until when the API server asked its clients to wait (`Retry-After`).
     pub retry_after: RetryAfter,
     /// The labels to write to the node object, if any.
-    pub labels: Option<LabelWork>,
+    pub labels: Option<NodeLabelTask>,
     /// Receives whether another writer labels the node object; `None`: not checked.
     pub other_writer: Option<watch::Sender<OtherWriter>>,
     /// The label of the node object to watch, if any.
-    pub followed: Option<FollowedLabel>,
+    pub followed: Option<WatchedLabel>,
 }
 
 /// The longest wait before a failed request to the API server is sent again.
@@ -108,13 +108,13 @@ impl Settings {
 
 /// The state of the connection to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum ApiServerStatus {
     /// Not configured.
     Off,
     /// Not connected, or the watch of pods is interrupted.
     Connecting {
         /// The last error, if any, with what the operator has to do where retries alone do not help.
-        trouble: Option<String>,
+        last_error: Option<String>,
     },
     /// The pods of this node are watched.
     Watching,
@@ -122,14 +122,14 @@ pub enum Link {
 
 /// The running tasks of this crate.
 pub struct Running {
-    link: watch::Receiver<Link>,
+    link: watch::Receiver<ApiServerStatus>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl Running {
     /// The state of the connection to the API server.
     #[must_use]
-    pub fn link(&self) -> watch::Receiver<Link> {
+    pub fn link(&self) -> watch::Receiver<ApiServerStatus> {
         self.link.clone()
     }
 
@@ -148,16 +148,16 @@ pub fn start(settings: Settings, door: Door, before: Arc<Ledger>) -> Running {
     let (log_door, stored) = (door.clone(), Arc::clone(&before));
     let log = tokio::spawn(async move { log::keep(&log_door, stored).await });
     if settings.api_server == ApiServer::Off {
-        return Running { link: watch::channel(Link::Off).1, tasks: vec![log] };
+        return Running { link: watch::channel(ApiServerStatus::Off).1, tasks: vec![log] };
     }
-    let (link_sender, link) = watch::channel(Link::Connecting { trouble: None });
+    let (link_sender, link) = watch::channel(ApiServerStatus::Connecting { last_error: None });
     let task = tokio::spawn(async move { Box::pin(run(&settings, &door, &link_sender, before)).await });
     Running { link, tasks: vec![log, task] }
 }
 
 /// Connects, with retries, and then runs the tasks that need a client; never returns. Events are collected from the
 /// start, before the connection exists.
-async fn run(settings: &Settings, door: &Door, link: &watch::Sender<Link>, before: Arc<Ledger>) {
+async fn run(settings: &Settings, door: &Door, link: &watch::Sender<ApiServerStatus>, before: Arc<Ledger>) {
     let (event_sender, mut events) = mpsc::channel(events::EVENTS_WAITING_MAX);
     let client_tasks = async {
         let client = client::connect_with_retries(settings, link).await;

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// How long the start of the daemon retries reading the label. The start-up probe of deploy/ allows 60 s.
-pub const LABEL_WAIT_MAX: Duration = Duration::from_secs(45);
+pub const LABEL_READ_MAX: Duration = Duration::from_secs(45);
 /// The mean wait once watches have failed more than [`QUICK_RETRIES_MAX`] times in a row for another reason than a
 /// missing right. The label is read before each of them.
 const READ_INTERVAL_MEAN: Duration = Duration::from_secs(60);
@@ -26,7 +26,7 @@ const WATCH_RIGHT: &str = "watch nodes (ClusterRole berth)";
 
 /// A label of the node object to watch.
 #[derive(Clone, Debug)]
-pub struct FollowedLabel {
+pub struct WatchedLabel {
     /// Its key.
     pub key: String,
     /// Its value on the node; `None` without the label.
@@ -34,7 +34,7 @@ pub struct FollowedLabel {
 }
 
 /// Reads the value of a label of this node before the daemon starts. Transient errors are retried for
-/// [`LABEL_WAIT_MAX`]; `waits` is called with the first of them.
+/// [`LABEL_READ_MAX`]; `waits` is called with the first of them.
 ///
 /// # Errors
 /// If the API server cannot be used, has no object of this node, or does not answer in that time.
@@ -43,7 +43,7 @@ pub async fn node_label(
     key: &str,
     waits: impl FnOnce(&ConnectError),
 ) -> Result<Option<String>, ConnectError> {
-    let end = Instant::now() + LABEL_WAIT_MAX;
+    let end = Instant::now() + LABEL_READ_MAX;
     let (mut backoff, mut waits) = (Backoff::new(settings.again), Some(waits));
     loop {
         match connect_and_get_node(settings).await {
@@ -66,7 +66,7 @@ fn value(node: &PartialObjectMeta<Node>, key: &str) -> Option<String> {
 
 /// Watches a label; never returns. The label is read once; each watch then begins at the version that the one before it
 /// reached, so nothing is missed between them.
-pub(super) async fn follow(settings: &Settings, client: Client, label: &FollowedLabel) {
+pub(super) async fn follow(settings: &Settings, client: Client, label: &WatchedLabel) {
     let nodes: Api<Node> = Api::all(client);
     let (mut version, mut failures) = (None, Failures::new(settings.again));
     loop {
@@ -156,7 +156,7 @@ impl LostWatch {
 async fn read_and_watch(
     settings: &Settings,
     nodes: &Api<Node>,
-    label: &FollowedLabel,
+    label: &WatchedLabel,
     version: &mut Option<String>,
     failures: &mut Failures,
 ) -> Result<(), LostWatch> {

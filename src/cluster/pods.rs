@@ -3,7 +3,7 @@
 use super::client::report_error;
 use super::pod_watch::{Error, Event, events};
 use super::wait::{self, Backoff};
-use super::{Link, Settings, convert_pod};
+use super::{ApiServerStatus, Settings, convert_pod};
 use berth_core::admission::Door;
 use berth_core::keeper::AskError;
 use berth_kernel::asking::{Haste, asks_for_ours, waits_anew};
@@ -121,7 +121,12 @@ impl KnownPods {
 }
 
 /// Watches the pods and sends each change to the keeper; never returns.
-pub(super) async fn keep(settings: &Settings, client: Client, door: &Door, link: &watch::Sender<Link>) {
+pub(super) async fn keep(
+    settings: &Settings,
+    client: Client,
+    door: &Door,
+    link: &watch::Sender<ApiServerStatus>,
+) {
     let (mut known, mut haste) = (KnownPods::new(), Haste::default());
     let mut backoff = Backoff::new(settings.again);
     let mut stream = Box::pin(events(settings, client));
@@ -186,7 +191,12 @@ async fn gather(
 }
 
 /// Sends the view to the keeper, with retries while the keeper's inbox is full.
-async fn send_view(known: &KnownPods, settings: &Settings, door: &Door, link: &watch::Sender<Link>) {
+async fn send_view(
+    known: &KnownPods,
+    settings: &Settings,
+    door: &Door,
+    link: &watch::Sender<ApiServerStatus>,
+) {
     let Some(view) = known.complete_view() else {
         return;
     };
@@ -201,7 +211,7 @@ async fn send_view(known: &KnownPods, settings: &Settings, door: &Door, link: &w
         tracing::debug!(%error, "the keeper is busy; the pods of this node are sent again");
         sleep(settings.again).await;
     }
-    if view.current && link.send_replace(Link::Watching) != Link::Watching {
+    if view.current && link.send_replace(ApiServerStatus::Watching) != ApiServerStatus::Watching {
         tracing::info!(pods = view.pods.len(), "the API server shows the pods of this node");
     }
 }

@@ -1,6 +1,6 @@
 //! Computes the events of policies from two successive statuses: faults, suspensions, and that a policy is asked again.
 
-use super::transitions::{Notice, normal, warning};
+use super::transitions::{PendingEvent, normal, warning};
 use berth_core::admission::{FAULTS_TO_SUSPEND, Standing, Standings};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) struct PolicyEvents {
 
 impl PolicyEvents {
     /// The events of this status.
-    pub(super) fn events(&mut self, standings: Arc<Standings>, now: Instant) -> Vec<Notice> {
+    pub(super) fn events(&mut self, standings: Arc<Standings>, now: Instant) -> Vec<PendingEvent> {
         self.reported.retain(|label, _| standings.contains_key(label));
         let mut notices = Vec::new();
         for (label, (_, faults)) in &mut self.reported {
@@ -58,7 +58,7 @@ impl PolicyEvents {
         waiting.map(|(_, (at, _))| *at + FAULT_EVENT_INTERVAL).min()
     }
 
-    fn fault_event(&mut self, label: &str, standing: &Standing, now: Instant) -> Option<Notice> {
+    fn fault_event(&mut self, label: &str, standing: &Standing, now: Instant) -> Option<PendingEvent> {
         let reported = self.reported.get(label);
         let before = reported.map_or(0, |(_, faults)| *faults);
         let due = reported.is_none_or(|(at, _)| now.duration_since(*at) >= FAULT_EVENT_INTERVAL);
@@ -75,7 +75,7 @@ impl PolicyEvents {
     }
 }
 
-fn suspension_event(label: &str, standing: &Standing) -> Notice {
+fn suspension_event(label: &str, standing: &Standing) -> PendingEvent {
     let last = standing.last.as_deref().unwrap_or(NO_ERROR_TEXT);
     let note = format!(
         "policy {label} is not asked any more after {FAULTS_TO_SUSPEND} faults in a row (`berth policy unsuspend` \
@@ -95,7 +95,7 @@ mod tests {
     }
 
     /// Reason, whether it is a warning, and note of each event.
-    fn fields(notices: Vec<Notice>) -> Vec<(&'static str, bool, String)> {
+    fn fields(notices: Vec<PendingEvent>) -> Vec<(&'static str, bool, String)> {
         notices.into_iter().map(|n| (n.reason, n.warning, n.note)).collect()
     }
 

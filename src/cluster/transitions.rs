@@ -14,7 +14,7 @@ const NOTE_BYTES_MAX: usize = 1024;
 
 /// One Kubernetes event to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Notice {
+pub(super) struct PendingEvent {
     pub(super) regarding: Regarding,
     /// Whether its type is `Warning`, else `Normal`.
     pub(super) warning: bool,
@@ -36,7 +36,7 @@ pub(super) enum Regarding {
 }
 
 /// The events of the changes from one snapshot to a later one.
-pub(super) fn events_between(old: &Ledger, new: &Ledger) -> Vec<Notice> {
+pub(super) fn events_between(old: &Ledger, new: &Ledger) -> Vec<PendingEvent> {
     let mut notices = Vec::new();
     for (gpu, state) in &new.gpus {
         // A GPU that is new to the node has no earlier state.
@@ -72,7 +72,12 @@ pub(super) fn events_between(old: &Ledger, new: &Ledger) -> Vec<Notice> {
 }
 
 /// The event of a changed drain state, if the change is worth one.
-pub(super) fn drain_event(ledger: &Ledger, gpu: &PartId, before: &Drain, now: &Drain) -> Option<Notice> {
+pub(super) fn drain_event(
+    ledger: &Ledger,
+    gpu: &PartId,
+    before: &Drain,
+    now: &Drain,
+) -> Option<PendingEvent> {
     let name = gpu_name(ledger, gpu);
     let by = now.mark().map_or_else(String::new, |mark| author(&mark.by, &mark.why));
     let why_changed = before.mark().map(|m| &m.why) != now.mark().map(|m| &m.why);
@@ -120,7 +125,12 @@ pub(super) fn order_suffix(order: &Order) -> String {
 }
 
 /// The event of a changed health, if the change is worth one.
-pub(super) fn health_event(ledger: &Ledger, gpu: &PartId, before: &Health, now: &Health) -> Option<Notice> {
+pub(super) fn health_event(
+    ledger: &Ledger,
+    gpu: &PartId,
+    before: &Health,
+    now: &Health,
+) -> Option<PendingEvent> {
     let name = gpu_name(ledger, gpu);
     let why = if now.reason.is_empty() { String::new() } else { format!(": {}", now.reason) };
     let state = now.state.as_str();
@@ -149,7 +159,7 @@ pub(super) fn health_event(ledger: &Ledger, gpu: &PartId, before: &Health, now: 
 }
 
 /// The events of pods that block a drain with eviction, and did not before or for another reason.
-fn blocked_drain_events(old: &Ledger, new: &Ledger) -> Vec<Notice> {
+fn blocked_drain_events(old: &Ledger, new: &Ledger) -> Vec<PendingEvent> {
     let mut notices = Vec::new();
     for (gpu, _) in new.gpus.iter().filter(|(_, state)| state.drain.evicts()) {
         let before = blockers(old, gpu);
@@ -184,7 +194,7 @@ fn pod_name(holder: &HolderOn) -> String {
 }
 
 /// The events of evicted and deleted pods, each regarding its pod.
-fn pod_events(old: &Ledger, new: &Ledger) -> Vec<Notice> {
+fn pod_events(old: &Ledger, new: &Ledger) -> Vec<PendingEvent> {
     if Arc::ptr_eq(&old.evictions, &new.evictions) {
         return Vec::new();
     }
@@ -199,7 +209,7 @@ fn pod_events(old: &Ledger, new: &Ledger) -> Vec<Notice> {
             Way::Evict => "evicted",
             Way::Delete => "deleted at the deadline of a drain",
         };
-        notices.push(Notice {
+        notices.push(PendingEvent {
             regarding: Regarding::Pod {
                 namespace: pod.namespace.clone(),
                 name: pod.name.clone(),
@@ -250,13 +260,13 @@ pub(super) fn truncate_note(note: String) -> String {
 }
 
 /// An event of type `Normal` regarding the node.
-pub(super) fn normal(reason: &'static str, action: &'static str, note: String) -> Notice {
-    Notice { regarding: Regarding::Node, warning: false, reason, action, note: truncate_note(note) }
+pub(super) fn normal(reason: &'static str, action: &'static str, note: String) -> PendingEvent {
+    PendingEvent { regarding: Regarding::Node, warning: false, reason, action, note: truncate_note(note) }
 }
 
 /// An event of type `Warning` regarding the node.
-pub(super) fn warning(reason: &'static str, action: &'static str, note: String) -> Notice {
-    Notice { warning: true, ..normal(reason, action, note) }
+pub(super) fn warning(reason: &'static str, action: &'static str, note: String) -> PendingEvent {
+    PendingEvent { warning: true, ..normal(reason, action, note) }
 }
 
 #[cfg(test)]

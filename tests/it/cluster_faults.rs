@@ -6,7 +6,7 @@ use crate::daemon::{House, SOON, WHOLE};
 use crate::kubelet_bench::{Node, Recipe, resource};
 use crate::wait::until_some;
 use berth_cluster::ApiServer as Reach;
-use berth_cluster::{self, Link, Settings};
+use berth_cluster::{self, ApiServerStatus, Settings};
 use berth_kernel::pods::{PodsView, candidates};
 use serde_json::json;
 use std::path::Path;
@@ -44,14 +44,16 @@ async fn a_watch_that_hangs_silences_the_source_until_one_answers() {
     server.world.apply(pod("ns", "first", "a-1", &[]));
     let running = berth_cluster::start(settings, node.door.clone(), node.door.snapshot());
     let link = running.link();
-    soon("it watches", || (*link.borrow() == Link::Watching).then_some(())).await;
+    soon("it watches", || (*link.borrow() == ApiServerStatus::Watching).then_some(())).await;
     // The watch that is under way says nothing more and does not end, either.
     server.world.read_fault(Read::Pods, Some(Unread::Hang));
     server.world.delete("a-1");
     server.world.apply(pod("ns", "second", "a-2", &[]));
     soon("the source is silent", || view(&node).filter(|view| !view.current)).await;
-    soon("it says so", || matches!(&*link.borrow(), Link::Connecting { trouble: Some(_) }).then_some(()))
-        .await;
+    soon("it says so", || {
+        matches!(&*link.borrow(), ApiServerStatus::Connecting { last_error: Some(_) }).then_some(())
+    })
+    .await;
     let known = view(&node).unwrap();
     assert!(known.pods.contains_key("a-1") && known.deleted.is_empty(), "nothing is made up meanwhile");
     // The watches that are tried now hang as well, and are given up, too.
@@ -61,7 +63,7 @@ async fn a_watch_that_hangs_silences_the_source_until_one_answers() {
     let caught_up = |view: &Arc<PodsView>| view.current && view.pods.keys().eq(["a-2"]);
     let view = soon("it is heard again", || view(&node).filter(caught_up)).await;
     assert_eq!(view.deleted, ["a-1"], "by the event, not by a list that lacks it");
-    soon("it says so", || (*link.borrow() == Link::Watching).then_some(())).await;
+    soon("it says so", || (*link.borrow() == ApiServerStatus::Watching).then_some(())).await;
     running.stop();
 }
 
@@ -126,7 +128,7 @@ async fn a_kubeconfig_that_runs_a_program_for_its_credentials_is_refused_and_not
         std::fs::write(&file, config.to_string()).unwrap();
         let settings = Settings::new(Reach::Kubeconfig(file.clone()), NODE.into());
         let refused = berth_cluster::connect(&settings).await.err().expect("it was taken");
-        let words = berth_cluster::words(&refused);
+        let words = berth_cluster::error_chain(&refused);
         assert!(words.contains("from a program (touch)") && words.contains("tokenFile"), "{words}");
         assert!(!words.contains("eyJSECRET"), "{words}");
         assert!(!ran.exists(), "it was run");

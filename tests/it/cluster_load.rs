@@ -3,7 +3,7 @@
 use crate::api_server::{ApiServer, Cut, LIST, NODE_READ, NODE_WATCH, Read, Unread, WATCH, pod};
 use crate::cluster_faults::{settings, soon, view};
 use crate::kubelet_bench::{Node, Recipe};
-use berth_cluster::{self, FollowedLabel, Link, Running, Settings};
+use berth_cluster::{self, ApiServerStatus, Running, Settings, WatchedLabel};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ async fn an_idle_daemon_costs_one_request_for_each_watch_and_nothing_else() {
     let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
     soon("the condition is written", condition).await;
     let mut link = watched.running.link();
-    soon("it watches", || (*link.borrow_and_update() == Link::Watching).then_some(())).await;
+    soon("it watches", || (*link.borrow_and_update() == ApiServerStatus::Watching).then_some(())).await;
     let before = world.requests();
     let opened = before[WATCH];
     soon("three more watches", || (world.requests()[WATCH] >= opened + 3).then_some(())).await;
@@ -85,9 +85,9 @@ async fn an_idle_daemon_costs_one_request_for_each_watch_and_nothing_else() {
 }
 
 /// A label that is followed, and who follows it.
-fn followed() -> (FollowedLabel, tokio::sync::watch::Receiver<Option<String>>) {
+fn followed() -> (WatchedLabel, tokio::sync::watch::Receiver<Option<String>>) {
     let (value, seen) = tokio::sync::watch::channel(None);
-    (FollowedLabel { key: LABEL.into(), value }, seen)
+    (WatchedLabel { key: LABEL.into(), value }, seen)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -240,7 +240,7 @@ async fn bookmarks_keep_a_quiet_watch_alive() {
     let watched = Watched::of(server, folder, change).await;
     let world = &watched.server.world;
     let mut link = watched.running.link();
-    soon("it watches", || (*link.borrow_and_update() == Link::Watching).then_some(())).await;
+    soon("it watches", || (*link.borrow_and_update() == ApiServerStatus::Watching).then_some(())).await;
     soon("the next watch", || (world.came(WATCH).len() >= 2).then_some(())).await;
     let asked = world.came(WATCH);
     assert!(asked[1] - asked[0] >= 3 * SECOND, "in its time: {:?}", asked[1] - asked[0]);

@@ -118,7 +118,7 @@ fn reach(config: &Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let settings = berth_cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
     let connected = runtime.block_on(berth_cluster::connect(&settings));
-    connected.map(drop).map_err(|error| anyhow::anyhow!(berth_cluster::words(&error)))
+    connected.map(drop).map_err(|error| anyhow::anyhow!(berth_cluster::error_chain(&error)))
 }
 
 /// Everything, under `root`, which is `/` outside tests.

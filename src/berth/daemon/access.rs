@@ -53,7 +53,7 @@ impl Asking {
             // nobody waits any longer it ends.
             let mut asked = Ended(runtime.spawn(ask));
             match (&mut asked.0).await {
-                Ok(answer) => answer.map_err(|error| ReviewError(berth_cluster::words(&error))),
+                Ok(answer) => answer.map_err(|error| ReviewError(berth_cluster::error_chain(&error))),
                 Err(error) => Err(ReviewError(error.to_string())),
             }
         })

@@ -4,7 +4,7 @@ use super::rehearsal::{stack_of_start, try_stack};
 use super::{Daemon, setup};
 use crate::config::{Chosen, Config};
 use anyhow::Context;
-use berth_cluster::FollowedLabel;
+use berth_cluster::WatchedLabel;
 use berth_core::admission::Door;
 use std::path::Path;
 use std::time::Duration;
@@ -35,8 +35,8 @@ impl Configuration {
     }
 
     /// For the module that watches the label.
-    pub(super) fn followed(&self) -> FollowedLabel {
-        FollowedLabel { key: self.chosen.choice.label.clone(), value: self.value.clone() }
+    pub(super) fn followed(&self) -> WatchedLabel {
+        WatchedLabel { key: self.chosen.choice.label.clone(), value: self.value.clone() }
     }
 
     /// Returns once the label chooses another file that can be used. One that cannot be used changes nothing: the

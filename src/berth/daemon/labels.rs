@@ -6,7 +6,7 @@ use crate::config::Config;
 use berth_admin::Step;
 use berth_cluster::ApiServer;
 use berth_cluster::node_labels::{Facts, Labels, OTHER_WRITER, file, labels};
-use berth_cluster::{LabelWork, Labelled, OtherWriter};
+use berth_cluster::{NodeLabelState, NodeLabelTask, OtherWriter};
 use berth_core::admission::Door;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,13 +24,13 @@ const MACHINE: &str = "/sys/class/dmi/id/product_name";
 /// The two ends of what whoever patches the node is told, and tells.
 pub(super) struct Labelling {
     wanted: watch::Sender<Option<Labels>>,
-    told: watch::Sender<Labelled>,
+    told: watch::Sender<NodeLabelState>,
     other: watch::Sender<OtherWriter>,
 }
 
 impl Default for Labelling {
     fn default() -> Self {
-        let waiting = Labelled::Not("the API server was not asked yet".into());
+        let waiting = NodeLabelState::Not("the API server was not asked yet".into());
         Self {
             wanted: watch::Sender::new(None),
             told: watch::Sender::new(waiting),
@@ -41,8 +41,8 @@ impl Default for Labelling {
 
 impl Labelling {
     /// For the room that patches the node, if it is to.
-    pub(super) fn work(&self, config: &Config) -> Option<LabelWork> {
-        let work = || LabelWork { wanted: self.wanted.subscribe(), told: self.told.clone() };
+    pub(super) fn work(&self, config: &Config) -> Option<NodeLabelTask> {
+        let work = || NodeLabelTask { wanted: self.wanted.subscribe(), state: self.told.clone() };
         config.labels.node.then(work)
     }
 
@@ -70,7 +70,7 @@ impl Daemon {
             if no_server {
                 let why = "labels.node needs the API server, and none is configured (--kubeconfig, or a service account)";
                 tracing::warn!("the node object is not labelled: {why}");
-                self.labels.told.send_replace(Labelled::Not(why.into()));
+                self.labels.told.send_replace(NodeLabelState::Not(why.into()));
             }
             self.labels.told.subscribe()
         });
@@ -97,7 +97,7 @@ struct Keeper {
     /// Whether another writer labels the node object, where somebody looks.
     other: Option<watch::Receiver<OtherWriter>>,
     /// How it stands with the node object, if it is to be labelled.
-    node: Option<watch::Receiver<Labelled>>,
+    node: Option<watch::Receiver<NodeLabelState>>,
     wanted: watch::Sender<Option<Labels>>,
     progress: Arc<Progress>,
     /// What was said of the file last.
@@ -119,8 +119,8 @@ impl Keeper {
                 news
             });
             let of_node = self.node.as_ref().map(|told| match &*told.borrow() {
-                Labelled::Done => Step::Done,
-                Labelled::Not(why) => Step::Waiting(why.clone()),
+                NodeLabelState::Done => Step::Done,
+                NodeLabelState::Not(why) => Step::Waiting(why.clone()),
             });
             let waiting = |step: &Option<Step>| match step {
                 Some(Step::Waiting(why)) => Some(why.clone()),

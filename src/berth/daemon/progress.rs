@@ -19,7 +19,7 @@ const BEAT: Duration = Duration::from_secs(1);
 pub struct Progress {
     facts: Mutex<NodeFacts>,
     registrations: Mutex<Option<watch::Receiver<Registrations>>>,
-    cluster: Mutex<Option<watch::Receiver<berth_cluster::Link>>>,
+    cluster: Mutex<Option<watch::Receiver<berth_cluster::ApiServerStatus>>>,
 }
 
 impl Progress {
@@ -54,10 +54,10 @@ impl Progress {
         }
         if let Some(link) = self.cluster.lock().as_ref() {
             facts.api_server = match &*link.borrow() {
-                berth_cluster::Link::Off => None,
-                berth_cluster::Link::Watching => Some(Step::Done),
-                berth_cluster::Link::Connecting { trouble } => {
-                    Some(Step::Waiting(trouble.clone().unwrap_or_else(|| "connecting".into())))
+                berth_cluster::ApiServerStatus::Off => None,
+                berth_cluster::ApiServerStatus::Watching => Some(Step::Done),
+                berth_cluster::ApiServerStatus::Connecting { last_error } => {
+                    Some(Step::Waiting(last_error.clone().unwrap_or_else(|| "connecting".into())))
                 }
             };
         }
@@ -99,7 +99,7 @@ impl Progress {
     }
 
     /// The API server is asked, or not.
-    pub fn cluster(&self, link: watch::Receiver<berth_cluster::Link>) {
+    pub fn cluster(&self, link: watch::Receiver<berth_cluster::ApiServerStatus>) {
         *self.cluster.lock() = Some(link);
     }
 

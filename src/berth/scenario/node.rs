@@ -53,7 +53,7 @@ impl<'p> Node<'p> {
         versions: &[PolicyVersion],
         policies: &'p Ear<'p>,
     ) -> Result<Self, String> {
-        let gpus = SimGpus::of(machine(groups)?);
+        let gpus = SimGpus::from_machine(machine(groups)?);
         let clock = Arc::new(StepClock::default());
         let rules = Rules::default();
         let whole = Resource::parse("nvidia.com/gpu").map_err(|error| error.to_string())?;
@@ -285,7 +285,7 @@ impl<'p> Node<'p> {
 
 fn machine(groups: &[Group]) -> Result<Machine, String> {
     let of = |group: &Group| SimGroup { model: group.model.clone(), count: group.count };
-    let mut machine = Machine::of_groups(groups.iter().map(of).collect())?;
+    let mut machine = Machine::from_groups(groups.iter().map(of).collect())?;
     let mut first = 0;
     for group in groups {
         for index in first..first + group.count {
@@ -296,6 +296,6 @@ fn machine(groups: &[Group]) -> Result<Machine, String> {
         first += group.count;
     }
     // Profiles are checked as a change is.
-    let trial = SimGpus::of(machine.clone());
+    let trial = SimGpus::from_machine(machine.clone());
     trial.change(|_| {}).map(|()| machine)
 }

@@ -68,7 +68,7 @@ impl Node {
     }
 
     /// Applies a command, and returns its events.
-    pub(crate) fn apply(&mut self, command: &Command) -> Vec<Notice> {
+    pub(crate) fn apply(&mut self, command: &Command) -> Vec<PendingEvent> {
         let before = self.ledger.clone();
         let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
         self.ledger.apply(&verdict.entry);
@@ -78,22 +78,22 @@ impl Node {
     }
 
     /// A scan after ten seconds, with these processes on the GPU.
-    pub(crate) fn scan_later(&mut self, pids: Option<&[u32]>) -> Vec<Notice> {
+    pub(crate) fn scan_later(&mut self, pids: Option<&[u32]>) -> Vec<PendingEvent> {
         self.now.mono_ms += 10_000;
         self.pids = pids.map(<[u32]>::to_vec);
         self.scan(true)
     }
 
-    pub(crate) fn scan(&mut self, present: bool) -> Vec<Notice> {
+    pub(crate) fn scan(&mut self, present: bool) -> Vec<PendingEvent> {
         self.scan_with(present, None)
     }
 
     /// A scan in which the GPU has this error.
-    pub(crate) fn scan_with_error(&mut self, error: &str) -> Vec<Notice> {
+    pub(crate) fn scan_with_error(&mut self, error: &str) -> Vec<PendingEvent> {
         self.scan_with(true, Some(error))
     }
 
-    fn scan_with(&mut self, present: bool, error: Option<&str>) -> Vec<Notice> {
+    fn scan_with(&mut self, present: bool, error: Option<&str>) -> Vec<PendingEvent> {
         let part = Part {
             id: gpu(),
             parent: None,
@@ -129,11 +129,11 @@ impl Node {
         self.apply(&Command::Look(inventory))
     }
 
-    fn pod(&mut self, is_static: bool) -> Vec<Notice> {
+    fn pod(&mut self, is_static: bool) -> Vec<PendingEvent> {
         self.pod_with(is_static, None)
     }
 
-    fn pod_with(&mut self, is_static: bool, bypass: Option<PodBypass>) -> Vec<Notice> {
+    fn pod_with(&mut self, is_static: bool, bypass: Option<PodBypass>) -> Vec<PendingEvent> {
         let pod = Pod {
             uid: "u".into(),
             namespace: "team".into(),
@@ -157,15 +157,15 @@ impl Node {
         }))
     }
 
-    pub(crate) fn cordon(&mut self, why: &str) -> Vec<Notice> {
+    pub(crate) fn cordon(&mut self, why: &str) -> Vec<PendingEvent> {
         self.apply(&Command::Cordon { gpu: gpu(), mark: mark(why) })
     }
 
-    fn drain(&mut self, order: Order) -> Vec<Notice> {
+    fn drain(&mut self, order: Order) -> Vec<PendingEvent> {
         self.apply(&Command::Drain { gpu: gpu(), mark: mark("fan"), order })
     }
 
-    fn asked(&mut self, way: Way, outcome: Outcome) -> Vec<Notice> {
+    fn asked(&mut self, way: Way, outcome: Outcome) -> Vec<PendingEvent> {
         let pod = Arc::clone(&self.ledger.pods.as_ref().unwrap().pods["u"]);
         self.apply(&Command::Asked { ask: Ask { pod, way, gpu: gpu() }, outcome })
     }
@@ -174,7 +174,7 @@ impl Node {
 const EVICT: Order = Order { evict: true, deadline_wall_ms: None, at_deadline: AtDeadline::Wait };
 
 /// The reason, whether it is a warning, and the note of the only event, which regards the node.
-fn one(notices: &[Notice]) -> (&'static str, bool, &str) {
+fn one(notices: &[PendingEvent]) -> (&'static str, bool, &str) {
     let [notice] = notices else { panic!("{notices:?}") };
     assert_eq!(notice.regarding, Regarding::Node);
     (notice.reason, notice.warning, &notice.note)

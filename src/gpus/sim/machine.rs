@@ -148,14 +148,14 @@ impl Machine {
         let Some(groups) = text.split('+').map(group).collect::<Option<Vec<_>>>() else {
             return Err(format!("{text:?} is no profile such as 8xh100 or 2xa100+2xl4"));
         };
-        Self::of_groups(groups)
+        Self::from_groups(groups)
     }
 
     /// A machine of these groups, in this order.
     ///
     /// # Errors
     /// If a group is invalid, or there is none.
-    pub fn of_groups(groups: Vec<SimGroup>) -> Result<Self, String> {
+    pub fn from_groups(groups: Vec<SimGroup>) -> Result<Self, String> {
         let mut groups = groups.into_iter();
         let Some(SimGroup { model, count }) = groups.next() else {
             return Err("a machine without a model".into());

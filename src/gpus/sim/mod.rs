@@ -65,14 +65,14 @@ impl SimGpus {
     pub fn open(spec: &str) -> Result<Self, GpusError> {
         if Machine::is_profile(spec) {
             let machine = Machine::from_profile(spec).map_err(|why| simulation_error(spec, &why))?;
-            return Ok(Self::of(machine));
+            return Ok(Self::from_machine(machine));
         }
         let path = PathBuf::from(spec);
         let (stamp, machine) = match (stamp(&path), read(&path)) {
             (stamp, Ok(machine)) => (stamp, machine),
             (_, Err(why)) => return Err(simulation_error(spec, &why)),
         };
-        let mut gpus = Self::of(machine);
+        let mut gpus = Self::from_machine(machine);
         gpus.file = Some(path);
         gpus.state.lock().stamp = stamp;
         Ok(gpus)
@@ -80,7 +80,7 @@ impl SimGpus {
 
     /// Simulates a machine that [`SimGpus::change`] can change. Its present events do not become readings.
     #[must_use]
-    pub fn of(machine: Machine) -> Self {
+    pub fn from_machine(machine: Machine) -> Self {
         let state = State {
             last_event: machine.newest_event(),
             lost: lost_gpus(&machine),

@@ -1,6 +1,7 @@
 //! `/events`: what changes on the node, as it changes, by server-sent events (the HTML standard's
 //! `text/event-stream`).
 
+pub(super) mod feed;
 mod names;
 mod news;
 mod people;
@@ -13,20 +14,20 @@ use super::state::State;
 use actix_web::http::Method;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::EventKind;
 use berth_api::Kind;
-use berth_api::{Event, EventKind, rfc3339};
 use berth_core::admission::Standings;
 use berth_core::keeper::Snapshot;
 use berth_http::Failure;
 use berth_http::caller;
-use berth_http::gate::IDENTITY;
+use berth_http::route::IDENTITY;
 use berth_kernel::ledger::Ledger;
-use berth_kernel::time::Now;
+use feed::event;
 use futures_util::{FutureExt as _, stream};
 use news::{News, Told};
-use places::{Place, Places, STREAMS_MAX};
+use places::STREAMS_MAX;
 use reader::{Begin, Reader, Still, Waits, Wanted};
-use recent::{Following, Id, Ring, WORDS_BYTES_MAX};
+use recent::{Following, Id, Ring};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -35,11 +36,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 use utoipa::IntoParams;
 
-/// Where all places are taken, every stream says a word, and once more: the first is answered with a reset
-/// where its client has closed the connection, and the next one fails.
-const NUDGES: u32 = 4;
-/// For what a nudge frees to be free: a write to a local socket.
-const NUDGE_WAIT: Duration = Duration::from_millis(50);
 /// When to retry where all are taken.
 const STREAMS_RETRY_S: u64 = 10;
 /// After a look at the ledger the next one waits so long: a burst of Allocates is one look.
@@ -48,46 +44,6 @@ const LOOK_WAIT: Duration = Duration::from_millis(50);
 pub(super) const EVENT_STREAM: &str = "text/event-stream";
 /// The header that a client comes back with.
 const LAST_EVENT_ID: &str = "last-event-id";
-
-/// The node's events, and who reads them.
-pub(super) struct Feed {
-    ring: Arc<Ring>,
-    places: Arc<Places>,
-}
-
-impl Feed {
-    /// One that nothing was told to yet.
-    pub(super) fn new(now: Now) -> Self {
-        // No two runs of a daemon begin in the same millisecond.
-        Self { ring: Arc::new(Ring::new(now.wall_ms)), places: Arc::default() }
-    }
-
-    /// Ends all streams, with the reason.
-    pub(super) fn close(&self, why: &'static str) {
-        self.ring.close(why);
-    }
-
-    /// A place for one more stream of this caller's. That a client is gone is noticed only when something is
-    /// sent to it.
-    async fn place(&self, whose: &str) -> Option<Place> {
-        for _ in 0..NUDGES {
-            if let Some(place) = self.places.take(whose) {
-                return Some(place);
-            }
-            self.ring.nudge();
-            let _ = tokio::time::timeout(NUDGE_WAIT, self.places.left()).await;
-        }
-        let place = self.places.take_over(whose);
-        self.ring.nudge();
-        place
-    }
-
-    fn tell(&self, news: Vec<News>, ledger: &Ledger, now: Now) {
-        for one in news {
-            self.ring.add(&event(one, ledger, now));
-        }
-    }
-}
 
 /// Looks at each new ledger for what is to be told, for ever. What it is held against is the ledger of the
 /// call, whenever the future is first polled: what comes in between is told.
@@ -118,20 +74,6 @@ async fn look(
         let news = told.step(Arc::clone(&ledger), standings);
         state.feed.tell(news, &ledger, state.door.now());
         tokio::time::sleep(LOOK_WAIT).await;
-    }
-}
-
-fn event(news: News, ledger: &Ledger, now: Now) -> Event {
-    let News { kind, gpu, allocation, policy, mut words } = news;
-    words.truncate(words.floor_char_boundary(WORDS_BYTES_MAX));
-    Event {
-        kind,
-        at: rfc3339(now.wall_ms),
-        generation: ledger.generation,
-        gpu: gpu.map(|gpu| gpu.to_string()),
-        allocation: allocation.map(|id| id.to_string()),
-        policy,
-        words,
     }
 }
 

@@ -3,6 +3,10 @@
 use berth_kernel::names::Resource;
 use berth_kernel::stack::StackEntry;
 use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// What the daemon tells of itself when a request asks; it must not wait for anything.
+pub type Facts = Arc<dyn Fn() -> NodeFacts + Send + Sync>;
 
 /// One look at what the daemon knows of itself. Made anew for each request that shows it, so it
 /// must not wait for anything.

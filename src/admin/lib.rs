@@ -39,7 +39,7 @@ mod word;
 mod written;
 
 pub use entries::{NoVersion, resolve_version};
-pub use facts::{FileStack, NodeFacts, Registration, Step};
+pub use facts::{Facts, FileStack, NodeFacts, Registration, Step};
 pub use openapi::openapi_json;
 
 use actix_web::web::{Data, ServiceConfig};
@@ -48,9 +48,6 @@ use berth_http::{AdminError, Application, Running};
 use state::State;
 use std::future::Future;
 use std::sync::Arc;
-
-/// What the daemon tells of itself when a request asks; it must not wait for anything.
-pub type Facts = Arc<dyn Fn() -> NodeFacts + Send + Sync>;
 
 /// A server that listens but does not answer yet: connections wait in the system's queue.
 pub struct Server(berth_http::Server);

@@ -6,8 +6,9 @@ use super::{
 };
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
-use berth_http::gate::{self, no_route, read, resource};
+use berth_http::gate;
 use berth_http::packed::Packed;
+use berth_http::route::{no_route, read, resource};
 use std::sync::LazyLock;
 
 /// The routes of the admin listener.

@@ -1,13 +1,13 @@
 //! What every handler works with.
 
-use super::Facts;
-use super::events::Feed;
+use super::events::feed::Feed;
+use super::facts::Facts;
 use super::survey::Surveys;
 use super::upload_permits::UploadPermits;
 use super::written::Written;
 use berth_core::admission::Door;
 use berth_core::metrics::Metrics;
-use berth_http::gate::Context;
+use berth_http::context::Context;
 use std::sync::Arc;
 use tokio::sync::Mutex;
 

@@ -1,6 +1,8 @@
 //! The stacks that were active, and the way back to one.
 
-use super::{StackEntry, rfc3339, said};
+use super::text::non_empty;
+use crate::stack::StackEntry;
+use crate::time::rfc3339;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::stack as kernel;
 use serde::{Deserialize, Serialize};
@@ -87,8 +89,8 @@ impl Activation {
             revision: stack.revision,
             active: stack.revision == ledger.stack.revision,
             source: if stack.from_api { "api" } else { "file" }.into(),
-            by: said(&stack.by),
-            why: said(&stack.why),
+            by: non_empty(&stack.by),
+            why: non_empty(&stack.why),
             since: (stack.since_wall_ms > 0).then(|| rfc3339(stack.since_wall_ms)),
             entries: stack.entries.iter().map(|e| StackEntry::of(e, version(e), None)).collect(),
             gone: gone(ledger, stack),

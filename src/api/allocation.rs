@@ -1,6 +1,6 @@
 //! Allocations: who holds what, since when and why.
 
-use super::rfc3339;
+use crate::time::rfc3339;
 use berth_kernel::allocation as kernel;
 use berth_kernel::belongs::Owners;
 use berth_kernel::names::Resource;

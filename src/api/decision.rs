@@ -1,6 +1,7 @@
 //! Decisions on the record.
 
-use super::{OfferLine, rfc3339};
+use crate::gpu::OfferLine;
+use crate::time::rfc3339;
 use berth_kernel::decision as kernel;
 use berth_kernel::decision::Said;
 use berth_kernel::offer::PartOffer;

@@ -13,6 +13,7 @@ mod problem;
 mod process;
 mod shape;
 mod stack;
+mod text;
 mod time;
 mod trial;
 mod tried;
@@ -48,8 +49,3 @@ pub use stack::{
 pub use time::rfc3339;
 pub use trial::{Candidate, Comparison, Difference, Explanation, Replay, Shadow, ShadowList};
 pub use tried::{NewTrial, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest, TrialResource};
-
-/// A text that may have been left out.
-fn said(text: &str) -> Option<String> {
-    (!text.is_empty()).then(|| text.to_owned())
-}

@@ -1,6 +1,7 @@
 //! Policies: the versions that this node knows.
 
-use super::{rfc3339, said};
+use super::text::non_empty;
+use crate::time::rfc3339;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::PolicyVersion;
 use serde::{Deserialize, Serialize};
@@ -93,8 +94,8 @@ impl Policy {
             shipped: version.shipped,
             active: ledger.stack.entries.iter().any(|e| e.digest == version.digest),
             since: rfc3339(version.since_wall_ms),
-            by: said(&version.origin.by),
-            why: said(&version.origin.why),
+            by: non_empty(&version.origin.by),
+            why: non_empty(&version.origin.why),
             signed_by: version.origin.signed_by.clone(),
         }
     }

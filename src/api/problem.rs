@@ -1,6 +1,6 @@
 //! Every error of the API, as `application/problem+json` (RFC 9457). The kinds are a closed list.
 
-use super::Check;
+use crate::node::Check;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use utoipa::ToSchema;

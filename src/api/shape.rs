@@ -1,6 +1,10 @@
 //! What each body looks like, for whoever sent something else.
 
-use super::{Candidate, Cordon, DrainOrder, MarkHealthy, NewStack, NewTrial, Rollback};
+use crate::activation::Rollback;
+use crate::drain::{Cordon, DrainOrder, MarkHealthy};
+use crate::stack::NewStack;
+use crate::trial::Candidate;
+use crate::tried::NewTrial;
 use serde::de::DeserializeOwned;
 
 /// A JSON body of the API.

@@ -1,6 +1,6 @@
 //! Policies on trial: asked about the past, or beside the active stack.
 
-use super::DecisionRecord;
+use crate::decision::DecisionRecord;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

@@ -1,6 +1,8 @@
 //! A policy that is tried on the node as it stands, without effect.
 
-use super::{DecisionCall, OfferLine, OnFault, Permissions};
+use crate::decision::DecisionCall;
+use crate::gpu::OfferLine;
+use crate::stack::{OnFault, Permissions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! A client of the API server, by the service account of our pod or by a kubeconfig.
 
+use super::settings::ApiServer;
+use super::settings::{ApiServerStatus, Settings};
 use super::wait::{self, Backoff};
-use super::{ApiServerStatus, Settings};
-use crate::ApiServer;
 use http::Response;
 use http::header::RETRY_AFTER;
 use k8s_openapi::api::core::v1::Node;

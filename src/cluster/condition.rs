@@ -1,8 +1,8 @@
 //! Keeps the node condition `GPUUnavailable` up to date: whether a GPU of the node cannot be granted, and why. `kubectl
 //! describe node` shows it, and controllers that watch nodes can act on it.
 
-use super::Settings;
 use super::client::{ANSWER_MAX, error_chain};
+use super::settings::Settings;
 use super::transitions::{author, format_time, gpu_name};
 use super::wait::{self, Backoff, REFRESH_MEAN, RetryAfter, jittered};
 use berth_core::admission::Door;

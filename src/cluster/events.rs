@@ -1,10 +1,10 @@
 //! Publishes changes of GPUs and policies as Kubernetes events of the node and of pods, which `kubectl describe` shows.
 //! Nothing waits for them: events that cannot be published in time are dropped and counted.
 
-use super::Settings;
 use super::bypass::Bypasses;
 use super::client::{ANSWER_MAX, error_chain};
 use super::policies::PolicyEvents;
+use super::settings::Settings;
 use super::transitions::{PendingEvent, Regarding, events_between};
 use super::wait::{self, Backoff};
 use berth_core::admission::{Door, Standings};

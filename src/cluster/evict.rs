@@ -2,8 +2,8 @@
 //! drain's order asks for that. The next request is the kernel's plan on the newest snapshot, so that an uncordon ends
 //! the evictions at once; each outcome is recorded in the ledger.
 
-use super::Settings;
 use super::client::{ANSWER_MAX, error_chain};
+use super::settings::Settings;
 use berth_core::admission::Door;
 use berth_core::keeper::Snapshot;
 use berth_core::spans;

@@ -1,8 +1,8 @@
 //! Writes labels to the node object by server-side apply: the API server records which labels are ours, removes those
 //! that an apply no longer has, and refuses to overwrite those of another field manager.
 
-use super::Settings;
 use super::client::{ANSWER_MAX, error_chain};
+use super::settings::{NodeLabelState, NodeLabelTask, OtherWriter, Settings};
 use super::wait::{self, Backoff, REFRESH_MEAN, jittered};
 use crate::node_labels::{Labels, OTHER_WRITER};
 use k8s_openapi::api::core::v1::Node;
@@ -16,24 +16,6 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// The field manager of our labels.
 const MANAGER: &str = "berth";
-
-/// The state of our labels on the node object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodeLabelState {
-    /// All are set.
-    Done,
-    /// Not all are set, and why.
-    Not(String),
-}
-
-/// The labels to write to the node object, and a channel for their state.
-#[derive(Clone, Debug)]
-pub struct NodeLabelTask {
-    /// The labels to set; `None` until they are known.
-    pub wanted: watch::Receiver<Option<Labels>>,
-    /// Receives the state of the labels.
-    pub state: watch::Sender<NodeLabelState>,
-}
 
 /// Keeps the labels up to date; never returns. The node object is checked for another writer and for changes of our
 /// labels with each change of ours, and every quarter of an hour ([`REFRESH_MEAN`]).
@@ -74,17 +56,6 @@ pub(super) async fn keep(settings: &Settings, client: Client, work: &NodeLabelTa
             () = sleep(next) => {}
         }
     }
-}
-
-/// Whether another writer's label is on the node object, as of the last check.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OtherWriter {
-    /// The API server was not asked yet.
-    Unasked,
-    /// It is absent, or no check succeeded.
-    Absent,
-    /// It is present.
-    Present,
 }
 
 /// Checks every quarter of an hour ([`REFRESH_MEAN`]) whether another writer's label is on the node object; never

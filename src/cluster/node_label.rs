@@ -1,8 +1,8 @@
 //! One label of the node object: read before the daemon starts, watched while it runs.
 
-use super::Settings;
 use super::client::{ConnectError, connect_and_get_node};
 use super::labels::{RequestError, answer};
+use super::settings::{Settings, WatchedLabel};
 use super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random};
 use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::Node;
@@ -11,7 +11,6 @@ use kube::core::{PartialObjectMeta, WatchEvent};
 use kube::{Api, Client};
 use std::pin::pin;
 use std::time::Duration;
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// How long the start of the daemon retries reading the label. The start-up probe of deploy/ allows 60 s.
@@ -23,15 +22,6 @@ const READ_INTERVAL_MEAN: Duration = Duration::from_secs(60);
 const QUICK_RETRIES_MAX: u32 = 5;
 /// The right that a watch of the node needs, for the message of a 403.
 const WATCH_RIGHT: &str = "watch nodes (ClusterRole berth)";
-
-/// A label of the node object to watch.
-#[derive(Clone, Debug)]
-pub struct WatchedLabel {
-    /// Its key.
-    pub key: String,
-    /// Its value on the node; `None` without the label.
-    pub value: watch::Sender<Option<String>>,
-}
 
 /// Reads the value of a label of this node before the daemon starts. Transient errors are retried for
 /// [`LABEL_READ_MAX`]; `waits` is called with the first of them.

@@ -5,8 +5,8 @@
 //! `runtime::watcher`) resumes, too, but does not report that it has: until the next change it would be unknown whether
 //! the source is current.
 
-use super::Settings;
 use super::client::ANSWER_MAX;
+use super::settings::Settings;
 use futures_util::stream::{BoxStream, Stream, StreamExt, unfold};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, WatchEvent, WatchParams};

@@ -2,8 +2,9 @@
 
 use super::client::report_error;
 use super::pod_watch::{Error, Event, events};
+use super::settings::{ApiServerStatus, Settings};
 use super::wait::{self, Backoff};
-use super::{ApiServerStatus, Settings, convert_pod};
+use crate::pod::convert_pod;
 use berth_core::admission::Door;
 use berth_core::keeper::AskError;
 use berth_kernel::asking::{Haste, asks_for_ours, waits_anew};

@@ -1,8 +1,8 @@
 //! Authenticates tokens and authorizes their users through the API server: TokenReview and SubjectAccessReview.
 //! Needs the rights of the ClusterRole berth-review, or of system:auth-delegator.
 
-use super::Settings;
 use super::client::{self, ConnectError};
+use super::settings::Settings;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,

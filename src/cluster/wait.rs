@@ -2,12 +2,13 @@
 //! Priority and Fairness: with waits of one length thousands of them would send requests at one moment, and most would
 //! be answered 429. So every wait is drawn at random between two bounds.
 
-use super::BACKOFF_MAX;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// The longest wait before a failed request to the API server is sent again.
+pub const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// The shortest `timeoutSeconds` of a watch: as in client-go's reflectors, 5 to 10 minutes (client-go,
 /// `tools/cache/reflector.go`: `minWatchTimeout`).
 pub(super) const WATCH_MIN: Duration = Duration::from_secs(300);

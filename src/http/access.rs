@@ -4,19 +4,20 @@
 //! whoever shows one means it. Reading is GET and HEAD; every other method is changing, trials and
 //! replays among them, so that no route can forget to say so.
 
-use super::Settings;
 use super::audit::Line;
 use super::auth;
 use super::caller::{self, Caller, Said};
 use super::certificate::ClientCertificate;
+use super::context::context;
+use super::error::AdminError;
 use super::failure::Failure;
-use super::gate::{self, context};
 use super::host;
-use super::listeners::AdminError;
 use super::peer::Peer;
 use super::rate_limit::{Client, Counted, Limiter};
 use super::response_budget::Known;
 use super::reviews::Reviews;
+use super::route;
+use super::server_settings::Settings;
 use super::slot::Slot;
 use super::tls::Tls;
 use super::token::Tokens;
@@ -230,7 +231,7 @@ impl Access {
 
     /// Whether whoever asks the health listener for all figures does so too often. Probes are never too many.
     pub(super) fn limit_scrapes(&self, request: &ServiceRequest) -> Result<(), Failure> {
-        match gate::path(request) {
+        match route::path(request) {
             "/metrics" => self.scrapes.take(&Client::of(request.conn_data::<Peer>())),
             _ => Ok(()),
         }
@@ -240,9 +241,9 @@ impl Access {
 /// What the API server is asked about: the path as it is routed, with its escapes undone, so that it is
 /// asked about what is then done. What is at no route it is not asked about.
 fn reviewed(request: &ServiceRequest) -> Result<&str, Failure> {
-    let path = gate::path(request);
+    let path = route::path(request);
     if request.resource_map().match_pattern(path).is_none() {
-        return Err(gate::nothing_at(path));
+        return Err(route::nothing_at(path));
     }
     if path.len() > REVIEWED_PATH_BYTES_MAX {
         let rule = format!("the path is longer than {REVIEWED_PATH_BYTES_MAX} bytes");

@@ -5,8 +5,8 @@
 //! and a flood of them would be a flood of lines. [`super::rate_limit`] tells of them once a minute.
 
 use super::caller::{Caller, Said};
-use super::gate;
 use super::peer::Peer;
+use super::route;
 use crate::settings::Right;
 use actix_web::dev::ServiceRequest;
 use actix_web::http::StatusCode;
@@ -37,7 +37,7 @@ impl Line {
         Self {
             method: cut(request.method().as_str(), METHOD_BYTES_MAX),
             // As it is routed, so that no escape hides what is done.
-            path: cut(gate::path(request), PATH_BYTES_MAX),
+            path: cut(route::path(request), PATH_BYTES_MAX),
             from: request.conn_data::<Peer>().map_or_else(|| "unknown".into(), ToString::to_string),
             caller: None,
             said: None,

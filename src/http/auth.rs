@@ -1,7 +1,7 @@
 //! Bearer tokens: one is made on first start, more are configured; none is ever in a log or a URL.
 
+use super::error::AdminError;
 use super::failure::Failure;
-use super::listeners::AdminError;
 use actix_web::http::header::{AUTHORIZATION, HeaderMap};
 use berth_api::Kind;
 use berth_files::{self, Links};

@@ -4,8 +4,8 @@
 //! anew for each answer, some 300 KiB of it: that costs several times what the answer itself does. So each
 //! worker keeps one, and what is large or comes in pieces is left to the library.
 
-use super::gate::IDENTITY;
 use super::response_budget::Weight;
+use super::route::IDENTITY;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;

@@ -1,6 +1,6 @@
 //! Counts answers, for `/metrics`.
 
-use super::gate::Context;
+use super::context::Context;
 use actix_web::HttpRequest;
 use berth_core::figures::Method;
 use std::time::Instant;

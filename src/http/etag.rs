@@ -5,8 +5,8 @@
 //! operators set, and is for `If-Match`, so that nobody undoes what he has not seen.
 
 use super::failure::Failure;
-use super::gate::{API, IDENTITY};
 use super::query;
+use super::route::{API, IDENTITY};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{

@@ -1,10 +1,10 @@
-//! What every request passes: host, rate, counting, the headers that all answers have, and a stop that lets
-//! requests under way finish.
+//! What every request passes: host, rate, counting, and the headers that all answers have.
 
-use super::access::{self, Access};
+use super::access;
+use super::context::context;
 use super::failure::{Failure, PROBLEM_JSON};
 use super::peer::Peer;
-use super::response_budget::Budget;
+use super::route::{API, IDENTITY, path};
 use super::slot::{Slot, Work};
 use super::unread::{self, Unread};
 use super::{counting, etag, host, query, sight};
@@ -16,76 +16,11 @@ use actix_web::http::header::{
     X_FRAME_OPTIONS,
 };
 use actix_web::middleware::{Next, from_fn};
-use actix_web::web::{Data, PathConfig, QueryConfig, ServiceConfig};
-use actix_web::{Error, HttpRequest, HttpResponse, Resource, Route, Scope, guard, web};
+use actix_web::web::{PathConfig, QueryConfig, ServiceConfig};
+use actix_web::{Error, Scope, web};
 use berth_api::Kind;
-use berth_core::figures::Figures;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
-
-/// Where everything is that needs a token.
-pub const API: &str = "/api/v1";
-/// Said by a handler so that nothing compresses its answer; it is no coding to be named, and leaves none.
-pub const IDENTITY: &str = "identity";
-
-/// What all requests of all listeners share.
-pub struct Context {
-    /// Who may do what.
-    pub access: Access,
-    /// What answers weigh that are not read yet.
-    pub(super) budget: Budget,
-    pub(super) gate: Gate,
-    /// Where answers are counted.
-    pub(super) figures: Arc<Figures>,
-}
-
-impl Context {
-    pub(super) fn new(access: Access, figures: Arc<Figures>) -> Self {
-        Self { access, budget: Budget::default(), gate: Gate::default(), figures }
-    }
-}
-
-/// Counts requests, so that a stop can let them finish.
-#[derive(Default)]
-pub(super) struct Gate {
-    inside: AtomicUsize,
-    closed: AtomicBool,
-}
-
-impl Gate {
-    /// Lets a request in; `None` once closed.
-    pub(super) fn enter(&self) -> Option<Inside<'_>> {
-        // Counted before the look, so that a close either sees the request or is seen by it.
-        self.inside.fetch_add(1, Ordering::SeqCst);
-        let inside = Inside(self);
-        (!self.closed.load(Ordering::SeqCst)).then_some(inside)
-    }
-
-    /// Lets nobody in any more.
-    pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-    }
-
-    /// Whether nobody is inside.
-    pub(super) fn is_empty(&self) -> bool {
-        self.inside.load(Ordering::SeqCst) == 0
-    }
-}
-
-/// One request inside.
-pub(super) struct Inside<'a>(&'a Gate);
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// The path by which a request is routed: its escapes are undone, but for those of `%`, `/` and `+`.
-pub(super) fn path(request: &ServiceRequest) -> &str {
-    request.match_info().as_str()
-}
 
 /// Whether the door of the API counts it.
 fn is_api(path: &str) -> bool {
@@ -199,11 +134,6 @@ async fn pass(
     })
 }
 
-pub(super) fn context(request: &ServiceRequest) -> Result<Data<Context>, Error> {
-    let context = request.app_data::<Data<Context>>().cloned();
-    context.ok_or_else(|| Failure::new(Kind::Internal, "the server has no context").into())
-}
-
 /// Headers that all answers have, and words for errors that some layer made without any.
 fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
     let status = response.status();
@@ -237,30 +167,4 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
     response
-}
-
-/// A resource that names its methods to whoever uses another one.
-pub fn resource(path: &str, allow: &'static str) -> Resource {
-    web::resource(path).default_service(web::to(move |request: HttpRequest| async move {
-        let detail = format!("{} is not a method of {}; it has {allow}", request.method(), request.path());
-        Failure::new(Kind::Method, detail).allow(allow).response()
-    }))
-}
-
-/// GET, and HEAD with it.
-#[must_use]
-pub fn read() -> Route {
-    web::route().guard(guard::Any(guard::Get()).or(guard::Head()))
-}
-
-/// Answers a path without a route.
-pub async fn no_route(request: HttpRequest) -> HttpResponse {
-    nothing_at(request.path()).response()
-}
-
-/// The problem of a path without a route.
-#[must_use]
-pub fn nothing_at(path: &str) -> Failure {
-    let path: String = path.chars().take(200).collect();
-    Failure::new(Kind::NoRoute, format!("nothing is at {path}")).hint("/swagger-ui/ shows what there is")
 }

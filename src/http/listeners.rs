@@ -3,12 +3,15 @@
 
 use super::access::Access;
 use super::connection_slots::{ConnectionSlots, SWEEP_EVERY};
-use super::gate::{self, Context};
+use super::context::Context;
+use super::error::AdminError;
+use super::gate;
 use super::malformed::Malformed;
+use super::server_settings::Settings;
 use super::slot::UNREAD_MAX;
 use super::unix_socket::AdminSocket;
 use super::wire::{self, Wire};
-use super::{Settings, clock_guard, compress};
+use super::{clock_guard, compress};
 use actix_http::HttpService;
 use actix_server::ServerBuilder;
 use actix_service::{IntoServiceFactory, ServiceFactoryExt, fn_service, map_config};
@@ -25,7 +28,6 @@ use std::future::{Future, ready};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -70,68 +72,6 @@ const FINISH_LOOK: Duration = Duration::from_millis(10);
 const FLUSH_WAIT: Duration = Duration::from_millis(50);
 /// Longest that [`Running::stop`] waits in all.
 const STOP_MAX: Duration = Duration::from_millis(900);
-
-/// Why the API cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum AdminError {
-    /// Somebody else listens there.
-    #[error(
-        "{address} is taken by another process: stop it (`ss -ltnp` shows which), or choose another address with {flag}"
-    )]
-    Taken {
-        /// The address.
-        address: SocketAddr,
-        /// The flag that chooses another one.
-        flag: &'static str,
-    },
-    /// The address cannot be listened on.
-    #[error("cannot listen on {address}: choose another address with {flag}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The flag that chooses another one.
-        flag: &'static str,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// The token can be neither read nor made.
-    #[error("the token file {path} cannot be used: {rule}")]
-    Token {
-        /// The file.
-        path: PathBuf,
-        /// What to do.
-        rule: &'static str,
-        /// The system's word, where there is one.
-        #[source]
-        source: Option<io::Error>,
-    },
-    /// A file of TLS cannot be used.
-    #[error("the TLS file {path} {rule} (admin.tls in the configuration)")]
-    Tls {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        rule: String,
-        /// The system's word, where there is one.
-        #[source]
-        source: Option<io::Error>,
-    },
-    /// The Unix socket cannot be listened on.
-    #[error("the admin socket {path} cannot be used: {rule}")]
-    Socket {
-        /// The file.
-        path: PathBuf,
-        /// What to do.
-        rule: &'static str,
-        /// The system's word, where there is one.
-        #[source]
-        source: Option<io::Error>,
-    },
-    /// The system gives no thread or socket.
-    #[error("cannot start the admin API's threads")]
-    Threads(#[source] io::Error),
-}
 
 /// The routes that the listeners serve, and what runs beside them.
 pub trait Application: Clone + Send + 'static {

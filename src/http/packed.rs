@@ -1,8 +1,8 @@
 //! Texts that never change while the daemon runs: packed once, so that whoever asks for them without a token
 //! again and again costs no time of the processors, and not sent again to whoever has them.
 
-use super::gate::IDENTITY;
 use super::response_budget::Weight;
+use super::route::IDENTITY;
 use actix_web::http::header::{
     AcceptEncoding, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, ETAG, Encoding, EntityTag, Header,
     HeaderValue, IfNoneMatch, VARY,

@@ -2,9 +2,10 @@
 //! for everybody. From the network, over TLS: the numbers and the details name resources, GPUs, policies and
 //! addresses, so they are for whoever may read; anybody else hears yes or no and the names of the checks.
 
+use super::context::Context;
 use super::failure::Failure;
-use super::gate::{self, Context};
 use super::peer::Peer;
+use super::route;
 use actix_web::dev::ServiceRequest;
 use actix_web::http::header::AUTHORIZATION;
 use actix_web::{HttpMessage, HttpRequest};
@@ -18,7 +19,7 @@ struct Bare;
 /// # Errors
 /// Why the numbers are not for whoever asks.
 pub(super) async fn of_the_daemon(context: &Context, request: &ServiceRequest) -> Result<(), Failure> {
-    let path = gate::path(request);
+    let path = route::path(request);
     let from_afar = match request.conn_data::<Peer>() {
         // Without TLS the listener is on loopback.
         Some(Peer::Tls { from, certificate }) if !from.ip().to_canonical().is_loopback() => {

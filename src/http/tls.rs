@@ -5,7 +5,7 @@
 //! listener is the only server of TLS that there is. Its cryptography is ring, which is compiled in for
 //! them anyway.
 
-use super::listeners::AdminError;
+use super::error::AdminError;
 use crate::settings::TlsFiles;
 use parking_lot::{Mutex, RwLock};
 use rustls::client::danger::HandshakeSignatureValid;

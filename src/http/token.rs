@@ -2,7 +2,7 @@
 //! So a rotated token holds at once and without a restart.
 
 use super::auth::{self, OPERATOR, TokenHash};
-use super::listeners::AdminError;
+use super::error::AdminError;
 use crate::settings::{NamedToken, Right, TokenSource};
 use parking_lot::Mutex;
 use std::fs::{File, metadata, rename, symlink_metadata};

@@ -1,7 +1,7 @@
 //! The Unix socket for root of this node: a file that only its owner may connect to, and a peer whom
 //! the kernel names. Nobody there needs a token: whoever is root could read it anyway.
 
-use super::listeners::AdminError;
+use super::error::AdminError;
 use berth_files::socket::connect_within;
 use std::fs::{DirBuilder, Permissions, remove_file, rename, set_permissions, symlink_metadata};
 use std::io::{self, ErrorKind};

@@ -30,6 +30,7 @@ mod module;
 mod parameters;
 mod recorded;
 mod scratch;
+mod settings;
 mod shipped;
 mod ticker;
 mod view;
@@ -38,12 +39,12 @@ mod whole;
 
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use compile::CompileLimits;
 pub use compile_child::compiler_process;
 pub use scratch::Scratch;
+pub use settings::Settings;
 
 use artifacts::{Artifacts, digest};
 use call::{Called, Runner};
@@ -58,47 +59,13 @@ use views::Views;
 
 use berth_kernel::decision::Cost;
 use berth_kernel::ledger::Ledger;
-use berth_kernel::mig::MigStrategy;
-use berth_kernel::names::{Digest, Resource};
+use berth_kernel::names::Digest;
 use berth_kernel::policy::{Answer, Call, Fault, FaultKind, PolicyVersion, Question};
 use berth_kernel::ports::{Aloud, AskedAgain, Input, InstallError, Policies};
 use berth_kernel::time::Now;
 
 /// Wall time of a call about the past, milliseconds: nobody waits for it but an operator.
 const CALL_AGAIN_MS: u64 = 2_000;
-
-/// What this room is told by the configuration.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Where `policies/` lies.
-    pub state_dir: PathBuf,
-    /// The program that is started to compile; its `main` calls [`compiler_process`]. Usually this
-    /// one.
-    pub compiler: PathBuf,
-    /// What one compilation may take.
-    pub compile: CompileLimits,
-    /// Memory that grants may take of a part, percent of what it has.
-    pub memory_overcommit_percent: u32,
-    /// The resource that whole GPUs have without policies.
-    pub resource: Resource,
-    /// What becomes of MIG without policies.
-    pub mig: MigStrategy,
-}
-
-impl Settings {
-    /// With this program as the compiler, and the limits of the product.
-    #[must_use]
-    pub fn new(state_dir: PathBuf) -> Self {
-        Self {
-            state_dir,
-            compiler: PathBuf::from("/proc/self/exe"),
-            compile: CompileLimits::default(),
-            memory_overcommit_percent: 100,
-            resource: Resource::nvidia_gpu(),
-            mig: MigStrategy::default(),
-        }
-    }
-}
 
 /// The policies of this node.
 pub struct WasmPolicies {

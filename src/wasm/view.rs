@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Settings;
 use super::bindings::berth::policy::types as wit;
 use super::convert::Indices;
+use super::settings::Settings;
 use berth_kernel::allocation::{Allocation, Holder};
 use berth_kernel::breaker::{Breaker, Phase};
 use berth_kernel::drain::Drain;

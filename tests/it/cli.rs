@@ -571,7 +571,7 @@ fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
     };
     for state in ["nowhere", "state"].map(|name| dir.path().join(name)) {
         let refused = own(&state, &[]);
-        assert!(refused.code == 1 && refused.err.contains("has no policy \"ours\""), "{}", refused.err);
+        assert!(refused.code == 1 && refused.err.contains("knows no policy \"ours\""), "{}", refused.err);
         assert!(refused.err.contains("line 3, column 18: stack[0].policy: "), "{}", refused.err);
         let elsewhere = own(&state, &["--without-files"]);
         assert_eq!(elsewhere.code, 0, "{}", elsewhere.err);

@@ -3,6 +3,7 @@
 
 mod host;
 mod kubelet;
+mod line;
 mod offers;
 mod running;
 mod state;
@@ -14,61 +15,9 @@ use berth_cli::output::{Out, print_error};
 use berth_cluster::ApiServer;
 use berth_kernel::gpu::Part;
 use berth_kernel::process::Sight;
-use serde::Serialize;
+use line::{Level, Line};
 use std::path::Path;
 use std::process::ExitCode;
-
-/// One line.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Line {
-    /// What was looked at.
-    check: &'static str,
-    level: Level,
-    /// What was found.
-    detail: String,
-    /// What to do.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fix: Option<String>,
-}
-
-/// How bad it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-enum Level {
-    /// As it should be.
-    #[serde(rename = "ok")]
-    Ok,
-    /// The daemon runs, but waits or does less.
-    #[serde(rename = "WARN")]
-    Warn,
-    /// The daemon would not start, or no container would get a GPU.
-    #[serde(rename = "FAIL")]
-    Fail,
-}
-
-impl Level {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Warn => "WARN",
-            Self::Fail => "FAIL",
-        }
-    }
-}
-
-impl Line {
-    fn ok(check: &'static str, detail: impl Into<String>) -> Self {
-        Self { check, level: Level::Ok, detail: detail.into(), fix: None }
-    }
-
-    fn warn(check: &'static str, detail: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { check, level: Level::Warn, detail: detail.into(), fix: Some(fix.into()) }
-    }
-
-    fn fail(check: &'static str, detail: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { check, level: Level::Fail, detail: detail.into(), fix: Some(fix.into()) }
-    }
-}
 
 /// What a look at the GPUs found.
 struct Looked {

@@ -1,6 +1,7 @@
 //! What is counted of looks at the GPUs, and of what they report.
 
-use super::{Beat, Times};
+use super::beat::Beat;
+use super::times::Times;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,6 @@
 //! What the admin API counts: answers by route, method and status.
 
-use super::{Spread, Times};
+use super::times::{Spread, Times};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;

@@ -1,6 +1,7 @@
 //! What the ledger's writer counts.
 
-use super::{Beat, Times};
+use super::beat::Beat;
+use super::times::Times;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,6 @@
 //! What the kubelet front end counts: its calls, its registrations and streams, its rounds.
 
-use super::Times;
+use super::times::Times;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

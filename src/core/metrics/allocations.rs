@@ -1,7 +1,8 @@
 //! Devices as the kubelet is shown them, and who holds them.
 
 use super::families::Families;
-use super::{Seen, table};
+use super::scrape::Scrape;
+use super::table;
 use berth_kernel::names::{PartId, Resource};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,39 +11,39 @@ const STATES: [&str; 4] = ["free", "held", "withdrawn", "retiring"];
 const HOW: [&str; 2] = ["granted", "adopted"];
 const REASONS: [&str; 5] = ["released", "neverStarted", "podGone", "superseded", "operator"];
 
-pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
-    let devices: Vec<_> = seen.listed.keys().map(|resource| (resource, states(seen, resource))).collect();
+pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+    let devices: Vec<_> = scrape.listed.keys().map(|resource| (resource, states(scrape, resource))).collect();
     families.gauge(
         &table::DEVICES,
         devices.iter().flat_map(|(resource, counts)| {
             STATES.iter().zip(counts).map(|(state, n)| (vec![resource.as_str(), state], *n))
         }),
     )?;
-    let live = live(seen);
+    let live = live(scrape);
     let index = |gpu: &PartId| {
-        let known = seen.gpus.iter().find(|(_, id)| id == gpu);
+        let known = scrape.gpus.iter().find(|(_, id)| id == gpu);
         known.map_or("", |(index, _)| index.as_str())
     };
-    let shown = live.iter().filter(|((_, gpu), _)| seen.gpus.iter().any(|(_, id)| id == gpu));
+    let shown = live.iter().filter(|((_, gpu), _)| scrape.gpus.iter().any(|(_, id)| id == gpu));
     families.gauge(
         &table::ALLOCATIONS,
         shown.map(|((resource, gpu), n)| (vec![resource.as_str(), index(gpu), gpu.as_str()], *n)),
     )?;
-    let figures = &seen.figures.keeper;
-    families.counter(&table::GRANTED, whole(seen, &figures.grants(), &HOW))?;
-    families.counter(&table::ENDED, whole(seen, &figures.ends(), &REASONS))?;
-    let refusals = seen.figures.kubelet.refusals();
+    let figures = &scrape.figures.keeper;
+    families.counter(&table::GRANTED, whole(scrape, &figures.grants(), &HOW))?;
+    families.counter(&table::ENDED, whole(scrape, &figures.ends(), &REASONS))?;
+    let refusals = scrape.figures.kubelet.refusals();
     families.counter(&table::REFUSALS, refusals.iter().map(|(kind, n)| (vec![*kind], *n)))?;
-    families.one(&table::ON_HOLD, Some(u64::from(seen.ledger.hold.is_some())))?;
-    let stuck = seen.ledger.stuck.as_deref().map_or(0, |stuck| stuck.allocations);
+    families.one(&table::ON_HOLD, Some(u64::from(scrape.ledger.hold.is_some())))?;
+    let stuck = scrape.ledger.stuck.as_deref().map_or(0, |stuck| stuck.allocations);
     families.one(&table::STUCK, Some(u64::try_from(stuck).unwrap_or(u64::MAX)))
 }
 
 /// How many devices of a resource are in each of [`STATES`].
-fn states(seen: &Seen, resource: &Resource) -> [u64; 4] {
+fn states(scrape: &Scrape, resource: &Resource) -> [u64; 4] {
     let mut counts = [0; 4];
-    for listed in &seen.listed[resource] {
-        let Some(device) = seen.ledger.device(resource, &listed.id) else { continue };
+    for listed in &scrape.listed[resource] {
+        let Some(device) = scrape.ledger.device(resource, &listed.id) else { continue };
         let state = match () {
             () if device.held() => 1,
             () if !device.offered() => 3,
@@ -55,8 +56,8 @@ fn states(seen: &Seen, resource: &Resource) -> [u64; 4] {
 }
 
 /// Live allocations by resource and GPU, and 0 where there could be one.
-fn live(seen: &Seen) -> BTreeMap<(Resource, PartId), u64> {
-    let ledger = &seen.ledger;
+fn live(scrape: &Scrape) -> BTreeMap<(Resource, PartId), u64> {
+    let ledger = &scrape.ledger;
     let mut counts: BTreeMap<(Resource, PartId), u64> = BTreeMap::new();
     for part in ledger.parts.values() {
         for (resource, _) in part.devices.keys() {
@@ -76,12 +77,12 @@ fn live(seen: &Seen) -> BTreeMap<(Resource, PartId), u64> {
 /// Counts of every listed resource, those that never counted among them: a counter that appears with its
 /// first event hides it from `rate`.
 fn whole<'a>(
-    seen: &'a Seen,
+    scrape: &'a Scrape,
     counts: &BTreeMap<(String, &'static str), u64>,
     words: &[&'static str],
 ) -> Vec<(Vec<&'a str>, u64)> {
     let mut all = Vec::new();
-    for resource in seen.counted.iter() {
+    for resource in scrape.counted.iter() {
         for word in words {
             let n = counts.get(&(resource.clone(), *word)).copied().unwrap_or(0);
             all.push((vec![resource.as_str(), *word], n));

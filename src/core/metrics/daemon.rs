@@ -1,17 +1,17 @@
 //! The daemon itself: which build, whether it is well, and what its API was asked.
 
-use super::Seen;
 use super::families::Families;
+use super::scrape::Scrape;
 use super::table;
 use std::fmt;
 
 /// Status classes, in the order of [`crate::figures::Served::by_class`].
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
-    let about = &seen.about;
+pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+    let about = &scrape.about;
     families.info(&table::BUILD, [vec![env!("CARGO_PKG_VERSION")]])?;
-    let versions = seen.figures.gpus.versions();
+    let versions = scrape.figures.gpus.versions();
     let word = |version: &'_ Option<String>| version.clone().unwrap_or_default();
     let (driver, cuda) = (word(&versions.driver), word(&versions.cuda));
     families.info(&table::NVIDIA, [vec![driver.as_str(), cuda.as_str()]])?;
@@ -31,8 +31,8 @@ pub(super) fn tell_traces(families: &mut Families<'_>) -> fmt::Result {
     families.counter(&table::TRACE_SPANS, by.map(|(outcome, n)| (vec![outcome], n)))
 }
 
-pub(super) fn tell_http(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
-    let served = seen.figures.http.served();
+pub(super) fn tell_http(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+    let served = scrape.figures.http.served();
     let requests = served.iter().flat_map(|((route, method), served)| {
         let classes = CLASSES.iter().zip(served.by_class).filter(|(_, n)| *n > 0);
         classes.map(move |(class, n)| (vec![route.as_str(), method.as_str(), class], n))

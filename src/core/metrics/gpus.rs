@@ -1,7 +1,8 @@
 //! GPUs: what they are, how they fare, and how far they are drained.
 
 use super::families::{Families, wall_seconds};
-use super::{GPUS_SHOWN_MAX, Seen, table};
+use super::scrape::Scrape;
+use super::table;
 use berth_kernel::belongs::Owners;
 use berth_kernel::evict::{Leaving, holders};
 use berth_kernel::gpu::Part;
@@ -10,6 +11,10 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
 use std::collections::BTreeMap;
 use std::fmt;
+
+/// GPUs that are shown one by one: four times the largest node, since vanished ones are kept until an
+/// operator forgets them. The first by index are.
+pub const GPUS_SHOWN_MAX: usize = 64;
 
 const HEALTH: [&str; 4] = ["healthy", "degraded", "unhealthy", "vanished"];
 const DRAIN: [&str; 4] = ["active", "cordoned", "draining", "drained"];
@@ -35,9 +40,9 @@ fn health(state: HealthState, present: bool) -> &'static str {
     if present { state.as_str() } else { HealthState::Vanished.as_str() }
 }
 
-pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
-    let ledger = &*seen.ledger;
-    let gpus = || seen.gpus.iter().map(|(index, id)| (vec![index.as_str(), id.as_str()], id));
+pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+    let ledger = &*scrape.ledger;
+    let gpus = || scrape.gpus.iter().map(|(index, id)| (vec![index.as_str(), id.as_str()], id));
     let parts = || gpus().filter_map(|(labels, id)| Some((labels, main_part(ledger, id)?)));
     families.info(
         &table::GPU,
@@ -69,21 +74,21 @@ pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
         &DRAIN,
         states().map(|(labels, _, gpu)| (labels, gpu.drain.as_str())),
     )?;
-    tell_reports(seen, families)?;
-    tell_drains(seen, families)
+    tell_reports(scrape, families)?;
+    tell_drains(scrape, families)
 }
 
 /// What looks and events brought.
-fn tell_reports(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
-    let turns = seen.figures.keeper.health_turns();
+fn tell_reports(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+    let turns = scrape.figures.keeper.health_turns();
     families.counter(
         &table::HEALTH_CHANGES,
         HEALTH.iter().map(|state| (vec![*state], turns.get(state).copied().unwrap_or(0))),
     )?;
-    let figures = &seen.figures.gpus;
+    let figures = &scrape.figures.gpus;
     let xids = figures.xids();
     let index = |uuid: &str| {
-        let known = seen.gpus.iter().find(|(_, id)| id.as_str() == uuid);
+        let known = scrape.gpus.iter().find(|(_, id)| id.as_str() == uuid);
         known.map_or("", |(index, _)| index.as_str())
     };
     let codes: Vec<_> = xids.iter().map(|((uuid, code), n)| (uuid, code.to_string(), *n)).collect();
@@ -97,10 +102,10 @@ fn tell_reports(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
     families.gauge_f64(&table::LOOKED, looked)
 }
 
-fn tell_drains(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
-    let ledger = &*seen.ledger;
+fn tell_drains(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+    let ledger = &*scrape.ledger;
     let gpus = || {
-        let all = seen.gpus.iter();
+        let all = scrape.gpus.iter();
         all.filter_map(|(index, id)| Some((vec![index.as_str(), id.as_str()], id, ledger.gpus.get(id)?)))
     };
     let draining = || gpus().filter_map(|(labels, id, gpu)| Some((labels, id, gpu.drain.order()?)));

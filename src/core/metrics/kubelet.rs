@@ -1,14 +1,15 @@
 //! The kubelet: registrations, streams, calls, rounds.
 
 use super::families::Families;
-use super::{Seen, table};
+use super::scrape::Scrape;
+use super::table;
 use crate::figures::{At, CODES, METHODS, Rpc};
 use std::fmt;
 
 const ROUNDS: [&str; 3] = ["applied", "partial", "failed"];
 
-pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
-    let figures = &seen.figures.kubelet;
+pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+    let figures = &scrape.figures.kubelet;
     let standings = figures.standings();
     let at = standings.iter().filter_map(|(resource, s)| Some((vec![resource.as_str()], s.at?.as_str())));
     families.states(&table::REGISTRATION, &At::ALL.map(At::as_str), at)?;

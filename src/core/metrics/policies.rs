@@ -1,7 +1,7 @@
 //! Policies: calls, faults and times by version and hook, who is suspended; and the record of decisions.
 
-use super::Seen;
 use super::families::{Families, Values};
+use super::scrape::Scrape;
 use super::table;
 use crate::admission::Fared;
 use std::fmt;
@@ -16,15 +16,15 @@ fn with<'a>(labels: &[&'a str], last: &'a str) -> Values<'a> {
     [labels, &[last]].concat()
 }
 
-pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
-    families.one(&table::REVISION, Some(seen.ledger.stack.revision))?;
-    let decisions = seen.tally.decisions.iter();
+pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+    families.one(&table::REVISION, Some(scrape.ledger.stack.revision))?;
+    let decisions = scrape.tally.decisions.iter();
     families.counter(
         &table::DECISIONS,
         decisions.map(|((hook, outcome), n)| (vec![hook.as_str(), *outcome], *n)),
     )?;
     let hooks = || {
-        let all = seen.tally.policies.iter();
+        let all = scrape.tally.policies.iter();
         all.flat_map(|(label, counted)| {
             counted.hooks.iter().map(move |(hook, fared)| (with(&version(label), hook.as_str()), fared))
         })
@@ -40,12 +40,12 @@ pub(super) fn tell(seen: &Seen, families: &mut Families<'_>) -> fmt::Result {
         }),
     )?;
     families.histogram(&table::POLICY_TIME, hooks().map(|(labels, fared)| (labels, fared.times.into())))?;
-    let standings = seen.standings.iter();
+    let standings = scrape.standings.iter();
     families.gauge(
         &table::POLICY_SUSPENDED,
         standings.map(|(label, standing)| (version(label).to_vec(), u64::from(standing.suspended))),
     )?;
-    let Some(journal) = seen.journal else { return Ok(()) };
+    let Some(journal) = scrape.journal else { return Ok(()) };
     families.one(&table::JOURNAL_KEPT, Some(journal.kept))?;
     families.one(&table::JOURNAL_BYTES, Some(journal.bytes))?;
     families.counter(&table::JOURNAL_DROPPED, [(Vec::new(), journal.dropped)])?;

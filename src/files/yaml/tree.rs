@@ -1,7 +1,8 @@
 //! The tree of a text: values with their places.
 
 use super::message::shown;
-use super::{LeftOut, Place, Problem, Problems};
+use super::problem::{Place, Problem, Problems};
+use crate::yaml::read::LeftOut;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Location, Spanned};

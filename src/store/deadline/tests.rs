@@ -1,5 +1,5 @@
 use super::*;
-use crate::{MemoryDisk, MemoryStore};
+use crate::memory::{MemoryDisk, MemoryStore};
 use berth_kernel::record::{Meta, RecordKey};
 use std::time::Instant;
 

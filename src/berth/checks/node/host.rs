@@ -1,6 +1,6 @@
 //! The node itself: driver, CDI specs, container runtime.
 
-use super::Line;
+use super::line::Line;
 use crate::config::{Config, GpuSource};
 use berth_kubelet::DeviceListStrategy;
 use serde::Deserialize;

@@ -1,6 +1,6 @@
 //! The kubelet's folders, sockets and checkpoint, as the daemon will need them.
 
-use super::{Level, Line};
+use super::line::{Level, Line};
 use crate::config::Config;
 use berth_kubelet::{NoSocket, socket_metadata};
 use rustix::fs::{Access, FileType, Mode, OFlags, access};

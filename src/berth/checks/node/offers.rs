@@ -1,7 +1,7 @@
 //! What the configuration makes of the GPUs: MIG by its strategy, and the MPS daemons that containers
 //! are sent to.
 
-use super::Line;
+use super::line::Line;
 use crate::config::Config;
 use berth_kernel::gpu::Part;
 use berth_kernel::mig::plan;
@@ -53,8 +53,8 @@ pub(super) fn mps(config: &Config, root: &Path) -> Vec<Line> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Level;
     use super::*;
+    use crate::checks::node::line::Level;
     use crate::config::{FileConfig, ServeArgs};
     use berth_kernel::gpu::Mig;
     use berth_kernel::names::PartId;

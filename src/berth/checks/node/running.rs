@@ -1,7 +1,7 @@
 //! The listeners' ports, and whether a daemon runs with this very configuration already: then what
 //! it has is taken, and all is well.
 
-use super::Line;
+use super::line::Line;
 use crate::config::Config;
 use berth_api::Node;
 use berth_cli::client::Client;

@@ -1,6 +1,7 @@
 //! The state folder: room, rights, the token, and whether another daemon has it.
 
-use super::{Line, running};
+use super::line::Line;
+use super::running;
 use crate::config::Config;
 use rustix::fs::{Access, access, major, minor, statvfs};
 use std::fs::{metadata, read_to_string};
@@ -101,8 +102,8 @@ fn room(path: &Path, bytes: u64) -> Option<Line> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Level;
     use super::*;
+    use crate::checks::node::line::Level;
 
     #[test]
     fn a_full_disk_fails_and_little_room_is_a_warning() {

@@ -1,0 +1,70 @@
+//! What all requests of all listeners share, and a stop that lets requests under way finish.
+
+use super::access::Access;
+use super::failure::Failure;
+use super::response_budget::Budget;
+use actix_web::Error;
+use actix_web::dev::ServiceRequest;
+use actix_web::web::Data;
+use berth_api::Kind;
+use berth_core::figures::Figures;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// What all requests of all listeners share.
+pub struct Context {
+    /// Who may do what.
+    pub access: Access,
+    /// What answers weigh that are not read yet.
+    pub(super) budget: Budget,
+    pub(super) gate: Gate,
+    /// Where answers are counted.
+    pub(super) figures: Arc<Figures>,
+}
+
+impl Context {
+    pub(super) fn new(access: Access, figures: Arc<Figures>) -> Self {
+        Self { access, budget: Budget::default(), gate: Gate::default(), figures }
+    }
+}
+
+/// Counts requests, so that a stop can let them finish.
+#[derive(Default)]
+pub(super) struct Gate {
+    inside: AtomicUsize,
+    closed: AtomicBool,
+}
+
+impl Gate {
+    /// Lets a request in; `None` once closed.
+    pub(super) fn enter(&self) -> Option<Inside<'_>> {
+        // Counted before the look, so that a close either sees the request or is seen by it.
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Inside(self);
+        (!self.closed.load(Ordering::SeqCst)).then_some(inside)
+    }
+
+    /// Lets nobody in any more.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether nobody is inside.
+    pub(super) fn is_empty(&self) -> bool {
+        self.inside.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// One request inside.
+pub(super) struct Inside<'a>(&'a Gate);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+pub(super) fn context(request: &ServiceRequest) -> Result<Data<Context>, Error> {
+    let context = request.app_data::<Data<Context>>().cloned();
+    context.ok_or_else(|| Failure::new(Kind::Internal, "the server has no context").into())
+}

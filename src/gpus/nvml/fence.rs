@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 /// Most idle workers that are kept: as a rule one call runs at a time, and one for an event beside it.
 const IDLE_WORKERS_MAX: usize = 2;
 
-/// Stack size of a worker, bytes. NVML needs some tens of KiB; untouched pages cost nothing.
-const WORKER_STACK_BYTES: usize = 256 * 1024;
+/// Stack size of a worker, bytes. NVML needs some tens of KiB, its bindings some hundreds when they are not optimised;
+/// untouched pages cost nothing.
+const WORKER_STACK_BYTES: usize = 1024 * 1024;
 
 /// Calls on one lane run one at a time; a hang blocks its lane only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -196,7 +196,11 @@ async fn a_connection_of_before_a_registration_is_not_taken_for_the_kubelets() {
 /// Asks for the options without a pause, on one connection as long as it lasts, and streams on it.
 async fn poll_options(socket: PathBuf) {
     loop {
-        let Ok(mut client) = connect(&socket).await else { continue };
+        let Ok(mut client) = connect(&socket).await else {
+            // A missing socket fails at once, and without a wait nothing else would run on this thread.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            continue;
+        };
         let mut streaming = client.clone();
         let streams = tokio::spawn(async move {
             while let Ok(lists) = streaming.list_and_watch(Empty {}).await {

@@ -111,6 +111,29 @@ fn the_readme_is_short() {
     assert!(lines <= README_LINES_MAX, "README.md has {lines} lines, at most {README_LINES_MAX} are allowed");
 }
 
+/// Paths of the source tree in code spans, such as `src/kernel/decide.rs`; not those with a placeholder or braces.
+fn paths(text: &str) -> Vec<&str> {
+    const ROOTS: [&str; 7] = ["src/", "tests/", "proto/", "policies-wasm/", "openapi/", "deploy/", "docs/"];
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    let spans = prose(text).flat_map(|line| line.split('`').skip(1).step_by(2));
+    spans.filter(|span| ROOTS.iter().any(|root| span.starts_with(root)) && span.chars().all(plain)).collect()
+}
+
+#[test]
+fn every_path_in_the_documents_leads_to_a_file_or_folder() {
+    let mut found = 0;
+    // The changelog names old paths, and the guides of policies those of their authors.
+    let checked = |document: &String| document != "CHANGELOG.md" && !document.starts_with("policies-wasm/");
+    for document in documents().into_iter().filter(checked) {
+        let text = read(&document);
+        for path in paths(&text) {
+            assert!(at(path).exists(), "{document} names {path}, which is not there");
+            found += 1;
+        }
+    }
+    assert!(found > 80, "only {found} paths were found");
+}
+
 #[test]
 fn every_link_leads_to_a_file_and_a_heading() {
     for document in documents() {

@@ -37,7 +37,7 @@ pub struct Settings {
     /// How long after a drain begins the first pod of the GPU is evicted: by then the kubelet has received the list
     /// that shows its held devices Unhealthy.
     pub listed: Duration,
-    /// The first wait after a failure; doubles up to [`BACKOFF_MAX`].
+    /// The first wait after a failure; doubles up to [`wait::BACKOFF_MAX`].
     pub again: Duration,
     /// Until when the API server asked its clients to wait (`Retry-After`).
     pub retry_after: RetryAfter,

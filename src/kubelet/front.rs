@@ -1,12 +1,13 @@
 //! The front end's handle: built, made to adopt, started, stopped.
 
+use super::boards::Boards;
 use super::checkpoint::{self, CheckpointError};
 use super::folder::Folder;
 use super::plugin::Registrations;
 use super::pods_api;
 use super::rounds::{RoundError, Rounds};
 use super::settings::Settings;
-use super::supervisor::{Boards, Supervisor};
+use super::supervisor::Supervisor;
 use berth_core::admission::Door;
 use std::sync::Arc;
 use tokio::sync::watch;

@@ -16,6 +16,7 @@
 //! and reads snapshots.
 
 mod board;
+mod boards;
 pub mod checkpoint;
 mod connections;
 mod convert;

@@ -3,12 +3,12 @@
 //! The order makes a round fresh: `List` first (the kubelet forgets the dead), then the resent list
 //! (it writes down what is left), then the new file. A file of before the round shows too much.
 
+use super::boards::Boards;
 use super::checkpoint::{self, Checkpoint, CheckpointError};
 use super::disputes::Disputes;
 use super::folder::{FileId, Seen};
 use super::pod_resources::PodResources;
 use super::settings::Settings;
-use super::supervisor::Boards;
 use berth_core::admission::Door;
 use berth_core::keeper::{Applied, AskError};
 use berth_core::spans;

@@ -1,6 +1,7 @@
 //! One plugin a resource that has a listed device, from the first to the last.
 
 use super::board::Board;
+use super::boards::{Boards, Posted};
 use super::device_plugin::Desk;
 use super::folder::Seen;
 use super::plugin::{LoggedReason, Plugin, Registrations};
@@ -11,38 +12,10 @@ use berth_core::admission::Door;
 use berth_core::keeper::Snapshot;
 use berth_kernel::names::Resource;
 use berth_kernel::offer::RESOURCES_MAX;
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-
-/// The boards of all resources, and how many streams of the kubelet's read each. Rounds resend through it.
-#[derive(Debug, Default)]
-pub(super) struct Boards(Mutex<BTreeMap<Resource, Posted>>);
-
-#[derive(Debug)]
-struct Posted {
-    board: Arc<Board>,
-    streams: Arc<watch::Sender<usize>>,
-}
-
-impl Boards {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Resource, Posted>> {
-        // Plain values; whoever panicked left them whole.
-        self.0.lock()
-    }
-
-    /// Sends one list once more to the kubelet. False if it reads none.
-    pub(super) fn resend_one(&self) -> bool {
-        let boards = self.lock();
-        let read = boards.values().find(|posted| *posted.streams.borrow() > 0);
-        if let Some(posted) = read {
-            posted.board.resend();
-        }
-        read.is_some()
-    }
-}
 
 /// What every plugin needs.
 pub(super) struct Supervisor {

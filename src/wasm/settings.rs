@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub struct Settings {
     /// Where `policies/` lies.
     pub state_dir: PathBuf,
-    /// The program that is started to compile; its `main` calls [`compiler_process`]. Usually this
+    /// The program that is started to compile; its `main` calls [`super::compiler_process`]. Usually this
     /// one.
     pub compiler: PathBuf,
     /// What one compilation may take.

@@ -1,5 +1,5 @@
-//! The composition root: the only file that names every room. Builds what must work at once, brings
-//! up what may have to wait, and stops in the reverse order.
+//! The composition root: the only file that names every crate. Builds first what must work at once, then what may have to
+//! wait, and stops in the reverse order.
 
 mod access;
 mod adopt;
@@ -46,7 +46,7 @@ use tokio::time::Instant;
 const WAIT_AGAIN: Duration = Duration::from_secs(2);
 /// A stack that could not be called is tried again after this long.
 const STACK_AGAIN: Duration = Duration::from_secs(30);
-/// After this long without GPUs the API server is told that there are none.
+/// How long the start waits for GPUs before it reports to the API server that there are none.
 const GPUS_LATE: Duration = Duration::from_secs(30);
 /// The longest that a stop may take before the process goes without the rest of it.
 const STOP_MAX: Duration = Duration::from_millis(900);
@@ -59,7 +59,7 @@ pub struct Options {
     pub compiler: PathBuf,
     /// The waits of the kubelet front end.
     pub waits: berth_kubelet::Waits,
-    /// A node whose active stack cannot be called at its start tries again after this long.
+    /// Interval of the attempts to make the active stack callable, if it is not at the start.
     pub stack_again: Duration,
     /// GPUs in hand, instead of those of the configuration.
     pub gpus: Option<Arc<dyn Gpus>>,
@@ -89,7 +89,7 @@ pub struct Daemon {
     admin: berth_http::Running,
     gpus: Option<GpuWatch>,
     cluster: Option<berth_cluster::Running>,
-    /// How the last process left the ledger, until somebody told what turned since.
+    /// The ledger as the last process left it, until the changes since then were published.
     left: Option<Snapshot>,
     kubelet: Option<berth_kubelet::Running>,
     labels: labels::Labelling,
@@ -181,15 +181,14 @@ impl Daemon {
         self.admin.address
     }
 
-    /// Finds the GPUs, activates the stack, adopts what pods hold, registers. Waits where waiting
-    /// makes sense, and says so.
+    /// Finds the GPUs, activates the stack, adopts the allocations of running pods, registers. Logs what it waits for.
     ///
     /// # Errors
-    /// If the stack of the configuration cannot be used, or a thread cannot be had.
+    /// If the stack of the configuration cannot be used, or a thread cannot be started.
     pub async fn bring_up(&mut self) -> anyhow::Result<()> {
         let found = tokio::time::timeout(GPUS_LATE, self.find_gpus()).await;
         if found.is_err() {
-            // A node whose GPUs do not come is reported, too.
+            // A node without GPUs is reported, too.
             self.start_cluster();
         }
         let (looker, inventory) = if let Ok(found) = found { found? } else { self.find_gpus().await? };
@@ -225,7 +224,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Once the GPUs were looked at, or are late: a node that starts is not one that lost its GPUs.
+    /// Runs once the GPUs were scanned, or after [`GPUS_LATE`]: a node that starts has not lost its GPUs.
     fn start_cluster(&mut self) {
         if self.cluster.is_none() {
             let (api_server, node) = (self.config.api_server.clone(), self.config.node_name.clone());
@@ -240,7 +239,7 @@ impl Daemon {
         }
     }
 
-    /// Hands the first look in. A disk that is slow while the node starts is waited for.
+    /// Sends the first inventory to the keeper. Waits for a disk that is slow while the node starts.
     async fn record_look(&self, inventory: Inventory) -> anyhow::Result<()> {
         let mut said = false;
         loop {
@@ -260,7 +259,7 @@ impl Daemon {
         }
     }
 
-    /// Looks until there is an answer: drivers are loaded late on some nodes.
+    /// Scans the GPUs until that succeeds: some nodes load their drivers late.
     ///
     /// # Errors
     /// If GPUs cannot be read and the configuration has `failOnInitError`.
@@ -340,7 +339,7 @@ impl Daemon {
             };
             match self.door().activate(stack, None).await {
                 Ok(_) => break,
-                // A node that starts is busy, and its disks are slow: that is no word on the stack.
+                // While a node starts it is busy and its disks are slow: a timeout does not mean that the stack is bad.
                 Err(error) if error.is_passing() => {
                     if !std::mem::replace(&mut said, true) {
                         let every = WAIT_AGAIN.as_secs();
@@ -374,7 +373,7 @@ impl Daemon {
             let admin = tokio::task::spawn_blocking(move || admin.stop());
             let _ = tokio::join!(kubelet, admin);
         };
-        // One deadline for all of it: a stop is over within a second where nobody set another.
+        // One deadline for all steps: by default a stop takes at most a second.
         let end = Instant::now() + options.stop_max;
         if tokio::time::timeout_at(end, fronts).await.is_err() {
             tracing::warn!("a front end did not stop in time");

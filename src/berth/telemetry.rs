@@ -14,9 +14,9 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, registry};
 
-/// What is logged where no filter is set.
-/// actix tells every start of a worker. `kube_runtime` warns of each request that is refused with 403
-/// by itself, and hands the error on to us, who say it once; likewise `kube_client` of each 5xx.
+/// The filter if none is set.
+/// actix logs every start of a worker. `kube_runtime` warns of each request that is refused with 403 and returns the error
+/// as well, which Berth logs once; so does `kube_client` for each 5xx.
 const DEFAULT_FILTER: &str = "info,actix_server=warn,kube_runtime=error,kube_client::client::builder=off";
 
 /// The target of audit lines.
@@ -48,9 +48,9 @@ pub enum TelemetryError {
     Traces(#[from] trace::HeaderError),
 }
 
-/// Starts logs, and traces where they are configured; then whoever has a runtime runs what is given back.
-/// What is logged is said by `BERTH_LOG_FILTER`, else `RUST_LOG`, else it is `info` for all but
-/// libraries that tell what we tell. Audit lines are logged unless the filter names them.
+/// Starts logs, and traces if they are configured; the caller runs the returned task on its runtime. The filter is
+/// `BERTH_LOG_FILTER`, else `RUST_LOG`, else `info` except for libraries that log what Berth logs. Audit lines are logged
+/// unless the filter names them.
 ///
 /// # Errors
 /// If the filter is malformed, the collector's headers are, or logs were started already.
@@ -108,14 +108,12 @@ fn filter() -> Result<EnvFilter, TelemetryError> {
         Some((variable, given)) => EnvFilter::try_new(without_http(&with_audit(&given)))
             .map_err(|source| TelemetryError::Filter { variable, given, source })?,
     };
-    // Lines of the log say what they are about; spans are for traces. While those are off nobody wants
-    // a span, and none is made.
+    // Log lines are complete without their spans, which are for traces. While traces are off, no span is made.
     let none: Result<Directive, _> = format!("{}=off", spans::TARGET).parse();
     Ok(none.into_iter().fold(filter, EnvFilter::add_directive))
 }
 
-/// A filter that was set to look for something else does not take the audit lines away; one that names them
-/// means it.
+/// A filter for something else keeps the audit lines; only one that names them changes them.
 fn with_audit(given: &str) -> String {
     with(given, AUDIT, "info")
 }

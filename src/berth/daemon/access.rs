@@ -1,4 +1,4 @@
-//! Who may use the admin API: the settings of its room, and the API server's word where it is asked.
+//! Access to the admin API: the settings of its server, and reviews by the API server.
 
 use crate::config::Config;
 use berth_cluster::ApiServer;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-/// What the admin room is told.
+/// The settings of the admin API.
 pub(super) fn settings(config: &Config) -> berth_http::Settings {
     berth_http::Settings {
         listen: config.admin_listen,
@@ -20,7 +20,7 @@ pub(super) fn settings(config: &Config) -> berth_http::Settings {
     }
 }
 
-/// Asks the API server where the configuration says so and there is one.
+/// The reviews of the API server, if the configuration has them and there is an API server.
 fn reviewer(config: &Config) -> Option<Arc<dyn Reviewer>> {
     let wanted = config.admin.kubernetes.as_ref()?;
     if config.api_server == ApiServer::Off {
@@ -35,8 +35,8 @@ fn reviewer(config: &Config) -> Option<Arc<dyn Reviewer>> {
     Some(Arc::new(Asking { reviews, runtime: Handle::current() }))
 }
 
-/// The port of the admin room over the cluster room. Asked on the daemon's own runtime: connections to the
-/// API server must not belong to a worker of the admin API, which may end first.
+/// The port of `http` on `cluster`. Requests run on the daemon's own runtime: connections to the API server must not belong
+/// to a worker of the admin API, which may end first.
 struct Asking {
     reviews: Arc<berth_cluster::Reviews>,
     runtime: Handle,
@@ -49,8 +49,7 @@ impl Asking {
     ) -> BoxFuture<'static, Result<T, ReviewError>> {
         let runtime = self.runtime.clone();
         Box::pin(async move {
-            // Begun only now: whoever counts how many are under way polls no more than so many. And where
-            // nobody waits any longer it ends.
+            // Started when first polled, since the caller limits how many are polled; it ends when the caller drops it.
             let mut asked = Ended(runtime.spawn(ask));
             match (&mut asked.0).await {
                 Ok(answer) => answer.map_err(|error| ReviewError(berth_cluster::error_chain(&error))),
@@ -60,7 +59,7 @@ impl Asking {
     }
 }
 
-/// A task that does not outlive whoever waits for it.
+/// A task that is aborted when its handle is dropped.
 struct Ended<T>(JoinHandle<T>);
 
 impl<T> Drop for Ended<T> {

@@ -1,4 +1,4 @@
-//! Taking over what pods hold already, and waiting for the checkpoint that says so.
+//! Adoption of the devices that running pods hold, and the wait for the kubelet's checkpoint, which lists them.
 
 use super::{Daemon, WAIT_AGAIN};
 use berth_admin::Step;

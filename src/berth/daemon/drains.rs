@@ -1,5 +1,5 @@
-//! A span for each drain, from the order until the GPU is empty or the drain is off. It lies in hours
-//! and beyond requests, so it is no part of the trace of whoever ordered it.
+//! A span for each drain, from the order until the GPU is empty or the drain is stopped. It may last hours, so it is no part
+//! of the trace of the request that ordered it.
 
 use berth_core::keeper::Snapshot;
 use berth_core::spans;

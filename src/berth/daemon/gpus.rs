@@ -1,4 +1,4 @@
-//! What a look goes through: the GPUs, and who the processes on them are.
+//! The backends of inventory scans: the GPUs, and the owners of the processes on them.
 
 use crate::config::{Config, GpuSource};
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The GPU backend of the configuration.
 ///
 /// # Errors
-/// If it cannot be opened; says what to do.
+/// If it cannot be opened; the error says what to do.
 pub fn open_gpus(source: GpuSource) -> Result<Arc<dyn Gpus>, GpusError> {
     Ok(match source {
         GpuSource::Nvml { library, driver_root } => Arc::new(NvmlGpus::open(NvmlOptions {
@@ -23,13 +23,13 @@ pub fn open_gpus(source: GpuSource) -> Result<Arc<dyn Gpus>, GpusError> {
     })
 }
 
-/// Who processes are, as the configuration says where to look.
+/// Resolves the owners of processes, by the folders of the configuration.
 #[must_use]
 pub fn processes(config: &Config) -> ProcFs {
     ProcFs::new(config.processes.proc_root.clone(), &config.processes.ignore)
 }
 
-/// How far a daemon that is started here could tell whose processes are.
+/// Which owners of processes a daemon that is started here could see.
 #[must_use]
 pub fn sight(config: &Config) -> Sight {
     processes(config).sight()

@@ -1,5 +1,5 @@
-//! Keeps the node's labels up to date: computes them from each snapshot, writes the file of
-//! node-feature-discovery, hands them to whoever patches the node.
+//! Keeps the node's labels up to date: computes them from each snapshot, writes the file of node-feature-discovery, and
+//! sends them to the task that patches the node object.
 
 use super::{Daemon, Progress};
 use crate::config::Config;
@@ -16,12 +16,12 @@ use tokio::sync::watch;
 
 /// Changes of the ledger are gathered this long: labels concern what comes and goes by the hour.
 const GATHER: Duration = Duration::from_secs(1);
-/// How often it is looked at whether the file still stands, and whether another writer came or went.
+/// Interval of the checks whether the file is still there, and whether another writer came or went.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// Where the machine says what it is called.
+/// The file in which the machine reports its product name.
 const MACHINE: &str = "/sys/class/dmi/id/product_name";
 
-/// The two ends of what whoever patches the node is told, and tells.
+/// The channels to and from the task that patches the node object.
 pub(super) struct Labelling {
     wanted: watch::Sender<Option<Labels>>,
     told: watch::Sender<NodeLabelState>,
@@ -40,20 +40,20 @@ impl Default for Labelling {
 }
 
 impl Labelling {
-    /// For the room that patches the node, if it is to.
+    /// For the task that patches the node object, if it is configured.
     pub(super) fn work(&self, config: &Config) -> Option<NodeLabelTask> {
         let work = || NodeLabelTask { wanted: self.wanted.subscribe(), state: self.told.clone() };
         config.labels.node.then(work)
     }
 
-    /// For the room that can see the node object, where labels go by a file.
+    /// For the task that reads the node object, if labels are written to a file.
     pub(super) fn other_writer(&self, config: &Config) -> Option<watch::Sender<OtherWriter>> {
         config.labels.nfd_file.is_some().then(|| self.other.clone())
     }
 }
 
 impl Daemon {
-    /// Once the GPUs were looked at and offered: labels say how they are shared.
+    /// Runs once the GPUs were scanned and offered: labels show how they are shared.
     pub(super) fn start_labels(&mut self) {
         let config = &self.config;
         if !config.labels.wanted() {
@@ -94,13 +94,13 @@ struct Keeper {
     door: Door,
     facts: Facts,
     file: Option<PathBuf>,
-    /// Whether another writer labels the node object, where somebody looks.
+    /// Whether another writer labels the node object, if that is checked.
     other: Option<watch::Receiver<OtherWriter>>,
-    /// How it stands with the node object, if it is to be labelled.
+    /// The state of the labels of the node object, if they are configured.
     node: Option<watch::Receiver<NodeLabelState>>,
     wanted: watch::Sender<Option<Labels>>,
     progress: Arc<Progress>,
-    /// What was said of the file last.
+    /// What was last logged about the file.
     said: Option<Step>,
 }
 
@@ -178,7 +178,7 @@ fn brought_up_to_date(path: &Path, labels: &Labels, on_node: &OtherWriter) -> St
         (_, Some(other)) => Some(format!("in {}", other.display())),
         (OtherWriter::Present, None) => Some("on the node object".into()),
         (OtherWriter::Unasked, None) => {
-            // What stands in it from before stays.
+            // The earlier content stays.
             return Step::Waiting(
                 "the API server was not asked yet whether another writer labels the node".into(),
             );

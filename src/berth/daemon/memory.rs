@@ -8,13 +8,13 @@
 use std::fs;
 use std::time::Duration;
 
-/// So long after the registration the start is over: the first rounds have been, and whoever waited for
-/// this node has come.
+/// The start is over this long after the registration: the first reconcile passes have run, and pods that waited for this
+/// node have arrived.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether there is much to give back.
+/// Interval of the checks whether there is much memory to give back.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// Longest time between two looks while what has grown is still in use, or belongs there now.
+/// Longest interval between two checks while the memory that was added is in use.
 const LOOK_MAX: Duration = Duration::from_secs(320);
 /// What is worth the few milliseconds of a heap's lock, bytes.
 const GROWN_BYTES: u64 = 24 * 1024 * 1024;
@@ -121,7 +121,7 @@ fn rest_program() {
     };
     for (begin, end) in clean(&smaps, &program.to_string_lossy()) {
         // SAFETY: a private mapping of a file that cannot be written to and of which no page differs from
-        // the file: whoever reads or runs it next finds the same bytes (madvise(2), MADV_DONTNEED).
+        // the file: the next access finds the same bytes (madvise(2), MADV_DONTNEED).
         unsafe {
             libc::madvise(std::ptr::without_provenance_mut(begin), end - begin, libc::MADV_DONTNEED);
         }

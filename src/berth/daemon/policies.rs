@@ -18,20 +18,19 @@ const RESTORE_AGAIN: Duration = Duration::from_secs(2);
 /// minute of processor time, takes at most a tenth of a processor then.
 const STACK_AGAIN_MAX: Duration = Duration::from_secs(600);
 
-/// Has the node know the policies that came with this release and those of the store, and makes
-/// those of the active stack callable. The others are made so when somebody names them: nothing else
-/// is compiled while the kubelet waits. Signatures are checked anew, since the keys may be others:
-/// what no trusted key signed is kept, but not callable. Answers why the active stack is not callable, if
-/// so.
+/// Registers the policies of this release and those of the store, and makes those of the active stack callable. The others
+/// are compiled when a request names them: nothing else is compiled while the kubelet waits. Signatures are checked again,
+/// since the trusted keys may have changed: a version that no trusted key signed is kept, but not callable. Returns why the
+/// active stack is not callable, if it is not.
 ///
 /// # Errors
-/// If what was found out cannot be recorded.
+/// If the versions cannot be recorded.
 pub(super) async fn load(
     door: Door,
     policies: Arc<dyn Policies>,
     keys: Vec<TrustedKey>,
 ) -> anyhow::Result<Option<NotNow>> {
-    // The API answers already: what it deletes meanwhile would be written anew here.
+    // The API answers already: a version that it deletes meanwhile would be recorded again here.
     let held = door.hold_files().await;
     let work = move || {
         let _held = held;
@@ -47,7 +46,7 @@ fn load_all(look: &Look<'_>) -> anyhow::Result<Option<NotNow>> {
     for version in &shipped {
         match newest.policies.get(&version.digest) {
             None => drop(door.keep(version.clone())?),
-            // Another release that did not have it said so, or it was uploaded before.
+            // It was recorded by a release without it, or was uploaded before.
             Some(known) if !known.shipped => {
                 door.keep(PolicyVersion { shipped: true, ..PolicyVersion::clone(known) })?;
             }
@@ -66,19 +65,19 @@ fn load_all(look: &Look<'_>) -> anyhow::Result<Option<NotNow>> {
 
 /// Why the active stack is not callable.
 pub(super) struct NotNow {
-    /// Of which stack that is said.
+    /// The revision of the stack that this is about.
     revision: u64,
     why: String,
     /// Whether it may go by itself soon.
     passing: bool,
 }
 
-/// One look at what the store knows.
+/// One pass over the policies of the store.
 struct Look<'l> {
     door: &'l Door,
     policies: &'l dyn Policies,
     keys: &'l [TrustedKey],
-    /// Whether it is the start's: that tries several times, and says aloud what it finds.
+    /// Whether it is the first pass, which tries several times and logs what it finds.
     first: bool,
 }
 
@@ -181,7 +180,7 @@ impl Look<'_> {
     /// The version with the key that signed it, as the keys are now.
     ///
     /// # Errors
-    /// If that cannot be told, because its bytes cannot be read or are gone.
+    /// If its bytes cannot be read or are gone.
     fn signed(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         let made = version.origin.signature.filter(|_| !self.keys.is_empty());
         let signed_by = match made {
@@ -210,7 +209,7 @@ enum Found {
     Known(Box<PolicyVersion>),
     /// It is active, and this machine cannot make it callable now.
     NotNow { why: String, passing: bool },
-    /// It came with another release and nobody ever had it compiled, so its bytes went with that.
+    /// It came with another release and was never compiled, so its bytes were never kept.
     Gone,
 }
 

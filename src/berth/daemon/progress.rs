@@ -64,7 +64,7 @@ impl Progress {
         facts
     }
 
-    /// The GPUs were looked at.
+    /// The GPUs were scanned.
     pub fn gpus_found(&self, source: String, inventory: &Inventory) {
         let mut facts = self.facts.lock();
         facts.gpu_source = source;
@@ -73,7 +73,7 @@ impl Progress {
         facts.gpus = Step::Done;
     }
 
-    /// The GPUs cannot be looked at, and why.
+    /// The GPUs cannot be scanned, and why.
     pub fn gpus_wait(&self, why: String) {
         self.facts.lock().gpus = Step::Waiting(why);
     }
@@ -88,7 +88,7 @@ impl Progress {
         self.facts.lock().file_stack = stack;
     }
 
-    /// How it stands with the node's labels.
+    /// The state of the node's labels.
     pub fn labels(&self, step: Step) {
         self.facts.lock().labels = Some(step);
     }

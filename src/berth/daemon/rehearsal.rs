@@ -21,7 +21,7 @@ use berth_wasm::{self, Scratch, WasmPolicies};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What stands in for the GPUs of a node that is elsewhere.
+/// The backend in place of the GPUs of another node.
 const SAMPLE: &str = "8xh100";
 
 /// Whether the GPU source can ever work: a simulated profile that is not known never will, while a
@@ -62,7 +62,7 @@ pub fn rehearse(config: &Config, without: Without) -> anyhow::Result<Findings> {
             policies.restore(version)?;
         }
     }
-    // Parameters are read before a policy looks at any GPU.
+    // Parameters are read before a policy gets any GPU.
     let (mut faults, _) = ask(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
     faults.iter_mut().for_each(|fault| fault.certain = true);
     let changes = look(&node, &gpus, &config.rules, clock.now());
@@ -88,7 +88,7 @@ pub fn rehearse(config: &Config, without: Without) -> anyhow::Result<Findings> {
 }
 
 /// The stack that a start with this configuration would activate on the node, for a daemon that would end itself for
-/// it. The GPU source and the files are looked at before, as by a start.
+/// it. The GPU source and the files are checked before, as by a start.
 ///
 /// # Errors
 /// If the start would fail.
@@ -105,10 +105,10 @@ pub(super) fn stack_of_start(config: &Config, node: &Ledger) -> anyhow::Result<V
     trusted(entries, node, &config.rules.trusted_keys).map_err(anyhow::Error::msg)
 }
 
-/// Asks that stack about the node as it stands, as the start would.
+/// Tests that stack on the present state of the node, as the start would.
 ///
 /// # Errors
-/// If it could not be activated. A failure that would pass is one, too.
+/// If it could not be activated, also if the failure may be temporary.
 pub(super) fn try_stack(
     config: &Config,
     entries: Vec<StackEntry>,
@@ -162,7 +162,7 @@ fn gpus(config: &Config, without: Without, found: &mut Findings) -> anyhow::Resu
     }
 }
 
-/// The entries whose policies are known here, with their places in the file.
+/// The entries whose policies this node has, with their indices in the file.
 fn entries(
     config: &Config,
     without: Without,

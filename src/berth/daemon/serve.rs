@@ -19,7 +19,7 @@ const FLUSH_MAX: Duration = Duration::from_millis(500);
 enum End {
     /// By a signal.
     Stopped,
-    /// A label of the node chooses another configuration. With what tells of signals until the program is replaced.
+    /// A label of the node chooses another configuration. With the receiver of signals until the program is replaced.
     Reconfigured(Stop),
 }
 

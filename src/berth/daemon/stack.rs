@@ -7,7 +7,7 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::stack::StackEntry;
 use berth_kernel::trust::{TrustedKey, check_trust};
 
-/// Why an entry of the file cannot be used, in words that name it.
+/// Why an entry of the file cannot be used; names the entry.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unresolved {
     /// The node knows no such version; another node may.
@@ -39,7 +39,7 @@ pub(super) fn resolve(config: &Config, ledger: &Ledger) -> Result<Vec<StackEntry
 /// The entries, if every version of them may be activated with these keys.
 ///
 /// # Errors
-/// In words that name those that may not.
+/// Names those that may not.
 pub(super) fn trusted(
     entries: Vec<StackEntry>,
     ledger: &Ledger,

@@ -18,7 +18,7 @@ use ureq::tls::{RootCerts, TlsConfig};
 
 /// Most of an answer that is read, bytes: it is empty, or a line of text.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
-/// Most of a collector's words that the log gets, bytes.
+/// Most bytes of a collector's message in the log.
 const WORDS_BYTES_MAX: usize = 300;
 
 /// Why nothing was exported.
@@ -50,7 +50,7 @@ impl ExportError {
         let mut cause = self.source();
         while let Some(next) = cause {
             let said = next.to_string();
-            // A status repeats itself; its own cause says which connection failed, and how.
+            // The text of a status repeats itself; its cause names the connection and the error.
             if !next.is::<Box<Status>>() && !text.contains(&said) {
                 text = format!("{text}: {said}");
             }
@@ -65,7 +65,7 @@ impl ExportError {
 pub(super) struct Taken {
     /// Spans that it does not want.
     pub(super) refused: u64,
-    /// In its words.
+    /// The message of the collector.
     pub(super) why: String,
 }
 
@@ -87,8 +87,8 @@ pub(super) struct Client {
 }
 
 enum Way {
-    /// Made with the first export, since that needs a runtime; and anew after one that failed: a
-    /// connection whose other end went away in silence would be used again and again.
+    /// Made with the first export, since that needs a runtime, and again after one that failed: a connection whose other
+    /// end vanished would otherwise be used again.
     Grpc(Option<TraceServiceClient<Channel>>),
     Http(Agent),
 }
@@ -104,7 +104,7 @@ impl Client {
                     .timeout_global(Some(timeout))
                     .http_status_as_error(false)
                     .max_redirects(0)
-                    // As gRPC: what HTTP_PROXY says is meant for the way out of a cluster.
+                    // As with gRPC: HTTP_PROXY is for requests that leave the cluster.
                     .proxy(None)
                     .tls_config(tls);
                 Way::Http(config.build().new_agent())

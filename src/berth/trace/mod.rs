@@ -1,13 +1,13 @@
 //! Traces by OTLP: takes the spans of [`berth_core::spans`], keeps them in a bounded queue, and sends them to
-//! a collector in the background. Whoever ends a span never waits: what finds no room is counted and
-//! dropped, and so is what a collector does not take.
+//! a collector in the background. The end of a span never waits: a span for which the queue has no room is counted and
+//! dropped, and so is one that the collector does not accept.
 //!
 //! ```text
 //!   spans (any thread) -> tracing-opentelemetry -> Queue (2048) -> Pump (a task) -> Client -> collector
 //! ```
 //!
-//! The exporter is our own, since those of the OpenTelemetry libraries say nothing of what they drop,
-//! and read their settings from the environment. Absent: metrics and logs by OTLP.
+//! The exporter is our own, since those of the OpenTelemetry libraries do not report what they drop, and read their settings
+//! from the environment. Absent: metrics and logs by OTLP.
 
 mod client;
 mod context;
@@ -64,7 +64,7 @@ pub fn start<S: Subscriber + for<'s> LookupSpan<'s>>(
     Ok((layer, pump))
 }
 
-/// Who we are. What `OTEL_RESOURCE_ATTRIBUTES` says wins.
+/// The attributes of this daemon. `OTEL_RESOURCE_ATTRIBUTES` takes precedence.
 fn resource(node: &str) -> Resource {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     Resource::builder_empty()

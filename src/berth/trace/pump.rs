@@ -22,7 +22,7 @@ const QUEUE: usize = 2048;
 const BATCH: usize = 512;
 /// How often the queue is emptied; earlier where a batch waits.
 const EVERY: Duration = Duration::from_secs(2);
-/// How often the log is told of a collector that takes nothing.
+/// Interval of the log lines about a collector that accepts nothing.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
 static EXPORTED: AtomicU64 = AtomicU64::new(0);
@@ -166,7 +166,7 @@ impl Pumping {
     }
 }
 
-/// What the log was told.
+/// What was last logged.
 #[derive(Debug, Default)]
 struct Trouble {
     /// When, and how much was lost until then.
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(counts(), SpanCounts { exported: 0, failed: QUEUE as u64, dropped: 3 });
         // Said once, whatever the number of batches.
         assert!(pump.trouble.said.is_some_and(|(_, then)| then.failed == BATCH as u64));
-        // At the end, too, nobody waits for what hangs or is away.
+        // At the end, too, there is no wait for a collector that hangs or is away.
         let began = Instant::now();
         pump.run().finish(Duration::from_secs(60)).await;
         assert!(began.elapsed() < Duration::from_secs(30));

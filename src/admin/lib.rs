@@ -87,9 +87,9 @@ impl Application for Api {
         routes::health(config);
     }
 
-    /// From before the first answer, so that what a client changes is an event.
+    /// Starts before the first request is answered, so that each change by a client is an event.
     fn background(&self) -> impl Future<Output = ()> + 'static {
-        events::keep(self.0.clone())
+        events::run(self.0.clone())
     }
 
     fn stop(&self) {

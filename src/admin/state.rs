@@ -25,7 +25,7 @@ pub(super) struct State {
     pub(super) upload_permits: UploadPermits,
     /// Whose turn it is to order something of a GPU.
     pub(super) orders: Mutex<()>,
-    /// What changes, for whoever looks on.
+    /// The newest events of the node.
     pub(super) feed: Feed,
 }
 

@@ -2,7 +2,7 @@
 
 use super::text::non_empty;
 use crate::stack::StackEntry;
-use crate::time::rfc3339;
+use berth_kernel::date::rfc3339;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::stack as kernel;
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,8 @@
 //! Allocations: who holds what, since when and why.
 
-use crate::time::rfc3339;
 use berth_kernel::allocation as kernel;
 use berth_kernel::belongs::Owners;
+use berth_kernel::date::rfc3339;
 use berth_kernel::names::Resource;
 use berth_kernel::part_use;
 use serde::{Deserialize, Serialize};

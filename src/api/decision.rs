@@ -1,7 +1,7 @@
 //! Decisions on the record.
 
 use crate::gpu::OfferLine;
-use crate::time::rfc3339;
+use berth_kernel::date::rfc3339;
 use berth_kernel::decision as kernel;
 use berth_kernel::decision::Said;
 use berth_kernel::offer::PartOffer;

@@ -14,7 +14,6 @@ mod process;
 mod shape;
 mod stack;
 mod text;
-mod time;
 mod trial;
 mod tried;
 
@@ -24,6 +23,7 @@ pub use allocation::{
     Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, Holder, Limits, PartUse,
     SharedUse,
 };
+pub use berth_kernel::date::rfc3339;
 pub use decision::{
     DecisionCall, DecisionReading, DecisionRecord, DecisionRecordList, DecisionRequest, JournalState,
     parameters,
@@ -46,6 +46,5 @@ pub use shape::Shape;
 pub use stack::{
     Faults, FileStack, HookRecord, NewStack, NewStackEntry, OnFault, Permissions, Record, Stack, StackEntry,
 };
-pub use time::rfc3339;
 pub use trial::{Candidate, Comparison, Difference, Explanation, Replay, Shadow, ShadowList};
 pub use tried::{NewTrial, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest, TrialResource};

@@ -1,7 +1,7 @@
 //! Policies: the versions that this node knows.
 
 use super::text::non_empty;
-use crate::time::rfc3339;
+use berth_kernel::date::rfc3339;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::PolicyVersion;
 use serde::{Deserialize, Serialize};

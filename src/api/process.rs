@@ -1,7 +1,7 @@
 //! Processes on GPUs: who they are, whose allocation they use, and who uses a GPU without one.
 
-use crate::time::rfc3339;
 use berth_kernel::belongs::{Belongs, Bypass as Found};
+use berth_kernel::date::rfc3339;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::AllocationId;
 use berth_kernel::pod_bypass::PodBypass;

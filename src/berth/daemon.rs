@@ -29,6 +29,7 @@ use anyhow::Context;
 use berth_admin::{self, FileStack};
 use berth_core::admission::{self, Door, GpuWatch, Looker, Middle};
 use berth_core::keeper::{AskError, Keeper, Snapshot};
+use berth_core::transition_log;
 use berth_kernel::command::NewStack;
 use berth_kernel::gpu::Inventory;
 use berth_kernel::ports::{Gpus, GpusError, Journal, Policies};
@@ -233,6 +234,7 @@ impl Daemon {
             settings.labels = self.labels.work(&self.config);
             settings.other_writer = self.labels.other_writer(&self.config);
             settings.followed = self.configuration.as_ref().map(configuration::Configuration::followed);
+            self.tasks.spawn(transition_log::run(self.door().clone(), Arc::clone(&left)));
             let cluster = berth_cluster::start(settings, self.door().clone(), left);
             self.progress.cluster(cluster.link());
             self.cluster = Some(cluster);

@@ -1,13 +1,14 @@
 //! Computes the events of GPUs that are used without an allocation, and of pods that can use them so. Pure, except for
 //! the record of what was reported.
 
-use super::transitions::{PendingEvent, Regarding, gpu_name, normal, truncate_note, warning};
+use super::pending_event::{PendingEvent, Regarding};
 use berth_kernel::belongs::{Bypass, Owners, reaching};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
 use berth_kernel::pod_bypass::PodBypass;
 use berth_kernel::pods::Pod;
 use berth_kernel::process::{Process, Seen};
+use berth_kernel::transitions::GpuName;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bypasses with the same key are reported as one: a job that starts process after process is one event. A pod can
@@ -69,8 +70,9 @@ impl Bypasses {
         let open: BTreeSet<PartId> = self.open.iter().map(|key| key.gpu.clone()).collect();
         for gpu in open.iter().filter(|gpu| answers(gpu) && !used(gpu)) {
             if notices.len() < max {
-                let note = format!("{} is no longer used without an allocation", gpu_name(ledger, gpu));
-                notices.push(normal("GPUBypassOver", "Look", note));
+                let gpu_name = GpuName::IndexAndUuid.of(ledger, gpu);
+                let note = format!("{gpu_name} is no longer used without an allocation");
+                notices.push(PendingEvent::of_node(false, "GPUBypassOver", "Scan", note));
                 self.open.retain(|key| key.gpu != *gpu);
             }
         }
@@ -132,26 +134,16 @@ fn bypass_event(ledger: &Ledger, key: &Key, one: &Bypass) -> PendingEvent {
         // Every process chooses its own name.
         Actor::Named(name) => format!("process {}", name.escape_debug()),
     };
-    let gpu = gpu_name(ledger, &key.gpu);
-    warning(
-        "GPUBypassed",
-        "Look",
-        format!("{gpu} is used without an allocation by {by}: {}", one.reason.words()),
-    )
+    let gpu = GpuName::IndexAndUuid.of(ledger, &key.gpu);
+    let note = format!("{gpu} is used without an allocation by {by}: {}", one.reason.words());
+    PendingEvent::of_node(true, "GPUBypassed", "Scan", note)
 }
 
 /// The event of a pod whose spec lets it use GPUs. A warning if it names or mounts GPUs; a privileged pod, or one that
 /// takes variables from elsewhere, may not use them at all.
 fn possible_bypass_event(pod: &Pod, by: &PodBypass) -> PendingEvent {
-    PendingEvent {
-        regarding: Regarding::Pod {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
-        },
-        warning: matches!(by, PodBypass::NamesGpus { .. } | PodBypass::MountsGpus { .. }),
-        reason: "GPUBypassPossible",
-        action: "Look",
-        note: truncate_note(format!("can use GPUs of this node without an allocation: {}", by.words())),
-    }
+    let warning = matches!(by, PodBypass::NamesGpus { .. } | PodBypass::MountsGpus { .. });
+    let note = format!("can use GPUs of this node without an allocation: {}", by.words());
+    let event = PendingEvent::of_node(warning, "GPUBypassPossible", "Scan", note);
+    PendingEvent { regarding: Regarding::pod(pod), ..event }
 }

@@ -3,13 +3,14 @@
 
 use super::client::{ANSWER_MAX, error_chain};
 use super::settings::Settings;
-use super::transitions::{author, format_time, gpu_name};
 use super::wait::{self, Backoff, REFRESH_MEAN, RetryAfter, jittered};
 use berth_core::admission::Door;
+use berth_kernel::date::rfc3339_seconds;
 use berth_kernel::drain::Drain;
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::{GpuState, Ledger};
 use berth_kernel::names::PartId;
+use berth_kernel::transitions::GpuName;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
@@ -38,14 +39,14 @@ fn condition(ledger: &Ledger) -> Condition {
         .filter_map(|(gpu, state)| {
             let (reason, text) = unavailability(ledger, gpu, state)?;
             let index = ledger.part(gpu).map_or(u32::MAX, |p| p.part.gpu_index);
-            Some((index, reason, format!("{} {text}", gpu_name(ledger, gpu))))
+            Some((index, reason, format!("{} {text}", GpuName::IndexAndUuid.of(ledger, gpu))))
         })
         .collect();
     if let Some(stuck) = ledger.stuck.as_deref() {
         // Without the number of allocations, which changes with each grant: each change is a write to the node.
         let text = format!(
             "GPUs of finished pods stay allocated since {}: {}",
-            format_time(stuck.since_wall_ms),
+            rfc3339_seconds(stuck.since_wall_ms),
             stuck.cause
         );
         found.push((u32::MAX, "AllocationsStuck", text));
@@ -71,12 +72,12 @@ fn unavailability(ledger: &Ledger, gpu: &PartId, state: &GpuState) -> Option<(&'
     let present = ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu);
     let unhealthy = match health.state {
         HealthState::Vanished => {
-            Some(("GPUVanished", format!("is gone since {}{reason}", format_time(health.since_wall_ms))))
+            Some(("GPUVanished", format!("is gone since {}{reason}", rfc3339_seconds(health.since_wall_ms))))
         }
         _ if !present => Some(("GPUVanished", "was not found since the daemon started".to_owned())),
         HealthState::Unhealthy => Some((
             "GPUUnhealthy",
-            format!("is unhealthy since {}{reason}", format_time(health.since_wall_ms)),
+            format!("is unhealthy since {}{reason}", rfc3339_seconds(health.since_wall_ms)),
         )),
         HealthState::Healthy | HealthState::Degraded => None,
     };
@@ -88,7 +89,7 @@ fn unavailability(ledger: &Ledger, gpu: &PartId, state: &GpuState) -> Option<(&'
         };
         (
             reason,
-            format!("is {phrase} since {} {}", format_time(mark.since_wall_ms), author(&mark.by, &mark.why)),
+            format!("is {phrase} since {} {}", rfc3339_seconds(mark.since_wall_ms), mark.by_and_reason()),
         )
     });
     match (unhealthy, drained) {
@@ -260,8 +261,8 @@ async fn patch(
         "status": status(condition.unavailable),
         "reason": condition.reason,
         "message": condition.message,
-        "lastTransitionTime": format_time(since_wall_ms),
-        "lastHeartbeatTime": format_time(now_wall_ms),
+        "lastTransitionTime": rfc3339_seconds(since_wall_ms),
+        "lastHeartbeatTime": rfc3339_seconds(now_wall_ms),
     }]}});
     let (params, patch) = (PatchParams::default(), Patch::Strategic(&patch));
     let request = nodes.patch_status(node, &params, &patch);

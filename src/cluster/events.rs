@@ -3,12 +3,13 @@
 
 use super::bypass::Bypasses;
 use super::client::{ANSWER_MAX, error_chain};
+use super::pending_event::{PendingEvent, Regarding};
 use super::policies::PolicyEvents;
 use super::settings::Settings;
-use super::transitions::{PendingEvent, Regarding, events_between};
 use super::wait::{self, Backoff};
 use berth_core::admission::{Door, Standings};
 use berth_kernel::ledger::Ledger;
+use berth_kernel::transitions::Transitions;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -72,8 +73,7 @@ pub(super) async fn collect(
 
 /// Computes the events of snapshots, within allowances for each minute.
 struct Collector {
-    /// The snapshot of the last step.
-    last: Arc<Ledger>,
+    transitions: Transitions,
     allowance: Allowance,
     bypasses: Bypasses,
     bypass_allowance: Allowance,
@@ -84,7 +84,7 @@ struct Collector {
 impl Collector {
     fn new(last: Arc<Ledger>, now: Instant) -> Self {
         Self {
-            last,
+            transitions: Transitions::since(last),
             allowance: Allowance::new(EVENTS_PER_MINUTE_MAX, now),
             bypasses: Bypasses::default(),
             bypass_allowance: Allowance::new(BYPASSES_PER_MINUTE_MAX, now),
@@ -94,27 +94,28 @@ impl Collector {
     }
 
     fn step(&mut self, ledger: Arc<Ledger>, out: &Sender<PendingEvent>, now: Instant) {
-        for notice in events_between(&self.last, &ledger) {
-            if !self.allowance.take(now) || out.try_send(notice).is_err() {
+        let transitions = self.transitions.step(Arc::clone(&ledger));
+        let events = transitions.iter().filter_map(|one| PendingEvent::of_transition(one, &ledger));
+        for event in events {
+            if !self.allowance.take(now) || out.try_send(event).is_err() {
                 self.allowance.dropped += 1;
             }
         }
         // This is the only sender, so the capacity does not shrink meanwhile.
         let max = out.capacity().saturating_sub(RESERVED).min(self.bypass_allowance.left(now));
-        for notice in self.bypasses.events(&ledger, max) {
-            if !self.bypass_allowance.take(now) || out.try_send(notice).is_err() {
+        for event in self.bypasses.events(&ledger, max) {
+            if !self.bypass_allowance.take(now) || out.try_send(event).is_err() {
                 self.allowance.dropped += 1;
             }
         }
-        self.last = ledger;
         self.log_dropped(now);
     }
 
     /// Queues the events of policies. Like those of bypasses, they leave the reserved part of the queue free.
     fn step_policies(&mut self, status: Arc<Standings>, out: &Sender<PendingEvent>, now: Instant) {
-        for notice in self.policies.events(status, now) {
+        for event in self.policies.events(status, now) {
             let allowed = out.capacity() > RESERVED && self.policy_allowance.take(now);
-            if !allowed || out.try_send(notice).is_err() {
+            if !allowed || out.try_send(event).is_err() {
                 self.allowance.dropped += 1;
             }
         }
@@ -169,14 +170,14 @@ impl Allowance {
 }
 
 /// Publishes the queued events; never returns. Of consecutive failures only the first is logged.
-pub(super) async fn publish(settings: &Settings, client: Client, notices: &mut Receiver<PendingEvent>) {
+pub(super) async fn publish(settings: &Settings, client: Client, events: &mut Receiver<PendingEvent>) {
     let mut publisher = Publisher { client, node: settings.node.clone(), recent: VecDeque::new() };
     let mut logged = false;
-    while let Some(notice) = notices.recv().await {
-        match publisher.publish(&notice, settings).await {
+    while let Some(event) = events.recv().await {
+        match publisher.publish(&event, settings).await {
             Ok(()) => logged = false,
             Err(why) if !std::mem::replace(&mut logged, true) => {
-                tracing::warn!(reason = notice.reason, why, "an event could not be sent to the API server");
+                tracing::warn!(reason = event.reason, why, "an event could not be sent to the API server");
             }
             Err(_) => {}
         }
@@ -194,16 +195,16 @@ struct Publisher {
 
 impl Publisher {
     /// Publishes one event, with retries.
-    async fn publish(&mut self, notice: &PendingEvent, settings: &Settings) -> Result<(), String> {
-        let recorder = self.recorder(notice);
+    async fn publish(&mut self, pending: &PendingEvent, settings: &Settings) -> Result<(), String> {
+        let recorder = self.recorder(pending);
         let event = Event {
-            type_: if notice.warning { EventType::Warning } else { EventType::Normal },
-            reason: notice.reason.into(),
-            note: Some(notice.note.clone()),
-            action: notice.action.into(),
+            type_: if pending.warning { EventType::Warning } else { EventType::Normal },
+            reason: pending.reason.into(),
+            note: Some(pending.note.clone()),
+            action: pending.action.into(),
             secondary: None,
         };
-        let regarding = self.reference(&notice.regarding);
+        let regarding = self.reference(&pending.regarding);
         let mut backoff = Backoff::new(settings.again);
         let mut tries = 1;
         loop {
@@ -211,7 +212,7 @@ impl Publisher {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(kube::Error::Api(status))) if is_final(status.code) => {
                     // The API server may have removed the event: the next repetition creates it again.
-                    self.recent.retain(|(recent, _)| recent != notice);
+                    self.recent.retain(|(recent, _)| recent != pending);
                     let hint = if status.code == 403 {
                         " (the daemon needs: create and patch events of events.k8s.io; ClusterRole berth-tell, see deploy/cluster-role.yaml)"
                     } else {
@@ -231,8 +232,8 @@ impl Publisher {
         }
     }
 
-    fn recorder(&mut self, notice: &PendingEvent) -> Recorder {
-        if let Some((_, recorder)) = self.recent.iter().find(|(recent, _)| recent == notice) {
+    fn recorder(&mut self, event: &PendingEvent) -> Recorder {
+        if let Some((_, recorder)) = self.recent.iter().find(|(recent, _)| recent == event) {
             return recorder.clone();
         }
         let reporter = Reporter { controller: CONTROLLER.into(), instance: Some(self.node.clone()) };
@@ -240,7 +241,7 @@ impl Publisher {
         if self.recent.len() == RECENT_MAX {
             self.recent.pop_front();
         }
-        self.recent.push_back((notice.clone(), recorder.clone()));
+        self.recent.push_back((event.clone(), recorder.clone()));
         recorder
     }
 
@@ -273,7 +274,7 @@ fn is_final(code: u16) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::transitions::tests::Node;
+    use super::super::pending_event::tests::Node;
     use super::*;
     use tokio::sync::mpsc;
 

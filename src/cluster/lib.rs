@@ -1,7 +1,6 @@
 //! The client of the API server: watches the pods of this node as a source of truth, evicts pods from GPUs that are
 //! drained, and publishes the state of GPUs as events, node condition and node labels. All of it is optional: Allocate
-//! works with the data of the kubelet alone. Changes of GPUs are also logged here, with or without an API server, since
-//! log lines and events have the same texts.
+//! works with the data of the kubelet alone.
 
 mod bypass;
 mod client;
@@ -9,16 +8,15 @@ mod condition;
 mod events;
 mod evict;
 mod labels;
-mod log;
 mod node_label;
 pub mod node_labels;
+mod pending_event;
 mod pod;
 mod pod_watch;
 mod pods;
 mod policies;
 mod reviews;
 mod settings;
-mod transitions;
 mod wait;
 
 pub use client::{ConnectError, connect, error_chain};
@@ -58,17 +56,15 @@ impl Running {
 }
 
 /// Starts the tasks and returns at once. `before` is the ledger as the last process stored it: changes since then are
-/// published as events, and logged even where no API server is configured.
+/// published as events.
 #[must_use]
 pub fn start(settings: Settings, door: Door, before: Arc<Ledger>) -> Running {
-    let (log_door, stored) = (door.clone(), Arc::clone(&before));
-    let log = tokio::spawn(async move { log::keep(&log_door, stored).await });
     if settings.api_server == ApiServer::Off {
-        return Running { link: watch::channel(ApiServerStatus::Off).1, tasks: vec![log] };
+        return Running { link: watch::channel(ApiServerStatus::Off).1, tasks: Vec::new() };
     }
     let (link_sender, link) = watch::channel(ApiServerStatus::Connecting { last_error: None });
     let task = tokio::spawn(async move { Box::pin(run(&settings, &door, &link_sender, before)).await });
-    Running { link, tasks: vec![log, task] }
+    Running { link, tasks: vec![task] }
 }
 
 /// Connects, with retries, and then runs the tasks that need a client; never returns. Events are collected from the

@@ -5,5 +5,7 @@ pub mod admission;
 pub mod figures;
 pub mod keeper;
 pub mod metrics;
+pub mod policy_transitions;
 pub mod spans;
+pub mod transition_log;
 pub mod trust;

@@ -23,6 +23,7 @@ pub mod breaker;
 pub mod change;
 pub mod command;
 pub mod compare;
+pub mod date;
 pub mod decide;
 pub mod decision;
 pub mod drain;
@@ -57,6 +58,7 @@ pub mod steps;
 pub mod stuck;
 pub mod supersede;
 pub mod time;
+pub mod transitions;
 pub mod trust;
 pub mod words;
 

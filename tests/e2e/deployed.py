@@ -854,7 +854,7 @@ def _an_event(node: str, name: str, regarding: dict | None = None) -> dict:
         "regarding": regarding or {"kind": "Node", "name": node, "uid": node},
         "reportingController": "berth",
         "reportingInstance": node,
-        "action": "Look",
+        "action": "Scan",
         "reason": "E2E",
         "note": "e2e",
         "type": "Normal",

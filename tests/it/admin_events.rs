@@ -131,7 +131,7 @@ fn a_stream_says_where_one_stands_and_then_what_changes() {
     bench.json("PUT", "/api/v1/stack", r#"{"entries": [], "reason": "bare"}"#).expect(200);
     assert_eq!(
         stream.until("stackActivated").words(),
-        "stack 1 is active by admin (bare): the baseline alone"
+        "stack 1 was activated by admin (bare): the baseline alone"
     );
     bench.upload(&module("a", "")).expect(201);
     assert!(stream.until("policyUploaded").data["policy"].as_str().unwrap().contains('@'));
@@ -225,7 +225,7 @@ fn a_stream_whose_token_is_gone_ends_however_many_strangers_knock_at_the_door() 
     std::fs::remove_file(file).unwrap();
     let end = stream.until("end");
     ended.store(true, Ordering::Relaxed);
-    assert!(end.words().contains("no longer let in"), "{}", end.words());
+    assert!(end.words().contains("no longer authorized"), "{}", end.words());
     assert!(knocking.join().unwrap() > 0, "nobody was told to ask less often");
 }
 

@@ -213,8 +213,7 @@ async fn processes_are_told_by_their_pods_and_those_without_an_allocation_are_li
     assert_eq!(by_pid(&other, m)["reason"], "hostProcess");
     assert_eq!(serving.live()[0]["uses"][0]["memoryUsedMiB"], 0);
 
-    let (began, ended) =
-        ("a GPU is used without an allocation", "a process no longer uses a GPU without an allocation");
+    let (began, ended) = ("is used without an allocation by process", "no longer uses GPU");
     serving.until_logged(began, 2);
     machine.runs("");
     serving.await_that("/bypass", "nobody", |list| list["total"] == 0);

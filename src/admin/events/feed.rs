@@ -1,70 +1,63 @@
-//! The node's events, and the streams that read them.
+//! The node's newest events, and the streams that read them.
 
-use super::news::News;
-use super::places::{Place, Places};
-use super::recent::{Ring, WORDS_BYTES_MAX};
-use berth_api::{Event, rfc3339};
+use super::convert::{policy_event, transition_event};
+use super::ring::Ring;
+use super::stream_permits::{StreamPermit, StreamPermits};
+use berth_core::policy_transitions::PolicyTransition;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::time::Now;
+use berth_kernel::transitions::Transition;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where all places are taken, every stream says a word, and once more: the first is answered with a reset
-/// where its client has closed the connection, and the next one fails.
+/// How often all streams send a comment while no permit is free. The first write to a connection that its client closed is
+/// answered with a reset, and the next one fails, which ends the stream.
 const NUDGES: u32 = 4;
-/// For what a nudge frees to be free: a write to a local socket.
+/// How long streams that a nudge ends take to return their permits: a write to a local socket.
 const NUDGE_WAIT: Duration = Duration::from_millis(50);
 
-/// The node's events, and who reads them.
+/// The node's newest events, and the permits of the streams that read them.
 pub(crate) struct Feed {
     pub(super) ring: Arc<Ring>,
-    places: Arc<Places>,
+    permits: Arc<StreamPermits>,
 }
 
 impl Feed {
-    /// One that nothing was told to yet.
+    /// Without events.
     pub(crate) fn new(now: Now) -> Self {
-        // No two runs of a daemon begin in the same millisecond.
-        Self { ring: Arc::new(Ring::new(now.wall_ms)), places: Arc::default() }
+        // No two runs of a daemon start in the same millisecond.
+        Self { ring: Arc::new(Ring::new(now.wall_ms)), permits: Arc::default() }
     }
 
     /// Ends all streams, with the reason.
-    pub(crate) fn close(&self, why: &'static str) {
-        self.ring.close(why);
+    pub(crate) fn close(&self, reason: &'static str) {
+        self.ring.close(reason);
     }
 
-    /// A place for one more stream of this caller's. That a client is gone is noticed only when something is
-    /// sent to it.
-    pub(super) async fn place(&self, whose: &str) -> Option<Place> {
+    /// A permit for one more stream of this caller. A closed connection is noticed only when something is written to
+    /// it, so all streams write before another caller's stream is ended.
+    pub(super) async fn permit(&self, caller: &str) -> Option<StreamPermit> {
         for _ in 0..NUDGES {
-            if let Some(place) = self.places.take(whose) {
-                return Some(place);
+            if let Some(permit) = self.permits.acquire(caller) {
+                return Some(permit);
             }
             self.ring.nudge();
-            let _ = tokio::time::timeout(NUDGE_WAIT, self.places.left()).await;
+            let _ = tokio::time::timeout(NUDGE_WAIT, self.permits.released()).await;
         }
-        let place = self.places.take_over(whose);
+        let permit = self.permits.acquire_from_largest(caller);
         self.ring.nudge();
-        place
+        permit
     }
 
-    pub(super) fn tell(&self, news: Vec<News>, ledger: &Ledger, now: Now) {
-        for one in news {
-            self.ring.add(&event(one, ledger, now));
+    pub(super) fn add_transitions(&self, transitions: &[Transition], ledger: &Ledger, now: Now) {
+        for event in transitions.iter().filter_map(|one| transition_event(one, ledger, now)) {
+            self.ring.add(&event);
         }
     }
-}
 
-pub(super) fn event(news: News, ledger: &Ledger, now: Now) -> Event {
-    let News { kind, gpu, allocation, policy, mut words } = news;
-    words.truncate(words.floor_char_boundary(WORDS_BYTES_MAX));
-    Event {
-        kind,
-        at: rfc3339(now.wall_ms),
-        generation: ledger.generation,
-        gpu: gpu.map(|gpu| gpu.to_string()),
-        allocation: allocation.map(|id| id.to_string()),
-        policy,
-        words,
+    pub(super) fn add_policy_transitions(&self, transitions: &[PolicyTransition], ledger: &Ledger, now: Now) {
+        for transition in transitions {
+            self.ring.add(&policy_event(transition, ledger, now));
+        }
     }
 }

@@ -2,7 +2,6 @@
 //! Only they may wait for NVML.
 
 use super::Door;
-use super::bypass_log::BypassLog;
 use super::looker::Looker;
 use berth_kernel::ports::Gpus;
 use std::sync::Arc;
@@ -53,7 +52,6 @@ impl GpuWatch {
 
 fn looks(looker: &Looker, door: &Door, stop: &AtomicBool, every: Duration) {
     let mut failing = false;
-    let mut bypasses = BypassLog::default();
     let figures = &door.figures().gpus;
     while pause(every, stop) {
         // To the end of the turn: a thread that dies at what it has seen is missed like one that hangs.
@@ -66,9 +64,8 @@ fn looks(looker: &Looker, door: &Door, stop: &AtomicBool, every: Duration) {
                 if std::mem::take(&mut failing) {
                     tracing::info!("GPUs can be read again");
                 }
-                match door.looked(inventory) {
-                    Ok(applied) => bypasses.tell(&applied.snapshot),
-                    Err(error) => tracing::warn!(%error, "a look at the GPUs was not taken in"),
+                if let Err(error) = door.looked(inventory) {
+                    tracing::warn!(%error, "a scan of the GPUs was not recorded");
                 }
             }
             Err(error) if !failing => {

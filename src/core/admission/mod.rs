@@ -5,7 +5,6 @@
 mod account;
 mod activation;
 mod baseline;
-mod bypass_log;
 mod ear;
 mod fared;
 mod fault_log;

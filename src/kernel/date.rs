@@ -1,4 +1,4 @@
-//! Moments as people read them.
+//! Times as texts.
 
 /// Milliseconds since 1970 as RFC 3339 in UTC, to the millisecond.
 #[must_use]
@@ -7,6 +7,14 @@ pub fn rfc3339(wall_ms: u64) -> String {
     let (year, month, day) = date(days);
     let (s, ms) = (ms / 1000, ms % 1000);
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{ms:03}Z", s / 3600, s / 60 % 60, s % 60)
+}
+
+/// Milliseconds since 1970 as RFC 3339 in UTC, to the second.
+#[must_use]
+pub fn rfc3339_seconds(wall_ms: u64) -> String {
+    let mut text = rfc3339(wall_ms);
+    text.truncate(text.len() - ".000Z".len());
+    text + "Z"
 }
 
 /// Days since 1970 as a date of the Gregorian calendar. Counted in years that begin in March, so
@@ -25,10 +33,10 @@ fn date(days: u64) -> (u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::rfc3339;
+    use super::{rfc3339, rfc3339_seconds};
 
     #[test]
-    fn moments_are_those_that_date_prints() {
+    fn a_time_is_formatted_as_date_prints_it() {
         for (s, text) in [
             (0, "1970-01-01T00:00:00.000Z"),
             (951_782_399, "2000-02-28T23:59:59.000Z"),
@@ -41,5 +49,6 @@ mod tests {
             assert_eq!(rfc3339(s * 1000), text);
         }
         assert_eq!(rfc3339(1_234), "1970-01-01T00:00:01.234Z");
+        assert_eq!(rfc3339_seconds(1_999), "1970-01-01T00:00:01Z");
     }
 }

@@ -1,5 +1,5 @@
-//! The newest events, in memory: whoever reads them has a place in the ring and no queue of his own,
-//! so a slow reader costs nothing but what he misses.
+//! The newest events, in memory. A reader has a position in the ring and no queue of its own, so a slow reader needs no
+//! memory; it misses events.
 
 use berth_api::{Event, EventKind};
 use parking_lot::Mutex;
@@ -8,59 +8,59 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 
-/// Events that are kept for readers who come back. Each has at most [`WORDS_BYTES_MAX`] of words and
-/// some 300 bytes beside them: 1.3 MiB if all are as long as they may be, 0.4 MiB as a rule.
+/// Events that are kept for readers that reconnect. Each has at most [`WORDS_BYTES_MAX`] of words and about 300 other
+/// bytes: at most 1.3 MiB together, 0.4 MiB as a rule.
 pub(super) const EVENTS_MAX: usize = 1024;
 /// Longest words of an event, bytes.
 pub(super) const WORDS_BYTES_MAX: usize = 1024;
 
 /// One event as it is sent.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct KeptEvent {
     pub(super) kind: EventKind,
     pub(super) gpu: Option<Box<str>>,
-    /// The frame, its id among it.
+    /// The frame with its id.
     pub(super) frame: Box<str>,
 }
 
 /// The ring.
 pub(super) struct Ring {
-    /// Names this run of the daemon in ids: numbers begin anew with it.
+    /// The start of the daemon, part of each id: numbers begin at 1 with each run.
     start: u64,
     kept: Mutex<Inner>,
     /// The number of the newest event; wakes readers.
     newest: watch::Sender<u64>,
-    /// How often every stream was to say that it lives.
+    /// How often [`Ring::nudge`] was called.
     nudges: AtomicU64,
 }
 
 #[derive(Default)]
 struct Inner {
-    events: VecDeque<Arc<Kept>>,
+    events: VecDeque<Arc<KeptEvent>>,
     /// The number of the newest event; the first one has 1.
     newest: u64,
     closed: Option<&'static str>,
 }
 
-/// What follows a place in the ring.
+/// The events after a position in the ring.
 pub(super) enum Following {
-    /// These, and where one stands after them. Empty where nothing is new.
-    Events(Vec<Arc<Kept>>, u64),
-    /// Some of it is no longer kept.
+    /// These, and the number of the last one. Empty if there are none.
+    Events(Vec<Arc<KeptEvent>>, u64),
+    /// Some of them are no longer kept.
     Gone,
-    /// Nothing, and nothing will: the reason.
+    /// There are none, and there will be none, for this reason.
     Closed(&'static str),
 }
 
 /// The id of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Id {
+pub(super) struct EventId {
     pub(super) start: u64,
     pub(super) seq: u64,
 }
 
-impl Id {
-    /// Takes `start-n`, as it was given, or `0` for before the first.
+impl EventId {
+    /// Parses `start-number` in exactly the form that [`Ring::id`] prints.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (start, seq) = text.split_once('-')?;
         let id = Self { start: u64::from_str_radix(start, 16).ok()?, seq: seq.parse().ok()? };
@@ -68,21 +68,21 @@ impl Id {
     }
 }
 
-impl std::fmt::Display for Id {
+impl std::fmt::Display for EventId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:x}-{}", self.start, self.seq)
     }
 }
 
 impl Ring {
-    /// An empty one; `start` differs from that of every run before.
+    /// An empty ring; `start` differs from that of every earlier run.
     pub(super) fn new(start: u64) -> Self {
         Self { start, kept: Mutex::default(), newest: watch::Sender::new(0), nudges: AtomicU64::new(0) }
     }
 
     /// The id of the event with this number.
-    pub(super) fn id(&self, seq: u64) -> Id {
-        Id { start: self.start, seq }
+    pub(super) fn id(&self, seq: u64) -> EventId {
+        EventId { start: self.start, seq }
     }
 
     /// The number of the newest event.
@@ -90,18 +90,18 @@ impl Ring {
         self.lock().newest
     }
 
-    /// The number before the oldest event that is kept.
+    /// The number before that of the oldest kept event.
     pub(super) fn oldest(&self) -> u64 {
         let inner = self.lock();
         inner.newest - inner.events.len() as u64
     }
 
-    /// Wakes at each new event, and when the ring is closed.
+    /// Changes with each new event, nudge, and when the ring is closed.
     pub(super) fn watch(&self) -> watch::Receiver<u64> {
         self.newest.subscribe()
     }
 
-    /// Puts an event in; the oldest goes where there is no room.
+    /// Adds an event; the oldest is dropped if the ring is full.
     pub(super) fn add(&self, event: &Event) {
         let mut inner = self.lock();
         inner.newest += 1;
@@ -110,19 +110,19 @@ impl Ring {
         if inner.events.len() == EVENTS_MAX {
             inner.events.pop_front();
         }
-        inner.events.push_back(Arc::new(Kept { kind: event.kind, gpu, frame }));
+        inner.events.push_back(Arc::new(KeptEvent { kind: event.kind, gpu, frame }));
         self.newest.send_replace(inner.newest);
     }
 
-    /// What follows event `after`, at most `most` of it.
-    pub(super) fn following(&self, after: u64, most: usize) -> Following {
+    /// The events after number `after`, at most `max`.
+    pub(super) fn following(&self, after: u64, max: usize) -> Following {
         let inner = self.lock();
         let oldest = inner.newest - inner.events.len() as u64;
         if after < oldest {
             return Following::Gone;
         }
         let passed = usize::try_from(after - oldest).unwrap_or(usize::MAX);
-        let events: Vec<_> = inner.events.iter().skip(passed).take(most).cloned().collect();
+        let events: Vec<_> = inner.events.iter().skip(passed).take(max).cloned().collect();
         match (events.is_empty(), inner.closed) {
             (true, Some(why)) => Following::Closed(why),
             _ => {
@@ -132,21 +132,21 @@ impl Ring {
         }
     }
 
-    /// Has every stream say that it lives, so that those whose clients are gone are found.
+    /// Makes every stream send a comment, so that streams with closed connections end.
     pub(super) fn nudge(&self) {
-        // Counted before the wake, so that whoever wakes sees it.
+        // Counted before the streams wake, so that they see the count.
         self.nudges.fetch_add(1, Ordering::SeqCst);
         self.newest.send_modify(|_| {});
     }
 
-    /// How often that was.
+    /// How often [`Self::nudge`] was called.
     pub(super) fn nudges(&self) -> u64 {
         self.nudges.load(Ordering::SeqCst)
     }
 
-    /// Ends all readers once they have read what is there.
-    pub(super) fn close(&self, why: &'static str) {
-        self.lock().closed = Some(why);
+    /// Ends all readers once they have read the kept events.
+    pub(super) fn close(&self, reason: &'static str) {
+        self.lock().closed = Some(reason);
         self.newest.send_modify(|_| {});
     }
 
@@ -156,8 +156,8 @@ impl Ring {
 }
 
 /// One event as a frame of the stream. JSON has no line breaks, so its data is one line.
-pub(super) fn frame(id: Id, event: &Event) -> String {
-    // A struct of strings and numbers always becomes JSON.
+pub(super) fn frame(id: EventId, event: &Event) -> String {
+    // Serializing strings and numbers cannot fail.
     let data = serde_json::to_string(event).unwrap_or_default();
     format!("id: {id}\nevent: {}\ndata: {data}\n\n", event.kind.as_str())
 }
@@ -181,7 +181,7 @@ mod tests {
     fn ids(following: Following) -> Option<(Vec<String>, u64)> {
         match following {
             Following::Events(events, last) => {
-                let id = |kept: &Arc<Kept>| {
+                let id = |kept: &Arc<KeptEvent>| {
                     kept.frame.lines().next().unwrap().trim_start_matches("id: ").to_owned()
                 };
                 Some((events.iter().map(id).collect(), last))
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_get_what_follows_their_place_and_are_told_when_it_is_gone() {
+    fn readers_get_the_events_after_their_position_or_learn_that_they_are_gone() {
         let ring = Ring::new(0xa7);
         assert_eq!(ids(ring.following(0, 9)), Some((vec![], 0)));
         for n in 1..=3 {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_ring_ends_readers_after_what_is_left() {
+    fn a_closed_ring_ends_readers_after_the_remaining_events() {
         let ring = Ring::new(1);
         ring.add(&event(1));
         ring.close("over");
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_frame_has_an_id_a_kind_and_one_line_of_data() {
-        let text = frame(Id { start: 0xff, seq: 7 }, &event(1));
+        let text = frame(EventId { start: 0xff, seq: 7 }, &event(1));
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[..2], ["id: ff-7", "event: gpuHealth"]);
         let data: Event = serde_json::from_str(lines[2].strip_prefix("data: ").unwrap()).unwrap();
@@ -228,11 +228,11 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_taken_as_they_were_given() {
-        let id = Id { start: 0x19a, seq: 12 };
-        assert_eq!(Id::parse(&id.to_string()), Some(id));
+    fn ids_are_parsed_only_in_their_printed_form() {
+        let id = EventId { start: 0x19a, seq: 12 };
+        assert_eq!(EventId::parse(&id.to_string()), Some(id));
         for odd in ["", "-", "19a", "19A-12", "19a-012", "19a-+2", "19a-1-2", "x-1", " 19a-12"] {
-            assert_eq!(Id::parse(odd), None, "{odd}");
+            assert_eq!(EventId::parse(odd), None, "{odd}");
         }
     }
 }

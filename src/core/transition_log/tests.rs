@@ -1,11 +1,82 @@
-use super::super::transitions::tests::Node;
 use super::*;
-use berth_kernel::command::Command;
+use berth_kernel::allocation::{Allocation, Decision, Holder};
+use berth_kernel::change::{Change, Entry};
+use berth_kernel::command::{Command, Rules};
+use berth_kernel::decide::decide;
 use berth_kernel::drain::Order;
-use berth_kernel::names::AllocationId;
+use berth_kernel::gpu::{Inventory, Part};
+use berth_kernel::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+
+fn gpu() -> PartId {
+    PartId::parse("GPU-0").unwrap()
+}
+
+struct Node {
+    ledger: Ledger,
+    now: Now,
+}
+
+impl Node {
+    /// One GPU with one allocation.
+    fn new() -> Self {
+        let now = Now { wall_ms: 1_000_000, mono_ms: 1_000 };
+        let mut node = Self { ledger: Ledger::default(), now };
+        node.scan(true);
+        let resource = Resource::parse("nvidia.com/gpu").unwrap();
+        let line = OfferLine { resource: resource.clone(), count: 1, consumes: Consumes::Whole };
+        node.apply(&Command::Offer(vec![(PartOffer { part: gpu(), lines: vec![line] }, "test".into())]));
+        let allocation = Allocation {
+            id: AllocationId { store: 0, number: 0 },
+            resource,
+            devices: vec![DeviceId::whole(&gpu())],
+            granted_wall_ms: 0,
+            holder: Holder::default(),
+            overlapped: false,
+            decision: Decision::default(),
+            ended: None,
+        };
+        node.ledger.apply(&Entry { at: now, changes: vec![Change::Granted(allocation)] });
+        node
+    }
+
+    fn apply(&mut self, command: &Command) {
+        let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
+        self.ledger.apply(&verdict.entry);
+    }
+
+    fn scan(&mut self, present: bool) {
+        self.scan_with(present, None);
+    }
+
+    fn scan_with_error(&mut self, error: &str) {
+        self.scan_with(true, Some(error));
+    }
+
+    fn scan_with(&mut self, present: bool, error: Option<&str>) {
+        let part = Part {
+            id: gpu(),
+            parent: None,
+            vendor: "nvidia".into(),
+            model: String::new(),
+            gpu_index: 3,
+            minor: None,
+            memory_mib: 1,
+            pci_bus: String::new(),
+            numa_node: None,
+            mig_enabled: false,
+            mig: None,
+            attributes: BTreeMap::new(),
+        };
+        let mut inventory =
+            Inventory { parts: present.then_some(part).into_iter().collect(), ..Inventory::default() };
+        inventory.troubles.extend(error.map(|error| (gpu(), error.to_owned())));
+        self.apply(&Command::Look(inventory));
+    }
+}
 
 fn new_lines(log: &mut Log, node: &Node) -> Vec<(bool, String)> {
-    let lines = log.step(Arc::new(node.ledger.clone()), node.now);
+    let lines = log.step(&Arc::new(node.ledger.clone()), node.now);
     lines.into_iter().map(|line| (line.warning, line.text)).collect()
 }
 
@@ -18,8 +89,7 @@ fn one(log: &mut Log, node: &Node, warning: bool, text: &str) {
 
 fn drain(node: &mut Node, order: Order) {
     let mark = berth_kernel::drain::Mark { by: "ada".into(), why: "fan".into(), since_wall_ms: 0 };
-    let gpu = PartId::parse("GPU-0").unwrap();
-    node.apply(&Command::Drain { gpu, mark, order });
+    node.apply(&Command::Drain { gpu: gpu(), mark, order });
 }
 
 #[test]
@@ -43,8 +113,7 @@ fn each_change_of_a_gpus_health_is_logged_once_and_an_operators_order_is_not() {
     node.scan_with_error("lost");
     one(&mut log, &node, true, "is unhealthy: lost");
     node.scan(true);
-    let gpu = PartId::parse("GPU-0").unwrap();
-    node.apply(&Command::Heal { gpu, by: "ada".into(), why: String::new() });
+    node.apply(&Command::Heal { gpu: gpu(), by: "ada".into(), why: String::new() });
     assert_eq!(new_lines(&mut log, &node), [], "the admin API logs it");
 }
 

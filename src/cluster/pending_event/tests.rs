@@ -4,17 +4,19 @@ use berth_kernel::allocation::{Allocation, Decision, Holder};
 use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::decide::decide;
-use berth_kernel::drain::Mark;
-use berth_kernel::evict::{Ask, Outcome};
+use berth_kernel::drain::{AtDeadline, Mark, Order};
+use berth_kernel::evict::Ask;
 use berth_kernel::gpu::{Inventory, Part};
-use berth_kernel::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::pod_bypass::PodBypass;
 use berth_kernel::pods::{Pod, PodsSource, PodsView, Stage};
 use berth_kernel::policy::{Severity, TriageAnswer};
 use berth_kernel::process::{Owner, Process, Uses, Who};
 use berth_kernel::time::Now;
-use std::collections::VecDeque;
+use berth_kernel::transitions::Transitions;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 fn gpu() -> PartId {
     PartId::parse("GPU-0").unwrap()
@@ -26,6 +28,11 @@ fn resource() -> Resource {
 
 fn mark(why: &str) -> Mark {
     Mark { by: "ada".into(), why: why.into(), since_wall_ms: 0 }
+}
+
+fn events_between(old: Ledger, new: Ledger) -> Vec<PendingEvent> {
+    let transitions = Transitions::since(Arc::new(old)).step(Arc::new(new.clone()));
+    transitions.iter().filter_map(|transition| PendingEvent::of_transition(transition, &new)).collect()
 }
 
 pub(crate) struct Node {
@@ -72,7 +79,7 @@ impl Node {
         let before = self.ledger.clone();
         let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
         self.ledger.apply(&verdict.entry);
-        let mut notices = events_between(&before, &self.ledger);
+        let mut notices = events_between(before, self.ledger.clone());
         notices.extend(self.bypasses.events(&self.ledger, self.bypass_events_max));
         notices
     }
@@ -85,15 +92,6 @@ impl Node {
     }
 
     pub(crate) fn scan(&mut self, present: bool) -> Vec<PendingEvent> {
-        self.scan_with(present, None)
-    }
-
-    /// A scan in which the GPU has this error.
-    pub(crate) fn scan_with_error(&mut self, error: &str) -> Vec<PendingEvent> {
-        self.scan_with(true, Some(error))
-    }
-
-    fn scan_with(&mut self, present: bool, error: Option<&str>) -> Vec<PendingEvent> {
         let part = Part {
             id: gpu(),
             parent: None,
@@ -110,7 +108,6 @@ impl Node {
         };
         let mut inventory =
             Inventory { parts: present.then_some(part).into_iter().collect(), ..Inventory::default() };
-        inventory.troubles.extend(error.map(|error| (gpu(), error.to_owned())));
         if let Some(pids) = &self.pids {
             let processes = pids.iter().map(|pid| Process {
                 pid: *pid,
@@ -281,9 +278,10 @@ fn a_hold_and_its_end_are_events() {
     let mut node = Node::new();
     let before = node.ledger.clone();
     node.ledger.hold = Some("all vanished".into());
-    assert_eq!(one(&events_between(&before, &node.ledger)).0, "AllocationsOnHold");
-    assert_eq!(events_between(&node.ledger, &node.ledger), []);
-    assert_eq!(one(&events_between(&node.ledger, &before)).0, "AllocationsHoldOver");
+    let held = node.ledger;
+    assert_eq!(one(&events_between(before.clone(), held.clone())).0, "AllocationsOnHold");
+    assert_eq!(events_between(held.clone(), held.clone()), []);
+    assert_eq!(one(&events_between(held, before)).0, "AllocationsHoldOver");
 }
 
 #[test]

@@ -1,0 +1,161 @@
+//! Logs the transitions of the node that no operator ordered: health, the end of drains, and GPUs that are used without
+//! an allocation. Operators' orders are logged by the admin API.
+
+use crate::admission::Door;
+use berth_kernel::drain::{AtDeadline, Drain, was_given_up};
+use berth_kernel::health::HealthState;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
+use berth_kernel::time::Now;
+use berth_kernel::transitions::{GpuName, Transition, Transitions};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How often deadlines are compared with the clock: a deadline that passes changes no ledger.
+const DEADLINE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Most lines about single bypasses after one change: a job of eight ranks on each of two GPUs, and some more. The
+/// others are logged as a number; the API lists them all.
+const BYPASS_LINES_MAX: usize = 20;
+
+/// Logs the transitions of each snapshot; never returns. `before` is the ledger as the last process stored it.
+pub async fn run(door: Door, before: Arc<Ledger>) {
+    let mut snapshots = door.watch();
+    snapshots.mark_changed();
+    let mut log = Log::new(before);
+    loop {
+        if let Ok(Err(_)) = timeout(DEADLINE_CHECK_INTERVAL, snapshots.changed()).await {
+            return std::future::pending().await;
+        }
+        let ledger = snapshots.borrow_and_update().clone();
+        for Line { warning, text } in log.step(&ledger, door.now()) {
+            if warning {
+                tracing::warn!("{text}");
+            } else {
+                tracing::info!("{text}");
+            }
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Line {
+    warning: bool,
+    text: String,
+}
+
+impl Line {
+    fn of(transition: &Transition, ledger: &Ledger) -> Self {
+        let text = transition.describe(ledger, GpuName::IndexAndUuid);
+        Self { warning: transition.is_warning(), text }
+    }
+}
+
+/// What was logged so far.
+struct Log {
+    transitions: Transitions,
+    /// Whether a snapshot of this process was compared yet.
+    begun: bool,
+    /// The missed deadlines that were logged, milliseconds since 1970.
+    late: BTreeMap<PartId, u64>,
+}
+
+impl Log {
+    fn new(last: Arc<Ledger>) -> Self {
+        Self { transitions: Transitions::since(last), begun: false, late: BTreeMap::new() }
+    }
+
+    /// The lines to log for this snapshot.
+    fn step(&mut self, ledger: &Arc<Ledger>, now: Now) -> Vec<Line> {
+        let mut lines = Vec::new();
+        if !std::mem::replace(&mut self.begun, true) {
+            lines.extend(unchanged_lines(self.transitions.last(), ledger));
+        }
+        let mut bypasses = 0;
+        for transition in self.transitions.step(Arc::clone(ledger)) {
+            match &transition {
+                _ if transition.is_minor() => {}
+                // A reason: an operator marked it healthy.
+                Transition::HealthChanged { now, .. }
+                    if now.state == HealthState::Healthy && !now.reason.is_empty() => {}
+                Transition::HealthChanged { .. } => lines.push(Line::of(&transition, ledger)),
+                Transition::DrainChanged { before, now, .. } => {
+                    let given_up = was_given_up(now) && !was_given_up(before);
+                    if given_up || transition.is_warning() || matches!(now, Drain::Drained(_)) {
+                        let line = Line::of(&transition, ledger);
+                        lines.push(Line { warning: line.warning || given_up, ..line });
+                    }
+                }
+                Transition::BypassStarted(_) | Transition::BypassEnded(_) | Transition::BypassPossible(_) => {
+                    bypasses += 1;
+                    if bypasses <= BYPASS_LINES_MAX {
+                        lines.push(Line::of(&transition, ledger));
+                    }
+                }
+                // Operators' orders, and what the API's events show.
+                _ => {}
+            }
+        }
+        if let Some(more) = bypasses.checked_sub(BYPASS_LINES_MAX).filter(|more| *more > 0) {
+            let text = format!(
+                "{more} more changes of processes or pods that use GPUs without an allocation (`berth process bypass` \
+                 lists them)"
+            );
+            lines.push(Line { warning: true, text });
+        }
+        lines.extend(self.late_lines(ledger, now));
+        lines
+    }
+
+    /// A line for each missed deadline, once. Drains that are given up at their deadline have another line.
+    fn late_lines(&mut self, ledger: &Ledger, now: Now) -> Vec<Line> {
+        let mut late = BTreeMap::new();
+        let mut lines = Vec::new();
+        for (gpu, state) in &ledger.gpus {
+            let order = state.drain.order();
+            let order = order.filter(|o| o.is_late(now) && o.at_deadline != AtDeadline::GiveUp);
+            let Some((order, deadline)) = order.and_then(|o| Some((o, o.deadline_wall_ms?))) else {
+                continue;
+            };
+            late.insert(gpu.clone(), deadline);
+            if self.late.get(gpu) == Some(&deadline) {
+                continue;
+            }
+            let then = match order.at_deadline {
+                AtDeadline::Delete => "the remaining pods are deleted",
+                AtDeadline::Wait | AtDeadline::GiveUp => "the drain goes on",
+            };
+            let gpu = GpuName::IndexAndUuid.of(ledger, gpu);
+            let deadline = berth_kernel::date::rfc3339_seconds(deadline);
+            let text = format!("{gpu} was not drained by its deadline, {deadline}; {then}");
+            lines.push(Line { warning: true, text });
+        }
+        self.late = late;
+        lines
+    }
+}
+
+/// The lines about what the last process left and what is still so: no transition reports it.
+fn unchanged_lines(before: &Ledger, now: &Ledger) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for (gpu, state) in &now.gpus {
+        let Some(before) = before.gpus.get(gpu) else { continue };
+        let (name, health) = (GpuName::IndexAndUuid.of(now, gpu), &state.health);
+        if health.state != HealthState::Healthy
+            && (health.state, &health.reason) == (before.health.state, &before.health.reason)
+        {
+            let state = if health.state == HealthState::Vanished { "gone" } else { health.state.as_str() };
+            lines.push(Line { warning: true, text: format!("{name} is still {state}: {}", health.reason) });
+        }
+        if let (Drain::Draining(..), Drain::Draining(mark, order)) = (&before.drain, &state.drain) {
+            let (by, conditions) = (mark.by_and_reason(), order.conditions());
+            let text = format!("the drain of {name} {by} goes on after the restart{conditions}");
+            lines.push(Line { warning: false, text });
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests;

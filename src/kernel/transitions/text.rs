@@ -1,0 +1,210 @@
+//! The text of a transition, as logs and events show it.
+
+use super::Transition;
+use crate::allocation::Allocation;
+use crate::date::rfc3339_seconds;
+use crate::drain::{AtDeadline, Drain, Mark, Order};
+use crate::evict::{Asked, Outcome, Way};
+use crate::health::{Health, HealthState};
+use crate::ledger::Ledger;
+use crate::names::PartId;
+use crate::part_state::PartState;
+use crate::pod_bypass::PodBypass;
+use crate::policy::PolicyVersion;
+use crate::stack::{Stack, StackEntry};
+use crate::words;
+
+/// How a text names GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuName {
+    /// `GPU 3`, where the UUID is shown beside the text.
+    Index,
+    /// `GPU 3 (GPU-8a56a4bc-...)`.
+    IndexAndUuid,
+}
+
+impl GpuName {
+    /// The name of this GPU; its UUID where the ledger does not have it.
+    #[must_use]
+    pub fn of(self, ledger: &Ledger, gpu: &PartId) -> String {
+        let mut parts = ledger.parts.values().map(AsRef::as_ref);
+        let part = ledger.part(gpu).or_else(|| parts.find(|part| part.part.gpu() == gpu));
+        self.with_index(part.map(|part| part.part.gpu_index), gpu)
+    }
+
+    fn with_index(self, index: Option<u32>, gpu: &PartId) -> String {
+        match (index, self) {
+            (None, _) => gpu.to_string(),
+            (Some(index), Self::Index) => format!("GPU {index}"),
+            (Some(index), Self::IndexAndUuid) => format!("GPU {index} ({gpu})"),
+        }
+    }
+}
+
+impl Transition {
+    /// One sentence without a full stop. `ledger` is the later one of the two.
+    #[must_use]
+    pub fn describe(&self, ledger: &Ledger, name: GpuName) -> String {
+        match self {
+            Self::PartFound(part) => {
+                let (gpu, part) = (words::gpu(ledger, &part.part.id), &part.part);
+                format!("{gpu} was found: {}, {} MiB", part.model, part.memory_mib)
+            }
+            Self::OffersChanged(part) => describe_offers(ledger, part),
+            Self::HealthChanged { gpu, before, now } => describe_health(&name.of(ledger, gpu), before, now),
+            Self::DrainChanged { gpu, before, now } => describe_drain(&name.of(ledger, gpu), before, now),
+            Self::DrainBlocked { gpu, pod, reason } => {
+                format!("{} cannot be drained yet: pod {pod} {reason}", name.of(ledger, gpu))
+            }
+            Self::GpuForgotten { gpu, index } => {
+                format!("{} was removed from the list", name.with_index(*index, gpu))
+            }
+            Self::Granted(allocation) => {
+                let by = allocation.decision.by.join(" ");
+                let by = if by.is_empty() { String::new() } else { format!(" by {by}") };
+                format!("{} granted{by}: {}", allocation.id, describe_devices(allocation))
+            }
+            Self::HolderLearned(allocation) => {
+                format!("{} is held by {}", allocation.id, describe_holder(allocation))
+            }
+            Self::Ended(allocation) => {
+                let reason = allocation.ended.as_ref().map_or("ended", |end| end.reason.as_str());
+                format!("{} ended ({reason}): {}", allocation.id, describe_devices(allocation))
+            }
+            Self::Eviction(asked) => describe_eviction(&name.of(ledger, &asked.ask.gpu), asked),
+            Self::HoldChanged(Some(reason)) => format!("no allocation ends at present: {reason}"),
+            Self::HoldChanged(None) => "allocations end by themselves again".into(),
+            Self::PolicyAdded(version) => describe_added(version),
+            Self::PolicyDeleted(version) => format!("{} was deleted", version.label()),
+            Self::StackActivated(stack) => describe_stack(stack),
+            Self::BypassStarted(bypass) => {
+                let process = &bypass.process;
+                // A process chooses its own name, which may contain line breaks.
+                let named = process.who.name.as_deref().map(|name| format!(" ({})", name.escape_debug()));
+                let pod = process.who.owner.pod().map(|pod| format!(" of pod {}", pod.uid));
+                format!(
+                    "{} is used without an allocation by process {}{}{}: {}",
+                    name.of(ledger, &bypass.gpu),
+                    process.pid,
+                    named.unwrap_or_default(),
+                    pod.unwrap_or_default(),
+                    bypass.reason.words()
+                )
+            }
+            Self::BypassEnded(bypass) => {
+                let (pid, gpu) = (bypass.process.pid, name.of(ledger, &bypass.gpu));
+                format!("process {pid} no longer uses {gpu} without an allocation")
+            }
+            Self::BypassPossible(pod) => {
+                let how = pod.bypass.as_ref().map(PodBypass::words).unwrap_or_default();
+                format!("pod {}/{} can use GPUs without an allocation: {how}", pod.namespace, pod.name)
+            }
+        }
+    }
+}
+
+fn describe_offers(ledger: &Ledger, part: &PartState) -> String {
+    let by = if part.offered_by.is_empty() { "no policy" } else { &part.offered_by };
+    format!("{} is offered as {} by {by}", words::gpu(ledger, &part.part.id), words::lines(&part.lines))
+}
+
+fn describe_health(name: &str, before: &Health, now: &Health) -> String {
+    let reason = if now.reason.is_empty() { String::new() } else { format!(": {}", now.reason) };
+    let state = match (before.state, now.state) {
+        (before, now) if before == now => format!("is {}", now.as_str()),
+        (_, HealthState::Vanished) => "is gone".to_owned(),
+        (HealthState::Vanished, HealthState::Healthy) => "is back, and healthy".to_owned(),
+        (HealthState::Vanished, now) => format!("is back, but {}", now.as_str()),
+        (_, HealthState::Healthy) => "is healthy again".to_owned(),
+        (_, HealthState::Unhealthy) => "is unhealthy".to_owned(),
+        (_, HealthState::Degraded) => "is degraded, and still granted".to_owned(),
+    };
+    format!("{name} {state}{reason}")
+}
+
+fn describe_drain(name: &str, before: &Drain, now: &Drain) -> String {
+    let by = now.mark().map(Mark::by_and_reason).unwrap_or_default();
+    match (before, now) {
+        (_, Drain::Active) => format!("{name} may be granted again"),
+        (Drain::Draining(..) | Drain::Drained(_), Drain::Cordoned(_)) => {
+            format!("{name} is no longer drained, but cordoned {by}")
+        }
+        (_, Drain::Cordoned(_)) => format!("{name} is cordoned {by}"),
+        (Drain::Drained(_), Drain::Draining(..)) => format!("{name} was drained, but is held again"),
+        (_, Drain::Draining(_, order)) => format!("{name} is being drained {by}{}", order.conditions()),
+        (_, Drain::Drained(_)) => format!("{name} is drained: no allocation is left on it"),
+    }
+}
+
+impl Mark {
+    /// The author and the reason: `by ada (fan)`.
+    #[must_use]
+    pub fn by_and_reason(&self) -> String {
+        if self.why.is_empty() { format!("by {}", self.by) } else { format!("by {} ({})", self.by, self.why) }
+    }
+}
+
+impl Order {
+    /// Eviction and deadline, as a text to append; empty for a plain drain.
+    #[must_use]
+    pub fn conditions(&self) -> String {
+        let mut text = if self.evict { "; its pods are evicted" } else { "" }.to_owned();
+        if let Some(deadline) = self.deadline_wall_ms {
+            text += &format!("; until {}", rfc3339_seconds(deadline));
+            text += match self.at_deadline {
+                AtDeadline::Wait => "",
+                AtDeadline::Delete => ", then they are deleted",
+                AtDeadline::GiveUp => ", then the drain is given up",
+            };
+        }
+        text
+    }
+}
+
+/// `namespace/pod/container`, as far as it is known.
+fn describe_holder(allocation: &Allocation) -> String {
+    let holder = &allocation.holder;
+    if holder.is_unknown() {
+        return "a pod that is not known yet".into();
+    }
+    let names = [&holder.namespace, &holder.pod, &holder.container];
+    names.map(|name| name.as_deref().unwrap_or("?")).join("/")
+}
+
+/// `2 x nvidia.com/gpu of default/trainer-0/main`.
+fn describe_devices(allocation: &Allocation) -> String {
+    let devices = format!("{} x {}", allocation.devices.len(), allocation.resource);
+    if allocation.holder.is_unknown() {
+        devices
+    } else {
+        format!("{devices} of {}", describe_holder(allocation))
+    }
+}
+
+fn describe_eviction(name: &str, asked: &Asked) -> String {
+    let outcome = match (&asked.outcome, asked.ask.way) {
+        (Outcome::Taken, Way::Evict) => "was evicted".to_owned(),
+        (Outcome::Taken, Way::Delete) => "was deleted at the deadline".to_owned(),
+        (Outcome::Gone, _) => "no longer exists".to_owned(),
+        (Outcome::Budget(message), _) => format!("waits for its disruption budget: {message}"),
+        (Outcome::Failed(message), _) => format!("could not be evicted: {message}"),
+    };
+    let pod = &asked.ask.pod;
+    format!("{name} is being drained: pod {}/{} {outcome}", pod.namespace, pod.name)
+}
+
+fn describe_added(version: &PolicyVersion) -> String {
+    let by = match (version.shipped, &version.origin.by) {
+        (true, _) => "came with the daemon".to_owned(),
+        (false, by) if by.is_empty() => "was uploaded".to_owned(),
+        (false, by) => format!("was uploaded by {by}"),
+    };
+    format!("{} {} {by} ({} bytes)", version.label(), version.version, version.bytes)
+}
+
+fn describe_stack(stack: &Stack) -> String {
+    let labels: Vec<_> = stack.entries.iter().map(StackEntry::label).collect();
+    let entries = if labels.is_empty() { "the baseline alone".into() } else { labels.join(", ") };
+    let reason = if stack.why.is_empty() { String::new() } else { format!(" ({})", stack.why) };
+    format!("stack {} was activated by {}{reason}: {entries}", stack.revision, stack.by)
+}

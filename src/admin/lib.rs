@@ -21,7 +21,6 @@ mod openapi;
 mod page;
 mod policies;
 mod problem_pages;
-mod problem_words;
 mod processes;
 mod refusals;
 mod routes;

@@ -1,7 +1,6 @@
-//! The pages behind the `type` of each problem: what it means and what to do. Public, since whoever
-//! has no token yet wants to read what 401 means.
+//! The pages of `/problems`, made of `docs/problems.md`. They need no token: a client without one may want to read about
+//! `unauthorized`.
 
-use super::problem_words::{Words, words};
 use actix_web::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY};
 use actix_web::{HttpResponse, web};
 use berth_api::Kind;
@@ -9,42 +8,64 @@ use berth_api::Problem;
 use berth_http::Failure;
 use std::fmt::Write;
 
-/// Text alone: no script, no image, no style but the one line below, which is named by its nature.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-/// They change with the release only.
-const CACHED: &str = "public, max-age=3600";
+const DOCUMENT: &str = include_str!("../../docs/problems.md");
+/// Text only: no script, no image, and no style but the inline one.
+const CONTENT_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+/// The pages change with a release only.
+const CACHE: &str = "public, max-age=3600";
 const STYLE: &str = "body{font:1rem/1.5 system-ui,sans-serif;max-width:42rem;margin:2rem auto;padding:0 1rem}:root{color-scheme:light dark}";
 
 /// All kinds, by status.
 pub(super) async fn index() -> HttpResponse {
-    let mut kinds: Vec<_> = Kind::ALL.to_vec();
-    kinds.sort_by_key(|kind| (kind.facts().1, kind.facts().0));
     let mut list = String::new();
-    for kind in kinds {
-        let (slug, status, title) = kind.facts();
-        // Writing to a String cannot fail.
-        let _ = writeln!(list, "<li>{} <a href=\"{slug}\">{title}</a></li>", status);
+    for (slug, _) in sections() {
+        if let Some(kind) = Problem::kind_of(&format!("/problems/{slug}")) {
+            let (path, status, title) = kind.facts();
+            // Writing to a String cannot fail.
+            let _ = writeln!(list, "<li>{status} <a href=\"{path}\">{title}</a></li>");
+        }
     }
-    page("Problems", &format!("<p>Every error of this API names one of these.</p>\n<ul>\n{list}</ul>"))
+    page("Problems", &format!("<p>Every error of this API has one of these types.</p>\n<ul>\n{list}</ul>"))
 }
 
 /// One kind.
 pub(super) async fn show(path: web::Path<String>) -> Result<HttpResponse, Failure> {
-    let slug = format!("/problems/{}", path.into_inner());
-    let kind = Problem::kind_of(&slug).ok_or_else(|| {
-        let shown: String = slug.chars().take(80).collect();
-        Failure::new(Kind::NoRoute, format!("no problem is called {shown}")).hint("/problems lists them")
-    })?;
-    let (slug, status, title) = kind.facts();
-    let Words { means, todo } = words(kind);
-    let (means, todo) = (escaped(means), escaped(todo));
-    Ok(page(
-        title,
-        &format!(
-            "<p><code>{slug}</code>, status {}</p>\n<p>{means}</p>\n<h2>What to do</h2>\n<p>{todo}</p>\n<p><a href=\"/problems\">All problems</a></p>",
-            status
-        ),
-    ))
+    let name = path.into_inner();
+    let found = sections().find(|(slug, _)| *slug == name);
+    let found = found.and_then(|(_, text)| Some((Problem::kind_of(&format!("/problems/{name}"))?, text)));
+    let Some((kind, text)) = found else {
+        let shown: String = name.chars().take(80).collect();
+        return Err(Failure::new(Kind::NoRoute, format!("there is no problem {shown:?}"))
+            .hint("/problems lists them"));
+    };
+    let (path, status, title) = kind.facts();
+    let mut body = format!("<p><code>{path}</code>, status {status}</p>\n");
+    for paragraph in text.split("\n\n").map(str::trim).filter(|paragraph| !paragraph.is_empty()) {
+        let _ = writeln!(body, "<p>{}</p>", html(paragraph));
+    }
+    Ok(page(title, &(body + "<p><a href=\"/problems\">All problems</a></p>")))
+}
+
+/// The sections of the document: the name of a kind, and its text.
+fn sections() -> impl Iterator<Item = (&'static str, &'static str)> {
+    DOCUMENT.split("\n## ").skip(1).filter_map(|section| {
+        let (heading, text) = section.split_once('\n')?;
+        Some((heading.split_once(" (")?.0, text))
+    })
+}
+
+/// Escapes a paragraph; text between backticks is code.
+fn html(paragraph: &str) -> String {
+    let escaped = paragraph.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let mut text = String::new();
+    for (index, piece) in escaped.split('`').enumerate() {
+        if index % 2 == 1 {
+            let _ = write!(text, "<code>{piece}</code>");
+        } else {
+            text += piece;
+        }
+    }
+    text
 }
 
 fn page(title: &str, body: &str) -> HttpResponse {
@@ -53,13 +74,9 @@ fn page(title: &str, body: &str) -> HttpResponse {
     );
     HttpResponse::Ok()
         .content_type("text/html; charset=utf-8")
-        .insert_header((CONTENT_SECURITY_POLICY, POLICY))
-        .insert_header((CACHE_CONTROL, CACHED))
+        .insert_header((CONTENT_SECURITY_POLICY, CONTENT_POLICY))
+        .insert_header((CACHE_CONTROL, CACHE))
         .body(text)
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
@@ -67,13 +84,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_says_what_it_means_and_what_to_do() {
-        for kind in Kind::ALL {
-            let Words { means, todo } = words(*kind);
-            for text in [means, todo] {
-                assert!(text.len() > 20 && text.ends_with('.'), "{kind:?}: {text}");
-            }
-            assert_eq!(Problem::kind_of(kind.facts().0), Some(*kind));
+    fn the_document_has_each_kind_once_by_status_with_what_to_do() {
+        let mut headings: Vec<_> = Kind::ALL
+            .iter()
+            .map(|kind| (kind.facts().1, kind.facts().0.trim_start_matches("/problems/")))
+            .collect();
+        headings.sort_unstable();
+        let expected: Vec<_> = headings.iter().map(|(status, slug)| format!("{slug} ({status})")).collect();
+        let found: Vec<_> = DOCUMENT.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+        assert_eq!(found, expected);
+        for (slug, text) in sections() {
+            assert!(
+                text.contains("\n\nWhat to do: ") && text.matches('`').count() % 2 == 0,
+                "{slug}: {text}"
+            );
         }
     }
 }

@@ -4,42 +4,20 @@
 //! `/openapi.json`; wire types end in [`berth_api`]. What is absent here: any rule about GPUs, and any
 //! state but the count of requests under way.
 
-mod allocations;
-mod call_records;
-mod decisions;
-mod drain;
-mod drain_tag;
-mod draining;
-mod entries;
-mod events;
-mod explain;
-mod facts;
-mod gpus;
-mod live;
-mod node;
+mod allocation_cache;
+mod event_feed;
+mod failure;
+mod node_facts;
 mod openapi;
-mod page;
-mod policies;
-mod problem_pages;
-mod processes;
-mod refusals;
+mod resources;
 mod routes;
-mod scrape;
-mod stack;
-mod stack_history;
 mod state;
 mod survey;
-mod swagger;
-mod trials;
-mod tried;
 mod upload_permits;
-mod view;
-mod word;
-mod written;
 
-pub use entries::{NoVersion, resolve_version};
-pub use facts::{Facts, FileStack, NodeFacts, Registration, Step};
+pub use node_facts::{Facts, FileStack, NodeFacts, Registration, Step};
 pub use openapi::openapi_json;
+pub use resources::stack_entries::{NoVersion, resolve_version};
 
 use actix_web::web::{Data, ServiceConfig};
 use berth_core::admission::Door;
@@ -88,7 +66,7 @@ impl Application for Api {
 
     /// Starts before the first request is answered, so that each change by a client is an event.
     fn background(&self) -> impl Future<Output = ()> + 'static {
-        events::run(self.0.clone())
+        resources::events::run(self.0.clone())
     }
 
     fn stop(&self) {

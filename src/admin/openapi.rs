@@ -3,9 +3,9 @@
 
 mod examples;
 
-use super::{
-    allocations, decisions, drain, events, gpus, live, node, policies, processes, scrape, stack,
-    stack_history, trials, tried,
+use crate::resources::{
+    allocations, comparisons, decisions, drains, events, gpus, livez, metrics, node, policies, processes,
+    stack, stack_history, trials,
 };
 use actix_web::http::StatusCode;
 use actix_web::http::header::IF_NONE_MATCH;
@@ -31,13 +31,13 @@ use utoipa::{Modify, OpenApi};
     ),
     servers((url = "/", description = "This node")),
     paths(
-        node::show, gpus::list, gpus::show, gpus::forget, gpus::cordon, gpus::uncordon, drain::start, drain::show, drain::stop, drain::mark_healthy,
+        node::show, gpus::list, gpus::show, gpus::forget, gpus::cordon, gpus::uncordon, drains::start, drains::show, drains::stop, drains::mark_healthy,
         processes::list, processes::bypass, events::follow,
         allocations::list, allocations::show, allocations::end,
         decisions::list, decisions::show, decisions::input, decisions::explain,
-        trials::replay, trials::list, trials::add, trials::show, trials::end, tried::add,
+        comparisons::replay, comparisons::list, comparisons::add, comparisons::show, comparisons::end, trials::add,
         policies::list, policies::upload, policies::show, policies::module, policies::delete,
-        stack::show, stack::activate, stack::reset, live::livez, node::readyz, scrape::metrics,
+        stack::show, stack::activate, stack::reset, livez::livez, node::readyz, metrics::metrics,
         stack_history::list, stack_history::roll_back, stack_history::end_suspension,
     ),
     components(schemas(Problem, Event)),

@@ -1,8 +1,9 @@
 //! The route table. What is not in it is a problem, too.
 
-use super::{
-    allocations, decisions, drain, events, gpus, live, node, openapi, page, policies, problem_pages,
-    processes, scrape, stack, stack_history, swagger, trials, tried,
+use crate::openapi;
+use crate::resources::{
+    allocations, comparisons, decisions, drains, events, gpus, livez, metrics, node, page, policies,
+    problems, processes, stack, stack_history, swagger, trials,
 };
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
@@ -12,7 +13,7 @@ use berth_http::route::{no_route, read, resource};
 use std::sync::LazyLock;
 
 /// The routes of the admin listener.
-pub(super) fn admin(config: &mut ServiceConfig) {
+pub(crate) fn admin(config: &mut ServiceConfig) {
     let api = gate::api()
         .service(resource("/node", "GET, HEAD").route(read().to(node::show)))
         .service(resource("/gpus", "GET, HEAD").route(read().to(gpus::list)))
@@ -28,11 +29,11 @@ pub(super) fn admin(config: &mut ServiceConfig) {
         )
         .service(
             resource("/gpus/{uuid}/drain", "GET, HEAD, PUT, DELETE")
-                .route(read().to(drain::show))
-                .route(web::put().to(drain::start))
-                .route(web::delete().to(drain::stop)),
+                .route(read().to(drains::show))
+                .route(web::put().to(drains::start))
+                .route(web::delete().to(drains::stop)),
         )
-        .service(resource("/gpus/{uuid}/health", "PUT").route(web::put().to(drain::mark_healthy)))
+        .service(resource("/gpus/{uuid}/health", "PUT").route(web::put().to(drains::mark_healthy)))
         .service(resource("/gpus/{uuid}/processes", "GET, HEAD").route(read().to(processes::list)))
         .service(resource("/bypass", "GET, HEAD").route(read().to(processes::bypass)))
         .service(resource("/events", "GET, HEAD").route(read().to(events::follow)))
@@ -46,17 +47,17 @@ pub(super) fn admin(config: &mut ServiceConfig) {
         .service(resource("/decisions", "GET, HEAD").route(read().to(decisions::list)))
         .service(resource("/decisions/{seq}", "GET, HEAD").route(read().to(decisions::show)))
         .service(resource("/decisions/{seq}/input", "GET, HEAD").route(read().to(decisions::input)))
-        .service(resource("/replays", "POST").route(web::post().to(trials::replay)))
-        .service(resource("/trials", "POST").route(web::post().to(tried::add)))
+        .service(resource("/replays", "POST").route(web::post().to(comparisons::replay)))
+        .service(resource("/trials", "POST").route(web::post().to(trials::add)))
         .service(
             resource("/shadows", "GET, HEAD, POST")
-                .route(read().to(trials::list))
-                .route(web::post().to(trials::add)),
+                .route(read().to(comparisons::list))
+                .route(web::post().to(comparisons::add)),
         )
         .service(
             resource("/shadows/{id}", "GET, HEAD, DELETE")
-                .route(read().to(trials::show))
-                .route(web::delete().to(trials::end)),
+                .route(read().to(comparisons::show))
+                .route(web::delete().to(comparisons::end)),
         )
         .service(
             resource("/policies", "GET, HEAD, POST")
@@ -89,17 +90,17 @@ pub(super) fn admin(config: &mut ServiceConfig) {
     config.service(resource("/swagger-ui/{file:.*}", "GET, HEAD").route(read().to(swagger::file)));
     config.service(resource("/openapi.json", "GET, HEAD").route(read().to(document)));
     for index in ["/problems", "/problems/"] {
-        config.service(resource(index, "GET, HEAD").route(read().to(problem_pages::index)));
+        config.service(resource(index, "GET, HEAD").route(read().to(problems::index)));
     }
-    config.service(resource("/problems/{word}", "GET, HEAD").route(read().to(problem_pages::show)));
+    config.service(resource("/problems/{word}", "GET, HEAD").route(read().to(problems::show)));
     health(config);
 }
 
 /// The routes of the health listener.
-pub(super) fn health(config: &mut ServiceConfig) {
-    config.service(resource("/livez", "GET, HEAD").route(read().to(live::livez)));
+pub(crate) fn health(config: &mut ServiceConfig) {
+    config.service(resource("/livez", "GET, HEAD").route(read().to(livez::livez)));
     config.service(resource("/readyz", "GET, HEAD").route(read().to(node::readyz)));
-    config.service(resource("/metrics", "GET, HEAD").route(read().to(scrape::metrics)));
+    config.service(resource("/metrics", "GET, HEAD").route(read().to(metrics::metrics)));
     config.default_service(web::to(no_route));
 }
 

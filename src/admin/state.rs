@@ -1,10 +1,10 @@
 //! What every handler works with.
 
-use super::events::feed::Feed;
-use super::facts::Facts;
-use super::survey::Surveys;
-use super::upload_permits::UploadPermits;
-use super::written::Written;
+use crate::allocation_cache::Written;
+use crate::event_feed::Feed;
+use crate::node_facts::Facts;
+use crate::survey::Surveys;
+use crate::upload_permits::UploadPermits;
 use berth_core::admission::Door;
 use berth_core::metrics::Metrics;
 use berth_http::context::Context;
@@ -12,25 +12,25 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 
 /// Shared by all workers.
-pub(super) struct State {
-    pub(super) door: Door,
-    pub(super) metrics: Metrics,
-    pub(super) facts: Facts,
-    pub(super) http: Arc<Context>,
+pub(crate) struct State {
+    pub(crate) door: Door,
+    pub(crate) metrics: Metrics,
+    pub(crate) facts: Facts,
+    pub(crate) http: Arc<Context>,
     /// What follows from the newest snapshot.
-    pub(super) surveys: Surveys,
+    pub(crate) surveys: Surveys,
     /// Allocations as they were shown last.
-    pub(super) written: Written,
+    pub(crate) written: Written,
     /// The uploads under way.
-    pub(super) upload_permits: UploadPermits,
+    pub(crate) upload_permits: UploadPermits,
     /// Whose turn it is to order something of a GPU.
-    pub(super) orders: Mutex<()>,
+    pub(crate) orders: Mutex<()>,
     /// The newest events of the node.
-    pub(super) feed: Feed,
+    pub(crate) feed: Feed,
 }
 
 impl State {
-    pub(super) fn new(facts: Facts, http: Arc<Context>, door: Door) -> Self {
+    pub(crate) fn new(facts: Facts, http: Arc<Context>, door: Door) -> Self {
         Self {
             metrics: Metrics::new(door.clone()),
             feed: Feed::new(door.now()),

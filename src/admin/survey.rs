@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 /// What follows from a snapshot alone.
-pub(super) struct Survey {
-    pub(super) ledger: Snapshot,
+pub(crate) struct Survey {
+    pub(crate) ledger: Snapshot,
     /// Devices that are listed Healthy.
     healthy: HashSet<DeviceKey>,
     /// Uses that no allocation explains, by GPU.
@@ -26,11 +26,11 @@ pub(super) struct Survey {
 /// The newest snapshot that somebody asked about, seen. A page, its neighbours and a scraper mostly read
 /// the same one, and to see it takes a walk over all devices.
 #[derive(Default)]
-pub(super) struct Surveys(Mutex<Option<Arc<Survey>>>);
+pub(crate) struct Surveys(Mutex<Option<Arc<Survey>>>);
 
 impl Surveys {
     /// The door's newest snapshot. Seen outside the lock: two may do so at once, and nobody waits.
-    pub(super) fn newest(&self, door: &Door) -> Arc<Survey> {
+    pub(crate) fn newest(&self, door: &Door) -> Arc<Survey> {
         let ledger = door.snapshot();
         let last = self.0.lock().clone();
         // A snapshot in hand is no other's place in memory, so the same place is the same snapshot.
@@ -68,27 +68,27 @@ impl Survey {
         Self { healthy, bypasses, uses, of_node, ledger }
     }
 
-    pub(super) fn is_healthy(&self, device: &DeviceKey) -> bool {
+    pub(crate) fn is_healthy(&self, device: &DeviceKey) -> bool {
         self.healthy.contains(device)
     }
 
     /// How many uses of a GPU no allocation explains.
-    pub(super) fn bypasses_on(&self, gpu: &PartId) -> u32 {
+    pub(crate) fn bypasses_on(&self, gpu: &PartId) -> u32 {
         self.bypasses.get(gpu).copied().unwrap_or(0)
     }
 
     /// The same of all GPUs.
-    pub(super) fn bypasses(&self) -> usize {
+    pub(crate) fn bypasses(&self) -> usize {
         self.bypasses.values().map(|n| *n as usize).sum()
     }
 
     /// What is advertised and held of a GPU.
-    pub(super) fn uses_on(&self, gpu: &PartId) -> &[ResourceUse] {
+    pub(crate) fn uses_on(&self, gpu: &PartId) -> &[ResourceUse] {
         self.uses.get(gpu).map_or(&[], Vec::as_slice)
     }
 
     /// The same over the whole node.
-    pub(super) fn uses(&self) -> &[ResourceUse] {
+    pub(crate) fn uses(&self) -> &[ResourceUse] {
         &self.of_node
     }
 }

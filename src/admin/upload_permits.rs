@@ -14,10 +14,10 @@ const RETRY_S: u64 = 5;
 
 /// The callers whose uploads are under way, by [`caller::identity`].
 #[derive(Default)]
-pub(super) struct UploadPermits(Mutex<Vec<String>>);
+pub(crate) struct UploadPermits(Mutex<Vec<String>>);
 
 /// A permit, given back when it is dropped.
-pub(super) struct Permit<'p> {
+pub(crate) struct Permit<'p> {
     permits: &'p UploadPermits,
     caller: String,
 }
@@ -27,7 +27,7 @@ impl UploadPermits {
     ///
     /// # Errors
     /// [`Kind::Busy`] if an upload of the same caller is under way, or all permits are taken.
-    pub(super) fn take(&self) -> Result<Permit<'_>, Failure> {
+    pub(crate) fn take(&self) -> Result<Permit<'_>, Failure> {
         self.take_for(caller::identity())
     }
 

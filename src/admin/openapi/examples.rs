@@ -2,7 +2,7 @@
 //! fits its schema and none is written twice.
 
 use super::operations;
-use crate::events::EVENT_STREAM;
+use crate::resources::events::EVENT_STREAM;
 use serde_json::{Map, Value, json};
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaFormat, SchemaType, Type};
 use utoipa::openapi::{Content, OpenApi as Document, RefOr, Schema};
@@ -20,7 +20,7 @@ const METRICS: &str = "# TYPE berth_policy_calls counter\nberth_policy_calls_tot
 const STREAM: &str = "retry: 3000\nid: 19a8c3f2b10-16\nevent: here\ndata: {\"kind\":\"here\",\"at\":\"2026-02-03T04:05:06.000Z\",\"generation\":41,\"words\":\"8 GPUs, 3 allocations, stack 3\"}\n\nid: 19a8c3f2b10-17\nevent: gpuCordoned\ndata: {\"kind\":\"gpuCordoned\",\"at\":\"2026-02-03T04:05:07.000Z\",\"generation\":42,\"gpu\":\"GPU-8a56a4bc-e184-a047-2620-be19fdf913d5\",\"words\":\"GPU 0 is cordoned by admin (fan replacement)\"}\n\n";
 
 /// Gives every body of the document an example, and bodies that are bytes or text their schema.
-pub(super) fn complete(document: &mut Document) {
+pub(crate) fn complete(document: &mut Document) {
     let schemas = serde_json::to_value(&*document)
         .ok()
         .and_then(|mut whole| whole.pointer_mut("/components/schemas").map(Value::take))

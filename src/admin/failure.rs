@@ -1,0 +1,205 @@
+//! Every "no" and every failure of the middle, as a problem. No wildcard arm: a new refusal does
+//! not compile until somebody decides what the API says.
+
+use berth_api::Kind;
+use berth_core::admission::{ActivateError, DeleteError, PastError, TryError, Unprepared, UploadError};
+use berth_core::keeper::AskError;
+use berth_core::trust::SignatureError;
+use berth_http::Failure;
+use berth_kernel::ports::InstallError;
+use berth_kernel::refusal::Refusal;
+
+/// When to retry what was refused for lack of room: a turn takes about a millisecond.
+const BUSY_RETRY_S: u64 = 1;
+/// When to retry while another policy is being compiled: seconds, as a rule.
+const COMPILE_RETRY_S: u64 = 5;
+/// When to retry while another replay is at work: it takes 20 s at most.
+const REPLAY_RETRY_S: u64 = 20;
+/// When to retry after the store failed: it is read back every half second.
+const STORE_RETRY_S: u64 = 2;
+
+/// What to do about a policy that is not signed, or by somebody else.
+const UNSIGNED_HINT: &str = "sign the file with the private half of such a key (openssl pkeyutl -sign -rawin) and upload both; \
+     trustedKeys in the configuration file names the keys";
+
+/// What the API answers where the daemon refuses or fails.
+pub(crate) trait IntoFailure {
+    /// The answer.
+    fn into_failure(self) -> Failure;
+}
+
+impl IntoFailure for Refusal {
+    fn into_failure(self) -> Failure {
+        let refusal = self;
+        let problem = |kind| Failure::new(kind, &refusal);
+        match &refusal {
+            Refusal::UnknownDevice { .. } => problem(Kind::UnknownDevice),
+            Refusal::NotOffered { .. }
+            | Refusal::Cordoned { .. }
+            | Refusal::Unhealthy { .. }
+            | Refusal::Vanished { .. } => problem(Kind::State),
+            Refusal::NoAnswer { .. } => problem(Kind::State).hint(
+                "it is looked at again every few seconds: reset it, or mend the driver, the seat or the node, and mark it \
+                 once it answers; it also comes back by itself after a quiet time",
+            ),
+            Refusal::StillThere { .. } => problem(Kind::State)
+                .hint("to stop grants on a GPU that is there, cordon it instead"),
+            Refusal::TooSoon { wait_ms, .. } => {
+                problem(Kind::State).retry_after(wait_ms.div_ceil(1000))
+            }
+            Refusal::Held { .. } | Refusal::DoesNotFit { .. } => problem(Kind::Held),
+            Refusal::StillHeld { by, .. } => problem(Kind::Held).hint(format!(
+                "it ends once its pod is gone; if no source can tell, end it with DELETE /api/v1/allocations/{by}"
+            )),
+            Refusal::Denied { .. } | Refusal::Faulted { .. } => problem(Kind::Denied),
+            Refusal::Moved => problem(Kind::Changed).retry_after(BUSY_RETRY_S),
+            Refusal::StackMoved { .. } => problem(Kind::Changed)
+                .hint("read the stack again and send its ETag as If-Match"),
+            Refusal::Untrusted { .. } => problem(Kind::Untrusted).hint(UNSIGNED_HINT),
+            Refusal::LedgerFull { .. } | Refusal::TooManyVersions { .. } => problem(Kind::Limit),
+            Refusal::UnknownGpu { .. } => {
+                problem(Kind::UnknownGpu).hint("GET /api/v1/gpus lists them; here they go by their UUID")
+            }
+            Refusal::UnknownAllocation { .. } => {
+                problem(Kind::UnknownAllocation).hint("GET /api/v1/allocations lists them")
+            }
+            Refusal::AlreadyEnded { .. } => problem(Kind::Ended),
+            Refusal::StillRunning { .. } => problem(Kind::Running).hint(
+                "delete the pod, and the allocation ends by itself; to free its devices while the pod runs, repeat the \
+                 request with ?force=true",
+            ),
+            Refusal::UnknownPolicy { .. } => {
+                problem(Kind::UnknownPolicy).hint("GET /api/v1/policies lists them")
+            }
+            Refusal::PolicyInUse { .. } => problem(Kind::InUse)
+                .hint("PUT /api/v1/stack activates a stack without it, and GET /api/v1/stack shows the active one"),
+            Refusal::PolicyShadows { shadow, .. } => {
+                problem(Kind::InUse).hint(format!("end it by `DELETE /api/v1/shadows/{shadow}`"))
+            }
+            Refusal::PolicyShipped { .. } => problem(Kind::InUse),
+            Refusal::BadOffer { .. } => problem(Kind::StackFails),
+        }
+    }
+}
+
+impl IntoFailure for AskError {
+    fn into_failure(self) -> Failure {
+        let error = self;
+        match error {
+            AskError::Refused(refusal) => refusal.into_failure(),
+            AskError::Store(_) => Failure::new(Kind::Store, &error)
+                .hint("look at the disk under the state folder: full, read-only, gone?")
+                .retry_after(STORE_RETRY_S),
+            AskError::Busy => Failure::new(Kind::Busy, &error).retry_after(BUSY_RETRY_S),
+            AskError::Late(_) => Failure::new(Kind::Late, &error).hint("read the state again before a retry"),
+            AskError::Stopping => Failure::new(Kind::Stopping, &error),
+        }
+    }
+}
+
+impl IntoFailure for InstallError {
+    fn into_failure(self) -> Failure {
+        let error = self;
+        uninstalled(&error, &error)
+    }
+}
+
+impl IntoFailure for Unprepared {
+    fn into_failure(self) -> Failure {
+        let error = self;
+        uninstalled(&error.error, &error)
+    }
+}
+
+fn uninstalled(error: &InstallError, words: &dyn std::fmt::Display) -> Failure {
+    let problem = |kind| Failure::new(kind, words);
+    match error {
+        InstallError::TooLarge { .. } => problem(Kind::TooLarge),
+        InstallError::NotAPolicy { .. } => problem(Kind::NotAPolicy),
+        InstallError::TooCostly { .. } => problem(Kind::TooCostly),
+        InstallError::Busy => problem(Kind::Busy).retry_after(COMPILE_RETRY_S),
+        InstallError::Lost { .. } => problem(Kind::Lost),
+        InstallError::Stopping => problem(Kind::Stopping),
+        InstallError::Trouble { .. } => problem(Kind::Internal)
+            .hint("no stack and no version changed; mend that on the node (the folder policies under the state folder, its disk, its memory) and do the same again"),
+    }
+}
+
+impl IntoFailure for UploadError {
+    fn into_failure(self) -> Failure {
+        let error = self;
+        match error {
+            UploadError::Signature(error) => Failure::new(Kind::Untrusted, &error).hint(match error {
+                SignatureError::Missing { .. } | SignatureError::Wrong { .. } => UNSIGNED_HINT,
+                SignatureError::CoreModule => "make a component of it first, and sign that",
+            }),
+            UploadError::Install(error) => error.into_failure(),
+            UploadError::Ask(error) => error.into_failure(),
+        }
+    }
+}
+
+impl IntoFailure for DeleteError {
+    fn into_failure(self) -> Failure {
+        let error = self;
+        match error {
+            DeleteError::AtWork => Failure::new(Kind::Busy, &error).retry_after(COMPILE_RETRY_S),
+            DeleteError::Changed => {
+                Failure::new(Kind::Changed, "it changed meanwhile, so If-Match no longer names it")
+                    .hint("read it again, and send its new ETag as If-Match")
+            }
+            DeleteError::Ask(error) => error.into_failure(),
+        }
+    }
+}
+
+impl IntoFailure for ActivateError {
+    fn into_failure(self) -> Failure {
+        let error = self;
+        match error {
+            ActivateError::Fails { passing: true, .. } => Failure::new(Kind::StackFails, &error).hint(
+                "the active stack stays as it was; a node too busy to get to a policy says the same: do it again, and \
+                 where it stays so mend the policy, which is too slow",
+            ),
+            ActivateError::Fails { .. } => Failure::new(Kind::StackFails, &error)
+                .hint("the active stack stays as it was; mend the policy, its parameters or its permissions"),
+            ActivateError::Unprepared(ref unprepared) => uninstalled(&unprepared.error, &error),
+            ActivateError::Ask(error) => error.into_failure(),
+        }
+    }
+}
+
+impl IntoFailure for PastError {
+    fn into_failure(self) -> Failure {
+        let error = self;
+        match error {
+            PastError::None => {
+                Failure::new(Kind::NoJournal, &error).hint("set decisions.maxMiB in the configuration")
+            }
+            PastError::Journal { .. } => Failure::new(Kind::Internal, &error),
+            PastError::Unprepared(error) => error.into_failure(),
+            PastError::Fails { .. } => {
+                Failure::new(Kind::StackFails, &error).hint("mend the policy or its parameters")
+            }
+            PastError::Ask(error) => error.into_failure(),
+            PastError::Busy => Failure::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
+            PastError::ShadowsFull => Failure::new(Kind::Limit, &error)
+                .hint("GET /api/v1/shadows lists them, and `DELETE /api/v1/shadows/{id}` ends one"),
+            PastError::Stopping => Failure::new(Kind::Stopping, &error),
+        }
+    }
+}
+
+impl IntoFailure for TryError {
+    fn into_failure(self) -> Failure {
+        let error = self;
+        match error {
+            TryError::Unprepared(error) => error.into_failure(),
+            TryError::Busy => Failure::new(Kind::Busy, error).retry_after(COMPILE_RETRY_S),
+            TryError::Full => {
+                Failure::new(Kind::Limit, error).hint("`\"alone\": true` leaves the others out")
+            }
+            TryError::Stopping => Failure::new(Kind::Stopping, error),
+        }
+    }
+}

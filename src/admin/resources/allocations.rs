@@ -1,0 +1,307 @@
+//! `/allocations`: who holds what, and the operator's word that ends one.
+
+use crate::failure::IntoFailure;
+use crate::resources::gpus::gpu_of_query;
+use crate::state::State;
+use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{Allocation, AllocationList};
+use berth_http::Failure;
+use berth_http::caller;
+use berth_http::{etag, paging};
+use berth_kernel::allocation;
+use berth_kernel::belongs::Owners;
+use berth_kernel::history::Past;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{AllocationId, DeviceId, Resource};
+use berth_kernel::refusal::Refusal;
+use berth_kernel::running;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::cell::LazyCell;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use utoipa::{IntoParams, ToSchema};
+
+/// Allocations in one answer if the caller does not say: what a full node of 16 GPUs in whole or
+/// few shares holds, in about 0.3 MiB.
+pub(crate) const ALLOCATIONS_DEFAULT: usize = 500;
+/// Most allocations in one answer, in about 0.7 MiB; what follows is asked for with `cursor`.
+pub(crate) const ALLOCATIONS_MAX: usize = 1000;
+
+/// Which allocations. All that are given must hold.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Filter {
+    /// On this GPU, by UUID.
+    #[param(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    gpu: Option<String>,
+    /// Held by a pod of this namespace.
+    #[param(example = "default")]
+    namespace: Option<String>,
+    /// Held by a pod of this name.
+    #[param(example = "trainer-0")]
+    pod: Option<String>,
+    /// Of this resource.
+    #[param(example = "nvidia.com/gpu")]
+    resource: Option<String>,
+    /// `live` (the default), `ended` or `all`.
+    #[serde(default)]
+    #[param(inline)]
+    state: StateFilter,
+    /// Most items; 500 if not given, at most 1000.
+    #[param(minimum = 1, maximum = 1000, example = 100)]
+    limit: Option<usize>,
+    /// Only those that follow: `next` of the answer before, with the same filter.
+    #[serde(alias = "after")]
+    #[param(example = "1770092645000.5eed0001-17")]
+    cursor: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum StateFilter {
+    #[default]
+    Live,
+    Ended,
+    All,
+}
+
+impl Filter {
+    fn matches(&self, ledger: &Ledger, found: Found<'_>) -> bool {
+        let is =
+            |wanted: &Option<String>, given: Option<&str>| wanted.as_deref().is_none_or(|w| Some(w) == given);
+        let on_gpu = |gpu: &str| {
+            found.devices().iter().any(|d| {
+                let of = ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu());
+                of.as_str() == gpu
+            })
+        };
+        let (namespace, pod, resource) = found.names();
+        is(&self.namespace, namespace)
+            && is(&self.pod, pod)
+            && is(&self.resource, Some(resource))
+            && self.gpu.as_deref().is_none_or(on_gpu)
+    }
+}
+
+/// An allocation of either kind, where it lies.
+#[derive(Clone, Copy)]
+enum Found<'l> {
+    Live(&'l Arc<allocation::Allocation>),
+    Ended(Past<'l>),
+}
+
+impl<'l> Found<'l> {
+    /// By id, live or ended.
+    fn by_id(ledger: &'l Ledger, id: AllocationId) -> Option<Self> {
+        let live = ledger.live.get(&id).map(Self::Live);
+        live.or_else(|| ledger.ended.get(id).map(Self::Ended))
+    }
+
+    fn live(self) -> Option<&'l Arc<allocation::Allocation>> {
+        match self {
+            Self::Live(a) => Some(a),
+            Self::Ended(_) => None,
+        }
+    }
+
+    fn devices(self) -> &'l [DeviceId] {
+        match self {
+            Self::Live(a) => &a.devices,
+            Self::Ended(past) => past.devices(),
+        }
+    }
+
+    /// Namespace, pod, resource.
+    fn names(self) -> (Option<&'l str>, Option<&'l str>, &'l str) {
+        match self {
+            Self::Live(a) => (a.holder.namespace.as_deref(), a.holder.pod.as_deref(), a.resource.as_str()),
+            Self::Ended(past) => (past.namespace(), past.pod(), past.resource().as_str()),
+        }
+    }
+
+    /// What the list is sorted by. It stays as it is when an allocation ends, so that a page begins
+    /// where the one before it ended.
+    fn key(self) -> (u64, AllocationId) {
+        match self {
+            Self::Live(a) => (a.granted_wall_ms, a.id),
+            Self::Ended(past) => (past.granted_wall_ms, past.id),
+        }
+    }
+
+    fn shown(self, owners: &Owners<'_>, mps: &BTreeSet<Resource>) -> Allocation {
+        match self {
+            Self::Live(a) => Allocation::of(owners, mps, a),
+            Self::Ended(past) => Allocation::of(owners, mps, &past.allocation()),
+        }
+    }
+}
+
+fn cursor((granted_wall_ms, id): (u64, AllocationId)) -> String {
+    format!("{granted_wall_ms}.{id}")
+}
+
+fn parse_cursor(text: &str) -> Result<(u64, AllocationId), Failure> {
+    let parsed = text.split_once('.').and_then(|(ms, id)| {
+        let key = (ms.parse().ok()?, AllocationId::parse(id).ok()?);
+        (cursor(key) == text).then_some(key)
+    });
+    parsed.ok_or_else(|| paging::malformed(text))
+}
+
+/// Allocations, newest first
+///
+/// A page at a time: `next` of one answer is the `cursor` of the following request. `total` counts all
+/// that match.
+#[utoipa::path(get, path = "/api/v1/allocations", tag = "allocations", operation_id = "listAllocations", params(Filter),
+    responses(
+        (status = 200, description = "Those that match", body = AllocationList),
+        (status = 400, description = "A malformed query, or an unknown key in it"),
+    ))]
+pub(crate) async fn list(
+    state: web::Data<State>,
+    request: HttpRequest,
+    filter: web::Query<Filter>,
+) -> Result<HttpResponse, Failure> {
+    let limit = paging::limit(filter.limit, ALLOCATIONS_DEFAULT, ALLOCATIONS_MAX)?;
+    let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
+    let ledger = state.door.snapshot();
+    filter.gpu.as_deref().map(|gpu| gpu_of_query(&ledger, gpu)).transpose()?;
+    let live = ledger.live.values().filter(|_| filter.state != StateFilter::Ended).map(Found::Live);
+    let ended = ledger.ended.iter().filter(|_| filter.state != StateFilter::Live).map(Found::Ended);
+    let mut found: Vec<_> = live.chain(ended).filter(|a| filter.matches(&ledger, *a)).collect();
+    let total = found.len();
+    found.retain(|a| after.is_none_or(|after| a.key() < after));
+    let newest_first = |a: &Found<'_>| Reverse(a.key());
+    let more = found.len() > limit;
+    if more {
+        found.select_nth_unstable_by_key(limit, newest_first);
+        found.truncate(limit);
+    }
+    found.sort_unstable_by_key(newest_first);
+    let next = found.last().filter(|_| more).map(|a| cursor(a.key()));
+    let mps = (state.facts)().mps;
+    let owners = LazyCell::new(|| Owners::of(&ledger));
+    let live: Vec<_> = found.iter().filter_map(|a| a.live()).collect();
+    let texts = state.written.of(&ledger, &mps, || &owners, &live).map_err(|error| unwritten(&error))?;
+    let mut texts = texts.iter();
+    let items = found.iter().filter_map(|found| match found {
+        Found::Live(_) => texts.next().map(|text| Item::Live(text.json())),
+        Found::Ended(past) => Some(Item::Ended(Box::new(Allocation::of(&owners, &mps, &past.allocation())))),
+    });
+    etag::fresh(&request, &Page { items: items.collect(), total, next })
+}
+
+/// An [`AllocationList`] whose items are partly written already.
+#[derive(Serialize)]
+struct Page<'t> {
+    items: Vec<Item<'t>>,
+    total: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Item<'t> {
+    Live(&'t RawValue),
+    Ended(Box<Allocation>),
+}
+
+fn unwritten(error: &serde_json::Error) -> Failure {
+    Failure::new(Kind::Internal, format!("the answer cannot be written: {error}"))
+}
+
+/// One allocation, live or ended
+///
+/// With its devices, who holds it as far as a source has shown, the decision behind it, and what its
+/// processes use of what it may use.
+#[utoipa::path(get, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "getAllocation",
+    params(("id" = String, Path, description = "Its id", example = "5eed0001-17")),
+    responses(
+        (status = 200, description = "The allocation", body = Allocation),
+        (status = 400, description = "No id"),
+        (status = 404, description = "No such allocation, or ended and no longer kept"),
+    ))]
+pub(crate) async fn show(
+    state: web::Data<State>,
+    request: HttpRequest,
+    path: web::Path<String>,
+) -> Result<HttpResponse, Failure> {
+    etag::fresh(&request, &shown(&state, &state.door.snapshot(), allocation_id(&path)?)?)
+}
+
+/// How an allocation is to end.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Ending {
+    /// End it even while a source shows its pod running. This does not stop the pod: its devices are free at once, and
+    /// the kubelet may give them to another pod while it still uses them.
+    #[serde(default)]
+    #[param(example = false)]
+    force: bool,
+}
+
+/// End an allocation
+///
+/// Ends an allocation by hand when no source can show whether its pod still runs; its devices are released at once.
+/// Refused while the kubelet, the API server or a process on the GPU shows the pod running, and for 30 s after the
+/// grant. `force` ends it anyway and is recorded in the audit log.
+#[utoipa::path(delete, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "endAllocation",
+    params(("id" = String, Path, description = "Its id", example = "5eed0001-17"), Ending),
+    responses(
+        (status = 200, description = "The allocation, ended", body = Allocation),
+        (status = 400, description = "No id, or a malformed query"),
+        (status = 404, description = "No such allocation"),
+        (status = 409, description = "A source shows its pod running, or it has already ended"),
+    ))]
+pub(crate) async fn end(
+    state: web::Data<State>,
+    path: web::Path<String>,
+    ending: web::Query<Ending>,
+) -> Result<HttpResponse, Failure> {
+    let id = allocation_id(&path)?;
+    let (force, by) = (ending.force, caller::name());
+    if !force {
+        let applied = state.door.end(id, false).await.map_err(IntoFailure::into_failure)?;
+        tracing::info!(allocation = %id, by, "an allocation was ended");
+        return answer(&state, &applied.snapshot, id);
+    }
+    caller::mark_forced();
+    // For the log alone; the turn that ends it does not ask.
+    let shown = shown_running(&state, &state.door.snapshot(), id);
+    let applied = state.door.end(id, true).await.map_err(IntoFailure::into_failure)?;
+    if shown.is_empty() {
+        tracing::info!(allocation = %id, by, force, "an allocation was ended");
+    } else {
+        tracing::warn!(allocation = %id, by, force, shown, "an allocation was ended while its pod runs");
+    }
+    answer(&state, &applied.snapshot, id)
+}
+
+/// What shows that the pod of an allocation runs; empty where nothing does.
+fn shown_running(state: &State, ledger: &Ledger, id: AllocationId) -> String {
+    let Some(allocation) = ledger.live.get(&id) else { return String::new() };
+    let now = state.door.now();
+    let running_sources = running::running_sources(ledger, &state.door.rules().timing, allocation, now);
+    running_sources.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn allocation_id(text: &str) -> Result<AllocationId, Failure> {
+    AllocationId::parse(text).map_err(|error| Failure::new(Kind::Path, error))
+}
+
+fn answer(state: &State, ledger: &Ledger, id: AllocationId) -> Result<HttpResponse, Failure> {
+    Ok(HttpResponse::Ok().json(shown(state, ledger, id)?))
+}
+
+fn shown(state: &State, ledger: &Ledger, id: AllocationId) -> Result<Allocation, Failure> {
+    let found = Found::by_id(ledger, id)
+        .ok_or(Refusal::UnknownAllocation { id })
+        .map_err(IntoFailure::into_failure)?;
+    Ok(found.shown(&Owners::of(ledger), &(state.facts)().mps))
+}

@@ -1,0 +1,23 @@
+//! Who does something and why, by their own word.
+
+use crate::resources::gpus::check_reason;
+use berth_api::Kind;
+use berth_http::Failure;
+use berth_http::caller::{self, BY_BYTES_MAX};
+
+/// Who signs: whom the door let in, and for whom they do it where they say so. So a record has at most twice
+/// [`BY_BYTES_MAX`] bytes of it and eight more, and nobody signs with the name of somebody else alone.
+///
+/// # Errors
+/// If that or the reason is too long, or holds control characters.
+pub(crate) fn checked(by: Option<String>, reason: &str) -> Result<String, Failure> {
+    check_reason(reason)?;
+    let Some(by) = by else { return Ok(caller::name()) };
+    if by.trim().is_empty() || by.len() > BY_BYTES_MAX || by.chars().any(char::is_control) {
+        let rule = format!("by: 1 to {BY_BYTES_MAX} bytes, no control characters");
+        return Err(Failure::new(Kind::Invalid, rule));
+    }
+    caller::says_who(&by);
+    let known = caller::name();
+    Ok(if by == known { known } else { format!("{known} (for {by})") })
+}

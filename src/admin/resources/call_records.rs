@@ -1,0 +1,77 @@
+//! What the API says of a policy's calls: in entries of the stack, in replays and in shadows.
+
+use berth_api::{Comparison, Difference, Faults, HookRecord, Record, Replay, Shadow, parameters, rfc3339};
+use berth_core::admission;
+use berth_kernel::policy::Hook;
+use std::collections::BTreeMap;
+
+/// How the calls of one entry of the stack went.
+pub(crate) fn record(calls: &admission::Record) -> Record {
+    let by_kind = calls.faults().into_iter();
+    let hooks = || calls.hooks.iter();
+    Record {
+        calls: hooks().map(|(hook, fared)| (hook.to_string(), fared.calls)).collect(),
+        hooks: hooks().map(|(hook, fared)| (hook.to_string(), hook_record(fared))).collect(),
+        faults: Faults {
+            by_kind: by_kind.map(|(kind, n)| (kind.as_str().to_owned(), n)).collect(),
+            in_a_row: calls.in_a_row,
+            last: calls.last.clone(),
+        },
+        suspended: calls.suspended,
+    }
+}
+
+fn hook_record(fared: &admission::Fared) -> HookRecord {
+    let percentile = |percent| fared.times.percentile_us(percent).unwrap_or(0);
+    HookRecord {
+        calls: fared.calls,
+        passes: fared.passes,
+        faults: fared.failed(),
+        p50_microseconds: percentile(50),
+        p99_microseconds: percentile(99),
+        worst_microseconds: fared.times.worst_us,
+    }
+}
+
+/// What a replay found for the candidate `policy`.
+pub(crate) fn replay(policy: &str, report: &admission::Report) -> Replay {
+    Replay {
+        policy: policy.to_owned(),
+        looked: report.looked,
+        unreadable: report.unreadable,
+        counts: counts(&report.counts),
+        differences: report.differences.iter().map(difference).collect(),
+        next: report.next.map(|seq| seq.to_string()),
+    }
+}
+
+/// A shadow, newest differences first.
+pub(crate) fn shadow(shadow: &admission::Shadow) -> Shadow {
+    Shadow {
+        id: shadow.id,
+        policy: shadow.candidate.policy.clone(),
+        digest: shadow.candidate.digest.to_string(),
+        parameters: parameters(&shadow.candidate.parameters),
+        since: rfc3339(shadow.since.wall_ms),
+        counts: counts(&shadow.counts),
+        differences: shadow.differences.iter().rev().map(difference).collect(),
+    }
+}
+
+fn difference(difference: &admission::Difference) -> Difference {
+    Difference {
+        seq: difference.seq,
+        at: rfc3339(difference.at_wall_ms),
+        hook: difference.hook.to_string(),
+        failed: difference.failed,
+        words: difference.words.clone(),
+    }
+}
+
+fn counts(counts: &BTreeMap<Hook, admission::Counts>) -> BTreeMap<String, Comparison> {
+    let one = |counts: &admission::Counts| {
+        let admission::Counts { same, differs, passes, fails, skipped } = *counts;
+        Comparison { same, differs, passes, fails, skipped }
+    };
+    counts.iter().map(|(hook, counts)| (hook.to_string(), one(counts))).collect()
+}

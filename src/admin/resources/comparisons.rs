@@ -1,0 +1,188 @@
+//! `/replays` and `/shadows`: what another policy would have answered, or would answer now.
+
+use crate::failure::IntoFailure;
+use crate::resources::call_records;
+use crate::resources::decisions;
+use crate::resources::stack_entries::resolve_version;
+use crate::state::State;
+use actix_web::http::header::LOCATION;
+use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{Candidate, Replay, Shadow, ShadowList};
+use berth_core::admission;
+use berth_http::Failure;
+use berth_http::body;
+use berth_http::etag;
+use berth_http::{caller, paging};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::policy::PARAMETERS_BYTES_MAX;
+use berth_kernel::refusal::Refusal;
+use berth_kernel::trust::may_activate;
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::IntoParams;
+
+/// Decisions that a replay looks at if the caller does not say.
+const REPLAY_DEFAULT: u64 = 1_000;
+/// Most decisions of one replay; what does not fit into its time is asked for with `cursor`.
+const REPLAY_MAX: u64 = 10_000;
+
+/// How many decisions.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Limit {
+    /// Most decisions; 1000 if not given, at most 10000.
+    #[param(minimum = 1, maximum = 10000, example = 1000)]
+    limit: Option<u64>,
+    /// Only those that are older: `next` of the replay before.
+    #[serde(alias = "before")]
+    #[param(example = "4711")]
+    cursor: Option<String>,
+    /// Only of this hook: `offer`, `place`, `admit` or `triage`.
+    #[param(example = "place")]
+    hook: Option<String>,
+    /// Not before this time.
+    #[param(example = "2026-02-03T04:05:06Z")]
+    since: Option<String>,
+}
+
+/// Ask a policy about the past
+///
+/// Asks it the questions on the record again, newest first, and compares its answers with what came
+/// of them then. Nothing else happens. A policy that passes leaves the answer to others, which is
+/// counted by itself. It takes up to 20 seconds; `next` says where to go on.
+#[utoipa::path(post, path = "/api/v1/replays", tag = "decisions", operation_id = "replayDecisions", params(Limit),
+    request_body(content = Candidate),
+    responses(
+        (status = 200, description = "What would have differed", body = Replay),
+        (status = 400, description = "No JSON, or a malformed query"),
+        (status = 403, description = "No trusted key signed it"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 409, description = "This daemon keeps no journal"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "The policy or its parameters cannot be used"),
+    ))]
+pub(crate) async fn replay(
+    state: web::Data<State>,
+    request: HttpRequest,
+    query: web::Query<Limit>,
+    payload: web::Payload,
+) -> Result<HttpResponse, Failure> {
+    let limit = paging::limit(query.limit, REPLAY_DEFAULT, REPLAY_MAX)?;
+    let ledger = state.door.snapshot();
+    let query = decisions::Query::of(query.hook.clone(), query.since.clone(), query.cursor.clone());
+    let filter = decisions::filter(&ledger, &query)?;
+    let candidate = candidate(&state, &ledger, body::json(&request, payload).await?)?;
+    let label = candidate.policy.clone();
+    let report = state.door.replay(candidate, filter, limit).await.map_err(IntoFailure::into_failure)?;
+    Ok(HttpResponse::Ok().json(call_records::replay(&label, &report)))
+}
+
+/// Policies that are asked beside the stack
+///
+/// Each with how its answers stand to those of the stack, and the newest differences. At most four, so
+/// they come in one answer.
+#[utoipa::path(get, path = "/api/v1/shadows", tag = "decisions", operation_id = "listShadows",
+    responses((status = 200, description = "All of them", body = ShadowList)))]
+pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
+    let items = state.door.shadows().iter().map(call_records::shadow).collect();
+    etag::fresh(&request, &ShadowList { items })
+}
+
+/// Ask a policy beside the stack
+///
+/// From now on it is asked whatever the stack is asked, on the same node, off the path of whoever
+/// waits, and without effect; how often it would have answered otherwise is counted. It lasts until it
+/// is deleted or the daemon ends.
+#[utoipa::path(post, path = "/api/v1/shadows", tag = "decisions", operation_id = "addShadow",
+    request_body(content = Candidate),
+    responses(
+        (status = 201, description = "It is asked from now on", body = Shadow, headers(("Location" = String, description = "Where it is"))),
+        (status = 400, description = "No JSON"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 403, description = "No trusted key signed it"),
+        (status = 409, description = "There are four already"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "The policy or its parameters cannot be used"),
+    ))]
+pub(crate) async fn add(
+    state: web::Data<State>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, Failure> {
+    let wanted = body::json(&request, payload).await?;
+    let candidate = candidate(&state, &state.door.snapshot(), wanted)?;
+    let shadow = state.door.add_shadow(candidate).await.map_err(IntoFailure::into_failure)?;
+    tracing::info!(
+        policy = shadow.candidate.policy,
+        by = caller::name(),
+        "a shadow was started: its answers are counted and not used"
+    );
+    let location = format!("/api/v1/shadows/{}", shadow.id);
+    Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(call_records::shadow(&shadow)))
+}
+
+/// One policy that is asked beside the stack
+///
+/// How often it would have answered otherwise than the stack did, by hook, and the newest differences.
+#[utoipa::path(get, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "getShadow",
+    params(("id" = u64, Path, description = "Its number", example = 1)),
+    responses(
+        (status = 200, description = "How it fares", body = Shadow),
+        (status = 400, description = "No number"),
+        (status = 404, description = "No such shadow"),
+    ))]
+pub(crate) async fn show(
+    state: web::Data<State>,
+    request: HttpRequest,
+    path: web::Path<u64>,
+) -> Result<HttpResponse, Failure> {
+    let shadows = state.door.shadows();
+    let shadow = shadows.iter().find(|s| s.id == *path).ok_or_else(|| unknown(*path))?;
+    etag::fresh(&request, &call_records::shadow(shadow))
+}
+
+/// Ask a shadow no more
+///
+/// Answers how it fared until now. Its number is not given again while the daemon lives.
+#[utoipa::path(delete, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "endShadow",
+    params(("id" = u64, Path, description = "Its number", example = 1)),
+    responses(
+        (status = 200, description = "How it fared", body = Shadow),
+        (status = 400, description = "No number"),
+        (status = 404, description = "No such shadow"),
+    ))]
+pub(crate) async fn end(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Failure> {
+    let shadow = state.door.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
+    tracing::info!(policy = shadow.candidate.policy, by = caller::name(), "a shadow is asked no more");
+    Ok(HttpResponse::Ok().json(call_records::shadow(&shadow)))
+}
+
+fn unknown(id: u64) -> Failure {
+    Failure::new(Kind::UnknownShadow, format!("there is no shadow {id}"))
+        .hint("GET /api/v1/shadows lists them")
+}
+
+/// Which version is meant, with its parameters.
+pub(crate) fn candidate(
+    state: &State,
+    ledger: &Ledger,
+    wanted: Candidate,
+) -> Result<admission::Candidate, Failure> {
+    let version = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
+        Failure::new(Kind::Invalid, rule).hint("GET /api/v1/policies lists what this node knows")
+    })?;
+    let keys = &state.door.rules().trusted_keys;
+    if !may_activate(&version, keys) {
+        return Err(Refusal::Untrusted { policies: vec![version.label()] }.into_failure());
+    }
+    let parameters = Value::Object(wanted.parameters).to_string();
+    if parameters.len() > PARAMETERS_BYTES_MAX {
+        let rule = format!("parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}", parameters.len());
+        return Err(Failure::new(Kind::Invalid, rule));
+    }
+    Ok(admission::Candidate { policy: version.label(), digest: version.digest.clone(), parameters })
+}

@@ -1,0 +1,89 @@
+//! How far a GPU is drained, as the API shows it.
+
+use crate::node_facts::Step;
+use berth_api::{AtDeadline, DrainHolder, DrainHolderState, DrainProgress, rfc3339};
+use berth_kernel::drain::{self, Order};
+use berth_kernel::evict::{HolderOn, Leaving, holders};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{AllocationId, PartId};
+use berth_kernel::time::Now;
+use std::collections::BTreeSet;
+
+/// How far the order for this GPU is carried out. `api_server`: how it stands with it, if it is used.
+pub(crate) fn progress(
+    ledger: &Ledger,
+    gpu: &PartId,
+    order: &Order,
+    api_server: Option<&Step>,
+    now: Now,
+) -> DrainProgress {
+    let holders = holders(ledger, gpu);
+    let allocations: BTreeSet<AllocationId> =
+        holders.iter().flat_map(|h| h.allocations.iter().copied()).collect();
+    // What NVML says of a GPU has its instances in it.
+    let whole = ledger.processes_on(gpu);
+    let parts = ledger.parts.values().filter(|p| p.part.gpu() == gpu);
+    let seen = parts.filter_map(|p| ledger.processes_on(&p.part.id));
+    DrainProgress {
+        evict: order.evict,
+        deadline: order.deadline_wall_ms.map(rfc3339),
+        seconds_left: order.deadline_wall_ms.map(|deadline| deadline.saturating_sub(now.wall_ms) / 1000),
+        at_deadline: at_deadline(order.at_deadline),
+        late: order.is_late(now),
+        warning: warning(order, api_server),
+        allocations: allocations.iter().map(ToString::to_string).collect(),
+        processes: whole.or_else(|| seen.reduce(u32::saturating_add)),
+        holders: holders.into_iter().map(holder).collect(),
+    }
+}
+
+fn at_deadline(at: drain::AtDeadline) -> AtDeadline {
+    match at {
+        drain::AtDeadline::Wait => AtDeadline::Wait,
+        drain::AtDeadline::Delete => AtDeadline::Delete,
+        drain::AtDeadline::GiveUp => AtDeadline::GiveUp,
+    }
+}
+
+/// What keeps an order to evict from being carried out at all.
+fn warning(order: &Order, api_server: Option<&Step>) -> Option<String> {
+    match api_server {
+        _ if !order.evict => None,
+        Some(Step::Done) => None,
+        Some(Step::Waiting(why)) => {
+            Some(format!("nobody is asked to leave while the API server cannot be used: {why}"))
+        }
+        // The order outlives a restart with other settings.
+        None => Some(
+            "nobody is asked to leave: no API server is configured any more (set --kubeconfig, or run in a pod \
+             with a service account)"
+                .into(),
+        ),
+    }
+}
+
+fn holder(holder: HolderOn) -> DrainHolder {
+    use DrainHolderState as State;
+    let (state, message, since) = match holder.leaving {
+        Leaving::NotKnown => (State::NotKnown, None, None),
+        Leaving::NotShown => (State::NotShown, None, None),
+        Leaving::NotAsked => (State::NotAsked, None, None),
+        Leaving::Static => (State::StaticPod, None, None),
+        Leaving::Asked { since_wall_ms } => (State::Asked, None, Some(since_wall_ms)),
+        Leaving::Budget { message } => (State::DisruptionBudget, Some(message), None),
+        Leaving::Failed { message } => (State::Failed, Some(message), None),
+        Leaving::Terminating { since_wall_ms } => (State::Terminating, None, Some(since_wall_ms)),
+        Leaving::Over => (State::Over, None, None),
+    };
+    DrainHolder {
+        namespace: holder.namespace,
+        pod: holder.pod,
+        pod_uid: holder.uid,
+        containers: holder.containers.into_iter().collect(),
+        allocations: holder.allocations.iter().map(ToString::to_string).collect(),
+        comes_back: holder.comes_back,
+        state,
+        message,
+        since: since.map(rfc3339),
+    }
+}

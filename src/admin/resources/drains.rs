@@ -1,0 +1,187 @@
+//! `/gpus/{uuid}/drain` and `/gpus/{uuid}/health`: emptying a GPU, and an operator's word that one
+//! works again.
+
+use crate::failure::IntoFailure;
+use crate::resources::gpu_view::View;
+use crate::resources::gpus::{answer, check_reason, drain_tag, gpu_id, order, turned};
+use crate::state::State;
+use actix_web::http::header::ETAG;
+use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{AtDeadline, Drain, DrainOrder, Gpu, MarkHealthy};
+use berth_http::Failure;
+use berth_http::body;
+use berth_http::caller;
+use berth_kernel::drain;
+use berth_kernel::refusal::Refusal;
+
+/// Longest deadline of a drain, seconds: a week.
+pub(crate) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
+
+/// Empty a GPU
+///
+/// Cordons it, watches its holders leave, and says `drained` once nobody holds it and, where
+/// processes are visible, none was seen on it for ten seconds. With `evict` the pods that hold it are
+/// asked to leave through the API server, and its held devices are listed Unhealthy meanwhile;
+/// without it pods end by themselves or by `kubectl`. A new order takes the place of the old one; a
+/// GPU that is drained already stays so.
+#[utoipa::path(put, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "drainGpu",
+    params(
+        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+    ),
+    request_body(content = DrainOrder, description = "How; may be left out"),
+    responses(
+        (status = 200, description = "The GPU, draining or drained", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
+        (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
+        (status = 404, description = "No such GPU"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 409, description = "Evicting needs an API server, and none is configured"),
+        (status = 412, description = "Somebody turned its drain state meanwhile"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "An unknown key, or a value that cannot be taken"),
+    ))]
+pub(crate) async fn start(
+    state: web::Data<State>,
+    path: web::Path<String>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, Failure> {
+    let gpu = gpu_id(&state, &path)?;
+    let DrainOrder { reason, evict, deadline_seconds, at_deadline } =
+        body::json_or_default(&request, payload).await?;
+    check_reason(&reason)?;
+    if deadline_seconds.is_some_and(|s| s == 0 || s > DEADLINE_S_MAX) {
+        let rule = format!("deadlineSeconds: from 1 to {DEADLINE_S_MAX}");
+        return Err(Failure::new(Kind::Invalid, rule));
+    }
+    if at_deadline != AtDeadline::Wait && deadline_seconds.is_none() {
+        return Err(Failure::new(Kind::Invalid, "atDeadline: there is no deadlineSeconds"));
+    }
+    if at_deadline == AtDeadline::Delete && !evict {
+        return Err(Failure::new(Kind::Invalid, "atDeadline: delete is taken with evict: true only"));
+    }
+    if evict && (state.facts)().api_server.is_none() {
+        return Err(Failure::new(
+            Kind::NoApiServer,
+            "pods are evicted through the API server, and none is configured",
+        )
+        .hint(
+            "start the daemon with --kubeconfig FILE, or in a pod with a service account (and not with \
+                   --api-server off); or drain without evict and end the pods yourself",
+        ));
+    }
+    let _order = order(&state, &request, &gpu).await?;
+    let now = state.door.now().wall_ms;
+    let order = drain::Order {
+        evict,
+        deadline_wall_ms: deadline_seconds.map(|s| now.saturating_add(u64::from(s) * 1000)),
+        at_deadline: match at_deadline {
+            AtDeadline::Wait => drain::AtDeadline::Wait,
+            AtDeadline::Delete => drain::AtDeadline::Delete,
+            AtDeadline::GiveUp => drain::AtDeadline::GiveUp,
+        },
+    };
+    let applied = state
+        .door
+        .drain(gpu.clone(), caller::name(), reason.clone(), order)
+        .await
+        .map_err(IntoFailure::into_failure)?;
+    if !applied.entry.changes.is_empty() {
+        tracing::info!(%gpu, by = caller::name(), reason, evict, "a GPU is being drained");
+    }
+    turned(&state, &gpu)
+}
+
+/// How far a GPU is drained
+///
+/// Who still holds it and what keeps each, how many processes are left, and how much time. The ETag
+/// names what operators set of it and stays as it is while holders leave, so that it can be sent as
+/// If-Match with the next order.
+#[utoipa::path(get, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "getDrainOfGpu",
+    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    responses(
+        (status = 200, description = "Its state, with the progress while it is draining", body = Drain, headers(("ETag" = String, description = "The drain state, for If-Match"))),
+        (status = 400, description = "No UUID"),
+        (status = 404, description = "No such GPU"),
+    ))]
+pub(crate) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Failure> {
+    let gpu = gpu_id(&state, &path)?;
+    let tag = drain_tag(&state, &gpu)?;
+    let shown =
+        View::of(&state).drain(&gpu).ok_or(Refusal::UnknownGpu { gpu }).map_err(IntoFailure::into_failure)?;
+    Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown))
+}
+
+/// Call a drain off
+///
+/// The GPU stays cordoned; uncordon it to have it granted again. Doing it twice changes nothing.
+#[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "stopDrainOfGpu",
+    params(
+        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+    ),
+    responses(
+        (status = 200, description = "The GPU, cordoned or active", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
+        (status = 400, description = "No UUID, or a malformed If-Match"),
+        (status = 404, description = "No such GPU"),
+        (status = 412, description = "Somebody turned its drain state meanwhile"),
+    ))]
+pub(crate) async fn stop(
+    state: web::Data<State>,
+    path: web::Path<String>,
+    request: HttpRequest,
+) -> Result<HttpResponse, Failure> {
+    let gpu = gpu_id(&state, &path)?;
+    let _order = order(&state, &request, &gpu).await?;
+    let applied = state.door.stop_drain(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
+    if !applied.entry.changes.is_empty() {
+        tracing::info!(%gpu, by = caller::name(), "a drain was called off");
+    }
+    turned(&state, &gpu)
+}
+
+/// Say that a GPU works again
+///
+/// For a GPU that is unhealthy or degraded until an operator says so, or whose quiet time need not
+/// be waited for. It is believed until the next bad sign. A healthy GPU stays as it is; one that does not
+/// answer cannot be said to work.
+#[utoipa::path(put, path = "/api/v1/gpus/{uuid}/health", tag = "gpus", operation_id = "markGpuHealthy",
+    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    request_body(content = MarkHealthy, description = "Why"),
+    responses(
+        (status = 200, description = "The GPU, healthy", body = Gpu),
+        (status = 400, description = "No UUID, or no JSON"),
+        (status = 404, description = "No such GPU"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 409, description = "It is not there, or does not answer at present"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "An unknown key, or a value that cannot be taken"),
+    ))]
+pub(crate) async fn mark_healthy(
+    state: web::Data<State>,
+    path: web::Path<String>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, Failure> {
+    let gpu = gpu_id(&state, &path)?;
+    let MarkHealthy { state: wanted, reason } = body::json(&request, payload).await?;
+    if wanted != "healthy" {
+        return Err(Failure::new(
+            Kind::Invalid,
+            "state: only \"healthy\" can be said; cordon a GPU to take it out",
+        ));
+    }
+    check_reason(&reason)?;
+    let applied = state
+        .door
+        .heal(gpu.clone(), caller::name(), reason.clone())
+        .await
+        .map_err(IntoFailure::into_failure)?;
+    if !applied.entry.changes.is_empty() {
+        tracing::info!(%gpu, by = caller::name(), reason, "a GPU was marked healthy");
+    }
+    answer(&state, &gpu)
+}

@@ -1,0 +1,201 @@
+//! `/events`: the changes of the node as server-sent events (`text/event-stream` of the HTML standard).
+
+mod stream;
+
+use crate::event_feed::convert::node_event;
+use crate::event_feed::ring::{EventId, Following, Ring, frame};
+use crate::event_feed::stream_permits::STREAMS_MAX;
+use crate::resources::gpus::gpu_of_query;
+use crate::state::State;
+use actix_web::http::Method;
+use actix_web::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::EventKind;
+use berth_api::Kind;
+use berth_core::policy_transitions::policy_transitions;
+use berth_http::Failure;
+use berth_http::caller;
+use berth_http::route::IDENTITY;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::transitions::Transitions;
+use futures_util::{FutureExt as _, stream as futures_stream};
+use serde::Deserialize;
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use stream::{EventFilter, EventStream, IsAdmitted, Start, StreamTimes};
+use utoipa::IntoParams;
+
+/// The `Retry-After` of a request for one stream too many, seconds.
+const STREAMS_RETRY_S: u64 = 10;
+/// The pause after each comparison of ledgers, so that a burst of Allocates is compared once.
+const COMPARE_PAUSE: Duration = Duration::from_millis(50);
+/// The content type of a stream.
+pub(crate) const EVENT_STREAM: &str = "text/event-stream";
+/// The header in which a client that reconnects sends the id of its last event.
+const LAST_EVENT_ID: &str = "last-event-id";
+
+/// Adds the transitions of each new ledger to the feed; returns when the keeper ends. The first comparison starts at the
+/// ledger of the call, not of the first poll, so that a change between the two is an event.
+pub(crate) fn run(state: web::Data<State>) -> impl Future<Output = ()> {
+    let (mut snapshots, mut standings) = (state.door.watch(), state.door.watch_standings());
+    let mut transitions = Transitions::since(snapshots.borrow_and_update().clone());
+    let mut policies = standings.borrow_and_update().clone();
+    async move {
+        loop {
+            let changed = tokio::select! {
+                changed = snapshots.changed() => changed,
+                changed = standings.changed() => changed,
+            };
+            if changed.is_err() {
+                return state.feed.close("the daemon's ledger has ended");
+            }
+            let ledger = snapshots.borrow_and_update().clone();
+            let (before, now) = (policies, state.door.now());
+            policies = standings.borrow_and_update().clone();
+            state.feed.add_transitions(&transitions.step(Arc::clone(&ledger)), &ledger, now);
+            state.feed.add_policy_transitions(&policy_transitions(&before, &policies), &ledger, now);
+            tokio::time::sleep(COMPARE_PAUSE).await;
+        }
+    }
+}
+
+/// The filter of a stream, and the event that it starts after.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Query {
+    /// Only of these kinds, separated by commas.
+    #[param(example = "gpuHealth,gpuDrained")]
+    kind: Option<String>,
+    /// Only about this GPU, by UUID.
+    #[param(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    gpu: Option<String>,
+    /// Only those after the event with this id, for clients that cannot send the header; `0`: all that are kept.
+    #[param(example = "0")]
+    since: Option<String>,
+    /// Whether the stream stays open for new events once all kept ones were sent; `true` if not given.
+    #[param(example = false)]
+    follow: Option<bool>,
+}
+
+/// Stream the changes of the node
+///
+/// Server-sent events. The first one, `here`, gives the present state in short; then each change is one event, with an
+/// `Event` as its data. A client that reconnects sends the id of its last event as `Last-Event-ID` (or `since`) and
+/// gets the events that it missed. If they are no longer kept (1024 are, until the daemon ends), it gets `missed` and has to
+/// read the state again. After 15 seconds without an event the stream sends a comment and the client's present id.
+/// A stream ends with `end` and the reason: the daemon stops, the client reads too slowly, or the stream is an hour old; then
+/// reconnect. It also ends within some seconds after its caller is no longer authorized. At most 32 streams are open
+/// at the same time. When all are in use, a new stream replaces the oldest one of the caller with the most streams,
+/// if the new caller has fewer. `follow=false` does not count.
+#[utoipa::path(get, path = "/api/v1/events", tag = "events", operation_id = "streamEvents",
+    params(Query, ("Last-Event-ID" = Option<String>, Header, description = "The id of the last event that the client got; takes precedence over `since`", example = "19a8c3f2b10-17")),
+    responses(
+        (status = 200, description = "Events, until the stream ends", body = String, content_type = "text/event-stream"),
+        (status = 400, description = "A malformed query or Last-Event-ID, or an unknown key in the query"),
+    ))]
+pub(crate) async fn follow(
+    state: web::Data<State>,
+    request: HttpRequest,
+    query: web::Query<Query>,
+) -> Result<HttpResponse, Failure> {
+    let filter = filter(&state.door.snapshot(), &query)?;
+    let ring = &state.feed.ring;
+    let since = since(ring, &request, &query)?;
+    let mut response = HttpResponse::Ok();
+    // A middleware that compresses would buffer frames.
+    response.insert_header((CONTENT_ENCODING, IDENTITY));
+    response.insert_header((CONTENT_TYPE, EVENT_STREAM));
+    response.insert_header(("x-accel-buffering", "no"));
+    // HEAD needs no permit.
+    if request.method() == Method::HEAD {
+        return Ok(response.streaming(futures_stream::empty::<Result<web::Bytes, Infallible>>()));
+    }
+    let follow = query.follow.unwrap_or(true);
+    let permit = match follow {
+        true => Some(state.feed.permit(&caller::identity()).await.ok_or_else(too_many_streams)?),
+        false => None,
+    };
+    // Read before the ledger: a change in between is an event, and part of `here` too.
+    let newest = ring.newest();
+    let (ledger, now) = (state.door.snapshot(), state.door.now());
+    let frame_of = |kind, after, words| frame(ring.id(after), &node_event(kind, words, &ledger, now));
+    let (after, missed) = match since {
+        Since::Now => (newest, None),
+        Since::After(seq) => (seq, None),
+        Since::Gone => {
+            let words = "the events after that id are no longer kept, or the daemon was restarted: read the state again";
+            (newest, Some(words))
+        }
+    };
+    // A client that follows the standard reconnects after three seconds.
+    let mut first = format!("retry: 3000\n{}", frame_of(EventKind::Here, after, summary(&ledger)));
+    if let Some(words) = missed {
+        first += &frame_of(EventKind::Missed, after, words.to_owned());
+    }
+    let door = state.door.clone();
+    let generation = Box::new(move || door.snapshot().generation);
+    let (request, handler_state) = (request.clone(), state.clone());
+    let is_admitted: IsAdmitted = Box::new(move || {
+        let (request, state) = (request.clone(), handler_state.clone());
+        async move { state.http.access.still(&request).await }.boxed_local()
+    });
+    let start = Start { after, follow, first, generation, is_admitted };
+    let events = EventStream::new(Arc::clone(ring), filter, start, permit, StreamTimes::default());
+    Ok(response.streaming(events.into_stream()))
+}
+
+fn too_many_streams() -> Failure {
+    Failure::new(Kind::Streams, format!("{STREAMS_MAX} event streams are open, which is the most"))
+        .retry_after(STREAMS_RETRY_S)
+        .hint("close pages and `berth events` commands that are not in use, or request with ?follow=false")
+}
+
+enum Since {
+    Now,
+    After(u64),
+    Gone,
+}
+
+fn since(ring: &Ring, request: &HttpRequest, query: &Query) -> Result<Since, Failure> {
+    let mut given = request.headers().get_all(LAST_EVENT_ID);
+    let (first, second) = (given.next(), given.next());
+    let (text, kind, name) = match first {
+        Some(value) => (value.to_str().ok(), Kind::Header, "Last-Event-ID"),
+        None => match query.since.as_deref() {
+            None => return Ok(Since::Now),
+            Some("0") => return Ok(Since::After(ring.oldest())),
+            Some(text) => (Some(text), Kind::Query, "since"),
+        },
+    };
+    let id = text.filter(|_| second.is_none()).and_then(EventId::parse).ok_or_else(|| {
+        Failure::new(kind, format!("{name}: not the id of an event, such as {}", ring.id(ring.newest())))
+            .hint("leave it out to get new events only")
+    })?;
+    let known = id.start == ring.id(0).start && id.seq <= ring.newest();
+    match ring.following(id.seq, 0) {
+        Following::Gone => Ok(Since::Gone),
+        _ if known => Ok(Since::After(id.seq)),
+        _ => Ok(Since::Gone),
+    }
+}
+
+fn filter(ledger: &Ledger, query: &Query) -> Result<EventFilter, Failure> {
+    let bad = |rule: String| Failure::new(Kind::Query, rule);
+    let kinds = query.kind.as_deref().map(|text| {
+        let kinds = text.split(',').map(str::trim).map(|name| {
+            let shown: String = name.chars().take(80).collect();
+            EventKind::parse(name).ok_or_else(|| bad(format!("kind: there are no events of kind {shown:?}")))
+        });
+        kinds.collect::<Result<BTreeSet<_>, _>>()
+    });
+    let gpu = query.gpu.as_deref().map(|gpu| gpu_of_query(ledger, gpu)).transpose()?;
+    Ok(EventFilter { kinds: kinds.transpose()?, gpu: gpu.map(|gpu| gpu.to_string()) })
+}
+
+/// The words of `here`.
+fn summary(ledger: &Ledger) -> String {
+    format!("{} GPUs, {} allocations, stack {}", ledger.gpus.len(), ledger.live.len(), ledger.stack.revision)
+}

@@ -1,0 +1,198 @@
+//! Why an allocation is where it is, in plain words: the placement that the kubelet was advised, the
+//! verdict of the policies, and what of it is no longer on the record.
+
+use berth_api::{DecisionRecord, Explanation, rfc3339};
+use berth_core::admission::Door;
+use berth_kernel::allocation::Allocation;
+use berth_kernel::decision::{Decision, Filter, Outcome, Said, Whose};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{DeviceId, PartId};
+use berth_kernel::policy::Hook;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How long before its Allocate a placement may have been asked for: the kubelet asks for it just
+/// before, but waits between the two for other containers of the pod.
+const PLACED_BEFORE_MS: u64 = 60_000;
+/// Placements that are looked through.
+const PLACEMENTS: usize = 100;
+/// Pages of the journal that are looked through for one decision: all of it, at the default size.
+const PAGES: usize = 8;
+
+/// Explains. Where the journal cannot be read, by what the allocation itself says.
+pub(crate) async fn explain(door: &Door, node: &Ledger, allocation: &Allocation) -> Explanation {
+    let admitted = admitted(door, allocation).await;
+    let placed = match &admitted {
+        Some(admitted) => placed(door, allocation, admitted).await,
+        None => None,
+    };
+    let mut sentences = vec![what(node, allocation)];
+    match (&admitted, &placed) {
+        (Some(_), Some(placed)) => sentences.extend(why_there(node, allocation, placed)),
+        (Some(_), None) => sentences.push(
+            "The kubelet did not ask which devices to prefer just before, and chose these itself.".into(),
+        ),
+        (None, _) => sentences.push(
+            "What was asked and answered is not on the record (any more); the allocation itself says the rest.".into(),
+        ),
+    }
+    sentences.extend(why_allowed(allocation, admitted.as_ref()));
+    if let Some(end) = &allocation.ended {
+        sentences.push(format!("It ended at {} ({}).", rfc3339(end.wall_ms), end.reason.as_str()));
+    }
+    let decisions = placed.iter().chain(&admitted).map(DecisionRecord::of).collect();
+    Explanation { allocation: allocation.id.to_string(), sentences, decisions }
+}
+
+async fn admitted(door: &Door, allocation: &Allocation) -> Option<Decision> {
+    let whose = Whose { allocations: vec![allocation.id], pod: None };
+    // By its id alone: clocks may have been set meanwhile.
+    let mut filter = Filter { whose: Some(whose), hook: Some(Hook::Admit), ..Filter::default() };
+    for _ in 0..PAGES {
+        let (found, _) = door.decisions(filter.clone(), 1).await.ok()?;
+        if let Some(decision) = found.decisions.into_iter().next() {
+            return Some(decision);
+        }
+        filter.before = Some(found.next?);
+    }
+    None
+}
+
+/// The newest placement of just these devices, else of as many of this resource that its own pod may
+/// have asked for.
+async fn placed(door: &Door, allocation: &Allocation, admitted: &Decision) -> Option<Decision> {
+    let filter = Filter {
+        hook: Some(Hook::Place),
+        since_wall_ms: Some(admitted.at_wall_ms.saturating_sub(PLACED_BEFORE_MS)),
+        before: Some(admitted.seq),
+        ..Filter::default()
+    };
+    let found = door.decisions(filter, PLACEMENTS).await.ok()?.0.decisions;
+    let asked = |d: &&Decision| {
+        let request = d.request.as_ref();
+        request.is_some_and(|r| {
+            r.resource == allocation.resource.as_str() && r.count == allocation.devices.len()
+        })
+    };
+    let same = |d: &&Decision| matches!(&d.outcome, Outcome::Placed(p, _) if set(&p.devices) == set(&allocation.devices));
+    let of_these = found.iter().find(|d| asked(d) && same(d));
+    let holder = &allocation.holder;
+    let own = holder.namespace.as_ref().zip(holder.pod.as_ref()).map(|(ns, pod)| format!("{ns}/{pod}"));
+    let may_be_its =
+        |d: &&Decision| asked(d) && own.as_ref().is_some_and(|own| d.candidates == [own.as_str()]);
+    of_these.or_else(|| found.iter().find(may_be_its)).cloned()
+}
+
+fn set(devices: &[DeviceId]) -> BTreeSet<&DeviceId> {
+    devices.iter().collect()
+}
+
+fn what(node: &Ledger, allocation: &Allocation) -> String {
+    let holder = &allocation.holder;
+    let who = match (&holder.namespace, &holder.pod) {
+        (Some(namespace), Some(pod)) => {
+            let container = holder.container.as_deref().map_or_else(String::new, |c| format!("/{c}"));
+            format!("{namespace}/{pod}{container}")
+        }
+        _ => "a pod that no source has shown yet".into(),
+    };
+    format!(
+        "{} is {} x {} on {} for {who}, granted at {}.",
+        allocation.id,
+        allocation.devices.len(),
+        allocation.resource,
+        gpus(node, &allocation.devices),
+        rfc3339(allocation.granted_wall_ms)
+    )
+}
+
+fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<String> {
+    let Outcome::Placed(placement, by) = &placed.outcome else { return Vec::new() };
+    let of = placed.request.as_ref().map_or(0, |r| r.devices.len());
+    let required = match of {
+        0 => String::new(),
+        _ => format!(", {of} of them required"),
+    };
+    let because = if placement.reason.is_empty() { String::new() } else { format!(": {}", placement.reason) };
+    let mut sentences = vec![format!(
+        "Asked which {} to prefer{required}, {} chose {}{because}.",
+        if placement.devices.len() == 1 {
+            "device".into()
+        } else {
+            format!("{} devices", placement.devices.len())
+        },
+        name(by),
+        gpus(node, &placement.devices),
+    )];
+    for call in placed.calls.iter().filter(|call| &call.policy != by) {
+        match &call.said {
+            Said::Pass => sentences.push(format!("{} left the choice to others.", call.policy)),
+            Said::Fault(fault) => {
+                sentences.push(format!("{} was asked first and failed: {fault}.", call.policy));
+            }
+            Said::Suspended => {
+                sentences.push(format!("{} was not asked: it had failed too often.", call.policy));
+            }
+            Said::Answer(_) => {}
+        }
+    }
+    if set(&placement.devices) != set(&allocation.devices) {
+        sentences.push(format!("The kubelet then took {} instead.", gpus(node, &allocation.devices)));
+    }
+    sentences
+}
+
+fn why_allowed(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<String> {
+    let decision = &allocation.decision;
+    if decision.by.iter().any(|by| by == "adopted") {
+        return vec![
+            "It was there before this daemon, which took it over from the kubelet's checkpoint.".into(),
+        ];
+    }
+    let because = if decision.reason.is_empty() { String::new() } else { format!(": {}", decision.reason) };
+    let by: Vec<_> = decision.by.iter().map(|by| name(by)).collect();
+    let mut sentences = vec![format!("Allowed by {}{because}.", by.join(", "))];
+    for call in admitted.iter().flat_map(|d| &d.calls) {
+        match &call.said {
+            Said::Pass => sentences.push(format!("{} had no objection.", call.policy)),
+            Said::Fault(fault) => {
+                sentences.push(format!("{} failed and was passed over: {fault}.", call.policy));
+            }
+            Said::Suspended => {
+                sentences.push(format!("{} was not asked: it had failed too often.", call.policy));
+            }
+            Said::Answer(_) => {}
+        }
+    }
+    let memory = decision.limits.memory_mib.map(|m| format!("{m} MiB of memory"));
+    let compute = decision.limits.compute_percent.map(|c| format!("{c} % of compute"));
+    let limits: Vec<_> = memory.into_iter().chain(compute).collect();
+    if !limits.is_empty() {
+        sentences.push(format!("It was told to keep to {}.", limits.join(" and ")));
+    }
+    sentences
+}
+
+fn name(by: &str) -> String {
+    if by == "baseline" { "the built-in baseline (no policy had a word in it)".into() } else { by.to_owned() }
+}
+
+/// `GPU 0 and GPU 2 (2 devices)`, by index as people count.
+fn gpus(node: &Ledger, devices: &[DeviceId]) -> String {
+    let mut counts = BTreeMap::<(u32, PartId), usize>::new();
+    for device in devices {
+        let part = node.part(&device.part);
+        let index = part.map_or(u32::MAX, |p| p.part.gpu_index);
+        let gpu = part.map_or(&device.part, |p| p.part.gpu()).clone();
+        *counts.entry((index, gpu)).or_default() += 1;
+    }
+    let one = |((index, gpu), count): (&(u32, PartId), &usize)| {
+        let many = if *count > 1 { format!(" ({count} devices)") } else { String::new() };
+        if *index == u32::MAX { format!("{gpu}{many}") } else { format!("GPU {index}{many}") }
+    };
+    let all: Vec<_> = counts.iter().map(one).collect();
+    match all.as_slice() {
+        [] => "no GPU".into(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}

@@ -1,0 +1,260 @@
+//! `/gpus`: what they are, how they fare, who holds them; cordon, uncordon, forget.
+
+use crate::failure::IntoFailure;
+use crate::resources::drain_tag;
+use crate::resources::gpu_view::View;
+use crate::state::State;
+use actix_web::http::header::ETAG;
+use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{Cordon, Gpu, GpuList};
+use berth_http::Failure;
+use berth_http::body;
+use berth_http::caller;
+use berth_http::etag;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
+use berth_kernel::refusal::Refusal;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+/// Longest reason of a cordon, bytes: it is shown in every list, and kept in a record of 16 KiB.
+pub(crate) const CORDON_REASON_BYTES_MAX: usize = 1024;
+
+/// Which GPUs. All that are given must hold.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Filter {
+    /// In this health: `healthy`, `degraded`, `unhealthy` or `vanished`.
+    #[param(example = "healthy")]
+    health: Option<String>,
+    /// In this drain state: `active`, `cordoned`, `draining` or `drained`.
+    #[param(example = "active")]
+    drain: Option<String>,
+}
+
+const HEALTHS: [&str; 4] = ["healthy", "degraded", "unhealthy", "vanished"];
+const DRAINS: [&str; 4] = ["active", "cordoned", "draining", "drained"];
+
+impl Filter {
+    fn check(&self) -> Result<(), Failure> {
+        for (key, given, known) in [("health", &self.health, HEALTHS), ("drain", &self.drain, DRAINS)] {
+            if let Some(word) = given.as_deref().filter(|word| !known.contains(word)) {
+                let rule = format!("{key}: one of {}, not {word:?}", known.join(", "));
+                return Err(Failure::new(Kind::Query, rule));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All GPUs at a glance
+///
+/// Each with its health, its drain state, and how many devices of which resource it has and how many of
+/// them are held. A node has so few that they come in one answer.
+#[utoipa::path(get, path = "/api/v1/gpus", tag = "gpus", operation_id = "listGpus", params(Filter),
+    responses(
+        (status = 200, description = "The GPUs, in the order of their index", body = GpuList),
+        (status = 400, description = "A malformed query, or an unknown key in it"),
+    ))]
+pub(crate) async fn list(
+    state: web::Data<State>,
+    request: HttpRequest,
+    filter: web::Query<Filter>,
+) -> Result<HttpResponse, Failure> {
+    filter.check()?;
+    let is = |wanted: &Option<String>, state: &str| wanted.as_deref().is_none_or(|wanted| wanted == state);
+    let mut items = View::of(&state).summaries();
+    items.retain(|gpu| is(&filter.health, &gpu.health.state) && is(&filter.drain, &gpu.drain.state));
+    etag::fresh(&request, &GpuList { items })
+}
+
+/// One GPU with its parts, devices and links
+///
+/// All that is known of it: its facts, its health with what came before, its drain state with the
+/// progress, each device with who holds it, and how near it sits to the other GPUs.
+#[utoipa::path(get, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "getGpu",
+    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    responses(
+        (status = 200, description = "The GPU", body = Gpu),
+        (status = 400, description = "No UUID"),
+        (status = 404, description = "No such GPU"),
+    ))]
+pub(crate) async fn show(
+    state: web::Data<State>,
+    request: HttpRequest,
+    path: web::Path<String>,
+) -> Result<HttpResponse, Failure> {
+    etag::fresh(&request, &shown(&state, &gpu_id(&state, &path)?)?)
+}
+
+/// Let a vanished GPU go
+///
+/// Its ids leave the kubelet's list with it. Refused while the GPU is there, while an allocation
+/// names it, and within a minute of its vanishing.
+#[utoipa::path(delete, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "forgetGpu",
+    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    responses(
+        (status = 204, description = "Let go"),
+        (status = 400, description = "No UUID"),
+        (status = 404, description = "No such GPU"),
+        (status = 409, description = "It is there, held, or vanished just now"),
+    ))]
+pub(crate) async fn forget(
+    state: web::Data<State>,
+    path: web::Path<String>,
+) -> Result<HttpResponse, Failure> {
+    let gpu = gpu_id(&state, &path)?;
+    state.door.forget(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
+    tracing::info!(%gpu, by = caller::name(), "a vanished GPU was removed from the list");
+    Ok(HttpResponse::NoContent().finish())
+}
+
+/// Grant nothing new on a GPU
+///
+/// Withdraws its free devices at once; what is held stays. Doing it twice changes nothing but
+/// the reason, where another one is given.
+#[utoipa::path(put, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "cordonGpu",
+    params(
+        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+    ),
+    request_body(content = Cordon, description = "Why; may be left out"),
+    responses(
+        (status = 200, description = "The GPU, cordoned", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
+        (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
+        (status = 404, description = "No such GPU"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 412, description = "Somebody turned its drain state meanwhile"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "An unknown key, or a reason that cannot be taken"),
+    ))]
+pub(crate) async fn cordon(
+    state: web::Data<State>,
+    path: web::Path<String>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, Failure> {
+    let gpu = gpu_id(&state, &path)?;
+    let Cordon { reason } = body::json_or_default(&request, payload).await?;
+    check_reason(&reason)?;
+    let _order = order(&state, &request, &gpu).await?;
+    let applied = state
+        .door
+        .cordon(gpu.clone(), caller::name(), reason.clone())
+        .await
+        .map_err(IntoFailure::into_failure)?;
+    if !applied.entry.changes.is_empty() {
+        tracing::info!(%gpu, by = caller::name(), reason, "a GPU was cordoned");
+    }
+    turned(&state, &gpu)
+}
+
+/// Let a GPU be granted again
+///
+/// Undoes a cordon or a drain at any point. Doing it twice changes nothing.
+#[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "uncordonGpu",
+    params(
+        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+    ),
+    responses(
+        (status = 200, description = "The GPU, active", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
+        (status = 400, description = "No UUID, or a malformed If-Match"),
+        (status = 404, description = "No such GPU"),
+        (status = 412, description = "Somebody turned its drain state meanwhile"),
+    ))]
+pub(crate) async fn uncordon(
+    state: web::Data<State>,
+    path: web::Path<String>,
+    request: HttpRequest,
+) -> Result<HttpResponse, Failure> {
+    let gpu = gpu_id(&state, &path)?;
+    let _order = order(&state, &request, &gpu).await?;
+    let applied = state.door.uncordon(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
+    if !applied.entry.changes.is_empty() {
+        tracing::info!(%gpu, by = caller::name(), "a GPU was uncordoned");
+    }
+    turned(&state, &gpu)
+}
+
+/// Whether a reason can be taken; the audit line gets it then.
+pub(crate) fn check_reason(reason: &str) -> Result<(), Failure> {
+    if reason.len() > CORDON_REASON_BYTES_MAX || reason.chars().any(char::is_control) {
+        let rule = format!("reason: at most {CORDON_REASON_BYTES_MAX} bytes, no control characters");
+        return Err(Failure::new(Kind::Invalid, rule));
+    }
+    caller::says_why(reason);
+    Ok(())
+}
+
+/// The GPU that a path names. An index is not taken, since it may be another GPU's from boot to boot and from
+/// look to order; whoever gave one is told whose it is now.
+pub(crate) fn gpu_id(state: &State, text: &str) -> Result<PartId, Failure> {
+    let gpu = PartId::parse(text).map_err(|error| Failure::new(Kind::Path, error))?;
+    no_index(&state.door.snapshot(), &gpu, |words| Failure::new(Kind::UnknownGpu, words))?;
+    Ok(gpu)
+}
+
+/// The GPU that `gpu` of a query names; an index is not taken there either. One that is not known has nothing
+/// to list, or a past.
+pub(crate) fn gpu_of_query(ledger: &Ledger, text: &str) -> Result<PartId, Failure> {
+    let bad = |words: String| Failure::new(Kind::Query, format!("gpu: {words}"));
+    let gpu = PartId::parse(text).map_err(|error| bad(error.to_string()))?;
+    no_index(ledger, &gpu, bad)?;
+    Ok(gpu)
+}
+
+fn no_index(ledger: &Ledger, gpu: &PartId, problem: impl Fn(String) -> Failure) -> Result<(), Failure> {
+    let index: u32 = match gpu.as_str().parse() {
+        Ok(index) if !ledger.gpus.contains_key(gpu) => index,
+        _ => return Ok(()),
+    };
+    let has_it = ledger.parts.values().filter(|p| p.part.gpu_index == index);
+    // A GPU that vanished keeps its index until it is forgotten; the one in its place is meant.
+    Err(match has_it.max_by_key(|p| p.present).map(|p| p.part.gpu()) {
+        Some(uuid) => problem(format!("{index} is an index; a GPU goes by its UUID here"))
+            .hint(format!("index {index} is {uuid} now; after a boot it may be another GPU")),
+        None => problem(format!("no GPU has the UUID or the index {index} on this node"))
+            .hint("GET /api/v1/gpus lists them with their UUIDs"),
+    })
+}
+
+/// A GPU's turn to be ordered something, if the request's condition holds. Whoever has it is the only
+/// one who turns drain states, so nothing comes between the look and the order.
+pub(crate) async fn order<'s>(
+    state: &'s State,
+    request: &HttpRequest,
+    gpu: &PartId,
+) -> Result<tokio::sync::MutexGuard<'s, ()>, Failure> {
+    let turn = state.orders.lock().await;
+    etag::check(request, &drain_tag(state, gpu)?)?;
+    Ok(turn)
+}
+
+pub(crate) fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> {
+    let ledger = state.door.snapshot();
+    let known = ledger
+        .gpus
+        .get(gpu)
+        .ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
+        .map_err(IntoFailure::into_failure)?;
+    Ok(drain_tag::of(&known.drain))
+}
+
+fn shown(state: &State, gpu: &PartId) -> Result<Gpu, Failure> {
+    let shown = View::of(state).gpu(gpu);
+    shown.ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }.into_failure())
+}
+
+/// A GPU after its drain state was turned.
+pub(crate) fn turned(state: &State, gpu: &PartId) -> Result<HttpResponse, Failure> {
+    let tag = drain_tag(state, gpu)?;
+    Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown(state, gpu)?))
+}
+
+pub(crate) fn answer(state: &State, gpu: &PartId) -> Result<HttpResponse, Failure> {
+    Ok(HttpResponse::Ok().json(shown(state, gpu)?))
+}

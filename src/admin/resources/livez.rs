@@ -1,0 +1,101 @@
+//! Whether the daemon lives: whether what has to move, moves.
+//!
+//! A daemon that does not live is ended by the kubelet and started again. So each check is of something
+//! that has an end of its own and came to none, and not of something that fails: a disk that is full, an
+//! NVML that answers with an error (it is opened anew with each look), a kubelet that is away are told by
+//! `/readyz`, and a restart would only take the node's resources away from its containers.
+
+use crate::state::State;
+use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{Alive, Check};
+use berth_core::admission::Door;
+use berth_core::figures::At;
+use berth_http::Failure;
+use berth_http::query::Probe;
+use berth_http::sight;
+use std::time::Duration;
+
+/// Whether the daemon lives
+///
+/// It lives while the writer of its ledger takes turns, the policy thread comes back from what it is
+/// asked, looks at the GPUs are begun and end, the runtime that answers the kubelet runs, and every registered
+/// resource has the stream on which the kubelet watches it. What fails and is tried again is a matter of
+/// `/readyz`. Over TLS from another machine the details are for whoever may read.
+#[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()), params(Probe),
+    responses(
+        (status = 200, description = "It lives", body = Alive),
+        (status = 400, description = "A malformed query, or an unknown key in it"),
+        (status = 503, description = "It does not; says why: restart it"),
+    ))]
+pub(crate) async fn livez(
+    state: web::Data<State>,
+    request: HttpRequest,
+    _probe: web::Query<Probe>,
+) -> Result<HttpResponse, Failure> {
+    let checks = sight::shown(&request, checks(&state.door));
+    if checks.iter().all(|check| check.ok) {
+        return Ok(HttpResponse::Ok().json(Alive { alive: true, checks }));
+    }
+    Err(Failure::new(Kind::NotAlive, sight::why(&checks)).checks(checks))
+}
+
+/// What life is held against.
+pub(crate) fn checks(door: &Door) -> Vec<Check> {
+    let figures = door.figures();
+    let limits = figures.limits();
+    let check = |name: &str, trouble: Option<String>, note: Option<String>| Check {
+        name: name.into(),
+        ok: trouble.is_none(),
+        detail: trouble.or(note),
+    };
+    // The keeper owns the sending half, so an error means that its thread has ended.
+    let ended = door.watch().has_changed().is_err();
+    let ended = ended.then(|| "the thread that owns the ledger has ended".to_owned());
+    let silent = figures.keeper.beat.silent_for().filter(|silent| *silent > limits.keeper);
+    let silent = silent
+        .map(|silent| format!("the thread that owns the ledger has taken no turn for {}", seconds(silent)));
+    let stuck = figures.policies.busy_for().filter(|busy| *busy > limits.policies);
+    let stuck = stuck.map(|busy| format!("the policy thread is at one question for {}", seconds(busy)));
+    let hangs = figures.gpus.beat.busy_for().filter(|busy| *busy > limits.look);
+    let hangs =
+        hangs.map(|busy| format!("a look at the GPUs hangs for {}: NVML does not answer", seconds(busy)));
+    let unbegun = figures.gpus.every().and_then(|every| {
+        let silent = figures.gpus.beat.silent_for().filter(|silent| *silent > every + limits.look)?;
+        Some(format!(
+            "no look at the GPUs was begun for {}: the thread that takes them has ended",
+            seconds(silent)
+        ))
+    });
+    let quiet = figures.front.silent_for().filter(|silent| *silent > limits.front);
+    let quiet = quiet.map(|silent| {
+        format!("the runtime that answers the kubelet gave no sign of life for {}", seconds(silent))
+    });
+    let fails = figures.gpus.trouble().map(|why| format!("the last look at the GPUs failed: {why}"));
+    vec![
+        check("keeper", ended.or(silent), None),
+        check("policies", stuck, None),
+        check("looks", hangs.or(unbegun), fails),
+        check("kubelet", quiet, None),
+        check("streams", unwatched(door, limits.stream), None),
+    ]
+}
+
+/// Resources that count as registered while nobody watches them.
+fn unwatched(door: &Door, limit: Duration) -> Option<String> {
+    let standings = door.figures().kubelet.standings();
+    let unwatched: Vec<&str> = standings
+        .iter()
+        .filter(|(_, standing)| standing.at == Some(At::Registered) && standing.streams == 0)
+        .filter(|(_, standing)| standing.since.elapsed() > limit)
+        .map(|(resource, _)| resource.as_str())
+        .collect();
+    let words = || {
+        format!("registered, but no stream is open on which the kubelet watches: {}", unwatched.join(", "))
+    };
+    (!unwatched.is_empty()).then(words)
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.0} s", time.as_secs_f64())
+}

@@ -1,0 +1,305 @@
+//! `/policies`: upload, list, fetch and delete versions of policies.
+
+use crate::failure::IntoFailure;
+use crate::resources::author;
+use crate::state::State;
+use actix_web::body::SizedStream;
+use actix_web::http::header::{CONTENT_DISPOSITION, CONTENT_ENCODING, LOCATION};
+use actix_web::http::{Method, StatusCode};
+use actix_web::{HttpRequest, HttpResponse, web};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use berth_api::Kind;
+use berth_api::{Policy, PolicyDetail, PolicyList, Word};
+use berth_core::admission::{DeleteError, Upload};
+use berth_http::Failure;
+use berth_http::body;
+use berth_http::caller;
+use berth_http::response_budget::Weight;
+use berth_http::route::IDENTITY;
+use berth_http::{etag, paging};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::Digest;
+use berth_kernel::policy::{PolicyVersion, VERSIONS_MAX};
+use berth_kernel::ports::InstallError;
+use berth_kernel::refusal::Refusal;
+use berth_kernel::trust::Signature;
+use futures_util::stream;
+use serde::Deserialize;
+use std::cmp::Reverse;
+use std::convert::Infallible;
+use utoipa::IntoParams;
+
+/// The header that a signature comes in.
+const SIGNATURE: &str = "berth-signature";
+
+/// What an answer with a module weighs, KiB: a piece of 64 that is being sent, and what the HTTP library and the
+/// system's allocator take beside it.
+const MODULE_WEIGHT: Weight = Weight::kib(128);
+
+/// Most versions in one answer, and as many where the caller does not say: all that a node keeps of
+/// uploads, and as many that came with the daemon; each has some 0.5 KiB.
+const VERSIONS_LISTED_MAX: usize = 2 * VERSIONS_MAX;
+
+/// Which versions. All that are given must hold.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Filter {
+    /// Of the policy of this name.
+    #[param(example = "timeslice")]
+    name: Option<String>,
+    /// Whether it came with the daemon.
+    #[param(example = true)]
+    shipped: Option<bool>,
+    /// Whether it is in the active stack.
+    #[param(example = true)]
+    active: Option<bool>,
+    /// Most items; 512 if not given, which is the most.
+    #[param(minimum = 1, maximum = 512, example = 100)]
+    limit: Option<usize>,
+    /// Only those that follow: `next` of the answer before, with the same filter.
+    #[param(
+        example = "timeslice.1770092645000.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    )]
+    cursor: Option<String>,
+}
+
+/// What the list is sorted by. The digest tells versions apart that came in the same moment.
+type Key = (String, Reverse<u64>, Digest);
+
+fn key(version: &PolicyVersion) -> Key {
+    (version.name.clone(), Reverse(version.since_wall_ms), version.digest.clone())
+}
+
+fn parse_cursor(text: &str) -> Result<Key, Failure> {
+    let mut words = text.split('.');
+    let key = (|| {
+        let (name, since, digest) = (words.next()?, words.next()?, words.next()?);
+        Some((name.to_owned(), Reverse(since.parse().ok()?), Digest::parse(digest).ok()?))
+    })();
+    key.filter(|_| words.next().is_none()).ok_or_else(|| paging::malformed(text))
+}
+
+/// Versions of policies that this node knows
+///
+/// Those that came with the daemon and those that were uploaded, each with the hooks that it wants to be
+/// asked. A page at a time: `next` of one answer is the `cursor` of the following request.
+#[utoipa::path(get, path = "/api/v1/policies", tag = "policies", operation_id = "listPolicies", params(Filter),
+    responses(
+        (status = 200, description = "By name, newest first", body = PolicyList),
+        (status = 400, description = "A malformed query, or an unknown key in it"),
+    ))]
+pub(crate) async fn list(
+    state: web::Data<State>,
+    request: HttpRequest,
+    filter: web::Query<Filter>,
+) -> Result<HttpResponse, Failure> {
+    let limit = paging::limit(filter.limit, VERSIONS_LISTED_MAX, VERSIONS_LISTED_MAX)?;
+    let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
+    let ledger = state.door.snapshot();
+    let mut versions: Vec<_> = ledger.policies.values().map(AsRef::as_ref).collect();
+    versions.sort_by_cached_key(|version| key(version));
+    let (versions, next) = paging::page(
+        versions
+            .into_iter()
+            .filter(|version: &&PolicyVersion| {
+                let active = || ledger.stack.entries.iter().any(|entry| entry.digest == version.digest);
+                filter.name.as_ref().is_none_or(|name| *name == version.name)
+                    && filter.shipped.is_none_or(|shipped| shipped == version.shipped)
+                    && filter.active.is_none_or(|wanted| wanted == active())
+            })
+            .collect(),
+        after.as_ref(),
+        limit,
+        |version| key(version),
+    );
+    let items = versions.into_iter().map(|version| Policy::of(&ledger, version)).collect();
+    let next = next.map(|(name, Reverse(since), digest)| format!("{name}.{since}.{digest}"));
+    etag::fresh(&request, &PolicyList { items, next })
+}
+
+/// Upload a policy
+///
+/// A WebAssembly component of the world `berth:policy`, or a core module that becomes one. It is checked, compiled in
+/// a limited child process, asked what it is, and kept under its digest. It decides nothing until a stack names it.
+/// Uploading is idempotent: the same bytes again change nothing (200 instead of 201), except that they may bring a
+/// signature. Two callers may upload at a time, each one policy. If the configuration has `trustedKeys`, one of them
+/// must have signed the body, byte by byte; otherwise the answer is 403, and nothing is compiled.
+#[utoipa::path(post, path = "/api/v1/policies", tag = "policies", operation_id = "uploadPolicy",
+    params(Word, ("Berth-Signature" = Option<String>, Header, description = "Ed25519 signature over the body, 64 bytes in base64", example = "O7Eu2jwpjbXeJVl/VNkk8uF+eKJq2JU+2CGO5oLwu76QIeLzAJ0VLJEb8fJexoOpAnFBZnZ6+9jlvQ+wEk7Lig==")),
+    request_body(content = Vec<u8>, content_type = "application/wasm", description = "The component, at most 32 MiB"),
+    responses(
+        (status = 200, description = "Known already", body = PolicyDetail),
+        (status = 201, description = "Taken", body = PolicyDetail, headers(("Location" = String, description = "Where it is"))),
+        (status = 400, description = "The body ended early, a malformed header, or an unknown key in the query"),
+        (status = 403, description = "Keys are trusted and none of them signed it, or a core module is signed"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 409, description = "The node keeps as many versions as it may"),
+        (status = 413, description = "Over 32 MiB"),
+        (status = 415, description = "The body is not application/wasm"),
+        (status = 422, description = "Not a policy, or too costly to compile"),
+    ))]
+pub(crate) async fn upload(
+    state: web::Data<State>,
+    request: HttpRequest,
+    said: web::Query<Word>,
+    payload: web::Payload,
+) -> Result<HttpResponse, Failure> {
+    let Word { by, reason } = said.into_inner();
+    let by = author::checked(by, &reason)?;
+    let signature = signature(&request)?;
+    let _permit = state.upload_permits.take()?;
+    let module = body::module(&request, payload).await?;
+    let before = state.door.snapshot();
+    let upload = Upload { module, signature, by, why: reason };
+    let version = state.door.upload(upload).await.map_err(IntoFailure::into_failure)?;
+    let new = !before.policies.contains_key(&version.digest);
+    if new {
+        tracing::info!(
+            policy = version.label(),
+            version = version.version,
+            by = version.origin.by,
+            why = version.origin.why,
+            signed_by = version.origin.signed_by,
+            "a policy was uploaded"
+        );
+    }
+    let shown = PolicyDetail::of(&state.door.snapshot(), &version);
+    let mut response = HttpResponse::build(if new { StatusCode::CREATED } else { StatusCode::OK });
+    if new {
+        response.insert_header((LOCATION, format!("/api/v1/policies/{}", version.digest)));
+    }
+    Ok(response.json(shown))
+}
+
+/// One version of a policy
+///
+/// What it says of itself, who uploaded it and why, and the schema of its parameters. Its ETag changes
+/// when it is signed, or enters or leaves the active stack.
+#[utoipa::path(get, path = "/api/v1/policies/{digest}", tag = "policies", operation_id = "getPolicy",
+    params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
+    responses(
+        (status = 200, description = "The version", body = PolicyDetail, headers(("ETag" = String, description = "For If-None-Match, and for If-Match when it is deleted"))),
+        (status = 400, description = "No digest"),
+        (status = 404, description = "No such version"),
+    ))]
+pub(crate) async fn show(
+    state: web::Data<State>,
+    request: HttpRequest,
+    path: web::Path<String>,
+) -> Result<HttpResponse, Failure> {
+    let digest = digest(&path)?;
+    let ledger = state.door.snapshot();
+    let version = ledger
+        .policies
+        .get(&digest)
+        .ok_or(Refusal::UnknownPolicy { digest })
+        .map_err(IntoFailure::into_failure)?;
+    etag::revised(&request, &PolicyDetail::of(&ledger, version))
+}
+
+/// The bytes of a policy
+///
+/// As they were uploaded; their sha256 is the digest. They are never compressed. Where the connection ends before
+/// all of `Content-Length` came, they changed on the disk meanwhile, or the daemon stopped.
+#[utoipa::path(get, path = "/api/v1/policies/{digest}/module", tag = "policies", operation_id = "getPolicyModule",
+    params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
+    responses(
+        (status = 200, description = "The component as it was uploaded", body = Vec<u8>, content_type = "application/wasm"),
+        (status = 400, description = "No digest"),
+        (status = 404, description = "No such version"),
+        (status = 410, description = "Its files are gone or changed: upload it again"),
+    ))]
+pub(crate) async fn module(
+    state: web::Data<State>,
+    request: HttpRequest,
+    path: web::Path<String>,
+) -> Result<HttpResponse, Failure> {
+    let digest = digest(&path)?;
+    let ledger = state.door.snapshot();
+    let version = ledger
+        .policies
+        .get(&digest)
+        .ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })
+        .map_err(IntoFailure::into_failure)?;
+    // The name is a DNS label, so it needs no quoting.
+    let file = format!("attachment; filename=\"{}-{}.wasm\"", version.name, digest.short());
+    let pieces = state.door.module(digest).await.map_err(IntoFailure::into_failure)?;
+    let bytes = pieces.bytes();
+    let mut response = HttpResponse::Ok();
+    // Compressed, each of those who ask at once would cost a compressor and have no Content-Length.
+    response.insert_header((CONTENT_ENCODING, IDENTITY));
+    response.content_type(body::WASM).insert_header((CONTENT_DISPOSITION, file));
+    if request.method() == Method::HEAD {
+        let none = stream::empty::<Result<web::Bytes, Infallible>>();
+        let mut response = response.body(SizedStream::new(bytes, none));
+        response.extensions_mut().insert(Weight::NONE);
+        return Ok(response);
+    }
+    // A piece is read when the one before it was taken.
+    let pieces = stream::try_unfold(pieces, |pieces| async move {
+        Ok::<_, InstallError>(pieces.next().await?.map(|(piece, left)| (web::Bytes::from(piece), left)))
+    });
+    let mut response = response.body(SizedStream::new(bytes, Box::pin(pieces)));
+    response.extensions_mut().insert(MODULE_WEIGHT);
+    Ok(response)
+}
+
+/// Delete a version of a policy
+///
+/// Its bytes and its compiled form go. The active stack, shadows and what came with the daemon are safe
+/// from it; a past stack that names it can no longer be rolled back to.
+#[utoipa::path(delete, path = "/api/v1/policies/{digest}", tag = "policies", operation_id = "deletePolicy",
+    params(
+        ("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"),
+        ("If-Match" = Option<String>, Header, description = "Only if it is still what GET answered with this ETag", example = "\"5d41402abc4b2a76\""),
+    ),
+    responses(
+        (status = 204, description = "Deleted"),
+        (status = 400, description = "No digest, or a malformed If-Match"),
+        (status = 404, description = "No such version"),
+        (status = 409, description = "It is in the active stack, is asked as a shadow, or came with the daemon"),
+        (status = 412, description = "It was signed or activated meanwhile"),
+        (status = 503, description = "Policies are being uploaded, compiled or tried, perhaps this one"),
+    ))]
+pub(crate) async fn delete(
+    state: web::Data<State>,
+    path: web::Path<String>,
+    request: HttpRequest,
+) -> Result<HttpResponse, Failure> {
+    let digest = digest(&path)?;
+    let condition = etag::if_match(&request)?;
+    let of = digest.clone();
+    let still = move |ledger: &Ledger| {
+        let now = ledger.policies.get(&of).map(|version| etag::of(&PolicyDetail::of(ledger, version)));
+        // One that is not there is refused as such.
+        now.is_none_or(|tag| tag.is_ok_and(|tag| condition.names(&tag)))
+    };
+    // Before others are waited for; and once more when nobody can change it any more.
+    if !still(&state.door.snapshot()) {
+        return Err(DeleteError::Changed.into_failure());
+    }
+    state.door.delete_policy(digest.clone(), Box::new(still)).await.map_err(IntoFailure::into_failure)?;
+    tracing::info!(policy = digest.short(), by = caller::name(), "a policy was deleted");
+    Ok(HttpResponse::NoContent().finish())
+}
+
+fn digest(text: &str) -> Result<Digest, Failure> {
+    Digest::parse(text).map_err(|error| Failure::new(Kind::Path, error))
+}
+
+fn signature(request: &HttpRequest) -> Result<Option<Signature>, Failure> {
+    let mut given = request.headers().get_all(SIGNATURE);
+    let (Some(first), second) = (given.next(), given.next()) else {
+        return Ok(None);
+    };
+    let bytes = first.to_str().ok().and_then(|text| BASE64.decode(text.trim()).ok());
+    match bytes.and_then(|bytes| <[u8; 64]>::try_from(bytes).ok()).filter(|_| second.is_none()) {
+        Some(bytes) => Ok(Some(Signature(bytes))),
+        None => Err(Failure::new(
+            Kind::Header,
+            "Berth-Signature: one Ed25519 signature, which is 64 bytes, in base64",
+        )),
+    }
+}

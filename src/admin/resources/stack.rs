@@ -1,0 +1,154 @@
+//! `/stack`: which policies are asked; activate another one, or go back to the file's.
+
+use crate::failure::IntoFailure;
+use crate::resources::author;
+use crate::resources::call_records;
+use crate::resources::stack_entries;
+use crate::state::State;
+use actix_web::http::header::ETAG;
+use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{FileStack, NewStack, Stack, StackEntry, Word, rfc3339};
+use berth_http::Failure;
+use berth_http::body;
+use berth_http::etag;
+use berth_kernel::command;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::refusal::Refusal;
+use berth_kernel::stack as kernel;
+
+/// The active stack
+///
+/// Its policies in the order in which they are asked, what each may do and how it fares, and the stack
+/// of the configuration file beside it.
+#[utoipa::path(get, path = "/api/v1/stack", tag = "stack", operation_id = "getStack",
+    responses((status = 200, description = "The stack; its revision is the ETag", body = Stack,
+        headers(("ETag" = String, description = "The revision, for If-Match")))))]
+pub(crate) async fn show(state: web::Data<State>) -> HttpResponse {
+    answer(&state, &state.door.snapshot())
+}
+
+/// Activate a stack
+///
+/// Every policy of it is asked what this node offers, and its answer is checked; only then is the
+/// whole stack swapped in. If one fails, nothing changes. It is kept over restarts and wins over
+/// the configuration file's stack until `DELETE /api/v1/stack/override`. What is held stays as it is.
+#[utoipa::path(put, path = "/api/v1/stack", tag = "stack", operation_id = "activateStack",
+    params(("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+    request_body(content = NewStack),
+    responses(
+        (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
+        (status = 400, description = "No JSON, or a malformed If-Match"),
+        (status = 403, description = "No trusted key signed a version of it"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 412, description = "Somebody activated another stack meanwhile"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "An entry cannot be used, or its policy fails on this node"),
+    ))]
+pub(crate) async fn activate(
+    state: web::Data<State>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, Failure> {
+    let expected = if_match(&request, &state.door.snapshot())?;
+    let NewStack { entries, by, reason } = body::json(&request, payload).await?;
+    let stack = command::NewStack {
+        from_api: true,
+        by: author::checked(by, &reason)?,
+        why: reason,
+        entries: stack_entries::resolve(&state.door.snapshot(), entries)?,
+    };
+    swap(&state, stack, expected).await
+}
+
+/// Go back to the configuration file's stack
+///
+/// Where no stack was activated through this API, nothing changes.
+#[utoipa::path(delete, path = "/api/v1/stack/override", tag = "stack", operation_id = "resetStack",
+    params(Word, ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+    responses(
+        (status = 200, description = "The file's stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
+        (status = 400, description = "A malformed If-Match, or an unknown key in the query"),
+        (status = 403, description = "No trusted key signed a version of it"),
+        (status = 409, description = "The file's stack cannot be used; says why"),
+        (status = 412, description = "Somebody activated another stack meanwhile"),
+        (status = 422, description = "A policy of the file's stack fails on this node, or a value cannot be taken"),
+    ))]
+pub(crate) async fn reset(
+    state: web::Data<State>,
+    request: HttpRequest,
+    said: web::Query<Word>,
+) -> Result<HttpResponse, Failure> {
+    let expected = if_match(&request, &state.door.snapshot())?;
+    let Word { by, reason } = said.into_inner();
+    let by = author::checked(by, &reason)?;
+    let ledger = state.door.snapshot();
+    if !ledger.stack.from_api {
+        return Ok(answer(&state, &ledger));
+    }
+    let file = (state.facts)().file_stack;
+    if let Some(trouble) = file.trouble {
+        return Err(Failure::new(
+            Kind::State,
+            format!("the configuration file's stack cannot be used: {trouble}"),
+        )
+        .hint("mend the file's stack; the active one stays as it is"));
+    }
+    let stack = command::NewStack { from_api: false, by, why: reason, entries: file.entries };
+    swap(&state, stack, expected).await
+}
+
+pub(crate) async fn swap(
+    state: &State,
+    stack: command::NewStack,
+    expected: Option<u64>,
+) -> Result<HttpResponse, Failure> {
+    let ledger = state.door.activate(stack, expected).await.map_err(IntoFailure::into_failure)?;
+    let labels: Vec<_> = ledger.stack.entries.iter().map(kernel::StackEntry::label).collect();
+    tracing::info!(
+        revision = ledger.stack.revision,
+        stack = labels.join(" "),
+        by = ledger.stack.by,
+        why = ledger.stack.why,
+        "a stack was activated"
+    );
+    Ok(answer(state, &ledger))
+}
+
+/// The revision that the active stack must still have; `None` where any will do.
+pub(crate) fn if_match(request: &HttpRequest, ledger: &Ledger) -> Result<Option<u64>, Failure> {
+    let condition = etag::if_match(request)?;
+    let revision = ledger.stack.revision;
+    match condition.names(&format!("\"{revision}\"")) {
+        _ if condition.is_any() => Ok(None),
+        true => Ok(Some(revision)),
+        false => Err(Refusal::StackMoved { revision }.into_failure()),
+    }
+}
+
+pub(crate) fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
+    let stack = &ledger.stack;
+    let version = |e: &kernel::StackEntry| ledger.policies.get(&e.digest).map(|v| v.version.clone());
+    let entries = stack.entries.iter().enumerate();
+    let file = (state.facts)().file_stack;
+    let shown = Stack {
+        revision: stack.revision,
+        source: if stack.from_api { "api" } else { "file" }.into(),
+        by: stack.by.clone(),
+        why: (!stack.why.is_empty()).then(|| stack.why.clone()),
+        since: (stack.since_wall_ms > 0).then(|| rfc3339(stack.since_wall_ms)),
+        entries: entries
+            .map(|(place, e)| {
+                StackEntry::of(e, version(e), Some(call_records::record(&state.door.record(place, e))))
+            })
+            .collect(),
+        warnings: state.door.offer_notes().of_activation(),
+        file_stack: FileStack {
+            shadowed: stack.from_api,
+            trouble: file.trouble,
+            entries: file.entries.iter().map(|e| StackEntry::of(e, version(e), None)).collect(),
+        },
+    };
+    HttpResponse::Ok().insert_header((ETAG, format!("\"{}\"", stack.revision))).json(shown)
+}

@@ -1,0 +1,261 @@
+//! From a stack as it is sent to entries that the kernel takes: names become versions, and every
+//! limit is held before anything is asked.
+
+use berth_api::Kind;
+use berth_api::{NewStackEntry, Permissions};
+use berth_http::Failure;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::RESOURCE_BYTES_MAX;
+use berth_kernel::offer::SHARES_PER_PART_MAX;
+use berth_kernel::policy::{
+    ENVIRONMENT_KEY_BYTES_MAX, PARAMETERS_BYTES_MAX, PolicyVersion, STACK_ENTRIES_MAX,
+};
+use berth_kernel::stack::StackEntry;
+use std::sync::Arc;
+
+/// Most patterns in one list of permissions: an entry is one record of at most 16 KiB, of which
+/// parameters may take 6 KiB twice over.
+pub(crate) const PATTERNS_MAX: usize = 16;
+/// Most bytes of all patterns of an entry together, for the same reason.
+pub(crate) const PATTERNS_BYTES_MAX: usize = 3 * 1024;
+
+/// The entries with their versions.
+///
+/// # Errors
+/// [`Kind::Invalid`], naming the entry and the rule.
+pub(crate) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Vec<StackEntry>, Failure> {
+    if entries.len() > STACK_ENTRIES_MAX {
+        let rule = format!("entries: {} of them; at most {STACK_ENTRIES_MAX} are taken", entries.len());
+        return Err(Failure::new(Kind::Invalid, rule));
+    }
+    let numbered = entries.into_iter().enumerate();
+    numbered
+        .map(|(place, entry)| {
+            let bad = |rule: String| Failure::new(Kind::Invalid, format!("entries[{place}]: {rule}"));
+            let version =
+                resolve_version(ledger, &entry.policy, entry.digest.as_deref()).map_err(|rule| {
+                    bad(rule.to_string()).hint("GET /api/v1/policies lists what this node knows")
+                })?;
+            check_permissions(&entry.permissions).map_err(bad)?;
+            let parameters = serde_json::Value::Object(entry.parameters).to_string();
+            if parameters.len() > PARAMETERS_BYTES_MAX {
+                let rule = format!("parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}", parameters.len());
+                return Err(bad(rule));
+            }
+            Ok(StackEntry {
+                name: version.name.clone(),
+                digest: version.digest.clone(),
+                parameters,
+                permissions: entry.permissions.into(),
+                on_fault: entry.on_fault.into(),
+            })
+        })
+        .collect()
+}
+
+/// Why a name means no version, in words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoVersion {
+    /// This node knows none; it may be uploaded.
+    #[error("{0}")]
+    NotHere(String),
+    /// It can mean none, or several, or another policy's.
+    #[error("{0}")]
+    Wrong(String),
+}
+
+/// The beginning of a digest that names a version: what tables print.
+const DIGEST_PREFIX_MIN: usize = 12;
+
+/// Which version a name means: the one whose digest this is or begins with; without one the newest
+/// that came with the daemon, else the only one. `name` may be `name@` and the digest instead.
+///
+/// # Errors
+/// In words: no such version, another name, a digest in both places, or several to choose from.
+pub fn resolve_version(
+    ledger: &Ledger,
+    name: &str,
+    digest: Option<&str>,
+) -> Result<Arc<PolicyVersion>, NoVersion> {
+    let (name, digest) = match (name.split_once('@'), digest) {
+        (None, digest) => (name, digest),
+        (Some((name, inside)), None) => (name, Some(inside)),
+        (Some((name, _)), Some(_)) => {
+            let name: String = name.chars().take(80).collect();
+            let rule = format!("policy {name} has a digest behind `@` and in `digest`: give it in one place");
+            return Err(NoVersion::Wrong(rule));
+        }
+    };
+    if let Some(text) = digest {
+        let hex = text.strip_prefix("sha256:").unwrap_or(text);
+        let well_formed =
+            (DIGEST_PREFIX_MIN..=64).contains(&hex.len()) && hex.bytes().all(|b| b.is_ascii_hexdigit());
+        if !well_formed {
+            let given: String = text.chars().take(80).collect();
+            let rule = format!("{given:?} is no digest: {DIGEST_PREFIX_MIN} to 64 lower-case hex digits");
+            return Err(NoVersion::Wrong(rule));
+        }
+        let mut hits = ledger.policies.values().filter(|v| v.digest.as_str().starts_with(hex));
+        return match (hits.next(), hits.next()) {
+            (None, _) => Err(NoVersion::NotHere(format!(
+                "this node knows no policy with digest {hex}: upload it first"
+            ))),
+            (Some(_), Some(_)) => {
+                Err(NoVersion::Wrong(format!("several policies have a digest that begins with {hex}")))
+            }
+            (Some(version), None) if version.name != name => Err(NoVersion::Wrong(format!(
+                "digest {} is of policy {}, not {name}",
+                version.digest.short(),
+                version.name
+            ))),
+            (Some(version), None) => Ok(Arc::clone(version)),
+        };
+    }
+    let named = || ledger.policies.values().filter(|v| v.name == name);
+    // Of two first seen together any order will do, as long as it is always the same.
+    let age = |v: &&Arc<PolicyVersion>| (v.since_wall_ms, v.digest.clone());
+    if let Some(version) = named().filter(|v| v.shipped).max_by_key(age) {
+        return Ok(Arc::clone(version));
+    }
+    let mut uploaded = named();
+    match (uploaded.next(), uploaded.next()) {
+        (None, _) => {
+            let mut known: Vec<&str> = ledger.policies.values().map(|v| v.name.as_str()).collect();
+            known.sort_unstable();
+            known.dedup();
+            let meant = berth_files::yaml::nearest(name, known.iter().copied());
+            let meant = meant.map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"));
+            let (name, known) = (name.chars().take(80).collect::<String>(), known.join(", "));
+            Err(NoVersion::NotHere(format!(
+                "this node knows no policy {name:?}: upload it first; it knows {known}{meant}"
+            )))
+        }
+        (Some(only), None) => Ok(Arc::clone(only)),
+        (Some(_), Some(_)) => {
+            let mut all: Vec<_> = named().collect();
+            all.sort_unstable_by_key(|v| std::cmp::Reverse(age(v)));
+            let marked = |(place, version): (usize, &&Arc<PolicyVersion>)| {
+                let active = ledger.stack.entries.iter().any(|entry| entry.digest == version.digest);
+                let marks = [(place == 0).then_some("newest"), active.then_some("active")];
+                let marks: Vec<_> = marks.into_iter().flatten().collect();
+                let marks = if marks.is_empty() { String::new() } else { format!(" ({})", marks.join(", ")) };
+                format!("{}{marks}", version.digest.short())
+            };
+            let digests: Vec<_> = all.iter().enumerate().map(marked).collect();
+            Err(NoVersion::Wrong(format!(
+                "policy {name} has several versions, so say which: {}; write {name}@DIGEST, or `digest:` in a stack file",
+                digests.join(", ")
+            )))
+        }
+    }
+}
+
+pub(crate) fn check_permissions(permissions: &Permissions) -> Result<(), String> {
+    if !(1..=SHARES_PER_PART_MAX).contains(&permissions.share_max) {
+        return Err(format!(
+            "permissions.shareMax: 1 to {SHARES_PER_PART_MAX}, not {}",
+            permissions.share_max
+        ));
+    }
+    for (list, name, longest) in [
+        (&permissions.resources, "resources", RESOURCE_BYTES_MAX),
+        (&permissions.environment, "environment", ENVIRONMENT_KEY_BYTES_MAX),
+    ] {
+        if list.len() > PATTERNS_MAX {
+            return Err(format!("permissions.{name}: at most {PATTERNS_MAX} patterns"));
+        }
+        let pattern_fits = |p: &String| {
+            let text = p.strip_suffix('*').unwrap_or(p);
+            !p.is_empty()
+                && text.len() <= longest
+                && !text.contains('*')
+                && text.bytes().all(|b| b.is_ascii_graphic())
+        };
+        if let Some(bad) = list.iter().find(|p| !pattern_fits(p)) {
+            let shown: String = bad.chars().take(80).collect();
+            return Err(format!(
+                "permissions.{name}: {shown:?} is no name, exact or ending in `*`, of at most {longest} bytes"
+            ));
+        }
+    }
+    let lists = permissions.resources.iter().chain(&permissions.environment);
+    let bytes: usize = lists.map(String::len).sum();
+    if bytes > PATTERNS_BYTES_MAX {
+        return Err(format!("permissions: {bytes} bytes of patterns; at most {PATTERNS_BYTES_MAX}"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_api::OnFault;
+    use berth_kernel::names::Digest;
+    use berth_kernel::stack::Stack;
+
+    /// Versions as (name, first digit of the digest, shipped, since).
+    fn node(versions: &[(&str, char, bool, u64)]) -> Ledger {
+        let version = |(name, digit, shipped, since): &(&str, char, bool, u64)| {
+            let digest = Digest::parse(&digit.to_string().repeat(64)).unwrap();
+            let version = PolicyVersion {
+                name: (*name).into(),
+                version: "1.0.0".into(),
+                summary: String::new(),
+                hooks: Vec::new(),
+                parameters_schema: "{}".into(),
+                artifact: digest.clone(),
+                digest: digest.clone(),
+                bytes: 1,
+                shipped: *shipped,
+                since_wall_ms: *since,
+                origin: berth_kernel::trust::Origin::default(),
+            };
+            (digest, Arc::new(version))
+        };
+        Ledger { policies: Arc::new(versions.iter().map(version).collect()), ..Ledger::default() }
+    }
+
+    #[test]
+    fn a_name_means_what_this_release_ships_and_a_digest_means_itself() {
+        // After an upgrade: `a` was shipped by the last release, `b` is by this one, `c` uploaded later.
+        let node = node(&[("mixed", 'a', false, 1), ("mixed", 'b', true, 2), ("mixed", 'c', false, 3)]);
+        let named = |digest: Option<&str>| {
+            resolve_version(&node, "mixed", digest).map(|v| v.digest.as_str()[..1].to_owned())
+        };
+        assert_eq!(named(None).unwrap(), "b");
+        assert_eq!(named(Some(&"a".repeat(64))).unwrap(), "a");
+        assert_eq!(named(Some(&format!("sha256:{}", "c".repeat(12)))).unwrap(), "c");
+        assert!(named(Some(&"d".repeat(64))).unwrap_err().to_string().contains("upload it first"));
+    }
+
+    #[test]
+    fn of_several_uploaded_versions_a_name_means_none() {
+        let node = node(&[("own", 'a', false, 1), ("own", 'b', false, 2), ("other", 'c', false, 3)]);
+        let several = resolve_version(&node, "own", None).unwrap_err().to_string();
+        assert!(several.contains("bbbbbbbbbbbb (newest), aaaaaaaaaaaa; write own@DIGEST"), "{several}");
+        let active = StackEntry {
+            name: "own".into(),
+            digest: Digest::parse(&"a".repeat(64)).unwrap(),
+            parameters: "{}".into(),
+            permissions: Permissions::default().into(),
+            on_fault: OnFault::default().into(),
+        };
+        let stack = Arc::new(Stack { entries: vec![active], ..Stack::clone(&node.stack) });
+        let node = Ledger { stack, ..node };
+        let several = resolve_version(&node, "own", None).unwrap_err().to_string();
+        assert!(several.contains("bbbbbbbbbbbb (newest), aaaaaaaaaaaa (active);"), "{several}");
+        assert!(resolve_version(&node, "other", None).is_ok());
+        let at = resolve_version(&node, "own@aaaaaaaaaaaa", None).unwrap();
+        assert_eq!((at.name.as_str(), at.digest.short()), ("own", "aaaaaaaaaaaa"));
+        for (name, digest, says) in [
+            ("own@aaaaaaaaaaaa", Some("bbbbbbbbbbbb"), "in one place"),
+            ("own@a", None, "is no digest"),
+            ("other@aaaaaaaaaaaa", None, "is of policy own, not other"),
+        ] {
+            let said = resolve_version(&node, name, digest).unwrap_err().to_string();
+            assert!(said.contains(says), "{name}: {said}");
+        }
+        let none = resolve_version(&node, "mixed", None).unwrap_err().to_string();
+        assert!(none.contains("it knows other, own"), "{none}");
+    }
+}

@@ -1,0 +1,117 @@
+//! `/stack/history`, `/stack/rollback` and `/stack/entries/{place}/suspension`: what was active, the
+//! way back, and a policy that is to be asked again.
+
+use crate::failure::IntoFailure;
+use crate::resources::author;
+use crate::resources::stack::{answer, if_match, swap};
+use crate::state::State;
+use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{Activation, ActivationList, Rollback, Stack, gone};
+use berth_http::Failure;
+use berth_http::body;
+use berth_http::etag;
+use berth_kernel::command;
+
+/// The newest activations
+///
+/// The active stack and up to 15 before it, with who activated each, when and why. They outlive a
+/// restart. A version that none but past ones name may be deleted; `gone` says so then.
+#[utoipa::path(get, path = "/api/v1/stack/history", tag = "stack", operation_id = "listActivations",
+    responses((status = 200, description = "Newest first", body = ActivationList)))]
+pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
+    let ledger = state.door.snapshot();
+    let past = ledger.past_stacks.values().rev();
+    let items = std::iter::once(&ledger.stack).chain(past);
+    let items = items.map(|stack| Activation::of(&ledger, stack)).collect();
+    etag::fresh(&request, &ActivationList { items })
+}
+
+/// Roll back to an earlier activation
+///
+/// Activates the stack of a revision of the history anew, or the one before the active one, with the
+/// same checks as any activation: every policy is asked on this node, and nothing changes if one
+/// fails. The new stack has a revision of its own, and wins over the configuration file's. Rolling
+/// back twice without a revision ends where it began.
+#[utoipa::path(post, path = "/api/v1/stack/rollback", tag = "stack", operation_id = "rollBackStack",
+    params(("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+    request_body(content = Rollback, description = "To which; may be left out"),
+    responses(
+        (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
+        (status = 400, description = "No JSON, or a malformed If-Match"),
+        (status = 403, description = "No trusted key signed a version of it"),
+        (status = 404, description = "The history has no such revision"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 409, description = "It is active, nothing was before it, or versions of it were deleted; names them"),
+        (status = 412, description = "Somebody activated another stack meanwhile"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "An unknown key, or a policy of it fails on this node"),
+    ))]
+pub(crate) async fn roll_back(
+    state: web::Data<State>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, Failure> {
+    let expected = if_match(&request, &state.door.snapshot())?;
+    let Rollback { revision, by, reason } = body::json_or_default(&request, payload).await?;
+    let by = author::checked(by, &reason)?;
+    let ledger = state.door.snapshot();
+    let active = ledger.stack.revision;
+    if revision == Some(active) {
+        return Err(Failure::new(Kind::State, format!("revision {active} is active already")));
+    }
+    let wanted = match revision {
+        Some(revision) => ledger.past_stacks.get(&revision).ok_or_else(|| {
+            Failure::new(Kind::UnknownRevision, format!("the history has no revision {revision}"))
+                .hint("GET /api/v1/stack/history lists what it has")
+        })?,
+        None => ledger.past_stacks.values().next_back().ok_or_else(|| {
+            Failure::new(Kind::State, format!("nothing was active before revision {active}"))
+        })?,
+    };
+    let gone = gone(&ledger, wanted);
+    if !gone.is_empty() {
+        let detail = format!("versions of revision {} were deleted: {}", wanted.revision, gone.join(", "));
+        return Err(Failure::new(Kind::State, detail).hint(
+            "upload their bytes again, or roll back to another revision; the active stack stays as it is",
+        ));
+    }
+    let why = if reason.is_empty() { format!("rolled back to revision {}", wanted.revision) } else { reason };
+    let stack = command::NewStack { from_api: true, by, why, entries: wanted.entries.clone() };
+    // Which one is before the active one must not change between the look and the swap.
+    let expected = expected.or_else(|| revision.is_none().then_some(active));
+    swap(&state, stack, expected).await
+}
+
+/// Have a suspended policy asked again
+///
+/// Ends the suspension of one entry of the active stack without another activation; its counts
+/// stay. An entry that is not suspended stays as it is.
+#[utoipa::path(delete, path = "/api/v1/stack/entries/{place}/suspension", tag = "stack", operation_id = "endSuspension",
+    params(
+        ("place" = usize, Path, description = "Place of the entry in the active stack, from 0", example = 0),
+        ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\""),
+    ),
+    responses(
+        (status = 200, description = "The stack", body = Stack, headers(("ETag" = String, description = "Its revision"))),
+        (status = 400, description = "No number, or a malformed If-Match"),
+        (status = 404, description = "The active stack has no such entry"),
+        (status = 412, description = "Somebody activated another stack meanwhile"),
+    ))]
+pub(crate) async fn end_suspension(
+    state: web::Data<State>,
+    path: web::Path<usize>,
+    request: HttpRequest,
+) -> Result<HttpResponse, Failure> {
+    let place = path.into_inner();
+    let ledger = state.door.snapshot();
+    let expected = if_match(&request, &ledger)?.unwrap_or(ledger.stack.revision);
+    let entries = ledger.stack.entries.len();
+    if place >= entries && expected == ledger.stack.revision {
+        let detail = format!("the active stack has {entries} entries, so none is at place {place}");
+        return Err(Failure::new(Kind::UnknownEntry, detail).hint("places are counted from 0"));
+    }
+    state.door.unsuspend(place, expected).await.map_err(IntoFailure::into_failure)?;
+    Ok(answer(&state, &state.door.snapshot()))
+}

@@ -1,0 +1,184 @@
+//! `/trials`: what would come of a policy on the node as it stands.
+
+use crate::failure::IntoFailure;
+use crate::resources::comparisons::candidate;
+use crate::resources::stack_entries::check_permissions;
+use crate::state::State;
+use actix_web::{HttpRequest, HttpResponse, web};
+use berth_api::Kind;
+use berth_api::{
+    Candidate, DecisionCall, NewTrial, OfferLine, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest,
+    TrialResource,
+};
+use berth_core::admission::{self, TRIED_DEVICES_MAX, Tell, Tried, Wish, Wished};
+use berth_http::Failure;
+use berth_http::body;
+use berth_kernel::decision::{Outcome, Said};
+use berth_kernel::ledger::Ledger;
+use berth_kernel::listing::free_devices;
+use berth_kernel::names::Resource;
+use berth_kernel::part_state::PartState;
+use berth_kernel::words;
+use std::collections::BTreeMap;
+
+/// Longest name of a pod, bytes: a DNS subdomain.
+const NAME_BYTES_MAX: usize = 253;
+
+/// Try a policy on the live node
+///
+/// Asks it on the node as it stands what it would offer and, with a request, which devices it would
+/// choose and whether a container would be granted them, beside the rest of the active stack or alone.
+/// The kernel judges as it would. All of that happens on a copy: nothing is recorded, granted or shown to
+/// the kubelet. One is tried at a time, in milliseconds as a
+/// rule, in up to a minute and a half where policies use all the time that an activation would give them, and
+/// longer where one must be compiled first.
+#[utoipa::path(post, path = "/api/v1/trials", tag = "decisions", operation_id = "tryPolicy",
+    request_body(content = NewTrial),
+    responses(
+        (status = 200, description = "What would come of it; faults of policies among it", body = Trial),
+        (status = 400, description = "No JSON"),
+        (status = 403, description = "No trusted key signed it"),
+        (status = 408, description = "The body came too slowly"),
+        (status = 409, description = "The active stack has 16 entries, and it takes the place of none"),
+        (status = 413, description = "The body is too large"),
+        (status = 415, description = "The body is not application/json"),
+        (status = 422, description = "The policy, its parameters or the request cannot be used"),
+    ))]
+pub(crate) async fn add(
+    state: web::Data<State>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, Failure> {
+    let wanted: NewTrial = body::json(&request, payload).await?;
+    let NewTrial { policy, digest, parameters, permissions, on_fault, alone, request } = wanted;
+    if let Some(permissions) = &permissions {
+        check_permissions(permissions).map_err(|rule| Failure::new(Kind::Invalid, rule))?;
+    }
+    let wish = request.map(wish).transpose().map_err(|rule| Failure::new(Kind::Invalid, rule))?;
+    let candidate = candidate(&state, &state.door.snapshot(), Candidate { policy, digest, parameters })?;
+    let trial = admission::Proposal {
+        candidate,
+        permissions: permissions.map(Into::into),
+        on_fault: on_fault.map(Into::into),
+        alone,
+        wish: wish.clone(),
+    };
+    let tried = state.door.try_policy(trial).await.map_err(IntoFailure::into_failure)?;
+    Ok(HttpResponse::Ok().json(shown(&tried, wish.as_ref(), state.door.rules().overcommit_percent)))
+}
+
+fn wish(request: TrialRequest) -> Result<Wish, String> {
+    let TrialRequest { resource, count, namespace, pod } = request;
+    let resource = Resource::parse(&resource).map_err(|error| format!("request.resource: {error}"))?;
+    if !(1..=TRIED_DEVICES_MAX).contains(&count) {
+        return Err(format!("request.count: 1 to {TRIED_DEVICES_MAX}, not {count}"));
+    }
+    for (key, name) in [("namespace", &namespace), ("pod", &pod)] {
+        let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b);
+        let good = |name: &String| (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(inner);
+        if name.as_ref().is_some_and(|name| !good(name)) {
+            return Err(format!("request.{key}: no name of Kubernetes: small letters, digits, `-` and `.`"));
+        }
+    }
+    let named = namespace.is_some() || pod.is_some();
+    let pod =
+        named.then(|| (namespace.unwrap_or_else(|| "default".into()), pod.unwrap_or_else(|| "trial".into())));
+    Ok(Wish { resource, count, pod })
+}
+
+fn shown(tried: &Tried, wish: Option<&Wish>, overcommit_percent: u32) -> Trial {
+    let label = |place: usize| tried.stack.entries.get(place).map(|entry| entry.label()).unwrap_or_default();
+    Trial {
+        policy: label(tried.place),
+        stack: tried.stack.entries.iter().map(|entry| entry.label()).collect(),
+        instead_of: tried.instead_of.clone(),
+        generation: tried.node.generation,
+        refused: tried.refused.clone(),
+        offers: offers(tried),
+        resources: resources(tried, overcommit_percent),
+        request: tried.wish.as_ref().zip(wish).map(|(wished, wish)| outcome(&tried.then, wished, wish)),
+        calls: tried.calls.iter().map(|tell| call(&tried.then, tell)).collect(),
+    }
+}
+
+fn offers(tried: &Tried) -> Vec<TrialOffer> {
+    let lines = |part: &PartState| part.lines.iter().map(OfferLine::from).collect::<Vec<_>>();
+    let mut parts: Vec<_> = tried.then.parts.values().filter(|part| part.present).collect();
+    parts.sort_by(|a, b| (a.part.gpu_index, &a.part.id).cmp(&(b.part.gpu_index, &b.part.id)));
+    let offer = |part: &PartState| {
+        let now = tried.node.part(&part.part.id);
+        TrialOffer {
+            part: part.part.id.to_string(),
+            name: words::gpu(&tried.then, &part.part.id),
+            offered: lines(part),
+            by: part.offered_by.clone(),
+            offered_now: now.map(lines).unwrap_or_default(),
+            by_now: now.map(|now| now.offered_by.clone()).unwrap_or_default(),
+            differs: now.is_none_or(|now| now.lines != part.lines),
+        }
+    };
+    parts.into_iter().map(|part| offer(part)).collect()
+}
+
+fn resources(tried: &Tried, overcommit_percent: u32) -> Vec<TrialResource> {
+    let offered = |ledger: &Ledger| {
+        let mut counts = BTreeMap::<Resource, usize>::new();
+        for part in ledger.parts.values().filter(|part| part.present) {
+            for line in &part.lines {
+                *counts.entry(line.resource.clone()).or_default() += line.count as usize;
+            }
+        }
+        counts
+    };
+    let (then, now) = (offered(&tried.then), offered(&tried.node));
+    let mut names: Vec<&Resource> = then.keys().chain(now.keys()).collect();
+    names.sort();
+    names.dedup();
+    let of = |counts: &BTreeMap<Resource, usize>, name: &Resource| counts.get(name).copied().unwrap_or(0);
+    let resource = |name: &Resource| TrialResource {
+        resource: name.to_string(),
+        devices: of(&then, name),
+        free: free_devices(&tried.then, name, overcommit_percent).len(),
+        devices_now: of(&now, name),
+        free_now: free_devices(&tried.node, name, overcommit_percent).len(),
+    };
+    names.into_iter().map(resource).collect()
+}
+
+fn outcome(then: &Ledger, wished: &Wished, wish: &Wish) -> TrialOutcome {
+    let (placed_by, placed_because) = wished.placed.clone().unzip();
+    let grant = match &wished.outcome {
+        Outcome::Granted(grant) => Some(grant),
+        _ => None,
+    };
+    TrialOutcome {
+        resource: wish.resource.to_string(),
+        count: wish.count,
+        candidates: wished.candidates.clone(),
+        devices: wished.devices.iter().map(ToString::to_string).collect(),
+        names: wished.devices.iter().map(|id| words::device(then, id)).collect(),
+        placed_by,
+        placed_because: placed_because.unwrap_or_default(),
+        outcome: wished.outcome.word().to_owned(),
+        by: wished.outcome.by().into_iter().map(str::to_owned).collect(),
+        reason: wished.outcome.reason().to_owned(),
+        environment: grant.map(|g| g.environment.iter().cloned().collect()).unwrap_or_default(),
+        memory_limit_mib: grant.and_then(|g| g.limits.memory_mib),
+        compute_limit_percent: grant.and_then(|g| g.limits.compute_percent),
+    }
+}
+
+fn call(then: &Ledger, tell: &Tell) -> TrialCall {
+    let words = match &tell.note.said {
+        Said::Pass => "pass".to_owned(),
+        Said::Suspended => "not asked: it is suspended".to_owned(),
+        Said::Answer(answer) => words::answer(answer, then),
+        Said::Fault(fault) => format!("fault: {fault}"),
+    };
+    TrialCall {
+        hook: tell.hook.to_string(),
+        words,
+        log: tell.said.clone(),
+        call: DecisionCall::of(&tell.note),
+    }
+}

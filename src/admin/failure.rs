@@ -1,7 +1,7 @@
 //! Every "no" and every failure of the middle, as a problem. No wildcard arm: a new refusal does
 //! not compile until somebody decides what the API says.
 
-use berth_api::Kind;
+use berth_api::{Action, Kind, Operation};
 use berth_core::admission::{ActivateError, DeleteError, PastError, TryError, Unprepared, UploadError};
 use berth_core::keeper::AskError;
 use berth_core::trust::SignatureError;
@@ -48,33 +48,39 @@ impl IntoFailure for Refusal {
                 problem(Kind::State).retry_after(wait_ms.div_ceil(1000))
             }
             Refusal::Held { .. } | Refusal::DoesNotFit { .. } => problem(Kind::Held),
-            Refusal::StillHeld { by, .. } => problem(Kind::Held).hint(format!(
-                "it ends once its pod is gone; if no source can tell, end it with DELETE /api/v1/allocations/{by}"
-            )),
+            Refusal::StillHeld { by, .. } => problem(Kind::Held)
+                .hint("it ends once its pod is gone; if no source reports the pod, end it")
+                .action(Action::new(Operation::EndAllocation, &[("id", &by.to_string())])),
             Refusal::Denied { .. } | Refusal::Faulted { .. } => problem(Kind::Denied),
             Refusal::Moved => problem(Kind::Changed).retry_after(BUSY_RETRY_S),
             Refusal::StackMoved { .. } => problem(Kind::Changed)
-                .hint("read the stack again and send its ETag as If-Match"),
+                .hint("read the active stack before you repeat the change")
+                .action(Operation::GetStack),
             Refusal::Untrusted { .. } => problem(Kind::Untrusted).hint(UNSIGNED_HINT),
             Refusal::LedgerFull { .. } | Refusal::TooManyVersions { .. } => problem(Kind::Limit),
             Refusal::UnknownGpu { .. } => {
-                problem(Kind::UnknownGpu).hint("GET /api/v1/gpus lists them; here they go by their UUID")
+                problem(Kind::UnknownGpu).hint("list the GPUs with their UUIDs").action(Operation::ListGpus)
             }
             Refusal::UnknownAllocation { .. } => {
-                problem(Kind::UnknownAllocation).hint("GET /api/v1/allocations lists them")
+                problem(Kind::UnknownAllocation).hint("list the allocations").action(Operation::ListAllocations)
             }
             Refusal::AlreadyEnded { .. } => problem(Kind::Ended),
-            Refusal::StillRunning { .. } => problem(Kind::Running).hint(
-                "delete the pod, and the allocation ends by itself; to free its devices while the pod runs, repeat the \
-                 request with ?force=true",
-            ),
+            Refusal::StillRunning { id, .. } => problem(Kind::Running)
+                .hint(
+                    "delete the pod, and the allocation ends by itself; to free its devices while the pod runs, end it \
+                     by force",
+                )
+                .action(Action::new(Operation::EndAllocation, &[("id", &id.to_string()), ("force", "true")])),
             Refusal::UnknownPolicy { .. } => {
-                problem(Kind::UnknownPolicy).hint("GET /api/v1/policies lists them")
+                problem(Kind::UnknownPolicy).hint("list the policies").action(Operation::ListPolicies)
             }
             Refusal::PolicyInUse { .. } => problem(Kind::InUse)
-                .hint("PUT /api/v1/stack activates a stack without it, and GET /api/v1/stack shows the active one"),
+                .hint("activate a stack without it")
+                .action(Operation::ActivateStack),
             Refusal::PolicyShadows { shadow, .. } => {
-                problem(Kind::InUse).hint(format!("end it by `DELETE /api/v1/shadows/{shadow}`"))
+                problem(Kind::InUse)
+                    .hint("end the shadow")
+                    .action(Action::new(Operation::EndShadow, &[("id", &shadow.to_string())]))
             }
             Refusal::PolicyShipped { .. } => problem(Kind::InUse),
             Refusal::BadOffer { .. } => problem(Kind::StackFails),
@@ -144,10 +150,8 @@ impl IntoFailure for DeleteError {
         let error = self;
         match error {
             DeleteError::AtWork => Failure::new(Kind::Busy, &error).retry_after(COMPILE_RETRY_S),
-            DeleteError::Changed => {
-                Failure::new(Kind::Changed, "it changed meanwhile, so If-Match no longer names it")
-                    .hint("read it again, and send its new ETag as If-Match")
-            }
+            DeleteError::Changed => Failure::new(Kind::Changed, "it was changed since it was read")
+                .hint("read it again before you repeat the request"),
             DeleteError::Ask(error) => error.into_failure(),
         }
     }
@@ -184,7 +188,8 @@ impl IntoFailure for PastError {
             PastError::Ask(error) => error.into_failure(),
             PastError::Busy => Failure::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
             PastError::ShadowsFull => Failure::new(Kind::Limit, &error)
-                .hint("GET /api/v1/shadows lists them, and `DELETE /api/v1/shadows/{id}` ends one"),
+                .hint("end one of the shadows")
+                .action(Operation::ListShadows),
             PastError::Stopping => Failure::new(Kind::Stopping, &error),
         }
     }

@@ -1,6 +1,7 @@
 //! What goes over the wire: one file a noun. Wire types end here; the kernel's types are not
 //! serializable.
 
+mod action;
 mod activation;
 mod allocation;
 mod decision;
@@ -17,6 +18,7 @@ mod text;
 mod trial;
 mod tried;
 
+pub use action::{Action, Operation};
 pub use activation::gone;
 pub use activation::{Activation, ActivationList, Rollback, Word};
 pub use allocation::{

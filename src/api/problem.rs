@@ -1,5 +1,6 @@
 //! Every error of the API, as `application/problem+json` (RFC 9457). The kinds are a closed list.
 
+use crate::action::Action;
 use crate::node::Check;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -26,8 +27,11 @@ pub struct Problem {
     pub detail: String,
     /// What to do about it, where that is not plain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(example = "GET /api/v1/gpus lists them")]
+    #[schema(example = "list the GPUs with their UUIDs")]
     pub hint: Option<String>,
+    /// The operation of this API that helps, if one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub action: Option<Action>,
     /// What readiness or life was held against; only `/readyz` and `/livez` have it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checks: Vec<Check>,
@@ -171,7 +175,15 @@ impl Problem {
             detail.truncate(detail.floor_char_boundary(DETAIL_BYTES_MAX));
             detail.push_str("...");
         }
-        Self { kind: slug.into(), title: title.into(), status, detail, hint: None, checks: Vec::new() }
+        Self {
+            kind: slug.into(),
+            title: title.into(),
+            status,
+            detail,
+            hint: None,
+            action: None,
+            checks: Vec::new(),
+        }
     }
 
     /// A problem for an HTTP status that the HTTP server chose itself.

@@ -1,7 +1,7 @@
 //! The client: one request, one answer, and errors that say what to do.
 
+use super::action;
 use super::connection::ClientArgs;
-use super::hints;
 use super::reach::Reach;
 use super::token;
 use super::usage::BadUsage;
@@ -198,7 +198,7 @@ impl Client {
         let status = response.status();
         match response.body_mut().read_json_text().ok().and_then(|t| serde_json::from_str::<Problem>(&t).ok())
         {
-            Some(problem) if status.is_server_error() => Err(Temporary(hints::message(&problem)).into()),
+            Some(problem) if status.is_server_error() => Err(Temporary(action::message(&problem)).into()),
             Some(problem) => Err(self.refused(&problem)),
             // From a proxy on the way, if the daemon does not run.
             None if status.is_server_error() => {
@@ -224,7 +224,7 @@ impl Client {
                 self.token_file.display()
             );
         }
-        let message = hints::message(problem);
+        let message = action::message(problem);
         // Arguments become paths, queries and headers; bodies come from files or from this program.
         let typed = ["malformed-path", "malformed-query", "malformed-header"];
         if typed.iter().any(|kind| problem.kind.ends_with(kind)) {

@@ -1,6 +1,7 @@
 //! The client half of the command line: what talks to a running daemon over its admin API, and knows
 //! only what the API says.
 
+mod action;
 mod allocation;
 mod candidate;
 pub mod client;
@@ -11,7 +12,7 @@ mod decision;
 mod drain;
 mod event;
 mod gpu;
-mod hints;
+
 pub mod input_file;
 mod names;
 pub mod output;

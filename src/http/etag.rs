@@ -83,7 +83,7 @@ pub fn check(request: &HttpRequest, present: &str) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::new(Kind::Changed, format!("it is {present} by now, and If-Match names another"))
-        .hint("read it again, and send its new ETag as If-Match"))
+        .hint("read it again before you repeat the request"))
 }
 
 /// The routes whose changes hold `If-Match` against something, below /api/v1.

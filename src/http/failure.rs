@@ -2,7 +2,7 @@
 
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, ResponseError};
-use berth_api::{Check, Kind, Problem};
+use berth_api::{Action, Check, Kind, Problem};
 use std::fmt;
 
 /// The media type of problems.
@@ -39,6 +39,13 @@ impl Failure {
     #[must_use]
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
         self.problem.hint = Some(hint.to_string());
+        self
+    }
+
+    /// With the operation of the API that helps.
+    #[must_use]
+    pub fn action(mut self, action: impl Into<Action>) -> Self {
+        self.problem.action = Some(action.into());
         self
     }
 

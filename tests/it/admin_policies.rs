@@ -87,7 +87,7 @@ fn a_stack_changes_offers_and_its_etag_guards_it() {
     assert_eq!((&shared["devices"], &shared["free"]), (&3.into(), &3.into()));
 
     let says = activate(&bench, &json!([]), Some(&etag)).problem(412, "changed-meanwhile");
-    assert!(says.contains("ETag"), "{says}");
+    assert!(says.contains("read the active stack"), "{says}");
     assert_eq!(bench.get("/api/v1/stack").expect(200)["entries"].as_array().unwrap().len(), 1);
     for bad in ["abc", "1", "\"1", ""] {
         activate(&bench, &json!([]), Some(bad)).problem(400, "malformed-header");

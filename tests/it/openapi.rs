@@ -1,5 +1,6 @@
 //! The committed description of the admin API is the one that the code makes, and complete.
 
+use berth_api::Operation;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -25,6 +26,16 @@ fn the_committed_description_is_the_one_the_code_makes() {
         "openapi/berth.json differs from the code; if the change is meant: \
          cargo run -- openapi > openapi/berth.json"
     );
+}
+
+#[test]
+fn the_operations_that_problems_name_are_in_the_description() {
+    let document = document();
+    for operation in Operation::ALL {
+        let (method, path) = operation.route();
+        let described = &document["paths"][path][method.to_lowercase()]["operationId"];
+        assert_eq!(described, &serde_json::to_value(operation).unwrap(), "{method} {path}");
+    }
 }
 
 #[test]

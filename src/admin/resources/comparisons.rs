@@ -7,8 +7,8 @@ use crate::resources::stack_entries::resolve_version;
 use crate::state::State;
 use actix_web::http::header::LOCATION;
 use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::Kind;
 use berth_api::{Candidate, Replay, Shadow, ShadowList};
+use berth_api::{Kind, Operation};
 use berth_core::admission;
 use berth_http::Failure;
 use berth_http::body;
@@ -163,7 +163,8 @@ pub(crate) async fn end(state: web::Data<State>, path: web::Path<u64>) -> Result
 
 fn unknown(id: u64) -> Failure {
     Failure::new(Kind::UnknownShadow, format!("there is no shadow {id}"))
-        .hint("GET /api/v1/shadows lists them")
+        .hint("list the shadows")
+        .action(Operation::ListShadows)
 }
 
 /// Which version is meant, with its parameters.
@@ -173,7 +174,7 @@ pub(crate) fn candidate(
     wanted: Candidate,
 ) -> Result<admission::Candidate, Failure> {
     let version = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
-        Failure::new(Kind::Invalid, rule).hint("GET /api/v1/policies lists what this node knows")
+        Failure::new(Kind::Invalid, rule).hint("list the policies").action(Operation::ListPolicies)
     })?;
     let keys = &state.door.rules().trusted_keys;
     if !may_activate(&version, keys) {

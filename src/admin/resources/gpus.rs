@@ -6,8 +6,8 @@ use crate::resources::gpu_view::View;
 use crate::state::State;
 use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::Kind;
 use berth_api::{Cordon, Gpu, GpuList};
+use berth_api::{Kind, Operation};
 use berth_http::Failure;
 use berth_http::body;
 use berth_http::caller;
@@ -218,7 +218,8 @@ fn no_index(ledger: &Ledger, gpu: &PartId, problem: impl Fn(String) -> Failure) 
         Some(uuid) => problem(format!("{index} is an index; a GPU goes by its UUID here"))
             .hint(format!("index {index} is {uuid} now; after a boot it may be another GPU")),
         None => problem(format!("no GPU has the UUID or the index {index} on this node"))
-            .hint("GET /api/v1/gpus lists them with their UUIDs"),
+            .hint("list the GPUs with their UUIDs")
+            .action(Operation::ListGpus),
     })
 }
 

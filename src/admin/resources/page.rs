@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn every_file_of_the_folder_is_served_and_nothing_is_inline() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("page");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("resources/page");
         for entry in std::fs::read_dir(folder).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
             assert!(FILES.iter().any(|f| f.name == name), "{name} is not in the list of files");

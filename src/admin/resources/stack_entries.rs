@@ -1,7 +1,7 @@
 //! From a stack as it is sent to entries that the kernel takes: names become versions, and every
 //! limit is held before anything is asked.
 
-use berth_api::Kind;
+use berth_api::{Kind, Operation};
 use berth_api::{NewStackEntry, Permissions};
 use berth_http::Failure;
 use berth_kernel::ledger::Ledger;
@@ -34,7 +34,7 @@ pub(crate) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Ve
             let bad = |rule: String| Failure::new(Kind::Invalid, format!("entries[{place}]: {rule}"));
             let version =
                 resolve_version(ledger, &entry.policy, entry.digest.as_deref()).map_err(|rule| {
-                    bad(rule.to_string()).hint("GET /api/v1/policies lists what this node knows")
+                    bad(rule.to_string()).hint("list the policies").action(Operation::ListPolicies)
                 })?;
             check_permissions(&entry.permissions).map_err(bad)?;
             let parameters = serde_json::Value::Object(entry.parameters).to_string();

@@ -6,8 +6,8 @@ use crate::resources::author;
 use crate::resources::stack::{answer, if_match, swap};
 use crate::state::State;
 use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::Kind;
 use berth_api::{Activation, ActivationList, Rollback, Stack, gone};
+use berth_api::{Kind, Operation};
 use berth_http::Failure;
 use berth_http::body;
 use berth_http::etag;
@@ -64,7 +64,8 @@ pub(crate) async fn roll_back(
     let wanted = match revision {
         Some(revision) => ledger.past_stacks.get(&revision).ok_or_else(|| {
             Failure::new(Kind::UnknownRevision, format!("the history has no revision {revision}"))
-                .hint("GET /api/v1/stack/history lists what it has")
+                .hint("list the earlier stacks")
+                .action(Operation::ListActivations)
         })?,
         None => ledger.past_stacks.values().next_back().ok_or_else(|| {
             Failure::new(Kind::State, format!("nothing was active before revision {active}"))
@@ -73,9 +74,11 @@ pub(crate) async fn roll_back(
     let gone = gone(&ledger, wanted);
     if !gone.is_empty() {
         let detail = format!("versions of revision {} were deleted: {}", wanted.revision, gone.join(", "));
-        return Err(Failure::new(Kind::State, detail).hint(
-            "upload their bytes again, or roll back to another revision; the active stack stays as it is",
-        ));
+        return Err(Failure::new(Kind::State, detail)
+            .hint(
+                "the active stack stays as it is; upload the modules again, or roll back to another revision",
+            )
+            .action(Operation::UploadPolicy));
     }
     let why = if reason.is_empty() { format!("rolled back to revision {}", wanted.revision) } else { reason };
     let stack = command::NewStack { from_api: true, by, why, entries: wanted.entries.clone() };

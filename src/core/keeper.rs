@@ -1,8 +1,8 @@
-//! THE single writer. One thread, one `turn()`: decide, append, apply, publish, reply, in that
+//! The keeper, the ledger's single writer. One thread, one `turn()`: decide, append, apply, publish, reply, in that
 //! order. It never runs guest code and never waits for NVML.
 //!
-//! Readers only ever see snapshots, so a slow reader cannot slow an Allocate. What is absent here:
-//! locks around the ledger, and any other place that changes it.
+//! Readers only see snapshots, so a slow reader cannot delay an Allocate. What is absent here: locks around the ledger. No
+//! other code changes it.
 
 mod inbox;
 
@@ -27,43 +27,43 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::watch;
 
-/// The ledger as readers see it: a value that no longer changes.
+/// The ledger as readers see it: an immutable value.
 pub type Snapshot = Arc<Ledger>;
 
-/// A store that failed is tried again at most this often, milliseconds.
+/// Pause before a store that failed is read again, milliseconds.
 const REOPEN_MS: u64 = 500;
 
-/// What an applied command left behind.
+/// Result of an applied command.
 #[derive(Clone, Debug)]
 pub struct Applied {
-    /// The ledger with it.
+    /// The ledger after the command.
     pub snapshot: Snapshot,
-    /// What changed; empty if nothing had to.
+    /// The changes; empty if none were needed.
     pub entry: Arc<Entry>,
 }
 
-/// Why a command was not applied. "You may not" and "I could not" are kept apart.
+/// Error of a command that was not applied. A refusal is distinct from a failure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
-    /// You may not.
+    /// The kernel refused the command.
     #[error("{0}")]
     Refused(Refusal),
-    /// The store did not take it; nothing was granted.
+    /// The store failed; nothing was changed.
     #[error("the allocation store failed, so nothing was changed: {0}")]
     Store(String),
-    /// Too much is waiting already.
+    /// The inbox is full.
     #[error("too many requests are waiting; try again in a second")]
     Busy,
-    /// No answer in time; it may or may not be done.
+    /// No answer within this many seconds; the command may or may not have been applied.
     #[error("no answer within {0} s")]
     Late(u64),
-    /// The daemon is on its way down.
+    /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Stopping,
 }
 
 impl AskError {
-    /// Which it is, in a word.
+    /// The error's kind, or the refusal's.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -82,35 +82,35 @@ impl From<Refusal> for AskError {
     }
 }
 
-/// The answer to a command.
+/// The keeper's answer to a command.
 pub type Answered = Result<Applied, AskError>;
 
-/// The writer's state.
+/// The keeper's state.
 pub struct Keeper {
     ledger: Snapshot,
     store: Box<dyn Store>,
     rules: Rules,
     clock: Arc<dyn Clock>,
     publisher: watch::Sender<Snapshot>,
-    /// What the store says of the GPUs' health.
-    written_health: BTreeMap<PartId, HealthRecord>,
-    trouble: Trouble,
-    /// Set while memory and store may differ: when to try again, monotonic milliseconds.
+    /// The GPUs' health as the store holds it.
+    persisted_health: BTreeMap<PartId, HealthRecord>,
+    store_failure: StoreFailure,
+    /// When to read the store again, monotonic milliseconds; set while memory and store may differ.
     reopen_at: Option<u64>,
     figures: Arc<Figures>,
 }
 
-/// What is wrong with the store, for readiness.
-pub type Trouble = Arc<Mutex<Option<String>>>;
+/// Error of the store, for readiness; `None` while the store works.
+pub type StoreFailure = Arc<Mutex<Option<String>>>;
 
 impl Keeper {
-    /// Reads the ledger back from its store.
+    /// Restores the ledger from its store.
     ///
     /// # Errors
     /// If the store cannot be read.
     pub fn open(mut store: Box<dyn Store>, rules: Rules, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
         let records = store.load()?;
-        let written_health = health_of(&records);
+        let persisted_health = health_of(&records);
         let ledger = Arc::new(restore(records, clock.now()));
         let (publisher, _) = watch::channel(Arc::clone(&ledger));
         let figures = Arc::<Figures>::default();
@@ -121,8 +121,8 @@ impl Keeper {
             rules,
             clock,
             publisher,
-            written_health,
-            trouble: Trouble::default(),
+            persisted_health,
+            store_failure: StoreFailure::default(),
             reopen_at: None,
             figures,
         })
@@ -134,17 +134,17 @@ impl Keeper {
         Arc::clone(&self.ledger)
     }
 
-    /// What is wrong with the store, if anything: until it is read back, memory and disk may differ.
+    /// Error of the store, if it failed: until it is read again, memory and disk may differ.
     #[must_use]
     pub fn store_trouble(&self) -> Option<String> {
-        self.trouble.lock().clone()
+        self.store_failure.lock().clone()
     }
 
     /// One turn: decide, append, apply, publish. Record before apply, apply before publish, publish
     /// before reply.
     ///
     /// # Errors
-    /// If the command is refused, or the store does not take it.
+    /// If the command is refused, or the store fails.
     pub fn turn(&mut self, command: &Command) -> Answered {
         let now = self.clock.now();
         if matches!(command, Command::Look(_) | Command::Triaged { .. }) {
@@ -158,10 +158,10 @@ impl Keeper {
         if !entry.changes.is_empty() {
             self.commit(&entry)?;
         }
-        // The kubelet's calls do not wait for what concerns history alone.
+        // An Allocate does not wait for health records, which only the history needs.
         if !matches!(command, Command::Allocate { .. }) {
             let written = self.write_health();
-            // An operator's word is given in writing.
+            // An operator's command is durable before it is answered.
             if matches!(command, Command::Heal { .. }) {
                 written?;
             }
@@ -172,8 +172,8 @@ impl Keeper {
         }
     }
 
-    /// A GPU that died is shown at once: health is derived, so it need not wait for a disk that may
-    /// be slow or full. Applying those changes twice is harmless.
+    /// Publishes changes of health before they are durable: health is derived, so a failed GPU is withdrawn
+    /// even while the disk is slow or full. Applying those changes twice is harmless.
     fn publish_derived(&mut self, entry: &Entry) {
         let derived: Vec<_> = entry.changes.iter().filter(|c| !c.is_durable()).cloned().collect();
         if !derived.is_empty() {
@@ -188,7 +188,7 @@ impl Keeper {
         next.apply(entry);
         if entry.is_durable() {
             if self.reopen_at.is_some() {
-                return Err(AskError::Store(self.trouble_now()));
+                return Err(AskError::Store(self.failure_message()));
             }
             self.append(&writes(&self.ledger, entry, &next))?;
         }
@@ -197,7 +197,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Counts what begins and ends with an entry that is about to be applied.
+    /// Counts the allocations that an entry starts and ends, before it is applied.
     fn count(&self, entry: &Entry) {
         let figures = &self.figures.keeper;
         for change in &entry.changes {
@@ -222,53 +222,51 @@ impl Keeper {
         let span = spans::append(writes.len());
         let Err(error) = span.in_scope(|| self.store.append(writes)) else {
             pass(Step::AfterAppend);
-            self.figures.keeper.appends.add(began.elapsed());
+            self.figures.keeper.append_durations.add(began.elapsed());
             self.figures.keeper.set_store_bytes(self.store.bytes());
             return Ok(());
         };
         self.figures.keeper.append_failed();
-        let said = chain(&error);
-        // Too large is known before anything was written.
+        let message = with_causes(&error);
+        // `TooLarge` is returned before anything is written.
         if !matches!(error, StoreError::TooLarge { .. }) {
-            tracing::error!(error = said, "the store failed");
-            self.set_trouble(Some(said.clone()));
+            tracing::error!(error = message, "the store failed");
+            self.set_store_failure(Some(message.clone()));
             self.reopen();
         }
-        Err(AskError::Store(said))
+        Err(AskError::Store(message))
     }
 
-    /// Brings the store up to date with how the GPUs fare. What fails is tried again with the next
-    /// command.
+    /// Writes changed health records to the store. A failed write is repeated with the next command.
     fn write_health(&mut self) -> Result<(), AskError> {
         let now = health_records(&self.ledger);
-        let writes = health_writes(&self.written_health, &now);
+        let writes = health_writes(&self.persisted_health, &now);
         if writes.is_empty() {
             return Ok(());
         }
         if self.reopen_at.is_some() {
-            return Err(AskError::Store(self.trouble_now()));
+            return Err(AskError::Store(self.failure_message()));
         }
         self.append(&writes)?;
-        self.written_health = now;
+        self.persisted_health = now;
         Ok(())
     }
 
-    /// After a failed append nobody knows what the disk holds: read it back and go on from there. A
-    /// grant that was written after all becomes an allocation that nobody was told of, and ends as
-    /// `neverStarted`.
+    /// Reads the store again after a failed append, when the disk's content is unknown. A grant that was
+    /// written after all becomes an allocation without a reply to the kubelet, and ends as `neverStarted`.
     fn reopen(&mut self) {
         let now = self.clock.now();
         match self.store.load() {
             Ok(records) => {
-                self.written_health = health_of(&records);
+                self.persisted_health = health_of(&records);
                 let next = carry_over(restore(records, now), &self.ledger);
                 tracing::info!(allocations = next.live.len(), "the store was read back after a failure");
                 self.publish(next);
                 self.reopen_at = None;
-                self.set_trouble(None);
+                self.set_store_failure(None);
             }
             Err(error) => {
-                self.set_trouble(Some(chain(&error)));
+                self.set_store_failure(Some(with_causes(&error)));
                 self.reopen_at = Some(now.mono_ms + REOPEN_MS);
             }
         }
@@ -279,7 +277,7 @@ impl Keeper {
             let health = state.health.state;
             let before = self.ledger.gpus.get(gpu).map(|old| old.health.state);
             if before.is_some_and(|before| before != health) {
-                self.figures.keeper.turned(health.as_str());
+                self.figures.keeper.health_changed(health.as_str());
             }
         }
         self.ledger = Arc::new(next);
@@ -288,17 +286,17 @@ impl Keeper {
         pass(Step::AfterPublish);
     }
 
-    fn set_trouble(&self, trouble: Option<String>) {
-        *self.trouble.lock() = trouble;
+    fn set_store_failure(&self, store_failure: Option<String>) {
+        *self.store_failure.lock() = store_failure;
     }
 
-    fn trouble_now(&self) -> String {
-        let trouble = self.trouble.lock();
-        trouble.clone().unwrap_or_else(|| "it is being read back".into())
+    fn failure_message(&self) -> String {
+        let failure = self.store_failure.lock();
+        failure.clone().unwrap_or_else(|| "it is being read back".into())
     }
 }
 
-/// What records say of the GPUs' health.
+/// The health records among `records`, by GPU.
 fn health_of(records: &[Record]) -> BTreeMap<PartId, HealthRecord> {
     let health = |record: &Record| match record {
         Record::Health(health) => Some((health.gpu.clone(), health.clone())),
@@ -307,8 +305,8 @@ fn health_of(records: &[Record]) -> BTreeMap<PartId, HealthRecord> {
     records.iter().filter_map(health).collect()
 }
 
-/// An error with its causes, for the last reader.
-fn chain(error: &dyn std::error::Error) -> String {
+/// An error's message with those of its causes.
+fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {

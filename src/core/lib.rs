@@ -1,5 +1,5 @@
-//! The state of a running daemon, above the kernel: the one writer of the ledger ([`keeper`]), the
-//! thread that asks the policies ([`admission`]), and what both count.
+//! The state of a running daemon, above the kernel: the single writer of the ledger ([`keeper`]), the
+//! thread that calls the policies ([`admission`]), and the counters of both.
 
 pub mod admission;
 pub mod figures;

@@ -1,77 +1,76 @@
-//! The spans that the daemon makes of its work, for traces: every one of them, so that their names and
-//! attributes are read in one place. Made only where a collector is configured; else each of these
-//! functions costs a look at a flag, and gives a span that is none.
+//! All spans of the daemon, so that their names and attributes are in one place. Spans are created only if a collector is
+//! configured; otherwise each of these functions checks a flag and returns [`Span::none`].
 //!
-//! Names are of a closed list, or of the routes of the API. Attributes follow OpenTelemetry's semantic
-//! conventions (1.42) where these have a word, else they begin with `berth.`. None holds a token, an
-//! environment, parameters of a policy or what an operator typed.
+//! Names come from a closed list or from the API's routes. Attributes follow OpenTelemetry's semantic
+//! conventions (1.42) where these define one, else they begin with `berth.`. No attribute holds a token, an
+//! environment, policy parameters or text from an operator.
 
 use std::fmt::Display;
 use std::sync::OnceLock;
 use tracing::field::{Empty, display};
 use tracing::{Span, info_span};
 
-/// By this target logs leave these spans out, and traces take no others.
+/// Target of all these spans: logs exclude it, and traces include no other.
 pub const TARGET: &str = module_path!();
-/// Longest path of a request that is kept, bytes: what the API has are names and UUIDs.
+/// Longest request path in an attribute, bytes: the API's paths hold names and UUIDs.
 const PATH_BYTES_MAX: usize = 256;
 
-/// Written once, before there are threads.
+/// Set once, before any thread starts.
 static EXPORTER: OnceLock<Exporter> = OnceLock::new();
 
-/// The exporter of traces, as far as those who make spans need it.
+/// The part of the trace exporter that creating spans needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Exporter {
-    /// Makes a span part of its caller's trace, by the headers `traceparent` and `tracestate`.
+    /// Makes a span part of its client's trace, from the headers `traceparent` and `tracestate`.
     pub set_parent: fn(&Span, traceparent: Option<&str>, tracestate: Option<&str>),
-    /// What became of the spans so far.
+    /// Counts the spans so far by outcome.
     pub counts: fn() -> SpanCounts,
 }
 
-/// What became of the spans since the start.
+/// Spans since the start, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpanCounts {
-    /// Spans that the collector took.
+    /// Spans that the collector accepted.
     pub exported: u64,
-    /// Spans that it did not take.
+    /// Spans that the collector refused, or that could not be sent.
     pub failed: u64,
-    /// Spans that found no room in the queue.
+    /// Spans dropped because the queue was full.
     pub dropped: u64,
 }
 
-/// From now on spans are made.
+/// Enables spans.
 pub fn turn_on(exporter: Exporter) {
     let _ = EXPORTER.set(exporter);
 }
 
-/// Makes a span part of its caller's trace, where the headers name one.
+/// Makes a span part of its client's trace, if the headers name one.
 pub fn set_parent(span: &Span, traceparent: Option<&str>, tracestate: Option<&str>) {
     if let Some(exporter) = EXPORTER.get() {
         (exporter.set_parent)(span, traceparent, tracestate);
     }
 }
 
-/// What became of the spans so far; all zero while traces are off.
+/// Spans so far, by outcome; all zero while traces are off.
 #[must_use]
 pub fn counts() -> SpanCounts {
     EXPORTER.get().map(|exporter| (exporter.counts)()).unwrap_or_default()
 }
 
-/// Whether spans are made.
+/// Whether spans are enabled.
 #[must_use]
 pub fn is_on() -> bool {
     EXPORTER.get().is_some()
 }
 
-/// The span of the work at hand, to go along with it to another thread.
+/// The current span, to be passed to another thread with the work.
 #[must_use]
-pub fn here() -> Span {
+pub fn current() -> Span {
     if is_on() { Span::current() } else { Span::none() }
 }
 
-/// Work for another thread, in the span of the work at hand.
-pub fn carried<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
-    let span = here();
+/// Wraps work for another thread so that it runs in the current span.
+pub fn in_current_span<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    let span = current();
     move || span.in_scope(work)
 }
 
@@ -81,8 +80,8 @@ pub fn http(method: &'static str, route: Option<&str>, path: &str, tls: bool) ->
     if !is_on() {
         return Span::none();
     }
-    let word = if method == "_OTHER" { "HTTP" } else { method };
-    let name = route.map_or_else(|| word.to_owned(), |route| format!("{word} {route}"));
+    let verb = if method == "_OTHER" { "HTTP" } else { method };
+    let name = route.map_or_else(|| verb.to_owned(), |route| format!("{verb} {route}"));
     let path = &path[..path.floor_char_boundary(PATH_BYTES_MAX)];
     info_span!(
         "http", otel.name = name, otel.kind = "server", otel.status_code = Empty,
@@ -92,7 +91,7 @@ pub fn http(method: &'static str, route: Option<&str>, path: &str, tls: bool) ->
     )
 }
 
-/// What a request was answered. A client's mistake is no error of ours.
+/// Records a response's status. A client error does not mark the span as failed.
 pub fn http_answered(span: &Span, status: u16) {
     span.record("http.response.status_code", status);
     if status >= 500 {
@@ -114,35 +113,35 @@ pub fn grpc(method: &'static str, resource: &dyn Display) -> Span {
     )
 }
 
-/// What a call was answered, by gRPC's word and number for it. A refusal is no error of ours.
-pub fn grpc_answered(span: &Span, word: &'static str, code: i32) {
-    span.record("rpc.response.status_code", word);
+/// Records a call's gRPC status by name and number. A refusal does not mark the span as failed.
+pub fn grpc_answered(span: &Span, name: &'static str, code: i32) {
+    span.record("rpc.response.status_code", name);
     if code != 0 {
-        span.record("error.type", word);
+        span.record("error.type", name);
     }
-    // Those that the conventions hold a server to: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL,
+    // The conventions count these as server errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL,
     // UNAVAILABLE, DATA_LOSS.
     if [2, 4, 12, 13, 14, 15].contains(&code) {
         span.record("otel.status_code", "ERROR");
     }
 }
 
-/// Which allocation the call at hand came to.
+/// Records the allocation that the current call was granted.
 pub fn granted(allocation: &dyn Display) {
     if is_on() {
         Span::current().record("berth.allocation", display(allocation));
     }
 }
 
-/// One list that the kubelet is sent, with whether each device is healthy. The stream itself lasts as long as the kubelet, and a span is only
-/// seen when it ends.
+/// One device list sent to the kubelet; `devices` yields whether each device is healthy. The stream itself has no span: it lasts
+/// as long as the kubelet, and a span is exported only when it ends.
 #[must_use]
 pub fn device_list(resource: &dyn Display, devices: impl Iterator<Item = bool>) -> Span {
     if !is_on() {
         return Span::none();
     }
     let (devices, healthy) =
-        devices.fold((0_usize, 0_usize), |(all, well), is| (all + 1, well + usize::from(is)));
+        devices.fold((0_usize, 0_usize), |(all, healthy), is| (all + 1, healthy + usize::from(is)));
     info_span!(
         "v1beta1.DevicePlugin/ListAndWatch list", otel.kind = "producer",
         rpc.system.name = "grpc", rpc.method = "v1beta1.DevicePlugin/ListAndWatch",
@@ -150,13 +149,13 @@ pub fn device_list(resource: &dyn Display, devices: impl Iterator<Item = bool>) 
     )
 }
 
-/// A look at the kubelet's accounts of who holds what.
+/// A reconcile pass over the kubelet's reports of device holders.
 #[must_use]
 pub fn round() -> Span {
     info_span!("round", berth.outcome = Empty)
 }
 
-/// The stack asked one thing, policy by policy.
+/// One evaluation of the stack.
 #[must_use]
 pub fn stack(hook: &'static str) -> Span {
     if !is_on() {
@@ -165,12 +164,12 @@ pub fn stack(hook: &'static str) -> Span {
     info_span!("stack", otel.name = format!("stack {hook}"), berth.hook = hook, berth.calls = Empty)
 }
 
-/// How many policies were called.
-pub fn stack_answered(span: &Span, calls: usize) {
+/// Records the number of policy calls of an evaluation.
+pub fn stack_evaluated(span: &Span, calls: usize) {
     span.record("berth.calls", calls);
 }
 
-/// One call of one policy; `policy` is its name and the beginning of its digest.
+/// One call of one policy; `policy` returns its name and the beginning of its digest.
 #[must_use]
 pub fn policy(hook: &'static str, policy: impl FnOnce() -> String) -> Span {
     if !is_on() {
@@ -183,7 +182,7 @@ pub fn policy(hook: &'static str, policy: impl FnOnce() -> String) -> Span {
     )
 }
 
-/// What a policy said, for how much fuel; `fault` is the kind of what went wrong.
+/// Records a policy's answer and fuel; `fault` is the kind of fault, if any.
 pub fn policy_answered(span: &Span, outcome: &'static str, fault: Option<&'static str>, fuel: u64) {
     span.record("berth.outcome", outcome).record("berth.fuel", fuel);
     if let Some(kind) = fault {
@@ -191,53 +190,52 @@ pub fn policy_answered(span: &Span, outcome: &'static str, fault: Option<&'stati
     }
 }
 
-/// A turn of the keeper for whoever asked. Turns that nobody traced waits for, such as that of each
-/// second's tick, are none.
+/// A turn of the keeper, as a child of the submitter's span. Turns without one, such as ticks, have no span.
 #[must_use]
-pub fn turn(asked: &Span, command: &'static str) -> Span {
-    if asked.is_none() {
+pub fn turn(submitter: &Span, command: &'static str) -> Span {
+    if submitter.is_none() {
         return Span::none();
     }
     info_span!(
-        parent: asked, "keeper turn", otel.status_code = Empty, berth.command = command,
+        parent: submitter, "keeper turn", otel.status_code = Empty, berth.command = command,
         berth.generation = Empty, berth.outcome = Empty, error.type = Empty
     )
 }
 
-/// What came of a turn. A refusal is an answer; the store's failing is an error.
-pub fn turned(span: &Span, generation: u64, outcome: &'static str, failed: bool) {
+/// Records a turn's outcome. A refusal does not mark the span as failed, a failure of the store does.
+pub fn turn_ended(span: &Span, generation: u64, outcome: &'static str, failed: bool) {
     span.record("berth.generation", generation).record("berth.outcome", outcome);
     if failed {
         span.record("error.type", outcome).record("otel.status_code", "ERROR");
     }
 }
 
-/// Until a change is durable.
+/// An append to the store, until it is durable.
 #[must_use]
 pub fn append(writes: usize) -> Span {
-    // Of a turn that is none, this is none, too.
-    if here().is_none() { Span::none() } else { info_span!("store append", berth.records = writes) }
+    // A turn without a span has no append span either.
+    if current().is_none() { Span::none() } else { info_span!("store append", berth.records = writes) }
 }
 
-/// A policy taken in.
+/// An upload of a policy.
 #[must_use]
 pub fn upload(bytes: usize) -> Span {
     info_span!("policy upload", berth.module.bytes = bytes)
 }
 
-/// A policy compiled, in a process of its own.
+/// A compilation of a policy, in the compile child.
 #[must_use]
 pub fn compile(bytes: usize) -> Span {
     info_span!("policy compile", berth.module.bytes = bytes, otel.status_code = Empty)
 }
 
-/// A GPU from the order to empty it until that is done or off.
+/// A GPU's drain, from the order until the GPU is drained or the drain is called off.
 #[must_use]
 pub fn drain(gpu: &dyn Display, evict: bool) -> Span {
     info_span!("gpu drain", berth.gpu = %gpu, berth.evict = evict, berth.outcome = Empty)
 }
 
-/// A pod asked to leave a GPU, or deleted.
+/// An eviction or deletion of a pod on a GPU that is drained.
 #[must_use]
 pub fn evict(delete: bool, namespace: &str, pod: &str, uid: &str, gpu: &dyn Display) -> Span {
     info_span!(
@@ -247,12 +245,12 @@ pub fn evict(delete: bool, namespace: &str, pod: &str, uid: &str, gpu: &dyn Disp
     )
 }
 
-/// How a thing ended, in a word of a closed list.
+/// Records an outcome, from a closed list.
 pub fn ended(span: &Span, outcome: &'static str) {
     span.record("berth.outcome", outcome);
 }
 
-/// That a thing failed.
+/// Marks a span as failed.
 pub fn failed(span: &Span) {
     span.record("otel.status_code", "ERROR");
 }

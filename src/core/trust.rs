@@ -1,4 +1,4 @@
-//! Signatures of policies: Ed25519 (RFC 8032) over a component's bytes, checked by ring.
+//! Policy signatures: Ed25519 (RFC 8032) over a component's bytes, verified with ring.
 
 use berth_kernel::trust::{Signature, TrustedKey};
 use ring::signature::{ED25519, UnparsedPublicKey};
@@ -6,10 +6,10 @@ use ring::signature::{ED25519, UnparsedPublicKey};
 /// The first eight bytes of a core module: the magic, and version 1 of layer 0.
 const CORE_MODULE: &[u8] = b"\0asm\x01\0\0\0";
 
-/// Why an upload is not taken as signed.
+/// Error of an upload's signature.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SignatureError {
-    /// Keys are trusted, and nothing is signed.
+    /// The node has trusted keys, and the upload has no signature.
     #[error("this node accepts signed policies only, and this one has no signature; trusted keys: {keys}")]
     Missing {
         /// Names of the keys.
@@ -21,8 +21,8 @@ pub enum SignatureError {
         /// Names of the keys.
         keys: String,
     },
-    /// What is kept of a core module is the component that is made of it, so a signature over the
-    /// module could not be checked again.
+    /// The store keeps the component that is made from a core module, so a signature over the module
+    /// could not be verified again.
     #[error("only a component can be signed, and this is a core module")]
     CoreModule,
 }
@@ -30,15 +30,15 @@ pub enum SignatureError {
 /// The name of the trusted key that made this signature over these bytes.
 #[must_use]
 pub fn signer<'k>(keys: &'k [TrustedKey], bytes: &[u8], signature: &Signature) -> Option<&'k str> {
-    let made =
+    let verifies =
         |key: &&TrustedKey| UnparsedPublicKey::new(&ED25519, key.key).verify(bytes, &signature.0).is_ok();
-    keys.iter().find(made).map(|key| key.name.as_str())
+    keys.iter().find(verifies).map(|key| key.name.as_str())
 }
 
-/// Whether an upload may be taken: the key that signed it, or `None` where none is asked for.
+/// Checks an upload's signature. Returns the name of the key that signed it, or `None` if the node has no trusted keys.
 ///
 /// # Errors
-/// If keys are trusted and none of them signed these bytes, or if a core module is signed.
+/// If the node has trusted keys and none of them signed these bytes, or if a core module is signed.
 pub fn check(
     keys: &[TrustedKey],
     bytes: &[u8],
@@ -49,7 +49,7 @@ pub fn check(
         None if keys.is_empty() => Ok(None),
         None => Err(SignatureError::Missing { keys: names() }),
         Some(_) if bytes.starts_with(CORE_MODULE) => Err(SignatureError::CoreModule),
-        // Kept, and checked once there are keys.
+        // The signature is stored, and verified once keys are configured.
         Some(_) if keys.is_empty() => Ok(None),
         Some(signature) => match signer(keys, bytes, signature) {
             Some(name) => Ok(Some(name.to_owned())),
@@ -74,24 +74,24 @@ mod tests {
     }
 
     #[test]
-    fn only_a_trusted_key_over_these_very_bytes_signs() {
-        let ((own, own_key), (other, other_key), (stranger, _)) = (pair(1), pair(2), pair(3));
+    fn only_a_trusted_keys_signature_over_the_same_bytes_is_accepted() {
+        let ((own, own_key), (other, other_key), (untrusted, _)) = (pair(1), pair(2), pair(3));
         let keys = [own_key, other_key];
         let bytes = b"\0asm\x0d\0\x01\0 component";
         assert_eq!(check(&keys, bytes, Some(&sign(&own, bytes))), Ok(Some("key-1".into())));
         assert_eq!(check(&keys, bytes, Some(&sign(&other, bytes))), Ok(Some("key-2".into())));
         let wrong = Err(SignatureError::Wrong { keys: "key-1, key-2".into() });
-        assert_eq!(check(&keys, bytes, Some(&sign(&stranger, bytes))), wrong);
+        assert_eq!(check(&keys, bytes, Some(&sign(&untrusted, bytes))), wrong);
         assert_eq!(check(&keys, b"\0asm\x0d\0\x01\0 Component", Some(&sign(&own, bytes))), wrong);
-        let mut bent = sign(&own, bytes);
-        bent.0[40] ^= 1;
-        assert_eq!(check(&keys, bytes, Some(&bent)), wrong);
+        let mut corrupt = sign(&own, bytes);
+        corrupt.0[40] ^= 1;
+        assert_eq!(check(&keys, bytes, Some(&corrupt)), wrong);
         let missing = Err(SignatureError::Missing { keys: "key-1, key-2".into() });
         assert_eq!(check(&keys, bytes, None), missing);
     }
 
     #[test]
-    fn without_keys_nothing_need_be_signed_and_nothing_counts_as_signed() {
+    fn without_trusted_keys_no_signature_is_needed_or_verified() {
         let bytes = b"\0asm\x0d\0\x01\0";
         let (own, _) = pair(1);
         assert_eq!(check(&[], bytes, None), Ok(None));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_module_is_not_taken_signed() {
+    fn a_signed_core_module_is_rejected() {
         let (own, key) = pair(1);
         let signature = sign(&own, CORE_MODULE);
         assert_eq!(check(&[key], CORE_MODULE, Some(&signature)), Err(SignatureError::CoreModule));
@@ -109,7 +109,7 @@ mod tests {
 
     /// The first test of RFC 8032, section 7.1: an empty message.
     #[test]
-    fn the_example_of_the_rfc_holds() {
+    fn the_rfcs_test_vector_verifies() {
         let hex = |text: &str| -> Vec<u8> {
             (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
         };

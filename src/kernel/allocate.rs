@@ -1,4 +1,4 @@
-//! The decision on an Allocate: what is granted, and every reason why not.
+//! Decides an Allocate: what is granted, or why it is refused.
 
 use super::allocation::{Allocation, Decision, EndReason, Holder, LIVE_ALLOCATIONS_MAX};
 use super::breaker;
@@ -16,30 +16,30 @@ use super::supersede::superseded;
 use super::time::Now;
 use std::collections::BTreeMap;
 
-/// One Allocate, and what the stack made of it.
+/// The fields of [`Command::Allocate`](super::command::Command::Allocate) that decide it.
 #[derive(Clone, Copy)]
-pub struct Asked<'a> {
-    /// What is asked.
+pub struct AllocateInput<'a> {
+    /// The request.
     pub request: &'a AdmitRequest,
-    /// What the stack said.
+    /// The stack's answer.
     pub answer: &'a StackAnswer,
-    /// Whether the stack's answer may be taken as it is, because the ledger did not move since or
-    /// the stack was already asked twice.
+    /// Whether a denial or a fault is final: the ledger has not changed since the stack answered, or
+    /// this is the second try.
     pub current: bool,
-    /// Whether a round could still cure a refusal.
+    /// Whether a reconcile pass may still clear a refusal.
     pub attempt: Attempt,
 }
 
 /// Decides one Allocate.
 #[must_use]
-pub fn allocate(ledger: &Ledger, rules: &Rules, asked: Asked<'_>, now: Now) -> Verdict {
-    let Asked { request, answer, current, attempt } = asked;
-    let judged = checked(ledger, rules, request, now).and_then(|()| allowed(answer, current));
+pub fn allocate(ledger: &Ledger, rules: &Rules, input: AllocateInput<'_>, now: Now) -> Verdict {
+    let AllocateInput { request, answer, current, attempt } = input;
+    let outcome = check_invariants(ledger, rules, request, now).and_then(|()| check_answer(answer, current));
     let mut changes = Vec::new();
-    let refusal = match judged {
+    let refusal = match outcome {
         Ok((by, terms)) => {
-            changes.push(Change::Granted(grant(ledger, request, by, terms, now)));
-            // After it: a device that is held all along is never idle.
+            changes.push(Change::Granted(new_allocation(ledger, request, by, terms, now)));
+            // The ends follow the grant, so that a device that stays held is never idle.
             let ends: Vec<_> =
                 superseded(ledger, request).into_iter().map(|id| (id, EndReason::Superseded)).collect();
             if !ends.is_empty() {
@@ -52,7 +52,7 @@ pub fn allocate(ledger: &Ledger, rules: &Rules, asked: Asked<'_>, now: Now) -> V
         }
         Err(refusal) => {
             if counts_for_breaker(&refusal, attempt) {
-                let next = breaker::denied(ledger.breakers.get(&request.resource), &rules.timing, now);
+                let next = breaker::after_denial(ledger.breakers.get(&request.resource), &rules.timing, now);
                 changes
                     .push(Change::BreakerTurned { resource: request.resource.clone(), breaker: Some(next) });
             }
@@ -62,7 +62,7 @@ pub fn allocate(ledger: &Ledger, rules: &Rules, asked: Asked<'_>, now: Now) -> V
     Verdict { entry: Entry { at: now, changes }, refusal }
 }
 
-/// A refusal that the same request would meet again, so that a controller would try for ever.
+/// Whether the same request would be refused again, so that a controller would retry forever.
 fn counts_for_breaker(refusal: &Refusal, attempt: Attempt) -> bool {
     match refusal {
         Refusal::Held { .. } | Refusal::DoesNotFit { .. } => attempt == Attempt::Last,
@@ -71,7 +71,7 @@ fn counts_for_breaker(refusal: &Refusal, attempt: Attempt) -> bool {
     }
 }
 
-fn allowed(answer: &StackAnswer, current: bool) -> Result<(Vec<String>, Terms), Refusal> {
+fn check_answer(answer: &StackAnswer, current: bool) -> Result<(Vec<String>, Terms), Refusal> {
     match answer {
         StackAnswer::Allow { by, terms } => Ok((by.clone(), terms.clone())),
         StackAnswer::Deny { .. } | StackAnswer::Faulted { .. } if !current => Err(Refusal::Moved),
@@ -84,7 +84,13 @@ fn allowed(answer: &StackAnswer, current: bool) -> Result<(Vec<String>, Terms), 
     }
 }
 
-fn grant(ledger: &Ledger, request: &AdmitRequest, by: Vec<String>, terms: Terms, now: Now) -> Allocation {
+fn new_allocation(
+    ledger: &Ledger,
+    request: &AdmitRequest,
+    by: Vec<String>,
+    terms: Terms,
+    now: Now,
+) -> Allocation {
     Allocation {
         id: AllocationId { store: ledger.store, number: ledger.next_number },
         resource: request.resource.clone(),
@@ -97,8 +103,8 @@ fn grant(ledger: &Ledger, request: &AdmitRequest, by: Vec<String>, terms: Terms,
     }
 }
 
-/// The invariants: I2, I4, and that only what is listed is granted.
-fn checked(ledger: &Ledger, rules: &Rules, request: &AdmitRequest, now: Now) -> Result<(), Refusal> {
+/// Checks invariants I2 and I4, and that only listed devices are granted.
+fn check_invariants(ledger: &Ledger, rules: &Rules, request: &AdmitRequest, now: Now) -> Result<(), Refusal> {
     if ledger.live.len() >= LIVE_ALLOCATIONS_MAX {
         return Err(Refusal::LedgerFull { limit: LIVE_ALLOCATIONS_MAX });
     }
@@ -107,8 +113,8 @@ fn checked(ledger: &Ledger, rules: &Rules, request: &AdmitRequest, now: Now) -> 
         let unknown = || Refusal::UnknownDevice { resource: request.resource.clone(), device: id.clone() };
         let part = ledger.part(&id.part).ok_or_else(unknown)?;
         let device = part.device(&request.resource, id.share).ok_or_else(unknown)?;
-        if !reused(device, rules.timing.named_ms, now) {
-            grantable(ledger, part)?;
+        if !is_reused(device, rules.timing.named_ms, now) {
+            check_grantable(ledger, part)?;
         }
         if device.held() {
             continue;
@@ -120,21 +126,22 @@ fn checked(ledger: &Ledger, rules: &Rules, request: &AdmitRequest, now: Now) -> 
         sum.1 = sum.1.plus(device.consumes);
     }
     for (part, _, id) in wanted.values() {
-        // A GPU and an instance of it, in one breath.
+        // The request names both a GPU and one of its instances.
         if part.part.parent.as_ref().is_some_and(|gpu| wanted.contains_key(gpu)) {
             let part = id.part.clone();
             return Err(Refusal::DoesNotFit { part, counter: "whole GPU", wanted: 1, left: 0 });
         }
     }
-    wanted.into_values().try_for_each(|(part, sum, id)| fits(ledger, rules, part, sum, id))
+    wanted.into_values().try_for_each(|(part, sum, id)| check_fits(ledger, rules, part, sum, id))
 }
 
-/// An init container's devices come again for the app container, whatever their health (I4).
-fn reused(device: &Device, named_ms: u64, now: Now) -> bool {
+/// Whether the kubelet reuses an init container's devices for an app container, which is granted whatever
+/// their health (I4).
+fn is_reused(device: &Device, named_ms: u64, now: Now) -> bool {
     device.held() && device.named_mono_ms.is_some_and(|named| !now.passed(named, named_ms))
 }
 
-fn grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {
+fn check_grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {
     let gpu = part.part.gpu().clone();
     let Some(state) = ledger.gpu_of(part) else {
         return Err(Refusal::UnknownGpu { gpu });
@@ -151,7 +158,13 @@ fn grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {
     }
 }
 
-fn fits(ledger: &Ledger, rules: &Rules, part: &PartState, sum: Taken, id: &DeviceId) -> Result<(), Refusal> {
+fn check_fits(
+    ledger: &Ledger,
+    rules: &Rules,
+    part: &PartState,
+    sum: Taken,
+    id: &DeviceId,
+) -> Result<(), Refusal> {
     let Some(excess) = sum.excess(part.memory_to_grant_mib(rules.overcommit_percent)) else {
         return Ok(());
     };

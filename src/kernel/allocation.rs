@@ -1,35 +1,36 @@
-//! The devices granted to one container, and what became of them.
+//! The devices granted to one container, and how the grant ended.
 
 use super::names::{AllocationId, DeviceId, DeviceKey, Resource};
 
 /// Most devices of one allocation: every device of the largest node (16 GPUs x 128).
 pub const DEVICES_PER_ALLOCATION_MAX: usize = 2048;
 /// Most live allocations of a node. The kubelet runs at most a few hundred pods; 16 GPUs x 128
-/// devices can be held by at most 2048 containers, twice over while overlaps are settled. Grants end
-/// older records before it is reached ([`super::supersede::CROWDED_ALLOCATIONS`]).
+/// devices can be held by at most 2048 containers, and twice that while overlaps are unresolved. Grants
+/// end older records before the limit is reached ([`super::supersede::CROWDED_ALLOCATIONS`]).
 pub const LIVE_ALLOCATIONS_MAX: usize = 4096;
 
-/// Who decided what was taken over rather than granted.
+/// Decider of an allocation that was adopted from the kubelet's checkpoint rather than granted.
 pub const ADOPTED: &str = "adopted";
 
 /// One grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Its name for ever.
+    /// Its id, which is never used again.
     pub id: AllocationId,
-    /// The resource asked for.
+    /// The requested resource.
     pub resource: Resource,
     /// The devices, sorted, each once.
     pub devices: Vec<DeviceId>,
     /// When it was granted, milliseconds since 1970.
     pub granted_wall_ms: u64,
-    /// Who holds it, as far as the sources have shown.
+    /// The pod and container that hold it, as far as the sources have shown.
     pub holder: Holder,
-    /// A later grant named some of its devices and no round has yet shown who still lives (I7).
+    /// A later grant includes some of its devices, and no reconcile pass has yet shown which of the two
+    /// is still in use (I7).
     pub overlapped: bool,
     /// The decision behind it.
     pub decision: Decision,
-    /// Set once it has ended.
+    /// How and when it ended; `None` while it is live.
     pub ended: Option<End>,
 }
 
@@ -40,8 +41,8 @@ impl Allocation {
     }
 }
 
-/// Who holds an allocation. Every field is filled by the first source that shows it: the
-/// checkpoint knows UIDs, the kubelet's `List` knows names.
+/// The container that holds an allocation. Each field is set by the first source that shows it: the
+/// checkpoint has UIDs, the kubelet's `List` has names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
     /// The pod's namespace.
@@ -55,43 +56,43 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Whether no source has shown anything yet.
+    /// Whether no source has shown any field yet.
     #[must_use]
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Takes what `other` knows and this one does not. Answers whether anything was new.
+    /// Fills the unset fields from `other`. Returns whether any was filled.
     pub fn learn(&mut self, other: &Self) -> bool {
-        let mut new = false;
+        let mut filled = false;
         let mut fill = |mine: &mut Option<String>, theirs: &Option<String>| {
             if mine.is_none() && theirs.is_some() {
                 mine.clone_from(theirs);
-                new = true;
+                filled = true;
             }
         };
         fill(&mut self.namespace, &other.namespace);
         fill(&mut self.pod, &other.pod);
         fill(&mut self.pod_uid, &other.pod_uid);
         fill(&mut self.container, &other.container);
-        new
+        filled
     }
 }
 
-/// Why and on what terms an allocation was granted.
+/// Who granted an allocation, why, and on which terms.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Decision {
     /// Stack entries that allowed it, as `name@digest12`, or `baseline`, or `adopted`.
     pub by: Vec<String>,
-    /// In words, from the policies.
+    /// The policies' reason.
     pub reason: String,
-    /// Environment that policies added.
+    /// Environment variables that policies added.
     pub environment: Vec<(String, String)>,
-    /// What the container is told it may use.
+    /// The limits announced to the container.
     pub limits: Limits,
 }
 
-/// What a container is told it may use of each part.
+/// What a container may use of each part, as announced to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Limits {
     /// MiB of memory.
@@ -101,7 +102,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The stricter of both, counter by counter.
+    /// The stricter value of each limit.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
         fn least<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
@@ -120,31 +121,31 @@ impl Limits {
 /// How an allocation ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// By which rule.
+    /// The rule that ended it.
     pub reason: EndReason,
     /// When, milliseconds since 1970.
     pub wall_ms: u64,
 }
 
-/// The rules by which an allocation ends. There is no other.
+/// The rules by which an allocation ends. There are no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
-    /// Two rounds agreed that its pod is gone.
+    /// Two reconcile passes found that its pod is gone.
     Released,
-    /// Two rounds agreed that no pod ever took it: the kubelet dropped our answer.
+    /// Two reconcile passes found that no pod ever held it: the kubelet dropped Berth's answer.
     NeverStarted,
-    /// Two rounds agreed that its pod is gone, by the word of who knows all pods: the kubelet's
-    /// checkpoint could not be read, and may show it once more when it can.
+    /// Two reconcile passes found that its pod is gone, according to the source of all pods, while the
+    /// kubelet's checkpoint could not be read. The checkpoint may show it again once it is readable.
     PodGone,
-    /// A later allocation of the same devices lives, and this one is nowhere or older than the newest few
-    /// records of a device ([`super::supersede`]).
+    /// A later allocation of the same devices is live, and this one is shown by no source or is older
+    /// than a device's newest few records ([`super::supersede`]).
     Superseded,
-    /// An operator said so.
+    /// An operator ended it.
     Operator,
 }
 
 impl EndReason {
-    /// As the API writes it.
+    /// Its value in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,17 +1,17 @@
-//! Whether a pod that is new to us may be the one that the kubelet asks for next. Its view is handed
-//! in without delay: both hear of a pod at the same moment, and the kubelet's Allocate may come within
-//! milliseconds.
+//! Whether the kubelet's next Allocate may be for a pod that has just appeared. Views with such a pod are
+//! submitted without delay: the kubelet sees a pod at the same moment as Berth, and its Allocate may
+//! follow within milliseconds.
 
 use super::ledger::Ledger;
 use super::pods::{Pod, Stage};
 
-/// Views that are handed in without delay in one second. The kubelet admits one pod after another and
-/// starts no more in a second; when a storm brings more, the rest is gathered as other news are: for
-/// 100 ms of the API server, 50 ms of the kubelet. So pods cost the keeper at most 20 + 10 turns a
-/// second by the one source and 20 + 20 by the other, however many there are.
-pub const AT_ONCE_MAX: u32 = 20;
+/// Most views submitted without delay within one second. The kubelet admits pods one after another and
+/// starts no more than that. In a burst, the remaining views are batched like other changes: for 100 ms
+/// from the API server, for 50 ms from the kubelet. So pods cost the keeper at most 20 + 10 commands a
+/// second from the one source and 20 + 20 from the other, however many there are.
+pub const IMMEDIATE_VIEWS_PER_SECOND_MAX: u32 = 20;
 
-/// Whether `pod` waits for devices of any kind, and `known`, which stands for it so far, did not.
+/// Whether `pod` waits for devices of any kind and its previous version `known` did not.
 #[must_use]
 pub fn waits_anew(pod: &Pod, known: Option<&Pod>) -> bool {
     pod.stage == Stage::Waiting
@@ -19,14 +19,15 @@ pub fn waits_anew(pod: &Pod, known: Option<&Pod>) -> bool {
         && known.is_none_or(|known| known.stage != Stage::Waiting || known.containers != pod.containers)
 }
 
-/// Whether a pod asks for a resource of ours: one with a listed device. Others are not asked of us.
+/// Whether a pod requests a resource with a listed device. The kubelet sends Berth no Allocate for others.
 #[must_use]
 pub fn asks_for_ours(pod: &Pod, ledger: &Ledger) -> bool {
-    let ours = |asked| ledger.parts.values().any(|part| part.devices.keys().any(|(name, _)| name == asked));
-    pod.containers.iter().flat_map(|container| &container.asks).any(|(asked, _)| ours(asked))
+    let is_listed =
+        |resource| ledger.parts.values().any(|part| part.devices.keys().any(|(name, _)| name == resource));
+    pod.containers.iter().flat_map(|container| &container.asks).any(|(resource, _)| is_listed(resource))
 }
 
-/// How often views were handed in without delay lately.
+/// Rate limiter of the views that are submitted without delay.
 #[derive(Debug, Default)]
 pub struct Haste {
     second_mono_ms: Option<u64>,
@@ -34,14 +35,14 @@ pub struct Haste {
 }
 
 impl Haste {
-    /// Whether one more may go without delay now; it is counted if so.
+    /// Whether one more view may be submitted without delay; if so, it is counted.
     pub fn take(&mut self, now_mono_ms: u64) -> bool {
-        if self.second_mono_ms.is_none_or(|began| now_mono_ms.saturating_sub(began) >= 1_000) {
+        if self.second_mono_ms.is_none_or(|start| now_mono_ms.saturating_sub(start) >= 1_000) {
             (self.second_mono_ms, self.taken) = (Some(now_mono_ms), 0);
         }
-        let may = self.taken < AT_ONCE_MAX;
-        self.taken += u32::from(may);
-        may
+        let allowed = self.taken < IMMEDIATE_VIEWS_PER_SECOND_MAX;
+        self.taken += u32::from(allowed);
+        allowed
     }
 }
 
@@ -69,22 +70,23 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_waits_anew_when_it_comes_and_when_it_asks_for_something_else() {
+    fn a_pod_starts_waiting_when_it_appears_and_when_its_requests_change() {
         let (one, two) = ([("nvidia.com/gpu", 1)], [("nvidia.com/gpu", 2)]);
         let waiting = pod(Stage::Waiting, &one);
         assert!(waits_anew(&waiting, None));
         assert!(waits_anew(&waiting, Some(&pod(Stage::Waiting, &two))));
         let labelled = Pod { labels: vec![("a".into(), "b".into())], ..waiting.clone() };
-        assert!(!waits_anew(&labelled, Some(&waiting)), "its status or labels are no news of this kind");
+        assert!(!waits_anew(&labelled, Some(&waiting)), "other changes of a waiting pod are not urgent");
         assert!(!waits_anew(&pod(Stage::Admitted, &one), None));
         assert!(!waits_anew(&pod(Stage::Waiting, &[]), None));
     }
 
     #[test]
-    fn a_storm_is_hasty_so_many_times_a_second_and_no_more() {
-        let mut haste = Haste::default();
-        let taken = |haste: &mut Haste, from: u64, to: u64| (from..to).filter(|ms| haste.take(*ms)).count();
-        assert_eq!(taken(&mut haste, 5_000, 6_000), AT_ONCE_MAX as usize);
-        assert_eq!(taken(&mut haste, 6_000, 6_999), AT_ONCE_MAX as usize);
+    fn a_burst_of_pods_is_limited_per_second() {
+        let mut limiter = Haste::default();
+        let taken =
+            |limiter: &mut Haste, from: u64, to: u64| (from..to).filter(|ms| limiter.take(*ms)).count();
+        assert_eq!(taken(&mut limiter, 5_000, 6_000), IMMEDIATE_VIEWS_PER_SECOND_MAX as usize);
+        assert_eq!(taken(&mut limiter, 6_000, 6_999), IMMEDIATE_VIEWS_PER_SECOND_MAX as usize);
     }
 }

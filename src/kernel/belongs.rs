@@ -1,5 +1,5 @@
-//! Whose allocation a process uses, and who uses a GPU without one (`bypass`). Pure, and on the
-//! newest ledger: a holder that is learned a second later explains a process a second later.
+//! Which allocation a process uses, and which processes use a GPU without one (`bypass`). The answer
+//! depends only on the newest ledger: a holder that a source shows later explains a process from then on.
 
 use super::allocation::Allocation;
 use super::history::Past;
@@ -10,17 +10,17 @@ use super::pods::{Pod, Stage};
 use super::process::{Owner, PodProcess, Process, Seen, Unseen};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Whose a process on a GPU is.
+/// The relation of a process on a GPU to the live allocations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Belongs {
     /// It uses this allocation.
     To(AllocationId),
-    /// It uses one of these, all of one pod: its containers share the GPU, and which of them the
-    /// process is in cannot be told.
+    /// It uses one of these, all of one pod: the pod's containers share the GPU, and the process's
+    /// container is not known.
     Among(Vec<AllocationId>),
-    /// It may use one of these: whose they are, or whose it is, is not known (yet).
+    /// It may use one of these: their holders, or the process's owner, are not known (yet).
     Perhaps(Vec<AllocationId>),
-    /// A daemon that the configuration ignores.
+    /// It has the name of a process that the configuration ignores.
     Ignored,
     /// No allocation explains it.
     Nobody(Reason),
@@ -31,32 +31,32 @@ pub enum Belongs {
 pub enum Reason {
     /// Its pod holds nothing on this node.
     PodHoldsNothing {
-        /// How its spec lets it reach GPUs all the same, where a source shows that.
+        /// How the pod's spec gives access to GPUs without a grant, where a source shows that.
         by: Option<PodBypass>,
     },
     /// Its pod holds other GPUs, or other parts of this one.
     PodHoldsOthers {
-        /// How its spec lets it reach further ones, where a source shows that.
+        /// How the pod's spec gives access to more GPUs, where a source shows that.
         by: Option<PodBypass>,
     },
     /// Another container of its pod holds the GPU.
     ContainerHoldsNothing {
-        /// The container that it runs in.
+        /// The process's container.
         container: String,
     },
-    /// Its pod's allocation has ended, and it runs on.
+    /// Its pod's allocation has ended, and it still runs.
     Leftover {
         /// The allocation.
         allocation: AllocationId,
     },
     /// It is in no pod.
     HostProcess,
-    /// Whose it is cannot be seen, and nobody holds the GPU.
+    /// Its owner cannot be determined, and no allocation holds the GPU.
     Unknown(Unseen),
 }
 
 impl Reason {
-    /// As the API writes it.
+    /// Its value in the API.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -69,17 +69,17 @@ impl Reason {
         }
     }
 
-    /// In words, with what it usually comes from.
+    /// A sentence for people, with the usual cause.
     #[must_use]
     pub fn words(&self) -> String {
         match self {
             Self::PodHoldsNothing { by } => {
-                format!("its pod was granted no GPU of this node: {}", how(by.as_ref()))
+                format!("its pod was granted no GPU of this node: {}", bypass_cause(by.as_ref()))
             }
             Self::PodHoldsOthers { by } => {
                 format!(
-                    "its pod was granted other GPUs or parts and reaches this one, too: {}",
-                    how(by.as_ref())
+                    "its pod was granted other GPUs or parts and also uses this one: {}",
+                    bypass_cause(by.as_ref())
                 )
             }
             Self::ContainerHoldsNothing { container } => {
@@ -89,7 +89,7 @@ impl Reason {
             }
             Self::Leftover { allocation } => {
                 format!(
-                    "its allocation {allocation} has ended, and it still runs: its pod was deleted by force, or dies slowly"
+                    "its allocation {allocation} has ended, and it still runs: its pod was force-deleted, or is slow to terminate"
                 )
             }
             Self::HostProcess => {
@@ -100,7 +100,7 @@ impl Reason {
     }
 }
 
-fn how(by: Option<&PodBypass>) -> String {
+fn bypass_cause(by: Option<&PodBypass>) -> String {
     by.map_or_else(
         || "it sets NVIDIA_VISIBLE_DEVICES itself, is privileged, or mounts the devices".into(),
         PodBypass::words,
@@ -110,9 +110,9 @@ fn how(by: Option<&PodBypass>) -> String {
 /// A process that uses a GPU without an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bypass {
-    /// Why nothing explains it.
+    /// Why no allocation explains it.
     pub reason: Reason,
-    /// Since when that is so, milliseconds since 1970.
+    /// Since when no allocation explains it, milliseconds since 1970.
     pub since_wall_ms: u64,
     /// The GPU.
     pub gpu: PartId,
@@ -120,44 +120,49 @@ pub struct Bypass {
     pub process: Process,
 }
 
-/// Whose a process on `gpu` is.
+/// The relation of a process on `gpu` to the live allocations.
 #[must_use]
 pub fn belongs(ledger: &Ledger, gpu: &PartId, process: &Process) -> Belongs {
-    explained(ledger, gpu, process).unwrap_or_else(|| Belongs::Nobody(reason(ledger, gpu, process)))
+    explained(ledger, gpu, process)
+        .unwrap_or_else(|| Belongs::Nobody(unexplained_reason(ledger, gpu, process)))
 }
 
-/// Whose a process on `gpu` is, or `None` where it is nobody's. Why it is nobody's may have to be
-/// looked for among all ended allocations, and a look asks this of every process.
+/// As [`belongs`], but `None` where no allocation explains the process. The reason is left out because it
+/// may need a search of all ended allocations, and each inventory scan calls this for every process.
 pub(super) fn explained(ledger: &Ledger, gpu: &PartId, process: &Process) -> Option<Belongs> {
-    let here = holders(ledger, gpu, &process.part);
+    let candidates = holders(ledger, gpu, &process.part);
     match &process.who.owner {
         Owner::Pod(pod) => {
-            let mine: Vec<_> = here.iter().copied().filter(|a| of_pod(a, &pod.uid)).collect();
-            let unheld = |a: &&Allocation| a.holder.pod_uid.is_none();
-            let nameless: Vec<_> = here.iter().copied().filter(unheld).map(|a| a.id).collect();
-            if !mine.is_empty() {
-                within_pod(&mine, pod)
-            } else if !nameless.is_empty() {
-                Some(Belongs::Perhaps(nameless))
+            let of_same_pod: Vec<_> =
+                candidates.iter().copied().filter(|a| is_held_by(a, &pod.uid)).collect();
+            let has_no_pod = |a: &&Allocation| a.holder.pod_uid.is_none();
+            let unattributed: Vec<_> = candidates.iter().copied().filter(has_no_pod).map(|a| a.id).collect();
+            if !of_same_pod.is_empty() {
+                select_within_pod(&of_same_pod, pod)
+            } else if !unattributed.is_empty() {
+                Some(Belongs::Perhaps(unattributed))
             } else {
                 process.who.ignored.then_some(Belongs::Ignored)
             }
         }
         _ if process.who.ignored => Some(Belongs::Ignored),
         Owner::NoPod { .. } => None,
-        Owner::Unknown(_) if here.is_empty() => None,
-        Owner::Unknown(_) => Some(Belongs::Perhaps(here.iter().map(|a| a.id).collect())),
+        Owner::Unknown(_) if candidates.is_empty() => None,
+        Owner::Unknown(_) => Some(Belongs::Perhaps(candidates.iter().map(|a| a.id).collect())),
     }
 }
 
-/// Why a process is nobody's, by [`explained`].
-fn reason(ledger: &Ledger, gpu: &PartId, process: &Process) -> Reason {
+/// Why no allocation explains a process for which [`explained`] is `None`.
+fn unexplained_reason(ledger: &Ledger, gpu: &PartId, process: &Process) -> Reason {
     match &process.who.owner {
         Owner::Pod(pod) => {
-            let mine = || holders(ledger, gpu, &process.part).into_iter().any(|a| of_pod(a, &pod.uid));
+            let pod_holds_part =
+                || holders(ledger, gpu, &process.part).into_iter().any(|a| is_held_by(a, &pod.uid));
             match &pod.container {
-                Some(container) if mine() => Reason::ContainerHoldsNothing { container: container.clone() },
-                _ => stranger(ledger, gpu, &pod.uid),
+                Some(container) if pod_holds_part() => {
+                    Reason::ContainerHoldsNothing { container: container.clone() }
+                }
+                _ => unexplained_pod_reason(ledger, gpu, &pod.uid),
             }
         }
         Owner::NoPod { .. } => Reason::HostProcess,
@@ -165,7 +170,7 @@ fn reason(ledger: &Ledger, gpu: &PartId, process: &Process) -> Reason {
     }
 }
 
-/// Everybody on the GPUs of one snapshot, and whose they are: found once, for many questions.
+/// All processes on the GPUs of one snapshot with their allocations, computed once for many queries.
 pub struct Owners<'l> {
     /// The snapshot.
     pub ledger: &'l Ledger,
@@ -173,28 +178,29 @@ pub struct Owners<'l> {
 }
 
 impl<'l> Owners<'l> {
-    /// Of the newest look, by the newest ledger.
+    /// Attributes the processes of the ledger's newest inventory scan.
     #[must_use]
     pub fn of(ledger: &'l Ledger) -> Self {
-        let on = ledger.processes.on.iter().map(|(gpu, all)| {
-            (gpu, all.iter().map(|seen| (seen, belongs(ledger, gpu, &seen.process))).collect())
+        let on = ledger.processes.on.iter().map(|(gpu, processes)| {
+            (gpu, processes.iter().map(|seen| (seen, belongs(ledger, gpu, &seen.process))).collect())
         });
         Self { ledger, on: on.collect() }
     }
 
-    /// Who is on a GPU, those on its instances among them; `None` where it does not tell.
+    /// The processes on a GPU and its instances; `None` where the GPU does not list its processes.
     #[must_use]
     pub fn on(&self, gpu: &PartId) -> Option<&[(&'l Seen, Belongs)]> {
         self.on.get(gpu).map(Vec::as_slice)
     }
 
-    /// Every use of the node's GPUs that nothing explains for so long that it is told, GPU by GPU.
+    /// All processes that no allocation has explained for the grace period, in the order of the GPUs.
     #[must_use]
     pub fn bypasses(&self) -> Vec<Bypass> {
-        let all = self.on.iter().flat_map(|(gpu, all)| all.iter().map(move |one| (*gpu, one)));
-        let told = all.filter_map(|(gpu, (seen, whose))| {
-            // Whose it is may have been learned since that look.
-            let Belongs::Nobody(reason) = whose else { return None };
+        let processes =
+            self.on.iter().flat_map(|(gpu, on_gpu)| on_gpu.iter().map(move |process| (*gpu, process)));
+        let bypasses = processes.filter_map(|(gpu, (seen, attribution))| {
+            // A holder may have become known since the scan.
+            let Belongs::Nobody(reason) = attribution else { return None };
             let since = seen.alone_since.filter(|_| seen.told)?;
             Some(Bypass {
                 reason: reason.clone(),
@@ -203,20 +209,20 @@ impl<'l> Owners<'l> {
                 process: seen.process.clone(),
             })
         });
-        told.collect()
+        bypasses.collect()
     }
 }
 
-/// Pods of this node whose spec lets them reach GPUs past every grant, whether or not they do. Empty
+/// Pods of this node whose spec gives access to GPUs without a grant, whether or not they use it. Empty
 /// where no source shows pods.
 pub fn reaching(ledger: &Ledger) -> impl Iterator<Item = (&Pod, &PodBypass)> {
     let pods = ledger.pods.iter().flat_map(|view| view.pods.values());
-    let alive = pods.filter(|pod| pod.stage != Stage::Finished);
-    alive.filter_map(|pod| Some((pod.as_ref(), pod.bypass.as_ref()?)))
+    let unfinished = pods.filter(|pod| pod.stage != Stage::Finished);
+    unfinished.filter_map(|pod| Some((pod.as_ref(), pod.bypass.as_ref()?)))
 }
 
-/// The live allocations that may be behind a process on `part` of `gpu`: those of that part, and, since
-/// NVML does not always name the instance, those of the whole GPU or of all its instances.
+/// The live allocations that a process on `part` of `gpu` may use: those of that part and, because NVML does
+/// not always name the instance, those of the whole GPU or of all its instances.
 fn holders<'l>(ledger: &'l Ledger, gpu: &PartId, part: &PartId) -> Vec<&'l Allocation> {
     let split = part == gpu && ledger.part(gpu).is_none_or(|p| p.part.mig_enabled);
     let ids: BTreeSet<AllocationId> = if split {
@@ -229,24 +235,24 @@ fn holders<'l>(ledger: &'l Ledger, gpu: &PartId, part: &PartId) -> Vec<&'l Alloc
     ids.iter().filter_map(|id| ledger.live.get(id)).map(AsRef::as_ref).collect()
 }
 
-fn of_pod(allocation: &Allocation, uid: &str) -> bool {
+fn is_held_by(allocation: &Allocation, uid: &str) -> bool {
     allocation.holder.pod_uid.as_deref() == Some(uid)
 }
 
 /// Which of a pod's allocations a process of that pod uses; `None` if other containers hold them.
-fn within_pod(mine: &[&Allocation], pod: &PodProcess) -> Option<Belongs> {
+fn select_within_pod(allocations: &[&Allocation], pod: &PodProcess) -> Option<Belongs> {
     let held_by = |container: &Option<String>| -> Vec<&Allocation> {
-        mine.iter().filter(|a| a.holder.container == *container).copied().collect()
+        allocations.iter().filter(|a| a.holder.container == *container).copied().collect()
     };
     let candidates = match &pod.container {
-        None => mine.to_vec(),
+        None => allocations.to_vec(),
         Some(_) => match (held_by(&pod.container), held_by(&None)) {
             (named, _) if !named.is_empty() => named,
-            (_, nameless) if !nameless.is_empty() => nameless,
+            (_, unnamed) if !unnamed.is_empty() => unnamed,
             _ => return None,
         },
     };
-    // An older grant of the same devices to the same container has a newer one over it (I7).
+    // A newer grant of the same devices to the same container replaces an older one (I7).
     let newest: Vec<_> = candidates.iter().filter(|a| !a.overlapped).map(|a| a.id).collect();
     Some(match newest.as_slice() {
         [] => Belongs::Among(candidates.iter().map(|a| a.id).collect()),
@@ -255,8 +261,8 @@ fn within_pod(mine: &[&Allocation], pod: &PodProcess) -> Option<Belongs> {
     })
 }
 
-/// Why nothing explains a process of a pod.
-fn stranger(ledger: &Ledger, gpu: &PartId, uid: &str) -> Reason {
+/// Why no allocation explains a process of a pod.
+fn unexplained_pod_reason(ledger: &Ledger, gpu: &PartId, uid: &str) -> Reason {
     let on_gpu = |past: &Past<'_>| {
         past.devices().iter().any(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()) == gpu)
     };
@@ -264,7 +270,7 @@ fn stranger(ledger: &Ledger, gpu: &PartId, uid: &str) -> Reason {
         return Reason::Leftover { allocation: ended.id };
     }
     let by = ledger.pods.as_ref().and_then(|view| view.pods.get(uid)?.bypass.clone());
-    match ledger.live.values().any(|a| of_pod(a, uid)) {
+    match ledger.live.values().any(|a| is_held_by(a, uid)) {
         true => Reason::PodHoldsOthers { by },
         false => Reason::PodHoldsNothing { by },
     }

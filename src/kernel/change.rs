@@ -1,4 +1,4 @@
-//! What can change in a ledger. An entry is applied as a whole or not at all.
+//! The changes of a ledger. An entry is applied as a whole or not at all.
 
 use super::allocation::{Allocation, EndReason, Holder};
 use super::breaker::Breaker;
@@ -24,12 +24,12 @@ use std::sync::Arc;
 pub struct Entry {
     /// When it was decided.
     pub at: Now,
-    /// What changes, in order.
+    /// The changes, in order.
     pub changes: Vec<Change>,
 }
 
 impl Entry {
-    /// Whether any of it must be in the store before anyone hears of it.
+    /// Whether any change must be in the store before it is published.
     #[must_use]
     pub fn is_durable(&self) -> bool {
         self.changes.iter().any(Change::is_durable)
@@ -41,114 +41,113 @@ impl Entry {
 pub enum Change {
     /// A part appeared, came back, or changed.
     PartFound(Part),
-    /// A part is no longer there. Its devices stay listed (I10).
+    /// A part is no longer present. Its devices stay listed (I10).
     PartGone(PartId),
-    /// A part that is gone for good while its GPU is there leaves the list (I10).
+    /// A part that is permanently gone while its GPU is present leaves the list (I10).
     PartForgotten(PartId),
-    /// An operator let go of a vanished GPU.
+    /// An operator removed a vanished GPU.
     GpuForgotten(PartId),
-    /// What a look showed beside the parts.
+    /// The newest inventory scan's results other than the parts.
     Looked {
-        /// How near the GPUs sit.
+        /// Links between the GPUs.
         links: Arc<Links>,
-        /// What the parts do.
+        /// Memory in use and process counts of the parts.
         usage: Arc<BTreeMap<PartId, Usage>>,
-        /// GPUs that do not answer, and why.
+        /// Errors of GPUs that could not be read.
         troubles: Arc<BTreeMap<PartId, String>>,
     },
-    /// Other processes are on the GPUs, or the same with other memory.
+    /// The processes on the GPUs, or their memory, changed.
     ProcessesSeen(Arc<ProcessTable>),
-    /// A GPU's health is another.
+    /// A GPU's health changed.
     HealthTurned {
         /// The GPU.
         gpu: PartId,
-        /// Its health from now on.
+        /// The new health.
         health: Health,
     },
-    /// An operator turned a GPU's drain state.
+    /// A GPU's drain state changed.
     DrainTurned {
         /// The GPU.
         gpu: PartId,
-        /// Its state from now on.
+        /// The new state.
         drain: Drain,
     },
-    /// Since when a GPU that is drained is empty, as far as can be seen; `None`: it is not.
+    /// A draining GPU became empty as far as scans show, or no longer is.
     Emptied {
         /// The GPU.
         gpu: PartId,
-        /// Since when.
+        /// Since when it is empty; `None` if it is not.
         empty: Option<Empty>,
     },
-    /// A part is offered anew.
+    /// A part's offer changed.
     Offered {
         /// The part.
         part: PartId,
-        /// By whom.
+        /// Who made the offer: a policy's label, or the baseline.
         by: String,
-        /// As what.
+        /// The offer.
         lines: Vec<OfferLine>,
-        /// Who owns which share numbers from now on.
+        /// The new assignment of share numbers to resources.
         ranges: Vec<ShareRange>,
-        /// All of its devices from now on, those on their way out among them.
+        /// The new devices, including those that are being withdrawn.
         devices: BTreeMap<(Resource, Option<u32>), Device>,
     },
     /// A device leaves the list (I10).
     Delisted(DeviceKey),
-    /// An allocation was granted, or adopted.
+    /// An allocation was granted or adopted.
     Granted(Allocation),
-    /// A source showed more of a holder.
+    /// A source showed more fields of a holder.
     Learned {
         /// The allocation.
         id: AllocationId,
-        /// What was shown.
+        /// The fields that the source showed.
         holder: Holder,
     },
-    /// An overlap turned out to be of one pod (I7).
+    /// An overlap is resolved: both allocations are of one pod (I7).
     Settled(AllocationId),
     /// An allocation ended.
     Ended {
-        /// Which.
+        /// The allocation.
         id: AllocationId,
-        /// By which rule.
+        /// The rule that ended it.
         reason: EndReason,
     },
-    /// An ended allocation is no longer kept.
+    /// An ended allocation was removed from the history.
     Pruned(AllocationId),
-    /// What a round saw.
+    /// The results of a reconcile pass.
     Sighted {
-        /// Of the live allocations.
+        /// Sightings of the live allocations.
         sightings: Arc<BTreeMap<AllocationId, Sighting>>,
-        /// Why ends are withheld, if they are.
+        /// Why ends are withheld; `None` if they are not.
         hold: Option<Arc<str>>,
     },
-    /// What keeps allocations from ending is something else, or nothing.
+    /// The reason that keeps allocations from ending changed; `None` if there is none.
     EvidenceStuck(Option<Arc<Stuck>>),
-    /// The pods of this node are others.
+    /// The view of the node's pods changed.
     PodsSeen(Arc<PodsView>),
-    /// What came of asking pods to leave, by UID.
+    /// The newest eviction attempts, by pod UID.
     Evicting(Arc<BTreeMap<String, Asked>>),
-    /// A live allocation was seen under a kubelet.sock of this age; see
+    /// A live allocation was seen under a kubelet.sock created at this time, milliseconds since 1970; see
     /// [`super::ledger::Ledger::kubelet_seen_wall_ms`].
     KubeletSeen(u64),
-    /// A breaker moved; `None` is at rest.
+    /// A breaker changed.
     BreakerTurned {
-        /// Whose.
+        /// The resource.
         resource: Resource,
-        /// Its state from now on.
+        /// The new state; `None` removes the breaker.
         breaker: Option<Breaker>,
     },
-    /// A policy version is known from now on, or recompiled.
+    /// A policy version was stored or recompiled.
     PolicyKept(PolicyVersion),
     /// A policy version was deleted.
     PolicyDeleted(Digest),
-    /// Another stack is active.
+    /// A stack was activated.
     StackActivated(Stack),
 }
 
 impl Change {
-    /// Whether it is written to the store with its entry. What is not can be seen again after a
-    /// restart, but for health, which is shown before it is written: see
-    /// [`super::record::health_writes`].
+    /// Whether it is written to the store with its entry. Other changes are observed again after a restart,
+    /// except health, which is published before it is written: see [`super::record::health_writes`].
     #[must_use]
     pub fn is_durable(&self) -> bool {
         match self {

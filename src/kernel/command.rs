@@ -1,4 +1,4 @@
-//! The kernel's public interface: everything that can be asked of the truth, as one enum.
+//! The kernel's commands: every operation on the ledger, as one enum.
 
 use super::drain::{Mark, Order};
 use super::evict::{Ask, Outcome};
@@ -10,121 +10,122 @@ use super::policy::{AdmitRequest, PolicyVersion, Terms, TriageAnswer};
 use super::reconcile::RoundView;
 use super::stack::{Stack, StackEntry};
 
-/// One request to the single writer.
+/// One request to the keeper, the ledger's only writer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// The kubelet's Allocate, with what the stack made of it.
+    /// The kubelet's Allocate, with the stack's answer.
     Allocate {
-        /// What is asked.
+        /// The request.
         request: AdmitRequest,
-        /// What the stack said.
+        /// The stack's answer.
         answer: StackAnswer,
-        /// The generation of the snapshot that the stack saw.
+        /// The generation of the snapshot that the stack evaluated.
         seen: u64,
         /// Whether this is the second try after [`super::refusal::Refusal::Moved`].
         again: bool,
-        /// Whether a round could still cure a refusal.
+        /// Whether a reconcile pass may still clear a refusal.
         attempt: Attempt,
     },
-    /// A look at the GPUs.
+    /// The result of an inventory scan.
     Look(Inventory),
-    /// What a reading means.
+    /// The triage of a reading.
     Triaged {
         /// The reading.
         reading: Reading,
-        /// What it means.
+        /// Its severity and the reason.
         answer: TriageAnswer,
     },
-    /// What the parts are offered as, by the stack or the baseline; with who says so.
+    /// New offers of parts, each with the policy's label or `baseline`.
     Offer(Vec<(PartOffer, String)>),
-    /// What the sources of truth show.
+    /// The sources' state for a reconcile pass.
     Observe(RoundView),
-    /// What a source shows of all pods of this node.
+    /// A source's view of all pods of this node.
     Pods(PodsView),
-    /// An operator cordons a GPU. Legal in any state; cordoning twice keeps since when, and takes
-    /// another reason down.
+    /// An operator cordons a GPU. Legal in any state; a second cordon keeps the start time and records a
+    /// new reason.
     Cordon {
         /// The GPU.
         gpu: PartId,
-        /// Who and why.
+        /// The operator, the reason and the time.
         mark: Mark,
     },
-    /// An operator has a GPU emptied. Legal in any state; a new order takes the place of the old.
+    /// An operator drains a GPU. Legal in any state; a new order replaces the old one.
     Drain {
         /// The GPU.
         gpu: PartId,
-        /// Who and why.
+        /// The operator, the reason and the time.
         mark: Mark,
-        /// How.
+        /// How to drain it.
         order: Order,
     },
-    /// An operator calls a drain off; the GPU stays cordoned. Legal in any state.
+    /// An operator cancels a drain; the GPU stays cordoned. Legal in any state.
     StopDrain {
         /// The GPU.
         gpu: PartId,
     },
-    /// What came of asking a pod to leave a GPU that is emptied. Forgotten where nobody wants it away.
+    /// The outcome of an eviction request. Discarded if the pod no longer needs to be evicted.
     Asked {
-        /// What was asked.
+        /// The request.
         ask: Ask,
-        /// What came of it.
+        /// Its outcome.
         outcome: Outcome,
     },
-    /// An operator lets a GPU be granted again. Legal in any state.
+    /// An operator uncordons a GPU. Legal in any state.
     Uncordon {
         /// The GPU.
         gpu: PartId,
     },
-    /// An operator says that a GPU works again. It is believed until the next bad sign.
+    /// An operator marks a GPU healthy, until the next bad reading.
     Heal {
         /// The GPU.
         gpu: PartId,
-        /// Who.
+        /// The operator.
         by: String,
-        /// Why, in the operator's words; may be empty.
+        /// The operator's reason; may be empty.
         why: String,
     },
-    /// An operator lets go of a GPU that vanished. Refused while it is there or held.
+    /// An operator removes a vanished GPU. Refused while it is present or held.
     Forget {
         /// The GPU.
         gpu: PartId,
     },
-    /// An operator ends an allocation that no source can judge. Refused while a source shows its pod running.
+    /// An operator ends an allocation that reconciling cannot end. Refused while a source shows its pod
+    /// running.
     End {
-        /// Which.
+        /// The allocation.
         id: AllocationId,
-        /// Whether it ends all the same while its pod runs.
+        /// Whether it ends even while its pod runs.
         force: bool,
     },
-    /// Keep a policy version, or a recompiled one.
+    /// Store a new or recompiled policy version.
     KeepPolicy(PolicyVersion),
-    /// A version that is known was compiled on this machine.
+    /// A stored version was compiled on this machine.
     Compiled {
-        /// Which.
+        /// The version.
         digest: Digest,
-        /// sha256 of what came of it.
+        /// sha256 of the artifact.
         artifact: Digest,
     },
     /// Delete a policy version. Refused while it is in the active stack.
     DeletePolicy {
-        /// Which.
+        /// The version.
         digest: Digest,
     },
-    /// Activate a stack whose policies were already asked and whose offers were already checked.
+    /// Activate a stack whose policies have already computed its offers and whose offers are checked.
     Activate {
-        /// The stack; its revision is set here.
+        /// The stack; the kernel sets its revision.
         stack: NewStack,
-        /// Only if the active stack is still at this revision.
+        /// Refuse unless the active stack is at this revision.
         expected: Option<u64>,
         /// Its offers on this node.
         offers: Vec<(PartOffer, String)>,
     },
-    /// Time passed: ids leave, breakers move.
+    /// Time passed: devices are delisted, breakers change phase, deadlines expire.
     Tick,
 }
 
 impl Command {
-    /// Which it is, in a word.
+    /// Its name in traces.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -151,61 +152,61 @@ impl Command {
     }
 }
 
-/// The front end submits once, and once more after a round where that may cure the refusal.
+/// The front end submits an Allocate, and submits it again after a reconcile pass that may clear the refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
-    /// A refusal that a round may cure is not yet one: it does not count for the breaker.
+    /// A refusal that a reconcile pass may clear does not count for the breaker.
     First,
-    /// What is refused now is refused.
+    /// Any refusal is final.
     Last,
 }
 
 /// A stack to activate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewStack {
-    /// Whether it comes through the API.
+    /// Whether it was activated through the API.
     pub from_api: bool,
-    /// Who activates it.
+    /// Name of the caller that activates it.
     pub by: String,
-    /// Why, in their words; may be empty.
+    /// The caller's reason; may be empty.
     pub why: String,
-    /// Its policies, first asked first.
+    /// Its policies, in evaluation order.
     pub entries: Vec<StackEntry>,
 }
 
 impl NewStack {
-    /// As the ledger keeps it.
+    /// The stack with its revision and activation time.
     #[must_use]
-    pub fn at(self, revision: u64, since_wall_ms: u64) -> Stack {
+    pub fn into_stack(self, revision: u64, since_wall_ms: u64) -> Stack {
         let Self { from_api, by, why, entries } = self;
         Stack { revision, from_api, by, why, since_wall_ms, entries }
     }
 }
 
-/// What the whole stack made of an Allocate.
+/// The whole stack's answer to an Allocate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StackAnswer {
-    /// All allow, on these terms.
+    /// No policy denied.
     Allow {
-        /// Entries that allowed, by label; `baseline` where all passed.
+        /// Labels of the policies that allowed; `baseline` if all passed.
         by: Vec<String>,
-        /// The terms, merged.
+        /// The merged terms.
         terms: Terms,
     },
-    /// One denies.
+    /// A policy denied.
     Deny {
         /// Its label.
         policy: String,
-        /// Why.
+        /// Its reason.
         reason: String,
     },
-    /// One failed, and its `onFault` is deny.
+    /// A policy failed, and its `onFault` is deny.
     Faulted {
         /// Its label.
         policy: String,
-        /// How.
+        /// The kind of fault.
         kind: super::policy::FaultKind,
-        /// In words.
+        /// The error message.
         detail: String,
     },
 }
@@ -213,13 +214,13 @@ pub enum StackAnswer {
 /// Settings of the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Waits.
+    /// Timeouts and intervals.
     pub timing: super::time::Timing,
-    /// How much memory may be granted of each part, percent of what it has.
+    /// How much of each part's memory may be granted, percent.
     pub overcommit_percent: u32,
-    /// How much is kept of what has ended.
+    /// Limits of the history of ended allocations.
     pub history: super::history::HistoryLimit,
-    /// Whose signatures are taken; none: a policy needs no signature.
+    /// Keys that policies may be signed with; if empty, a policy needs no signature.
     pub trusted_keys: Vec<super::trust::TrustedKey>,
 }
 

@@ -1,4 +1,4 @@
-//! Every command against the ledger: what changes, and whether the caller is refused. Pure.
+//! Decides every command against the ledger: what changes, and whether the caller is refused. Pure.
 
 use super::change::{Change, Entry};
 use super::command::{Command, NewStack, Rules};
@@ -17,50 +17,50 @@ use super::trust::check_trust;
 use super::{allocate, breaker, evict, look, round, running};
 use std::sync::Arc;
 
-/// What becomes of a command.
+/// The decision on a command.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// What changes, refused or not (a denial moves its breaker). Without changes there is nothing
-    /// to apply.
+    /// The changes, also of a refused command: a denial changes its breaker. An entry without changes is
+    /// not applied.
     pub entry: Entry,
-    /// Why the caller is refused, if so.
+    /// Why the caller is refused; `None` if it is not.
     pub refusal: Option<Refusal>,
 }
 
-/// Decides one command. Answers the same to the same, always.
+/// Decides one command. Equal inputs give equal verdicts.
 #[must_use]
 pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Verdict {
     let decided = match command {
         Command::Allocate { request, answer, seen, again, attempt } => {
             let current = *seen == ledger.generation || *again;
-            let asked = allocate::Asked { request, answer, current, attempt: *attempt };
-            return allocate::allocate(ledger, rules, asked, now);
+            let input = allocate::AllocateInput { request, answer, current, attempt: *attempt };
+            return allocate::allocate(ledger, rules, input, now);
         }
         Command::Look(inventory) => Ok(look::look(ledger, inventory, rules, now)),
         Command::Triaged { reading, answer } => Ok(look::triaged(ledger, reading, answer, now)),
-        Command::Offer(offers) => offer(ledger, offers, rules, now),
+        Command::Offer(offers) => apply_offers(ledger, offers, rules, now),
         Command::Observe(view) => Ok(round::observe(ledger, view, rules, now)),
-        Command::Pods(view) => Ok(pods_seen(ledger, view)),
+        Command::Pods(view) => Ok(update_pods(ledger, view)),
         Command::Asked { ask, outcome } => {
-            Ok(evict::asked(ledger, ask, outcome, rules.timing.evict_again_ms, now))
+            Ok(evict::record_outcome(ledger, ask, outcome, rules.timing.evict_again_ms, now))
         }
-        Command::Cordon { gpu, mark } => turn_drain(ledger, gpu, |d| d.cordoned(mark)),
-        Command::Drain { gpu, mark, order } => turn_drain(ledger, gpu, |d| d.ordered(mark, *order)),
-        Command::StopDrain { gpu } => turn_drain(ledger, gpu, Drain::called_off),
-        Command::Uncordon { gpu } => turn_drain(ledger, gpu, |_| Drain::Active),
-        Command::Heal { gpu, by, why } => heal(ledger, gpu, by, why, now),
+        Command::Cordon { gpu, mark } => change_drain(ledger, gpu, |d| d.after_cordon(mark)),
+        Command::Drain { gpu, mark, order } => change_drain(ledger, gpu, |d| d.after_order(mark, *order)),
+        Command::StopDrain { gpu } => change_drain(ledger, gpu, Drain::after_cancel),
+        Command::Uncordon { gpu } => change_drain(ledger, gpu, |_| Drain::Active),
+        Command::Heal { gpu, by, why } => mark_healthy(ledger, gpu, by, why, now),
         Command::Forget { gpu } => forget(ledger, gpu, rules, now),
         Command::End { id, force } => end(ledger, rules, *id, *force, now),
         Command::KeepPolicy(version) => {
-            // What comes with the daemon is a handful and has no say in when it comes.
-            let room = version.shipped || ledger.policies.len() < VERSIONS_MAX;
-            if !room && !ledger.policies.contains_key(&version.digest) {
+            // The few versions that ship with the daemon are always stored.
+            let has_room = version.shipped || ledger.policies.len() < VERSIONS_MAX;
+            if !has_room && !ledger.policies.contains_key(&version.digest) {
                 Err(Refusal::TooManyVersions { limit: VERSIONS_MAX })
             } else {
                 Ok(vec![Change::PolicyKept(version.clone())])
             }
         }
-        Command::Compiled { digest, artifact } => compiled(ledger, digest, artifact),
+        Command::Compiled { digest, artifact } => record_artifact(ledger, digest, artifact),
         Command::DeletePolicy { digest } => delete_policy(ledger, digest),
         Command::Activate { stack, expected, offers } => {
             activate(ledger, stack, *expected, offers, rules, now)
@@ -73,7 +73,7 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
     }
 }
 
-fn offer(
+fn apply_offers(
     ledger: &Ledger,
     offers: &[(PartOffer, String)],
     rules: &Rules,
@@ -82,7 +82,7 @@ fn offer(
     let mut changes = Vec::new();
     let mut resources = ledger.resources();
     for (offer, by) in offers {
-        // A part that went away while the policy was asked keeps its old offer.
+        // A part that disappeared during the evaluation keeps its old offer.
         let Some(part) = ledger.part(&offer.part) else {
             continue;
         };
@@ -97,49 +97,55 @@ fn offer(
     Ok(changes)
 }
 
-fn pods_seen(ledger: &Ledger, view: &PodsView) -> Vec<Change> {
+fn update_pods(ledger: &Ledger, view: &PodsView) -> Vec<Change> {
     let known = ledger.pods.as_deref();
-    let news = known != Some(view) && known.is_none_or(|known| view.replaces(known));
-    if news { vec![Change::PodsSeen(Arc::new(view.clone()))] } else { Vec::new() }
+    let changed = known != Some(view) && known.is_none_or(|known| view.replaces(known));
+    if changed { vec![Change::PodsSeen(Arc::new(view.clone()))] } else { Vec::new() }
 }
 
-fn known_gpu<'l>(ledger: &'l Ledger, gpu: &PartId) -> Result<&'l super::ledger::GpuState, Refusal> {
+fn find_gpu<'l>(ledger: &'l Ledger, gpu: &PartId) -> Result<&'l super::ledger::GpuState, Refusal> {
     ledger.gpus.get(gpu).map(AsRef::as_ref).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
 }
 
-/// The change that turns a GPU's drain state, if it is another then.
-fn turn_drain(
+/// The change of a GPU's drain state by `transition`; none if the state stays the same.
+fn change_drain(
     ledger: &Ledger,
     gpu: &PartId,
-    turn: impl FnOnce(&Drain) -> Drain,
+    transition: impl FnOnce(&Drain) -> Drain,
 ) -> Result<Vec<Change>, Refusal> {
-    let old = &known_gpu(ledger, gpu)?.drain;
-    let drain = turn(old);
+    let old = &find_gpu(ledger, gpu)?.drain;
+    let drain = transition(old);
     Ok(if drain == *old { Vec::new() } else { vec![Change::DrainTurned { gpu: gpu.clone(), drain }] })
 }
 
-fn heal(ledger: &Ledger, gpu: &PartId, by: &str, why: &str, now: Now) -> Result<Vec<Change>, Refusal> {
-    let health = &known_gpu(ledger, gpu)?.health;
-    // The next look would turn it back: somebody who reads "healthy" in between is misled.
+fn mark_healthy(
+    ledger: &Ledger,
+    gpu: &PartId,
+    by: &str,
+    why: &str,
+    now: Now,
+) -> Result<Vec<Change>, Refusal> {
+    let health = &find_gpu(ledger, gpu)?.health;
+    // The next scan would mark it unhealthy again, and a reader would see a wrong state until then.
     if !ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu) {
         return Err(Refusal::Vanished { gpu: gpu.clone() });
     }
-    if let Some(trouble) = ledger.troubles.get(gpu) {
-        return Err(Refusal::NoAnswer { gpu: gpu.clone(), trouble: trouble.clone() });
+    if let Some(error) = ledger.troubles.get(gpu) {
+        return Err(Refusal::NoAnswer { gpu: gpu.clone(), trouble: error.clone() });
     }
     match health.state {
         HealthState::Healthy => Ok(Vec::new()),
         HealthState::Vanished => Err(Refusal::Vanished { gpu: gpu.clone() }),
         HealthState::Degraded | HealthState::Unhealthy => {
-            let said = if why.is_empty() { String::new() } else { format!(" ({why})") };
-            let health = health.healed(&format!("marked healthy by {by}{said}"), now);
+            let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
+            let health = health.marked_healthy(&format!("marked healthy by {by}{why}"), now);
             Ok(vec![Change::HealthTurned { gpu: gpu.clone(), health }])
         }
     }
 }
 
 fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<Change>, Refusal> {
-    let state = known_gpu(ledger, gpu)?;
+    let state = find_gpu(ledger, gpu)?;
     let parts = || ledger.parts.values().filter(|p| p.part.gpu() == gpu);
     if state.health.state != HealthState::Vanished || parts().any(|p| p.present) {
         return Err(Refusal::StillThere { gpu: gpu.clone() });
@@ -147,7 +153,7 @@ fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<
     if let Some(by) = parts().find_map(|p| ledger.newest_on(p)) {
         return Err(Refusal::StillHeld { gpu: gpu.clone(), by: by.id });
     }
-    // Its ids leave the list with it, so they must have been Unhealthy and unheld as long as any (I10).
+    // Its ids leave the list with it, so they must have been Unhealthy and unheld for the full period (I10).
     let settled = |since_ms| now.passed(since_ms, rules.timing.retire_ms);
     if parts().any(|p| !settled(p.turned_mono_ms) || !settled(p.idle_since_mono_ms)) {
         return Err(Refusal::TooSoon { gpu: gpu.clone(), wait_ms: rules.timing.retire_ms });
@@ -181,8 +187,8 @@ fn end(
     ))
 }
 
-/// Nothing else of it: who signed it may have changed meanwhile, or it may be gone.
-fn compiled(ledger: &Ledger, digest: &Digest, artifact: &Digest) -> Result<Vec<Change>, Refusal> {
+/// Changes only the artifact: the version's signature may have changed meanwhile, or the version may be gone.
+fn record_artifact(ledger: &Ledger, digest: &Digest, artifact: &Digest) -> Result<Vec<Change>, Refusal> {
     let known = ledger.policies.get(digest);
     let known = known.ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })?;
     let same = known.artifact == *artifact;
@@ -218,8 +224,8 @@ fn activate(
         return Err(Refusal::UnknownPolicy { digest: entry.digest.clone() });
     }
     check_trust(ledger, &stack.entries, &rules.trusted_keys)?;
-    let mut changes = vec![Change::StackActivated(stack.clone().at(revision + 1, now.wall_ms))];
-    changes.extend(offer(ledger, offers, rules, now)?);
+    let mut changes = vec![Change::StackActivated(stack.clone().into_stack(revision + 1, now.wall_ms))];
+    changes.extend(apply_offers(ledger, offers, rules, now)?);
     Ok(changes)
 }
 
@@ -227,7 +233,7 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
     let timing = &rules.timing;
     let mut changes = Vec::new();
     for (resource, state) in ledger.breakers.iter() {
-        if let Some(breaker) = breaker::ticked(state, timing, now) {
+        if let Some(breaker) = breaker::after_tick(state, timing, now) {
             changes.push(Change::BreakerTurned { resource: resource.clone(), breaker });
         }
     }
@@ -236,25 +242,25 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
             part.devices.iter().filter(|(_, d)| due_to_leave(d, timing.retire_ms, timing.named_ms, now));
         changes.extend(due.map(|((resource, share), _)| Change::Delisted(part.key(resource, *share))));
     }
-    let gone_for_good = ledger.parts.iter().filter(|(_, part)| is_gone_for_good(ledger, part, timing, now));
-    changes.extend(gone_for_good.map(|(id, _)| Change::PartForgotten(id.clone())));
-    changes.extend(drain::ticked(ledger, now));
-    changes.extend(evict::ticked(ledger));
-    // What ends prunes as many; more are left where the settings allow fewer than they did.
+    let gone = ledger.parts.iter().filter(|(_, part)| is_permanently_gone(ledger, part, timing, now));
+    changes.extend(gone.map(|(id, _)| Change::PartForgotten(id.clone())));
+    changes.extend(drain::update_drains(ledger, now));
+    changes.extend(evict::prune_evictions(ledger));
+    // Each end prunes as many as it adds; more are left to prune after the limit was lowered.
     changes.extend(ledger.ended.to_prune(rules.history, None).into_iter().map(Change::Pruned));
     changes
 }
 
-/// Whether a part went and will not come back by that name: a MIG instance that was destroyed on a
-/// GPU that is still there. A GPU itself may come back, so an operator lets go of it.
-fn is_gone_for_good(ledger: &Ledger, part: &PartState, timing: &Timing, now: Now) -> bool {
+/// Whether a part will not come back under its id: a MIG instance that was destroyed on a GPU that is still
+/// present. A GPU itself may come back, so only an operator removes it.
+fn is_permanently_gone(ledger: &Ledger, part: &PartState, timing: &Timing, now: Now) -> bool {
     let gpu = part.part.gpu();
-    let gpu_is_there = ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu);
-    let named = |d: &Device| d.named_mono_ms.is_some_and(|at| !now.passed(at, timing.named_ms));
+    let gpu_is_present = ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu);
+    let recently_named = |d: &Device| d.named_mono_ms.is_some_and(|at| !now.passed(at, timing.named_ms));
     !part.present
-        && gpu_is_there
+        && gpu_is_present
         && part.part.parent.is_some()
         && now.passed(part.turned_mono_ms, timing.retire_ms)
         && now.passed(part.idle_since_mono_ms, timing.retire_ms)
-        && !part.devices.values().any(|d| d.held() || named(d))
+        && !part.devices.values().any(|d| d.held() || recently_named(d))
 }

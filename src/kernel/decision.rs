@@ -1,4 +1,4 @@
-//! Decisions on the record: what was asked, what each policy said to it, and what came of it.
+//! Recorded decisions: the question, each policy's result, and the outcome.
 
 use super::allocation::Limits;
 use super::gpu::Reading;
@@ -11,30 +11,30 @@ use super::time::Now;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What one call took.
+/// The cost of one policy call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Units of fuel, the same on every machine; 0 where the caller cannot tell.
+    /// Units of fuel, the same on every machine; 0 where it is not known.
     pub fuel: u64,
-    /// Wall time from the instance's making to the answer, microseconds.
+    /// Wall time from the creation of the instance to the answer, microseconds.
     pub wall_us: u64,
 }
 
-/// A question that outlives its caller.
+/// An owned [`Question`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// As [`Question::Offer`].
+    /// See [`Question::Offer`].
     Offer,
-    /// As [`Question::Place`].
+    /// See [`Question::Place`].
     Place(PlaceRequest),
-    /// As [`Question::Admit`].
+    /// See [`Question::Admit`].
     Admit(AdmitRequest),
-    /// As [`Question::Triage`].
+    /// See [`Question::Triage`].
     Triage(Reading),
 }
 
 impl Asked {
-    /// The same, borrowed.
+    /// The question, borrowed.
     #[must_use]
     pub fn question(&self) -> Question<'_> {
         match self {
@@ -52,21 +52,21 @@ impl Asked {
     }
 }
 
-/// What one policy said.
+/// The result of one policy call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// The next one is to be asked.
+    /// The next policy is called.
     Pass,
-    /// This.
+    /// An answer.
     Answer(Answer),
-    /// Nothing that could be used.
+    /// The call failed, or its answer was invalid.
     Fault(Fault),
-    /// It was not asked: it failed too often.
+    /// It was not called, because it failed too often.
     Suspended,
 }
 
 impl Said {
-    /// Which it is, in a word.
+    /// Its name in the API and in traces.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -78,63 +78,63 @@ impl Said {
     }
 }
 
-/// One policy's part in a decision.
+/// One policy call of a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallNote {
-    /// `name@` and the beginning of the digest.
+    /// The policy's label: `name@` and the beginning of the digest.
     pub policy: String,
-    /// Which version.
+    /// Digest of the version.
     pub digest: Digest,
-    /// The entry's parameters, JSON.
+    /// The stack entry's parameters, JSON.
     pub parameters: String,
-    /// What it said.
+    /// The call's result.
     pub said: Said,
-    /// What that took.
+    /// The call's cost.
     pub cost: Cost,
 }
 
-/// What came of a question, by the whole stack and the kernel.
+/// The outcome of a question, decided by the whole stack and the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// What each part is offered as, and who says so.
+    /// The offer of each part, with the label of the policy or `baseline`.
     Offered(Vec<(PartOffer, String)>),
-    /// Which devices, and who says so.
+    /// The chosen devices, with the label of the policy or `baseline`.
     Placed(Placement, String),
-    /// Granted, with what the container was told.
+    /// The devices were granted.
     Granted(Grant),
-    /// A policy said no, or failed where its failing denies.
+    /// A policy denied, or failed and its `onFault` is deny.
     Denied {
         /// Its label.
         by: String,
-        /// Why.
+        /// Its reason.
         reason: String,
     },
-    /// The policies allowed it, and the kernel did not, or could not.
+    /// The policies allowed it, and the kernel refused it.
     Refused {
-        /// Why.
+        /// The kernel's reason.
         reason: String,
     },
-    /// What a reading means, and who says so.
+    /// The triage of a reading, with the label of the policy or `baseline`.
     Triaged(TriageAnswer, String),
 }
 
-/// What was granted, as far as policies have a word in it.
+/// A grant, with what the policies decided of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// Under which id.
+    /// Its allocation id.
     pub allocation: Option<AllocationId>,
-    /// Who allowed it.
+    /// Labels of the policies that allowed it.
     pub by: Vec<String>,
-    /// Why.
+    /// The policies' reason.
     pub reason: String,
-    /// What the container may use.
+    /// The container's limits.
     pub limits: Limits,
-    /// The policies' environment for it.
+    /// Environment variables that policies added.
     pub environment: Vec<(String, String)>,
 }
 
 impl Outcome {
-    /// In one word, as lists are filtered by it.
+    /// Its value in the API, which lists are filtered by.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -147,7 +147,7 @@ impl Outcome {
         }
     }
 
-    /// Who is behind it, by label.
+    /// Labels of the policies that decided it.
     #[must_use]
     pub fn by(&self) -> Vec<&str> {
         match self {
@@ -163,7 +163,7 @@ impl Outcome {
         }
     }
 
-    /// Why, in a sentence; empty where nobody gave one.
+    /// The reason; empty where none was given.
     #[must_use]
     pub fn reason(&self) -> &str {
         match self {
@@ -176,29 +176,29 @@ impl Outcome {
     }
 }
 
-/// A decision as it is handed to the journal. The node is shared, so this is cheap.
+/// A decision as it is sent to the journal. It is cheap to create because the node is shared.
 #[derive(Clone, Debug)]
 pub struct Note {
-    /// What the policies saw.
+    /// The snapshot that the policies evaluated.
     pub node: Arc<Ledger>,
-    /// When.
+    /// The time of the decision.
     pub now: Now,
-    /// What was asked.
+    /// The question.
     pub asked: Asked,
-    /// What each policy of the stack said, in order.
+    /// The calls of the stack's policies, in order.
     pub calls: Vec<CallNote>,
-    /// What came of it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// Whether it says what the one before it said, and need not be put down.
+    /// Whether it repeats the previous decision, so that it need not be recorded.
     pub again: bool,
 }
 
-/// How much of the past is kept.
+/// Limits of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalLimit {
-    /// Bytes of all files together.
+    /// Total size of all files, bytes.
     pub bytes: u64,
-    /// Age, milliseconds.
+    /// Age of the oldest decision, milliseconds.
     pub age_ms: u64,
 }
 
@@ -208,46 +208,46 @@ impl Default for JournalLimit {
     }
 }
 
-/// A decision as the journal keeps it.
+/// A decision as the journal stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// Counts from 1, without gaps but those of what was dropped.
+    /// Sequence number from 1; gaps are decisions that were dropped.
     pub seq: u64,
-    /// When, milliseconds since 1970.
+    /// The time of the decision, milliseconds since 1970.
     pub at_wall_ms: u64,
-    /// Which hook was asked.
+    /// The hook that was called.
     pub hook: Hook,
     /// The snapshot's generation.
     pub generation: u64,
-    /// What was asked for, where something was.
+    /// The requested devices, for a placement or an admission.
     pub request: Option<Request>,
-    /// The reading that was asked about.
+    /// The reading, for a triage.
     pub reading: Option<Reading>,
-    /// GPUs that the question or the outcome names.
+    /// GPUs in the question or the outcome.
     pub gpus: Vec<PartId>,
-    /// Pods that may have asked, as `namespace/pod`.
+    /// Pods that the request may be for, as `namespace/pod`.
     pub candidates: Vec<String>,
-    /// What each policy said.
+    /// The calls of the stack's policies, in order.
     pub calls: Vec<CallNote>,
-    /// What came of it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// sha256 of what the policies were shown; `None` where that could not be put down.
+    /// sha256 of the policies' input; `None` where the input could not be stored.
     pub input: Option<Digest>,
 }
 
-/// What was asked for.
+/// The requested devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The resource.
     pub resource: String,
-    /// How many devices.
+    /// The number of devices.
     pub count: usize,
-    /// The devices that an Allocate named, or that a placement had to hold.
+    /// The devices of an Allocate, or those that a placement must include.
     pub devices: Vec<String>,
 }
 
 impl Note {
-    /// As it is put down, without a number.
+    /// The decision as the journal stores it, without a sequence number.
     #[must_use]
     pub fn decision(&self) -> Decision {
         let node = &*self.node;
@@ -277,7 +277,7 @@ impl Note {
         }
     }
 
-    /// Each once, in order.
+    /// Sorted, without duplicates.
     fn gpus(&self) -> Vec<PartId> {
         let mut parts = BTreeSet::new();
         match &self.asked {
@@ -316,39 +316,38 @@ impl Request {
     }
 }
 
-/// Which decisions are wanted. All that is given must hold.
+/// Selects decisions. All fields that are set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// That name this GPU.
+    /// Decisions on this GPU.
     pub gpu: Option<PartId>,
-    /// That led to one of these allocations, or that one of these pods (`namespace/pod`) may have
-    /// asked for.
+    /// Decisions that led to one of these allocations, or whose request may be for this pod.
     pub whose: Option<Whose>,
-    /// In which a policy had a part whose label begins so.
+    /// Decisions in which a policy took part whose label begins with this text.
     pub policy: Option<String>,
-    /// With this outcome ([`Outcome::word`]), or `fault` for those in which a policy failed.
+    /// Decisions with this outcome ([`Outcome::word`]), or `fault` for those in which a policy failed.
     pub outcome: Option<String>,
-    /// Of this hook.
+    /// Decisions of this hook.
     pub hook: Option<Hook>,
-    /// Not earlier, milliseconds since 1970.
+    /// Decisions at or after this time, milliseconds since 1970.
     pub since_wall_ms: Option<u64>,
-    /// Earlier, milliseconds since 1970.
+    /// Decisions before this time, milliseconds since 1970.
     pub until_wall_ms: Option<u64>,
-    /// With a smaller number.
+    /// Decisions with a smaller sequence number.
     pub before: Option<u64>,
 }
 
-/// Of whom.
+/// The requester of a decision; matches by either field.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Whose {
-    /// By allocation.
+    /// Ids of the resulting allocations.
     pub allocations: Vec<AllocationId>,
-    /// By name, `namespace/pod` or `/pod` for any namespace or `namespace/` for any pod.
+    /// The pod, as `namespace/pod`, `/pod` for any namespace or `namespace/` for any pod.
     pub pod: Option<String>,
 }
 
 impl Filter {
-    /// Whether a decision is wanted.
+    /// Whether a decision matches the filter.
     #[must_use]
     pub fn wants(&self, decision: &Decision) -> bool {
         let gpu = |gpu: &PartId| decision.gpus.contains(gpu);
@@ -357,12 +356,12 @@ impl Filter {
             decision.calls.iter().any(|call| begins(&call.policy))
                 || decision.outcome.by().into_iter().any(begins)
         };
-        let outcome = |word: &String| match word.as_str() {
+        let outcome = |name: &String| match name.as_str() {
             "fault" => decision.calls.iter().any(|call| matches!(call.said, Said::Fault(_))),
-            word => decision.outcome.word() == word,
+            name => decision.outcome.word() == name,
         };
         self.gpu.as_ref().is_none_or(gpu)
-            && self.whose.as_ref().is_none_or(|whose| whose.is(decision))
+            && self.whose.as_ref().is_none_or(|whose| whose.matches(decision))
             && self.policy.as_ref().is_none_or(policy)
             && self.outcome.as_ref().is_none_or(outcome)
             && self.hook.is_none_or(|hook| hook == decision.hook)
@@ -373,7 +372,7 @@ impl Filter {
 }
 
 impl Whose {
-    fn is(&self, decision: &Decision) -> bool {
+    fn matches(&self, decision: &Decision) -> bool {
         if let Outcome::Granted(Grant { allocation: Some(id), .. }) = &decision.outcome
             && self.allocations.contains(id)
         {
@@ -382,7 +381,9 @@ impl Whose {
         let Some(wanted) = &self.pod else { return false };
         let named = |candidate: &String| match wanted.split_once('/') {
             Some(("", pod)) => candidate.split_once('/').is_some_and(|(_, name)| name == pod),
-            Some((namespace, "")) => candidate.split_once('/').is_some_and(|(of, _)| of == namespace),
+            Some((namespace, "")) => {
+                candidate.split_once('/').is_some_and(|(candidate, _)| candidate == namespace)
+            }
             _ => candidate == wanted,
         };
         decision.candidates.iter().any(named)

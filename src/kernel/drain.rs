@@ -1,4 +1,4 @@
-//! Whether an operator lets a GPU be granted, and how far it is emptied.
+//! The drain state of a GPU: whether it may be granted, and the progress of emptying it.
 //!
 //! `active -> cordoned -> draining -> drained -> active`; uncordoning leads back from any of them.
 
@@ -8,57 +8,57 @@ use super::names::PartId;
 use super::part_state::PartState;
 use super::time::{Now, Timing};
 
-/// The drain state of one GPU, in kubectl's words.
+/// The drain state of one GPU, named as in kubectl.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Drain {
-    /// Granted as offered.
+    /// It is granted as offered.
     #[default]
     Active,
-    /// Nothing new is granted; what is held stays (I3, I4).
+    /// Nothing new is granted; existing allocations stay (I3, I4).
     Cordoned(Mark),
-    /// Cordoned, and to be emptied.
+    /// Cordoned and being drained.
     Draining(Mark, Order),
-    /// Cordoned, and nobody holds any of it.
+    /// Cordoned, with no allocations and no processes left.
     Drained(Mark),
 }
 
-/// Who did it, when and why.
+/// The author, time and reason of a cordon or drain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// Who: the token's name, or `config`.
+    /// The name of the caller's token, or `config`.
     pub by: String,
-    /// Why, in the operator's words; may be empty.
+    /// The operator's reason; may be empty.
     pub why: String,
-    /// When, milliseconds since 1970.
+    /// Since when, milliseconds since 1970.
     pub since_wall_ms: u64,
 }
 
-/// How a GPU is to be emptied.
+/// How a GPU is to be drained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Order {
-    /// Whether its pods are asked to leave, through the API server. Held devices are listed
-    /// Unhealthy meanwhile, so that no freed one is given away again.
+    /// Whether its pods are evicted through the API server. Held devices are listed Unhealthy meanwhile,
+    /// so that the kubelet does not allocate a freed one again.
     pub evict: bool,
-    /// By when, milliseconds since 1970. By the wall clock, since it outlives a restart.
+    /// The deadline, milliseconds since 1970; a wall clock time, because it must survive a restart.
     pub deadline_wall_ms: Option<u64>,
-    /// What becomes of a drain that is not done by then.
+    /// What happens at the deadline if the drain is not complete.
     pub at_deadline: AtDeadline,
 }
 
-/// What becomes of a drain at its deadline.
+/// What happens to an incomplete drain at its deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AtDeadline {
-    /// It goes on, and is shown as late.
+    /// It continues, and is reported as late.
     #[default]
     Wait,
-    /// Pods that are still there are deleted, whatever their disruption budgets say.
+    /// The remaining pods are deleted, regardless of their disruption budgets.
     Delete,
-    /// It is called off; the GPU stays cordoned.
+    /// It is cancelled; the GPU stays cordoned.
     GiveUp,
 }
 
 impl Drain {
-    /// As the API writes it.
+    /// Its value in the API.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -69,7 +69,7 @@ impl Drain {
         }
     }
 
-    /// Who turned it, when and why; nobody did while it is active.
+    /// The mark of the cordon or drain; `None` while active.
     #[must_use]
     pub fn mark(&self) -> Option<&Mark> {
         match self {
@@ -78,7 +78,7 @@ impl Drain {
         }
     }
 
-    /// Its order while it is being emptied.
+    /// The order of a drain in progress.
     #[must_use]
     pub fn order(&self) -> Option<&Order> {
         match self {
@@ -87,14 +87,14 @@ impl Drain {
         }
     }
 
-    /// Whether its holders are being asked to leave.
+    /// Whether its holders are being evicted.
     #[must_use]
     pub fn evicts(&self) -> bool {
         self.order().is_some_and(|order| order.evict)
     }
 
-    /// After a cordon: what is cordoned in any way stays as it is, but for another reason.
-    pub(super) fn cordoned(&self, mark: &Mark) -> Self {
+    /// The state after a cordon. A GPU that is already out of use keeps its state and takes the new reason.
+    pub(super) fn after_cordon(&self, mark: &Mark) -> Self {
         let Some(first) = self.mark() else {
             return Self::Cordoned(mark.clone());
         };
@@ -110,8 +110,8 @@ impl Drain {
         }
     }
 
-    /// After an order to drain. A new order takes the place of an old one.
-    pub(super) fn ordered(&self, mark: &Mark, order: Order) -> Self {
+    /// The state after an order to drain. A new order replaces an old one.
+    pub(super) fn after_order(&self, mark: &Mark, order: Order) -> Self {
         match self {
             Self::Drained(_) => self.clone(),
             Self::Draining(first, _) => {
@@ -125,8 +125,8 @@ impl Drain {
         }
     }
 
-    /// After a drain was called off: still cordoned.
-    pub(super) fn called_off(&self) -> Self {
+    /// The state after a drain is cancelled: still cordoned.
+    pub(super) fn after_cancel(&self) -> Self {
         match self {
             Self::Draining(mark, _) | Self::Drained(mark) => Self::Cordoned(mark.clone()),
             Self::Active | Self::Cordoned(_) => self.clone(),
@@ -135,92 +135,94 @@ impl Drain {
 }
 
 impl Order {
-    /// Whether its deadline is over.
+    /// Whether its deadline has passed.
     #[must_use]
     pub fn is_late(&self, now: Now) -> bool {
         self.deadline_wall_ms.is_some_and(|deadline| now.wall_ms >= deadline)
     }
 }
 
-/// What time does to the drains of all GPUs: deadlines, and holders that came.
-pub(super) fn ticked(ledger: &Ledger, now: Now) -> Vec<Change> {
-    ledger.gpus.iter().filter_map(|(gpu, state)| tick_one(ledger, gpu, state, now)).collect()
+/// Expires deadlines, and reopens drains of GPUs that are held again.
+pub(super) fn update_drains(ledger: &Ledger, now: Now) -> Vec<Change> {
+    ledger.gpus.iter().filter_map(|(gpu, state)| update_drain(ledger, gpu, state, now)).collect()
 }
 
-fn tick_one(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Option<Change> {
-    let turned = |drain| Some(Change::DrainTurned { gpu: gpu.clone(), drain });
-    let held = held(ledger, gpu);
+fn update_drain(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Option<Change> {
+    let changed = |drain| Some(Change::DrainTurned { gpu: gpu.clone(), drain });
+    let is_held = is_held(ledger, gpu);
     match &state.drain {
-        // A container may come again to what it held (I4): then it is not empty after all.
-        Drain::Drained(mark) if held => turned(Drain::Draining(mark.clone(), Order::default())),
-        // An empty one is on its way to drained, however late.
+        // A container may be granted its former devices again (I4), so that the GPU is not empty.
+        Drain::Drained(mark) if is_held => changed(Drain::Draining(mark.clone(), Order::default())),
+        // An empty GPU becomes drained, however late.
         Drain::Draining(mark, order)
             if order.at_deadline == AtDeadline::GiveUp
                 && order.is_late(now)
-                && (held || parts(ledger, gpu).any(|p| busy(ledger, &p.part.id)) || busy(ledger, gpu)) =>
+                && (is_held
+                    || parts(ledger, gpu).any(|p| has_processes(ledger, &p.part.id))
+                    || has_processes(ledger, gpu)) =>
         {
-            turned(Drain::Cordoned(Mark { why: given_up(&mark.why), ..mark.clone() }))
+            changed(Drain::Cordoned(Mark { why: with_given_up(&mark.why), ..mark.clone() }))
         }
-        _ if held && state.empty.is_some() => Some(Change::Emptied { gpu: gpu.clone(), empty: None }),
+        _ if is_held && state.empty.is_some() => Some(Change::Emptied { gpu: gpu.clone(), empty: None }),
         _ => None,
     }
 }
 
-/// What is added to the reason of a drain that was given up.
+/// Suffix of the reason of a drain that was given up. Stores contain it.
 const GIVEN_UP: &str = "drain given up at its deadline";
 
-/// The reason of a drain that was given up.
-fn given_up(why: &str) -> String {
-    let why = operators_why(why);
+/// The reason with the suffix [`GIVEN_UP`].
+fn with_given_up(why: &str) -> String {
+    let why = without_given_up(why);
     if why.is_empty() { GIVEN_UP.to_owned() } else { format!("{why}; {GIVEN_UP}") }
 }
 
-/// Whether a GPU is cordoned since a drain of it was given up at its deadline.
+/// Whether a GPU is cordoned because its drain was given up at the deadline.
 #[must_use]
 pub fn was_given_up(drain: &Drain) -> bool {
-    matches!(drain, Drain::Cordoned(mark) if operators_why(&mark.why) != mark.why)
+    matches!(drain, Drain::Cordoned(mark) if without_given_up(&mark.why) != mark.why)
 }
 
-/// A reason without what [`given_up`] added to it, now or in the words of older stores (in parentheses).
-fn operators_why(why: &str) -> &str {
-    let without = why.strip_suffix(')').and_then(|why| why.strip_suffix(GIVEN_UP)?.strip_suffix('('));
-    let Some(rest) = without.or_else(|| why.strip_suffix(GIVEN_UP)) else { return why };
-    match rest.strip_suffix("; ").or_else(|| rest.strip_suffix(' ')) {
-        Some(why) => why,
-        None if rest.is_empty() => rest,
-        // These are the operator's own words.
+/// The reason without the suffix of [`with_given_up`], which older stores have in parentheses.
+fn without_given_up(why: &str) -> &str {
+    let in_parentheses = why.strip_suffix(')').and_then(|why| why.strip_suffix(GIVEN_UP)?.strip_suffix('('));
+    let Some(before) = in_parentheses.or_else(|| why.strip_suffix(GIVEN_UP)) else { return why };
+    match before.strip_suffix("; ").or_else(|| before.strip_suffix(' ')) {
+        Some(operators) => operators,
+        None if before.is_empty() => before,
+        // The operator's reason happens to end with the same text.
         None => why,
     }
 }
 
-/// The reason after a new order: its own, or the operator's of the one before. That an earlier drain was
-/// given up is over with it.
+/// The reason after a new order: its own, or else the operator's previous reason without the suffix of a
+/// drain that was given up.
 fn newest_why(first: &Mark, mark: &Mark) -> String {
-    if mark.why.is_empty() { operators_why(&first.why).to_owned() } else { mark.why.clone() }
+    if mark.why.is_empty() { without_given_up(&first.why).to_owned() } else { mark.why.clone() }
 }
 
-/// Since when a GPU that is drained has nobody on it, monotonic milliseconds.
+/// Since when a draining GPU has no processes, monotonic milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Empty {
-    /// Since when no look found anybody, those among them that could not tell.
+    /// Since when no scan found a process, including scans that could not list processes.
     pub unused_since_mono_ms: u64,
-    /// Since when every look saw that there is nobody; `None` if the newest could not tell.
+    /// Since when every scan listed no process; `None` if the newest scan could not list processes.
     pub seen_since_mono_ms: Option<u64>,
 }
 
-/// What a look found on a GPU.
+/// What an inventory scan found on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Processes.
+    /// There are processes.
     Busy,
-    /// No process, or the GPU is gone.
+    /// There is no process, or the GPU is gone.
     Empty,
-    /// The GPU could not be asked, or does not tell.
+    /// The GPU could not be read, or does not list its processes.
     Unknown,
 }
 
-/// What a look does to the drain of one GPU. Only looks make a GPU drained: a pod that was deleted
-/// by force leaves the kubelet's `List` while its processes still run.
+/// The change of one GPU's drain state by an inventory scan. Only scans make a GPU drained: a pod that was
+/// force-deleted leaves the kubelet's `List` while its processes still run.
 pub(super) fn looked(
     ledger: &Ledger,
     gpu: &PartId,
@@ -233,45 +235,47 @@ pub(super) fn looked(
     let Drain::Draining(mark, _) = &state.drain else {
         return emptied(None);
     };
-    if held(ledger, gpu) {
+    if is_held(ledger, gpu) {
         return emptied(None);
     }
-    let seen = match found() {
+    let seen_empty = match found() {
         Found::Busy => return emptied(None),
         Found::Empty => true,
         Found::Unknown => false,
     };
-    if state.empty.is_some_and(|empty| empty.lasted(seen, timing, now)) {
+    if state.empty.is_some_and(|empty| empty.is_long_enough(seen_empty, timing, now)) {
         let drain = Drain::Drained(Mark { since_wall_ms: now.wall_ms, ..mark.clone() });
         return Some(Change::DrainTurned { gpu: gpu.clone(), drain });
     }
     let (before, now) = (state.empty, now.mono_ms);
     emptied(Some(Empty {
         unused_since_mono_ms: before.map_or(now, |empty| empty.unused_since_mono_ms),
-        // What nobody could see in between says nothing of it: two looks must see that it is empty, and
-        // all between them.
-        seen_since_mono_ms: seen.then(|| before.and_then(|empty| empty.seen_since_mono_ms).unwrap_or(now)),
+        // A scan that could not list processes restarts the period: two scans, and all between them, must
+        // show the GPU empty.
+        seen_since_mono_ms: seen_empty
+            .then(|| before.and_then(|empty| empty.seen_since_mono_ms).unwrap_or(now)),
     }))
 }
 
 impl Empty {
-    /// Whether that is so for long enough at a look that sees nobody (`seen`), or cannot tell.
-    fn lasted(self, seen: bool, timing: &Timing, now: Now) -> bool {
-        let seen = self.seen_since_mono_ms.filter(|_| seen);
-        // A GPU that cannot be asked is drained all the same once its last pod had time to die: broken
-        // GPUs are what is drained most. So is one that can be asked only now and then.
+    /// Whether the GPU has been empty long enough. `seen_empty` tells if the newest scan could list
+    /// processes and found none.
+    fn is_long_enough(self, seen_empty: bool, timing: &Timing, now: Now) -> bool {
+        let empty_since = self.seen_since_mono_ms.filter(|_| seen_empty);
+        // A GPU that cannot be read is drained once its last pod has had time to terminate, because most
+        // drained GPUs are broken. So is one that can be read only intermittently.
         let unseen_ms = timing.drained_unseen_ms.max(timing.drained_ms);
-        seen.is_some_and(|since| now.passed(since, timing.drained_ms))
+        empty_since.is_some_and(|since| now.passed(since, timing.drained_ms))
             || now.passed(self.unused_since_mono_ms, unseen_ms)
     }
 }
 
-fn held(ledger: &Ledger, gpu: &PartId) -> bool {
+fn is_held(ledger: &Ledger, gpu: &PartId) -> bool {
     parts(ledger, gpu).any(PartState::held)
 }
 
-/// By the newest look.
-fn busy(ledger: &Ledger, part: &PartId) -> bool {
+/// As of the newest inventory scan.
+fn has_processes(ledger: &Ledger, part: &PartId) -> bool {
     ledger.processes_on(part).is_some_and(|processes| processes > 0)
 }
 

@@ -1,8 +1,7 @@
-//! Who is asked to leave a GPU that is emptied with `evict`, and how far each of its holders is.
+//! Which pods are evicted from a GPU that is drained with `evict`, and the progress of each holder.
 //!
-//! Pure: the room that talks to the API server asks here what to ask next, and hands in what came of
-//! it. What came of it is not written down: the drain's order outlives a restart, and asking a pod
-//! twice does no harm.
+//! This module is pure: the caller sends the requests to the API server and submits their outcomes. Outcomes
+//! are not stored, because the drain's order survives a restart and a repeated eviction does no harm.
 
 use super::allocation::Allocation;
 use super::change::Change;
@@ -14,56 +13,56 @@ use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Longest message of the API server that is kept of one pod, bytes; budgets are told in about 100.
+/// Longest API server message that is kept of one pod, bytes; those about disruption budgets have about 100.
 const MESSAGE_BYTES_MAX: usize = 512;
 
-/// How a pod is asked to leave, the gentler way first.
+/// How a pod is removed, the gentler method first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
-    /// By the Eviction API: disruption budgets hold.
+    /// Eviction API: disruption budgets are respected.
     Evict,
-    /// Deleted, with its own grace period: budgets are not asked.
+    /// Deletion with the pod's own grace period: disruption budgets are ignored.
     Delete,
 }
 
-/// One thing to ask of the API server.
+/// One request to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Whom to send away; its UID is the precondition.
+    /// The pod; its UID is the request's precondition.
     pub pod: Arc<Pod>,
-    /// How.
+    /// The method.
     pub way: Way,
-    /// Of which GPU; the first one of several.
+    /// The GPU that is drained; the first if there are several.
     pub gpu: PartId,
 }
 
-/// What came of an ask.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The API server tells the pod to go.
+    /// The API server accepted the request.
     Taken,
-    /// It has no pod of this UID any more.
+    /// The API server has no pod with this UID.
     Gone,
-    /// A disruption budget forbids it at present; in the API server's words.
+    /// A disruption budget forbids it at present; the API server's message.
     Budget(String),
-    /// It could not be asked, or refuses for another reason.
+    /// The request failed, or the API server refused it for another reason.
     Failed(String),
 }
 
-/// The last ask of one pod.
+/// The newest request for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Who was asked, how, and of which GPU.
+    /// The request.
     pub ask: Ask,
-    /// What came of it.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// When it was first asked, milliseconds since 1970.
+    /// When the first request for the pod was sent, milliseconds since 1970.
     pub since_wall_ms: u64,
-    /// When it may be asked again, monotonic milliseconds.
+    /// When the next request may be sent, monotonic milliseconds.
     pub again_mono_ms: u64,
 }
 
-/// A pod, or what is known of one, that holds something of a GPU.
+/// A pod that holds devices of a GPU, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HolderOn {
     /// The pod's namespace, once known.
@@ -72,53 +71,53 @@ pub struct HolderOn {
     pub pod: Option<String>,
     /// The pod's UID, once known.
     pub uid: Option<String>,
-    /// Those of its containers that are known to hold something, sorted.
+    /// Its containers that are known to hold devices, sorted.
     pub containers: BTreeSet<String>,
-    /// What it holds.
+    /// Its allocations on the GPU.
     pub allocations: Vec<AllocationId>,
-    /// It belongs to a DaemonSet, which makes it anew on this node.
+    /// Whether it belongs to a DaemonSet, which recreates it on this node.
     pub comes_back: bool,
-    /// How far it is.
+    /// Its eviction status.
     pub leaving: Leaving,
 }
 
-/// How far a holder is on its way out.
+/// The eviction status of a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leaving {
-    /// No source has said yet who it is.
+    /// No source has shown the holder yet.
     NotKnown,
-    /// The API server has not shown this pod (yet), so it cannot be asked.
+    /// The API server has not shown this pod (yet), so it cannot be evicted.
     NotShown,
-    /// Nobody asked it, or not yet.
+    /// No request has been sent.
     NotAsked,
-    /// A static pod: a file on the node that nobody can evict.
+    /// A static pod, which is a file on the node and cannot be evicted.
     Static,
-    /// Asked, and not yet told to go.
+    /// A request was accepted, and the pod is not terminating yet.
     Asked {
-        /// When first, milliseconds since 1970.
+        /// When the first request was sent, milliseconds since 1970.
         since_wall_ms: u64,
     },
-    /// A disruption budget keeps it; it is asked again.
+    /// A disruption budget forbids its eviction; the request is repeated.
     Budget {
-        /// In the API server's words.
+        /// The API server's message.
         message: String,
     },
-    /// It could not be asked; it is asked again.
+    /// The request failed; it is repeated.
     Failed {
-        /// Why.
+        /// The error message.
         message: String,
     },
-    /// It was told to go and has its grace period.
+    /// It is in its grace period.
     Terminating {
-        /// When it was told, milliseconds since 1970.
+        /// When its deletion was requested, milliseconds since 1970.
         since_wall_ms: u64,
     },
-    /// It finished or is deleted; the kubelet has yet to let go of its devices.
+    /// It finished or is deleted; the kubelet has not yet released its devices.
     Over,
 }
 
 impl Order {
-    /// How holders are asked to leave now, if they are.
+    /// The method by which holders are removed at `now`; `None` without eviction.
     #[must_use]
     pub fn way(&self, now: Now) -> Option<Way> {
         let late = self.at_deadline == AtDeadline::Delete && self.is_late(now);
@@ -126,8 +125,8 @@ impl Order {
     }
 }
 
-/// What to ask of the API server now, whoever waits longest first. Nothing while it is not heard: a
-/// pod may have gone unseen, and another may have its name.
+/// The requests that are due, the longest waiting first. None while the API server's view is not current: a
+/// pod may have been replaced by another of the same name.
 #[must_use]
 pub fn asks(ledger: &Ledger, now: Now) -> Vec<Ask> {
     let mut asks: BTreeMap<&str, Ask> = BTreeMap::new();
@@ -141,7 +140,7 @@ pub fn asks(ledger: &Ledger, now: Now) -> Vec<Ask> {
         };
         for allocation in allocations_on(ledger, gpu) {
             let pod = allocation.holder.pod_uid.as_ref().and_then(|uid| view.pods.get_key_value(uid));
-            let Some((uid, pod)) = pod.filter(|(_, pod)| can_be_asked(pod)) else {
+            let Some((uid, pod)) = pod.filter(|(_, pod)| can_be_evicted(pod)) else {
                 continue;
             };
             let ask = Ask { pod: Arc::clone(pod), way, gpu: gpu.clone() };
@@ -151,90 +150,91 @@ pub fn asks(ledger: &Ledger, now: Now) -> Vec<Ask> {
             }
         }
     }
-    let asked = |ask: &Ask| ledger.evictions.get(&ask.pod.uid);
-    let due = |ask: &Ask| asked(ask).is_none_or(|a| a.ask.way < ask.way || now.mono_ms >= a.again_mono_ms);
-    let mut due: Vec<Ask> = asks.into_values().filter(due).collect();
-    due.sort_by_key(|ask| asked(ask).map(|a| a.again_mono_ms));
+    let newest = |ask: &Ask| ledger.evictions.get(&ask.pod.uid);
+    let is_due =
+        |ask: &Ask| newest(ask).is_none_or(|n| n.ask.way < ask.way || now.mono_ms >= n.again_mono_ms);
+    let mut due: Vec<Ask> = asks.into_values().filter(is_due).collect();
+    due.sort_by_key(|ask| newest(ask).map(|n| n.again_mono_ms));
     due
 }
 
-/// Whether this pod is still to be sent away, however often it was asked.
+/// Whether this pod still holds devices of a GPU whose holders are evicted.
 #[must_use]
 pub fn is_wanted(ledger: &Ledger, uid: &str) -> bool {
-    wanted(ledger).contains(uid)
+    pods_to_evict(ledger).contains(uid)
 }
 
-/// Everybody who holds something of this GPU, by name; who is not known yet comes last.
+/// The holders of this GPU, sorted by name; those without a known name come last.
 #[must_use]
 pub fn holders(ledger: &Ledger, gpu: &PartId) -> Vec<HolderOn> {
     let evicts = ledger.gpus.get(gpu).is_some_and(|g| g.drain.evicts());
-    let mut found: BTreeMap<Who<'_>, HolderOn> = BTreeMap::new();
+    let mut holders: BTreeMap<HolderKey<'_>, HolderOn> = BTreeMap::new();
     for allocation in allocations_on(ledger, gpu) {
         let named = allocation.holder.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid));
         let holder = &allocation.holder;
-        let known = found.entry(who(allocation)).or_insert_with(|| HolderOn {
+        let known = holders.entry(holder_key(allocation)).or_insert_with(|| HolderOn {
             namespace: holder.namespace.clone().or_else(|| named.as_ref()?.namespace.clone()),
             pod: holder.pod.clone().or_else(|| named?.pod),
             uid: holder.pod_uid.clone(),
             containers: BTreeSet::new(),
             allocations: Vec::new(),
-            comes_back: shown(ledger, allocation).is_some_and(|pod| pod.of_daemon_set),
-            leaving: leaving(ledger, allocation, evicts),
+            comes_back: pod_of(ledger, allocation).is_some_and(|pod| pod.of_daemon_set),
+            leaving: eviction_status(ledger, allocation, evicts),
         });
         known.containers.extend(holder.container.clone());
         known.allocations.push(allocation.id);
     }
-    let mut all: Vec<HolderOn> = found.into_values().collect();
-    all.sort_by(|a, b| {
+    let mut holders: Vec<HolderOn> = holders.into_values().collect();
+    holders.sort_by(|a, b| {
         let name = |h: &HolderOn| (h.pod.is_none(), h.namespace.clone(), h.pod.clone());
         name(a).cmp(&name(b))
     });
-    all
+    holders
 }
 
-/// Takes down what came of an ask. Nothing, if nobody wants the pod away any more.
+/// Records the outcome of a request. No change if the pod is no longer to be evicted.
 #[must_use]
-pub fn asked(ledger: &Ledger, ask: &Ask, outcome: &Outcome, again_ms: u64, now: Now) -> Vec<Change> {
+pub fn record_outcome(ledger: &Ledger, ask: &Ask, outcome: &Outcome, again_ms: u64, now: Now) -> Vec<Change> {
     let uid = &ask.pod.uid;
     if !is_wanted(ledger, uid) {
         return Vec::new();
     }
     let outcome = match outcome {
         Outcome::Taken | Outcome::Gone => outcome.clone(),
-        Outcome::Budget(message) => Outcome::Budget(told(message)),
-        Outcome::Failed(message) => Outcome::Failed(told(message)),
+        Outcome::Budget(message) => Outcome::Budget(sanitized(message)),
+        Outcome::Failed(message) => Outcome::Failed(sanitized(message)),
     };
     let since_wall_ms = ledger.evictions.get(uid).map_or(now.wall_ms, |a| a.since_wall_ms);
     let again_mono_ms = now.mono_ms.saturating_add(again_ms);
-    let asked = Asked { ask: ask.clone(), outcome, since_wall_ms, again_mono_ms };
+    let newest = Asked { ask: ask.clone(), outcome, since_wall_ms, again_mono_ms };
     let mut evictions = BTreeMap::clone(&ledger.evictions);
-    evictions.insert(uid.clone(), asked);
+    evictions.insert(uid.clone(), newest);
     vec![Change::Evicting(Arc::new(evictions))]
 }
 
-/// Forgets what came of asks that nobody has a use for any more.
-pub(super) fn ticked(ledger: &Ledger) -> Option<Change> {
+/// Removes the records of pods that are no longer to be evicted.
+pub(super) fn prune_evictions(ledger: &Ledger) -> Option<Change> {
     if ledger.evictions.is_empty() {
         return None;
     }
-    let wanted = wanted(ledger);
-    if ledger.evictions.keys().all(|uid| wanted.contains(uid.as_str())) {
+    let pods = pods_to_evict(ledger);
+    if ledger.evictions.keys().all(|uid| pods.contains(uid.as_str())) {
         return None;
     }
     let mut evictions = BTreeMap::clone(&ledger.evictions);
-    evictions.retain(|uid, _| wanted.contains(uid.as_str()));
+    evictions.retain(|uid, _| pods.contains(uid.as_str()));
     Some(Change::Evicting(Arc::new(evictions)))
 }
 
-/// UIDs of all pods that hold something of a GPU whose holders are asked to leave.
-fn wanted(ledger: &Ledger) -> BTreeSet<&str> {
+/// UIDs of all pods that hold devices of a GPU whose holders are evicted.
+fn pods_to_evict(ledger: &Ledger) -> BTreeSet<&str> {
     let gpus = ledger.gpus.iter().filter(|(_, state)| state.drain.evicts());
     gpus.flat_map(|(gpu, _)| allocations_on(ledger, gpu))
         .filter_map(|a| a.holder.pod_uid.as_deref())
         .collect()
 }
 
-/// Live allocations of a GPU and its MIG instances, each once.
+/// Live allocations on a GPU and its MIG instances, without duplicates.
 fn allocations_on<'l>(ledger: &'l Ledger, gpu: &PartId) -> impl Iterator<Item = &'l Allocation> {
     let parts = ledger.parts.values().filter(|p| p.part.gpu() == gpu);
     let ids: BTreeSet<AllocationId> =
@@ -242,38 +242,38 @@ fn allocations_on<'l>(ledger: &'l Ledger, gpu: &PartId) -> impl Iterator<Item = 
     ids.into_iter().filter_map(|id| ledger.live.get(&id)).map(AsRef::as_ref)
 }
 
-/// Whoever is told to go already, or is over, need not be asked; a static pod cannot.
-fn can_be_asked(pod: &Pod) -> bool {
+/// A terminating or finished pod need not be evicted; a static pod cannot be.
+fn can_be_evicted(pod: &Pod) -> bool {
     !pod.is_static && pod.stage != Stage::Finished && pod.leaving_since_wall_ms.is_none()
 }
 
-/// The pod that the source of pods shows for an allocation.
-fn shown<'l>(ledger: &'l Ledger, allocation: &Allocation) -> Option<&'l Pod> {
+/// The allocation's pod in the ledger's view of pods.
+fn pod_of<'l>(ledger: &'l Ledger, allocation: &Allocation) -> Option<&'l Pod> {
     let uid = allocation.holder.pod_uid.as_ref()?;
     ledger.pods.as_ref()?.pods.get(uid).map(AsRef::as_ref)
 }
 
-fn leaving(ledger: &Ledger, allocation: &Allocation, evicts: bool) -> Leaving {
+fn eviction_status(ledger: &Ledger, allocation: &Allocation, evicts: bool) -> Leaving {
     if allocation.holder.is_unknown() {
         return Leaving::NotKnown;
     }
-    let Some(pod) = shown(ledger, allocation) else {
+    let Some(pod) = pod_of(ledger, allocation) else {
         return match ledger.fate_of(allocation) {
             Fate::Over | Fate::Gone => Leaving::Over,
             Fate::Alive | Fate::Unknown if evicts => Leaving::NotShown,
             Fate::Alive | Fate::Unknown => Leaving::NotAsked,
         };
     };
-    let asked = ledger.evictions.get(&pod.uid).filter(|_| evicts);
+    let newest = ledger.evictions.get(&pod.uid).filter(|_| evicts);
     if pod.is_static {
         Leaving::Static
     } else if pod.stage == Stage::Finished {
         Leaving::Over
     } else if let Some(since_wall_ms) = pod.leaving_since_wall_ms {
         Leaving::Terminating { since_wall_ms }
-    } else if let Some(asked) = asked {
-        match &asked.outcome {
-            Outcome::Taken | Outcome::Gone => Leaving::Asked { since_wall_ms: asked.since_wall_ms },
+    } else if let Some(newest) = newest {
+        match &newest.outcome {
+            Outcome::Taken | Outcome::Gone => Leaving::Asked { since_wall_ms: newest.since_wall_ms },
             Outcome::Budget(message) => Leaving::Budget { message: message.clone() },
             Outcome::Failed(message) => Leaving::Failed { message: message.clone() },
         }
@@ -282,25 +282,25 @@ fn leaving(ledger: &Ledger, allocation: &Allocation, evicts: bool) -> Leaving {
     }
 }
 
-/// What makes allocations those of one holder.
+/// Groups allocations by holder.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Who<'l> {
+enum HolderKey<'l> {
     Uid(&'l str),
     Named(Option<&'l str>, &'l str),
     Unknown(AllocationId),
 }
 
-fn who(allocation: &Allocation) -> Who<'_> {
+fn holder_key(allocation: &Allocation) -> HolderKey<'_> {
     let holder = &allocation.holder;
     match (&holder.pod_uid, &holder.pod) {
-        (Some(uid), _) => Who::Uid(uid),
-        (None, Some(pod)) => Who::Named(holder.namespace.as_deref(), pod),
-        (None, None) => Who::Unknown(allocation.id),
+        (Some(uid), _) => HolderKey::Uid(uid),
+        (None, Some(pod)) => HolderKey::Named(holder.namespace.as_deref(), pod),
+        (None, None) => HolderKey::Unknown(allocation.id),
     }
 }
 
-/// What a server says is shown on terminals, too.
-fn told(message: &str) -> String {
+/// Shortens a server's message and replaces control characters, since it is shown on terminals.
+fn sanitized(message: &str) -> String {
     message[..message.floor_char_boundary(MESSAGE_BYTES_MAX)].replace(char::is_control, " ")
 }
 

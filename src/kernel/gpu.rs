@@ -1,47 +1,47 @@
-//! GPUs and their parts as a backend found them, and how near they sit to each other.
+//! GPUs and their parts as found by a backend, and the links between them.
 
 use super::names::PartId;
 use super::process::{Process, Sight};
 use std::collections::BTreeMap;
 
-/// Most parts of one node: 16 GPUs in at most 7 MIG instances each, and room for four times that.
+/// Most parts of one node: four times 16 GPUs with 7 MIG instances each.
 pub const PARTS_MAX: usize = 512;
 
 /// The attribute that holds a MIG instance's index on its GPU.
 pub const MIG_INDEX: &str = "mig.index";
 
-/// What devices are made of: a whole GPU, or a MIG instance, which names its GPU in `parent`.
+/// A unit that devices are made of: a whole GPU, or a MIG instance, whose GPU is in `parent`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Its UUID.
     pub id: PartId,
     /// The GPU of a MIG instance; `None` for a whole GPU.
     pub parent: Option<PartId>,
-    /// `nvidia`.
+    /// The vendor: `nvidia`.
     pub vendor: String,
     /// NVML's product name, e.g. `NVIDIA H100 80GB HBM3`.
     pub model: String,
     /// NVML's index of the GPU (of the parent, for a MIG instance).
     pub gpu_index: u32,
-    /// N of `/dev/nvidiaN`, where known.
+    /// N of `/dev/nvidiaN`, if known.
     pub minor: Option<u32>,
     /// Memory in MiB.
     pub memory_mib: u64,
     /// PCI bus id as NVML writes it, e.g. `00000000:65:00.0`.
     pub pci_bus: String,
-    /// NUMA node; `None` where the node does not say (sysfs shows -1).
+    /// NUMA node; `None` if it is unknown (sysfs shows -1).
     pub numa_node: Option<u32>,
-    /// A GPU in MIG mode is not granted itself; its instances are.
+    /// Whether the GPU is in MIG mode: then only its instances are granted.
     pub mig_enabled: bool,
-    /// Set for a MIG instance.
+    /// The instance's profile and ids; `None` for a whole GPU.
     pub mig: Option<Mig>,
     /// Further facts by key: `compute.capability`, `architecture`, `brand`, ...
     pub attributes: BTreeMap<String, String>,
 }
 
 impl Part {
-    /// The index of a MIG instance on its GPU, where the backend tells it: the `M` of `G:M`, by which
-    /// NVIDIA's runtime takes an instance.
+    /// The index of a MIG instance on its GPU, if the backend has it: the `M` of `G:M` in the device names of
+    /// NVIDIA's container runtime.
     #[must_use]
     pub fn mig_index(&self) -> Option<u32> {
         self.attributes.get(MIG_INDEX)?.parse().ok()
@@ -54,10 +54,10 @@ impl Part {
     }
 }
 
-/// What makes a MIG instance.
+/// The identity of a MIG instance on its GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mig {
-    /// `1g.10gb`, as in NVIDIA's resource name `nvidia.com/mig-1g.10gb`.
+    /// The profile, such as `1g.10gb`, as in NVIDIA's resource name `nvidia.com/mig-1g.10gb`.
     pub profile: String,
     /// GPU instance id.
     pub gpu_instance: u32,
@@ -65,17 +65,17 @@ pub struct Mig {
     pub compute_instance: u32,
 }
 
-/// How a part fares at the moment of a reading.
+/// The usage of a part at the time of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Memory in use, MiB.
     pub memory_used_mib: u64,
-    /// Processes that compute there, as the backend counts them. Who they are is in
-    /// [`Inventory::processes`], where the backend tells.
+    /// Number of compute processes, as counted by the backend. [`Inventory::processes`] lists them if the
+    /// backend can.
     pub processes: u32,
 }
 
-/// How close two GPUs sit, nearest first. NVML's common ancestor levels.
+/// The distance between two GPUs, nearest first; NVML's common ancestor levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Path {
     /// Two GPUs on one board.
@@ -92,7 +92,7 @@ pub enum Path {
     CrossNuma,
 }
 
-/// Links between GPUs, both ways. Read once and kept; MIG instances use their parent's.
+/// Links between GPUs, in both directions. They are read once; MIG instances use their parent's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links {
     pairs: BTreeMap<(PartId, PartId), Link>,
@@ -101,25 +101,25 @@ pub struct Links {
 /// The link between one pair of GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// The PCIe way.
+    /// The PCIe path.
     pub path: Path,
-    /// Active NVLinks between the two (over NVSwitch: the smaller of both sides' count).
+    /// Active NVLinks between the two GPUs (over NVSwitch: the smaller count of the two).
     pub nvlinks: u32,
 }
 
 impl Links {
-    /// Sets the link between two GPUs, whichever way round.
+    /// Sets the link between two GPUs, in both directions.
     pub fn set(&mut self, a: &PartId, b: &PartId, link: Link) {
         self.pairs.insert(ordered(a, b), link);
     }
 
-    /// The link between two GPUs; `None` where it is not known.
+    /// The link between two GPUs; `None` if it is unknown.
     #[must_use]
     pub fn between(&self, a: &PartId, b: &PartId) -> Option<Link> {
         self.pairs.get(&ordered(a, b)).copied()
     }
 
-    /// All pairs, each once, in the order of their ids.
+    /// All links, each once, sorted by the GPUs' ids.
     pub fn iter(&self) -> impl Iterator<Item = (&PartId, &PartId, Link)> {
         self.pairs.iter().map(|((a, b), link)| (a, b, *link))
     }
@@ -129,59 +129,58 @@ fn ordered(a: &PartId, b: &PartId) -> (PartId, PartId) {
     if a <= b { (a.clone(), b.clone()) } else { (b.clone(), a.clone()) }
 }
 
-/// One look at the node's GPUs by a backend.
+/// The result of one scan of the node's GPUs by a backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// Whole GPUs and MIG instances that answered or are known to be there.
+    /// Whole GPUs and MIG instances that answered or are known to be present.
     pub parts: Vec<Part>,
     /// Links between the GPUs.
     pub links: Links,
-    /// What parts do now, where it could be read.
+    /// Current usage of the parts, where it could be read.
     pub usage: BTreeMap<PartId, Usage>,
-    /// The processes on each GPU (by UUID), those of its instances among them, where the backend tells
-    /// them one by one.
+    /// The processes on each GPU (by UUID), including its instances', if the backend can list them.
     pub processes: BTreeMap<PartId, Vec<Process>>,
-    /// Whether those are all, whatever the daemon may see: only who makes the GPUs up knows that.
+    /// Whether these are all processes, whatever the daemon may see. Only simulated GPUs can set this.
     pub processes_complete: bool,
-    /// How far it was told whose processes those are.
+    /// Whether the owners of the processes could be determined.
     pub sight: Sight,
-    /// GPUs (by UUID) that are there but cannot be asked, and why: lost, a call that hangs or fails.
+    /// Errors of GPUs (by UUID) that are present but cannot be read: lost, or a call hangs or fails.
     pub troubles: BTreeMap<PartId, String>,
-    /// What the hardware says of GPUs that answer, told anew at every look as long as it lasts. What it
-    /// means is for the policies, as with events.
+    /// Health conditions of GPUs that answer, repeated in every scan while they last. As with events, the
+    /// policies decide on their severity.
     pub signs: Vec<Reading>,
-    /// Driver version, where the backend has one.
+    /// Driver version, if the backend has one.
     pub driver_version: Option<String>,
-    /// CUDA version of the driver, where the backend has one.
+    /// CUDA version of the driver, if the backend has one.
     pub cuda_version: Option<String>,
 }
 
-/// Source of an event: NVIDIA's driver reports an error; the code is its number.
+/// Source of an event: an error of NVIDIA's driver; the code is the XID.
 pub const XID: &str = "xid";
-/// Source of a sign: the GPU asks for an action; the code is NVML's number of it.
+/// Source of a sign: the GPU needs a recovery action; the code is NVML's number of the action.
 pub const RECOVERY: &str = "recovery";
-/// Source of a sign: rows of the GPU's memory; the code is [`ROWS_PENDING`] or [`ROWS_FAILED`].
+/// Source of a sign: row remapping of the GPU's memory; the code is [`ROWS_PENDING`] or [`ROWS_FAILED`].
 pub const ROWS: &str = "rows";
-/// A row is replaced at the next reset; until then the GPU goes on without it.
+/// A row will be remapped at the next reset; until then the GPU works without it.
 pub const ROWS_PENDING: u64 = 1;
-/// A row could not be replaced: there are no spare ones left.
+/// A row could not be remapped, because no spare rows are left.
 pub const ROWS_FAILED: u64 = 2;
 
 /// An NVML event or a health reading of one part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// The part that it names. Where NVML names none, the backend sends one reading per GPU.
+    /// The part that it is about. If NVML names none, the backend sends one reading per GPU.
     pub part: PartId,
     /// `xid`, `ecc`, `lost`, or a sign: [`RECOVERY`], [`ROWS`].
     pub source: String,
-    /// The XID or another number of the source; 0 where there is none.
+    /// The XID or another number of the source; 0 if there is none.
     pub code: u64,
-    /// In words.
+    /// A description for people.
     pub detail: String,
 }
 
 impl Reading {
-    /// Whether it is told anew at every look as long as it lasts.
+    /// Whether every scan repeats it while it lasts.
     #[must_use]
     pub fn is_sign(&self) -> bool {
         [RECOVERY, ROWS].contains(&self.source.as_str())

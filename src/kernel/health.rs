@@ -1,28 +1,28 @@
-//! One health state per GPU, from readings and from what policies make of them.
+//! One health state per GPU, from scans and from triaged readings.
 
 use super::gpu::{ROWS, ROWS_PENDING, Reading, XID};
 use super::policy::{Severity, TriageAnswer};
 use super::time::Now;
 
-/// XIDs that an application causes and that say nothing of the GPU, as NVIDIA's device plugin
-/// skips them by default.
+/// XIDs that are caused by applications and not by a faulty GPU; NVIDIA's device plugin ignores them by
+/// default.
 pub const APPLICATION_XIDS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 
-/// How a GPU fares.
+/// The health state of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HealthState {
-    /// Granted.
+    /// It is granted.
     Healthy,
-    /// Granted, but something is wrong with it.
+    /// It is granted, but has a fault.
     Degraded,
     /// Nothing new is granted, and its devices are listed Unhealthy.
     Unhealthy,
-    /// It is no longer there.
+    /// It is no longer present.
     Vanished,
 }
 
 impl HealthState {
-    /// As the API writes it.
+    /// Its value in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -40,42 +40,42 @@ impl HealthState {
     }
 }
 
-/// Most earlier states that are kept of one GPU.
+/// Most earlier states in the history of one GPU.
 pub const HEALTH_HISTORY_MAX: usize = 16;
-/// Longest reason that is kept of a state, bytes; the history must fit into a record of 16 KiB.
+/// Longest reason of a state, bytes; the history must fit into a record of 16 KiB.
 const REASON_BYTES_MAX: usize = 256;
 
-/// A GPU's health, why, and since when.
+/// The health of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
     /// The state.
     pub state: HealthState,
-    /// Why; empty where there is nothing to say.
+    /// The reason; empty if there is none.
     pub reason: String,
     /// Since when, milliseconds since 1970.
     pub since_wall_ms: u64,
-    /// How long it must be quiet after the last bad sign before a passed look makes it healthy
-    /// again, milliseconds; `None`: only an operator's word does.
+    /// How long there must be no bad reading before a successful scan makes the GPU healthy again,
+    /// milliseconds; `None` if only an operator can mark it healthy.
     pub quiet_ms: Option<u64>,
-    /// When that time is over, monotonic milliseconds. Begins anew with the process.
+    /// The end of the quiet time, monotonic milliseconds. It starts again with the daemon.
     pub again_mono_ms: u64,
-    /// What it was before, oldest first; at most [`HEALTH_HISTORY_MAX`].
+    /// The previous states, oldest first; at most [`HEALTH_HISTORY_MAX`].
     pub history: Vec<Turn>,
 }
 
-/// A state that a GPU was in.
+/// A previous state of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// The state.
     pub state: HealthState,
-    /// Why.
+    /// The reason.
     pub reason: String,
     /// Since when, milliseconds since 1970.
     pub since_wall_ms: u64,
 }
 
 impl Health {
-    /// A GPU of which nothing bad is known.
+    /// The health of a new GPU.
     #[must_use]
     pub fn healthy(now: Now) -> Self {
         Self {
@@ -88,29 +88,29 @@ impl Health {
         }
     }
 
-    /// The health after one look at the GPU: `trouble` is what the backend found wrong with it.
+    /// The health after one scan of the GPU; `error` is why the backend could not read it.
     #[must_use]
-    pub fn after_look(&self, present: bool, trouble: Option<&str>, quiet_ms: u64, now: Now) -> Self {
+    pub fn after_look(&self, present: bool, error: Option<&str>, quiet_ms: u64, now: Now) -> Self {
         if !present {
-            return self.turned(HealthState::Vanished, "NVML no longer lists it", now);
+            return self.with_state(HealthState::Vanished, "NVML no longer lists it", now);
         }
-        if let Some(trouble) = trouble {
-            return self.turned(HealthState::Unhealthy, trouble, now).quiet_for(Some(quiet_ms), now);
+        if let Some(error) = error {
+            return self.with_state(HealthState::Unhealthy, error, now).with_quiet_time(Some(quiet_ms), now);
         }
-        let quiet = self.quiet_ms.is_some() && now.mono_ms >= self.again_mono_ms;
+        let quiet_time_over = self.quiet_ms.is_some() && now.mono_ms >= self.again_mono_ms;
         match self.state {
             HealthState::Healthy => self.clone(),
-            _ if quiet => self.healed("", now),
-            // It was unhealthy when it went, and going does not heal.
+            _ if quiet_time_over => self.marked_healthy("", now),
+            // A GPU that vanished while unhealthy comes back unhealthy.
             HealthState::Vanished => {
-                self.turned(HealthState::Unhealthy, "it came back before its quiet time was over", now)
+                self.with_state(HealthState::Unhealthy, "it came back before its quiet time was over", now)
             }
             HealthState::Degraded | HealthState::Unhealthy => self.clone(),
         }
     }
 
-    /// The health after a reading was triaged. A worse state is never made better by a lesser
-    /// reading, but every bad sign begins the quiet time anew.
+    /// The health after a triaged reading. A less severe reading never improves the state, but every bad
+    /// reading restarts the quiet time.
     #[must_use]
     pub fn after_triage(&self, answer: &TriageAnswer, now: Now) -> Self {
         let state = match answer.severity {
@@ -120,30 +120,30 @@ impl Health {
         };
         let quiet_ms = answer.again_after_s.map(|s| u64::from(s) * 1000);
         if self.state > state {
-            return self.clone().quiet_for(quiet_ms, now);
+            return self.clone().with_quiet_time(quiet_ms, now);
         }
-        self.turned(state, &answer.reason, now).quiet_for(quiet_ms, now)
+        self.with_state(state, &answer.reason, now).with_quiet_time(quiet_ms, now)
     }
 
-    /// Healthy by a passed look, or by an operator's word.
+    /// The health after a successful scan or an operator marked the GPU healthy.
     #[must_use]
-    pub fn healed(&self, reason: &str, now: Now) -> Self {
+    pub fn marked_healthy(&self, reason: &str, now: Now) -> Self {
         Self {
             quiet_ms: Some(0),
             again_mono_ms: now.mono_ms,
-            ..self.turned(HealthState::Healthy, reason, now)
+            ..self.with_state(HealthState::Healthy, reason, now)
         }
     }
 
-    /// Whether this is why it is in its state, or was a reason before while it was in it: what two signs
-    /// say by turns, look after look, is one story.
-    fn says(&self, reason: &str) -> bool {
+    /// Whether this is the reason of the current state, or was one since the GPU entered it: two signs that
+    /// alternate with every scan must not fill the history.
+    fn has_had_reason(&self, reason: &str) -> bool {
         let same_state = self.history.iter().rev().take_while(|turn| turn.state == self.state);
         self.reason == reason || same_state.into_iter().any(|turn| turn.reason == reason)
     }
 
-    /// The same with the quiet time begun anew: the longer of two; never over, if either says so.
-    fn quiet_for(self, quiet_ms: Option<u64>, now: Now) -> Self {
+    /// Restarts the quiet time with the longer of the two durations; without end if either has none.
+    fn with_quiet_time(self, quiet_ms: Option<u64>, now: Now) -> Self {
         let both = self.quiet_ms.zip(quiet_ms);
         let again = now.mono_ms.saturating_add(quiet_ms.unwrap_or(0));
         Self {
@@ -153,12 +153,12 @@ impl Health {
         }
     }
 
-    /// In another state, or in the same for another reason.
-    fn turned(&self, state: HealthState, reason: &str, now: Now) -> Self {
+    /// The health in another state, or in the same state with another reason.
+    fn with_state(&self, state: HealthState, reason: &str, now: Now) -> Self {
         let reason = &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)];
-        // What a library says is shown on terminals, too.
+        // Library messages may contain control characters, and the reason is shown on terminals.
         let reason = reason.replace(char::is_control, " ");
-        if self.state == state && self.says(&reason) {
+        if self.state == state && self.has_had_reason(&reason) {
             return self.clone();
         }
         let mut history = self.history.clone();
@@ -174,7 +174,7 @@ impl Health {
     }
 }
 
-/// What a reading means if no policy says otherwise.
+/// The triage of a reading for which every policy passes.
 #[must_use]
 pub fn baseline_triage(reading: &Reading, ignored_xids: &[u64], quiet_ms: u64) -> TriageAnswer {
     let ignored = reading.source == XID && ignored_xids.contains(&reading.code);
@@ -205,31 +205,31 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_waits_degrades_and_one_past_repair_does_not_work() {
+    fn a_pending_row_degrades_and_a_failed_one_makes_unhealthy() {
         let sign = |code| Reading {
             part: crate::names::PartId::parse("GPU-0").unwrap(),
             source: ROWS.into(),
             code,
             detail: "rows".into(),
         };
-        let judged = |code| baseline_triage(&sign(code), &APPLICATION_XIDS, 60_000).severity;
-        assert_eq!(judged(ROWS_PENDING), Severity::Degraded);
-        assert_eq!(judged(crate::gpu::ROWS_FAILED), Severity::Unhealthy);
+        let severity = |code| baseline_triage(&sign(code), &APPLICATION_XIDS, 60_000).severity;
+        assert_eq!(severity(ROWS_PENDING), Severity::Degraded);
+        assert_eq!(severity(crate::gpu::ROWS_FAILED), Severity::Unhealthy);
     }
 
     #[test]
-    fn a_sign_that_is_told_again_begins_the_quiet_time_anew() {
+    fn a_repeated_sign_restarts_the_quiet_time() {
         let (mut health, sign) = (Health::healthy(at(0)), unhealthy(Some(10)));
         for ms in (0..60_000).step_by(5_000) {
             health = health.after_look(true, None, 0, at(ms)).after_triage(&sign, at(ms));
             assert_eq!(health.state, HealthState::Unhealthy, "{ms}");
         }
-        assert_eq!(health.history.len(), 1, "told again is no other state");
+        assert_eq!(health.history.len(), 1, "a repeated sign adds no state");
         assert_eq!(health.after_look(true, None, 0, at(65_000)).state, HealthState::Healthy);
     }
 
     #[test]
-    fn two_signs_by_turns_do_not_fill_the_history() {
+    fn alternating_signs_do_not_fill_the_history() {
         let answer = |reason: &str| TriageAnswer { reason: reason.into(), ..unhealthy(Some(10)) };
         let mut health = Health::healthy(at(0));
         for ms in 0..100 {
@@ -241,30 +241,34 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_time_and_a_passed_look_heal() {
-        let sick = Health::healthy(at(0)).after_triage(&unhealthy(Some(10)), at(0));
-        assert_eq!(sick.after_look(true, None, 0, at(9_999)).state, HealthState::Unhealthy);
-        assert_eq!(sick.after_look(true, None, 0, at(10_000)).state, HealthState::Healthy);
+    fn a_scan_after_the_quiet_time_makes_healthy() {
+        let faulty = Health::healthy(at(0)).after_triage(&unhealthy(Some(10)), at(0));
+        assert_eq!(faulty.after_look(true, None, 0, at(9_999)).state, HealthState::Unhealthy);
+        assert_eq!(faulty.after_look(true, None, 0, at(10_000)).state, HealthState::Healthy);
     }
 
     #[test]
-    fn only_an_operators_word_heals_where_the_policy_says_so() {
-        let sick = Health::healthy(at(0)).after_triage(&unhealthy(None), at(0));
-        let again = sick.after_triage(&unhealthy(Some(1)), at(1));
-        let troubled = again.after_look(true, Some("lost"), 5, at(2));
-        let gone = troubled.after_look(false, None, 5, at(3));
+    fn a_policy_can_leave_recovery_to_an_operator() {
+        let faulty = Health::healthy(at(0)).after_triage(&unhealthy(None), at(0));
+        let again = faulty.after_triage(&unhealthy(Some(1)), at(1));
+        let lost = again.after_look(true, Some("lost"), 5, at(2));
+        let gone = lost.after_look(false, None, 5, at(3));
         assert_eq!(gone.state, HealthState::Vanished);
         assert_eq!(gone.after_look(true, None, 5, at(1_000_000)).state, HealthState::Unhealthy);
     }
 
     #[test]
-    fn an_operators_word_heals_until_the_next_bad_sign() {
-        let sick = Health::healthy(at(0)).after_triage(&unhealthy(None), at(0));
-        let healed = sick.healed("marked healthy by ada", at(5));
-        assert_eq!(healed.after_look(true, None, 5, at(6)), healed);
-        let again = healed.after_look(true, Some("lost"), 5, at(7));
+    fn an_operator_marks_a_gpu_healthy_until_the_next_bad_reading() {
+        let faulty = Health::healthy(at(0)).after_triage(&unhealthy(None), at(0));
+        let marked_healthy = faulty.marked_healthy("marked healthy by ada", at(5));
+        assert_eq!(marked_healthy.after_look(true, None, 5, at(6)), marked_healthy);
+        let again = marked_healthy.after_look(true, Some("lost"), 5, at(7));
         assert_eq!(again.state, HealthState::Unhealthy);
-        assert_eq!(again.after_look(true, None, 5, at(12)).state, HealthState::Healthy, "no longer for ever");
+        assert_eq!(
+            again.after_look(true, None, 5, at(12)).state,
+            HealthState::Healthy,
+            "the policy's permanent state is over"
+        );
         let states: Vec<_> = again.history.iter().map(|t| (t.state, t.reason.as_str())).collect();
         assert_eq!(
             states,
@@ -277,14 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn the_history_and_its_reasons_have_an_end() {
+    fn the_history_and_its_reasons_are_bounded() {
         let mut health = Health::healthy(at(0));
         for i in 0..100 {
             health = health.after_look(true, Some(&format!("{i} {}", "\u{e4}".repeat(400))), 5, at(i));
         }
         assert_eq!(health.history.len(), HEALTH_HISTORY_MAX);
         assert!(health.history.iter().all(|t| t.reason.len() <= REASON_BYTES_MAX));
-        assert_eq!(health.since_wall_ms, 0, "unhealthy all the time");
+        assert_eq!(health.since_wall_ms, 0, "unhealthy since then");
     }
 
     #[test]

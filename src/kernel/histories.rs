@@ -1,7 +1,7 @@
-//! Random histories of a node, for [`super::invariants`].
+//! Random histories of a node that check [`super::invariants`].
 //!
-//! Beside the kernel runs a small model of the kubelet: which pod really holds what. What the
-//! sources show is drawn from the model, at times stale, partial or missing, never invented.
+//! A small model of the kubelet tracks which pod really holds which devices. The sources' views are taken
+//! from the model: they may be stale, partial or missing, but never wrong.
 
 mod ends;
 mod sources;
@@ -18,13 +18,13 @@ use world::{MIG, PARTS, World, gpu, part_id, resource, shape};
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// A pod asks for some of what is listed healthy and free of a resource.
+    /// A pod requests free devices of a resource that are listed healthy.
     Start {
         resource: usize,
         count: usize,
         pick: usize,
     },
-    /// The kubelet asks again for what a pod holds already.
+    /// The kubelet requests the devices of a running pod again.
     Reissue {
         which: usize,
     },
@@ -32,17 +32,17 @@ enum Op {
     Stop {
         which: usize,
     },
-    /// An Allocate that nobody sane sends.
-    Odd {
+    /// An Allocate for an arbitrary device.
+    ArbitraryAllocate {
         resource: usize,
         device: usize,
     },
-    /// A client that is no kubelet asks for the same devices so many times.
-    Foreign {
+    /// A client other than the kubelet requests the same devices several times.
+    ForeignClient {
         which: usize,
         times: usize,
     },
-    Round {
+    Reconcile {
         list: bool,
         checkpoint: bool,
         fresh: bool,
@@ -52,24 +52,24 @@ enum Op {
         ms: u64,
     },
     Cordon(usize),
-    /// An order to drain, with eviction or not.
+    /// An order to drain, with or without eviction.
     Drain(usize, bool),
     StopDrain(usize),
-    Heal(usize),
+    MarkHealthy(usize),
     Uncordon(usize),
     Xid {
         gpu: usize,
         again_s: Option<u32>,
     },
-    /// Which parts the next look shows.
-    Look {
+    /// An inventory scan that shows these parts.
+    Scan {
         mask: usize,
     },
     Forget(usize),
     Offer {
         shape: usize,
     },
-    /// The daemon is killed and starts again; meanwhile another plugin may have granted a GPU.
+    /// The daemon is killed and restarts; in between, another plugin may have granted a GPU.
     Crash {
         foreign: Option<usize>,
     },
@@ -77,44 +77,44 @@ enum Op {
     End {
         which: usize,
     },
-    /// An operator activates a stack of so many entries.
+    /// An operator activates a stack with this number of entries.
     Activate {
         entries: usize,
     },
-    /// Whoever knows all pods by UID shows them.
-    Pods(Showing),
+    /// A source shows its view of all pods.
+    Pods(PodsUpdate),
     /// The kubelet writes its pods' status to the API server.
-    Status,
-    /// A pod's object goes: of one that ended, or by force of any.
+    WriteStatus,
+    /// A pod's object is deleted: that of a finished pod, or that of any pod by force.
     Delete {
         which: usize,
         force: bool,
     },
-    /// The kubelet forgets what a pod holds that lives on.
-    Forgets {
+    /// The kubelet's checkpoint loses the devices of a running pod.
+    LoseFromCheckpoint {
         which: usize,
     },
-    /// A pod is asked to leave a GPU that is emptied.
+    /// A pod is evicted from a GPU.
     Evict {
         which: usize,
         outcome: usize,
     },
-    /// A look at who is on the GPUs.
-    Processes {
+    /// An inventory scan that shows the processes on the GPUs.
+    ScanProcesses {
         host: bool,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Showing {
+enum PodsUpdate {
     List,
     Watch,
     Silent,
     TooMany,
     /// The kubelet's Pods API.
-    Kubelets,
-    /// A view of before, once more.
-    Again,
+    KubeletApi,
+    /// A repeated earlier view.
+    Repeated,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -122,32 +122,32 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (0usize..3, 1usize..4, any::<usize>()).prop_map(|(resource, count, pick)| Op::Start { resource, count, pick }),
         2 => any::<usize>().prop_map(|which| Op::Reissue { which }),
         4 => any::<usize>().prop_map(|which| Op::Stop { which }),
-        1 => (0usize..3, any::<usize>()).prop_map(|(resource, device)| Op::Odd { resource, device }),
-        2 => (any::<usize>(), 1usize..12).prop_map(|(which, times)| Op::Foreign { which, times }),
-        8 => (prop::bool::weighted(0.8), prop::bool::weighted(0.8), prop::bool::weighted(0.8)).prop_map(|(list, checkpoint, fresh)| Op::Round { list, checkpoint, fresh }),
+        1 => (0usize..3, any::<usize>()).prop_map(|(resource, device)| Op::ArbitraryAllocate { resource, device }),
+        2 => (any::<usize>(), 1usize..12).prop_map(|(which, times)| Op::ForeignClient { which, times }),
+        8 => (prop::bool::weighted(0.8), prop::bool::weighted(0.8), prop::bool::weighted(0.8)).prop_map(|(list, checkpoint, fresh)| Op::Reconcile { list, checkpoint, fresh }),
         1 => Just(Op::RestartKubelet),
         8 => prop_oneof![Just(100u64), Just(6_000), Just(31_000), Just(61_000)].prop_map(|ms| Op::Wait { ms }),
         1 => (0usize..3).prop_map(Op::Cordon),
         1 => (0usize..3, any::<bool>()).prop_map(|(gpu, evict)| Op::Drain(gpu, evict)),
         1 => (0usize..3).prop_map(Op::StopDrain),
-        1 => (0usize..3).prop_map(Op::Heal),
+        1 => (0usize..3).prop_map(Op::MarkHealthy),
         2 => (0usize..3).prop_map(Op::Uncordon),
         1 => (0usize..3, prop::option::of(1u32..60)).prop_map(|(gpu, again_s)| Op::Xid { gpu, again_s }),
-        3 => prop_oneof![3 => Just((1 << PARTS) - 1), 1 => 0usize..1 << PARTS].prop_map(|mask| Op::Look { mask }),
+        3 => prop_oneof![3 => Just((1 << PARTS) - 1), 1 => 0usize..1 << PARTS].prop_map(|mask| Op::Scan { mask }),
         1 => (0usize..3).prop_map(Op::Forget),
         3 => (0usize..6).prop_map(|shape| Op::Offer { shape }),
         2 => prop::option::of(any::<usize>()).prop_map(|foreign| Op::Crash { foreign }),
         1 => any::<usize>().prop_map(|which| Op::End { which }),
         2 => (0usize..5).prop_map(|entries| Op::Activate { entries }),
         6 => prop_oneof![
-            4 => Just(Showing::List), 3 => Just(Showing::Watch), 1 => Just(Showing::Silent),
-            1 => Just(Showing::TooMany), 1 => Just(Showing::Kubelets), 1 => Just(Showing::Again),
+            4 => Just(PodsUpdate::List), 3 => Just(PodsUpdate::Watch), 1 => Just(PodsUpdate::Silent),
+            1 => Just(PodsUpdate::TooMany), 1 => Just(PodsUpdate::KubeletApi), 1 => Just(PodsUpdate::Repeated),
         ].prop_map(Op::Pods),
-        2 => Just(Op::Status),
+        2 => Just(Op::WriteStatus),
         2 => (any::<usize>(), prop::bool::weighted(0.25)).prop_map(|(which, force)| Op::Delete { which, force }),
-        1 => any::<usize>().prop_map(|which| Op::Forgets { which }),
+        1 => any::<usize>().prop_map(|which| Op::LoseFromCheckpoint { which }),
         2 => (any::<usize>(), 0usize..4).prop_map(|(which, outcome)| Op::Evict { which, outcome }),
-        2 => prop::bool::weighted(0.3).prop_map(|host| Op::Processes { host }),
+        2 => prop::bool::weighted(0.3).prop_map(|host| Op::ScanProcesses { host }),
     ]
 }
 
@@ -162,48 +162,48 @@ proptest! {
         for op in &ops {
             world.step(op);
         }
-        // In the end every pod goes, and two rounds see it.
+        // In the end, all pods stop, and two reconcile passes see it.
         world.pods.clear();
         world.stale.clear();
-        world.sources.forgotten.clear();
-        world.step(&Op::Status);
-        world.step(&Op::Pods(Showing::List));
+        world.sources.lost_from_checkpoint.clear();
+        world.step(&Op::WriteStatus);
+        world.step(&Op::Pods(PodsUpdate::List));
         for _ in 0..3 {
             world.step(&Op::Wait { ms: 31_000 });
-            world.step(&Op::Round { list: true, checkpoint: true, fresh: true });
+            world.step(&Op::Reconcile { list: true, checkpoint: true, fresh: true });
         }
-        let held_back = world.ledger.hold.is_some();
-        prop_assert!(held_back || world.ledger.live.is_empty(), "left behind: {:?}", world.ledger.live);
+        let ends_withheld = world.ledger.hold.is_some();
+        prop_assert!(ends_withheld || world.ledger.live.is_empty(), "left behind: {:?}", world.ledger.live);
     }
 }
 
 #[test]
-fn a_mig_instance_that_was_destroyed_leaves_once_nobody_holds_it() {
+fn a_destroyed_mig_instance_is_forgotten_once_it_is_no_longer_held() {
     let mut world = World::new(1000);
     world
-        .turn(&Command::Offer(vec![(PartOffer { part: part_id(MIG), lines: shape(0) }, "test".into())]))
+        .apply(&Command::Offer(vec![(PartOffer { part: part_id(MIG), lines: shape(0) }, "test".into())]))
         .unwrap();
-    let gpus_alone = Op::Look { mask: (1 << MIG) - 1 };
+    let gpus_only = Op::Scan { mask: (1 << MIG) - 1 };
     let held = DeviceId::whole(&part_id(MIG));
     let allocation = world.allocate(&resource(0), vec![held.clone()]).unwrap();
-    world.step(&gpus_alone);
+    world.step(&gpus_only);
     world.step(&Op::Wait { ms: 61_000 });
     assert!(world.ledger.device(&resource(0), &held).is_some(), "a pod holds it");
-    world.turn(&Command::End { id: allocation, force: true }).unwrap();
+    world.apply(&Command::End { id: allocation, force: true }).unwrap();
     world.step(&Op::Wait { ms: 31_000 });
     assert!(world.ledger.device(&resource(0), &held).is_some(), "not unheld for long enough");
     world.step(&Op::Wait { ms: 31_000 });
     assert!(!world.ledger.parts.contains_key(&part_id(MIG)));
-    // A GPU that went stays listed until an operator forgets it.
-    world.step(&Op::Look { mask: 0b0011 });
+    // A vanished GPU stays listed until an operator forgets it.
+    world.step(&Op::Scan { mask: 0b0011 });
     world.step(&Op::Wait { ms: 61_000 });
     assert!(world.ledger.parts.contains_key(&gpu(2)));
 }
 
-/// While the checkpoint cannot be read the API server's word ends what was taken over, and the file
-/// shows it still when it can be read again.
+/// While the checkpoint cannot be read, the API server's view ends an adopted allocation, and the checkpoint
+/// still shows it once it can be read again.
 #[test]
-fn what_ended_while_the_checkpoint_could_not_be_read_is_not_taken_over_again() {
+fn allocations_that_ended_without_a_readable_checkpoint_are_not_adopted_again() {
     const KEPT: usize = 64;
     let mut world = World::new(KEPT);
     world.step(&Op::Offer { shape: 0 });
@@ -214,15 +214,15 @@ fn what_ended_while_the_checkpoint_could_not_be_read_is_not_taken_over_again() {
         allocation: None,
     };
     world.pods.push(held);
-    world.file.clone_from(&world.pods);
+    world.checkpoint.clone_from(&world.pods);
     world.step(&Op::Crash { foreign: None });
-    assert_eq!(world.ledger.live.len(), 1, "taken over");
-    // It goes, and the API server lists no such pod.
+    assert_eq!(world.ledger.live.len(), 1, "adopted");
+    // The pod stops, and the API server does not list it.
     world.pods.clear();
     for _ in 0..3 {
         world.step(&Op::Wait { ms: 31_000 });
-        world.step(&Op::Pods(Showing::List));
-        world.step(&Op::Round { list: true, checkpoint: false, fresh: false });
+        world.step(&Op::Pods(PodsUpdate::List));
+        world.step(&Op::Reconcile { list: true, checkpoint: false, fresh: false });
     }
     assert!(world.ledger.live.is_empty(), "{:?}", world.ledger.live);
     for _ in 0..2 * KEPT {
@@ -234,11 +234,11 @@ fn what_ended_while_the_checkpoint_could_not_be_read_is_not_taken_over_again() {
     assert!(world.ledger.live.is_empty(), "{:?}", world.ledger.live);
 }
 
-/// The kubelet's checkpoint goes on showing what an operator ended while its pod runs.
+/// The kubelet's checkpoint still shows an allocation that an operator ended while its pod runs.
 #[test]
-fn what_an_operator_ended_is_not_taken_over_again_however_much_was_pruned_since() {
+fn allocations_that_an_operator_ended_are_not_adopted_again_after_pruning() {
     const KEPT: usize = 64;
-    // Another plugin's answer has no id, one of an earlier store of ours has that store's.
+    // Another plugin's answer has no id; an answer from an earlier store of this plugin has that store's id.
     for allocation in [None, Some(AllocationId { store: 6, number: 3 })] {
         let mut world = World::new(KEPT);
         world.step(&Op::Offer { shape: 0 });
@@ -248,9 +248,9 @@ fn what_an_operator_ended_is_not_taken_over_again_however_much_was_pruned_since(
             devices: vec![DeviceId::whole(&gpu(0))],
             allocation,
         });
-        world.file.clone_from(&world.pods);
+        world.checkpoint.clone_from(&world.pods);
         world.step(&Op::Crash { foreign: None });
-        assert_eq!(world.ledger.live.len(), 1, "taken over");
+        assert_eq!(world.ledger.live.len(), 1, "adopted");
         world.step(&Op::Crash { foreign: None });
         world.step(&Op::End { which: 0 });
         for _ in 0..2 * KEPT {
@@ -264,7 +264,7 @@ fn what_an_operator_ended_is_not_taken_over_again_however_much_was_pruned_since(
 }
 
 #[test]
-fn of_many_activations_the_newest_are_kept_over_a_crash() {
+fn the_newest_activations_survive_a_crash() {
     let mut world = World::new(64);
     for i in 0..40 {
         world.step(&Op::Activate { entries: i % 4 });

@@ -1,6 +1,6 @@
-//! The invariants that the kernel alone can keep, each a function named after it. They are checked
-//! after every step of random histories ([`super::histories`]). I8 and I9 concern policies' answers:
-//! see the stack's tests. I7 is checked where a history asks again for what a pod holds.
+//! The invariants that depend on the kernel alone, one function each. Random histories
+//! ([`super::histories`]) check them after every step. I8 and I9 concern policies' answers: see the
+//! stack's tests. I7 is checked where a history requests again what a pod holds.
 
 use super::allocation::{ADOPTED, Allocation, EndReason};
 use super::change::{Change, Entry};
@@ -40,12 +40,12 @@ pub(super) fn i2_grants_never_take_more_than_there_is(ledger: &Ledger) {
 pub(super) fn i3_healthy_is_held_or_to_be_had(ledger: &Ledger) {
     for resource in ledger.resources() {
         let half_open = ledger.breakers.contains_key(&resource);
-        let all = listing(ledger, &resource, 100);
+        let list = listing(ledger, &resource, 100);
         let free = |l: &&Listed| l.healthy && !ledger.device(&resource, &l.id).unwrap().held();
         for part in ledger.parts.values() {
-            let listed = all.iter().filter(|l| l.id.part == part.part.id);
-            // An instance is beside what is free of its GPU; the GPU comes first.
-            let parent_free = all.iter().filter(free).any(|l| Some(&l.id.part) == part.part.parent.as_ref());
+            let listed = list.iter().filter(|l| l.id.part == part.part.id);
+            // A GPU and its instances are the same hardware; the GPU is listed as free first.
+            let parent_free = list.iter().filter(free).any(|l| Some(&l.id.part) == part.part.parent.as_ref());
             let taken = ledger.taken(part);
             let taken = if parent_free { taken.plus(Consumes::Whole) } else { taken };
             let (mut taken, mut refused) = (taken, None);
@@ -55,19 +55,20 @@ pub(super) fn i3_healthy_is_held_or_to_be_had(ledger: &Ledger) {
                     let evicts = ledger.gpu_of(part).is_some_and(|g| g.drain.evicts());
                     assert_eq!(l.healthy, ledger.works(part) && !evicts, "I3: held {:?}", l.id);
                 } else if l.healthy {
-                    assert!(device.offered() && ledger.may_grant(part), "I3: {:?} cannot be had", l.id);
+                    assert!(device.offered() && ledger.may_grant(part), "I3: {:?} cannot be granted", l.id);
                     assert_ne!(
                         refused,
                         Some(device.consumes),
-                        "I3: a lower number like {:?} is unhealthy",
+                        "I3: a lower-numbered device than {:?} is unhealthy",
                         l.id
                     );
                     taken = taken.plus(device.consumes);
                     assert_eq!(taken.excess(part.part.memory_mib), None, "I3: {:?} does not fit", l.id);
                 } else if device.offered() && ledger.may_grant(part) && !half_open {
                     refused = Some(device.consumes);
-                    let with_it = taken.plus(device.consumes);
-                    assert!(with_it.excess(part.part.memory_mib).is_some(), "I3: {:?} could be had", l.id);
+                    let with_device = taken.plus(device.consumes);
+                    let excess = with_device.excess(part.part.memory_mib);
+                    assert!(excess.is_some(), "I3: {:?} could be granted", l.id);
                 }
             }
         }
@@ -85,7 +86,7 @@ pub(super) fn i4_nothing_new_on_a_gpu_that_grants_nothing(
             continue;
         };
         if allocation.decision.by == [ADOPTED] {
-            // Somebody else granted it.
+            // Another plugin granted it.
             continue;
         }
         for id in &allocation.devices {
@@ -99,22 +100,22 @@ pub(super) fn i4_nothing_new_on_a_gpu_that_grants_nothing(
 }
 
 pub(super) fn i5_the_store_gives_the_ledger(ledger: &Ledger, disk: &BTreeMap<RecordKey, Record>, now: Now) {
-    let kept: Vec<Record> = disk.values().cloned().collect();
-    let mut all = records(ledger);
-    all.retain(|r| r.key() != RecordKey::Stack || disk.contains_key(&RecordKey::Stack));
-    assert_eq!(kept, all, "I5: what is written is what is");
-    let back = carry_over(restore(kept, now), ledger);
-    assert_eq!(back.live, ledger.live, "I5");
-    assert_eq!((&back.stack, &back.past_stacks), (&ledger.stack, &ledger.past_stacks), "I5");
-    assert_eq!(back.parts.len(), ledger.parts.len(), "I5");
-    for (id, part) in &back.parts {
+    let stored: Vec<Record> = disk.values().cloned().collect();
+    let mut expected = records(ledger);
+    expected.retain(|r| r.key() != RecordKey::Stack || disk.contains_key(&RecordKey::Stack));
+    assert_eq!(stored, expected, "I5: the store equals the ledger's records");
+    let restored = carry_over(restore(stored, now), ledger);
+    assert_eq!(restored.live, ledger.live, "I5");
+    assert_eq!((&restored.stack, &restored.past_stacks), (&ledger.stack, &ledger.past_stacks), "I5");
+    assert_eq!(restored.parts.len(), ledger.parts.len(), "I5");
+    for (id, part) in &restored.parts {
         let mut part = super::part_state::PartState::clone(part);
         for (key, device) in &mut part.devices {
-            // When a device became unoffered is not written: its time begins anew.
-            if let (Standing::Retiring { .. }, Some(kept)) =
+            // The time at which a device became unoffered is not stored, so its wait starts again.
+            if let (Standing::Retiring { .. }, Some(original)) =
                 (device.standing, ledger.parts[id].devices.get(key))
             {
-                device.standing = kept.standing;
+                device.standing = original.standing;
             }
         }
         assert_eq!(part, *ledger.parts[id], "I5");
@@ -130,15 +131,15 @@ pub(super) fn i6_nothing_that_lives_ends(before: &Ledger, entry: &Entry, pods: &
         let ended = &before.live[id];
         let holds = |p: &Held| match p.allocation {
             Some(allocation) => allocation == *id,
-            // Another plugin's: known by who holds what.
+            // Granted by another plugin: matched by pod and devices.
             None => Some(&p.uid) == ended.holder.pod_uid.as_ref() && p.devices == ended.devices,
         };
-        assert!(!pods.iter().any(holds), "I6: {id} ended as {reason:?} but its pod lives");
+        assert!(!pods.iter().any(holds), "I6: {id} ended as {reason:?} but its pod runs");
     }
 }
 
-/// I6: what a grant supersedes has newer records on each of its devices, none of which becomes free; it is not
-/// shown running, and of records that no source can judge no more than the newest few of a device are left.
+/// I6: a superseded allocation has newer records on each of its devices, so no device becomes free, and no source
+/// shows its pod running. Of records that no source can judge, each device keeps only the newest few.
 pub(super) fn i6_a_grant_ends_only_what_newer_ones_hold(
     before: &Ledger,
     after: &Ledger,
@@ -149,8 +150,8 @@ pub(super) fn i6_a_grant_ends_only_what_newer_ones_hold(
     let newer = |ledger: &Ledger, allocation: &Allocation| -> Vec<Vec<AllocationId>> {
         let newer = |key| {
             let holders = ledger.holders_of(&key);
-            let at = holders.iter().position(|id| *id == allocation.id).map_or(0, |at| at + 1);
-            holders[at..].to_vec()
+            let start = holders.iter().position(|id| *id == allocation.id).map_or(0, |index| index + 1);
+            holders[start..].to_vec()
         };
         allocation.keys().map(newer).collect()
     };
@@ -159,8 +160,8 @@ pub(super) fn i6_a_grant_ends_only_what_newer_ones_hold(
         assert_eq!(*reason, EndReason::Superseded, "I6: {id} ended by a grant");
         let ended = &before.live[id];
         for (device, newer) in ended.devices.iter().zip(newer(before, ended)) {
-            let left = newer.iter().any(|id| after.live.contains_key(id));
-            assert!(left || request.devices.contains(device), "I6: {device} became free with {id}");
+            let held = newer.iter().any(|id| after.live.contains_key(id));
+            assert!(held || request.devices.contains(device), "I6: {device} became free with {id}");
         }
         let alive = before.fate_of(ended) == Fate::Alive;
         let same_pod = |a: &Allocation| match (&a.holder.pod_uid, &ended.holder.pod_uid) {
@@ -179,11 +180,11 @@ pub(super) fn i6_a_grant_ends_only_what_newer_ones_hold(
         let allocation = &after.live[id];
         let newer = newer(after, allocation);
         let old = newer.iter().all(|n| !n.is_empty()) && newer.iter().any(|n| n.len() >= RECORDS_PER_DEVICE);
-        assert!(!old || !allocation.holder.is_unknown(), "I6: {id} piles up");
+        assert!(!old || !allocation.holder.is_unknown(), "I6: {id} was not superseded");
     }
 }
 
-/// What is pruned had ended, what lives is not touched by it, and the history stays within its limit.
+/// Pruning removes only ended allocations and keeps the history within its limit.
 pub(super) fn pruning_loses_nothing_that_lives(
     before: &Ledger,
     after: &Ledger,
@@ -195,15 +196,15 @@ pub(super) fn pruning_loses_nothing_that_lives(
         let Change::Pruned(id) = change else {
             continue;
         };
-        assert!(before.ended.get(*id).is_some(), "{id} was pruned and had not ended");
-        assert!(!before.live.contains_key(id) && !after.live.contains_key(id), "{id} was pruned and lives");
+        assert!(before.ended.get(*id).is_some(), "{id} was pruned but had not ended");
+        assert!(!before.live.contains_key(id) && !after.live.contains_key(id), "{id} was pruned but is live");
     }
     for id in before.live.keys() {
-        assert!(after.live.contains_key(id) || ended(*id), "{id} is gone and did not end");
+        assert!(after.live.contains_key(id) || ended(*id), "{id} is missing but did not end");
     }
     for id in before.ended.iter().map(|past| past.id) {
         let pruned = entry.changes.contains(&Change::Pruned(id));
-        assert_eq!(after.ended.get(id).is_none(), pruned, "{id} left the history unless it was pruned");
+        assert_eq!(after.ended.get(id).is_none(), pruned, "{id} leaves the history only when it is pruned");
     }
     let ends = entry.changes.iter().filter(|c| matches!(c, Change::Ended { .. })).count();
     assert!(after.ended.len() <= limit.allocations.max(before.ended.len()).max(ends), "the history grew");
@@ -219,14 +220,15 @@ pub(super) fn i10_an_id_leaves_only_when_it_may(
     let forgotten = |p: &super::part_state::PartState| {
         entry.changes.iter().any(|c| matches!(c, Change::GpuForgotten(g) if g == p.part.gpu()))
     };
-    let gone = |id: &PartId| entry.changes.iter().any(|c| matches!(c, Change::PartForgotten(g) if g == id));
+    let part_forgotten =
+        |id: &PartId| entry.changes.iter().any(|c| matches!(c, Change::PartForgotten(g) if g == id));
     for (id, part) in &before.parts {
         for ((resource, share), device) in &part.devices {
             if after.part(id).is_some_and(|p| p.device(resource, *share).is_some()) {
                 continue;
             }
             assert!(!device.held(), "I10: {id} {share:?} left while held");
-            if gone(id) {
+            if part_forgotten(id) {
                 assert!(
                     !part.present && now.mono_ms >= part.turned_mono_ms + rules.timing.retire_ms,
                     "I10: {id}"

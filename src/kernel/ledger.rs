@@ -1,8 +1,7 @@
-//! The truth: which part is offered as what, and which container holds which devices.
+//! The state of the node: what each part is offered as, and which container holds which devices.
 //!
-//! A ledger is a value. Cloning one is cheap (its sections are shared and copied when changed), so
-//! a snapshot is a clone, and a reader never sees half a change (I11). Nothing in here asks a
-//! clock, a disk or a kubelet.
+//! A ledger is a value. Cloning one is cheap (its sections are shared and copied on write), so a
+//! snapshot is a clone, and a reader never sees half a change (I11).
 
 use super::allocation::{Allocation, End, EndReason, Holder};
 use super::breaker::Breaker;
@@ -28,11 +27,11 @@ use std::sync::Arc;
 /// The state of one GPU, shared by its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuState {
-    /// Whether an operator lets it be granted.
+    /// Its drain state, which operators set.
     pub drain: Drain,
-    /// How it fares.
+    /// Its health.
     pub health: Health,
-    /// While it drains: since when nobody is seen on it.
+    /// While it drains: since when no process uses it.
     pub empty: Option<Empty>,
 }
 
@@ -44,56 +43,56 @@ impl GpuState {
     }
 }
 
-/// Everything the kernel knows.
+/// The whole state of the kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ledger {
     /// Grows by one with each applied entry (I11).
     pub generation: u64,
-    /// Names the store in allocation ids.
+    /// Identifies the store in allocation ids.
     pub store: u32,
     /// The number of the next allocation.
     pub next_number: u64,
-    /// Parts by name.
+    /// Parts by id.
     pub parts: BTreeMap<PartId, Arc<PartState>>,
-    /// GPUs by name.
+    /// GPUs by id.
     pub gpus: BTreeMap<PartId, Arc<GpuState>>,
-    /// How near the GPUs sit.
+    /// The topology between GPUs.
     pub links: Arc<Links>,
-    /// What the parts do, by the last look.
+    /// Utilisation of the parts at the last inventory scan.
     pub usage: Arc<BTreeMap<PartId, Usage>>,
-    /// GPUs that are there and did not answer the last look, and why.
+    /// GPUs that are present but did not answer the last scan, with the error.
     pub troubles: Arc<BTreeMap<PartId, String>>,
-    /// Who is on the GPUs, by the last look.
+    /// Processes on the GPUs at the last scan.
     pub processes: Arc<ProcessTable>,
     /// Live allocations.
     pub live: Arc<BTreeMap<AllocationId, Arc<Allocation>>>,
-    /// The newest ended ones.
+    /// The most recently ended allocations.
     pub ended: Arc<History>,
-    /// What the rounds saw of live allocations.
+    /// What reconcile passes observed of live allocations.
     pub sightings: Arc<BTreeMap<AllocationId, Sighting>>,
-    /// The pods of this node, where a source shows them.
+    /// The pods of this node, if a source lists them.
     pub pods: Option<Arc<PodsView>>,
-    /// What came of asking pods to leave GPUs that are emptied, by UID.
+    /// Evictions requested for GPUs that are being drained, by pod UID.
     pub evictions: Arc<BTreeMap<String, Asked>>,
-    /// Why ends are withheld, if they are (section 5: all vanished across a kubelet restart).
+    /// Why no allocation may end at present: all vanished across a kubelet restart.
     pub hold: Option<Arc<str>>,
-    /// What keeps allocations from ending, where that has lasted.
+    /// Why allocations have been unable to end for some time.
     pub stuck: Option<Arc<Stuck>>,
-    /// When kubelet.sock was created under which a live allocation was last seen, milliseconds
-    /// since 1970; kept over restarts of the daemon.
+    /// Creation time of the kubelet.sock under which a live allocation was last seen, milliseconds
+    /// since 1970; kept across restarts of the daemon.
     pub kubelet_seen_wall_ms: Option<u64>,
-    /// Breakers that are not at rest.
+    /// Circuit breakers of resources with recent denials.
     pub breakers: Arc<BTreeMap<Resource, Breaker>>,
-    /// Versions of policies that this node knows.
+    /// Policy versions on this node.
     pub policies: Arc<BTreeMap<Digest, Arc<PolicyVersion>>>,
     /// The active stack.
     pub stack: Arc<Stack>,
-    /// Those before it.
+    /// Previously active stacks.
     pub past_stacks: Arc<PastStacks>,
 }
 
 impl Ledger {
-    /// The part behind a device.
+    /// The part with this id.
     #[must_use]
     pub fn part(&self, id: &PartId) -> Option<&PartState> {
         self.parts.get(id).map(Arc::as_ref)
@@ -105,7 +104,7 @@ impl Ledger {
         self.part(&id.part)?.device(resource, id.share)
     }
 
-    /// The GPU state that a part shares in.
+    /// The state of a part's GPU.
     #[must_use]
     pub fn gpu_of(&self, part: &PartState) -> Option<&GpuState> {
         self.gpus.get(part.part.gpu()).map(Arc::as_ref)
@@ -117,7 +116,7 @@ impl Ledger {
         self.parts.values().flat_map(|p| p.devices.keys().map(|(r, _)| r.clone())).collect()
     }
 
-    /// Whether containers on this part can be expected to work: it is there and its GPU works.
+    /// Whether containers can use this part: it is present and its GPU works.
     #[must_use]
     pub fn works(&self, part: &PartState) -> bool {
         part.present && self.gpu_of(part).is_some_and(|g| g.health.state.works())
@@ -129,15 +128,15 @@ impl Ledger {
         self.works(part) && self.gpu_of(part).is_some_and(|g| g.drain == Drain::Active)
     }
 
-    /// The parts that are made of the same hardware: of a GPU its instances, of an instance its GPU.
+    /// The parts on the same hardware: a GPU's instances, or an instance's GPU.
     pub fn kin<'l>(&'l self, part: &'l PartState) -> impl Iterator<Item = &'l PartState> {
         let gpu = part.part.parent.as_ref().and_then(|gpu| self.part(gpu));
-        let all = part.part.parent.is_none().then(|| self.parts.values());
-        let instances = all.into_iter().flatten().filter(|p| p.part.parent.as_ref() == Some(&part.part.id));
+        let parts = part.part.parent.is_none().then(|| self.parts.values()).into_iter().flatten();
+        let instances = parts.filter(|p| p.part.parent.as_ref() == Some(&part.part.id));
         gpu.into_iter().chain(instances.map(Arc::as_ref))
     }
 
-    /// What is taken of a part: by its own held devices, and everything while its kin is held (I2).
+    /// What held devices take of a part: its own devices, and all of it while a part on the same hardware is held (I2).
     #[must_use]
     pub fn taken(&self, part: &PartState) -> Taken {
         let own = part.taken();
@@ -151,7 +150,7 @@ impl Ledger {
         self.live.get(newest).map(Arc::as_ref)
     }
 
-    /// Applies one entry. Cannot fail: whoever made the entry checked it against this ledger.
+    /// Applies one entry. Cannot fail: the entry was decided against this ledger.
     pub fn apply(&mut self, entry: &Entry) {
         for change in &entry.changes {
             self.apply_change(change, entry.at);
@@ -161,7 +160,7 @@ impl Ledger {
 
     fn apply_change(&mut self, change: &Change, at: Now) {
         match change {
-            Change::PartFound(part) => self.part_found(part, at),
+            Change::PartFound(part) => self.add_part(part, at),
             Change::PartGone(id) => self.with_part(id, |p| {
                 p.present = false;
                 p.turned_mono_ms = at.mono_ms;
@@ -169,7 +168,7 @@ impl Ledger {
             Change::PartForgotten(id) => {
                 self.parts.remove(id);
             }
-            Change::GpuForgotten(gpu) => self.forget(gpu),
+            Change::GpuForgotten(gpu) => self.forget_gpu(gpu),
             Change::Looked { links, usage, troubles } => {
                 self.links = Arc::clone(links);
                 self.usage = Arc::clone(usage);
@@ -196,7 +195,7 @@ impl Ledger {
                     let names = |lines: &[super::offer::OfferLine]| -> BTreeSet<Resource> {
                         lines.iter().map(|l| l.resource.clone()).collect()
                     };
-                    // A part that is listed under other names has settled under none of them yet.
+                    // Under other resource names the part's idle time starts again.
                     if !p.held() && names(&p.lines) != names(lines) {
                         p.idle_since_mono_ms = at.mono_ms;
                     }
@@ -209,12 +208,12 @@ impl Ledger {
             Change::Delisted(key) => self.with_part(&key.id.part, |p| {
                 p.devices.remove(&(key.resource.clone(), key.id.share));
             }),
-            Change::Granted(allocation) => self.granted(allocation, at),
+            Change::Granted(allocation) => self.add_allocation(allocation, at),
             Change::Learned { id, holder } => self.with_live(*id, |a| {
                 a.holder.learn(holder);
             }),
             Change::Settled(id) => self.with_live(*id, |a| a.overlapped = false),
-            Change::Ended { id, reason } => self.ended(*id, *reason, at),
+            Change::Ended { id, reason } => self.end_allocation(*id, *reason, at),
             Change::Pruned(id) => Arc::make_mut(&mut self.ended).remove(*id),
             Change::Sighted { sightings, hold } => {
                 self.sightings = Arc::clone(sightings);
@@ -244,7 +243,7 @@ impl Ledger {
         }
     }
 
-    fn part_found(&mut self, part: &super::gpu::Part, at: Now) {
+    fn add_part(&mut self, part: &super::gpu::Part, at: Now) {
         self.gpus.entry(part.gpu().clone()).or_insert_with(|| Arc::new(GpuState::new(Health::healthy(at))));
         match self.parts.get_mut(&part.id) {
             Some(state) => {
@@ -263,8 +262,8 @@ impl Ledger {
         }
     }
 
-    /// Devices of a part that appears while allocations name it already: one that was away when its
-    /// holding was adopted. They are held, and on their way out until somebody offers them.
+    /// Lists the devices that live allocations already name on a part that appears, such as one that
+    /// was absent when an allocation of it was adopted. They are held, and retiring until offered.
     fn list_held(&self, state: &mut PartState, at: Now) {
         for allocation in self.live.values() {
             for id in allocation.devices.iter().filter(|id| id.part == state.part.id) {
@@ -279,12 +278,12 @@ impl Ledger {
         }
     }
 
-    fn forget(&mut self, gpu: &PartId) {
+    fn forget_gpu(&mut self, gpu: &PartId) {
         self.parts.retain(|_, p| p.part.gpu() != gpu);
         self.gpus.remove(gpu);
     }
 
-    fn granted(&mut self, allocation: &Allocation, at: Now) {
+    fn add_allocation(&mut self, allocation: &Allocation, at: Now) {
         let mut older = BTreeSet::new();
         for id in &allocation.devices {
             self.with_part(&id.part, |p| {
@@ -305,7 +304,7 @@ impl Ledger {
         Arc::make_mut(&mut self.live).insert(allocation.id, Arc::new(allocation.clone()));
     }
 
-    fn ended(&mut self, id: AllocationId, reason: EndReason, at: Now) {
+    fn end_allocation(&mut self, id: AllocationId, reason: EndReason, at: Now) {
         let Some(allocation) = Arc::make_mut(&mut self.live).remove(&id) else {
             return;
         };
@@ -323,8 +322,8 @@ impl Ledger {
                 }
             });
         }
-        let ended = End { reason, wall_ms: at.wall_ms };
-        Arc::make_mut(&mut self.ended).push(Arc::unwrap_or_clone(allocation), ended);
+        let end = End { reason, wall_ms: at.wall_ms };
+        Arc::make_mut(&mut self.ended).push(Arc::unwrap_or_clone(allocation), end);
     }
 
     fn with_part(&mut self, id: &PartId, change: impl FnOnce(&mut PartState)) {
@@ -339,7 +338,7 @@ impl Ledger {
         }
     }
 
-    /// What the source of pods says of an allocation's holder, if anything.
+    /// What the pods source shows of an allocation's pod.
     #[must_use]
     pub fn fate_of(&self, allocation: &Allocation) -> Fate {
         let Some((view, uid)) = self.pods.as_ref().zip(allocation.holder.pod_uid.as_deref()) else {
@@ -349,14 +348,13 @@ impl Ledger {
         view.fate(uid, since)
     }
 
-    /// The keys that an allocation's devices have.
+    /// Live allocations that name a device, oldest first.
     #[must_use]
     pub fn holders_of(&self, key: &DeviceKey) -> &[AllocationId] {
         self.device(&key.resource, &key.id).map_or(&[], |d| &d.holders)
     }
 
-    /// What is known of the pod with this UID, from the source of pods or from any allocation: its
-    /// namespace and name.
+    /// Namespace and name of the pod with this UID, from the pods source or from any allocation.
     #[must_use]
     pub fn pod_by_uid(&self, uid: &str) -> Option<Holder> {
         let from_pods = self.pods.as_ref().and_then(|view| view.pods.get(uid)).map(|pod| Holder {
@@ -364,9 +362,9 @@ impl Ledger {
             pod: Some(pod.name.clone()),
             ..Holder::default()
         });
-        let held = || self.live.values().map(|a| &a.holder);
         from_pods.or_else(|| {
-            held().find(|h| h.pod_uid.as_deref() == Some(uid) && h.pod.is_some()).map(|h| Holder {
+            let mut holders = self.live.values().map(|a| &a.holder);
+            holders.find(|h| h.pod_uid.as_deref() == Some(uid) && h.pod.is_some()).map(|h| Holder {
                 namespace: h.namespace.clone(),
                 pod: h.pod.clone(),
                 pod_uid: None,

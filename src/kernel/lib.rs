@@ -1,19 +1,19 @@
-//! The kernel: the truth about a node's GPUs and the rules that nothing may break.
+//! The kernel: the state of a node's GPUs and the rules that every change obeys.
 //!
 //! Pure: the standard library only, no I/O, no clock, no logging, no wire types. In reading order:
 //!
-//! - [`names`], [`time`], [`gpu`]: what things are called and made of
-//! - [`offer`], [`allocation`], [`policy`], [`trust`], [`stack`], [`drain`], [`health`], [`breaker`]: the nouns of the rules
-//! - [`process`], [`belongs`], [`part_use`]: who uses the GPUs, by which right, and how much
-//! - [`part_state`], [`ledger`], [`history`]: the truth; [`change`], [`record`], [`restore`]: how it
-//!   moves, is written down and read back
-//! - [`command`], [`decide`], [`refusal`]: what can be asked, and how it is answered; the long
-//!   answers are [`allocate`], [`offering`], [`look`] and [`round`]
-//! - [`decision`], [`compare`], [`words`]: what was asked and answered, what another policy would have
-//!   said, and all of it in words
-//! - [`evict`]: who is asked to leave a GPU that is emptied; [`running`]: what shows that a pod still runs
-//! - [`listing`], [`placement`], [`pods`], [`asking`], [`reconcile`]: what the kubelet is told, which
-//!   devices are near, whose pods are here, who asks next, and what the sources of truth prove
+//! - [`names`], [`time`], [`gpu`]: identifiers, clocks and hardware
+//! - [`offer`], [`allocation`], [`policy`], [`trust`], [`stack`], [`drain`], [`health`], [`breaker`]: the types of the rules
+//! - [`process`], [`belongs`], [`part_use`]: processes on the GPUs, their allocations and their usage
+//! - [`part_state`], [`ledger`], [`history`]: the state; [`change`], [`record`], [`restore`]: how it
+//!   changes, is stored and is read back
+//! - [`command`], [`decide`], [`refusal`]: commands and their outcomes; the longer rules are in
+//!   [`allocate`], [`offering`], [`look`] and [`round`]
+//! - [`decision`], [`compare`], [`words`]: policy decisions, their comparison with another policy's
+//!   answers, and both as text
+//! - [`evict`]: pods to evict from a drained GPU; [`running`]: sources that show a pod running
+//! - [`listing`], [`placement`], [`pods`], [`asking`], [`reconcile`]: device lists for the kubelet,
+//!   preferred devices, the node's pods, the probable pod of an Allocate, and reconciliation
 
 pub mod allocate;
 pub mod allocation;

@@ -1,4 +1,4 @@
-//! What the kubelet is told of one resource (I3).
+//! The device list of one resource for the kubelet (I3).
 
 use super::breaker::Phase;
 use super::ledger::Ledger;
@@ -7,12 +7,12 @@ use super::offer::Consumes;
 use super::part_state::{PartState, Taken};
 use std::collections::BTreeSet;
 
-/// One device as the kubelet's list shows it.
+/// One device of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// Its id.
     pub id: DeviceId,
-    /// Healthy: held on a working GPU that nobody is asked to leave, or free and to be had.
+    /// Healthy: held on a working GPU whose pods are not evicted, or free and grantable.
     pub healthy: bool,
     /// NUMA node for the kubelet's topology hints; `None` sends no topology.
     pub numa_node: Option<u32>,
@@ -20,9 +20,9 @@ pub struct Listed {
 
 /// The whole list of one resource, sorted by id.
 ///
-/// A free device is healthy if it is one of the lowest-numbered free ones that fit beside all live
-/// grants, each beside those before it. So the kubelet's allocatable less what it has given away is
-/// what can really be granted.
+/// Free devices are healthy in the order of their numbers as long as each fits next to all live
+/// grants and the free devices before it. So the kubelet's allocatable count minus its assigned
+/// devices is what can be granted.
 #[must_use]
 pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) -> Vec<Listed> {
     let mut list = Vec::new();
@@ -31,8 +31,8 @@ pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) ->
         Some(Phase::HalfOpen) => 1,
         Some(Phase::Open { .. }) => 0,
     };
-    // Parts with a free device in this list. A GPU and its instances are one hardware, so only the
-    // first of them that has one is listed free under one resource.
+    // Parts with a free device in this list. A GPU and its instances are the same hardware, so only
+    // the first of them with a free device is listed as free under one resource.
     let mut free_parts: BTreeSet<&PartId> = BTreeSet::new();
     for part in ledger.parts.values() {
         let promised = ledger.kin(part).any(|kin| free_parts.contains(&kin.part.id));
@@ -47,7 +47,7 @@ pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) ->
     list
 }
 
-/// What a kubelet takes for free: listed Healthy, and nobody's.
+/// Devices that a kubelet counts as free: listed Healthy, and held by no allocation.
 #[must_use]
 pub fn free_devices(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) -> Vec<DeviceId> {
     let held = |id: &DeviceId| ledger.device(resource, id).is_some_and(|device| device.held());
@@ -64,8 +64,8 @@ fn list_part(
     free_left: &mut usize,
     list: &mut Vec<Listed>,
 ) {
-    // A freed device of a GPU whose pods are asked to leave must not be given away again before we
-    // hear of it.
+    // While a GPU's pods are evicted, the kubelet must not reassign a freed device before this
+    // ledger records its release.
     let works = ledger.works(part) && !ledger.gpu_of(part).is_some_and(|g| g.drain.evicts());
     let may_grant = ledger.may_grant(part);
     let memory_mib = part.memory_to_grant_mib(overcommit_percent);
@@ -74,10 +74,10 @@ fn list_part(
         let healthy = if device.held() {
             works
         } else if may_grant && device.offered() && *free_left > 0 {
-            let with_it = taken.plus(device.consumes);
-            let fits = with_it.excess(memory_mib).is_none();
+            let with_device = taken.plus(device.consumes);
+            let fits = with_device.excess(memory_mib).is_none();
             if fits {
-                taken = with_it;
+                taken = with_device;
                 *free_left -= 1;
             }
             fits

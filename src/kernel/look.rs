@@ -1,4 +1,4 @@
-//! What a look at the GPUs, or a reading of one, changes.
+//! The changes that follow from an inventory scan or from a triaged reading.
 
 use super::change::Change;
 use super::command::Rules;
@@ -13,7 +13,7 @@ use super::time::Now;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The changes that a look brings: parts found, changed and gone, and the health of their GPUs.
+/// The changes of an inventory scan: parts found, changed and gone, and the health of their GPUs.
 #[must_use]
 pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> Vec<Change> {
     let mut changes = Vec::new();
@@ -32,8 +32,8 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
     let gpus_seen: BTreeSet<_> = parts.iter().map(super::gpu::Part::gpu).collect();
     for gpu in ledger.gpus.keys().chain(gpus_seen.iter().copied()).collect::<BTreeSet<_>>() {
         let old = ledger.gpus.get(gpu).map_or_else(|| Health::healthy(now), |g| g.health.clone());
-        let trouble = inventory.troubles.get(gpu).map(String::as_str);
-        let new = old.after_look(gpus_seen.contains(gpu), trouble, rules.timing.quiet_ms, now);
+        let error = inventory.troubles.get(gpu).map(String::as_str);
+        let new = old.after_look(gpus_seen.contains(gpu), error, rules.timing.quiet_ms, now);
         if new != old {
             changes.push(Change::HealthTurned { gpu: gpu.clone(), health: new });
         }
@@ -56,7 +56,8 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
     changes
 }
 
-/// What is on a GPU that is to be emptied. It asks for every process there, so only where it matters.
+/// Whether a GPU that is being drained is still in use. Goes through every process of the GPU, so it is
+/// called only for such GPUs.
 fn found_on(
     ledger: &Ledger,
     inventory: &Inventory,
@@ -66,7 +67,7 @@ fn found_on(
 ) -> Found {
     if processes.on.contains_key(gpu) {
         return match processes.count(ledger, gpu) {
-            // A daemon that sees no processes of others hears of none from NVML either.
+            // NVML lists no processes to a daemon that cannot see those of others.
             None => Found::Unknown,
             Some(0) if inventory.troubles.contains_key(gpu) => Found::Unknown,
             Some(0) => Found::Empty,
@@ -80,15 +81,15 @@ fn found_on(
     } else if inventory.troubles.contains_key(gpu) {
         Found::Unknown
     } else if present && !inventory.usage.contains_key(gpu) {
-        // It answers, but neither lists nor counts its processes. That some of its instances count
-        // says nothing of the others.
+        // The GPU answers but neither lists nor counts its processes. Counts of some instances do
+        // not cover the others.
         Found::Unknown
     } else {
         Found::Empty
     }
 }
 
-/// The changes that a triaged reading brings. A reading of a part that is not known brings none.
+/// The changes of a triaged reading; none for a part that is not known.
 #[must_use]
 pub fn triaged(ledger: &Ledger, reading: &Reading, answer: &TriageAnswer, now: Now) -> Vec<Change> {
     let Some(part) = ledger.part(&reading.part) else {

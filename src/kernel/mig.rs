@@ -1,9 +1,9 @@
-//! What becomes of MIG where no policy says otherwise: the three strategies of NVIDIA's device
-//! plugin, by its names. Pure: parts in, resources and words out.
+//! Offers MIG devices where no policy does, by the three strategies of NVIDIA's device plugin and under
+//! its resource names.
 //!
-//! One thing differs from there on purpose. A node that cannot be offered as its strategy says keeps
-//! what pods hold, and says which GPUs stand in the way; a GPU in MIG mode that has no instance yet
-//! offers nothing and hinders nobody.
+//! One deliberate difference: if the strategy cannot be applied to the node, running pods keep their
+//! devices and a message names the GPUs that conflict. A GPU in MIG mode without instances offers
+//! nothing and does not affect other GPUs.
 
 use super::gpu::Part;
 use super::names::{PartId, Resource};
@@ -16,15 +16,15 @@ pub enum MigStrategy {
     /// MIG is ignored: every GPU is one device, in MIG mode or not.
     #[default]
     None,
-    /// Every instance is a device of the resource of whole GPUs. All must be of one profile, and no
-    /// GPU may be outside of MIG mode, since a pod could not tell what it gets.
+    /// Every instance is a device of the resource of whole GPUs. All must have one profile and no GPU
+    /// may be outside of MIG mode, so that the resource names one kind of device.
     Single,
     /// Every instance is a device of its profile's own resource; GPUs outside of MIG mode are whole.
     Mixed,
 }
 
 impl MigStrategy {
-    /// As it is typed.
+    /// The keyword in configurations.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -34,7 +34,7 @@ impl MigStrategy {
         }
     }
 
-    /// From what is typed.
+    /// The strategy with this keyword.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         [Self::None, Self::Single, Self::Mixed].into_iter().find(|s| s.as_str() == text)
@@ -48,8 +48,8 @@ impl fmt::Display for MigStrategy {
 }
 
 /// The resource of a profile as NVIDIA's device plugin spells it: a resource name allows no `+`, so
-/// `1g.10gb+me` is `nvidia.com/mig-1g.10gb.me`, while `1g.10gb-me` stays. `None` for a profile that
-/// it has no name for: one whose compute instances take a part of their GPU instance (`1c.3g.40gb`).
+/// `1g.10gb+me` becomes `nvidia.com/mig-1g.10gb.me`, while `1g.10gb-me` is unchanged. `None` for a
+/// profile without a resource there: compute instances on a part of a GPU instance (`1c.3g.40gb`).
 #[must_use]
 pub fn resource_of_profile(profile: &str) -> Option<Resource> {
     let slices = profile.split('.').next().unwrap_or_default();
@@ -58,20 +58,20 @@ pub fn resource_of_profile(profile: &str) -> Option<Resource> {
     whole.then(|| Resource::parse(&name).ok()).flatten()
 }
 
-/// What an operator should hear of a plan.
+/// Messages about a plan, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Words {
-    /// Why nothing new is offered, and what to do.
+    /// Why nothing new is offered, and how to fix it.
     pub refusal: Option<String>,
-    /// What else may surprise, one sentence each.
+    /// Warnings, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// What each part is offered as.
+/// The resource that each part is offered under.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     resources: BTreeMap<PartId, Resource>,
-    /// What to say about it.
+    /// Messages for operators.
     pub words: Words,
 }
 
@@ -82,7 +82,7 @@ impl Plan {
         self.resources.get(part)
     }
 
-    /// How many devices there are of each resource.
+    /// The number of devices of each resource.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<&Resource, usize> {
         let mut counts = BTreeMap::new();
@@ -93,16 +93,16 @@ impl Plan {
     }
 }
 
-/// Whether a part may be offered: of a GPU in MIG mode only the instances are, except with `none`, where
-/// it counts as any other GPU.
+/// Whether a part may be offered. With `none` any may; otherwise GPUs in MIG mode offer only their
+/// instances.
 #[must_use]
 pub fn may_offer(strategy: MigStrategy, part: &Part) -> bool {
     strategy == MigStrategy::None || !part.mig_enabled
 }
 
-/// With `single`, the names under which parts of several kinds are offered, each with why nothing is
-/// offered by it: MIG instances of another profile, or beside GPUs outside of MIG mode. A pod could not
-/// tell what it gets, whichever policy offers it.
+/// With `single`, the resources under which several kinds of parts are offered, each with the reason why
+/// it is withheld: MIG instances of several profiles, or instances and GPUs outside of MIG mode. Such a
+/// name would be ambiguous to pods, whichever policy offers it.
 #[must_use]
 pub fn ambiguous_names<'a>(
     strategy: MigStrategy,
@@ -115,8 +115,8 @@ pub fn ambiguous_names<'a>(
     for (part, resource) in offered {
         names.entry(resource).or_default().add(part);
     }
-    let ambiguous = names.into_iter().filter(|(_, kinds)| kinds.several());
-    let refused = |(resource, kinds): (&Resource, Kinds<'_>)| {
+    let ambiguous = names.into_iter().filter(|(_, kinds)| kinds.are_several());
+    let describe = |(resource, kinds): (&Resource, Kinds<'_>)| {
         let refusal = format!(
             "migStrategy single: {resource} would name several kinds of devices ({kinds}): rename the shares, give all \
              GPUs the same MIG layout, or set migStrategy to mixed. Until then no further {resource} devices are \
@@ -124,11 +124,11 @@ pub fn ambiguous_names<'a>(
         );
         (resource.clone(), refusal)
     };
-    ambiguous.map(refused).collect()
+    ambiguous.map(describe).collect()
 }
 
-/// Plans for the parts that are there. Only those that are `open` are for the baseline to offer;
-/// `whole` is the resource of whole GPUs.
+/// Plans the offers of the parts that are present. The baseline offers only parts that are `open`, that
+/// is, not offered by a policy; `whole` is the resource of whole GPUs.
 #[must_use]
 pub fn plan<'a>(
     strategy: MigStrategy,
@@ -145,9 +145,9 @@ pub fn plan<'a>(
     }
     node.gpus.sort_by_key(|gpu| gpu.gpu_index);
     match strategy {
-        MigStrategy::None => node.none(whole, open),
-        MigStrategy::Single => node.single(whole, open),
-        MigStrategy::Mixed => node.mixed(whole, open),
+        MigStrategy::None => node.plan_none(whole, open),
+        MigStrategy::Single => node.plan_single(whole, open),
+        MigStrategy::Mixed => node.plan_mixed(whole, open),
     }
 }
 
@@ -166,10 +166,10 @@ impl<'a> Node<'a> {
         self.instances.values().flatten().copied().filter(move |i| open(&i.id))
     }
 
-    fn none(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
+    fn plan_none(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
         let mut plan = Plan::default();
         for gpu in self.gpus.iter().filter(|gpu| open(&gpu.id)) {
-            // A policy that speaks for an instance speaks for its GPU.
+            // A policy that offers an instance takes the decision for its GPU.
             if !self.instances_of(&gpu.id).iter().all(|i| open(&i.id)) {
                 continue;
             }
@@ -177,23 +177,23 @@ impl<'a> Node<'a> {
             if gpu.mig_enabled {
                 plan.words.notes.push(format!(
                     "{} is in MIG mode and offered as one whole GPU; migStrategy single or mixed offers its instances",
-                    named(gpu)
+                    gpu_name(gpu)
                 ));
             }
         }
         plan
     }
 
-    fn single(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
+    fn plan_single(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
         let plain: Vec<_> = self.gpus.iter().filter(|g| !g.mig_enabled && open(&g.id)).collect();
         let mut kinds = Kinds::default();
         plain.iter().copied().copied().chain(self.open_instances(&open)).for_each(|part| kinds.add(part));
-        let mut words = Words { notes: self.empty_ones(&open), refusal: None };
-        if kinds.several() {
+        let mut words = Words { notes: self.notes_on_empty_gpus(&open), refusal: None };
+        if kinds.are_several() {
             words.refusal = Some(format!(
                 "migStrategy single lists every MIG instance as {whole}, so all GPUs must be in MIG mode with \
                  instances of one profile, but this node has {kinds}: give them the same layout, or set migStrategy \
-                 to mixed; until then nothing new is offered, and what pods hold stays"
+                 to mixed. Until then nothing new is offered; running pods keep their devices"
             ));
             return Plan { resources: BTreeMap::new(), words };
         }
@@ -201,10 +201,10 @@ impl<'a> Node<'a> {
         Plan { resources: parts.map(|part| (part.id.clone(), whole.clone())).collect(), words }
     }
 
-    fn mixed(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
+    fn plan_mixed(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
         let plain = self.gpus.iter().filter(|g| !g.mig_enabled && open(&g.id));
         let mut resources: BTreeMap<_, _> = plain.map(|g| (g.id.clone(), whole.clone())).collect();
-        let mut notes = self.empty_ones(&open);
+        let mut notes = self.notes_on_empty_gpus(&open);
         for instance in self.open_instances(&open) {
             match resource_of_profile(profile_of(instance)) {
                 Some(resource) => drop(resources.insert(instance.id.clone(), resource)),
@@ -219,22 +219,22 @@ impl<'a> Node<'a> {
         Plan { resources, words: Words { refusal: None, notes } }
     }
 
-    /// GPUs in MIG mode that nobody has split yet.
-    fn empty_ones(&self, open: impl Fn(&PartId) -> bool) -> Vec<String> {
+    /// One note for each GPU in MIG mode without instances.
+    fn notes_on_empty_gpus(&self, open: impl Fn(&PartId) -> bool) -> Vec<String> {
         let empty =
             self.gpus.iter().filter(|g| g.mig_enabled && open(&g.id) && self.instances_of(&g.id).is_empty());
-        let text = |gpu: &&Part| {
+        let note = |gpu: &&Part| {
             format!(
-                "{} is in MIG mode and has no instance, so it offers nothing: make some (nvidia-smi mig -cgi \
-                 PROFILE -C), or take it out of MIG mode",
-                named(gpu)
+                "{} is in MIG mode and has no instance, so it offers nothing: create instances (nvidia-smi mig -cgi \
+                 PROFILE -C), or disable its MIG mode",
+                gpu_name(gpu)
             )
         };
-        empty.map(text).collect()
+        empty.map(note).collect()
     }
 }
 
-/// What is offered by one name, and on which GPUs.
+/// The kinds of parts that one resource names, each with its GPU indices.
 #[derive(Default)]
 struct Kinds<'a> {
     profiles: BTreeMap<&'a str, BTreeSet<u32>>,
@@ -250,7 +250,7 @@ impl<'a> Kinds<'a> {
         gpus.insert(part.gpu_index);
     }
 
-    fn several(&self) -> bool {
+    fn are_several(&self) -> bool {
         self.profiles.len() + usize::from(!self.outside.is_empty()) > 1
     }
 }
@@ -268,13 +268,13 @@ fn profile_of(instance: &Part) -> &str {
     instance.mig.as_ref().map_or("", |mig| mig.profile.as_str())
 }
 
-fn named(gpu: &Part) -> String {
+fn gpu_name(gpu: &Part) -> String {
     format!("GPU {} ({})", gpu.gpu_index, gpu.id)
 }
 
 fn indices(gpus: &BTreeSet<u32>) -> String {
-    let all: Vec<String> = gpus.iter().map(u32::to_string).collect();
-    format!("GPU {}", all.join(", "))
+    let indices: Vec<String> = gpus.iter().map(u32::to_string).collect();
+    format!("GPU {}", indices.join(", "))
 }
 
 #[cfg(test)]

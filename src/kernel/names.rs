@@ -1,24 +1,24 @@
-//! Names that cross the daemon's borders, parsed once into types that cannot be wrong.
+//! Identifiers that cross the daemon's interfaces, each parsed once into a type that is always valid.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Longest device id in bytes: `Device.ID` of the kubelet's device plugin API says at most 63.
+/// Longest device id in bytes: the limit of `Device.ID` in the kubelet's device plugin API.
 pub const DEVICE_ID_BYTES_MAX: usize = 63;
-/// Longest part name in bytes: a device id less `::65535`.
+/// Longest part id in bytes: a device id without `::65535`.
 pub const PART_ID_BYTES_MAX: usize = DEVICE_ID_BYTES_MAX - 7;
 /// Highest share number of a part.
 pub const SHARE_NUMBER_MAX: u32 = 65_535;
-/// Longest resource name in bytes: a DNS name (253), a slash and a qualified name (63), less the
-/// `requests.` (9) that quota puts before it.
+/// Longest resource name in bytes: a DNS name (253), a slash and a qualified name (63), minus the
+/// prefix `requests.` (9) that resource quotas add.
 pub const RESOURCE_BYTES_MAX: usize = 253 + 1 + 63 - 9;
 
-/// Why a name was not taken.
+/// A name that is not valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadName {
-    /// What it should have been: `resource`, `part`, `device`, ...
+    /// The kind of name: `resource`, `part`, `device`, ...
     pub kind: &'static str,
-    /// What came, cut to 80 characters.
+    /// The text, cut to 80 characters.
     pub given: String,
     /// The rule that it breaks.
     pub rule: &'static str,
@@ -81,7 +81,7 @@ text_name! {
 }
 
 impl PartId {
-    /// Takes what NVML calls a UUID.
+    /// Parses a UUID as NVML writes it.
     ///
     /// # Errors
     /// If it is empty, too long for a device id, or holds a character other than ASCII letters,
@@ -104,13 +104,13 @@ impl PartId {
 }
 
 impl Resource {
-    /// `nvidia.com/gpu`: whole GPUs where the configuration gives them no other name.
+    /// `nvidia.com/gpu`: the default resource of whole GPUs.
     #[must_use]
     pub fn nvidia_gpu() -> Self {
         Self("nvidia.com/gpu".into())
     }
 
-    /// Takes an extended resource name, by the kubelet's own rule (`IsExtendedResourceName`):
+    /// Parses an extended resource name, by the kubelet's own rule (`IsExtendedResourceName`):
     /// a domain that is not `kubernetes.io`, a slash, and a qualified name.
     ///
     /// # Errors
@@ -147,14 +147,16 @@ impl Resource {
             || !ends(bytes.first().copied())
             || !ends(bytes.last().copied())
         {
-            return bad("after the slash 1 to 63 letters, digits, '-', '_' or '.', ends a letter or digit");
+            return bad(
+                "after the slash 1 to 63 letters, digits, '-', '_' or '.', first and last a letter or digit",
+            );
         }
         Ok(Self(text.into()))
     }
 }
 
 impl Digest {
-    /// Takes 64 lower-case hex digits, with or without `sha256:` before them.
+    /// Parses 64 lower-case hex digits, with or without the prefix `sha256:`.
     ///
     /// # Errors
     /// If it is anything else.
@@ -164,17 +166,17 @@ impl Digest {
         if ok { Ok(Self(hex.into())) } else { Err(BadName::new("digest", text, "64 lower-case hex digits")) }
     }
 
-    /// The first twelve digits, for people.
+    /// The first twelve digits, for display.
     #[must_use]
     pub fn short(&self) -> &str {
         &self.0[..12]
     }
 }
 
-/// What the kubelet counts: a whole part, or share `n` of it. Unique under one resource.
+/// A device as the kubelet counts it: a whole part, or one share of it. Unique under one resource.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId {
-    /// The part that the device is made of.
+    /// The part that the device is on.
     pub part: PartId,
     /// `None` for the whole part (its id is the UUID), else the share number (`<uuid>::<n>`).
     pub share: Option<u32>,
@@ -193,10 +195,10 @@ impl DeviceId {
         Self { part: part.clone(), share: Some(n) }
     }
 
-    /// Takes `<uuid>` or `<uuid>::<n>`, the format of NVIDIA's device plugin.
+    /// Parses `<uuid>` or `<uuid>::<n>`, the format of NVIDIA's device plugin.
     ///
     /// # Errors
-    /// If the part is no part name or `n` no number from 0 to 65535 without leading zeros.
+    /// If the UUID is not a valid part id, or `n` is not a number from 0 to 65535 without leading zeros.
     pub fn parse(text: &str) -> Result<Self, BadName> {
         let Some((part, n)) = text.split_once("::") else {
             return Ok(Self { part: PartId::parse(text)?, share: None });
@@ -233,18 +235,18 @@ pub struct DeviceKey {
     pub id: DeviceId,
 }
 
-/// Names one grant for ever: which store made it, and its number there.
+/// The permanent id of one grant: its store, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AllocationId {
-    /// Drawn at random when the store was made, so that ids of a wiped store are not met again in
-    /// the kubelet's checkpoint.
+    /// Drawn at random when the store was created, so that ids of a wiped store, which the kubelet's
+    /// checkpoint may still hold, are not issued again.
     pub store: u32,
     /// Counts up in that store.
     pub number: u64,
 }
 
 impl AllocationId {
-    /// Takes `xxxxxxxx-n`: eight hex digits and a decimal number.
+    /// Parses `xxxxxxxx-n`: eight hex digits and a decimal number.
     ///
     /// # Errors
     /// If it is anything else.
@@ -270,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_ids_read_back_as_written() {
+    fn device_ids_parse_back_from_their_text() {
         for text in ["GPU-1", "GPU-1::0", "MIG-GPU-9/1/0::65535"] {
             assert_eq!(DeviceId::parse(text).unwrap().to_string(), text);
         }
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn resource_names_are_those_the_kubelet_registers() {
+    fn only_resource_names_that_the_kubelet_registers_parse() {
         for text in ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "a/b", "x.example/A_b.c"] {
             assert!(Resource::parse(text).is_ok(), "{text:?}");
         }
@@ -302,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn allocation_ids_read_back_as_written() {
+    fn allocation_ids_parse_back_from_their_text() {
         let id = AllocationId { store: 0xab, number: 17 };
         assert_eq!(id.to_string(), "000000ab-17");
         assert_eq!(AllocationId::parse("000000ab-17").unwrap(), id);

@@ -1,5 +1,4 @@
-//! From an offer to a part's devices: which offers are taken, and what becomes of devices that are
-//! no longer offered.
+//! From an offer to a part's devices: validation of offers, and devices that are no longer offered.
 
 use super::change::Change;
 use super::names::Resource;
@@ -10,11 +9,11 @@ use super::stack::Permissions;
 use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Checks what a policy would offer one part as (I8). `permissions` are those of its stack entry;
-/// the baseline has none to keep.
+/// Checks a policy's offer of one part (I8). `permissions` are those of its stack entry; the baseline
+/// has none.
 ///
 /// # Errors
-/// [`Refusal::BadOffer`], naming the rule.
+/// [`Refusal::BadOffer`] with the rule that the offer breaks.
 pub fn check_offer(
     part: &PartState,
     offer: &PartOffer,
@@ -23,13 +22,13 @@ pub fn check_offer(
 ) -> Result<(), Refusal> {
     let bad = |why: String| Err(Refusal::BadOffer { part: part.part.id.clone(), why });
     if offer.lines.len() > LINES_PER_PART_MAX {
-        return bad(format!("{} resources; at most {LINES_PER_PART_MAX} are taken", offer.lines.len()));
+        return bad(format!("{} resources; at most {LINES_PER_PART_MAX} are allowed", offer.lines.len()));
     }
     let mut seen = BTreeSet::new();
     let mut wholes = 0;
     for line in &offer.lines {
         if !seen.insert(&line.resource) {
-            return bad(format!("{} twice", line.resource));
+            return bad(format!("{} is offered twice", line.resource));
         }
         if let Some(permissions) = permissions {
             check_permissions(line, permissions).or_else(bad)?;
@@ -38,7 +37,7 @@ pub fn check_offer(
         wholes += u32::from(line.consumes == Consumes::Whole);
     }
     if wholes > 1 {
-        // Both would be listed by the bare UUID, and the kubelet reports health by id alone.
+        // Both would have the bare UUID as their id, and the kubelet reports health by id alone.
         return bad("two resources that each take the whole part".into());
     }
     Ok(())
@@ -49,9 +48,9 @@ fn check_permissions(line: &OfferLine, permissions: &Permissions) -> Result<(), 
         return Err(format!("its stack entry may not name {} (permissions.resources)", line.resource));
     }
     if line.count > permissions.share_max {
-        let most = permissions.share_max;
+        let max = permissions.share_max;
         return Err(format!(
-            "{} devices; its stack entry may share {most} ways (permissions.shareMax)",
+            "{} devices; its stack entry may share {max} ways (permissions.shareMax)",
             line.count
         ));
     }
@@ -61,7 +60,7 @@ fn check_permissions(line: &OfferLine, permissions: &Permissions) -> Result<(), 
 fn check_line(part: &PartState, line: &OfferLine, overcommit_percent: u32) -> Result<(), String> {
     if line.count == 0 || line.count > SHARES_PER_PART_MAX {
         return Err(format!(
-            "{} devices of {}; 1 to {SHARES_PER_PART_MAX} are taken",
+            "{} devices of {}; 1 to {SHARES_PER_PART_MAX} are allowed",
             line.count, line.resource
         ));
     }
@@ -71,9 +70,9 @@ fn check_line(part: &PartState, line: &OfferLine, overcommit_percent: u32) -> Re
         }
         Consumes::Whole => Ok(()),
         Consumes::Slice { memory_mib, compute_percent } => {
-            let has = part.memory_to_grant_mib(overcommit_percent);
-            if memory_mib > has {
-                Err(format!("a device of {} takes {memory_mib} MiB of {has} MiB", line.resource))
+            let total_mib = part.memory_to_grant_mib(overcommit_percent);
+            if memory_mib > total_mib {
+                Err(format!("a device of {} takes {memory_mib} MiB of {total_mib} MiB", line.resource))
             } else if compute_percent > 100 {
                 Err(format!("a device of {} takes {compute_percent} percent of its compute", line.resource))
             } else {
@@ -83,10 +82,10 @@ fn check_line(part: &PartState, line: &OfferLine, overcommit_percent: u32) -> Re
     }
 }
 
-/// The change that makes a part offered so; `None` if it already is.
+/// The change that puts an offer of a part into effect; `None` if it is in effect already.
 ///
-/// Held devices keep what they consume until they are free; those no longer offered stay listed
-/// until [`due_to_leave`] (I10).
+/// A held device keeps what it consumes until it is free; a device that is no longer offered stays
+/// listed until [`due_to_leave`] (I10).
 ///
 /// # Errors
 /// [`Refusal::BadOffer`] if the part has no share numbers left.
@@ -99,7 +98,7 @@ pub fn reoffer(part: &PartState, offer: &PartOffer, by: &str, now: Now) -> Resul
             continue;
         }
         let numbers = share_numbers(&mut ranges, &line.resource, line.count).ok_or_else(|| {
-            Refusal::BadOffer { part: part.part.id.clone(), why: "its share numbers are used up".into() }
+            Refusal::BadOffer { part: part.part.id.clone(), why: "it has no share numbers left".into() }
         })?;
         wanted.extend(numbers.into_iter().map(|n| ((line.resource.clone(), Some(n)), line.consumes)));
     }
@@ -119,11 +118,11 @@ pub fn reoffer(part: &PartState, offer: &PartOffer, by: &str, now: Now) -> Resul
     devices.extend(wanted.into_iter().map(|(key, consumes)| {
         (key, Device { consumes, standing: Standing::Offered, holders: Vec::new(), named_mono_ms: None })
     }));
-    let same = devices == part.devices
+    let unchanged = devices == part.devices
         && ranges == part.ranges
         && offer.lines == part.lines
         && by == part.offered_by;
-    Ok((!same).then(|| Change::Offered {
+    Ok((!unchanged).then(|| Change::Offered {
         part: part.part.id.clone(),
         by: by.to_owned(),
         lines: offer.lines.clone(),
@@ -132,8 +131,8 @@ pub fn reoffer(part: &PartState, offer: &PartOffer, by: &str, now: Now) -> Resul
     }))
 }
 
-/// Whether a device may leave the list: unoffered and unheld long enough, and not named by a recent
-/// Allocate, after whose answer the kubelet looks the id up (I10).
+/// Whether a device may leave the list: unoffered and unheld for long enough, and not named by a recent
+/// Allocate, since the kubelet looks up the id after the reply (I10).
 #[must_use]
 pub fn due_to_leave(device: &Device, retire_ms: u64, named_ms: u64, now: Now) -> bool {
     let Standing::Retiring { since_mono_ms } = device.standing else {

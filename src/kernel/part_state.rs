@@ -1,4 +1,4 @@
-//! One part as the ledger keeps it: what it is, what it is offered as, and who holds its devices.
+//! One part in the ledger: its hardware, its offer, its devices and their holders.
 
 use super::gpu::Part;
 use super::names::{AllocationId, DeviceId, DeviceKey, Resource};
@@ -8,21 +8,21 @@ use std::collections::BTreeMap;
 /// A part with its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartState {
-    /// What it is.
+    /// The hardware.
     pub part: Part,
-    /// Whether the last inventory showed it.
+    /// Whether the last inventory included it.
     pub present: bool,
-    /// Since when it is there or gone, monotonic milliseconds.
+    /// When `present` last changed, monotonic milliseconds.
     pub turned_mono_ms: u64,
-    /// Who made the offer: a policy's label or `baseline`; empty before the first.
+    /// Source of the offer: a policy's label or `baseline`; empty before the first.
     pub offered_by: String,
-    /// What it is offered as.
+    /// Its offer.
     pub lines: Vec<OfferLine>,
-    /// Who owns which share numbers.
+    /// Owners of the share numbers.
     pub ranges: Vec<ShareRange>,
     /// Its devices by resource and share number (`None` is the whole part).
     pub devices: BTreeMap<(Resource, Option<u32>), Device>,
-    /// Since when nobody holds any of it, monotonic milliseconds.
+    /// Since when no allocation holds any of it, monotonic milliseconds.
     pub idle_since_mono_ms: u64,
 }
 
@@ -31,9 +31,9 @@ pub struct PartState {
 pub struct Device {
     /// What it takes of the part.
     pub consumes: Consumes,
-    /// Whether it is offered or on its way out.
+    /// Whether it is offered or retiring.
     pub standing: Standing,
-    /// Live allocations that name it, oldest first. More than one only after I7.
+    /// Live allocations that name it, oldest first. Several only after a repeated Allocate (I7).
     pub holders: Vec<AllocationId>,
     /// When an Allocate last named it, monotonic milliseconds (I4, I10).
     pub named_mono_ms: Option<u64>,
@@ -44,17 +44,17 @@ pub struct Device {
 pub enum Standing {
     /// Part of the offer.
     Offered,
-    /// Of an older offer: listed until nobody holds it and its time is up (I10).
+    /// Part of an older offer: listed until it is not held and its wait is over (I10).
     Retiring {
-        /// Since when it is both unoffered and unheld, monotonic milliseconds.
+        /// Since when it is neither offered nor held, monotonic milliseconds.
         since_mono_ms: u64,
     },
 }
 
 impl Device {
-    /// One that a pod held before we ever offered it. It takes nothing but its number: what the former
-    /// owner meant by a share is not known; a held share still keeps the whole GPU from being granted
-    /// (I2).
+    /// A device that a pod held before this daemon offered it. A share consumes no memory or compute,
+    /// since the former owner's share size is not known; while held it still keeps the whole GPU from
+    /// being granted (I2).
     #[must_use]
     pub fn adopted(share: Option<u32>, now_mono_ms: u64) -> Self {
         Self {
@@ -74,28 +74,28 @@ impl Device {
         !self.holders.is_empty()
     }
 
-    /// Whether it may be granted as far as the offer goes.
+    /// Whether it is part of the current offer.
     #[must_use]
     pub fn offered(&self) -> bool {
         self.standing == Standing::Offered
     }
 }
 
-/// What is taken of a part, summed.
+/// The sum of what devices take of a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// Devices that take everything.
     pub wholes: u32,
     /// Devices that take a slice.
     pub slices: u32,
-    /// MiB of memory by the slices.
+    /// Memory of the slices, MiB.
     pub memory_mib: u64,
-    /// Percent of compute by the slices.
+    /// Compute of the slices, percent.
     pub compute_percent: u32,
 }
 
 impl Taken {
-    /// With one more device.
+    /// The sum with one more device.
     #[must_use]
     pub fn plus(mut self, consumes: Consumes) -> Self {
         match consumes {
@@ -109,31 +109,31 @@ impl Taken {
         self
     }
 
-    /// The first counter on which this is more than a part of `memory_mib` has (I2).
+    /// The first counter that exceeds a part with `memory_mib` of memory (I2).
     #[must_use]
     pub fn excess(self, memory_mib: u64) -> Option<Excess> {
-        let over = |counter, wanted, has| (wanted > has).then_some(Excess { counter, wanted, has });
+        let excess = |counter, wanted, has| (wanted > has).then_some(Excess { counter, wanted, has });
         if self.wholes > 0 {
-            return over("whole GPU", u64::from(self.wholes + self.slices), 1);
+            return excess("whole GPU", u64::from(self.wholes + self.slices), 1);
         }
-        over("MiB of memory", self.memory_mib, memory_mib)
-            .or_else(|| over("percent of compute", u64::from(self.compute_percent), 100))
+        excess("MiB of memory", self.memory_mib, memory_mib)
+            .or_else(|| excess("percent of compute", u64::from(self.compute_percent), 100))
     }
 }
 
-/// A counter that does not suffice.
+/// A counter that is exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Excess {
-    /// Which.
+    /// Its name.
     pub counter: &'static str,
-    /// The sum wanted.
+    /// The requested sum.
     pub wanted: u64,
-    /// What the part has.
+    /// The part's capacity.
     pub has: u64,
 }
 
 impl PartState {
-    /// A part that was just found.
+    /// A part that was found at this time.
     #[must_use]
     pub fn new(part: Part, now_mono_ms: u64) -> Self {
         Self {
@@ -148,7 +148,7 @@ impl PartState {
         }
     }
 
-    /// What its held devices take. A device counts once, however many allocations name it.
+    /// The sum over its held devices. A device counts once, however many allocations name it.
     #[must_use]
     pub fn taken(&self) -> Taken {
         self.devices.values().filter(|d| d.held()).fold(Taken::default(), |t, d| t.plus(d.consumes))
@@ -160,19 +160,19 @@ impl PartState {
         self.devices.values().any(Device::held)
     }
 
-    /// Its memory as grants see it, MiB: times the overcommit, which is given in percent.
+    /// Memory that grants may take, MiB: its memory times the overcommit in percent.
     #[must_use]
     pub fn memory_to_grant_mib(&self, overcommit_percent: u32) -> u64 {
         self.part.memory_mib.saturating_mul(u64::from(overcommit_percent)) / 100
     }
 
-    /// Its device under `resource` with this share number.
+    /// The device under `resource` with this share number.
     #[must_use]
     pub fn device(&self, resource: &Resource, share: Option<u32>) -> Option<&Device> {
         self.devices.get(&(resource.clone(), share))
     }
 
-    /// The key of one of its devices.
+    /// The key of a device of this part.
     #[must_use]
     pub fn key(&self, resource: &Resource, share: Option<u32>) -> DeviceKey {
         DeviceKey { resource: resource.clone(), id: DeviceId { part: self.part.id.clone(), share } }

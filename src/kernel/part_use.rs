@@ -1,4 +1,4 @@
-//! What an allocation may use of each part, who sees to it, and what its processes do use.
+//! An allocation's limits on each part, how they are enforced, and what its processes use.
 
 use super::allocation::{ADOPTED, Allocation, Limits};
 use super::belongs::{Belongs, Owners};
@@ -9,19 +9,19 @@ use super::offer::Consumes;
 use super::process::Sight;
 use std::collections::BTreeSet;
 
-/// Who keeps a container within its limits, weakest first.
+/// The mechanism that enforces a container's limits, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EnforcedBy {
-    /// Nobody: the container is told, and nothing stops it from using more.
+    /// None: the limits are only stated to the container.
     None,
-    /// MPS, which every process of the container goes through.
+    /// MPS: every process of the container is its client.
     Mps,
     /// The hardware: the part is a MIG instance.
     Mig,
 }
 
 impl EnforcedBy {
-    /// As the API writes it.
+    /// The API's value.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -32,9 +32,9 @@ impl EnforcedBy {
     }
 }
 
-/// Who keeps a container that was granted `device`, which is on `part`, within its limits. `mps`:
-/// whether containers of its resource are set up for MPS. MIG keeps a container within an instance,
-/// not two containers that share one within their halves.
+/// What enforces the limits of a container that was granted `device` on `part`. `mps`: whether
+/// containers of its resource are set up for MPS. MIG limits a container to an instance, but not the
+/// containers that share an instance to their shares.
 #[must_use]
 pub fn enforced_by(device: &DeviceId, part: &Part, mps: bool) -> EnforcedBy {
     match (&part.mig, device.share) {
@@ -44,75 +44,75 @@ pub fn enforced_by(device: &DeviceId, part: &Part, mps: bool) -> EnforcedBy {
     }
 }
 
-/// What an allocation may use of one part, and what it does.
+/// An allocation's limits and usage on one part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartUse {
     /// The part.
     pub part: PartId,
-    /// What it may use; nothing is set where it may use all.
+    /// Its limits; unset where it may use everything.
     pub limits: Limits,
-    /// Memory of the processes that are surely its own, MiB; `None` where processes cannot be seen
-    /// or NVML does not say their memory.
+    /// Memory of the processes that are certainly its own, MiB; `None` where processes are not visible
+    /// or NVML does not report their memory.
     pub memory_used_mib: Option<u64>,
-    /// Whether that is over the limit; `None` without a limit, or where it cannot be told.
+    /// Whether that exceeds the limit; `None` without a limit, or where it is not certain.
     pub over_limit: Option<bool>,
-    /// Ids of the processes that are surely its own.
+    /// Ids of the processes that are certainly its own.
     pub pids: Vec<u32>,
-    /// Allocations, of this pod or of nobody known yet, that share further processes with it: which
-    /// of them uses what cannot be told.
+    /// Other allocations, of this pod or with unknown holders, that the shared processes may belong to.
     pub shared_with: Vec<AllocationId>,
-    /// Ids of those processes.
+    /// Ids of the shared processes, which may belong to this allocation or to one of [`Self::shared_with`].
     pub shared_pids: Vec<u32>,
-    /// Their memory, MiB.
+    /// Memory of the shared processes, MiB.
     pub shared_memory_mib: u64,
 }
 
-/// What an allocation may use and uses of each of its parts, in their order. The parts of one that
-/// has ended are no longer its own: of it only what is set down in its decision is said.
+/// An allocation's limits and usage on each of its parts, sorted by part. An ended allocation has only
+/// the limits of its decision.
 #[must_use]
 pub fn part_uses(owners: &Owners<'_>, allocation: &Allocation) -> Vec<PartUse> {
     let parts: BTreeSet<&PartId> = allocation.devices.iter().map(|d| &d.part).collect();
     parts.into_iter().map(|part| part_use(owners, allocation, part)).collect()
 }
 
-/// What an allocation may use of each part, and who sees to it: the strictest limit of all its parts
-/// and the weakest keeper. `None` where it may use all of every part.
+/// An allocation's strictest limits over all of its parts, and the weakest enforcement. `None` where it
+/// may use all of every part.
 #[must_use]
 pub fn limits(ledger: &Ledger, allocation: &Allocation, mps: bool) -> Option<(Limits, EnforcedBy)> {
-    // What was taken over was set up by another plugin, and nobody knows how.
+    // The container of an adopted allocation was set up by another plugin, in an unknown way.
     let mps = mps && allocation.decision.by != [ADOPTED];
     let parts: BTreeSet<&PartId> = allocation.devices.iter().map(|d| &d.part).collect();
-    let all = parts.into_iter().map(|part| limits_of(ledger, allocation, part));
-    let strictest = all.reduce(Limits::min).unwrap_or_default();
-    let keepers = allocation.devices.iter().map(|device| {
+    let limits = parts.into_iter().map(|part| limits_of(ledger, allocation, part));
+    let strictest = limits.reduce(Limits::min).unwrap_or_default();
+    let enforcers = allocation.devices.iter().map(|device| {
         ledger.part(&device.part).map_or(EnforcedBy::None, |p| enforced_by(device, &p.part, mps))
     });
-    let weakest = keepers.min().unwrap_or(EnforcedBy::None);
+    let weakest = enforcers.min().unwrap_or(EnforcedBy::None);
     (strictest != Limits::default()).then_some((strictest, weakest))
 }
 
-/// What the policies said of each part, and what the devices take of this one.
+/// The limits of the decision, which hold on each part, combined with what the devices take of this part.
 fn limits_of(ledger: &Ledger, allocation: &Allocation, part: &PartId) -> Limits {
-    let told = allocation.decision.limits;
+    let decided = allocation.decision.limits;
     let Some(state) = ledger.part(part).filter(|_| allocation.ended.is_none()) else {
-        return told;
+        return decided;
     };
     let (mut memory_mib, mut compute_percent) = (0_u64, 0_u32);
     for id in allocation.devices.iter().filter(|id| id.part == *part) {
         match state.device(&allocation.resource, id.share).map(|d| d.consumes) {
-            // All of an instance is a limit that the hardware keeps; all of a GPU is none.
+            // A whole instance is a limit that the hardware enforces; a whole GPU is no limit.
             Some(Consumes::Whole) if state.part.mig.is_some() => {
-                return told.min(Limits { memory_mib: Some(state.part.memory_mib), compute_percent: None });
+                return decided
+                    .min(Limits { memory_mib: Some(state.part.memory_mib), compute_percent: None });
             }
-            Some(Consumes::Whole) | None => return told,
+            Some(Consumes::Whole) | None => return decided,
             Some(Consumes::Slice { memory_mib: memory, compute_percent: compute }) => {
                 memory_mib = memory_mib.saturating_add(memory);
                 compute_percent = compute_percent.saturating_add(compute);
             }
         }
     }
-    // A slice of 0 sets nothing aside.
-    told.min(Limits {
+    // A slice of 0 reserves nothing and sets no limit.
+    decided.min(Limits {
         memory_mib: Some(memory_mib).filter(|m| *m > 0),
         compute_percent: Some(compute_percent).filter(|c| *c > 0),
     })
@@ -121,23 +121,25 @@ fn limits_of(ledger: &Ledger, allocation: &Allocation, part: &PartId) -> Limits 
 fn part_use(owners: &Owners<'_>, allocation: &Allocation, part: &PartId) -> PartUse {
     let ledger = owners.ledger;
     let limits = limits_of(ledger, allocation, part);
-    let mut sum = Sum::default();
+    let mut sum = UsageSum::default();
     let gpu = ledger.part(part).map_or(part, |p| p.part.gpu());
     let visible = ledger.processes.sight == Sight::Visible && allocation.ended.is_none();
-    let told = owners.on(gpu).filter(|_| visible);
-    for (seen, whose) in told.into_iter().flatten() {
+    let listed = owners.on(gpu).filter(|_| visible);
+    for (seen, belongs) in listed.into_iter().flatten() {
         let process = &seen.process;
-        let named = process.part == *part || part == gpu;
-        if !named && process.part != *gpu {
+        let on_part = process.part == *part || part == gpu;
+        if !on_part && process.part != *gpu {
             continue;
         }
-        match whose {
-            Belongs::To(id) if *id == allocation.id && named => sum.own(process.pid, process.memory_mib),
-            // On the GPU, by NVML, and on which of its instances is not said.
-            Belongs::To(id) if *id == allocation.id => sum.shared(process.pid, process.memory_mib, &[]),
+        match belongs {
+            Belongs::To(id) if *id == allocation.id && on_part => {
+                sum.add_own(process.pid, process.memory_mib);
+            }
+            // NVML reports the GPU of the process but not its instance.
+            Belongs::To(id) if *id == allocation.id => sum.add_shared(process.pid, process.memory_mib, &[]),
             Belongs::Among(ids) | Belongs::Perhaps(ids) if ids.contains(&allocation.id) => {
                 let others: Vec<_> = ids.iter().filter(|id| **id != allocation.id).copied().collect();
-                sum.shared(process.pid, process.memory_mib, &others);
+                sum.add_shared(process.pid, process.memory_mib, &others);
             }
             Belongs::To(_)
             | Belongs::Among(_)
@@ -146,31 +148,31 @@ fn part_use(owners: &Owners<'_>, allocation: &Allocation, part: &PartId) -> Part
             | Belongs::Nobody(_) => {}
         }
     }
-    let over = limits.memory_mib.filter(|_| told.is_some()).and_then(|limit| sum.over(limit));
+    let over_limit = limits.memory_mib.filter(|_| listed.is_some()).and_then(|limit| sum.exceeds(limit));
     PartUse {
         part: part.clone(),
         limits,
-        memory_used_mib: Some(sum.own_mib).filter(|_| told.is_some() && sum.own_known),
-        over_limit: over,
+        memory_used_mib: Some(sum.own_mib).filter(|_| listed.is_some() && sum.own_known),
+        over_limit,
         pids: sum.own_pids.into_iter().collect(),
-        shared_with: sum.with.into_iter().collect(),
+        shared_with: sum.shared_with.into_iter().collect(),
         shared_pids: sum.shared_pids.into_iter().collect(),
         shared_memory_mib: sum.shared_mib,
     }
 }
 
-/// What was added up.
-struct Sum {
+/// Processes of one allocation on one part, with their memory.
+struct UsageSum {
     own_mib: u64,
     own_known: bool,
     own_pids: BTreeSet<u32>,
     shared_mib: u64,
     shared_known: bool,
     shared_pids: BTreeSet<u32>,
-    with: BTreeSet<AllocationId>,
+    shared_with: BTreeSet<AllocationId>,
 }
 
-impl Default for Sum {
+impl Default for UsageSum {
     fn default() -> Self {
         Self {
             own_mib: 0,
@@ -179,27 +181,28 @@ impl Default for Sum {
             shared_mib: 0,
             shared_known: true,
             shared_pids: BTreeSet::new(),
-            with: BTreeSet::new(),
+            shared_with: BTreeSet::new(),
         }
     }
 }
 
-impl Sum {
-    fn own(&mut self, pid: u32, memory_mib: Option<u64>) {
+impl UsageSum {
+    fn add_own(&mut self, pid: u32, memory_mib: Option<u64>) {
         self.own_pids.insert(pid);
         self.own_known &= memory_mib.is_some();
         self.own_mib = self.own_mib.saturating_add(memory_mib.unwrap_or(0));
     }
 
-    fn shared(&mut self, pid: u32, memory_mib: Option<u64>, with: &[AllocationId]) {
+    fn add_shared(&mut self, pid: u32, memory_mib: Option<u64>, others: &[AllocationId]) {
         self.shared_pids.insert(pid);
         self.shared_known &= memory_mib.is_some();
         self.shared_mib = self.shared_mib.saturating_add(memory_mib.unwrap_or(0));
-        self.with.extend(with);
+        self.shared_with.extend(others);
     }
 
-    /// What is known suffices to say yes; to say no, all of it must be known and be its own.
-    fn over(&self, limit_mib: u64) -> Option<bool> {
+    /// `Some(true)` if the memory of its own processes exceeds the limit; `Some(false)` if all memory is
+    /// known and even with the shared processes' it does not.
+    fn exceeds(&self, limit_mib: u64) -> Option<bool> {
         if self.own_mib > limit_mib {
             return Some(true);
         }

@@ -1,11 +1,11 @@
-//! Which devices sit best together: the baseline that answers when no policy does, and the yard
-//! stick that policies are measured with.
+//! The baseline's choice of preferred devices, for requests that no policy answers, and the reference
+//! that policies are measured against.
 //!
-//! Whole parts are chosen by topology. The score of a set is the sum of its pair scores less
-//! [`LEFT_WEIGHT`] times what it costs those who come later: by how much the best set of the same
-//! size among the parts left over falls short of the best one before. It is maximised exactly for
-//! up to [`EXACT_PARTS_MAX`] parts; beyond that a set is grown greedily. Shares are taken from the
-//! least-held part first.
+//! Whole parts are chosen by topology. The score of a set is the sum of its pair scores minus
+//! [`LEFT_WEIGHT`] times the loss for later requests: how far the best set of the same size among the
+//! remaining parts falls short of the best one before. The score is maximised exactly for up to
+//! [`EXACT_PARTS_MAX`] parts; beyond that a set is grown greedily. Shares are taken from the part with
+//! the fewest held devices first.
 
 use super::gpu::{Link, Links, Part, Path};
 use super::ledger::Ledger;
@@ -15,16 +15,16 @@ use super::policy::{PlaceRequest, Placement};
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter::successors;
 
-/// Parts up to which the best set is found by looking at all: 2^16 sets, 2^20 additions and
-/// comparisons in all, most of them side by side.
+/// Most parts for which all sets are compared: 2^16 sets, 2^20 additions and comparisons, most of them
+/// vectorised.
 pub const EXACT_PARTS_MAX: usize = 16;
-/// How much a pair score lost to those who come later counts, in eighths.
+/// Weight of the pair score that later requests lose, in eighths.
 pub const LEFT_WEIGHT: i64 = 4;
-/// A point of pair score in these units, so that the weight stays a whole number.
+/// One point of pair score in eighths, so that the weight is a whole number.
 const UNIT: i64 = 8;
 
-/// How well two parts work together: the scale of NVIDIA's device plugin, 10 to 60 for the PCIe
-/// way and 100 for each NVLink. Parts of one GPU count as one board; an unknown way counts 0.
+/// How well two parts are connected, on the scale of NVIDIA's device plugin: 10 to 60 for the PCIe path
+/// and 100 for each NVLink. Parts of one GPU count as one board; an unknown path counts 0.
 #[must_use]
 pub fn pair_score(links: &Links, a: &Part, b: &Part) -> u32 {
     if a.gpu() == b.gpu() {
@@ -44,49 +44,49 @@ fn path_score(path: Path) -> u32 {
     }
 }
 
-/// The baseline's choice. Answers as many devices as there are, at most `size`, the required ones
-/// first of all; never fails, since an error would fail the pod.
+/// The baseline's choice: `size` devices, or all if there are fewer, the required ones always included.
+/// Never fails, since an error would fail the pod.
 #[must_use]
 pub fn baseline(ledger: &Ledger, request: &PlaceRequest) -> Placement {
     let (devices, reason) = if request.available.iter().any(|id| id.share.is_some()) {
         (spread_shares(ledger, request), "shares of the least-held GPUs")
     } else {
-        (nearest_wholes(ledger, request), "the nearest GPUs that leave the best ones for later")
+        (best_connected_wholes(ledger, request), "the nearest GPUs that leave the best ones for later")
     };
     Placement { devices, reason: reason.into() }
 }
 
-/// The same question with what could not be granted now left out of `available`, if enough is left:
-/// a GPU that was cordoned is listed Healthy while its last pod's end is not yet noticed, and a pod
-/// that is sent there fails for good. First goes what nothing can be granted on, then what the record
-/// says is taken, which a round before the refusal may still cure.
+/// The same request without the available devices that could not be granted now, if enough remain. For
+/// example, a cordoned GPU is listed Healthy until its last pod's end is recorded, and a pod placed there
+/// would fail permanently. Devices on parts that grant nothing are removed first, then those that the
+/// ledger has as taken, since a reconcile pass before the refusal may still free these.
 #[must_use]
 pub fn narrowed(ledger: &Ledger, request: &PlaceRequest, overcommit_percent: u32) -> PlaceRequest {
-    let of = |id: &DeviceId| {
+    let find = |id: &DeviceId| {
         let part = ledger.part(&id.part)?;
         Some((part, part.device(&request.resource, id.share)?))
     };
-    let grants = |id: &DeviceId| {
-        of(id).is_some_and(|(part, device)| ledger.may_grant(part) && (device.offered() || device.held()))
+    let is_grantable = |id: &DeviceId| {
+        find(id).is_some_and(|(part, device)| ledger.may_grant(part) && (device.offered() || device.held()))
     };
-    // A sum over all devices of a part; for each of them anew, many shares would cost their square.
+    // Summed once for each part: once for each device would be quadratic in the number of shares.
     let parts: BTreeSet<&PartId> = request.available.iter().map(|id| &id.part).collect();
     let taken: BTreeMap<&PartId, Taken> =
         parts.into_iter().filter_map(|id| Some((id, ledger.taken(ledger.part(id)?)))).collect();
-    // Slices by themselves; what several take of one part together is for whoever answers.
-    let free = |id: &DeviceId| {
-        of(id).is_some_and(|(part, device)| {
+    // Each slice is checked alone; the sum of several on one part is left to the policy or the baseline.
+    let is_free = |id: &DeviceId| {
+        find(id).is_some_and(|(part, device)| {
             let Some(taken) = taken.get(&id.part) else { return false };
-            let with_it = taken.plus(device.consumes);
-            !device.held() && with_it.excess(part.memory_to_grant_mib(overcommit_percent)).is_none()
+            let with_device = taken.plus(device.consumes);
+            !device.held() && with_device.excess(part.memory_to_grant_mib(overcommit_percent)).is_none()
         })
     };
-    let without = |from: &PlaceRequest, good: &dyn Fn(&DeviceId) -> bool| {
-        let keep = |id: &&DeviceId| from.required.contains(id) || good(id);
+    let retain = |from: &PlaceRequest, is_good: &dyn Fn(&DeviceId) -> bool| {
+        let keep = |id: &&DeviceId| from.required.contains(id) || is_good(id);
         let available: Vec<DeviceId> = from.available.iter().filter(keep).cloned().collect();
         if available.len() < from.size { from.clone() } else { PlaceRequest { available, ..from.clone() } }
     };
-    without(&without(request, &grants), &free)
+    retain(&retain(request, &is_grantable), &is_free)
 }
 
 fn spread_shares(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
@@ -99,9 +99,9 @@ fn spread_shares(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
         |part: &PartId| ledger.part(part).map_or(0, |p| p.devices.values().filter(|d| d.held()).count());
     let mut load: BTreeMap<&PartId, usize> = free.keys().map(|part| (*part, held(part))).collect();
     let mut chosen = request.required.clone();
-    // One that an init container of the same pod holds is counted already.
-    let counted = |id: &DeviceId| ledger.device(&request.resource, id).is_some_and(|d| d.held());
-    for id in request.required.iter().filter(|id| !counted(id)) {
+    // A required device that an init container of the same pod holds is counted already.
+    let is_counted = |id: &DeviceId| ledger.device(&request.resource, id).is_some_and(|d| d.held());
+    for id in request.required.iter().filter(|id| !is_counted(id)) {
         load.entry(&id.part).and_modify(|l| *l += 1);
     }
     while chosen.len() < request.size {
@@ -116,7 +116,7 @@ fn spread_shares(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
     chosen
 }
 
-fn nearest_wholes(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
+fn best_connected_wholes(ledger: &Ledger, request: &PlaceRequest) -> Vec<DeviceId> {
     let ids: Vec<&DeviceId> = request.available.iter().collect::<BTreeSet<_>>().into_iter().collect();
     let required: Vec<usize> =
         request.required.iter().filter_map(|r| ids.iter().position(|id| *id == r)).collect();
@@ -132,7 +132,7 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// From a function of two indices below `n`, each pair asked once.
+    /// Calls `score` once for each pair of indices below `n`.
     #[must_use]
     pub fn new(n: usize, score: impl Fn(usize, usize) -> u32) -> Self {
         let mut scores = vec![0; n * n];
@@ -160,8 +160,8 @@ impl Pairs {
     }
 }
 
-/// Indices of the best set of `size` parts that holds `required`, sorted; of equally good sets the
-/// one with the lowest indices. Answers all parts if there are not more than `size`.
+/// Indices of the best set of `size` parts that contains `required`, sorted; of equally good sets the
+/// one with the lowest indices. All parts if there are not more than `size`.
 #[must_use]
 pub fn best_set(pairs: &Pairs, required: &[usize], size: usize) -> Vec<usize> {
     let n = pairs.n;
@@ -175,28 +175,28 @@ pub fn best_set(pairs: &Pairs, required: &[usize], size: usize) -> Vec<usize> {
     if size == 0 {
         return Vec::new();
     }
-    let must: usize = required.iter().fold(0, |mask, i| mask | 1 << i);
-    let all = (1usize << n) - 1;
+    let required_mask: usize = required.iter().fold(0, |mask, i| mask | 1 << i);
+    let full_mask = (1usize << n) - 1;
     let sums = sums(pairs);
-    // Where fewer than `size` parts are left, no set of that size is lost.
+    // If fewer than `size` parts remain, later requests lose no set of that size.
     let within = (2 * size <= n).then(|| best_within(&sums, n, size));
     let mut best: Option<(i64, usize)> = None;
     // The smallest bit pattern wins a tie, so that low indices fill up first.
-    for mask in sets(n, size).filter(|mask| mask & must == must) {
-        let loss = within.as_ref().map_or(0, |best| best[all] - best[all & !mask]);
+    for mask in sets(n, size).filter(|mask| mask & required_mask == required_mask) {
+        let loss = within.as_ref().map_or(0, |best| best[full_mask] - best[full_mask & !mask]);
         let score = i64::from(sums[mask]) * UNIT - LEFT_WEIGHT * i64::from(loss);
-        if best.is_none_or(|(top, _)| score > top) {
+        if best.is_none_or(|(best_score, _)| score > best_score) {
             best = Some((score, mask));
         }
     }
-    let mask = best.map_or(must, |(_, mask)| mask);
+    let mask = best.map_or(required_mask, |(_, mask)| mask);
     (0..n).filter(|i| mask & 1 << i != 0).collect()
 }
 
-/// Every set of `size` of `n` parts, at least one, as bit masks from the smallest up.
+/// Every set of `size` (at least 1) of `n` parts, as ascending bit masks.
 fn sets(n: usize, size: usize) -> impl Iterator<Item = usize> {
-    // The next number with as many bits: the lowest run of ones moves its top bit up by one and its
-    // others down to the end.
+    // The next number with equally many bits: the top bit of the lowest run of ones moves up by one, and
+    // the other bits of the run move to the bottom.
     let next = |set: &usize| {
         let up = set + (set & set.wrapping_neg());
         Some(up | (set ^ up) >> 2 >> set.trailing_zeros())
@@ -204,9 +204,9 @@ fn sets(n: usize, size: usize) -> impl Iterator<Item = usize> {
     successors(Some((1usize << size) - 1), next).take_while(move |set| *set < 1 << n)
 }
 
-/// The sum of pair scores of every set, by bit mask. A set whose highest part is `top` is one of the
-/// parts below it, and what `top` adds to that. Written as sums of whole slices, which compilers
-/// turn into vector instructions: 2^17 additions for 16 parts.
+/// The sum of pair scores of every set, by bit mask. The sum of a set whose highest part is `top` is the
+/// sum without `top` plus what `top` adds. Slices are added as a whole, which compilers turn into vector
+/// instructions: 2^17 additions for 16 parts.
 fn sums(pairs: &Pairs) -> Vec<i32> {
     let n = pairs.n;
     let (mut sums, mut adds) = (vec![0i32; 1 << n], vec![0i32; 1 << n]);
@@ -223,8 +223,8 @@ fn sums(pairs: &Pairs) -> Vec<i32> {
     sums
 }
 
-/// The best sum of a set of `size` within every mask, 0 where it is too small. Part by part: a mask
-/// with the part is worth at least as much as the one without it.
+/// The best sum of a set of `size` within every mask, 0 for smaller masks. Goes part by part: a mask with
+/// the part is worth at least as much as the mask without it.
 fn best_within(sums: &[i32], n: usize, size: usize) -> Vec<i32> {
     let mut best = vec![0i32; sums.len()];
     sets(n, size).for_each(|set| best[set] = sums[set]);
@@ -237,15 +237,14 @@ fn best_within(sums: &[i32], n: usize, size: usize) -> Vec<i32> {
     best
 }
 
-/// Grows a set by the part that adds most, from the required ones or from the best pair.
+/// Grows a set from the required parts, or from the best pair, by the part that adds most.
 fn grow(pairs: &Pairs, required: &[usize], size: usize) -> Vec<usize> {
     let mut chosen: BTreeSet<usize> = required.iter().copied().collect();
     if chosen.is_empty() && size > 1 {
-        let all = (0..pairs.n).flat_map(|a| (a + 1..pairs.n).map(move |b| (a, b)));
-        let best = all.max_by_key(|&(a, b)| (pairs.get(a, b), std::cmp::Reverse((a, b))));
+        let indices = (0..pairs.n).flat_map(|a| (a + 1..pairs.n).map(move |b| (a, b)));
+        let best = indices.max_by_key(|&(a, b)| (pairs.get(a, b), std::cmp::Reverse((a, b))));
         chosen.extend(best.map(|(a, b)| [a, b]).into_iter().flatten());
     }
-    // What each part would add now.
     let gain = |i| chosen.iter().map(|j| u64::from(pairs.get(i, *j))).sum();
     let mut gains: Vec<u64> = (0..pairs.n).map(gain).collect();
     while chosen.len() < size {
@@ -278,11 +277,12 @@ mod tests {
             .collect()
     }
 
-    /// The score by its definition, every set of the rest looked at.
+    /// The score by its definition, over every set of the remaining parts.
     fn score(pairs: &Pairs, set: &[usize], size: usize) -> i64 {
-        let all: Vec<Vec<usize>> = sets(pairs.n, size);
-        let best =
-            |of: &dyn Fn(&Vec<usize>) -> bool| all.iter().filter(|s| of(s)).map(|s| sum(pairs, s)).max();
+        let sets: Vec<Vec<usize>> = sets(pairs.n, size);
+        let best = |include: &dyn Fn(&Vec<usize>) -> bool| {
+            sets.iter().filter(|s| include(s)).map(|s| sum(pairs, s)).max()
+        };
         let before = best(&|_| true).unwrap_or(0);
         let after = best(&|s| s.iter().all(|i| !set.contains(i)));
         sum(pairs, set) * UNIT - LEFT_WEIGHT * after.map_or(0, |after| before - after)
@@ -295,11 +295,11 @@ mod tests {
             n in 2usize..8,
             size in 1usize..8,
             scores in prop::collection::vec(0u32..2000, 64),
-            must in 0usize..8,
+            required in 0usize..8,
         ) {
             let size = size.min(n);
             let pairs = Pairs::new(n, |a, b| scores[a * 8 + b]);
-            let required: Vec<usize> = if must < n { vec![must] } else { vec![] };
+            let required: Vec<usize> = if required < n { vec![required] } else { vec![] };
             let chosen = best_set(&pairs, &required, size);
             prop_assert_eq!(chosen.len(), size);
             prop_assert!(required.iter().all(|r| chosen.contains(r)));
@@ -310,8 +310,8 @@ mod tests {
     }
 
     #[test]
-    fn two_of_four_leave_a_good_pair_behind() {
-        // 0-1 and 2-3 are near; 1-2 is a little nearer still but would part both pairs.
+    fn two_of_four_leave_a_good_pair() {
+        // 0-1 and 2-3 are well connected; 1-2 is slightly better but would split both pairs.
         let pairs = Pairs::new(4, |a, b| match (a, b) {
             (0, 1) | (2, 3) => 100,
             (1, 2) => 110,
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn more_parts_than_can_be_looked_at_are_grown() {
+    fn a_set_of_too_many_parts_is_grown_greedily() {
         let pairs = Pairs::new(20, |a, b| if a / 4 == b / 4 { 100 } else { 1 });
         assert_eq!(best_set(&pairs, &[9], 4), [8, 9, 10, 11]);
         assert_eq!(best_set(&pairs, &[], 4), [0, 1, 2, 3]);

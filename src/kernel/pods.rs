@@ -1,6 +1,6 @@
-//! The pods of this node, as shown by somebody who knows all of them with their UIDs: the API
-//! server, or the kubelet itself where it serves its pods. A source like `List` and the checkpoint,
-//! but one that can say that a pod is over for good, and who may be asking next.
+//! The pods of this node from a source that has all of them with their UIDs: the API server, or the
+//! kubelet's Pods API. Unlike `List` and the checkpoint, such a source shows that a pod has ended
+//! permanently, and which pods the next Allocate may be for.
 
 use super::ledger::Ledger;
 use super::names::Resource;
@@ -8,16 +8,16 @@ use super::pod_bypass::PodBypass;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Most pods of one view: several times what any kubelet takes (110 by default, 250 at most in
-/// practice), finished ones that nobody deleted among them. At about 1 KiB each that is 2 MiB.
+/// Most pods of one view: several times the pods of any kubelet (110 by default, 250 at most in
+/// practice), which leaves room for finished pods that are not deleted. At about 1 KiB each that is 2 MiB.
 pub const PODS_MAX: usize = 2048;
-/// Deleted pods that are remembered, newest last: what a node deletes in the minutes that a round
-/// may be late.
+/// Most deleted pods that are remembered: as many as a node deletes in the minutes by which a reconcile
+/// pass may be late.
 pub const DELETED_MAX: usize = 1024;
-/// Most candidates of one request that policies are shown; more than may start at one moment.
+/// Most candidates of one request that policies see; more pods than a kubelet starts at one moment.
 pub const CANDIDATES_MAX: usize = 64;
 
-/// Who shows the pods.
+/// The source of a view of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodsSource {
     /// The API server.
@@ -27,7 +27,7 @@ pub enum PodsSource {
 }
 
 impl PodsSource {
-    /// As the API writes it.
+    /// Its value in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -37,28 +37,28 @@ impl PodsSource {
     }
 }
 
-/// All pods of this node at one moment.
+/// All pods of this node at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodsView {
-    /// Who shows them.
+    /// The source.
     pub source: PodsSource,
-    /// Whether the source is heard at present. What it said of a pod's end stays true if not.
+    /// Whether the source is connected. If not, only what it showed of ended pods is still certain.
     pub current: bool,
-    /// When the list that this view goes back to was asked for, monotonic milliseconds: a pod of
-    /// before that is in it, or over.
+    /// When the list behind this view was requested, monotonic milliseconds: an older pod is in the
+    /// list or has ended.
     pub listed_mono_ms: u64,
-    /// By UID, as the kubelet knows it.
+    /// Pods by the kubelet's UID.
     pub pods: BTreeMap<String, Arc<Pod>>,
-    /// UIDs of pods that were seen and deleted, the newest last; at most [`DELETED_MAX`].
+    /// UIDs of pods that were in the view and were deleted, the newest last; at most [`DELETED_MAX`].
     pub deleted: VecDeque<String>,
-    /// UIDs of pods that finished and are not among [`Self::pods`] any more, the same way.
+    /// UIDs of pods that finished and are no longer in [`Self::pods`], the same way.
     pub finished: VecDeque<String>,
 }
 
 /// One pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// As the kubelet knows it: of a mirror pod, the UID of the static pod behind it.
+    /// The kubelet's UID; for a mirror pod, the UID of its static pod.
     pub uid: String,
     /// Its namespace.
     pub namespace: String,
@@ -66,36 +66,36 @@ pub struct Pod {
     pub name: String,
     /// Its labels, sorted.
     pub labels: Vec<(String, String)>,
-    /// A file on the node: nobody can evict it.
+    /// It is a static pod, defined by a file on the node, and cannot be evicted.
     pub is_static: bool,
-    /// Belongs to a DaemonSet: evicted, it comes back to the same node at once.
+    /// It belongs to a DaemonSet, which recreates an evicted pod on the same node at once.
     pub of_daemon_set: bool,
-    /// How far it is.
+    /// Its stage.
     pub stage: Stage,
-    /// When it was told to go, milliseconds since 1970, if it was.
+    /// When its deletion was requested, milliseconds since 1970.
     pub leaving_since_wall_ms: Option<u64>,
-    /// When it was made, milliseconds since 1970.
+    /// When it was created, milliseconds since 1970.
     pub created_wall_ms: u64,
     /// Its containers, init containers first.
     pub containers: Vec<PodContainer>,
-    /// How it may reach GPUs that it was not given.
+    /// How its spec gives access to GPUs that were not granted.
     pub bypass: Option<PodBypass>,
 }
 
-/// How far a pod is.
+/// A pod's stage at the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// The kubelet has not taken it yet.
+    /// Not yet admitted by the kubelet.
     Waiting,
-    /// The kubelet has taken it.
+    /// Admitted by the kubelet.
     Admitted,
-    /// It succeeded or failed for good; its devices are free.
+    /// Succeeded or failed permanently; its devices are free.
     Finished,
 }
 
 impl Stage {
-    /// By a pod's status. The kubelet sets `startTime` when it first takes a pod up, before it is
-    /// admitted, but writes the status only afterwards.
+    /// The stage by a pod's status. The kubelet sets `startTime` before it admits a pod, but writes the
+    /// status only afterwards.
     #[must_use]
     pub fn of(phase: Option<&str>, started: bool) -> Self {
         match phase {
@@ -107,29 +107,29 @@ impl Stage {
     }
 }
 
-/// What one container asks for.
+/// A container and its requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodContainer {
     /// Its name.
     pub name: String,
-    /// Extended resources and how many of each.
+    /// Requested extended resources, with the count of each.
     pub asks: Vec<(Resource, u32)>,
 }
 
-/// What a view says of one pod.
+/// What a view shows of one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is there and not finished.
+    /// It exists and is not finished.
     Alive,
-    /// It finished, by the word of its kubelet: its containers have ended.
+    /// It finished: its kubelet reported that its containers have ended.
     Over,
-    /// The API server has it no longer. One that was deleted by force may still run.
+    /// It is no longer at the API server. If it was force-deleted, its containers may still run.
     Gone,
-    /// Nothing certain.
+    /// Not certain.
     Unknown,
 }
 
-/// A pod's container that may be the one that the kubelet asks for.
+/// A pod's container that an Allocate may be for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// The pod.
@@ -139,8 +139,8 @@ pub struct Candidate {
 }
 
 impl PodsView {
-    /// What became of the pod with this UID. `since_mono_ms`: a moment at which the kubelet had it; a
-    /// list that was asked for later and lacks it says that it is gone.
+    /// The fate of the pod with this UID. `since_mono_ms`: a time at which the kubelet had it; if a list
+    /// requested later lacks it, it is gone.
     #[must_use]
     pub fn fate(&self, uid: &str, since_mono_ms: u64) -> Fate {
         match self.pods.get(uid) {
@@ -152,51 +152,50 @@ impl PodsView {
                 PodsSource::ApiServer => Fate::Gone,
                 PodsSource::Kubelet => Fate::Over,
             },
-            // A static pod runs without its mirror, too, and the API server shows only that.
+            // The API server has only the mirror of a static pod, and the pod runs without it, too.
             None if self.listed_mono_ms > since_mono_ms && !is_of_static_pod(uid) => Fate::Gone,
             None => Fate::Unknown,
         }
     }
 
-    /// Takes down that the pod with this UID is not shown any more; `finished`: it had ended.
+    /// Records that the pod with this UID has left the view; `finished`: it had finished before.
     pub fn left(&mut self, uid: String, finished: bool) {
-        let left = if finished { &mut self.finished } else { &mut self.deleted };
-        left.retain(|known| *known != uid);
-        left.push_back(uid);
-        if left.len() > DELETED_MAX {
-            left.pop_front();
+        let removed = if finished { &mut self.finished } else { &mut self.deleted };
+        removed.retain(|known| *known != uid);
+        removed.push_back(uid);
+        if removed.len() > DELETED_MAX {
+            removed.pop_front();
         }
     }
 
-    /// Makes room where more pods are shown than are taken: of finished ones only the UID is kept. An
-    /// admission storm leaves thousands.
+    /// Keeps only the UIDs of finished pods if there are more than [`PODS_MAX`] pods: a series of rejected
+    /// admissions leaves thousands.
     pub fn shed(&mut self) {
         if self.pods.len() <= PODS_MAX {
             return;
         }
         let finished = |pod: &Pod| pod.stage == Stage::Finished;
-        let gone: Vec<String> =
+        let uids: Vec<String> =
             self.pods.iter().filter(|(_, pod)| finished(pod)).map(|(uid, _)| uid.clone()).collect();
         self.pods.retain(|_, pod| !finished(pod));
-        gone.into_iter().for_each(|uid| self.left(uid, true));
+        uids.into_iter().for_each(|uid| self.left(uid, true));
     }
 
-    /// What is left to say where there are too many pods all the same: how pods ended, and of no other
-    /// pod anything.
+    /// The view for a node that has too many pods even so: only how pods ended, and no other pod.
     #[must_use]
     pub fn silenced(&self) -> Self {
         Self { current: false, listed_mono_ms: 0, pods: BTreeMap::new(), ..self.clone() }
     }
 
-    /// Whether this view takes the place of one that is known: the API server's goes before the
-    /// kubelet's while it is heard, and any that is heard goes before one that is not.
+    /// Whether this view replaces a known one: the API server's view, while it is connected, has priority
+    /// over the kubelet's, and a view of a connected source over one that is not.
     #[must_use]
     pub fn replaces(&self, known: &Self) -> bool {
         self.source == known.source
             || self.current && !(known.current && known.source == PodsSource::ApiServer)
     }
 
-    /// The one pod of this name that is not over, if it was made before `by_wall_ms`.
+    /// The only unfinished pod with this name, if it was created by `by_wall_ms`.
     #[must_use]
     pub fn named(&self, namespace: &str, name: &str, by_wall_ms: u64) -> Option<&Pod> {
         let mut found = self
@@ -209,16 +208,16 @@ impl PodsView {
     }
 }
 
-/// Whether this is the UID of a static pod: the kubelet makes it of a hash, in 32 hex digits (kubelet:
-/// `applyDefaults`), while the API server's have dashes (RFC 9562).
+/// Whether this is the UID of a static pod: a hash of 32 hex digits (kubelet: `applyDefaults`), while the
+/// API server's UIDs have dashes (RFC 9562).
 #[must_use]
 pub fn is_of_static_pod(uid: &str) -> bool {
     !uid.contains('-')
 }
 
-/// Containers that may be asking for `count` devices of `resource` now: Allocate names no pod, so
-/// these are all whom we know that it can be for. The asker itself may be missing: the kubelet may hear
-/// of it first. Empty where no source shows pods at present.
+/// Containers that an Allocate of `count` devices of `resource` may be for, since Allocate names no pod.
+/// The actual container may be missing, as the kubelet may receive its pod before the source of this view
+/// shows it. Empty without a current view of pods.
 #[must_use]
 pub fn candidates(ledger: &Ledger, resource: &Resource, count: usize) -> Vec<Candidate> {
     let Some(view) = ledger.pods.as_ref().filter(|view| view.current) else {
@@ -233,11 +232,11 @@ pub fn candidates(ledger: &Ledger, resource: &Resource, count: usize) -> Vec<Can
     let mut found = Vec::new();
     for pod in view.pods.values().filter(|pod| pod.stage == Stage::Waiting) {
         for container in &pod.containers {
-            let asks = container
+            let matches = container
                 .asks
                 .iter()
-                .any(|(asked, n)| asked == resource && usize::try_from(*n).is_ok_and(|n| n == count));
-            if asks && !served.contains(&(pod.uid.as_str(), container.name.as_str())) {
+                .any(|(name, n)| name == resource && usize::try_from(*n).is_ok_and(|n| n == count));
+            if matches && !served.contains(&(pod.uid.as_str(), container.name.as_str())) {
                 found.push(Candidate { pod: Arc::clone(pod), container: container.name.clone() });
             }
         }
@@ -286,23 +285,23 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_over_if_it_finished_and_gone_if_it_was_deleted_or_a_later_list_lacks_it() {
+    fn a_pod_is_over_once_finished_and_gone_once_deleted_or_missing_from_a_later_list() {
         let mut view = view(&[pod("a", Stage::Admitted, 1), pod("done", Stage::Finished, 1)]);
         assert_eq!(view.fate("a", 0), Fate::Alive);
         assert_eq!(view.fate("done", 0), Fate::Over);
         assert_eq!(view.fate("gone", 20_000), Fate::Gone);
         assert_eq!(view.fate("ended", 20_000), Fate::Over);
-        assert_eq!(view.fate("nev-er", 9_999), Fate::Gone, "the list is of later");
-        assert_eq!(view.fate("static", 9_999), Fate::Unknown, "it runs without its mirror");
-        assert_eq!(view.fate("nev-er", 10_000), Fate::Unknown, "it may have come after the list");
+        assert_eq!(view.fate("nev-er", 9_999), Fate::Gone, "the list is newer");
+        assert_eq!(view.fate("static", 9_999), Fate::Unknown, "it may run without its mirror");
+        assert_eq!(view.fate("nev-er", 10_000), Fate::Unknown, "it may be newer than the list");
         view.current = false;
-        assert_eq!(view.fate("a", 0), Fate::Unknown, "a source that is silent vouches for nobody");
-        assert_eq!(view.fate("done", 0), Fate::Over, "what is over stays over");
+        assert_eq!(view.fate("a", 0), Fate::Unknown, "a disconnected source shows no pod alive");
+        assert_eq!(view.fate("done", 0), Fate::Over, "a finished pod stays finished");
     }
 
     #[test]
-    fn the_api_server_goes_before_the_kubelet_while_it_is_heard() {
-        let of = |source, current| PodsView { source, current, ..view(&[]) };
+    fn the_api_server_has_priority_over_the_kubelet_while_connected() {
+        let view_of = |source, current| PodsView { source, current, ..view(&[]) };
         let (api, kubelet) = (PodsSource::ApiServer, PodsSource::Kubelet);
         for (new, known, replaces) in [
             ((api, true), (api, true), true),
@@ -315,24 +314,25 @@ mod tests {
             ((api, true), (kubelet, true), true),
             ((api, false), (kubelet, true), false),
         ] {
-            assert_eq!(of(new.0, new.1).replaces(&of(known.0, known.1)), replaces, "{new:?} {known:?}");
+            let (new_view, known_view) = (view_of(new.0, new.1), view_of(known.0, known.1));
+            assert_eq!(new_view.replaces(&known_view), replaces, "{new:?} {known:?}");
         }
     }
 
     #[test]
-    fn only_the_one_pod_of_a_name_that_is_old_enough_is_meant() {
+    fn a_name_identifies_a_pod_if_it_is_unique_and_older_than_the_grant() {
         let view = view(&[pod("a", Stage::Admitted, 1)]);
         assert_eq!(view.named("team", "pod-a", 2_000).map(|p| p.uid.as_str()), Some("a"));
-        assert!(view.named("team", "pod-a", 500).is_none(), "made after the grant");
+        assert!(view.named("team", "pod-a", 500).is_none(), "created after the grant");
         assert!(view.named("other", "pod-a", 2_000).is_none());
-        let mut twice = view.clone();
-        let twin = Pod { uid: "b".into(), ..Pod::clone(&view.pods["a"]) };
-        twice.pods.insert("b".into(), Arc::new(twin));
-        assert!(twice.named("team", "pod-a", 2_000).is_none(), "two of one name: nobody knows which");
+        let mut ambiguous = view.clone();
+        let same_name = Pod { uid: "b".into(), ..Pod::clone(&view.pods["a"]) };
+        ambiguous.pods.insert("b".into(), Arc::new(same_name));
+        assert!(ambiguous.named("team", "pod-a", 2_000).is_none(), "two pods have this name");
     }
 
     #[test]
-    fn candidates_wait_ask_for_that_many_and_hold_nothing_yet() {
+    fn candidates_wait_request_that_count_and_hold_nothing_yet() {
         let mut ledger = Ledger::default();
         assert!(candidates(&ledger, &resource(), 1).is_empty(), "no source");
         let pods = [
@@ -361,9 +361,9 @@ mod tests {
         let change = super::super::change::Change::Granted(served);
         let entry = super::super::change::Entry { at: Now::default(), changes: vec![change] };
         ledger.apply(&entry);
-        assert!(uids(&ledger, 1).is_empty(), "its status is late, its allocation is not");
-        let silent = PodsView { current: false, ..view(&pods) };
-        ledger.pods = Some(Arc::new(silent));
-        assert!(uids(&ledger, 2).is_empty(), "a silent source names nobody");
+        assert!(uids(&ledger, 1).is_empty(), "it has an allocation already");
+        let disconnected = PodsView { current: false, ..view(&pods) };
+        ledger.pods = Some(Arc::new(disconnected));
+        assert!(uids(&ledger, 2).is_empty(), "a disconnected source gives no candidates");
     }
 }

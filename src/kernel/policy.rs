@@ -1,4 +1,4 @@
-//! What is asked of policies, what they answer, and what they may not.
+//! Questions to policies, their answers, and the limits on both.
 
 use super::allocation::Limits;
 use super::gpu::Reading;
@@ -9,23 +9,23 @@ use super::time::Now;
 use std::fmt;
 use std::sync::Arc;
 
-/// Most entries of a stack: at 60 us a call the median walk stays under 1 ms.
+/// Most entries of a stack: at 60 us a call the median evaluation stays under 1 ms.
 pub const STACK_ENTRIES_MAX: usize = 16;
 /// Longest parameters of one entry, bytes of JSON: an entry is one record of at most 16 KiB, and
-/// escaping can double a text.
+/// escaping can double a text's length.
 pub const PARAMETERS_BYTES_MAX: usize = 6 * 1024;
 /// Longest parameter schema of a policy, bytes of JSON, for the same reason.
 pub const SCHEMA_BYTES_MAX: usize = 6 * 1024;
-/// Most versions of policies kept on a node.
+/// Most policy versions on a node.
 pub const VERSIONS_MAX: usize = 256;
-/// Longest reason that is kept of a policy, bytes.
+/// Longest stored reason of a policy's answer, bytes.
 pub const REASON_BYTES_MAX: usize = 1024;
 /// Most environment entries of one grant.
 pub const ENVIRONMENT_MAX: usize = 16;
 /// Longest environment value, bytes.
 pub const ENVIRONMENT_VALUE_BYTES_MAX: usize = 1024;
-/// Longest environment of one grant, bytes of all keys and values together: as JSON at most twice
-/// that, so that its record stays under the 16 KiB that one write keeps safe.
+/// Longest environment of one grant, bytes of all keys and values together. JSON at most doubles it, so
+/// that its record stays under the 16 KiB that one write stores atomically.
 pub const ENVIRONMENT_BYTES_MAX: usize = 6 * 1024;
 /// Longest environment key, bytes.
 pub const ENVIRONMENT_KEY_BYTES_MAX: usize = 64;
@@ -33,15 +33,15 @@ pub const ENVIRONMENT_KEY_BYTES_MAX: usize = 64;
 /// One hook of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
-    /// Says what the policy is.
+    /// Describes the policy.
     Describe,
-    /// What each part is offered as.
+    /// Decides the offer of each part.
     Offer,
-    /// Which devices to prefer.
+    /// Chooses the preferred devices.
     Place,
-    /// Whether a request may have its devices.
+    /// Allows or denies an Allocate.
     Admit,
-    /// What a reading means for a GPU's health.
+    /// Judges what a reading means for a GPU's health.
     Triage,
 }
 
@@ -53,7 +53,7 @@ impl Hook {
         all.into_iter().find(|hook| hook.as_str() == text)
     }
 
-    /// As the contract writes it.
+    /// Its name in the contract.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -72,31 +72,31 @@ impl fmt::Display for Hook {
     }
 }
 
-/// One version of a policy that this node knows.
+/// One policy version on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyVersion {
-    /// By its own word, a DNS label.
+    /// The name that it reports, a DNS label.
     pub name: String,
-    /// By its own word, a semantic version.
+    /// The semantic version that it reports.
     pub version: String,
-    /// By its own word, one sentence.
+    /// The summary that it reports, one sentence.
     pub summary: String,
-    /// Hooks that it wants to be asked.
+    /// Hooks that it implements.
     pub hooks: Vec<Hook>,
     /// JSON schema of its parameters.
     pub parameters_schema: String,
     /// sha256 of the component's bytes.
     pub digest: Digest,
-    /// sha256 of the compiled artifact of this machine; a file that differs is never loaded. Of a
-    /// version that was not compiled here yet, that of the component.
+    /// sha256 of the artifact compiled on this machine; a file that differs is never loaded. Until it is
+    /// compiled, sha256 of the component.
     pub artifact: Digest,
     /// Size of the component in bytes.
     pub bytes: u64,
-    /// Whether it came with the daemon.
+    /// Whether it is built into the daemon.
     pub shipped: bool,
-    /// When it was first seen, milliseconds since 1970.
+    /// When it was added, milliseconds since 1970.
     pub since_wall_ms: u64,
-    /// How it came here.
+    /// Its upload and signature.
     pub origin: super::trust::Origin,
 }
 
@@ -111,26 +111,26 @@ impl PolicyVersion {
 /// One question to one policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// Which version is asked.
+    /// The policy version.
     pub digest: &'a Digest,
     /// The entry's parameters, JSON.
     pub parameters: &'a str,
-    /// The node as it stands.
+    /// The state of the node.
     pub node: &'a Arc<Ledger>,
-    /// For ages; a policy sees no clock.
+    /// The time from which ages are computed; a policy has no clock.
     pub now: Now,
-    /// What is asked.
+    /// The question.
     pub question: Question<'a>,
-    /// Wall time that the call may take, milliseconds; the fuel is the adapter's constant.
+    /// Longest wall time of the call, milliseconds; the adapter has a constant limit of fuel.
     pub wall_ms_max: u64,
 }
 
-/// What is asked.
+/// A question to a policy.
 #[derive(Clone, Copy, Debug)]
 pub enum Question<'a> {
-    /// What is each part offered as?
+    /// Which offer does each part have?
     Offer,
-    /// Which of the available devices?
+    /// Which of the available devices are preferred?
     Place(&'a PlaceRequest),
     /// May these devices be granted?
     Admit(&'a AdmitRequest),
@@ -156,11 +156,11 @@ impl Question<'_> {
 pub struct PlaceRequest {
     /// The resource.
     pub resource: Resource,
-    /// Devices to choose from, the required ones among them. Each once.
+    /// Devices to choose from, including the required ones. Without duplicates.
     pub available: Vec<DeviceId>,
-    /// Devices that the answer must hold.
+    /// Devices that the answer must contain.
     pub required: Vec<DeviceId>,
-    /// How many devices the answer should hold.
+    /// Number of devices that the answer should contain.
     pub size: usize,
 }
 
@@ -169,40 +169,40 @@ pub struct PlaceRequest {
 pub struct AdmitRequest {
     /// The resource.
     pub resource: Resource,
-    /// The devices asked for, sorted, each once, at least one.
+    /// The requested devices, at least one, sorted and without duplicates.
     pub devices: Vec<DeviceId>,
 }
 
-/// A policy's answer. `None` in place of an answer is `pass`.
+/// A policy's answer. `pass` is `None` instead of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// To [`Question::Offer`].
     Offer(OfferAnswer),
     /// To [`Question::Place`].
     Place(Placement),
-    /// To [`Question::Admit`]: yes, on these terms.
+    /// To [`Question::Admit`]: allowed on these terms.
     Allow(Terms),
-    /// To [`Question::Admit`]: no, and why.
+    /// To [`Question::Admit`]: denied for this reason.
     Deny(String),
     /// To [`Question::Triage`].
     Triage(TriageAnswer),
 }
 
-/// Offers for some parts; a part not named is passed on.
+/// Offers for some parts; for other parts the answer is `pass`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OfferAnswer {
-    /// By part.
+    /// The offers.
     pub parts: Vec<PartOffer>,
-    /// Ask again after so many seconds even if nothing changes.
+    /// Seconds until the next call even if nothing changes.
     pub again_after_s: Option<u32>,
 }
 
-/// Devices chosen.
+/// A choice of devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The devices.
     pub devices: Vec<DeviceId>,
-    /// Why these.
+    /// Why these were chosen.
     pub reason: String,
 }
 
@@ -211,31 +211,32 @@ pub struct Placement {
 pub struct Terms {
     /// Environment for the container.
     pub environment: Vec<(String, String)>,
-    /// What it is told it may use.
+    /// Limits that are stated to the container.
     pub limits: Limits,
     /// Why.
     pub reason: String,
 }
 
-/// What a reading means.
+/// The judgement of a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TriageAnswer {
-    /// How bad.
+    /// Its severity.
     pub severity: Severity,
     /// Why.
     pub reason: String,
-    /// Seconds until the GPU is looked at again; `None`: only an operator's word heals.
+    /// Seconds after which the state expires without further readings; `None`: until an operator marks
+    /// the GPU healthy.
     pub again_after_s: Option<u32>,
 }
 
-/// How bad a reading is.
+/// The severity of a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// No matter of the GPU.
+    /// Does not concern the GPU's health.
     Ignore,
-    /// Still granted, but shown.
+    /// The GPU is still granted but shown as degraded.
     Degraded,
-    /// Nothing new is granted.
+    /// The GPU gets no new grants.
     Unhealthy,
 }
 
@@ -246,7 +247,7 @@ impl Severity {
         [Self::Ignore, Self::Degraded, Self::Unhealthy].into_iter().find(|severity| severity.as_str() == text)
     }
 
-    /// As the API and the contract write it.
+    /// Its name in the API and in the contract.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -257,21 +258,20 @@ impl Severity {
     }
 }
 
-/// What went wrong in a policy call. Faults never reach a pod as anything but the entry's
-/// `onFault` rule.
+/// The failure of a policy call. It affects pods only through the entry's `onFault` rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Which kind.
+    /// Its kind.
     pub kind: FaultKind,
-    /// What a reader should see first, first: the guest's own sentence where it ended itself with
-    /// one, else the host's words; then the guest's last log lines where it left any.
+    /// The guest's own message if it exited with one, otherwise the host's; then the guest's last log
+    /// lines, if any.
     pub detail: String,
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            // Its words begin with that one.
+            // The detail begins with the kind.
             FaultKind::Parameters => f.write_str(&self.detail),
             kind => write!(f, "{} ({})", self.detail, kind.as_str()),
         }
@@ -283,17 +283,17 @@ impl fmt::Display for Fault {
 pub enum FaultKind {
     /// Used up its fuel.
     Fuel,
-    /// Ran into the wall-clock backstop.
+    /// Exceeded the limit of wall time.
     Time,
-    /// Asked for more memory, table or stack than it may have, and trapped.
+    /// Trapped because it exceeded its limit of memory, tables or stack.
     Memory,
-    /// Trapped for any other reason, a panic among them.
+    /// Trapped for any other reason, such as a panic.
     Trap,
-    /// Ended itself with a word about its parameters.
+    /// Exited with a message about its parameters.
     Parameters,
-    /// Answered something outside what was offered, free, permitted or well formed.
+    /// The answer is malformed, or names what is not offered, free or permitted.
     Answer,
-    /// Could not be called at all: no such version, a broken artifact.
+    /// Could not be called: an unknown version or a broken artifact.
     Missing,
 }
 
@@ -306,7 +306,7 @@ impl FaultKind {
         all.into_iter().find(|kind| kind.as_str() == text)
     }
 
-    /// As the API and metrics write it.
+    /// Its name in the API and in metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -320,8 +320,8 @@ impl FaultKind {
         }
     }
 
-    /// Whether the policy itself is to blame: such faults in a row suspend its entry. A slow
-    /// machine is not its fault.
+    /// Whether the policy caused the fault: consecutive faults of this kind suspend its entry. `Time` may be
+    /// caused by a slow machine.
     #[must_use]
     pub fn counts(self) -> bool {
         matches!(self, Self::Fuel | Self::Memory | Self::Trap | Self::Parameters | Self::Answer)

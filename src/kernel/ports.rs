@@ -1,4 +1,4 @@
-//! What the middle needs from outside, on one page. Sync and object-safe; async ends before here.
+//! The traits that `core` needs from adapters. All are synchronous and object-safe.
 
 mod install_error;
 
@@ -20,39 +20,39 @@ use std::time::Duration;
 
 /// The node's GPUs. Implemented by `nvml` and `sim`; used by the GPU watch thread alone.
 pub trait Gpus: Send + Sync {
-    /// One look at all GPUs. Blocks, but never longer than the adapter's own deadline: a GPU whose
-    /// calls hang is in `troubles`, and its last known facts stay.
+    /// Scans all GPUs. Blocks, but not longer than the adapter's own deadline: a GPU whose calls hang is
+    /// in [`Inventory::troubles`] and keeps its last known state.
     ///
     /// # Errors
-    /// If the backend as a whole cannot be asked; says what to do about it.
+    /// If the backend as a whole does not answer, with a fix.
     fn look(&self) -> Result<Inventory, GpusError>;
 
-    /// The next event, waiting at most `wait`. `None` when there was none.
+    /// Waits at most `wait` for the next event. `None` if there was none.
     ///
     /// # Errors
-    /// If events cannot be had at all at present; the caller polls on.
+    /// If events are not available at present; the caller keeps polling.
     fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError>;
 
     /// For logs: `NVML 13.0 at /usr/lib/...`, `8 simulated H100`.
     fn describe(&self) -> String;
 }
 
-/// Who the processes on GPUs are. Implemented by `procfs`; used by the GPU watch thread alone.
+/// Identifies the processes on GPUs. Implemented by `procfs`; used by the GPU watch thread alone.
 pub trait Processes: Send + Sync {
-    /// Whether NVML's process ids mean the processes that are seen here.
+    /// Whether NVML's process ids are valid in the daemon's PID namespace.
     fn sight(&self) -> Sight;
 
-    /// Who these are, as far as it can be told at once. Each of them is in the answer. Called once a
-    /// look with all that are of interest: who is not asked about is forgotten.
+    /// Identifies processes without blocking; the result has an entry for each id. Called once in each
+    /// inventory scan with all processes of interest; others are removed from caches.
     fn who(&self, pids: &BTreeSet<u32>) -> BTreeMap<u32, Who>;
 }
 
-/// A GPU backend that cannot be asked.
+/// A GPU backend failed.
 #[derive(Debug)]
 pub struct GpusError {
-    /// What is wrong and what to do.
+    /// The error and how to fix it.
     pub what: String,
-    /// The cause, where there is one.
+    /// The cause, if there is one.
     pub source: Option<Box<dyn Error + Send + Sync>>,
 }
 
@@ -70,26 +70,25 @@ impl Error for GpusError {
 
 /// Durable records. Implemented by `store`; used by the keeper alone.
 pub trait Store: Send {
-    /// Every record, in the order of their keys. Reopens first if an append failed.
+    /// Every record, sorted by key. Reopens the store first if an append failed.
     ///
     /// # Errors
-    /// If the store cannot be read; it is left as it was.
+    /// If the store cannot be read; it is left unchanged.
     fn load(&mut self) -> Result<Vec<Record>, StoreError>;
 
-    /// All writes or none, durable (through the drive's cache) before `Ok`.
+    /// Stores all writes or none, durable (through the drive's cache) before `Ok`.
     ///
     /// # Errors
-    /// If that cannot be promised. Whether the writes are there then is not known until `load`.
+    /// If that cannot be guaranteed. Whether the writes are stored is then unknown until `load`.
     fn append(&mut self, writes: &[Write]) -> Result<(), StoreError>;
 
-    /// For whoever waits for a call of this store in vain: calling it from any thread ends a wait that
-    /// the disk is not the reason of.
+    /// A function that may be called from any thread to end a store call that hangs for another reason
+    /// than the disk.
     fn waker(&self) -> Option<Waker> {
         None
     }
 
-    /// Bytes that its files take, where it tells them, as they were when they were last looked at. Does
-    /// not wait.
+    /// Size of its files in bytes when last measured, if it measures them. Does not block.
     fn bytes(&self) -> Option<u64> {
         None
     }
@@ -98,7 +97,7 @@ pub trait Store: Send {
 /// See [`Store::waker`].
 pub type Waker = Box<dyn Fn() + Send>;
 
-/// A store that failed.
+/// A store operation failed.
 #[derive(Debug)]
 pub enum StoreError {
     /// Another process has it open.
@@ -106,48 +105,48 @@ pub enum StoreError {
         /// The store's folder.
         path: String,
     },
-    /// Written by a later release.
+    /// Written by a newer release.
     Newer {
         /// The store's folder.
         path: String,
-        /// Format found.
+        /// Its format.
         found: u32,
         /// Newest format that this release reads.
         known: u32,
     },
-    /// One was made here, and there is none any more.
+    /// A store was created here and is missing now.
     Gone {
         /// The store's folder.
         path: String,
-        /// The file that says so.
+        /// The file that shows that it was created.
         made: String,
     },
-    /// Cannot be read back.
+    /// Its contents are corrupt.
     Damaged {
         /// The store's folder.
         path: String,
-        /// What is wrong.
+        /// What is damaged.
         what: String,
     },
-    /// A record is too large to be written safely.
+    /// A record is too large for one atomic write.
     TooLarge {
         /// Its size.
         bytes: usize,
         /// The limit.
         limit: usize,
     },
-    /// The disk did not answer in time; if it was a write, it may or may not be there.
+    /// The disk did not answer in time; a write may or may not be stored.
     Slow {
         /// The store's folder.
         path: String,
-        /// The deadline.
+        /// The deadline, milliseconds.
         ms: u64,
     },
-    /// An I/O error: full, read-only, gone.
+    /// An I/O error: disk full, read-only, removed.
     Io {
         /// The store's folder.
         path: String,
-        /// The system's words.
+        /// The system's error.
         what: String,
     },
 }
@@ -165,15 +164,15 @@ impl fmt::Display for StoreError {
             ),
             Self::Gone { path, made } => write!(
                 f,
-                "the store at {path} is missing, although {made} shows that one was created here; its cordons, stack and allocations are missing with it. Put it back, restore an export (`berth state import FILE`), or start with an empty store (`berth state init`), which adopts running pods from the kubelet's checkpoint"
+                "the store at {path} is missing, although {made} shows that one was created here; its cordons, stack and allocations are lost with it. Put it back, restore an export (`berth state import FILE`), or start with an empty store (`berth state init`), which adopts running pods from the kubelet's checkpoint"
             ),
             Self::Damaged { path, what } => write!(
                 f,
-                "the store at {path} is damaged ({what}); it was left as it is: move the folder away, then restore a copy (`berth state import FILE`), or begin with an empty store (`berth state init`), which adopts running pods from the kubelet's checkpoint"
+                "the store at {path} is damaged ({what}) and was left unchanged: move the folder away, then restore an export (`berth state import FILE`), or start with an empty store (`berth state init`), which adopts running pods from the kubelet's checkpoint"
             ),
             Self::TooLarge { bytes, limit } => write!(
                 f,
-                "a record of {bytes} bytes is larger than the {limit} bytes that one write keeps safe"
+                "a record of {bytes} bytes is larger than the {limit} bytes that one write stores atomically"
             ),
             Self::Slow { path, ms } => write!(f, "the disk under {path} did not answer within {ms} ms"),
             Self::Io { path, what } => write!(f, "cannot write to the store at {path}: {what}"),
@@ -185,31 +184,29 @@ impl Error for StoreError {}
 
 /// Policy modules. Implemented by `wasm`; used by the policy thread and by uploads.
 pub trait Policies: Send + Sync {
-    /// Takes a component, or a core module that becomes one: checks it, compiles it in a limited
-    /// child process, asks `describe`, keeps the bytes. Blocks, up to its own deadline. Installing
-    /// the same bytes twice is harmless.
+    /// Installs a component, or a core module, which is converted to one: checks it, compiles it in a
+    /// child process with limits, calls `describe` and stores the bytes. Blocks, up to its own deadline.
+    /// Installing the same bytes twice is harmless.
     ///
     /// # Errors
-    /// If it is not a policy, asks for what policies do not get, or costs too much to compile.
+    /// If it is not a policy, imports what policies may not, or costs too much to compile.
     fn install(&self, module: &[u8], now: Now) -> Result<PolicyVersion, InstallError>;
 
-    /// Every policy that came with the daemon. None of them is compiled for it.
+    /// Every policy that is built into the daemon. Compiles none of them.
     fn shipped(&self, now: Now) -> Vec<PolicyVersion> {
         let _ = now;
         Vec::new()
     }
 
-    /// Makes a version that the store knows, or that came with the daemon, callable. Answers the
-    /// version with another artifact digest if it had to be compiled. Blocks then, up to its own
-    /// deadline.
+    /// Loads a version of the store, or one that is built into the daemon, so that it can be called. If it
+    /// had to be compiled, which blocks up to a deadline, the returned version has another artifact digest.
     ///
     /// # Errors
-    /// If its files are gone or differ from what the store knows.
+    /// If its files are missing or do not match the digests.
     fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError>;
 
-    /// Remembers a version that the store knows, without making it callable yet: that costs memory
-    /// and perhaps a compilation, and is done by [`Policies::restore`] before its first call. Answers
-    /// whether its bytes are there.
+    /// Registers a version of the store without loading it, which costs memory and perhaps a compilation:
+    /// [`Policies::restore`] loads it before its first call. Returns whether its file exists.
     fn know(&self, version: &PolicyVersion) -> bool {
         let _ = version;
         false
@@ -218,184 +215,184 @@ pub trait Policies: Send + Sync {
     /// The component's bytes.
     ///
     /// # Errors
-    /// If its file is gone or differs.
+    /// If its file is missing or does not match the digest.
     fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError>;
 
-    /// So many of the component's bytes from this one on; fewer, or none, only at its end. No more of it is in
-    /// memory. Nobody has judged them: whoever puts pieces together holds the whole against the digest.
+    /// Up to `bytes_max` of the component's bytes from offset `from`; fewer, or none, only at its end. Only
+    /// this piece is in memory. It is not verified: the caller compares the whole with the digest.
     ///
     /// # Errors
-    /// If its file is gone.
+    /// If its file is missing.
     fn module_piece(&self, digest: &Digest, from: u64, bytes_max: usize) -> Result<Vec<u8>, InstallError> {
-        let all = self.module(digest)?;
+        let module = self.module(digest)?;
         let from = usize::try_from(from).unwrap_or(usize::MAX);
-        Ok(all.into_iter().skip(from).take(bytes_max).collect())
+        Ok(module.into_iter().skip(from).take(bytes_max).collect())
     }
 
-    /// Lets go of a version's code, which the next call reads from its file again.
+    /// Unloads a version's code; the next call loads it from its file again.
     fn rest(&self, digest: &Digest) {
         let _ = digest;
     }
 
-    /// Deletes a version's files and forgets it.
+    /// Deletes a version's files and unregisters it.
     fn remove(&self, digest: &Digest);
 
-    /// Asks one policy one question, in a fresh instance. `None` is `pass`. Whether the answer is
-    /// within the offer and the permissions is checked by the caller.
+    /// Calls one policy in a new instance. `None` is `pass`. The caller checks the answer against the offer
+    /// and the permissions.
     ///
     /// # Errors
-    /// If the policy trapped, used too much, or answered something malformed.
+    /// If the policy trapped, exceeded a limit, or returned a malformed answer.
     fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault>;
 
-    /// As [`Policies::ask`], and what it cost, where that can be told.
+    /// As [`Policies::ask`], with the cost of the call, if it is measured.
     fn ask_at_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
         (self.ask(call), Cost::default())
     }
 
-    /// As [`Policies::ask_at_cost`], with the lines that the policy logged meanwhile, escaped and cut.
+    /// As [`Policies::ask_at_cost`], with the policy's log lines, escaped and truncated.
     fn ask_aloud(&self, call: Call<'_>) -> Aloud {
-        let (told, cost) = self.ask_at_cost(call);
-        Aloud { told, cost, said: Vec::new() }
+        let (answer, cost) = self.ask_at_cost(call);
+        Aloud { told: answer, cost, said: Vec::new() }
     }
 
-    /// What policies are shown but for their parameters, to be asked again some day.
+    /// The input of a call without the policy's parameters, so that the call can be repeated later.
     ///
     /// # Errors
-    /// If the question names what the node has not.
+    /// If the question names what the node does not have.
     fn input(&self, node: &Arc<Ledger>, now: Now, question: Question<'_>) -> Result<Input, Fault> {
         let _ = (node, now, question);
-        Err(Fault { kind: FaultKind::Missing, detail: "these policies put nothing down".into() })
+        Err(Fault { kind: FaultKind::Missing, detail: "recording is not supported".into() })
     }
 
-    /// Asks a policy a question of the past.
+    /// Calls a policy with a recorded input.
     ///
     /// # Errors
-    /// In words, if the input is not one that this release understands.
+    /// A message, if this release cannot read the input.
     fn ask_again(&self, digest: &Digest, parameters: &str, input: &Input) -> Result<AskedAgain, String> {
         let _ = (digest, parameters, input);
-        Err("these policies cannot be asked about the past".into())
+        Err("replaying recorded calls is not supported".into())
     }
 }
 
-/// What a policy was shown, as JSON of the contract's own words.
+/// The input of a policy call, as JSON with the names of the contract.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Input {
-    /// The node. Several questions at one moment share it.
+    /// The node. Several questions of one generation share it.
     pub node: Vec<u8>,
-    /// What was asked of it.
+    /// The question.
     pub question: Vec<u8>,
 }
 
-/// An answer, and all that there was about it.
+/// The result of a call with its cost and log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Aloud {
-    /// What the policy answers.
+    /// The policy's answer.
     pub told: Result<Option<Answer>, Fault>,
-    /// What that took.
+    /// The cost of the call.
     pub cost: Cost,
-    /// What it logged; empty where nobody listens.
+    /// Its log lines; empty where they are not captured.
     pub said: Vec<String>,
 }
 
-/// An answer about the past.
+/// The result of a call with a recorded input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AskedAgain {
-    /// What was asked.
+    /// The question of the input.
     pub asked: Asked,
-    /// What the policy says to it now.
+    /// The policy's answer now.
     pub told: Result<Option<Answer>, Fault>,
-    /// What that took.
+    /// The cost of the call.
     pub cost: Cost,
 }
 
-/// Decisions on the record. Implemented by `store`; written by the recorder's thread alone, read by
-/// any. Bounded: what is older goes. Its tail may be lost with the machine.
+/// The journal of policy decisions. Implemented by `store`; written by the recorder's thread alone, read
+/// by any. Bounded: the oldest decisions are dropped. A power cut may lose the newest.
 pub trait Journal: Send + Sync {
-    /// Puts a decision down under the next number, which is answered; `seq` and `input` of it are
-    /// set here. It may lie in memory until [`Journal::flush`].
+    /// Appends a decision, sets its `seq` and `input`, and returns its `seq`. It may stay in memory until
+    /// [`Journal::flush`].
     ///
     /// # Errors
-    /// If the disk does not take it; it is lost then, and counted.
+    /// If it cannot be written to disk; the decision is lost and counted as such.
     fn append(&self, decision: &Decision, input: Option<&Input>) -> Result<u64, JournalError>;
 
-    /// Writes what lies in memory.
+    /// Writes decisions in memory to disk.
     ///
     /// # Errors
-    /// If the disk does not take it.
+    /// If the write fails.
     fn flush(&self) -> Result<(), JournalError>;
 
-    /// Those that are wanted, newest first, at most `limit`. Looks at no more than a part of the
-    /// journal at once: `Found::next` says where to go on.
+    /// The decisions that match `filter`, newest first, at most `limit`. Reads only a part of the journal
+    /// in one call; [`Found::next`] continues the search.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the journal cannot be read.
     fn find(&self, filter: &Filter, limit: usize) -> Result<Found, JournalError>;
 
-    /// As [`Journal::find`], with what the policies were shown: hands each to `visit` until it takes
-    /// no more. Answers where to go on, the one that was not taken first.
+    /// Passes the matching decisions with the policies' inputs to `visit` until it returns false. Returns
+    /// where to continue, starting with the decision that `visit` rejected.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the journal cannot be read.
     fn each(&self, filter: &Filter, visit: &mut Visit<'_>) -> Result<Option<u64>, JournalError>;
 
-    /// One decision, and what the policies were shown for it.
+    /// One decision with the policies' input.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the journal cannot be read.
     fn open(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, JournalError>;
 
-    /// How much there is.
+    /// The journal's statistics.
     fn standing(&self) -> Standing;
 
-    /// The same without what must be read from the disk, `oldest_wall_ms`, and without waiting for anybody: a
-    /// disk that hangs does not hold up whoever asks.
+    /// The statistics without `oldest_wall_ms`, which is read from disk. Does not block, even if the disk
+    /// hangs.
     fn size(&self) -> Standing {
         self.standing()
     }
 }
 
-/// Takes a decision with what the policies were shown, or says that it takes no more.
+/// Accepts a decision with the policies' input; returns false to stop before it.
 pub type Visit<'v> = dyn FnMut(Decision, Option<Input>) -> bool + 'v;
 
-/// Some decisions.
+/// One page of decisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Newest first.
     pub decisions: Vec<Decision>,
-    /// If there may be more: [`Filter::before`] of the next question.
+    /// If there may be more: [`Filter::before`] of the next page.
     pub next: Option<u64>,
 }
 
-/// How much the journal holds.
+/// Statistics of the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Decisions that are kept.
+    /// Decisions in the journal.
     pub kept: u64,
-    /// Bytes on disk, and those not yet written.
+    /// Bytes on disk and in memory.
     pub bytes: u64,
-    /// When the oldest was made, milliseconds since 1970.
+    /// Time of the oldest decision, milliseconds since 1970.
     pub oldest_wall_ms: Option<u64>,
-    /// Decisions that went since the daemon started, for want of room or by their age.
+    /// Decisions dropped since the daemon started, for their age or the size limit.
     pub dropped: u64,
-    /// Decisions that were never put down since the daemon started: the recorder was behind, or the
-    /// disk failed.
+    /// Decisions that were not recorded since the daemon started: the recorder was too slow, or the disk
+    /// failed.
     pub lost: u64,
 }
 
-/// A journal that failed.
+/// A journal operation failed.
 #[derive(Debug)]
 pub struct JournalError {
     /// Its folder.
     pub path: String,
-    /// What is wrong.
+    /// The error.
     pub what: String,
-    /// The system's own words.
+    /// The system's error.
     pub source: Option<std::io::Error>,
 }
 
 impl fmt::Display for JournalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the journal of decisions at {}: {}", self.path, self.what)
+        write!(f, "the decision journal at {}: {}", self.path, self.what)
     }
 }
 
@@ -407,6 +404,6 @@ impl Error for JournalError {
 
 /// Both clocks.
 pub trait Clock: Send + Sync {
-    /// What time it is.
+    /// The current time.
     fn now(&self) -> Now;
 }

@@ -1,5 +1,5 @@
-//! Processes on GPUs: what NVML tells of them, who they are by the node's `/proc`, and since when
-//! they are seen. Whose allocation they use is [`super::belongs`].
+//! Processes on GPUs: NVML's data, their identity by the node's `/proc`, and when they were first seen.
+//! [`super::belongs`] relates them to allocations.
 
 use super::belongs::{Belongs, explained};
 use super::gpu::Inventory;
@@ -8,38 +8,38 @@ use super::names::PartId;
 use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most processes of one GPU that are told one by one: two for each of 128 shares. What is beyond
-/// still counts in [`super::gpu::Usage`].
+/// Most processes of one GPU that are tracked: two for each of 128 shares. Others are only counted, in
+/// [`super::gpu::Usage`].
 pub const PROCESSES_PER_GPU_MAX: usize = 256;
 
 /// One process on one part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its id, in the PID namespace that the backend speaks of.
+    /// Its id, in the PID namespace of the backend.
     pub pid: u32,
-    /// The MIG instance, where NVML names one; else the GPU.
+    /// The MIG instance if NVML reports it, otherwise the GPU.
     pub part: PartId,
     /// What it uses the part for.
     pub uses: Uses,
-    /// Memory that it has there, MiB; `None` where NVML does not say.
+    /// Its memory there, MiB; `None` where NVML does not report it.
     pub memory_mib: Option<u64>,
-    /// Who it is.
+    /// Its identity.
     pub who: Who,
 }
 
-/// What a process uses a GPU for. NVML lists each kind apart; one process can be in several lists.
+/// What a process uses a GPU for. NVML has a list for each kind; a process can be in several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uses {
     /// It has a compute context (CUDA).
     pub compute: bool,
     /// It is a client of MPS.
     pub mps: bool,
-    /// It draws (OpenGL, Vulkan, a display server).
+    /// It has a graphics context (OpenGL, Vulkan, a display server).
     pub graphics: bool,
 }
 
 impl Uses {
-    /// Both together.
+    /// The union of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -49,36 +49,36 @@ impl Uses {
         }
     }
 
-    fn only_draws(self) -> bool {
+    fn is_graphics_only(self) -> bool {
         self.graphics && !self.compute && !self.mps
     }
 }
 
-/// Who a process is.
+/// The identity of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Who {
-    /// Its command name, as `ps -o comm` shows it: at most 15 bytes. Every process chooses its own.
+    /// Its command name, as `ps -o comm` shows it: at most 15 bytes. A process may set any name.
     pub name: Option<String>,
-    /// When it started, in the kernel's clock ticks since boot: tells a process from a later one with
+    /// Its start time, in the kernel's clock ticks since boot: distinguishes it from a later process with
     /// the same id.
     pub started_ticks: Option<u64>,
-    /// Whose it is.
+    /// Its owner.
     pub owner: Owner,
-    /// Its name is among those that the configuration ignores (`processes.ignore`).
+    /// Whether the configuration ignores its name (`processes.ignore`).
     pub ignored: bool,
 }
 
-/// Whose a process is, by its cgroup.
+/// The owner of a process, by its cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// A container of a pod.
     Pod(PodProcess),
-    /// No pod: the host itself, or a container that no kubelet started.
+    /// The host, or a container that is not of a pod.
     NoPod {
         /// That container's id.
         container_id: Option<String>,
     },
-    /// Nobody could tell.
+    /// Not known.
     Unknown(Unseen),
 }
 
@@ -89,7 +89,7 @@ impl Default for Owner {
 }
 
 impl Owner {
-    /// The pod, if it is one's.
+    /// The process's pod, if it is in one.
     #[must_use]
     pub fn pod(&self) -> Option<&PodProcess> {
         match self {
@@ -102,99 +102,100 @@ impl Owner {
 /// A process in a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodProcess {
-    /// The pod's UID, as the kubelet names its cgroup: for a static pod that is the hash of its
-    /// manifest, which its mirror at the API server has as annotation `kubernetes.io/config.hash`.
+    /// The pod's UID in the name of its cgroup: for a static pod the hash of its manifest, which its
+    /// mirror at the API server has as annotation `kubernetes.io/config.hash`.
     pub uid: String,
     /// The container's id at its runtime.
     pub container_id: Option<String>,
-    /// The container's name in the pod, where its mounts show it.
+    /// The container's name in the pod, if its mounts show it.
     pub container: Option<String>,
 }
 
-/// Why nobody could tell whose a process is.
+/// Why the owner of a process is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unseen {
-    /// The backend's list was not held against `/proc`.
+    /// It was not looked up in `/proc`.
     NotAsked,
-    /// The daemon sees other process ids than NVML tells: see [`Sight::Hidden`].
+    /// The daemon's process ids differ from NVML's: see [`Sight::Hidden`].
     Hidden,
-    /// There is no such process (any more); NVML may list a context whose process has died.
+    /// The process does not exist (any more); NVML may list a context whose process has exited.
     Gone,
-    /// `/proc` did not say.
+    /// Its files in `/proc` cannot be read.
     Unreadable,
-    /// More processes than one look asks about.
+    /// One scan resolves fewer processes than there are.
     TooMany,
 }
 
 impl Unseen {
-    /// In words.
+    /// One sentence for people.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
-            Self::NotAsked => "nobody has asked whose it is",
-            Self::Hidden => "whose it is cannot be seen: the daemon is in a PID namespace of its own",
+            Self::NotAsked => "its owner has not been looked up",
+            Self::Hidden => "its owner is not visible: the daemon is in a PID namespace of its own",
             Self::Gone => {
-                "NVML lists it, and there is no such process: it ended, or its context was left behind"
+                "NVML lists it, but there is no such process: it exited, or its context was left behind"
             }
-            Self::Unreadable => "whose it is cannot be read from /proc",
-            Self::TooMany => "more processes are on the GPUs than one look asks about",
+            Self::Unreadable => "its owner cannot be read from /proc",
+            Self::TooMany => "there are more processes on the GPUs than one scan resolves",
         }
     }
 }
 
-/// How far the daemon can tell whose processes are.
+/// Whether the daemon can identify the owners of processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sight {
     /// NVML's process ids are those of the daemon's `/proc`.
     Visible,
-    /// They are not, or NVML leaves out what the daemon may not see: a list without processes does
-    /// not mean that there are none.
+    /// They are not, or NVML omits processes that the daemon may not see: an empty list does not mean
+    /// that there are none.
     Hidden {
-        /// Why.
+        /// The reason.
         why: String,
-        /// What to do.
+        /// How to fix it.
         fix: String,
     },
-    /// Processes are not told at all.
+    /// The backend does not list processes.
     Unsupported {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
 impl Default for Sight {
     fn default() -> Self {
-        Self::Unsupported { why: "nobody has looked yet".into() }
+        Self::Unsupported { why: "the GPUs have not been scanned yet".into() }
     }
 }
 
-/// One process as the ledger keeps it.
+/// A process in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// It.
+    /// The process.
     pub process: Process,
     /// When it was first seen.
     pub first: Now,
-    /// Since when no allocation explains it; `None` while one does, or its name is ignored.
+    /// Since when no allocation explains it; `None` while one does, or if its name is ignored.
     pub alone_since: Option<Now>,
-    /// Whether that has lasted so long that it is told as a bypass.
+    /// Whether that has lasted long enough to be reported as a bypass.
     pub told: bool,
 }
 
-/// All processes of the newest look.
+/// All processes of the newest scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessTable {
-    /// How far one can tell whose they are.
+    /// Whether their owners are visible.
     pub sight: Sight,
-    /// Whether none means none even where whose they are is hidden.
+    /// Whether the lists are complete even if owners are not visible.
     pub complete: bool,
-    /// By GPU, those of its MIG instances among them. A GPU that is not here does not tell.
+    /// Processes by GPU, including those of its MIG instances. A GPU without an entry does not list its
+    /// processes.
     pub on: BTreeMap<PartId, Vec<Seen>>,
 }
 
 impl ProcessTable {
-    /// The table after a look: who was seen before keeps since when. What nothing explains for
-    /// `grace_ms` is told.
+    /// The table after a scan. Known processes keep their times. A process that no allocation explains for
+    /// `grace_ms` is reported as a bypass.
     #[must_use]
     pub fn after_look(ledger: &Ledger, inventory: &Inventory, grace_ms: u64, now: Now) -> Self {
         let on = inventory.processes.iter().map(|(gpu, processes)| {
@@ -202,8 +203,8 @@ impl ProcessTable {
             let known: BTreeMap<_, _> = known.iter().map(|seen| (key(&seen.process), seen)).collect();
             let seen = processes.iter().take(PROCESSES_PER_GPU_MAX).map(|process| {
                 let before = known.get(&key(process));
-                let alone = explained(ledger, gpu, process).is_none();
-                let alone_since = alone.then(|| before.and_then(|b| b.alone_since).unwrap_or(now));
+                let unexplained = explained(ledger, gpu, process).is_none();
+                let alone_since = unexplained.then(|| before.and_then(|b| b.alone_since).unwrap_or(now));
                 Seen {
                     process: process.clone(),
                     first: before.map_or(now, |b| b.first),
@@ -216,42 +217,42 @@ impl ProcessTable {
         Self { sight: inventory.sight.clone(), complete: inventory.processes_complete, on: on.collect() }
     }
 
-    /// How many processes keep a part busy; `None` where that cannot be seen. For a GPU those of all
-    /// its instances.
+    /// The number of processes that keep a part busy; `None` where they are not visible. A GPU's count
+    /// includes all of its instances.
     #[must_use]
     pub fn count(&self, ledger: &Ledger, part: &PartId) -> Option<u32> {
         let gpu = ledger.part(part).map_or(part, |p| p.part.gpu());
         let seen = self.on.get(gpu)?;
-        let here = |seen: &&Seen| part == gpu || seen.process.part == *part;
-        let busy = seen.iter().filter(here).filter(|s| keeps_busy(ledger, gpu, &s.process));
+        let is_on_part = |seen: &&Seen| part == gpu || seen.process.part == *part;
+        let busy = seen.iter().filter(is_on_part).filter(|s| keeps_busy(ledger, gpu, &s.process));
         let pids: BTreeSet<u32> = busy.map(|s| s.process.pid).collect();
-        // Where it is not told in which PID namespace the daemon is, NVML may leave processes out, too.
-        let hides = pids.is_empty() && !self.complete && self.sight != Sight::Visible;
-        (!hides).then(|| u32::try_from(pids.len()).unwrap_or(u32::MAX))
+        // Unless the PID namespace is known to be the host's, NVML may omit processes.
+        let may_be_hidden = pids.is_empty() && !self.complete && self.sight != Sight::Visible;
+        (!may_be_hidden).then(|| u32::try_from(pids.len()).unwrap_or(u32::MAX))
     }
 }
 
-/// What tells one process on a GPU from another.
+/// The identity of a process on a part across scans.
 fn key(process: &Process) -> (u32, &PartId, Option<u64>) {
     (process.pid, &process.part, process.who.started_ticks)
 }
 
-/// Whether a process stands in the way of a GPU that is to be drained. The daemons of the
-/// configuration's list do not, nor does a display server of the host, which would keep its GPU for
-/// ever. What an allocation explains always does, whatever it calls itself.
+/// Whether a process keeps its GPU from being drained. Ignored processes do not, nor does a display
+/// server of the host, which never exits. A process that an allocation explains always does, whatever
+/// its name.
 fn keeps_busy(ledger: &Ledger, gpu: &PartId, process: &Process) -> bool {
     match explained(ledger, gpu, process) {
         Some(Belongs::To(_) | Belongs::Among(_)) => true,
         Some(Belongs::Ignored) => false,
         Some(Belongs::Perhaps(_) | Belongs::Nobody(_)) | None => {
-            !process.uses.only_draws() || process.who.owner.pod().is_some()
+            !process.uses.is_graphics_only() || process.who.owner.pod().is_some()
         }
     }
 }
 
 impl Ledger {
-    /// Processes that use a part, by the newest look; `None` where they cannot be seen. Where the
-    /// backend only counts, what it counts.
+    /// Number of processes that use a part, by the newest scan; `None` where they are not visible. If the
+    /// backend only counts processes, its count.
     #[must_use]
     pub fn processes_on(&self, part: &PartId) -> Option<u32> {
         let gpu = self.part(part).map_or(part, |p| p.part.gpu());
@@ -261,12 +262,12 @@ impl Ledger {
         self.usage.get(part).map(|u| u.processes)
     }
 
-    /// How far one can tell whose the processes on this node's GPUs are.
+    /// Whether the owners of processes on this node's GPUs are visible.
     #[must_use]
     pub fn sight(&self) -> Sight {
-        let untold = self.processes.on.is_empty() && self.parts.values().any(|p| p.present);
-        if untold && self.processes.sight == Sight::Visible {
-            return Sight::Unsupported { why: "no GPU of this node tells its processes one by one".into() };
+        let unlisted = self.processes.on.is_empty() && self.parts.values().any(|p| p.present);
+        if unlisted && self.processes.sight == Sight::Visible {
+            return Sight::Unsupported { why: "no GPU of this node lists its processes".into() };
         }
         self.processes.sight.clone()
     }

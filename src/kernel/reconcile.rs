@@ -1,40 +1,39 @@
-//! What the sources of truth prove about live allocations (DESIGN: the kubelet has no Deallocate
-//! and Allocate names no pod). A round is fetched outside; here it becomes a plan, which is a plain
-//! value.
+//! Reconciles live allocations with what the kubelet shows, since the kubelet has no Deallocate and
+//! Allocate names no pod. The view of one reconcile pass is fetched elsewhere; here it becomes a plan,
+//! which is a plain value.
 //!
-//! Two sources: the kubelet's `List` knows namespaces and names but no UIDs and no init
-//! containers; its checkpoint knows UIDs and init containers but no names, and keeps the
-//! environment that we answered, with our allocation id in it.
+//! There are two sources. The kubelet's `List` has namespaces and names but no UIDs and no init
+//! containers. Its checkpoint has UIDs and init containers but no names, and stores the environment of
+//! our reply, which contains the allocation id.
 
 use super::allocation::{Allocation, EndReason, Holder};
 use super::evidence::{Evidence, evidence, newest_shares_pod};
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, Resource};
 use super::pods::Fate;
-use super::running::Shown;
+use super::running::KubeletReading;
 use super::stuck::SourceError;
 use super::time::{Now, Timing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What one round saw.
+/// The view of one reconcile pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoundView {
-    /// When the round began, monotonic milliseconds. It says nothing of what was granted later.
+    /// When the pass began, monotonic milliseconds. It proves nothing about later grants.
     pub began_mono_ms: u64,
-    /// When kubelet.sock was created; `None` if there is none.
+    /// When kubelet.sock was created; `None` if it does not exist.
     pub kubelet: Option<KubeletAge>,
-    /// `List`: `None` if it could not be asked.
+    /// The reply of `List`; `None` if the call failed.
     pub list: Option<PodList>,
-    /// The checkpoint: `None` if it could not be read.
+    /// The checkpoint; `None` if it could not be read.
     pub checkpoint: Option<Vec<Checkpointed>>,
-    /// Whether the checkpoint was written after the round began. A stale one can only show too
-    /// much.
+    /// Whether the checkpoint was written after the pass began. An older one may show holdings that have
+    /// ended, but lacks none.
     pub fresh: bool,
-    /// Which account could not be had, and since when.
+    /// The source that cannot be read, and since when.
     pub source_error: Option<SourceError>,
-    /// Take over what pods hold under our names and we do not know (before the first
-    /// registration only).
+    /// Whether to adopt unknown holdings of our resources (before the first registration only).
     pub adopt: bool,
 }
 
@@ -47,16 +46,16 @@ pub struct KubeletAge {
     pub created_mono_ms: u64,
 }
 
-/// The answer of pod-resources `List`.
+/// The reply of pod-resources `List`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodList {
-    /// Every pod it names, as (namespace, name), with devices or not.
+    /// Every listed pod, as (namespace, name), with or without devices.
     pub pods: BTreeSet<(String, String)>,
-    /// What their containers hold of our resources.
+    /// The containers' holdings of our resources.
     pub held: Vec<ListedHold>,
 }
 
-/// One container's devices of one resource, by `List`.
+/// One container's devices of one resource in `List`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedHold {
     /// The pod's namespace.
@@ -82,28 +81,28 @@ pub struct Checkpointed {
     pub resource: Resource,
     /// The devices, sorted.
     pub devices: Vec<DeviceId>,
-    /// The id that we put into the environment; `None` where another plugin answered.
+    /// The allocation id in the environment of our reply; `None` if another plugin replied.
     pub allocation: Option<AllocationId>,
 }
 
-/// What rounds remember of one live allocation.
+/// What earlier reconcile passes observed of one live allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sighting {
-    /// When we answered, or when this process learned of it; monotonic milliseconds.
+    /// When it was granted or read from the store, monotonic milliseconds.
     pub since_mono_ms: u64,
-    /// When a round first missed it since it was last seen.
+    /// The first pass that missed it since it was last seen, monotonic milliseconds.
     pub missed_mono_ms: Option<u64>,
-    /// The kubelet.sock (by creation time, wall) under which it was last seen.
+    /// Creation time of the kubelet.sock under which it was last seen, milliseconds since 1970.
     pub kubelet_wall_ms: Option<u64>,
-    /// What the kubelet's accounts showed when each was last read; `None` before the first reading since then.
-    pub shown: Option<Shown>,
-    /// Whether the kubelet named it, by its id or by its pod, when an account that can do so was last read. Devices
+    /// What the kubelet's sources showed when each was last read; `None` if neither has been read since then.
+    pub shown: Option<KubeletReading>,
+    /// Whether the kubelet named it, by its id or by its pod, when a source that can do so was last read. Devices
     /// alone do not count: they may be another allocation's.
     pub named: bool,
 }
 
 impl Sighting {
-    /// Of an allocation that is granted now.
+    /// The sighting of an allocation that is granted now.
     #[must_use]
     pub fn granted(now: Now) -> Self {
         Self {
@@ -115,49 +114,49 @@ impl Sighting {
         }
     }
 
-    /// Of one that was read back from the store. Where its holder is known, a source has shown it once, and none
-    /// was asked since.
+    /// The sighting of an allocation that was read from the store. A known holder means that a source showed it
+    /// before.
     #[must_use]
     pub fn restored(holder: &Holder, now: Now) -> Self {
         Self { named: !holder.is_unknown(), ..Self::granted(now) }
     }
 }
 
-/// What a round changes.
+/// The effects of a reconcile pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Holders, or parts of them, that became known.
     pub learned: Vec<(AllocationId, Holder)>,
-    /// Overlaps that turned out to be of one pod.
+    /// Overlapping allocations whose pod also holds the newer one.
     pub settled: Vec<AllocationId>,
-    /// What ends.
+    /// Allocations that end.
     pub ended: Vec<(AllocationId, EndReason)>,
-    /// Holdings that nobody recorded.
+    /// Unknown holdings to adopt.
     pub adopted: Vec<Checkpointed>,
-    /// The memory of the next round.
+    /// The sightings for the next pass.
     pub sightings: BTreeMap<AllocationId, Sighting>,
     /// Why ends are withheld.
     pub hold: Option<Arc<str>>,
-    /// The kubelet under which a live allocation was seen.
+    /// Creation time of the kubelet.sock under which a live allocation was seen, milliseconds since 1970.
     pub kubelet_seen_wall_ms: Option<u64>,
 }
 
-/// Turns one round into a plan. Pure.
+/// Turns the view of one reconcile pass into a plan.
 #[must_use]
 pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Plan {
     let mut plan = Plan { hold: ledger.hold.clone(), ..Plan::default() };
-    // A round says how things were when it began, however late it is handed in: one that waited
-    // must not pass for two, nor for one of after a grant had settled.
+    // A view shows the state at its beginning, however late it arrives: waits are measured from there, so
+    // that a delayed view counts neither as two passes nor as one after a grant settled.
     let at = Now { mono_ms: view.began_mono_ms, ..now };
     let mut missed = Vec::new();
     let mut seen_any = false;
     for (id, allocation) in ledger.live.iter() {
         let sighting = ledger.sightings.get(id).copied();
         let mut sighting = sighting.unwrap_or_else(|| Sighting::restored(&allocation.holder, now));
-        // A miss of before a kubelet restart does not count as one of the two.
+        // A miss before a kubelet restart does not count as one of the two.
         let restarted_ms = view.kubelet.map_or(0, |k| k.created_mono_ms);
         sighting.missed_mono_ms = sighting.missed_mono_ms.filter(|missed| *missed >= restarted_ms);
-        // What was fetched before the grant can name the pod that held these devices before.
+        // A list from before the grant may name the pod that held these devices before.
         let list = view.list.as_ref().filter(|_| view.began_mono_ms > sighting.since_mono_ms);
         let evidence = evidence(ledger, allocation, view, list);
         if !evidence.learned.is_unknown() {
@@ -178,13 +177,13 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         if allocation.overlapped && evidence.by_id && newest_shares_pod(ledger, allocation, view) {
             plan.settled.push(*id);
         }
-        // In the same millisecond it may have looked before.
+        // A view of the same millisecond may be older than the grant.
         let since_grant = view.began_mono_ms > sighting.since_mono_ms;
-        // A round in which no account could name it is no reading: an operator's `end` stays refused.
+        // A pass in which no source could name it does not count as a reading: an operator's `end` stays refused.
         if since_grant && (sighting.shown.is_some() || evidence.can_name) {
             let before = sighting.shown.unwrap_or_default();
             let in_checkpoint = evidence.by_id || (evidence.by_device && !evidence.under_another_id);
-            sighting.shown = Some(Shown {
+            sighting.shown = Some(KubeletReading {
                 by_list: if view.list.is_some() { evidence.listed } else { before.by_list },
                 by_checkpoint: if view.checkpoint.is_some() { in_checkpoint } else { before.by_checkpoint },
             });
@@ -193,11 +192,11 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         {
             plan.ended.push((*id, EndReason::Superseded));
         } else {
-            match verdict(ledger, allocation, &evidence, view, &sighting, timing, at) {
-                Sight::Kept => {}
-                Sight::Alive => sighting.missed_mono_ms = None,
-                Sight::Over => plan.ended.push((*id, end_reason(allocation, &evidence, view))),
-                Sight::Missed => {
+            match judge(ledger, allocation, &evidence, view, &sighting, timing, at) {
+                Outcome::Kept => {}
+                Outcome::Alive => sighting.missed_mono_ms = None,
+                Outcome::Over => plan.ended.push((*id, end_reason(allocation, &evidence, view))),
+                Outcome::Missed => {
                     let first = *sighting.missed_mono_ms.get_or_insert(at.mono_ms);
                     if at.passed(first, timing.rounds_apart_ms) {
                         missed.push((*id, end_reason(allocation, &evidence, view)));
@@ -211,9 +210,9 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         plan.hold = None;
         plan.kubelet_seen_wall_ms = view.kubelet.map(|k| k.created_wall_ms);
     }
-    // Who knows all pods by UID has the last word on each of them.
-    let certain = |a: &Allocation| ledger.fate_of(a) != Fate::Unknown;
-    if ledger.live.values().all(|a| a.holder.is_unknown() || certain(a)) {
+    // The pods source is decisive where it knows the fate of every pod.
+    let is_certain = |a: &Allocation| ledger.fate_of(a) != Fate::Unknown;
+    if ledger.live.values().all(|a| a.holder.is_unknown() || is_certain(a)) {
         plan.hold = None;
     }
     decide_ends(ledger, view, missed, seen_any, &mut plan);
@@ -223,25 +222,25 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
     plan
 }
 
-/// What one round makes of one allocation that is not superseded.
-enum Sight {
-    /// Nothing speaks against it, or nothing that counts.
+/// The outcome of one pass for one allocation that is not superseded.
+enum Outcome {
+    /// There is no sufficient evidence that it ended.
     Kept,
-    /// No source of the kubelet shows it, but its pod is alive.
+    /// Neither source of the kubelet shows it, but its pod is alive.
     Alive,
-    /// Its pod is over, and the kubelet agrees: nothing to wait for.
+    /// Its pod is over and the kubelet has released it: it ends now.
     Over,
-    /// Missed by this round. Two of them end it.
+    /// Missed by this pass. Two misses end it.
     Missed,
 }
 
-/// The rules of ends (I6). The kubelet's sources need settling times and two rounds, since they
-/// are empty or partial after a restart. Who knows all pods by UID is better in both ways: it
-/// vouches for a living pod, and a pod that it saw finish needs no second look where the kubelet has
-/// let go of the devices, too. One that is gone without having finished was deleted by force, and the
-/// kubelet forgets it before its containers end: that takes two rounds, but no settling. Without a
-/// checkpoint either word ends an allocation by the old waits.
-fn verdict(
+/// The rules of ends (I6). The kubelet's sources need settling times and two passes, since they are
+/// empty or partial after a restart. The pods source, which has all pods by UID, overrides them: it shows
+/// that a pod is alive, and a pod that it showed finished ends in one pass if the kubelet has released the
+/// devices, too. A pod that is gone without having finished was force-deleted, and the kubelet forgets it
+/// before its containers end: that takes two passes, but no settling. Without a checkpoint a finished or
+/// gone pod ends an allocation after the settling times and two passes.
+fn judge(
     ledger: &Ledger,
     allocation: &Allocation,
     evidence: &Evidence,
@@ -249,10 +248,10 @@ fn verdict(
     sighting: &Sighting,
     timing: &Timing,
     at: Now,
-) -> Sight {
-    // `List` must have answered in either case: it is what shows that the kubelet knows its pods.
+) -> Outcome {
+    // `List` must have answered in either case: it shows that the kubelet has loaded its pods.
     if view.list.is_none() || !evidence.gone(allocation) {
-        return Sight::Kept;
+        return Outcome::Kept;
     }
     let settled = view.kubelet.is_some_and(|k| at.passed(k.created_mono_ms, timing.kubelet_settle_ms))
         && at.passed(sighting.since_mono_ms, timing.reply_settle_ms);
@@ -260,12 +259,12 @@ fn verdict(
     let readable = view.checkpoint.is_some();
     let after_grant = view.began_mono_ms > sighting.since_mono_ms;
     match ledger.fate_of(allocation) {
-        Fate::Alive if !reissued => Sight::Alive,
-        Fate::Over if view.fresh && readable && after_grant => Sight::Over,
-        Fate::Gone if view.fresh && readable && after_grant => Sight::Missed,
-        Fate::Over | Fate::Gone if !readable && settled => Sight::Missed,
-        _ if view.fresh && readable && settled => Sight::Missed,
-        _ => Sight::Kept,
+        Fate::Alive if !reissued => Outcome::Alive,
+        Fate::Over if view.fresh && readable && after_grant => Outcome::Over,
+        Fate::Gone if view.fresh && readable && after_grant => Outcome::Missed,
+        Fate::Over | Fate::Gone if !readable && settled => Outcome::Missed,
+        _ if view.fresh && readable && settled => Outcome::Missed,
+        _ => Outcome::Kept,
     }
 }
 
@@ -281,8 +280,8 @@ fn end_reason(allocation: &Allocation, evidence: &Evidence, view: &RoundView) ->
     }
 }
 
-/// If two or more vanish at once across a kubelet restart and nothing is left, the kubelet may have
-/// lost its state rather than the pods their GPUs: hold.
+/// Ends the missed allocations, or sets a hold: if two or more vanish at once across a kubelet restart and
+/// none is left, the kubelet may have lost its state.
 fn decide_ends(
     ledger: &Ledger,
     view: &RoundView,
@@ -292,14 +291,13 @@ fn decide_ends(
 ) {
     let had_holder = |id: &AllocationId| ledger.live.get(id).is_some_and(|a| !a.holder.is_unknown());
     let restarted = view.kubelet.map(|k| k.created_wall_ms) != ledger.kubelet_seen_wall_ms;
-    let known: Vec<_> = missed.iter().filter(|(id, _)| had_holder(id)).collect();
+    let missed_known = missed.iter().filter(|(id, _)| had_holder(id)).count();
     let ended = |id: &AllocationId| plan.ended.iter().any(|(e, _)| e == id);
     let all_known = ledger.live.values().filter(|a| !a.holder.is_unknown() && !ended(&a.id)).count();
-    if !seen_any && restarted && known.len() >= 2 && known.len() == all_known {
+    if !seen_any && restarted && missed_known >= 2 && missed_known == all_known {
         plan.hold = Some(
             format!(
-                "all {} allocations vanished across a kubelet restart; none ends until one is seen again or an operator ends them",
-                known.len()
+                "all {missed_known} allocations vanished across a kubelet restart; none ends until one is seen again or an operator ends them"
             )
             .into(),
         );
@@ -315,10 +313,10 @@ fn decide_ends(
     }
 }
 
-/// Entries of our resources whose devices no live allocation names.
+/// Entries of our resources that belong to no live or ended allocation.
 fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
-    // By its id, or by who holds what. That one of its devices is in somebody else's name does not
-    // make it known: that other one may have ended while nobody looked, and is overlapped then (I7).
+    // Known by its id, or by devices and holder. An allocation of another pod with one of the devices does
+    // not make it known: it may have ended while the daemon was stopped, and then becomes overlapped (I7).
     let known = |c: &Checkpointed| {
         c.allocation.is_some_and(|id| ledger.live.contains_key(&id))
             || ledger.live.values().any(|a| {
@@ -328,10 +326,10 @@ fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
                     && a.holder.container.as_ref().is_none_or(|container| *container == c.container)
             })
     };
-    // What this store granted and no longer has live has ended; the checkpoint can be older than that,
-    // or an operator ended it while its pod went on. The same goes for what was once taken over, by
-    // its id of another store or without one: of that the history tells as long as a checkpoint may
-    // show it (`Past::may_be_shown_again`).
+    // An allocation that this store granted and that is not live has ended; the checkpoint may be older, or
+    // an operator ended it while its pod ran. The same holds for adopted ones, with an id of another store
+    // or without one: the history keeps them as long as a checkpoint may show them
+    // (`Past::may_be_shown_again`).
     let ended = |c: &Checkpointed| match c.allocation {
         Some(id) if id.store == ledger.store => id.number < ledger.next_number,
         Some(id) => ledger.ended.get(id).is_some(),
@@ -342,14 +340,14 @@ fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
                 && past.devices() == c.devices
         }),
     };
-    // A GPU of a holding may be away when we first look, and is held all the same when it appears.
-    let ours = |c: &Checkpointed| {
+    // A GPU of a holding may be absent at the first scan; it is held once it appears.
+    let is_ours = |c: &Checkpointed| {
         c.devices.iter().any(|id| ledger.parts.contains_key(&id.part) || id.part.is_nvidia_uuid())
     };
     view.checkpoint
         .iter()
         .flatten()
-        .filter(|c| !c.devices.is_empty() && ours(c) && !known(c) && !ended(c))
+        .filter(|c| !c.devices.is_empty() && is_ours(c) && !known(c) && !ended(c))
         .cloned()
         .collect()
 }

@@ -1,4 +1,4 @@
-//! Rounds as a table: what is live, what the sources show, what follows.
+//! Reconcile passes: the live allocations, what the sources show, and the effects.
 
 mod adoption;
 mod ends;
@@ -96,7 +96,7 @@ fn hold(pod: &str, container: &str, devices: &[usize]) -> ListedHold {
     }
 }
 
-/// A complete round that begins at `when`, on a kubelet of old.
+/// The complete view of a pass that begins at `when`, with a kubelet that started long before.
 fn view(when: u64, checkpoint: Vec<Checkpointed>, held: Vec<ListedHold>) -> RoundView {
     RoundView {
         began_mono_ms: START + when,
@@ -112,7 +112,7 @@ fn view(when: u64, checkpoint: Vec<Checkpointed>, held: Vec<ListedHold>) -> Roun
     }
 }
 
-fn take(ledger: &mut Ledger, view: &RoundView, when: u64) -> Plan {
+fn reconcile(ledger: &mut Ledger, view: &RoundView, when: u64) -> Plan {
     let plan = plan(ledger, view, &Timing::default(), at(when));
     let changes = super::round::observe(ledger, view, &super::command::Rules::default(), at(when));
     ledger.apply(&Entry { at: at(when), changes });

@@ -1,7 +1,7 @@
-//! What of a ledger is written down; [`super::restore`] reads it back.
+//! The records of a ledger in the store; [`super::restore`] reads them back.
 //!
-//! A record is the state of one noun, not a step: the store holds the newest record of each, so it
-//! stays as small as the node is, and reading all of them gives the ledger (I5).
+//! A record is the state of one object, not a change: the store holds the newest record of each, so its
+//! size follows the node's, and all records together give the ledger (I5).
 
 use super::allocation::Allocation;
 use super::change::{Change, Entry};
@@ -17,7 +17,7 @@ use super::stack::{Stack, StackEntry};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The state of one noun.
+/// The state of one object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     /// Counters of the whole ledger.
@@ -26,7 +26,7 @@ pub enum Record {
     Part(PartRecord),
     /// A GPU's drain state, where it is not active.
     Drain(PartId, Drain),
-    /// How a GPU fares and fared, where that is more than healthy.
+    /// A GPU's health and its history, unless it was always healthy.
     Health(HealthRecord),
     /// An allocation, live or ended.
     Allocation(Allocation),
@@ -36,13 +36,13 @@ pub enum Record {
     Stack(StackHead),
     /// One entry of the active stack.
     StackEntry(usize, StackEntry),
-    /// A stack that was active once, without its entries.
+    /// A previously active stack without its entries.
     PastStack(StackHead),
     /// One entry of the stack that was active at this revision.
     PastStackEntry(u64, usize, StackEntry),
 }
 
-/// Names one record. Sorts as the store keeps them.
+/// The key of a record. The order is that of the store.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecordKey {
     /// See [`Record::Meta`].
@@ -67,62 +67,62 @@ pub enum RecordKey {
     PastStackEntry(u64, usize),
 }
 
-/// How a GPU fares and fared, as written down.
+/// A GPU's health and its history in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthRecord {
     /// The GPU.
     pub gpu: PartId,
-    /// See [`super::health::Health`], as the others.
+    /// See [`super::health::Health`] for all fields.
     pub state: HealthState,
-    /// Why.
+    /// The reason.
     pub reason: String,
     /// Since when, milliseconds since 1970.
     pub since_wall_ms: u64,
-    /// How long it must be quiet, milliseconds.
+    /// Time without bad readings until it is healthy again, milliseconds.
     pub quiet_ms: Option<u64>,
-    /// What it was before, oldest first.
+    /// Earlier states, oldest first.
     pub history: Vec<Turn>,
 }
 
 /// Counters of the whole ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
-    /// Names the store in allocation ids; drawn at random once.
+    /// Identifies the store in allocation ids; drawn at random once.
     pub store: u32,
-    /// The number of the next allocation. Kept although the allocations are kept too: the newest
-    /// may have been pruned.
+    /// The number of the next allocation. Stored separately, since the newest allocation may have been
+    /// pruned.
     pub next_number: u64,
     /// See [`Ledger::kubelet_seen_wall_ms`].
     pub kubelet_seen_wall_ms: Option<u64>,
 }
 
-/// A part and its devices, as written down.
+/// A part and its devices in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartRecord {
-    /// What it is.
+    /// The hardware.
     pub part: Part,
-    /// Who made the offer.
+    /// Source of the offer.
     pub offered_by: String,
-    /// As what.
+    /// Its offer.
     pub lines: Vec<OfferLine>,
-    /// Who owns which share numbers.
+    /// Owners of the share numbers.
     pub ranges: Vec<ShareRange>,
-    /// Its devices, in runs of the same kind.
+    /// Its devices, as runs of equal ones.
     pub runs: Vec<DeviceRun>,
 }
 
-/// Devices with consecutive share numbers that are alike.
+/// Equal devices with consecutive share numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceRun {
     /// Their resource.
     pub resource: Resource,
-    /// The first share number; `None` is the whole part, which is a run of one.
+    /// The first share number; `None` is the whole part, a run of one.
     pub first: Option<u32>,
-    /// How many.
+    /// Number of devices.
     pub len: u32,
     /// What each takes.
     pub consumes: Consumes,
-    /// Whether they are on their way out.
+    /// Whether they are retiring.
     pub retiring: bool,
 }
 
@@ -133,23 +133,23 @@ pub struct StackHead {
     pub revision: u64,
     /// Whether it was activated through the API.
     pub from_api: bool,
-    /// By whom.
+    /// The caller who activated it.
     pub by: String,
-    /// Why.
+    /// The caller's reason; may be empty.
     pub why: String,
-    /// When, milliseconds since 1970.
+    /// When it was activated, milliseconds since 1970.
     pub since_wall_ms: u64,
-    /// How many entries follow.
+    /// Number of entries.
     pub entries: usize,
 }
 
-/// One write to the store. A handful live at a time, so the difference in size costs nothing.
+/// One write to the store. Only a few exist at once, so the size difference of the variants does not matter.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
-    /// This is the record now.
+    /// Stores or replaces a record.
     Put(Record),
-    /// This record is no more.
+    /// Deletes a record.
     Delete(RecordKey),
 }
 
@@ -172,29 +172,29 @@ impl Record {
     }
 }
 
-/// The writes that make the store say what `next` says, where `next` is the ledger `before` with
-/// `entry` applied.
+/// The writes that bring the store from `before` to `next`, which is `before` with `entry` applied.
 #[must_use]
 pub fn writes(before: &Ledger, entry: &Entry, next: &Ledger) -> Vec<Write> {
     let mut keys = BTreeSet::new();
     for change in entry.changes.iter().filter(|c| c.is_durable()) {
-        touched(change, before, next, &mut keys);
+        add_keys(change, before, next, &mut keys);
     }
-    // What was pruned need not be looked for among all that has ended.
-    let pruned: BTreeSet<AllocationId> = entry.changes.iter().filter_map(pruned).collect();
-    let gone = |key: &RecordKey| matches!(key, RecordKey::Allocation(id) if pruned.contains(id) && !next.live.contains_key(id));
-    let record = |key: &RecordKey| if gone(key) { None } else { record_of(next, key) };
+    // Avoids a search of the history for pruned allocations.
+    let pruned: BTreeSet<AllocationId> = entry.changes.iter().filter_map(pruned_id).collect();
+    let is_deleted = |key: &RecordKey| matches!(key, RecordKey::Allocation(id) if pruned.contains(id) && !next.live.contains_key(id));
+    let record = |key: &RecordKey| if is_deleted(key) { None } else { record_of(next, key) };
     keys.into_iter().map(|key| record(&key).map_or(Write::Delete(key), Write::Put)).collect()
 }
 
-fn pruned(change: &Change) -> Option<AllocationId> {
+fn pruned_id(change: &Change) -> Option<AllocationId> {
     match change {
         Change::Pruned(id) => Some(*id),
         _ => None,
     }
 }
 
-fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<RecordKey>) {
+/// Adds the keys of the records that a change affects.
+fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<RecordKey>) {
     let mut add = |key| {
         keys.insert(key);
     };
@@ -215,7 +215,7 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         Change::Granted(allocation) => {
             add(RecordKey::Meta);
             add(RecordKey::Allocation(allocation.id));
-            // Those that the grant made overlapped.
+            // Older allocations become overlapped by the grant.
             let holders = allocation.keys().flat_map(|k| next.holders_of(&k).to_vec());
             holders.for_each(|id| add(RecordKey::Allocation(id)));
         }
@@ -227,13 +227,12 @@ fn touched(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet<
         Change::PolicyDeleted(digest) => add(RecordKey::Policy(digest.clone())),
         Change::StackActivated(_) => {
             add(RecordKey::Stack);
-            let most = before.stack.entries.len().max(next.stack.entries.len());
-            (0..most).for_each(|i| add(RecordKey::StackEntry(i)));
-            // What became past, and what is no longer kept.
+            let entries_max = before.stack.entries.len().max(next.stack.entries.len());
+            (0..entries_max).for_each(|i| add(RecordKey::StackEntry(i)));
             let (old, new) = (&*before.past_stacks, &*next.past_stacks);
-            let came = new.values().filter(|s| !old.contains_key(&s.revision));
-            let went = old.values().filter(|s| !new.contains_key(&s.revision));
-            came.chain(went).for_each(|stack| past_keys(stack).for_each(&mut add));
+            let added = new.values().filter(|s| !old.contains_key(&s.revision));
+            let removed = old.values().filter(|s| !new.contains_key(&s.revision));
+            added.chain(removed).for_each(|stack| past_keys(stack).for_each(&mut add));
         }
         Change::PartGone(_)
         | Change::Looked { .. }
@@ -282,7 +281,7 @@ fn record_of(ledger: &Ledger, key: &RecordKey) -> Option<Record> {
     }
 }
 
-/// Every record of a ledger: what a store holds that has followed it from the start.
+/// Every record of a ledger, that is, the contents of its store.
 #[must_use]
 pub fn records(ledger: &Ledger) -> Vec<Record> {
     let mut keys = BTreeSet::from([RecordKey::Meta, RecordKey::Stack]);
@@ -297,7 +296,7 @@ pub fn records(ledger: &Ledger) -> Vec<Record> {
     keys.iter().filter_map(|key| record_of(ledger, key)).collect()
 }
 
-/// How the GPUs fare, as it would be written.
+/// The health records of all GPUs.
 #[must_use]
 pub fn health_records(ledger: &Ledger) -> BTreeMap<PartId, HealthRecord> {
     let record = |(gpu, state): (&PartId, &Arc<GpuState>)| {
@@ -306,15 +305,15 @@ pub fn health_records(ledger: &Ledger) -> BTreeMap<PartId, HealthRecord> {
     ledger.gpus.iter().filter_map(record).collect()
 }
 
-/// The writes that take a store from what it says of the GPUs' health to what is so. Health is shown
-/// before it is written, as hardware fares as it does whatever the disk says.
+/// The writes that update a store's health records. Health is published before it is written, since it
+/// does not depend on the disk.
 #[must_use]
 pub fn health_writes(
     written: &BTreeMap<PartId, HealthRecord>,
     now: &BTreeMap<PartId, HealthRecord>,
 ) -> Vec<Write> {
-    let gone = written.keys().filter(|gpu| !now.contains_key(*gpu));
-    let deletes = gone.map(|gpu| Write::Delete(RecordKey::Health(gpu.clone())));
+    let removed = written.keys().filter(|gpu| !now.contains_key(*gpu));
+    let deletes = removed.map(|gpu| Write::Delete(RecordKey::Health(gpu.clone())));
     let changed = now.iter().filter(|(gpu, record)| written.get(*gpu) != Some(*record));
     deletes.chain(changed.map(|(_, record)| Write::Put(Record::Health(record.clone())))).collect()
 }

@@ -1,4 +1,4 @@
-//! Every expected "no" of the kernel, in one closed list.
+//! Every refusal of the kernel, in one closed list.
 
 use super::allocation::{EndReason, Holder};
 use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
@@ -6,16 +6,16 @@ use super::policy::FaultKind;
 use super::running::RunningSource;
 use std::fmt;
 
-/// Why the kernel did not do what it was asked. Not an error of the daemon. The fields are the
-/// facts that each sentence (`Display`) names.
+/// Why the kernel refused a command. Not an error of the daemon. The fields are the facts that the
+/// message (`Display`) names.
 #[allow(missing_docs)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// No such device under this resource.
     UnknownDevice { resource: Resource, device: DeviceId },
-    /// The device is of an older offer and not held: it is on its way out.
+    /// The device is of an older offer and not held: it is retiring.
     NotOffered { resource: Resource, device: DeviceId },
-    /// Another resource holds the part: the one refusal that a round may cure.
+    /// Another resource holds the part; a reconcile pass may end that holding.
     Held { device: DeviceId, by: AllocationId, resource: Resource },
     /// The devices together take more than the part has.
     DoesNotFit { part: PartId, counter: &'static str, wanted: u64, left: u64 },
@@ -23,27 +23,27 @@ pub enum Refusal {
     Cordoned { gpu: PartId, by: String, why: String },
     /// The GPU is unhealthy.
     Unhealthy { gpu: PartId, reason: String },
-    /// The GPU is no longer there.
+    /// The GPU is no longer on this node.
     Vanished { gpu: PartId },
-    /// A policy said no.
+    /// A policy denied the request.
     Denied { policy: String, reason: String },
-    /// A policy failed, and its entry says that this denies.
+    /// A policy failed, and its entry's `onFault` is `deny`.
     Faulted { policy: String, kind: FaultKind, detail: String },
-    /// The policy judged an older state and would now be asked about another one.
+    /// The state changed during the policy call, so that its answer no longer applies.
     Moved,
-    /// The node holds as many live allocations as it ever may.
+    /// The node has the maximum of live allocations.
     LedgerFull { limit: usize },
-    /// No GPU of this name.
+    /// No GPU with this id.
     UnknownGpu { gpu: PartId },
-    /// The GPU is there and does not answer, so nobody can say that it works.
+    /// The GPU is present but does not answer, so it cannot be known to work.
     NoAnswer { gpu: PartId, trouble: String },
     /// The GPU did not vanish.
     StillThere { gpu: PartId },
     /// The GPU vanished, but a pod still holds it.
     StillHeld { gpu: PartId, by: AllocationId },
-    /// The GPU vanished, or was last held, too short a time ago for its ids to leave the kubelet's list.
+    /// The GPU vanished, or was last held, too recently for its ids to leave the kubelet's list.
     TooSoon { gpu: PartId, wait_ms: u64 },
-    /// No live allocation of this name.
+    /// No live allocation with this id.
     UnknownAllocation { id: AllocationId },
     /// The allocation has ended already.
     AlreadyEnded { id: AllocationId, reason: EndReason },
@@ -53,28 +53,28 @@ pub enum Refusal {
     StackMoved { revision: u64 },
     /// The policy version is in the active stack.
     PolicyInUse { digest: Digest },
-    /// The policy version is asked as a shadow of this number.
+    /// The policy version is used by the shadow with this number.
     PolicyShadows { digest: Digest, shadow: u64 },
     /// No such version on this node.
     UnknownPolicy { digest: Digest },
-    /// The version came with the daemon and cannot be deleted.
+    /// The version is built into the daemon and cannot be deleted.
     PolicyShipped { digest: Digest },
-    /// Policies of the stack are signed by no trusted key; their labels.
+    /// No trusted key signed these policies of the stack (labels).
     Untrusted { policies: Vec<String> },
-    /// The node keeps as many versions as it ever may.
+    /// The node has the maximum of policy versions.
     TooManyVersions { limit: usize },
-    /// An offer broke a rule; names the rule.
+    /// An offer breaks this rule.
     BadOffer { part: PartId, why: String },
 }
 
 impl Refusal {
-    /// Whether a round could change the answer: a holder may have left unnoticed.
+    /// Whether a reconcile pass may change the answer, if the holder has ended meanwhile.
     #[must_use]
     pub fn round_may_cure(&self) -> bool {
         matches!(self, Self::Held { .. } | Self::DoesNotFit { .. })
     }
 
-    /// Which it is, in a word.
+    /// Its keyword in the API and in metrics.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -125,7 +125,7 @@ impl fmt::Display for Refusal {
                 )
             }
             Self::DoesNotFit { part, counter, wanted, left } => {
-                write!(f, "{part} has {left} {counter} left and {wanted} are wanted")
+                write!(f, "{part} has {left} {counter} left, and {wanted} are requested")
             }
             Self::Cordoned { gpu, by, why } => {
                 write!(f, "GPU {gpu} is cordoned by {by}")?;
@@ -137,14 +137,14 @@ impl fmt::Display for Refusal {
             Self::Faulted { policy, kind, detail } => {
                 write!(f, "policy {policy} failed and its onFault is deny: {detail} ({})", kind.as_str())
             }
-            Self::Moved => write!(f, "the node changed while the policy was asked"),
+            Self::Moved => write!(f, "the node's state changed during the policy call"),
             Self::LedgerFull { limit } => {
-                write!(f, "the node holds {limit} live allocations, as many as it may")
+                write!(f, "the node has {limit} live allocations, the maximum")
             }
             Self::UnknownGpu { gpu } => write!(f, "no GPU {gpu} on this node"),
             Self::NoAnswer { gpu, trouble } => {
-                let trouble = trouble.replace(char::is_control, " ");
-                write!(f, "GPU {gpu} does not answer at present, so it cannot be marked healthy: {trouble}")
+                let error = trouble.replace(char::is_control, " ");
+                write!(f, "GPU {gpu} does not answer at present, so it cannot be marked healthy: {error}")
             }
             Self::StillThere { gpu } => {
                 write!(f, "GPU {gpu} is on this node: only a vanished GPU can be forgotten")
@@ -168,28 +168,28 @@ impl fmt::Display for Refusal {
                 write!(f, "allocation {id} is still in use by {}: {}", pod(holder), shown.join("; "))
             }
             Self::StackMoved { revision } => {
-                write!(f, "the stack is at revision {revision} by now: read it again and retry")
+                write!(f, "the stack is now at revision {revision}: read it again and retry")
             }
             Self::PolicyInUse { digest } => {
                 write!(f, "policy {} is in the active stack: activate another stack first", digest.short())
             }
             Self::PolicyShadows { digest, shadow } => {
-                write!(f, "policy {} is asked as shadow {shadow}: end that first", digest.short())
+                write!(f, "policy {} is used by shadow {shadow}: end the shadow first", digest.short())
             }
             Self::UnknownPolicy { digest } => {
                 write!(f, "no policy with digest {digest} on this node")
             }
             Self::PolicyShipped { digest } => {
-                write!(f, "policy {} came with the daemon and stays", digest.short())
+                write!(f, "policy {} is built into the daemon and cannot be deleted", digest.short())
             }
             Self::Untrusted { policies } => {
                 let policies = policies.join(", ");
                 write!(f, "not signed by a key that this node trusts: {policies}")
             }
             Self::TooManyVersions { limit } => {
-                write!(f, "the node keeps {limit} policy versions, as many as it may: delete one first")
+                write!(f, "the node has {limit} policy versions, the maximum: delete one first")
             }
-            Self::BadOffer { part, why } => write!(f, "{part} cannot be offered so: {why}"),
+            Self::BadOffer { part, why } => write!(f, "{part} cannot be offered: {why}"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How a ledger is read back from its records (I5).
+//! Restores a ledger from its records (I5).
 
 use super::allocation::Allocation;
 use super::health::Health;
@@ -13,8 +13,7 @@ use super::time::Now;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Reads a ledger back. Parts count as absent until a look shows them, intervals begin now, and
-/// what was ended stays ended.
+/// Restores a ledger. Parts are absent until a scan finds them, and waits start now.
 #[must_use]
 pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
     let mut ledger = Ledger::default();
@@ -62,7 +61,7 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
                 reason: record.reason,
                 since_wall_ms: record.since_wall_ms,
                 quiet_ms: record.quiet_ms,
-                // How much of it was over is not known any more.
+                // The elapsed time is not stored, so the wait starts again.
                 again_mono_ms: now.mono_ms.saturating_add(record.quiet_ms.unwrap_or(0)),
                 history: record.history,
             };
@@ -87,7 +86,7 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
     ledger
 }
 
-/// Without its entries, which are records of their own.
+/// A stack without its entries, which are separate records.
 fn restore_stack(head: StackHead) -> Stack {
     let StackHead { revision, from_api, by, why, since_wall_ms, entries: _ } = head;
     Stack { revision, from_api, by, why, since_wall_ms, entries: Vec::new() }
@@ -113,7 +112,7 @@ fn restore_part(ledger: &mut Ledger, record: PartRecord, now: Now) {
             ),
         }
     }
-    // What its health was is a record of its own; until a look shows the part, nothing is granted.
+    // Health has its own record. Nothing is granted on the part until a scan finds it.
     let health = Health::healthy(now);
     let gpu = state.part.gpu().clone();
     ledger.gpus.entry(gpu).or_insert_with(|| Arc::new(GpuState::new(health)));
@@ -131,8 +130,8 @@ fn restore_holders(ledger: &mut Ledger, allocation: &Allocation) {
     }
 }
 
-/// A ledger read back while the process lives, with what only memory knew: what is present, how it
-/// fares, and when things happened.
+/// Adds to a ledger that was restored while the process runs what only memory held: presence, health and
+/// monotonic times.
 #[must_use]
 pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
     restored.generation = old.generation + 1;
@@ -152,7 +151,7 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
         let state = Arc::make_mut(state);
         state.present = before.present;
         state.turned_mono_ms = before.turned_mono_ms;
-        // What was held until now is idle from now on: the end was written although nobody was told.
+        // If the held state differs, an end was stored without being applied: the part is idle from now on.
         if state.held() == before.held() {
             state.idle_since_mono_ms = before.idle_since_mono_ms;
         }

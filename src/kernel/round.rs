@@ -1,4 +1,4 @@
-//! What a round changes: the plan of [`super::reconcile`], written as changes.
+//! The plan of [`super::reconcile`] as changes.
 
 use super::allocation::{ADOPTED, Allocation, Decision, EndReason, Holder};
 use super::change::{Change, Entry};
@@ -8,16 +8,16 @@ use super::names::{AllocationId, DeviceId, PartId, Resource};
 use super::offer::claim_share;
 use super::part_state::Device;
 use super::reconcile::{Checkpointed, RoundView, plan};
-use super::stuck::after_round;
+use super::stuck::find_stuck;
 use super::time::Now;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The changes that one round brings.
+/// The changes of one reconcile pass.
 #[must_use]
 pub fn observe(ledger: &Ledger, view: &RoundView, rules: &Rules, now: Now) -> Vec<Change> {
     let plan = plan(ledger, view, &rules.timing, now);
-    let stuck = after_round(ledger, view, &plan, &rules.timing, now);
+    let stuck = find_stuck(ledger, view, &plan, &rules.timing, now);
     let mut changes: Vec<Change> =
         plan.learned.into_iter().map(|(id, holder)| Change::Learned { id, holder }).collect();
     changes.extend(plan.settled.into_iter().map(Change::Settled));
@@ -37,7 +37,7 @@ pub fn observe(ledger: &Ledger, view: &RoundView, rules: &Rules, now: Now) -> Ve
     changes
 }
 
-/// Ends with what follows from them: breakers reset by a release, old records pruned.
+/// Ends and their consequences: a release resets its resource's breaker, and old records are pruned.
 #[must_use]
 pub fn end_changes(
     ledger: &Ledger,
@@ -57,14 +57,14 @@ pub fn end_changes(
     changes
 }
 
-/// Takes over what pods hold under our names although we never granted it.
+/// Adopts holdings of our resources that this store did not grant.
 fn adopt(ledger: &Ledger, holdings: &[Checkpointed], now: Now, changes: &mut Vec<Change>) {
-    // Later holdings may sit on parts that earlier ones changed.
+    // Later holdings may be on parts that earlier ones changed.
     let mut scratch = ledger.clone();
     for holding in holdings {
         let mut by_part: BTreeMap<&PartId, Vec<&DeviceId>> = BTreeMap::new();
         holding.devices.iter().for_each(|id| by_part.entry(&id.part).or_default().push(id));
-        let mut step: Vec<Change> = by_part
+        let mut adoption: Vec<Change> = by_part
             .into_iter()
             .filter_map(|(part, ids)| list_adopted(&scratch, part, &holding.resource, &ids, now))
             .collect();
@@ -72,7 +72,7 @@ fn adopt(ledger: &Ledger, holdings: &[Checkpointed], now: Now, changes: &mut Vec
             .allocation
             .filter(|id| !scratch.live.contains_key(id))
             .unwrap_or(AllocationId { store: scratch.store, number: scratch.next_number });
-        step.push(Change::Granted(Allocation {
+        adoption.push(Change::Granted(Allocation {
             id,
             resource: holding.resource.clone(),
             devices: holding.devices.clone(),
@@ -85,17 +85,17 @@ fn adopt(ledger: &Ledger, holdings: &[Checkpointed], now: Now, changes: &mut Vec
             overlapped: false,
             decision: Decision {
                 by: vec![ADOPTED.into()],
-                reason: "held when the daemon first looked".into(),
+                reason: "held when the daemon started".into(),
                 ..Decision::default()
             },
             ended: None,
         }));
-        scratch.apply(&Entry { at: now, changes: step.clone() });
-        changes.extend(step);
+        scratch.apply(&Entry { at: now, changes: adoption.clone() });
+        changes.extend(adoption);
     }
 }
 
-/// Lists the devices that a holding names and the offer does not, as on their way out.
+/// Lists the devices that a holding names and the offer does not, as retiring ones.
 fn list_adopted(
     ledger: &Ledger,
     part: &PartId,
@@ -113,8 +113,8 @@ fn list_adopted(
         let key = (resource.clone(), id.share);
         devices.entry(key).or_insert_with(|| Device::adopted(id.share, now.mono_ms));
     }
-    let same = devices == state.devices && ranges == state.ranges;
-    (!same).then(|| Change::Offered {
+    let unchanged = devices == state.devices && ranges == state.ranges;
+    (!unchanged).then(|| Change::Offered {
         part: part.clone(),
         by: state.offered_by.clone(),
         lines: state.lines.clone(),

@@ -1,5 +1,5 @@
-//! Sources that show a pod running; an operator's `end` is refused while one does. Pure, and on the newest ledger, in
-//! the turn that would end it.
+//! Sources that show a pod running. While one does, an operator's `end` is refused; it is checked against the newest
+//! ledger, in the turn that would end the allocation.
 
 use super::allocation::Allocation;
 use super::belongs::{Belongs, belongs};
@@ -8,27 +8,26 @@ use super::pods::{Fate, PodsSource};
 use super::time::{Now, Timing};
 use std::fmt;
 
-/// Most process ids of one answer; how many more there are is counted.
+/// Most process ids in one message; further ones are counted.
 const PIDS_SHOWN_MAX: usize = 8;
 
-/// What the kubelet's own accounts showed of an allocation when each was last read since the grant.
+/// What the kubelet's sources showed of an allocation when each was last read since the grant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shown {
+pub struct KubeletReading {
     /// `List` named its pod.
     pub by_list: bool,
-    /// The checkpoint named it, or its devices under no other allocation.
+    /// The checkpoint named it, or its devices without the id of another allocation.
     pub by_checkpoint: bool,
 }
 
 /// A source that shows the pod running, or the reason why no source can rule it out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunningSource {
-    /// No round asked the kubelet's List and checkpoint since the grant, or since the daemon started.
+    /// No reconcile pass has read the kubelet's List and checkpoint since the grant, or since the daemon started.
     NotRead,
-    /// It was granted, or read back from the store, so short a time ago that a container may be starting that no
-    /// source shows yet; milliseconds.
+    /// It was granted, or read from the store, so recently that a container may be starting that no source shows yet.
     JustGranted {
-        /// How long ago.
+        /// Time since then, milliseconds.
         age_ms: u64,
     },
     /// The kubelet's `List`.
@@ -37,7 +36,7 @@ pub enum RunningSource {
     Checkpoint,
     /// The API server or the kubelet's Pods API shows the pod alive.
     Pods(PodsSource),
-    /// Processes of its pod are on its GPUs; their ids.
+    /// Its pod has processes with these ids on its GPUs.
     Processes(Vec<u32>),
 }
 
@@ -69,9 +68,9 @@ impl fmt::Display for RunningSource {
     }
 }
 
-/// Every source that shows the pod of `allocation` running, the surest last. Empty: none does, and an operator may
-/// end it without force. A source that cannot be read now counts as it was last read; `--force` is for those that will
-/// not come back.
+/// Every source that shows the pod of `allocation` running, the most certain last. If none does, an operator may end it
+/// without force. A source that cannot be read counts as it was last read; `--force` is for sources that stay
+/// unreadable.
 #[must_use]
 pub fn running_sources(
     ledger: &Ledger,
@@ -83,7 +82,7 @@ pub fn running_sources(
     let sighting = ledger.sightings.get(&allocation.id);
     let since_ms = sighting.map_or(now.mono_ms, |s| s.since_mono_ms);
     let fate = ledger.fate_of(allocation);
-    // The kubelet reports the pod as finished, so no container is left, whatever the kubelet still lists.
+    // A pod that its kubelet reported as finished has no containers left, whatever the kubelet still lists.
     if fate != Fate::Over {
         let shown = sighting.and_then(|s| s.shown);
         if shown.is_none() {
@@ -106,13 +105,13 @@ pub fn running_sources(
     found
 }
 
-/// Processes that use this allocation, or one of several of its pod.
+/// Ids of processes that use this allocation, or possibly another of its pod.
 fn pids(ledger: &Ledger, allocation: &Allocation) -> Vec<u32> {
     let gpus = allocation.devices.iter().map(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()));
     let gpus: std::collections::BTreeSet<_> = gpus.collect();
     let on = gpus.into_iter().filter_map(|gpu| Some((gpu, ledger.processes.on.get(gpu)?)));
     let mut pids: Vec<u32> = on
-        .flat_map(|(gpu, all)| all.iter().map(move |seen| (gpu, &seen.process)))
+        .flat_map(|(gpu, processes)| processes.iter().map(move |seen| (gpu, &seen.process)))
         .filter(|(gpu, process)| match belongs(ledger, gpu, process) {
             Belongs::To(id) => id == allocation.id,
             Belongs::Among(ids) => ids.contains(&allocation.id),
@@ -143,17 +142,17 @@ mod tests {
             found
         };
         node.look(&[("GPU-0", process(7, "GPU-0", of_pod("pod-b", "main")))]);
-        assert_eq!(found(&node), [], "another pod's");
-        let mine = |pid| ("GPU-0", process(pid, "GPU-0", of_pod("pod-a", "main")));
-        node.look(&[mine(9), mine(8), ("GPU-0", process(7, "GPU-0", of_pod("pod-b", "main")))]);
+        assert_eq!(found(&node), [], "the process is another pod's");
+        let own = |pid| ("GPU-0", process(pid, "GPU-0", of_pod("pod-a", "main")));
+        node.look(&[own(9), own(8), ("GPU-0", process(7, "GPU-0", of_pod("pod-b", "main")))]);
         assert_eq!(found(&node), [RunningSource::Processes(vec![8, 9])]);
         node.look(&[]);
-        assert_eq!(found(&node), [], "by the newest look");
+        assert_eq!(found(&node), [], "only the newest scan counts");
     }
 
     #[test]
-    fn many_processes_are_counted() {
-        let words = RunningSource::Processes((1..=20).collect()).to_string();
-        assert!(words.ends_with(": 1 2 3 4 5 6 7 8 and 12 more"), "{words}");
+    fn a_message_names_eight_processes_and_counts_the_others() {
+        let message = RunningSource::Processes((1..=20).collect()).to_string();
+        assert!(message.ends_with(": 1 2 3 4 5 6 7 8 and 12 more"), "{message}");
     }
 }

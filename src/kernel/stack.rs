@@ -1,31 +1,31 @@
-//! The stack: the ordered list of active policies, and what each of them may do.
+//! The stack: the ordered list of active policies with their permissions.
 
 use super::names::{Digest, Resource};
 use super::policy::ENVIRONMENT_KEY_BYTES_MAX;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What happens when a policy of the stack fails.
+/// The effect of a policy's fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFault {
-    /// As if it had answered `pass`.
+    /// Counts as `pass`.
     #[default]
     Skip,
-    /// `admit` is denied; the other hooks as `Skip`, since denying them would fail pods or
-    /// withdraw GPUs for a policy's bug.
+    /// Denies `admit`. Other hooks are as with `Skip`, since denying them would fail pods or withdraw GPUs
+    /// for a policy's bug.
     Deny,
 }
 
-/// What a stack entry may do.
+/// The permissions of a stack entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permissions {
-    /// May it deny an Allocate?
+    /// Whether it may deny an Allocate.
     pub deny: bool,
-    /// Into how many devices of one resource it may cut a part.
+    /// Most devices of one resource that it may offer on one part.
     pub share_max: u32,
-    /// Resources that it may name: exact, or ending in `*`.
+    /// Resources that it may offer: exact names, or prefixes ending in `*`.
     pub resources: Vec<String>,
-    /// Environment keys that it may set: exact, or ending in `*`.
+    /// Environment keys that it may set: exact names, or prefixes ending in `*`.
     pub environment: Vec<String>,
 }
 
@@ -49,10 +49,10 @@ impl Permissions {
         self.resources.iter().any(|pattern| matches(pattern, resource.as_str()))
     }
 
-    /// Whether the entry may set this environment key; some keys nobody may.
+    /// Whether the entry may set this environment key. Reserved keys are never allowed.
     #[must_use]
     pub fn allows_environment(&self, key: &str) -> bool {
-        environment_key_is_open(key) && self.environment.iter().any(|pattern| matches(pattern, key))
+        is_settable_environment_key(key) && self.environment.iter().any(|pattern| matches(pattern, key))
     }
 }
 
@@ -63,11 +63,11 @@ fn matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Whether any policy may ever set this key. The closed ones choose what a process loads, which
-/// GPUs it sees, or who it says it is.
+/// Whether a policy may set this key at all. Reserved keys affect the code that a process loads, the
+/// GPUs that it sees, or its identity.
 #[must_use]
-pub fn environment_key_is_open(key: &str) -> bool {
-    const CLOSED: [&str; 10] = [
+pub fn is_settable_environment_key(key: &str) -> bool {
+    const RESERVED: [&str; 10] = [
         "LD_*",
         "PATH",
         "NVIDIA_*",
@@ -83,7 +83,7 @@ pub fn environment_key_is_open(key: &str) -> bool {
     let well_formed = key.len() <= ENVIRONMENT_KEY_BYTES_MAX
         && key.bytes().next().is_some_and(first)
         && key.bytes().all(|b| first(b) || b.is_ascii_digit());
-    well_formed && !CLOSED.iter().any(|pattern| matches(pattern, key))
+    well_formed && !RESERVED.iter().any(|pattern| matches(pattern, key))
 }
 
 /// One policy of the active stack.
@@ -91,13 +91,13 @@ pub fn environment_key_is_open(key: &str) -> bool {
 pub struct StackEntry {
     /// Name of the policy.
     pub name: String,
-    /// Which version of it.
+    /// Its version.
     pub digest: Digest,
     /// Its parameters, JSON.
     pub parameters: String,
-    /// What it may do.
+    /// Its permissions.
     pub permissions: Permissions,
-    /// What happens when it fails.
+    /// The effect of a fault.
     pub on_fault: OnFault,
 }
 
@@ -114,26 +114,26 @@ impl StackEntry {
 pub struct Stack {
     /// Counts activations; the API's ETag.
     pub revision: u64,
-    /// Whether it was activated through the API and so wins over the file's.
+    /// Whether it was activated through the API and so overrides the configuration's.
     pub from_api: bool,
-    /// Who activated it.
+    /// The caller who activated it.
     pub by: String,
-    /// Why, in their words; may be empty.
+    /// The caller's reason; may be empty.
     pub why: String,
-    /// When, milliseconds since 1970.
+    /// When it was activated, milliseconds since 1970.
     pub since_wall_ms: u64,
-    /// The policies, first asked first.
+    /// The policies in the order of their calls.
     pub entries: Vec<StackEntry>,
 }
 
-/// How many activations are kept, the active one among them. Each is at most 17 records of 16 KiB, so
-/// all of them together stay under 4.5 MiB; as a rule they are a few KiB.
+/// Number of stored activations, including the active one. Each is at most 17 records of 16 KiB, so that
+/// together they stay under 4.5 MiB; usually they take a few KiB.
 pub const ACTIVATIONS_MAX: usize = 16;
 
-/// Stacks that were active once, by revision.
+/// Previously active stacks by revision.
 pub type PastStacks = BTreeMap<u64, Arc<Stack>>;
 
-/// Keeps a stack that is no longer active, and lets the oldest go.
+/// Adds a stack that is no longer active, and removes the oldest beyond [`ACTIVATIONS_MAX`].
 pub fn keep_past(past: &mut PastStacks, stack: Arc<Stack>) {
     past.insert(stack.revision, stack);
     while past.len() >= ACTIVATIONS_MAX {
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_activations_leave_first() {
+    fn the_oldest_activations_are_removed_first() {
         let mut past = PastStacks::new();
         for revision in 0..40 {
             keep_past(&mut past, Arc::new(Stack { revision, ..Stack::default() }));
@@ -156,8 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_choose_code_or_gpus_are_closed_whatever_is_permitted() {
-        let all = Permissions { environment: vec!["*".into()], ..Permissions::default() };
+    fn reserved_environment_keys_are_denied_whatever_is_permitted() {
+        let permissions = Permissions { environment: vec!["*".into()], ..Permissions::default() };
         for key in [
             "LD_PRELOAD",
             "PATH",
@@ -170,17 +170,17 @@ mod tests {
             "1A",
             "PYTHONPATH",
         ] {
-            assert!(!all.allows_environment(key), "{key}");
+            assert!(!permissions.allows_environment(key), "{key}");
         }
-        assert!(all.allows_environment("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"));
+        assert!(permissions.allows_environment("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"));
         assert!(!Permissions::default().allows_environment("MY_KEY"));
     }
 
     #[test]
     fn patterns_are_exact_or_a_prefix() {
-        let p = Permissions::default();
-        let may = |name: &str| p.allows_resource(&Resource::parse(name).unwrap());
-        assert!(may("nvidia.com/gpu") && may("nvidia.com/mig-1g.10gb"));
-        assert!(!may("nvidia.com/gpus") && !may("amd.com/gpu"));
+        let permissions = Permissions::default();
+        let allows = |name: &str| permissions.allows_resource(&Resource::parse(name).unwrap());
+        assert!(allows("nvidia.com/gpu") && allows("nvidia.com/mig-1g.10gb"));
+        assert!(!allows("nvidia.com/gpus") && !allows("amd.com/gpu"));
     }
 }

@@ -1,39 +1,39 @@
-//! Named steps of a turn, and the one function that observes them.
+//! Named steps of a turn, and their observer.
 //!
-//! The program that is shipped sets no observer, and [`pass`] then reads one atomic value. The crash
-//! tests set one that ends the process at a given step, as `kill -9` does.
+//! The released program sets no observer; [`pass`] then only reads one atomic value. The crash tests set an
+//! observer that kills the process at a given step, as `kill -9` does.
 
 use std::sync::OnceLock;
 
-/// A step. In the order of a turn that grants something.
+/// A step, in the order of a turn that grants something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Decided; nothing is written.
+    /// The command is decided; nothing is written.
     BeforeAppend,
     /// sled has taken the writes and not flushed them.
     StoreTaken,
     /// sled has flushed them; its log is not synced.
     StoreFlushed,
-    /// The log is synced; the counter beside it is not yet raised.
+    /// The log is synced; the separate counter is not yet raised.
     StoreSynced,
     /// The counter is raised.
     StoreCounted,
-    /// The store has answered; the ledger in memory is the old one.
+    /// The append has returned; the ledger in memory is the old one.
     AfterAppend,
-    /// The ledger in memory is the new one; no reader has it.
+    /// The ledger in memory is the new one; it is not yet published.
     AfterApply,
     /// The snapshot is published.
     AfterPublish,
-    /// The turn is over; the caller has no answer.
+    /// The turn is over; the caller has no reply.
     BeforeReply,
-    /// Opening: the copy was found whole and is gone; the store itself is not open.
+    /// Opening: a copy of the store was checked and deleted; the store itself is not open.
     StoreChecked,
-    /// Opening: the store is open; its counter and names are not synced.
+    /// Opening: the store is open; its counter and directory entries are not synced.
     StoreOpened,
 }
 
 impl Step {
-    /// All of them.
+    /// All steps.
     pub const ALL: [Self; 11] = [
         Self::BeforeAppend,
         Self::StoreTaken,
@@ -69,13 +69,13 @@ impl Step {
 
 static OBSERVER: OnceLock<fn(Step)> = OnceLock::new();
 
-/// Has each step that the process passes from now on reported to `observer`, on the thread that passes
-/// it. Only the first call has an effect.
+/// Sets the function that is called at each step, on the thread that reaches it. Only the first call has
+/// an effect.
 pub fn observe(observer: fn(Step)) {
     let _ = OBSERVER.set(observer);
 }
 
-/// The process passes a step.
+/// Reports a step to the observer.
 pub fn pass(step: Step) {
     if let Some(observer) = OBSERVER.get() {
         observer(step);

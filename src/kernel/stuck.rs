@@ -7,10 +7,10 @@ use super::reconcile::{Plan, RoundView};
 use super::time::{Now, Timing};
 use std::sync::Arc;
 
-/// Why the kubelet's accounts could not be had, as the front end that asks for them knows it.
+/// Why the kubelet's sources cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceError {
-    /// In words: the source and its error.
+    /// The source and its error.
     pub reason: String,
     /// Since when, both clocks.
     pub since: Now,
@@ -21,16 +21,16 @@ pub struct SourceError {
 pub struct Stuck {
     /// Since when, milliseconds since 1970.
     pub since_wall_ms: u64,
-    /// What is missing, and why.
+    /// The missing evidence, and why it is missing.
     pub cause: Arc<str>,
-    /// Live allocations that wait for it: none of them would end if its pod did.
+    /// Number of live allocations that would not end if their pods did.
     pub allocations: usize,
 }
 
-/// What is stuck after a round. An error counts only after the grace time of a grant, so that a kubelet restart is not
-/// reported.
+/// The missing evidence after a reconcile pass. An error counts only after the grace time of a grant, so that a kubelet
+/// restart is not reported.
 #[must_use]
-pub fn after_round(
+pub fn find_stuck(
     ledger: &Ledger,
     view: &RoundView,
     plan: &Plan,
@@ -48,16 +48,16 @@ pub fn after_round(
     if !now.passed(error.since.mono_ms, timing.reply_settle_ms) {
         return None;
     }
-    // Without a checkpoint the source of all pods (API server, Pods API) ends an allocation, where `List` answers.
-    let judged = |fate| view.list.is_some() && view.checkpoint.is_none() && fate != Fate::Unknown;
-    let allocations = live().filter(|a| !judged(ledger.fate_of(a))).count();
+    // Without a checkpoint the pods source (API server, Pods API) ends an allocation if `List` answers.
+    let can_end = |fate| view.list.is_some() && view.checkpoint.is_none() && fate != Fate::Unknown;
+    let allocations = live().filter(|a| !can_end(ledger.fate_of(a))).count();
     let stuck =
         Stuck { since_wall_ms: error.since.wall_ms, cause: error.reason.as_str().into(), allocations };
     (allocations > 0).then_some(stuck)
 }
 
 impl Stuck {
-    /// In one sentence; `since` is the moment as its readers write it.
+    /// One sentence for people; `since` is the formatted time.
     #[must_use]
     pub fn describe(&self, since: &str) -> String {
         let Self { cause, allocations, .. } = self;

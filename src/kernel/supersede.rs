@@ -12,46 +12,45 @@ use super::pods::Fate;
 use super::policy::AdmitRequest;
 use std::collections::BTreeSet;
 
-/// Records of one device that a grant leaves, its own among them. The init containers of a pod use its devices
-/// one after the other and then an app container does, each by an Allocate of its own: this is room for seven of
-/// them and the app container, where pods have one or two. An init container beyond that loses its record and not
-/// its device, which the newer records of its pod hold.
+/// Most records of one device after a grant, including the new one. A pod's init containers and then its app
+/// container use the same devices, each by its own Allocate: this allows for seven init containers, where pods have
+/// one or two. An init container beyond that loses its record but not its device, which its pod's newer records hold.
 pub const RECORDS_PER_DEVICE: usize = 8;
 
-/// From so many live allocations on a grant leaves its own record alone. The other half of the ledger is room for
-/// one record of each of the 2048 devices of the largest node, so that it is never full of records that no
-/// source can judge.
+/// From this number of live allocations on, a grant keeps only its own record of each device. The other half of the
+/// ledger has room for one record of each of the 2048 devices of the largest node, so that records that no source can
+/// judge never fill it.
 pub const CROWDED_ALLOCATIONS: usize = LIVE_ALLOCATIONS_MAX / 2;
 
 /// The live allocations that end as superseded when this request is granted, sorted.
 ///
-/// One that a source shows running stays, unless a newer record of the same pod holds its devices, too. The cost
-/// follows from the request's devices and the few records on each, not from how many were superseded before.
+/// An allocation that a source shows running stays, unless a newer record of the same pod holds its devices, too. The
+/// cost depends on the request's devices and the few records of each, not on how many were superseded before.
 #[must_use]
 pub fn superseded(ledger: &Ledger, request: &AdmitRequest) -> Vec<AllocationId> {
     let kept = if ledger.live.len() < CROWDED_ALLOCATIONS { RECORDS_PER_DEVICE } else { 1 };
     let holders = |id: &DeviceId| ledger.device(&request.resource, id).map_or(&[][..], |d| &d.holders);
     let older: BTreeSet<AllocationId> = request.devices.iter().flat_map(holders).copied().collect();
-    let asked: BTreeSet<&DeviceId> = request.devices.iter().collect();
+    let requested: BTreeSet<&DeviceId> = request.devices.iter().collect();
     let is_old = |allocation: &&Allocation| {
-        let newer = |id| newer_on(ledger, allocation, id).count() + usize::from(asked.contains(id));
+        let newer = |id| newer_on(ledger, allocation, id).count() + usize::from(requested.contains(id));
         let counts = || allocation.devices.iter().map(newer);
         counts().all(|newer| newer > 0) && counts().any(|newer| newer >= kept)
     };
     let old = older.iter().filter_map(|id| ledger.live.get(id)).map(AsRef::as_ref).filter(is_old);
-    let (running, rest): (Vec<&Allocation>, Vec<_>) = old.partition(|a| is_shown_running(ledger, a));
-    let mut ended: BTreeSet<AllocationId> = rest.iter().map(|a| a.id).collect();
-    let taken_on = running.into_iter().filter(|allocation| {
-        let stays = |id: AllocationId| ledger.live.get(&id).filter(|a| !ended.contains(&a.id));
-        let same_pod = |id| stays(id).is_some_and(|newer| of_same_pod(newer, allocation));
+    let (running, not_running): (Vec<&Allocation>, Vec<_>) = old.partition(|a| is_shown_running(ledger, a));
+    let mut ended: BTreeSet<AllocationId> = not_running.iter().map(|a| a.id).collect();
+    let replaced = running.into_iter().filter(|allocation| {
+        let remaining = |id: AllocationId| ledger.live.get(&id).filter(|a| !ended.contains(&a.id));
+        let same_pod = |id| remaining(id).is_some_and(|newer| of_same_pod(newer, allocation));
         allocation.devices.iter().all(|id| newer_on(ledger, allocation, id).any(same_pod))
     });
-    let taken_on: Vec<AllocationId> = taken_on.map(|a| a.id).collect();
-    ended.extend(taken_on);
+    let replaced: Vec<AllocationId> = replaced.map(|a| a.id).collect();
+    ended.extend(replaced);
     ended.into_iter().collect()
 }
 
-/// The records of one of its devices that are newer than this one, newest first.
+/// The records of one of the allocation's devices that are newer than the allocation, newest first.
 fn newer_on<'l>(
     ledger: &'l Ledger,
     allocation: &'l Allocation,
@@ -61,8 +60,7 @@ fn newer_on<'l>(
     holders.iter().rev().copied().take_while(|holder| *holder != allocation.id)
 }
 
-/// Whether a source shows the pod of this record: the source of all pods, the kubelet when it was last read, or
-/// the processes on its GPUs.
+/// Whether the pods source, the kubelet when it was last read, or the processes on its GPUs show the record's pod.
 fn is_shown_running(ledger: &Ledger, allocation: &Allocation) -> bool {
     ledger.fate_of(allocation) == Fate::Alive
         || ledger.sightings.get(&allocation.id).is_some_and(|sighting| sighting.named)

@@ -1,5 +1,5 @@
-//! A node for tests of this crate, and of those above it that show allocations: its ledger is made by
-//! scans and grants alone.
+//! A node for tests of this crate and of crates that show allocations. Its ledger results from scans and
+//! grants alone.
 
 use berth_kernel::allocation::{Allocation, Decision, EndReason, Holder};
 use berth_kernel::change::{Change, Entry};
@@ -38,7 +38,7 @@ fn facts(id: &str, parent: Option<&str>, mig_enabled: bool, memory_mib: u64) -> 
     }
 }
 
-/// A node whose ledger is made by looks and grants alone.
+/// A node with two GPUs.
 pub(crate) struct Node {
     pub(crate) ledger: Ledger,
     pub(crate) now: Now,
@@ -75,7 +75,7 @@ impl Node {
         self.ledger.apply(&Entry { at: self.now, changes });
     }
 
-    /// Puts an allocation of one device there, as adoption does.
+    /// Grants one device without an offer, as adoption does.
     pub(crate) fn grant(&mut self, on: &str, share: Option<u32>, pod: &str, container: &str) -> AllocationId {
         let known = |text: &str| Some(text.to_owned()).filter(|t| !t.is_empty());
         let id = AllocationId { store: 7, number: self.next };

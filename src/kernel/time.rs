@@ -1,51 +1,48 @@
-//! Time as a value: the kernel is told what time it is and never asks.
+//! Time as a value: callers pass the time, and the kernel reads no clock.
 
 /// One reading of both clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Now {
-    /// Milliseconds since 1970. May jump; only for records that people read.
+    /// Milliseconds since 1970. May jump; only for times that people read.
     pub wall_ms: u64,
-    /// Milliseconds since some fixed moment of this process. Never goes back; every interval is
-    /// measured with it, and it starts anew with the process.
+    /// Milliseconds since a fixed time of this process, monotonic. All intervals are measured with it; it
+    /// restarts with the process.
     pub mono_ms: u64,
 }
 
 impl Now {
-    /// Whether at least `wait_ms` have passed since the monotonic moment `since_ms`.
+    /// Whether at least `wait_ms` have passed since the monotonic time `since_ms`.
     #[must_use]
     pub fn passed(self, since_ms: u64, wait_ms: u64) -> bool {
         self.mono_ms >= since_ms.saturating_add(wait_ms)
     }
 }
 
-/// The waits of the kernel's rules. The defaults are the product's; tests shorten them.
+/// The intervals of the kernel's rules. The program uses the defaults; tests shorten them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// How long an id that is no longer offered stays listed Unhealthy and unheld before it leaves
-    /// the list (I10).
+    /// How long an id that is neither offered nor held stays listed as Unhealthy before it leaves the list
+    /// (I10).
     pub retire_ms: u64,
-    /// How long an Allocate that named an id keeps that id listed, and how long a device may be
-    /// granted again on a GPU that grants nothing new (I4, I10).
+    /// How long an id stays listed after an Allocate named it, and how long its device may be granted again
+    /// on a GPU that grants nothing new (I4, I10).
     pub named_ms: u64,
-    /// How far apart the two rounds that end an allocation are at least.
+    /// Least time between the two reconcile passes that end an allocation.
     pub rounds_apart_ms: u64,
-    /// No allocation ends sooner than this after kubelet.sock was last created.
+    /// Least time between the creation of kubelet.sock and the end of an allocation.
     pub kubelet_settle_ms: u64,
-    /// No allocation ends sooner than this after our reply.
+    /// Least time between our reply and the end of an allocation.
     pub reply_settle_ms: u64,
-    /// How long an unhealthy reading keeps a GPU unhealthy after the last bad reading, where
-    /// nobody said otherwise.
+    /// How long a GPU stays unhealthy after its last bad reading, unless the triage gives another time.
     pub quiet_ms: u64,
-    /// How far two looks must lie apart that find a GPU empty, and all between them, before it counts
-    /// as drained.
+    /// How long all scans must find a GPU empty before it counts as drained.
     pub drained_ms: u64,
-    /// The same for a GPU that cannot be asked for its processes: longer than a pod is given to die.
+    /// The same for a GPU whose processes are not visible: longer than a pod's grace period.
     pub drained_unseen_ms: u64,
-    /// How long a process must be on a GPU without an allocation before it is told as a bypass: a holder
-    /// is learned up to seconds after its container starts, and a process may outlive its pod a little.
+    /// How long a process must be on a GPU without an allocation before it is reported as a bypass: a
+    /// holder is learned up to seconds after its container starts, and a process may outlive its pod.
     pub bypass_ms: u64,
-    /// How long after a pod was asked to leave it is asked again, if it still does not: as kubectl
-    /// drain waits.
+    /// Time after which the eviction of a pod that still runs is requested again: that of `kubectl drain`.
     pub evict_again_ms: u64,
     /// Denials of one resource in this window count together.
     pub breaker_window_ms: u64,

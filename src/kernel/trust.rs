@@ -1,7 +1,6 @@
-//! Whose policies this node takes: keys that are trusted, and how a version came here.
+//! Trust in policies: trusted keys, and the origin of a version.
 //!
-//! Checking a signature needs arithmetic that is not the kernel's; what it found is in
-//! [`Origin::signed_by`], and is found anew at every start.
+//! The kernel does not verify signatures: `core` does at every start and sets [`Origin::signed_by`].
 
 use super::ledger::Ledger;
 use super::policy::PolicyVersion;
@@ -11,7 +10,7 @@ use super::stack::StackEntry;
 /// A public key that uploads must be signed with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustedKey {
-    /// What the configuration calls it.
+    /// Its name in the configuration.
     pub name: String,
     /// Ed25519, as RFC 8032 encodes it.
     pub key: [u8; 32],
@@ -21,34 +20,34 @@ pub struct TrustedKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signature(pub [u8; 64]);
 
-/// How a version of a policy came to this node.
+/// The origin of a policy version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// Who uploaded it, by their own word; empty where nobody did, or nobody said.
+    /// The uploader as given by the upload; may be empty.
     pub by: String,
-    /// Why, in their words; may be empty.
+    /// The uploader's reason; may be empty.
     pub why: String,
-    /// What came with it, whether or not a key is trusted that made it.
+    /// The signature of the upload, whether or not its key is trusted.
     pub signature: Option<Signature>,
-    /// The trusted key that made the signature; `None` where no such key is known.
+    /// Name of the trusted key that made the signature, if there is one.
     pub signed_by: Option<String>,
-    /// Whether it came with an earlier release of the daemon.
+    /// Whether it was built into an earlier release of the daemon.
     pub once_shipped: bool,
 }
 
-/// Whether these keys let this version be activated. Without keys everything may be; what comes or
-/// came with the daemon needs no signature.
+/// Whether this version may be activated with these keys. Without keys any may; versions that are or were
+/// built into the daemon need no signature.
 #[must_use]
 pub fn may_activate(version: &PolicyVersion, keys: &[TrustedKey]) -> bool {
     let signed = || version.origin.signed_by.as_ref().is_some_and(|by| keys.iter().any(|k| k.name == *by));
     keys.is_empty() || version.shipped || version.origin.once_shipped || signed()
 }
 
-/// Whether these keys let all entries of a stack be activated. Versions that are not known are nobody's
-/// concern here.
+/// Checks that all entries of a stack may be activated with these keys. Unknown versions are not checked
+/// here.
 ///
 /// # Errors
-/// [`Refusal::Untrusted`], naming those that may not.
+/// [`Refusal::Untrusted`] with the labels of those that may not.
 pub fn check_trust(ledger: &Ledger, entries: &[StackEntry], keys: &[TrustedKey]) -> Result<(), Refusal> {
     let untrusted = |e: &&StackEntry| ledger.policies.get(&e.digest).is_some_and(|v| !may_activate(v, keys));
     let policies: Vec<String> = entries.iter().filter(untrusted).map(StackEntry::label).collect();
@@ -78,17 +77,17 @@ mod tests {
     }
 
     #[test]
-    fn with_keys_only_what_they_signed_or_what_came_with_the_daemon_is_activated() {
+    fn with_keys_only_signed_or_built_in_versions_may_be_activated() {
         let keys = [TrustedKey { name: "release".into(), key: [1; 32] }];
         let signed = |by: &str| Origin { signed_by: Some(by.into()), ..Origin::default() };
         let unsigned = version(false, Origin::default());
         assert!(may_activate(&unsigned, &[]) && !may_activate(&unsigned, &keys));
         assert!(may_activate(&version(false, signed("release")), &keys));
-        assert!(!may_activate(&version(false, signed("gone")), &keys), "a key that is no longer there");
+        assert!(!may_activate(&version(false, signed("gone")), &keys), "the key is no longer configured");
         assert!(may_activate(&version(true, Origin::default()), &keys));
         let older = Origin { once_shipped: true, ..Origin::default() };
         assert!(may_activate(&version(false, older), &keys));
-        // A signature alone proves nothing.
+        // A signature that is not verified does not count.
         let unchecked = Origin { signature: Some(Signature([0; 64])), ..Origin::default() };
         assert!(!may_activate(&version(false, unchecked), &keys));
     }

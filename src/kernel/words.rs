@@ -1,4 +1,4 @@
-//! Answers and offers in words, for whoever writes a policy.
+//! Answers and offers as text, for authors of policies.
 
 use super::ledger::Ledger;
 use super::names::{DeviceId, PartId};
@@ -6,17 +6,17 @@ use super::offer::{Consumes, OfferLine};
 use super::policy::Answer;
 use std::collections::BTreeMap;
 
-/// A policy's answer. GPUs go by their index on `node`.
+/// A policy's answer. GPUs are named by their index on `node`.
 #[must_use]
 pub fn answer(answer: &Answer, node: &Ledger) -> String {
     match answer {
         Answer::Offer(offer) => {
-            let mut alike: BTreeMap<String, Vec<String>> = BTreeMap::new();
+            let mut gpus_by_offer: BTreeMap<String, Vec<String>> = BTreeMap::new();
             for part in &offer.parts {
-                alike.entry(lines(&part.lines)).or_default().push(gpu(node, &part.part));
+                gpus_by_offer.entry(lines(&part.lines)).or_default().push(gpu(node, &part.part));
             }
             let mut text: Vec<_> =
-                alike.iter().map(|(what, of)| format!("{}: {what}", of.join(" "))).collect();
+                gpus_by_offer.iter().map(|(offer, gpus)| format!("{}: {offer}", gpus.join(" "))).collect();
             text.extend(offer.again_after_s.map(|s| format!("again after {s} s")));
             if text.is_empty() { "no GPU named".into() } else { text.join("; ") }
         }
@@ -36,13 +36,13 @@ pub fn answer(answer: &Answer, node: &Ledger) -> String {
         Answer::Triage(triage) => {
             let again = triage
                 .again_after_s
-                .map_or("only an operator's word heals".into(), |s| format!("again after {s} s"));
+                .map_or("until an operator marks it healthy".into(), |s| format!("again after {s} s"));
             format!("{}, {again} ({})", triage.severity.as_str(), triage.reason)
         }
     }
 }
 
-/// What a part is offered as.
+/// The offer of a part.
 #[must_use]
 pub fn lines(lines: &[OfferLine]) -> String {
     let line = |line: &OfferLine| match line.consumes {
@@ -55,7 +55,7 @@ pub fn lines(lines: &[OfferLine]) -> String {
     if lines.is_empty() { "nothing".into() } else { lines.join(", ") }
 }
 
-/// `GPU 3`, or `GPU 3 (1g.10gb)` for an instance of it.
+/// `GPU 3`, or `GPU 3 (1g.10gb)` for a MIG instance.
 #[must_use]
 pub fn gpu(node: &Ledger, id: &PartId) -> String {
     match node.part(id).map(|state| &state.part) {

@@ -143,7 +143,7 @@ async fn a_version_that_is_asked_as_a_shadow_is_not_deleted() {
     let path = format!("/policies/{digest}");
     let refused = serving.call("DELETE", &path, &Value::Null);
     assert_eq!(refused["type"], "/problems/in-use", "{refused}");
-    let words = format!("is asked as shadow {}", shadow["id"]);
+    let words = format!("is used by shadow {}", shadow["id"]);
     assert!(refused["detail"].as_str().unwrap().contains(&words), "{refused}");
     serving.call("DELETE", &format!("/shadows/{}", shadow["id"]), &Value::Null);
     serving.call("DELETE", &path, &Value::Null);

@@ -108,7 +108,7 @@ async fn what_a_gpu_says_of_itself_lasts_as_long_as_it_says_so_and_over_a_restar
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
     assert!(health(&serving, &uuid)["history"].as_array().unwrap().len() <= 3);
-    assert!(serving.log().matches("a GPU reports").count() <= 2, "told once: {}", serving.log());
+    assert!(serving.log().matches("a GPU reading was judged").count() <= 2, "told once: {}", serving.log());
     rig.nvml
         .change(|s| {
             s.gpus[0].recovery_action = RecoveryAction::None;

@@ -1,12 +1,12 @@
-//! Activating a stack: every policy of it is asked first, on the node as it stands.
+//! Activation of a stack: each of its policies is called on the live node first.
 
 use super::Door;
 use super::baseline::Baseline;
+use super::evaluate::Walk;
 use super::faults::Faults;
 use super::offers::Offers;
-use super::recorder::aside;
-use super::stack::Walk;
-use super::thread::{ActivateError, Worker};
+use super::policy_thread::{ActivateError, Worker};
+use super::recorder::at_low_priority;
 use crate::keeper::{AskError, Snapshot};
 use crate::spans;
 use berth_kernel::command::{Command, NewStack, Rules};
@@ -23,46 +23,46 @@ use berth_kernel::time::Now;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A reading to ask about: XID 48, an uncorrectable error of memory (NVIDIA's XID catalogue). What is
-/// answered has no effect.
-const SIGN: (&str, u64) = ("xid", 48);
+/// The reading of a trial: XID 48, an uncorrectable memory error (NVIDIA's XID catalogue). The answer has no effect.
+const TRIAL_READING: (&str, u64) = ("xid", 48);
 
-/// Longest wait for others who try a stack, and the longest that asking about parameters takes before
-/// it is given up where the kubelet waits; the call that runs then may take its half second.
+/// Longest wait for another trial of a stack.
 const TURN_MAX: Duration = Duration::from_secs(20);
+/// Time limit of trying the parameters of all policies, before the time factor; the call that is running then may still
+/// take its half second.
 const PARAMETERS_MAX: Duration = Duration::from_secs(5);
 
-/// How much longer than where the kubelet waits a stack may take that is tried for somebody: 5 s a call, 10 s
-/// a walk, 50 s for parameters. Nobody waits but him, and threads that work for the API step back behind all
-/// others: on a busy node half a second of the wall is no word on a policy. Fuel is the same.
+/// Factor of the wall time limits of a trial, relative to calls that the kubelet waits for: 5 s a call, 10 s an evaluation,
+/// 50 s for parameters. Only the client waits, and threads that work for the API have low priority: on a busy
+/// node, half a second of wall time would not show that a policy is slow. Fuel is the same.
 pub const LEISURE: u32 = 10;
 
-/// A stack that is tried on a node without effect.
+/// A trial of a stack on a node, without effect.
 pub struct Trial<'a> {
     /// The stack.
     pub stack: &'a NewStack,
-    /// How its policies are asked.
+    /// Calls the policies.
     pub policies: &'a dyn Policies,
     /// The node.
     pub node: &'a Arc<Ledger>,
-    /// When.
+    /// The time that the policies see.
     pub now: Now,
-    /// Who answers if all pass.
+    /// Answers if all policies pass.
     pub baseline: &'a Baseline,
     /// The rules in force.
     pub rules: &'a Rules,
-    /// How much longer calls may take by the wall than where the kubelet waits: 1 is as long.
+    /// Factor of the wall time limits: 1 while the kubelet waits.
     pub leisure: u32,
 }
 
 impl Trial<'_> {
-    /// What the node would be offered as.
+    /// Evaluates the stack's offers, and tries the parameters of its policies.
     ///
     /// # Errors
-    /// The first policy that fails, by label, and how.
+    /// The label and fault of the first policy that fails.
     pub fn run(&self) -> Result<Offers, (String, Fault)> {
         let offers = self.offers()?;
-        // As it would be, so that there are devices to ask about.
+        // The node with these offers, so that it has devices for the other hooks.
         let offer = Command::Offer(offers.parts.clone());
         let mut node = Ledger::clone(self.node);
         node.apply(&decide(self.node, self.rules, &offer, self.now).entry);
@@ -70,20 +70,20 @@ impl Trial<'_> {
         Ok(offers)
     }
 
-    /// As [`Trial::run`], and nothing else is asked.
+    /// As [`Trial::run`], without trying parameters.
     fn offers(&self) -> Result<Offers, (String, Fault)> {
         let stack = self.stack.clone().at(0, 0);
-        let mut offers = self.walk(&stack, self.node, &mut Faults::default(), &mut Vec::new()).offers();
+        let mut offers = self.evaluation(&stack, self.node, &mut Faults::default(), &mut Vec::new()).offers();
         if offers.faults.is_empty() { Ok(offers) } else { Err(offers.faults.swap_remove(0)) }
     }
 
-    /// Asks every policy of the stack that has no word on offers, on this node.
+    /// Tries the parameters of every policy of the stack that has no `offer` hook, on this node.
     pub(super) fn try_parameters(&self, node: &Arc<Ledger>) -> Result<(), (String, Fault)> {
-        let most = PARAMETERS_MAX * self.leisure;
-        let end = Instant::now() + most;
+        let limit = PARAMETERS_MAX * self.leisure;
+        let end = Instant::now() + limit;
         for entry in &self.stack.entries {
             if Instant::now() > end {
-                let detail = format!("asking those before it took over {} s", most.as_secs());
+                let detail = format!("trying the policies before it took over {} s", limit.as_secs());
                 return Err((entry.label(), Fault { kind: FaultKind::Time, detail }));
             }
             self.try_parameters_of(node, entry)?;
@@ -91,9 +91,9 @@ impl Trial<'_> {
         Ok(())
     }
 
-    /// A policy that has no word on offers reads its parameters when a pod comes first: asked one
-    /// question of those that it answers, it says now what is wrong with them. A node without GPUs or
-    /// with none that is free has no question to ask.
+    /// A policy without an `offer` hook reads its parameters at the first pod only. Calling each of its hooks once
+    /// shows invalid parameters now. `place` and `admit` are skipped if no device is free, `triage` if there is
+    /// no GPU.
     fn try_parameters_of(&self, node: &Arc<Ledger>, entry: &StackEntry) -> Result<(), (String, Fault)> {
         let Some(version) = node.policies.get(&entry.digest).filter(|v| !v.hooks.contains(&Hook::Offer))
         else {
@@ -102,20 +102,20 @@ impl Trial<'_> {
         let alone = Stack { entries: vec![entry.clone()], ..Stack::default() };
         let (mut faults, mut calls) = (Faults::default(), Vec::new());
         for hook in &version.hooks {
-            let walk = self.walk(&alone, node, &mut faults, &mut calls);
-            match (hook, self.free(node)) {
+            let evaluation = self.evaluation(&alone, node, &mut faults, &mut calls);
+            match (hook, self.free_device(node)) {
                 (Hook::Place, Some((resource, device))) => {
                     let (available, required) = (vec![device], Vec::new());
-                    drop(walk.place(&PlaceRequest { resource, available, required, size: 1 }));
+                    drop(evaluation.place(&PlaceRequest { resource, available, required, size: 1 }));
                 }
                 (Hook::Admit, Some((resource, device))) => {
-                    drop(walk.admit(&AdmitRequest { resource, devices: vec![device] }));
+                    drop(evaluation.admit(&AdmitRequest { resource, devices: vec![device] }));
                 }
                 (Hook::Triage, _) => {
                     if let Some(part) = node.parts.values().find(|p| p.present && p.part.parent.is_none()) {
-                        let (source, code) = (SIGN.0.into(), SIGN.1);
+                        let (source, code) = (TRIAL_READING.0.into(), TRIAL_READING.1);
                         let part = part.part.id.clone();
-                        drop(walk.triage(&Reading { part, source, code, detail: String::new() }));
+                        drop(evaluation.triage(&Reading { part, source, code, detail: String::new() }));
                     }
                 }
                 _ => {}
@@ -129,14 +129,14 @@ impl Trial<'_> {
     }
 
     /// A device that could be granted now.
-    fn free(&self, node: &Ledger) -> Option<(Resource, DeviceId)> {
+    fn free_device(&self, node: &Ledger) -> Option<(Resource, DeviceId)> {
         node.resources().into_iter().find_map(|resource| {
             let free = free_devices(node, &resource, self.rules.overcommit_percent).into_iter().next()?;
             Some((resource, free))
         })
     }
 
-    fn walk<'w>(
+    fn evaluation<'w>(
         &'w self,
         stack: &'w Stack,
         node: &'w Arc<Ledger>,
@@ -158,35 +158,34 @@ impl Trial<'_> {
 }
 
 impl Door {
-    /// Tries a stack on the node as it stands, off the policy thread: some policies are asked more here
-    /// than what they offer.
+    /// Tries a stack on the live node, off the policy thread: a trial calls more hooks than an activation
+    /// needs.
     pub(super) async fn try_stack(&self, stack: &NewStack) -> Result<(), ActivateError> {
-        // One at a time, so that Allocate always finds a place to be judged in.
+        // One at a time, so that an Allocate always finds a free instance for its calls.
         let turn = tokio::time::timeout(TURN_MAX, Arc::clone(&self.trying).lock_owned()).await;
         let turn = turn.map_err(|_| ActivateError::Ask(AskError::Busy))?;
-        let (door, stack) = (self.clone(), stack.clone());
+        let (kernel, stack) = (self.clone(), stack.clone());
         let work = move || {
             let _turn = turn;
-            let node = door.snapshot();
+            let node = kernel.snapshot();
             let trial = Trial {
                 stack: &stack,
-                policies: &*door.policies,
+                policies: &*kernel.policies,
                 node: &node,
-                now: door.now(),
-                baseline: &door.baseline,
-                rules: &door.rules,
+                now: kernel.now(),
+                baseline: &kernel.baseline,
+                rules: &kernel.rules,
                 leisure: LEISURE,
             };
             trial.run().map(drop).map_err(failed)
         };
-        let tried = tokio::task::spawn_blocking(spans::carried(aside(work))).await;
-        tried.unwrap_or(Err(ActivateError::Ask(AskError::Stopping)))
+        let result = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(work))).await;
+        result.unwrap_or(Err(ActivateError::Ask(AskError::Stopping)))
     }
 }
 
 impl Worker {
-    /// Asks a new stack on the live node what it offers; swaps it in only if every policy of it answers
-    /// well.
+    /// Evaluates a new stack's offers on the live node, and activates the stack only if none of its policies fails.
     pub(super) fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
         let node = self.keeper.snapshot();
         let trial = Trial {
@@ -200,10 +199,10 @@ impl Worker {
         };
         let offers = trial.offers().map_err(failed)?;
         let command = Command::Activate { stack, expected, offers: offers.parts };
-        let applied = self.keeper.ask(command).map_err(ActivateError::Ask)?;
-        self.keep_notes(offers.notes);
-        self.account.faults.lock().reset();
-        self.account.publish(&applied.snapshot.stack);
+        let applied = self.keeper.execute(command).map_err(ActivateError::Ask)?;
+        self.set_notes(offers.notes);
+        self.policy_stats.faults.lock().reset();
+        self.policy_stats.publish(&applied.snapshot.stack);
         Ok(applied.snapshot)
     }
 }

@@ -1,4 +1,4 @@
-//! Who answers if all policies pass: whole GPUs, and MIG by its strategy.
+//! The baseline, which answers if all policies pass: whole GPUs, and MIG instances by strategy.
 
 use berth_kernel::command::StackAnswer;
 use berth_kernel::ledger::Ledger;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;
 
-/// Who made an offer that no policy made.
+/// Label of offers and decisions that no policy made.
 pub(super) const BASELINE: &str = "baseline";
 
 /// Settings of the baseline.
@@ -16,25 +16,25 @@ pub(super) const BASELINE: &str = "baseline";
 pub struct Baseline {
     /// The resource of whole GPUs.
     pub resource: Resource,
-    /// What becomes of MIG.
+    /// How MIG instances are offered.
     pub mig: MigStrategy,
-    /// By resource the socket of the MPS control daemon that its containers are sent to.
+    /// Socket of the MPS control daemon for the containers of each resource.
     pub mps_sockets: BTreeMap<Resource, PathBuf>,
-    /// XIDs that say nothing of the GPU.
+    /// XIDs that do not affect the GPU's health.
     pub ignored_xids: Vec<u64>,
     /// How long a bad reading keeps a GPU unhealthy, milliseconds.
     pub quiet_ms: u64,
 }
 
 impl Baseline {
-    /// The denial of a resource whose MPS control daemon is not there. CUDA then runs without MPS and
-    /// without a word, so its containers would have none of the limits that they were promised.
+    /// The denial of a resource whose MPS control daemon is missing. CUDA would silently run without MPS, so
+    /// the containers would not have the limits that they were promised.
     pub(super) fn mps_denial(&self, resource: &Resource) -> Option<StackAnswer> {
         let socket = self.mps_sockets.get(resource)?;
-        let there = std::fs::metadata(socket)
+        let exists = std::fs::metadata(socket)
             .is_ok_and(|file| file.file_type().is_socket() || file.file_type().is_fifo());
         let folder = socket.parent().unwrap_or(socket).display();
-        (!there).then(|| StackAnswer::Deny {
+        (!exists).then(|| StackAnswer::Deny {
             policy: "mps".into(),
             reason: format!(
                 "{resource} is limited by MPS, and there is no control daemon at {}: start it \

@@ -1,17 +1,17 @@
-//! Two threads beside the GPUs: one looks at all of them every few seconds, one waits for events.
+//! Two threads that watch the GPUs: one scans all of them every few seconds, one waits for events.
 //! Only they may wait for NVML.
 
 use super::Door;
-use super::looker::Looker;
+use super::inventory_scanner::Looker;
 use berth_kernel::ports::Gpus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Longest wait for one event: how long a stop may take to be noticed.
+/// Longest wait for one event, and so the longest delay of a stop.
 const EVENT_WAIT: Duration = Duration::from_millis(200);
-/// Pause after events could not be had.
+/// Pause after events could not be read.
 const EVENT_RETRY: Duration = Duration::from_secs(5);
 
 /// The running threads.
@@ -21,27 +21,29 @@ pub struct GpuWatch {
 }
 
 impl GpuWatch {
-    /// Starts both threads; the first look was already taken.
+    /// Starts both threads; the first scan comes after one interval, since the caller has already scanned.
     ///
     /// # Errors
-    /// If the system gives no thread.
-    pub fn start(looker: &Looker, door: &Door, every: Duration) -> std::io::Result<Self> {
+    /// If a thread cannot be started.
+    pub fn start(scanner: &Looker, kernel: &Door, interval: Duration) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        door.figures().gpus.begin_looking(every);
+        kernel.figures().gpus.start_scanning(interval);
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work)
         };
-        let (l, d, s) = (looker.clone(), door.clone(), Arc::clone(&stop));
-        let look = spawn("gpu-look", Box::new(move || looks(&l, &d, &s, every)))?;
-        let mut threads = vec![look];
-        if looker.has_health_checks() {
-            let (g, d, s) = (Arc::clone(looker.gpus()), door.clone(), Arc::clone(&stop));
-            threads.push(spawn("gpu-events", Box::new(move || events(&*g, &d, &s)))?);
+        let scans = {
+            let (scanner, kernel, stop) = (scanner.clone(), kernel.clone(), Arc::clone(&stop));
+            spawn("gpu-scan", Box::new(move || run_scans(&scanner, &kernel, &stop, interval)))?
+        };
+        let mut threads = vec![scans];
+        if scanner.has_health_checks() {
+            let (gpus, kernel, stop) = (Arc::clone(scanner.gpus()), kernel.clone(), Arc::clone(&stop));
+            threads.push(spawn("gpu-events", Box::new(move || run_events(&*gpus, &kernel, &stop)))?);
         }
         Ok(Self { stop, threads })
     }
 
-    /// Asks both to end. Does not wait: a thread inside a hung NVML call ends with the process.
+    /// Signals both threads to end. Does not wait: a thread in a hung NVML call ends with the process.
     pub fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.into_iter().filter(JoinHandle::is_finished) {
@@ -50,22 +52,22 @@ impl GpuWatch {
     }
 }
 
-fn looks(looker: &Looker, door: &Door, stop: &AtomicBool, every: Duration) {
+fn run_scans(scanner: &Looker, kernel: &Door, stop: &AtomicBool, interval: Duration) {
     let mut failing = false;
-    let figures = &door.figures().gpus;
-    while pause(every, stop) {
-        // To the end of the turn: a thread that dies at what it has seen is missed like one that hangs.
+    let figures = &kernel.figures().gpus;
+    while pause(interval, stop) {
+        // Held for the whole iteration: `/livez` fails if this thread panics while it handles a scan, as if it hangs.
         let _busy = figures.beat.begin();
         let began = Instant::now();
-        let looked = looker.look();
-        figures.looked(began.elapsed(), looked.as_ref().err().map(ToString::to_string));
-        match looked {
+        let scan = scanner.look();
+        figures.scan_ended(began.elapsed(), scan.as_ref().err().map(ToString::to_string));
+        match scan {
             Ok(inventory) => {
                 if std::mem::take(&mut failing) {
                     tracing::info!("GPUs can be read again");
                 }
-                if let Err(error) = door.looked(inventory) {
-                    tracing::warn!(%error, "a scan of the GPUs was not recorded");
+                if let Err(error) = kernel.looked(inventory) {
+                    tracing::warn!(%error, "a GPU scan could not be recorded");
                 }
             }
             Err(error) if !failing => {
@@ -77,20 +79,20 @@ fn looks(looker: &Looker, door: &Door, stop: &AtomicBool, every: Duration) {
     }
 }
 
-fn events(gpus: &dyn Gpus, door: &Door, stop: &AtomicBool) {
+fn run_events(gpus: &dyn Gpus, kernel: &Door, stop: &AtomicBool) {
     let mut failing = false;
     while !stop.load(Ordering::Relaxed) {
         match gpus.next_reading(EVENT_WAIT) {
             Ok(None) => failing = false,
             Ok(Some(reading)) => {
                 failing = false;
-                if let Err(error) = door.read(reading) {
+                if let Err(error) = kernel.submit_reading(reading) {
                     tracing::error!(%error, "a GPU event was lost");
                 }
             }
             Err(error) => {
                 if !std::mem::replace(&mut failing, true) {
-                    tracing::warn!(%error, "GPU events cannot be had; health is polled only");
+                    tracing::warn!(%error, "GPU events cannot be read; health is polled only");
                 }
                 pause(EVENT_RETRY, stop);
             }
@@ -98,7 +100,7 @@ fn events(gpus: &dyn Gpus, door: &Door, stop: &AtomicBool) {
     }
 }
 
-/// Waits, but not past a stop. Answers whether to go on.
+/// Waits, but not past a stop. Returns whether to continue.
 fn pause(wait: Duration, stop: &AtomicBool) -> bool {
     let end = Instant::now() + wait;
     while Instant::now() < end && !stop.load(Ordering::Relaxed) {

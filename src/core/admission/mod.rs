@@ -1,50 +1,50 @@
-//! The door to the kernel: what front ends may ask, and the thread that asks policies.
+//! The front ends' handle to the kernel, and the thread that calls policies.
 //!
-//! Front ends parse, ask here, and read snapshots. Async ends here: everything behind is sync.
+//! Front ends parse requests, submit commands here, and read snapshots. Async ends here: everything below is synchronous.
 
-mod account;
 mod activation;
 mod baseline;
-mod ear;
-mod fared;
+mod call_counters;
+mod call_recorder;
+mod call_stats;
+mod decisions;
+mod evaluate;
 mod fault_log;
 mod faults;
 mod gpu_watch;
 mod gpus;
-mod looker;
+mod inventory_scanner;
 mod offers;
-mod past;
+mod policy_stats;
+mod policy_thread;
 mod prepare;
 mod recorder;
 mod replay;
 mod shadow;
-mod stack;
 #[cfg(test)]
 mod stack_tests;
 mod suspension;
-mod tally;
-mod thread;
 mod trial;
 mod uploads;
 
 pub use activation::{LEISURE, Trial};
 pub use baseline::Baseline;
 pub use berth_kernel::command::Attempt;
-pub use ear::{Ear, Heard};
-pub use fared::{Fared, TIMES_US, Times};
+pub use call_counters::{CallCounters, PolicyCounters, VERSIONS_COUNTED_MAX};
+pub use call_recorder::{Ear, Heard};
+pub use call_stats::{Fared, LATENCY_BOUNDS_US, Latencies};
+pub use decisions::PastError;
+pub use evaluate::{CALL_MS_MAX, STACK_TIME_MAX, Walk};
 pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, Standing, Standings};
 pub use gpu_watch::GpuWatch;
-pub use looker::Looker;
+pub use inventory_scanner::Looker;
 pub use offers::{Notes, Offers};
-pub use past::PastError;
+pub use policy_thread::{ActivateError, Granted};
 pub use prepare::{Prepared, Unprepared};
 pub use replay::{Candidate, Report};
 pub use shadow::{Counts, Difference, SHADOWS_MAX, Shadow};
-pub use stack::{CALL_MS_MAX, STACK_TIME_MAX, Walk};
-pub use tally::{Counted, Tally, VERSIONS_COUNTED_MAX};
-pub use thread::{ActivateError, Granted};
 pub use trial::{Proposal, TRIED_DEVICES_MAX, Tell, Tried, TryError, Wish, Wished};
-pub use uploads::{DeleteError, Pieces, Still, Upload, UploadError};
+pub use uploads::{DeleteError, DeletePrecondition, ModuleChunks, Upload, UploadError};
 
 use crate::keeper::{self, Applied, AskError, Handle, Keeper, Snapshot};
 use berth_kernel::command::{Command, NewStack, Rules};
@@ -62,24 +62,24 @@ use berth_kernel::stack::StackEntry;
 use berth_kernel::time::Now;
 use berth_kernel::trust::check_trust;
 use crossbeam_channel::{Sender, TrySendError, bounded};
+use policy_thread::{Inboxes, KubeletJob, OtherJob, Worker};
 use std::cell::RefCell;
 use std::future::Future;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use thread::{Inboxes, KubeletJob, OtherJob, Worker};
 use tokio::sync::{oneshot, watch};
 
-/// Jobs of the kubelet that may wait, as at the keeper.
+/// Capacity of the inbox for the kubelet's jobs, as at the keeper.
 const KUBELET_JOBS: usize = keeper::KUBELET_INBOX;
-/// Other jobs that may wait: readings come at most one a GPU and event, 64 GPUs.
+/// Capacity of the inbox for other jobs: at most one reading per GPU and event, 64 GPUs.
 const OTHER_JOBS: usize = 64;
-/// Longest wait for any answer: twice a stack's time and an append's deadline of 2 s, doubled.
+/// Longest wait for any answer, seconds: twice a stack's time and an append's deadline of 2 s, doubled.
 const ANSWER_S_MAX: u64 = 8;
-/// Longest wait for a placement. The kubelet has no timeout and admits no other pod meanwhile.
+/// Longest wait for a placement, milliseconds. The kubelet has no timeout and admits no other pod meanwhile.
 const PLACE_MS_MAX: u64 = 1_500;
 
-/// What front ends hold. Cheap to clone.
+/// The front ends' handle to the kernel: snapshots, commands, policies. Cheap to clone.
 #[derive(Clone)]
 pub struct Door {
     keeper: Handle,
@@ -89,29 +89,31 @@ pub struct Door {
     clock: Arc<dyn Clock>,
     rules: Arc<Rules>,
     baseline: Arc<Baseline>,
-    account: account::Account,
-    /// Whose place whoever tries a policy takes.
+    policy_stats: policy_stats::PolicyStats,
+    /// Permits for trials of a policy.
     trials: Arc<tokio::sync::Semaphore>,
-    /// Uploads read it; whoever deletes files has it alone, or bytes uploaded meanwhile would have none.
+    /// Guards the policies' files: uploads hold it shared, deletions exclusively, or a deletion could remove the files of a
+    /// concurrent upload.
     files: Arc<tokio::sync::RwLock<()>>,
-    /// Whose turn it is to make policies callable, and to try a stack.
+    /// Held while policies are prepared.
     preparing: Arc<tokio::sync::Mutex<()>>,
+    /// Held while a stack is tried.
     trying: Arc<tokio::sync::Mutex<()>>,
-    past: past::Past,
+    decisions: decisions::Decisions,
 }
 
-/// The running middle: keeper and policy thread. Both end when the last [`Door`] is gone.
+/// The running keeper, policy thread and recorder. They end when the last [`Door`] is dropped.
 pub struct Middle {
-    /// The way in.
+    /// The front ends' handle.
     pub door: Door,
-    /// In the order in which they end.
+    /// The threads, in the order in which they end.
     pub threads: Vec<JoinHandle<()>>,
 }
 
-/// Starts keeper, policy thread and recorder. Without a journal no decision is put down.
+/// Starts keeper, policy thread and recorder. Without a journal no decision is recorded.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// If a thread cannot be started.
 pub fn start(
     keeper: Keeper,
     policies: Arc<dyn Policies>,
@@ -120,31 +122,31 @@ pub fn start(
     baseline: Baseline,
     journal: Option<Arc<dyn Journal>>,
 ) -> std::io::Result<Middle> {
-    let (nudge, nudged) = bounded(1);
+    let (nudge, nudges) = bounded(1);
     let running = keeper::spawn(keeper, nudge)?;
     let (kubelet_jobs, kubelet) = bounded(KUBELET_JOBS);
     let (other_jobs, other) = bounded(OTHER_JOBS);
-    let account = account::Account::default();
+    let policy_stats = policy_stats::PolicyStats::default();
     let shadows = Arc::default();
     let recording = recorder::start(Arc::clone(&policies), journal.clone(), Arc::clone(&shadows))?;
     let worker = Worker {
         recorder: recording.recorder,
-        offered: RefCell::default(),
+        last_offers: RefCell::default(),
         keeper: running.handle.clone(),
         policies: Arc::clone(&policies),
         clock: Arc::clone(&clock),
         baseline: baseline.clone(),
-        told: RefCell::default(),
+        last_signs: RefCell::default(),
         rules: rules.clone(),
-        account: account.clone(),
+        policy_stats: policy_stats.clone(),
         fault_log: RefCell::default(),
     };
-    let inboxes = Inboxes { kubelet, other, nudge: nudged };
+    let inboxes = Inboxes { kubelet, other, nudge: nudges };
     let thread = std::thread::Builder::new().name("policy".into()).spawn(move || worker.run(&inboxes))?;
     let (rules, baseline) = (Arc::new(rules), Arc::new(baseline));
     let (files, preparing, trying) = (Arc::default(), Arc::default(), Arc::default());
-    let past = past::Past::new(journal, recording.lost, shadows, Arc::clone(&policies));
-    let door = Door {
+    let decisions = decisions::Decisions::new(journal, recording.lost, shadows, Arc::clone(&policies));
+    let kernel = Door {
         keeper: running.handle,
         kubelet_jobs,
         other_jobs,
@@ -152,14 +154,14 @@ pub fn start(
         clock,
         rules,
         baseline,
-        account,
+        policy_stats,
         trials: Arc::new(tokio::sync::Semaphore::new(trial::TRIALS)),
         files,
         preparing,
         trying,
-        past,
+        decisions,
     };
-    Ok(Middle { door, threads: vec![thread, recording.thread, running.thread] })
+    Ok(Middle { door: kernel, threads: vec![thread, recording.thread, running.thread] })
 }
 
 impl Door {
@@ -175,7 +177,7 @@ impl Door {
         self.keeper.watch()
     }
 
-    /// What time it is, for front ends that measure intervals by the kernel's clock.
+    /// The time of the kernel's clock, for front ends that measure intervals by it.
     #[must_use]
     pub fn now(&self) -> Now {
         self.clock.now()
@@ -187,43 +189,44 @@ impl Door {
         &self.rules
     }
 
-    /// What is wrong with the store, if anything.
+    /// Error of the store, if it failed.
     #[must_use]
     pub fn store_trouble(&self) -> Option<String> {
         self.keeper.store_trouble()
     }
 
-    /// What the kubelet is told of one resource (I3).
+    /// The devices of one resource as the kubelet is sent them (I3).
     #[must_use]
     pub fn listing(&self, snapshot: &Snapshot, resource: &Resource) -> Vec<Listed> {
         listing(snapshot, resource, self.rules.overcommit_percent)
     }
 
-    /// The record of a stack entry since its activation.
+    /// Call statistics of the stack entry at this index since its activation.
     #[must_use]
-    pub fn record(&self, place: usize, entry: &StackEntry) -> Record {
-        self.account.record(place, entry)
+    pub fn record(&self, index: usize, entry: &StackEntry) -> Record {
+        self.policy_stats.record(index, entry)
     }
 
-    /// Allocate: durable before `Ok`.
+    /// Grants devices to a container; durable before `Ok`.
     ///
     /// # Errors
-    /// If it is refused or cannot be done now; then nothing was granted, except after
-    /// [`AskError::Late`], where it may have been and ends as `neverStarted`.
+    /// If the grant is refused or fails. Nothing was granted then, except possibly after
+    /// [`AskError::Late`]: such a grant ends as `neverStarted`.
     pub async fn allocate(&self, request: AdmitRequest, attempt: Attempt) -> Result<Granted, AskError> {
         let (reply, answer) = oneshot::channel();
         send(&self.kubelet_jobs, KubeletJob::Allocate { request, attempt, reply })?;
         within(answer).await?
     }
 
-    /// Which devices to prefer, and who says so. Never fails: an error would fail the pod.
+    /// Chooses the devices to prefer; returns the label of the policy that chose them, too. Never fails: an error would fail the
+    /// pod.
     pub async fn place(&self, request: PlaceRequest) -> (Placement, String) {
         let (reply, answer) = oneshot::channel();
         let job = KubeletJob::Place { request: request.clone(), reply };
         if send(&self.kubelet_jobs, job).is_ok() {
             let wait = Duration::from_millis(PLACE_MS_MAX);
-            if let Ok(Ok(placed)) = tokio::time::timeout(wait, answer).await {
-                return placed;
+            if let Ok(Ok(placement)) = tokio::time::timeout(wait, answer).await {
+                return placement;
             }
         }
         let snapshot = self.snapshot();
@@ -231,18 +234,18 @@ impl Door {
         (placement::baseline(&snapshot, &request), "baseline".into())
     }
 
-    /// Hands in what a round saw.
+    /// Submits the observations of a reconcile pass.
     ///
     /// # Errors
-    /// If it could not be taken in.
+    /// If they could not be recorded.
     pub async fn observe(&self, view: RoundView) -> Result<Applied, AskError> {
         self.command(Command::Observe(view)).await
     }
 
-    /// Hands in what a source shows of all pods of this node.
+    /// Submits a source's view of all pods of this node.
     ///
     /// # Errors
-    /// If it could not be taken in.
+    /// If it could not be recorded.
     pub async fn pods(&self, view: PodsView) -> Result<Applied, AskError> {
         self.command(Command::Pods(view)).await
     }
@@ -256,7 +259,7 @@ impl Door {
         self.command(Command::Cordon { gpu, mark }).await
     }
 
-    /// Has a GPU emptied.
+    /// Drains a GPU.
     ///
     /// # Errors
     /// If there is no such GPU or it could not be recorded.
@@ -271,10 +274,10 @@ impl Door {
         self.command(Command::Drain { gpu, mark, order }).await
     }
 
-    /// Hands in what came of asking a pod to leave a GPU that is emptied.
+    /// Submits the outcome of an eviction request for a pod on a GPU that is drained.
     ///
     /// # Errors
-    /// If it could not be taken in.
+    /// If it could not be recorded.
     pub async fn asked(&self, ask: Ask, outcome: Outcome) -> Result<Applied, AskError> {
         self.command(Command::Asked { ask, outcome }).await
     }
@@ -287,7 +290,7 @@ impl Door {
         self.command(Command::StopDrain { gpu }).await
     }
 
-    /// Lets a GPU be granted again.
+    /// Ends a GPU's cordon or drain, so that it is granted again.
     ///
     /// # Errors
     /// If there is no such GPU or it could not be recorded.
@@ -295,23 +298,23 @@ impl Door {
         self.command(Command::Uncordon { gpu }).await
     }
 
-    /// Believes an operator that a GPU works again, until the next bad sign.
+    /// Marks a GPU healthy on an operator's order, until the next bad reading.
     ///
     /// # Errors
-    /// If there is no such GPU, it is not there, or it could not be recorded.
+    /// If there is no such GPU, it is not present, or the order could not be recorded.
     pub async fn heal(&self, gpu: PartId, by: String, why: String) -> Result<Applied, AskError> {
         self.command(Command::Heal { gpu, by, why }).await
     }
 
-    /// Lets go of a GPU that vanished.
+    /// Forgets a GPU that vanished.
     ///
     /// # Errors
-    /// If it is there, held, or vanished just now.
+    /// If the GPU is present, held, or vanished only just now.
     pub async fn forget(&self, gpu: PartId) -> Result<Applied, AskError> {
         self.command(Command::Forget { gpu }).await
     }
 
-    /// Ends an allocation by an operator's word; with `force` even while a source shows its pod running.
+    /// Ends an allocation on an operator's order; with `force` even while a source shows its pod running.
     ///
     /// # Errors
     /// If there is no such live allocation, a source shows its pod running, or it could not be recorded.
@@ -319,20 +322,20 @@ impl Door {
         self.command(Command::End { id, force }).await
     }
 
-    /// Activates a stack: asked on the live node, checked, then swapped in as a whole.
+    /// Activates a stack: its policies are prepared, called on the live node and checked, then the stack replaces the
+    /// active one as a whole.
     ///
     /// # Errors
-    /// If a policy of it fails here, or `expected` is no longer the active revision; nothing
-    /// changed then.
+    /// If one of its policies fails on this node, or `expected` is not the active revision. Nothing
+    /// has changed then.
     pub async fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
         let (node, refused) = (self.snapshot(), |refusal| ActivateError::Ask(AskError::Refused(refusal)));
-        // Before anything is compiled for an operator who does not know what is active; the keeper, who
-        // swaps, looks once more.
+        // An early check, before anything is compiled. The keeper checks again when it activates the stack.
         let revision = node.stack.revision;
         if expected.is_some_and(|expected| expected != revision) {
             return Err(refused(Refusal::StackMoved { revision }));
         }
-        // Before a policy that nobody trusts is asked.
+        // Untrusted policies are never called.
         check_trust(&node, &stack.entries, &self.rules.trusted_keys).map_err(refused)?;
         let prepared = self.prepare(stack.entries.iter().map(|entry| &entry.digest)).await;
         let activated = match prepared {
@@ -350,30 +353,30 @@ impl Door {
         within(answer).await.map_err(ActivateError::Ask)?
     }
 
-    /// Asks the stack now what this node offers.
+    /// Evaluates the stack's offers for this node now.
     ///
     /// # Errors
-    /// If the answer could not be recorded.
+    /// If the offers could not be recorded.
     pub async fn reoffer(&self) -> Result<Applied, AskError> {
         let (reply, answer) = oneshot::channel();
         send(&self.other_jobs, OtherJob::Offer { reply })?;
         within(answer).await?
     }
 
-    /// Records policy versions, from a thread that may block: at start.
+    /// Records a policy version, from a thread that may block: at start.
     ///
     /// # Errors
-    /// If they could not be recorded.
+    /// If it could not be recorded.
     pub fn keep(&self, version: PolicyVersion) -> Result<Applied, AskError> {
-        self.keeper.ask(Command::KeepPolicy(version))
+        self.keeper.execute(Command::KeepPolicy(version))
     }
 
-    /// Takes a policy version off the record, from a thread that may block: at start.
+    /// Removes the record of a policy version, from a thread that may block: at start.
     ///
     /// # Errors
-    /// If it is in use, or that could not be recorded.
+    /// If the version is in use, or the removal could not be recorded.
     pub fn forget_policy(&self, digest: Digest) -> Result<Applied, AskError> {
-        self.keeper.ask(Command::DeletePolicy { digest })
+        self.keeper.execute(Command::DeletePolicy { digest })
     }
 
     async fn command(&self, command: Command) -> Result<Applied, AskError> {
@@ -382,7 +385,7 @@ impl Door {
 }
 
 fn send<T>(jobs: &Sender<(tracing::Span, T)>, job: T) -> Result<(), AskError> {
-    jobs.try_send((crate::spans::here(), job)).map_err(|error| match error {
+    jobs.try_send((crate::spans::current(), job)).map_err(|error| match error {
         TrySendError::Full(_) => AskError::Busy,
         TrySendError::Disconnected(_) => AskError::Stopping,
     })

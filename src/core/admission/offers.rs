@@ -1,10 +1,10 @@
-//! What each part of the node is offered as: the stack is asked part by part, and what it passes is the
-//! baseline's.
+//! Evaluates the offers of the node's parts: the first policy that answers for a part offers it, else the
+//! baseline does.
 
 use super::Door;
 use super::baseline::BASELINE;
-use super::stack::{Asked, STACK_TIME_MAX, Walk};
-use super::thread::Worker;
+use super::evaluate::{CallResult, STACK_TIME_MAX, Walk};
+use super::policy_thread::Worker;
 use berth_kernel::mig;
 use berth_kernel::names::{PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
@@ -15,48 +15,48 @@ use berth_kernel::stack::StackEntry;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-/// After a fault a policy is asked again for its offers so soon, seconds.
+/// Delay of the next evaluation of offers after a fault, seconds.
 const RETRY_S: u32 = 1;
-/// What a line begins with by which a policy warns the operator while it is asked for its offers.
+/// Prefix of log lines of `offer` calls that are warnings for the operator.
 const WARNING: &str = "warning: ";
-/// Most warnings of a stack that are kept, of a KiB each at most; the rest is counted.
+/// Most warnings of a stack that are shown, of at most a KiB each; further ones are counted.
 const WARNINGS_MAX: usize = 16;
 
-/// Result of evaluating the stack's offers.
+/// Result of an evaluation of offers.
 #[derive(Debug, Default)]
 pub struct Offers {
-    /// One offer for each part that is present, with who made it.
+    /// One offer for each present part, with the label of the policy that made it.
     pub parts: Vec<(PartOffer, String)>,
-    /// The soonest moment that a policy wants to be asked again, seconds from now.
+    /// Time of the next evaluation that a policy requested, seconds from now; the earliest request counts.
     pub again_after_s: Option<u32>,
-    /// Faults met on the way, by label.
+    /// Faults of policies, by label.
     pub faults: Vec<(String, Fault)>,
-    /// What operators are shown about them.
+    /// Messages for operators about the offers.
     pub notes: Notes,
 }
 
-/// What operators are shown about the offers in force.
+/// Messages for operators about offers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// About MIG.
+    /// Messages about MIG.
     pub mig: mig::Words,
-    /// What policies warn of, such as a GPU that their parameters name and the node has not.
+    /// Warnings of policies, such as about a GPU in their parameters that the node does not have.
     pub warnings: Vec<String>,
 }
 
 impl Notes {
-    /// Why less may be offered than the caller of an activation expects.
+    /// Reasons why an activated stack may offer less than its operator expects.
     #[must_use]
     pub fn of_activation(&self) -> Vec<String> {
         self.mig.refusal.iter().chain(&self.warnings).cloned().collect()
     }
 
-    fn warn(&mut self, policy: &str, lines: &[String]) {
-        let warned = lines.iter().filter_map(|line| line.strip_prefix(WARNING));
-        self.warnings.extend(warned.map(|line| format!("policy {policy}: {line}")));
+    fn add_warnings(&mut self, policy: &str, lines: &[String]) {
+        let warnings = lines.iter().filter_map(|line| line.strip_prefix(WARNING));
+        self.warnings.extend(warnings.map(|line| format!("policy {policy}: {line}")));
     }
 
-    fn cut(&mut self) {
+    fn limit_warnings(&mut self) {
         let more = self.warnings.len().saturating_sub(WARNINGS_MAX);
         if more > 0 {
             self.warnings.truncate(WARNINGS_MAX);
@@ -66,32 +66,32 @@ impl Notes {
 }
 
 impl Walk<'_> {
-    /// What each part is offered as: for each part the first answer counts.
+    /// Evaluates the offer of each part: for each part the first answer counts.
     pub fn offers(mut self) -> Offers {
         let mut open: BTreeSet<&PartId> =
             self.node.parts.iter().filter(|(_, p)| p.present).map(|(id, _)| id).collect();
         let mut offers = Offers::default();
         let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
-        for (place, entry) in self.stack.entries.iter().enumerate() {
-            let (asked, lines) =
-                self.ask_with_log(place, entry, Question::Offer, deadline, |walk, answer| {
-                    walk.check_offers(entry, answer)
+        for (index, entry) in self.stack.entries.iter().enumerate() {
+            let (result, lines) =
+                self.call_with_log(index, entry, Question::Offer, deadline, |evaluation, answer| {
+                    evaluation.check_offers(entry, answer)
                 });
-            let answer = match asked {
-                Asked::Answer(Answer::Offer(answer)) => answer,
-                Asked::Answer(_) | Asked::Pass => continue,
-                Asked::Suspended => {
+            let answer = match result {
+                CallResult::Answer(Answer::Offer(answer)) => answer,
+                CallResult::Answer(_) | CallResult::Pass => continue,
+                CallResult::Suspended => {
                     self.keep_offers(entry, &mut open, &mut offers);
                     continue;
                 }
-                Asked::Fault(fault) => {
+                CallResult::Fault(fault) => {
                     self.keep_offers(entry, &mut open, &mut offers);
                     offers.again_after_s = Some(offers.again_after_s.map_or(RETRY_S, |s| s.min(RETRY_S)));
                     offers.faults.push((entry.label(), fault));
                     continue;
                 }
             };
-            offers.notes.warn(&entry.label(), &lines);
+            offers.notes.add_warnings(&entry.label(), &lines);
             offers.again_after_s = [offers.again_after_s, answer.again_after_s].into_iter().flatten().min();
             for offer in answer.parts {
                 if open.remove(&offer.part) {
@@ -111,12 +111,12 @@ impl Walk<'_> {
         }));
         offers.notes.mig = plan.words;
         self.withhold_ambiguous(&mut offers);
-        offers.notes.cut();
+        offers.notes.limit_warnings();
         offers
     }
 
-    /// A policy's bug, or a slow moment of the machine, must not reshape the node: what the entry
-    /// offers now, it goes on offering.
+    /// Keeps the current offers of an entry that is suspended or failed: neither a policy's bug nor a slow machine
+    /// must change the node's offers.
     fn keep_offers(&self, entry: &StackEntry, open: &mut BTreeSet<&PartId>, offers: &mut Offers) {
         let label = entry.label();
         for part in self.node.parts.values().filter(|p| p.present && p.offered_by == label) {
@@ -127,7 +127,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Takes off all offers the names by which a pod could not tell what it gets.
+    /// Removes ambiguous resource names from all offers: names that stand for several kinds of parts.
     fn withhold_ambiguous(&self, offers: &mut Offers) {
         let lines =
             offers.parts.iter().filter_map(|(offer, _)| Some((self.node.part(&offer.part)?, &offer.lines)));
@@ -140,8 +140,8 @@ impl Walk<'_> {
             offer.lines.retain(|line| !ambiguous.contains_key(&line.resource));
         }
         let refusal = &mut offers.notes.mig.refusal;
-        let all: Vec<String> = refusal.take().into_iter().chain(ambiguous.into_values()).collect();
-        *refusal = Some(all.join("; "));
+        let reasons: Vec<String> = refusal.take().into_iter().chain(ambiguous.into_values()).collect();
+        *refusal = Some(reasons.join("; "));
     }
 
     fn check_offers(&self, entry: &StackEntry, answer: &Answer) -> Result<(), String> {
@@ -168,29 +168,29 @@ impl Walk<'_> {
 }
 
 impl Worker {
-    /// Keeps what operators are shown about the offers in force, and logs what of it is new.
-    pub(super) fn keep_notes(&self, notes: Notes) {
-        let mut kept = self.account.notes.lock();
-        if notes.mig.refusal != kept.mig.refusal {
+    /// Replaces the messages about the offers in force, and logs new ones.
+    pub(super) fn set_notes(&self, notes: Notes) {
+        let mut current = self.policy_stats.notes.lock();
+        if notes.mig.refusal != current.mig.refusal {
             match &notes.mig.refusal {
                 Some(refusal) => tracing::error!("{refusal}"),
                 None => tracing::info!("MIG instances can be offered again"),
             }
         }
-        for note in notes.mig.notes.iter().filter(|note| !kept.mig.notes.contains(note)) {
+        for note in notes.mig.notes.iter().filter(|note| !current.mig.notes.contains(note)) {
             tracing::warn!("{note}");
         }
-        for warning in notes.warnings.iter().filter(|warning| !kept.warnings.contains(warning)) {
+        for warning in notes.warnings.iter().filter(|warning| !current.warnings.contains(warning)) {
             tracing::warn!("{warning}");
         }
-        *kept = notes;
+        *current = notes;
     }
 }
 
 impl Door {
-    /// What operators are shown about the offers in force; nothing before the first.
+    /// Messages for operators about the offers in force; empty before the first evaluation.
     #[must_use]
     pub fn offer_notes(&self) -> Notes {
-        self.account.notes.lock().clone()
+        self.policy_stats.notes.lock().clone()
     }
 }

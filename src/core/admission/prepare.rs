@@ -1,10 +1,10 @@
-//! Making policies callable before they are asked, and letting go of code that nothing needs.
+//! Makes policies callable before they are called, and unloads compiled code that is not needed.
 //!
-//! Reading and compiling happen here, in a thread that may wait, so that the policy thread never does
-//! either for a stack that is about to be asked.
+//! Reading and compiling happen here, on a blocking thread, so that the policy thread does neither for a new
+//! stack.
 
 use super::Door;
-use super::recorder::aside;
+use super::recorder::at_low_priority;
 use crate::spans;
 use berth_kernel::command::Command;
 use berth_kernel::names::Digest;
@@ -14,30 +14,30 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::OwnedRwLockReadGuard;
 
-/// Longest wait for others who prepare: as long as a large policy takes to compile.
+/// Longest wait for another preparation: as long as a large policy takes to compile.
 const TURN_MAX: Duration = Duration::from_secs(20);
-/// All policies of a stack together; a compilation that began may still take its own 90 s.
+/// Time limit of preparing all policies of a stack; a compilation that is running then may still take its own 90 s.
 const PREPARE_MAX: Duration = Duration::from_secs(60);
 
-/// A policy that cannot be made callable.
+/// Error of a policy that cannot be made callable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("policy {policy} cannot be made callable here: {error}")]
 pub struct Unprepared {
-    /// Its label.
+    /// The policy's label.
     pub policy: String,
-    /// Why.
+    /// The cause.
     pub error: InstallError,
 }
 
 impl Unprepared {
-    /// Whether it may be another time: the machine is busy, or out of something.
+    /// Whether a retry may succeed: the machine is busy or lacks a resource.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         matches!(self.error, InstallError::Busy | InstallError::Trouble { .. })
     }
 }
 
-/// As long as this is held, no version's files are deleted, and no code is let go of.
+/// Guard against the deletion of policies' files and the unloading of their code.
 pub struct Prepared {
     _files: OwnedRwLockReadGuard<()>,
 }
@@ -46,7 +46,7 @@ impl Door {
     /// Makes policies callable. One caller at a time, so that none is compiled twice.
     ///
     /// # Errors
-    /// The first that cannot be.
+    /// The first policy that cannot be made callable.
     pub async fn prepare(&self, digests: impl IntoIterator<Item = &Digest>) -> Result<Prepared, Unprepared> {
         let failed = |policy: &str, error| Unprepared { policy: policy.to_owned(), error };
         let digests: Vec<&Digest> = digests.into_iter().collect();
@@ -55,15 +55,15 @@ impl Door {
         let turn = tokio::time::timeout(TURN_MAX, Arc::clone(&self.preparing).lock_owned()).await;
         let turn = turn.map_err(|_| failed(&first, InstallError::Busy))?;
         let files = self.hold_files().await;
-        // Only now: what was known before may be deleted.
+        // Read under the guard: versions of an older snapshot may have been deleted.
         let ledger = self.snapshot();
-        let known = |digest: &Digest| {
+        let version = |digest: &Digest| {
             let lost = || failed(digest.short(), InstallError::Lost { digest: digest.clone() });
             ledger.policies.get(digest).map(Arc::clone).ok_or_else(lost)
         };
-        let versions = digests.into_iter().map(known).collect::<Result<Vec<_>, _>>()?;
-        let (policies, door) = (Arc::clone(&self.policies), self.clone());
-        // Turn and files go with the work, which goes on when whoever asked has gone.
+        let versions = digests.into_iter().map(version).collect::<Result<Vec<_>, _>>()?;
+        let (policies, kernel) = (Arc::clone(&self.policies), self.clone());
+        // The task holds both guards, since it continues if the caller is dropped.
         let work = move || {
             let _turn = turn;
             let end = Instant::now() + PREPARE_MAX;
@@ -79,39 +79,42 @@ impl Door {
                 let restored = policies.restore(&version).map_err(|error| failed(&label, error))?;
                 if restored.artifact != version.artifact {
                     let (digest, artifact) = (restored.digest, restored.artifact);
-                    if let Err(error) = door.keeper.ask(Command::Compiled { digest, artifact }) {
-                        // It is callable; the next start compiles once more.
-                        tracing::warn!(policy = label, %error, "the compiled form is not on the record");
+                    if let Err(error) = kernel.keeper.execute(Command::Compiled { digest, artifact }) {
+                        tracing::warn!(
+                            policy = label,
+                            %error,
+                            "a policy's compiled artifact could not be recorded; the next start compiles it again"
+                        );
                     }
                 }
             }
             Ok(files)
         };
-        // It ends early only with the daemon.
-        tokio::task::spawn_blocking(spans::carried(aside(work)))
+        // The task fails only when the daemon stops.
+        tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(work)))
             .await
             .unwrap_or_else(|_| Err(failed(&first, InstallError::Stopping)))
     }
 
-    /// Keeps every version's files where they are until it is dropped.
+    /// Prevents the deletion of policies' files until the guard is dropped.
     pub async fn hold_files(&self) -> Prepared {
         Prepared { _files: Arc::clone(&self.files).read_owned().await }
     }
 
-    /// Lets go of the code that neither the stack nor a shadow needs. While somebody else has prepared
-    /// what he is about to ask, nothing: he does it at his own end.
+    /// Unloads the code that neither the stack nor a shadow needs. Does nothing while another caller holds a
+    /// guard: that caller unloads at its own end.
     pub fn rest(&self) {
-        let Ok(alone) = Arc::clone(&self.files).try_write_owned() else { return };
-        let door = self.clone();
+        let Ok(files) = Arc::clone(&self.files).try_write_owned() else { return };
+        let kernel = self.clone();
         tokio::task::spawn_blocking(move || {
-            let _alone = alone;
-            let ledger = door.snapshot();
-            let shadows = door.past.shadows();
+            let _files = files;
+            let ledger = kernel.snapshot();
+            let shadows = kernel.decisions.shadows();
             let active = ledger.stack.entries.iter().map(|entry| &entry.digest);
             let needed: BTreeSet<&Digest> =
                 active.chain(shadows.iter().map(|shadow| &shadow.candidate.digest)).collect();
             let idle = ledger.policies.keys().filter(|digest| !needed.contains(digest));
-            idle.for_each(|digest| door.policies.rest(digest));
+            idle.for_each(|digest| kernel.policies.rest(digest));
         });
     }
 }

@@ -1,4 +1,4 @@
-//! The recorder: puts decisions down and asks shadows, in a thread of its own, off everybody's path.
+//! The recorder: writes decisions to the journal and calls shadows, on a thread of its own that no caller waits for.
 
 use super::shadow::Shadows;
 use berth_kernel::decision::Note;
@@ -9,99 +9,99 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Decisions that may wait: half a second of the busiest node measured. Each holds a snapshot, which
-/// shares nearly all of the next one's memory.
-const NOTES: usize = 256;
-/// With so many waiting, shadows are not asked: the record goes first.
-const NOTES_WITHOUT_SHADOWS: usize = NOTES / 2;
-/// What lies in memory is written at least so often.
+/// Capacity of the queue: half a second of the busiest node measured. Each decision holds a snapshot, which
+/// shares nearly all of its memory with the next one.
+const QUEUE: usize = 256;
+/// Queue length above which shadows are skipped, so that recording catches up.
+const QUEUE_WITHOUT_SHADOWS: usize = QUEUE / 2;
+/// Longest time that decisions stay in memory before they are written.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// How much a thread steps back behind the daemon's others; 19 would be the most.
+/// Nice value of threads for long work; 19 is the lowest priority.
 const NICE: i32 = 10;
 
-/// Lets the daemon's other threads go first where processors are few: this thread, and the threads and
-/// processes that it starts from now on, step back behind whoever waits for an Allocate. Of a thread alone,
-/// as Linux counts it (setpriority(2)), and against the daemon's own threads alone where it has a cgroup of
-/// its own. It needs no right; where it is not taken, the thread is as quick as the others.
-pub(super) fn step_back() {
+/// Lowers the priority of the current thread, and of the threads and processes that it starts later, so that an
+/// Allocate goes first on a busy machine. On Linux the call affects a single thread (setpriority(2)), and if the daemon
+/// has a cgroup of its own, only relative to the daemon's other threads. It needs no privilege; if it fails, the
+/// priority stays.
+pub(super) fn lower_priority() {
     let _ = rustix::process::setpriority_process(None, NICE);
 }
 
-/// Work of a thread for what may block that takes its time: compiling, installing, trying a stack. The
-/// thread stays behind the others, whatever it does next.
-pub(super) fn aside<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+/// Wraps long work for a blocking thread: compiling, installing, trying a stack. The thread's priority stays
+/// low afterwards.
+pub(super) fn at_low_priority<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     || {
-        step_back();
+        lower_priority();
         work()
     }
 }
 
-/// The way to the recorder. Never waits.
+/// A handle to the recorder. Never blocks.
 #[derive(Clone)]
 pub(super) struct Recorder {
     notes: Sender<Note>,
     lost: Arc<AtomicU64>,
 }
 
-/// The recorder's thread; ends when every [`Recorder`] is gone.
+/// The running recorder; its thread ends when every [`Recorder`] is dropped.
 pub(super) struct Recording {
     pub(super) recorder: Recorder,
-    /// How many decisions were lost.
+    /// Number of decisions lost because the queue was full.
     pub(super) lost: Arc<AtomicU64>,
     pub(super) thread: JoinHandle<()>,
 }
 
 impl Recorder {
-    /// Hands a decision over. One that finds no room is counted and lost.
-    pub(super) fn note(&self, note: Note) {
+    /// Queues a decision. If the queue is full, the decision is lost and counted.
+    pub(super) fn submit(&self, note: Note) {
         if let Err(TrySendError::Full(_)) = self.notes.try_send(note) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// Starts it.
+/// Starts the recorder.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// If the thread cannot be started.
 pub(super) fn start(
     policies: Arc<dyn Policies>,
     journal: Option<Arc<dyn Journal>>,
     shadows: Arc<Shadows>,
 ) -> std::io::Result<Recording> {
-    let (send, notes) = bounded(NOTES);
+    let (send, notes) = bounded(QUEUE);
     let lost = Arc::new(AtomicU64::new(0));
-    let work = Work { policies, journal, shadows, flushed: Instant::now(), said: false };
+    let worker = Worker { policies, journal, shadows, flushed: Instant::now(), failure_logged: false };
     let record = move || {
-        step_back();
-        work.run(&notes);
+        lower_priority();
+        worker.run(&notes);
     };
     let thread = std::thread::Builder::new().name("recorder".into()).spawn(record)?;
     Ok(Recording { recorder: Recorder { notes: send, lost: Arc::clone(&lost) }, lost, thread })
 }
 
-struct Work {
+struct Worker {
     policies: Arc<dyn Policies>,
     journal: Option<Arc<dyn Journal>>,
     shadows: Arc<Shadows>,
     flushed: Instant,
-    /// Whether the log has been told that the journal fails.
-    said: bool,
+    /// Whether the journal's current failure has been logged.
+    failure_logged: bool,
 }
 
-impl Work {
+impl Worker {
     fn run(mut self, notes: &Receiver<Note>) {
         loop {
             match notes.recv_timeout(FLUSH) {
                 Ok(note) => {
-                    let seq = if note.again { None } else { self.put_down(&note) };
-                    // Also where notes never cease to come.
+                    let seq = if note.again { None } else { self.record(&note) };
+                    // The timeout below never occurs while decisions keep arriving.
                     if self.flushed.elapsed() >= FLUSH {
                         self.flush();
                     }
-                    let busy = notes.len() > NOTES_WITHOUT_SHADOWS;
-                    self.shadows.consider(&note, seq, &*self.policies, busy);
+                    let busy = notes.len() > QUEUE_WITHOUT_SHADOWS;
+                    self.shadows.compare(&note, seq, &*self.policies, busy);
                 }
                 Err(RecvTimeoutError::Timeout) => self.flush(),
                 Err(RecvTimeoutError::Disconnected) => {
@@ -112,18 +112,19 @@ impl Work {
         }
     }
 
-    /// The decision's number, if it is on the record now.
-    fn put_down(&mut self, note: &Note) -> Option<u64> {
+    /// Writes a decision to the journal. Returns its number, if it was recorded.
+    fn record(&mut self, note: &Note) -> Option<u64> {
         let journal = self.journal.clone()?;
         let input = self.input(note);
-        // What the disk does not take is counted by the journal.
-        let put = journal.append(&note.decision(), input.as_ref());
-        let seq = put.as_ref().ok().copied();
-        self.tell(put.err());
+        // The journal counts failed appends itself.
+        let result = journal.append(&note.decision(), input.as_ref());
+        let seq = result.as_ref().ok().copied();
+        self.log_failure(result.err());
         seq
     }
 
-    /// A question about something that has just gone cannot be put in indices; it is kept without.
+    /// The input of the decision's calls; `None` if it concerns a device that is no longer part of the node, which the
+    /// input's indices cannot express.
     fn input(&self, note: &Note) -> Option<Input> {
         self.policies.input(&note.node, note.now, note.asked.question()).ok()
     }
@@ -131,17 +132,18 @@ impl Work {
     fn flush(&mut self) {
         self.flushed = Instant::now();
         let Some(journal) = self.journal.clone() else { return };
-        let flushed = journal.flush();
-        self.tell(flushed.err());
+        let result = journal.flush();
+        self.log_failure(result.err());
     }
 
-    fn tell(&mut self, error: Option<JournalError>) {
+    /// Logs the first of several failures in a row.
+    fn log_failure(&mut self, error: Option<JournalError>) {
         match error {
-            Some(error) if !std::mem::replace(&mut self.said, true) => {
-                tracing::error!("decisions are not put down: {error}");
+            Some(error) if !std::mem::replace(&mut self.failure_logged, true) => {
+                tracing::error!("decisions are not recorded: {error}");
             }
             Some(_) => {}
-            None => self.said = false,
+            None => self.failure_logged = false,
         }
     }
 }

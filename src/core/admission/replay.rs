@@ -1,4 +1,4 @@
-//! What a policy would have answered to the questions on the record.
+//! Replays: a candidate policy's answers to recorded decisions, compared with their outcomes.
 
 use super::shadow::{Counts, Difference};
 use berth_kernel::compare::compare;
@@ -9,19 +9,19 @@ use berth_kernel::ports::{Input, Journal, JournalError, Policies};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Longest replay in one request; the report says where to go on.
+/// Time limit of one replay; the report says where the next one continues.
 const REPLAY_MAX: Duration = Duration::from_secs(20);
-/// Differences that a report names; the others are counted.
+/// Most differences in a report; further ones are counted.
 const DIFFERENCES_MAX: usize = 200;
 
 /// A policy that might be activated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// By label, for people.
+    /// The version's label.
     pub policy: String,
-    /// Which version.
+    /// The version's digest.
     pub digest: Digest,
-    /// Its parameters, JSON.
+    /// The parameters, JSON.
     pub parameters: String,
 }
 
@@ -32,22 +32,22 @@ impl Candidate {
     }
 }
 
-/// What would have differed.
+/// Result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Decisions that were looked at.
+    /// Decisions that were read.
     pub looked: u64,
-    /// Of these, such as cannot be asked again: without input, or of another world.
+    /// Those of them that cannot be replayed: without input, or with the input of another WIT world.
     pub unreadable: u64,
-    /// By hook.
+    /// Comparisons by hook.
     pub counts: BTreeMap<Hook, Counts>,
-    /// The newest of what was different or failed, newest first.
+    /// The newest differences and faults, newest first.
     pub differences: Vec<Difference>,
-    /// If there is more: [`Filter::before`] of the next replay.
+    /// [`Filter::before`] of the next replay, if there are more decisions.
     pub next: Option<u64>,
 }
 
-/// Asks the candidate whatever the filter finds, newest first, at most `limit` questions.
+/// Replays the decisions that the filter selects with the candidate, newest first, at most `limit`.
 ///
 /// # Errors
 /// If the journal cannot be read.
@@ -66,7 +66,7 @@ pub(super) fn replay(
         let next = journal.each(&filter, &mut |decision, input| {
             done = report.looked >= limit || Instant::now() > end;
             if !done {
-                report.take(candidate, &decision, input, policies);
+                report.add(candidate, &decision, input, policies);
             }
             !done
         })?;
@@ -81,8 +81,8 @@ pub(super) fn replay(
 }
 
 impl Report {
-    /// Asks the candidate one question again, and counts what it says.
-    fn take(
+    /// Replays one decision with the candidate, and counts the comparison.
+    fn add(
         &mut self,
         candidate: &Candidate,
         decision: &Decision,
@@ -90,16 +90,16 @@ impl Report {
         policies: &dyn Policies,
     ) {
         self.looked += 1;
-        let ask = |input| policies.ask_again(&candidate.digest, &candidate.parameters, &input).ok();
-        let Some(again) = input.and_then(ask) else {
+        let call = |input| policies.ask_again(&candidate.digest, &candidate.parameters, &input).ok();
+        let Some(again) = input.and_then(call) else {
             self.unreadable += 1;
             return;
         };
-        let compared =
+        let comparison =
             compare(&again.asked, &decision.calls, &decision.outcome, candidate.name(), &again.told);
         let (seq, at_wall_ms, hook) = (Some(decision.seq), decision.at_wall_ms, decision.hook);
-        let differs = self.counts.entry(hook).or_default().add(compared);
-        if let Some((failed, words)) = differs.filter(|_| self.differences.len() < DIFFERENCES_MAX) {
+        let difference = self.counts.entry(hook).or_default().add(comparison);
+        if let Some((failed, words)) = difference.filter(|_| self.differences.len() < DIFFERENCES_MAX) {
             self.differences.push(Difference { seq, at_wall_ms, hook, failed, words });
         }
     }

@@ -1,8 +1,8 @@
-//! Shadows: policies that are asked every question of the live node beside the active stack, without
-//! effect. They are counted against what came of it. They live as long as the daemon.
+//! Shadows: policies that are called for every decision of the live node in addition to the active stack, without
+//! effect. Their answers are compared with the outcomes. Shadows end with the daemon.
 
+use super::evaluate::CALL_MS_MAX;
 use super::replay::Candidate;
-use super::stack::CALL_MS_MAX;
 use berth_kernel::compare::{Compared, compare};
 use berth_kernel::decision::Note;
 use berth_kernel::policy::{Call, Hook};
@@ -11,45 +11,45 @@ use berth_kernel::time::Now;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Most shadows at a time: each is asked whatever the stack is asked.
+/// Most concurrent shadows: each is called as often as the stack.
 pub const SHADOWS_MAX: usize = 4;
-/// Differences that are kept of each, newest last.
+/// Most differences kept of each shadow, newest last.
 const DIFFERENCES_MAX: usize = 32;
 
-/// One that is asked beside the stack.
+/// One shadow.
 #[derive(Clone, Debug)]
 pub struct Shadow {
-    /// Counts from 1.
+    /// Number, from 1.
     pub id: u64,
-    /// Who.
+    /// The policy.
     pub candidate: Candidate,
-    /// Since when.
+    /// Start time.
     pub since: Now,
-    /// By hook.
+    /// Comparisons by hook.
     pub counts: BTreeMap<Hook, Counts>,
-    /// The newest of what was different or failed.
+    /// The newest differences and faults.
     pub differences: VecDeque<Difference>,
 }
 
-/// How its answers stood to what came of the questions.
+/// Comparisons of a candidate's answers with the outcomes of the decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// To the same effect.
+    /// Answers with the same effect.
     pub same: u64,
-    /// Otherwise.
+    /// Answers with another effect.
     pub differs: u64,
-    /// It left the answer to others.
+    /// Calls that passed.
     pub passes: u64,
-    /// It failed.
+    /// Calls that failed.
     pub fails: u64,
-    /// It was not asked: the daemon had better things to do.
+    /// Decisions for which it was not called, because the recorder was busy.
     pub skipped: u64,
 }
 
 impl Counts {
-    /// Takes one in. Answers the words of what is worth showing.
-    pub(super) fn add(&mut self, compared: Compared) -> Option<(bool, String)> {
-        match compared {
+    /// Counts a comparison. Returns whether the candidate failed and a message, if it failed or differed.
+    pub(super) fn add(&mut self, comparison: Compared) -> Option<(bool, String)> {
+        match comparison {
             Compared::Same => self.same += 1,
             Compared::Passes => self.passes += 1,
             Compared::Differs(words) => {
@@ -65,22 +65,22 @@ impl Counts {
     }
 }
 
-/// One answer that was different.
+/// A decision for which the candidate failed or answered differently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The decision's number, where it is on the record: an offer like the one before is not put down again.
+    /// The decision's number, if it is in the journal: repeated offers are not recorded again.
     pub seq: Option<u64>,
-    /// When the question was asked, milliseconds since 1970.
+    /// Time of the decision, milliseconds since 1970.
     pub at_wall_ms: u64,
-    /// Which hook.
+    /// The hook that was called.
     pub hook: Hook,
     /// Whether the candidate failed.
     pub failed: bool,
-    /// How it differs, or fails.
+    /// Description of the difference, or the fault.
     pub words: String,
 }
 
-/// All of them.
+/// The number of the newest shadow, and all current ones.
 #[derive(Debug, Default)]
 pub(super) struct Shadows(Mutex<(u64, Vec<Shadow>)>);
 
@@ -93,41 +93,41 @@ impl Shadows {
         self.lock().1.clone()
     }
 
-    /// Adds one. `None` if there are too many.
+    /// Adds a shadow. `None` if there are [`SHADOWS_MAX`] already.
     pub(super) fn add(&self, candidate: Candidate, since: Now) -> Option<Shadow> {
-        let mut all = self.lock();
-        if all.1.len() >= SHADOWS_MAX {
+        let mut state = self.lock();
+        if state.1.len() >= SHADOWS_MAX {
             return None;
         }
-        all.0 += 1;
+        state.0 += 1;
         let shadow =
-            Shadow { id: all.0, candidate, since, counts: BTreeMap::new(), differences: VecDeque::new() };
-        all.1.push(shadow.clone());
+            Shadow { id: state.0, candidate, since, counts: BTreeMap::new(), differences: VecDeque::new() };
+        state.1.push(shadow.clone());
         Some(shadow)
     }
 
-    /// Whether there was one of this number.
+    /// Removes and returns the shadow with this number.
     pub(super) fn remove(&self, id: u64) -> Option<Shadow> {
-        let mut all = self.lock();
-        let at = all.1.iter().position(|shadow| shadow.id == id)?;
-        Some(all.1.remove(at))
+        let mut state = self.lock();
+        let index = state.1.iter().position(|shadow| shadow.id == id)?;
+        Some(state.1.remove(index))
     }
 
-    /// Asks each what the stack was asked, of which the record has the number `seq`. Readers do not wait
-    /// for it.
-    pub(super) fn consider(&self, note: &Note, seq: Option<u64>, policies: &dyn Policies, busy: bool) {
+    /// Calls each shadow for a decision that the journal has under the number `seq`, without holding the lock. Skips the calls
+    /// if `busy`.
+    pub(super) fn compare(&self, note: &Note, seq: Option<u64>, policies: &dyn Policies, busy: bool) {
         for shadow in self.all() {
-            let compared = (!busy).then(|| judged(&shadow.candidate, note, policies));
-            let mut all = self.lock();
-            // It may have gone meanwhile.
-            let Some(shadow) = all.1.iter_mut().find(|s| s.id == shadow.id) else { continue };
+            let comparison = (!busy).then(|| compare_answer(&shadow.candidate, note, policies));
+            let mut state = self.lock();
+            // The shadow may have been removed meanwhile.
+            let Some(shadow) = state.1.iter_mut().find(|s| s.id == shadow.id) else { continue };
             let hook = note.asked.hook();
             let counts = shadow.counts.entry(hook).or_default();
-            let Some(compared) = compared else {
+            let Some(comparison) = comparison else {
                 counts.skipped += 1;
                 continue;
             };
-            if let Some((failed, words)) = counts.add(compared) {
+            if let Some((failed, words)) = counts.add(comparison) {
                 if shadow.differences.len() >= DIFFERENCES_MAX {
                     shadow.differences.pop_front();
                 }
@@ -138,13 +138,13 @@ impl Shadows {
     }
 }
 
-fn judged(candidate: &Candidate, note: &Note, policies: &dyn Policies) -> Compared {
+fn compare_answer(candidate: &Candidate, note: &Note, policies: &dyn Policies) -> Compared {
     let hook = note.asked.hook();
-    let asked = note.node.policies.get(&candidate.digest).is_none_or(|v| v.hooks.contains(&hook));
-    if !asked {
+    let has_hook = note.node.policies.get(&candidate.digest).is_none_or(|v| v.hooks.contains(&hook));
+    if !has_hook {
         return Compared::Passes;
     }
-    let told = policies.ask(Call {
+    let answer = policies.ask(Call {
         digest: &candidate.digest,
         parameters: &candidate.parameters,
         node: &note.node,
@@ -152,5 +152,5 @@ fn judged(candidate: &Candidate, note: &Note, policies: &dyn Policies) -> Compar
         question: note.asked.question(),
         wall_ms_max: CALL_MS_MAX,
     });
-    compare(&note.asked, &note.calls, &note.outcome, candidate.name(), &told)
+    compare(&note.asked, &note.calls, &note.outcome, candidate.name(), &answer)
 }

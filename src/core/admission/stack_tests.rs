@@ -1,13 +1,13 @@
-//! I8 and I9: whatever a policy answers, only what was offered, free and permitted comes of it; a
-//! faulty policy costs its turn, and the next one or the baseline answers instead.
+//! I8 and I9: whatever a policy answers, only offered, free and permitted devices are used; a faulty
+//! policy is skipped, and the next one or the baseline answers instead.
 
 mod answers;
 mod faults;
 mod offers;
 
 use super::baseline::Baseline;
+use super::evaluate::Walk;
 use super::faults::Faults;
-use super::stack::Walk;
 use berth_kernel::allocation::Limits;
 use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::StackAnswer;
@@ -28,21 +28,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-type Answered = Result<Option<Answer>, Fault>;
+type PolicyAnswer = Result<Option<Answer>, Fault>;
 
-/// Policies whose answers are given, by the first letter of their digest.
+/// Policies with scripted answers, by the first letter of their digest.
 #[derive(Default)]
-struct Scripted {
-    answers: BTreeMap<char, Answered>,
-    /// What each of them logs.
+struct ScriptedPolicies {
+    answers: BTreeMap<char, PolicyAnswer>,
+    /// Lines that each policy logs.
     lines: Vec<String>,
-    /// How long each takes over its answer.
-    pace: Duration,
-    /// Who was asked, and the milliseconds that he was given.
-    asked: Mutex<Vec<(char, u64)>>,
+    /// Duration of each call.
+    delay: Duration,
+    /// The policies that were called, with the wall time limit of the call, milliseconds.
+    calls: Mutex<Vec<(char, u64)>>,
 }
 
-impl Policies for Scripted {
+impl Policies for ScriptedPolicies {
     fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
         Err(InstallError::Busy)
     }
@@ -53,10 +53,10 @@ impl Policies for Scripted {
         Err(InstallError::Busy)
     }
     fn remove(&self, _: &Digest) {}
-    fn ask(&self, call: Call<'_>) -> Answered {
+    fn ask(&self, call: Call<'_>) -> PolicyAnswer {
         let letter = call.digest.as_str().chars().next().unwrap();
-        self.asked.lock().push((letter, call.wall_ms_max));
-        std::thread::sleep(self.pace);
+        self.calls.lock().push((letter, call.wall_ms_max));
+        std::thread::sleep(self.delay);
         self.answers.get(&letter).cloned().unwrap_or(Ok(None))
     }
     fn ask_aloud(&self, call: Call<'_>) -> Aloud {
@@ -107,20 +107,20 @@ fn entry(letter: char) -> StackEntry {
 struct Case {
     node: Arc<Ledger>,
     stack: Stack,
-    policies: Scripted,
+    policies: ScriptedPolicies,
     faults: Faults,
     baseline: Baseline,
     calls: Vec<CallNote>,
 }
 
 impl Case {
-    fn new(answers: impl IntoIterator<Item = (char, Answered)>) -> Self {
-        let answers: BTreeMap<char, Answered> = answers.into_iter().collect();
+    fn new(answers: impl IntoIterator<Item = (char, PolicyAnswer)>) -> Self {
+        let answers: BTreeMap<char, PolicyAnswer> = answers.into_iter().collect();
         let entries = answers.keys().map(|letter| entry(*letter)).collect();
         Self {
             node: Arc::new(node()),
             stack: Stack { entries, ..Stack::default() },
-            policies: Scripted { answers, ..Scripted::default() },
+            policies: ScriptedPolicies { answers, ..ScriptedPolicies::default() },
             faults: Faults::default(),
             calls: Vec::new(),
             baseline: Baseline {
@@ -134,7 +134,7 @@ impl Case {
     }
 
     /// Puts a GPU into MIG mode, with one instance.
-    fn split(&mut self, n: usize) {
+    fn enable_mig(&mut self, n: usize) {
         let whole = Part { mig_enabled: true, ..self.node.part(&gpu(n)).unwrap().part.clone() };
         let instance = Part {
             id: PartId::parse(&format!("MIG-{n}")).unwrap(),
@@ -147,7 +147,7 @@ impl Case {
         Arc::make_mut(&mut self.node).apply(&Entry { at: Now::default(), changes });
     }
 
-    fn walk(&mut self) -> Walk<'_> {
+    fn evaluation(&mut self) -> Walk<'_> {
         Walk {
             stack: &self.stack,
             policies: &self.policies,
@@ -164,7 +164,7 @@ impl Case {
     fn admit(&mut self) -> StackAnswer {
         let request =
             AdmitRequest { resource: resource("nvidia.com/gpu"), devices: vec![DeviceId::whole(&gpu(0))] };
-        self.walk().admit(&request)
+        self.evaluation().admit(&request)
     }
 
     fn place(&mut self, required: &[usize], size: usize) -> (Placement, String) {
@@ -175,7 +175,7 @@ impl Case {
             required: required.iter().map(whole).collect(),
             size,
         };
-        self.walk().place(&request)
+        self.evaluation().place(&request)
     }
 }
 
@@ -184,11 +184,11 @@ fn offer(part: usize, name: &str, count: u32, memory_mib: u64) -> PartOffer {
     PartOffer { part: gpu(part), lines: vec![OfferLine { resource: resource(name), count, consumes }] }
 }
 
-fn offers(parts: Vec<PartOffer>, again_after_s: Option<u32>) -> Answered {
+fn offers(parts: Vec<PartOffer>, again_after_s: Option<u32>) -> PolicyAnswer {
     Ok(Some(Answer::Offer(OfferAnswer { parts, again_after_s })))
 }
 
-fn allow(environment: &[(&str, &str)], memory_mib: Option<u64>) -> Answered {
+fn allow(environment: &[(&str, &str)], memory_mib: Option<u64>) -> PolicyAnswer {
     Ok(Some(Answer::Allow(Terms {
         environment: environment.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect(),
         limits: Limits { memory_mib, compute_percent: None },
@@ -196,6 +196,6 @@ fn allow(environment: &[(&str, &str)], memory_mib: Option<u64>) -> Answered {
     })))
 }
 
-fn trap() -> Answered {
+fn trap() -> PolicyAnswer {
     Err(Fault { kind: FaultKind::Trap, detail: "unreachable".into() })
 }

@@ -1,15 +1,15 @@
-//! A policy is tried on the live node: what it would offer, and what would become of a request. All of
-//! it happens on a copy of the ledger, by the same walk and the same kernel, off the policy thread.
-//! Nothing is recorded, and no grant comes of it.
+//! Trials of a policy on the live node: its offers, and the outcome of a device request. A trial works on
+//! a copy of the ledger, with the same evaluation and the same kernel, off the policy thread.
+//! Nothing is recorded or granted.
 
 use super::Door;
 use super::activation::{LEISURE, Trial};
-use super::ear::Ear;
+use super::call_recorder::Ear;
+use super::evaluate::Walk;
 use super::faults::Faults;
 use super::prepare::Unprepared;
-use super::recorder::aside;
+use super::recorder::at_low_priority;
 use super::replay::Candidate;
-use super::stack::Walk;
 use crate::keeper::Snapshot;
 use crate::spans;
 use berth_kernel::command::{Attempt, Command, NewStack, StackAnswer};
@@ -27,148 +27,148 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Trials at a time: three walks of a second at most, and the questions of an activation.
+/// Concurrent trials: each makes up to three evaluations, and the calls of an activation.
 pub(super) const TRIALS: usize = 1;
-/// Most devices of a request that is tried: what the largest node has, 16 GPUs of 128.
+/// Most devices of a request in a trial: those of the largest node, 16 GPUs with 128 devices each.
 pub const TRIED_DEVICES_MAX: usize = 2048;
-/// The UID of a pod that is only imagined.
-const IMAGINED: &str = "imagined-by-berth";
+/// UID of the simulated pod.
+const SIMULATED_UID: &str = "imagined-by-berth";
 
-/// What is to be tried.
+/// A policy to try.
 #[derive(Clone, Debug)]
 pub struct Proposal {
-    /// Whom.
+    /// The policy.
     pub candidate: Candidate,
-    /// What it may do; if not said, what the entry may that it takes the place of, or the default.
+    /// Permissions of its entry; if `None`, those of the entry that it replaces, or the default.
     pub permissions: Option<Permissions>,
-    /// What happens when it fails, the same way.
+    /// Behaviour on a fault; if `None`, that of the entry that it replaces, or the default.
     pub on_fault: Option<OnFault>,
-    /// Whether the rest of the active stack is left out.
+    /// Whether the policy is tried without the active stack.
     pub alone: bool,
-    /// What a container would ask for.
+    /// The device request to try.
     pub wish: Option<Wish>,
 }
 
-/// What a container would ask for.
+/// A container's device request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wish {
     /// The resource.
     pub resource: Resource,
-    /// How many devices, at least one.
+    /// Number of devices, at least one.
     pub count: usize,
-    /// Namespace and name of its pod. Policies are shown that pod alone as who may be asking; if not
-    /// said, whoever may be asking now.
+    /// Namespace and name of the container's pod: policies see it as the only candidate. If `None`, they see the candidates
+    /// of the live node.
     pub pod: Option<(String, String)>,
 }
 
-/// What came of it.
+/// Result of a trial.
 #[derive(Clone, Debug)]
 pub struct Tried {
-    /// The node as it stands.
+    /// The live node.
     pub node: Snapshot,
-    /// The node as it would be with the stack active. The same, if that was refused.
+    /// The node after an activation of the stack; the live node if the activation would be refused.
     pub then: Arc<Ledger>,
-    /// Who was asked.
+    /// The stack that was tried.
     pub stack: Stack,
-    /// Where in it the candidate stands.
+    /// Index of the candidate's entry in `stack`.
     pub place: usize,
-    /// The entry that it takes the place of, by label.
+    /// Label of the entry that the candidate replaces.
     pub instead_of: Option<String>,
-    /// Why this stack would not be activated, if so.
+    /// Reason why the stack would not be activated, if so.
     pub refused: Option<String>,
-    /// What became of the request.
+    /// Outcome of the device request.
     pub wish: Option<Wished>,
-    /// What every policy was asked and said, in order.
+    /// All policy calls, in order.
     pub calls: Vec<Tell>,
 }
 
-/// What became of a request.
+/// Outcome of a device request.
 #[derive(Clone, Debug)]
 pub struct Wished {
-    /// Who may be asking, as namespace/pod.
+    /// The pods that may own the container, as namespace/pod.
     pub candidates: Vec<String>,
-    /// The devices that were chosen; none where too few are free.
+    /// The chosen devices; empty if too few are free.
     pub devices: Vec<DeviceId>,
-    /// Who chose them, and why.
+    /// Label of the policy that chose them, and its reason.
     pub placed: Option<(String, String)>,
     /// Granted, denied or refused.
     pub outcome: Outcome,
 }
 
-/// One call.
+/// One policy call.
 #[derive(Clone, Debug)]
 pub struct Tell {
-    /// Which hook.
+    /// The hook that was called.
     pub hook: Hook,
-    /// What the policy said, after the check of its answer.
+    /// The call, with the checked answer.
     pub note: CallNote,
-    /// What it logged.
+    /// Lines that the policy logged.
     pub said: Vec<String>,
 }
 
-/// A policy was not tried.
+/// Error of a trial.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TryError {
-    /// It cannot be made callable.
+    /// The policy cannot be made callable.
     #[error("{0}")]
     Unprepared(Unprepared),
-    /// Another one is being tried.
+    /// Another trial is running.
     #[error("another policy is being tried; try again when that has ended")]
     Busy,
-    /// The stack has no room for one more.
+    /// The stack has [`STACK_ENTRIES_MAX`] entries already.
     #[error(
         "the active stack has {STACK_ENTRIES_MAX} entries already: try the policy alone, or in place of one of them"
     )]
     Full,
-    /// The daemon is on its way down.
+    /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Stopping,
 }
 
 impl Door {
-    /// Tries a policy on the node as it stands. Takes up to a minute and a half where policies use
-    /// all their time, milliseconds as a rule, and some more where code must be read or compiled first.
+    /// Tries a policy on the live node. Usually takes milliseconds; up to a minute and a half if policies use
+    /// all their time, and longer if code must be read or compiled first.
     ///
     /// # Errors
-    /// If another one is being tried, or the stack is full.
+    /// If another trial is running, the stack is full, or the policy cannot be made callable.
     pub async fn try_policy(&self, proposal: Proposal) -> Result<Tried, TryError> {
-        let alone = Arc::clone(&self.trials).try_acquire_owned().map_err(|_| TryError::Busy)?;
+        let permit = Arc::clone(&self.trials).try_acquire_owned().map_err(|_| TryError::Busy)?;
         let prepared = self.prepare([&proposal.candidate.digest]).await;
-        let tried = match prepared {
-            Ok(_prepared) => self.tried(proposal, alone).await,
+        let report = match prepared {
+            Ok(_prepared) => self.run_trial(proposal, permit).await,
             Err(error) => Err(TryError::Unprepared(error)),
         };
         self.rest();
-        tried
+        report
     }
 
-    async fn tried(&self, proposal: Proposal, alone: OwnedSemaphorePermit) -> Result<Tried, TryError> {
-        let door = self.clone();
-        // The place goes with the work, which goes on when whoever asked has gone.
-        let work = tokio::task::spawn_blocking(spans::carried(aside(move || {
-            let _alone = alone;
-            Trying::new(&door, &proposal).map(|trying| trying.run(proposal.wish.as_ref()))
+    async fn run_trial(&self, proposal: Proposal, permit: OwnedSemaphorePermit) -> Result<Tried, TryError> {
+        let kernel = self.clone();
+        // The task holds the permit, since it continues if the caller is dropped.
+        let work = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(move || {
+            let _permit = permit;
+            RunningTrial::new(&kernel, &proposal).map(|trial| trial.run(proposal.wish.as_ref()))
         })));
         work.await.map_err(|_| TryError::Stopping)?
     }
 }
 
-/// A trial under way.
-struct Trying<'d> {
-    door: &'d Door,
+/// A trial in progress.
+struct RunningTrial<'k> {
+    kernel: &'k Door,
     now: Now,
     stack: Stack,
     faults: Faults,
-    tried: Tried,
+    report: Tried,
 }
 
-impl<'d> Trying<'d> {
-    fn new(door: &'d Door, proposal: &Proposal) -> Result<Self, TryError> {
-        let node = door.snapshot();
+impl<'k> RunningTrial<'k> {
+    fn new(kernel: &'k Door, proposal: &Proposal) -> Result<Self, TryError> {
+        let node = kernel.snapshot();
         let Candidate { policy, digest, parameters } = &proposal.candidate;
         let name = policy.split('@').next().unwrap_or_default();
-        let old = node.stack.entries.iter().position(|entry| entry.name == name);
-        let like = old.map(|place| &node.stack.entries[place]);
+        let replaced = node.stack.entries.iter().position(|entry| entry.name == name);
+        let like = replaced.map(|place| &node.stack.entries[place]);
         let entry = StackEntry {
             name: name.to_owned(),
             digest: digest.clone(),
@@ -179,51 +179,51 @@ impl<'d> Trying<'d> {
                 .unwrap_or_else(|| like.map_or_else(Permissions::default, |e| e.permissions.clone())),
             on_fault: proposal.on_fault.unwrap_or_else(|| like.map(|e| e.on_fault).unwrap_or_default()),
         };
-        // Whom of the active stack is asked, by their place in it.
-        let mut asked: Vec<(Option<usize>, StackEntry)> = Vec::new();
+        // The entries of the tried stack, those of the active stack with their index in it.
+        let mut entries: Vec<(Option<usize>, StackEntry)> = Vec::new();
         if !proposal.alone {
-            asked.extend(node.stack.entries.iter().cloned().enumerate().map(|(n, e)| (Some(n), e)));
+            entries.extend(node.stack.entries.iter().cloned().enumerate().map(|(n, e)| (Some(n), e)));
         }
-        let place = match old.filter(|_| !proposal.alone) {
+        let place = match replaced.filter(|_| !proposal.alone) {
             Some(place) => {
-                asked[place] = (None, entry);
+                entries[place] = (None, entry);
                 place
             }
-            None if asked.len() >= STACK_ENTRIES_MAX => return Err(TryError::Full),
+            None if entries.len() >= STACK_ENTRIES_MAX => return Err(TryError::Full),
             None => {
-                asked.insert(0, (None, entry));
+                entries.insert(0, (None, entry));
                 0
             }
         };
-        let live = door.account.faults();
+        let live = kernel.policy_stats.faults();
         let mut faults = Faults::default();
-        for (new, (old, entry)) in asked.iter().enumerate() {
+        for (new, (old, entry)) in entries.iter().enumerate() {
             if old.is_some_and(|old| live.suspended(old, entry)) {
                 faults.suspend(new, entry);
             }
         }
-        let entries = asked.into_iter().map(|(_, entry)| entry).collect();
+        let entries = entries.into_iter().map(|(_, entry)| entry).collect();
         let stack = Stack { entries, ..Stack::default() };
-        let instead_of = old.filter(|_| !proposal.alone).map(|place| node.stack.entries[place].label());
+        let instead_of = replaced.filter(|_| !proposal.alone).map(|place| node.stack.entries[place].label());
         let (then, calls) = (Arc::clone(&node), Vec::new());
-        let tried =
+        let report =
             Tried { node, then, stack: stack.clone(), place, instead_of, refused: None, wish: None, calls };
-        Ok(Self { door, now: door.now(), stack, faults, tried })
+        Ok(Self { kernel, now: kernel.now(), stack, faults, report })
     }
 
     fn run(mut self, wish: Option<&Wish>) -> Tried {
-        self.offer();
+        self.activate();
         if let Some(wish) = wish {
-            self.tried.wish = Some(self.grant(wish));
+            self.report.wish = Some(self.request_devices(wish));
         }
-        self.tried
+        self.report
     }
 
-    /// Asks for offers, and does to the copy what an activation would do.
-    fn offer(&mut self) {
-        let node = Arc::clone(&self.tried.node);
-        let offers = self.walk(Hook::Offer, &node, |walk| walk.offers());
-        let failed = offers.faults.into_iter().next();
+    /// Evaluates the stack's offers, and activates the stack on the copy.
+    fn activate(&mut self) {
+        let node = Arc::clone(&self.report.node);
+        let offers = self.evaluate(Hook::Offer, &node, |evaluation| evaluation.offers());
+        let failure = offers.faults.into_iter().next();
         let stack = NewStack {
             from_api: true,
             by: String::new(),
@@ -231,42 +231,42 @@ impl<'d> Trying<'d> {
             entries: self.stack.entries.clone(),
         };
         let command = Command::Activate { stack: stack.clone(), expected: None, offers: offers.parts };
-        let Verdict { entry, refusal } = decide(&node, self.door.rules(), &command, self.now);
+        let Verdict { entry, refusal } = decide(&node, self.kernel.rules(), &command, self.now);
         let mut then = Ledger::clone(&node);
         then.apply(&entry);
         let then = Arc::new(then);
-        let failed = failed.or_else(|| self.unfit(&stack, &then));
-        let failed = failed.map(|(policy, fault)| format!("policy {policy} fails on this node: {fault}"));
-        self.tried.refused = failed.or_else(|| refusal.map(|refusal| refusal.to_string()));
-        if self.tried.refused.is_none() {
-            self.tried.then = then;
+        let failure = failure.or_else(|| self.try_parameters(&stack, &then));
+        let failure = failure.map(|(policy, fault)| format!("policy {policy} fails on this node: {fault}"));
+        self.report.refused = failure.or_else(|| refusal.map(|refusal| refusal.to_string()));
+        if self.report.refused.is_none() {
+            self.report.then = then;
         }
     }
 
-    /// The first policy whose parameters an activation would find wrong, and how.
-    fn unfit(&self, stack: &NewStack, then: &Arc<Ledger>) -> Option<(String, Fault)> {
+    /// The label and fault of the first policy whose parameters an activation would reject.
+    fn try_parameters(&self, stack: &NewStack, then: &Arc<Ledger>) -> Option<(String, Fault)> {
         let trial = Trial {
             stack,
-            policies: &*self.door.policies,
+            policies: &*self.kernel.policies,
             node: then,
             now: self.now,
-            baseline: &self.door.baseline,
-            rules: self.door.rules(),
+            baseline: &self.kernel.baseline,
+            rules: self.kernel.rules(),
             leisure: LEISURE,
         };
         trial.try_parameters(then).err()
     }
 
-    /// Asks as the kubelet does: which devices, and then for these.
-    fn grant(&mut self, wish: &Wish) -> Wished {
-        let mut node = Ledger::clone(&self.tried.then);
+    /// Requests devices as the kubelet does: first a placement, then the admission of its devices.
+    fn request_devices(&mut self, wish: &Wish) -> Wished {
+        let mut node = Ledger::clone(&self.report.then);
         if let Some((namespace, name)) = &wish.pod {
-            node.pods = Some(Arc::new(asking(&node, namespace, name, wish, self.now)));
+            node.pods = Some(Arc::new(with_pod(&node, namespace, name, wish, self.now)));
         }
         let node = Arc::new(node);
-        let named = pods::candidates(&node, &wish.resource, wish.count);
-        let candidates = named.iter().map(|c| format!("{}/{}", c.pod.namespace, c.pod.name)).collect();
-        let available = free_devices(&node, &wish.resource, self.door.rules().overcommit_percent);
+        let candidates = pods::candidates(&node, &wish.resource, wish.count);
+        let candidates = candidates.iter().map(|c| format!("{}/{}", c.pod.namespace, c.pod.name)).collect();
+        let available = free_devices(&node, &wish.resource, self.kernel.rules().overcommit_percent);
         if available.len() < wish.count {
             let reason = format!("{} of {} are free, not {}", available.len(), wish.resource, wish.count);
             let (devices, outcome) = (Vec::new(), Outcome::Refused { reason });
@@ -278,53 +278,55 @@ impl<'d> Trying<'d> {
             required: Vec::new(),
             size: wish.count,
         };
-        let request = placement::narrowed(&node, &request, self.door.rules().overcommit_percent);
-        let (placement, by) = self.walk(Hook::Place, &node, |walk| walk.place(&request));
+        let request = placement::narrowed(&node, &request, self.kernel.rules().overcommit_percent);
+        let (placement, by) = self.evaluate(Hook::Place, &node, |evaluation| evaluation.place(&request));
         let mut devices = placement.devices;
         let index = |id: &DeviceId| node.part(&id.part).map(|part| part.part.gpu_index);
         devices.sort_by_cached_key(|id| (index(id), id.clone()));
         let mut sorted = devices.clone();
         sorted.sort();
         let request = AdmitRequest { resource: wish.resource.clone(), devices: sorted };
-        let answer = match self.door.baseline.mps_denial(&wish.resource) {
+        let answer = match self.kernel.baseline.mps_denial(&wish.resource) {
             Some(denial) => denial,
-            None => self.walk(Hook::Admit, &node, |walk| walk.admit(&request)),
+            None => self.evaluate(Hook::Admit, &node, |evaluation| evaluation.admit(&request)),
         };
-        let outcome = verdict(self.door, &node, request, answer, self.now);
+        let outcome = decide_allocate(self.kernel, &node, request, answer, self.now);
         Wished { candidates, devices, placed: Some((by, placement.reason)), outcome }
     }
 
-    fn walk<T>(&mut self, hook: Hook, node: &Arc<Ledger>, ask: impl FnOnce(Walk<'_>) -> T) -> T {
-        let ear = Ear::new(&*self.door.policies);
+    fn evaluate<T>(&mut self, hook: Hook, node: &Arc<Ledger>, evaluate: impl FnOnce(Walk<'_>) -> T) -> T {
+        let recorder = Ear::new(&*self.kernel.policies);
         let mut calls = Vec::new();
-        let answer = ask(Walk {
+        let answer = evaluate(Walk {
             stack: &self.stack,
-            policies: &ear,
+            policies: &recorder,
             node,
             now: self.now,
             faults: &mut self.faults,
-            baseline: &self.door.baseline,
-            overcommit_percent: self.door.rules().overcommit_percent,
+            baseline: &self.kernel.baseline,
+            overcommit_percent: self.kernel.rules().overcommit_percent,
             calls: &mut calls,
             leisure: LEISURE,
         });
-        let mut heard = ear.take();
+        let mut recorded = recorder.take();
         for note in calls {
-            // An entry that was not asked has said nothing.
-            let own = heard.front().is_some_and(|heard| heard.digest == note.digest);
-            let said = if own && note.said != Said::Suspended { heard.pop_front() } else { None };
-            self.tried.calls.push(Tell {
-                hook,
-                note,
-                said: said.map(|heard| heard.said).unwrap_or_default(),
-            });
+            // A suspended entry was not called, and has no recorded call.
+            let matches = recorded.front().is_some_and(|call| call.digest == note.digest);
+            let call = if matches && note.said != Said::Suspended { recorded.pop_front() } else { None };
+            self.report.calls.push(Tell { hook, note, said: call.map(|call| call.said).unwrap_or_default() });
         }
         answer
     }
 }
 
-/// The kernel's word on it.
-fn verdict(door: &Door, node: &Ledger, request: AdmitRequest, answer: StackAnswer, now: Now) -> Outcome {
+/// The outcome of an Allocate with the stack's answer.
+fn decide_allocate(
+    kernel: &Door,
+    node: &Ledger,
+    request: AdmitRequest,
+    answer: StackAnswer,
+    now: Now,
+) -> Outcome {
     let (by, terms) = match &answer {
         StackAnswer::Allow { by, terms } => (by.clone(), terms.clone()),
         StackAnswer::Deny { policy, reason } => {
@@ -337,7 +339,7 @@ fn verdict(door: &Door, node: &Ledger, request: AdmitRequest, answer: StackAnswe
     };
     let seen = node.generation;
     let command = Command::Allocate { request, answer, seen, again: true, attempt: Attempt::Last };
-    match decide(node, door.rules(), &command, now).refusal {
+    match decide(node, kernel.rules(), &command, now).refusal {
         Some(refusal) => Outcome::Refused { reason: refusal.to_string() },
         None => Outcome::Granted(Grant {
             allocation: None,
@@ -349,9 +351,8 @@ fn verdict(door: &Door, node: &Ledger, request: AdmitRequest, answer: StackAnswe
     }
 }
 
-/// The pods of the node with this one as the only one that may be asking. What is known of a pod of
-/// that name is kept.
-fn asking(node: &Ledger, namespace: &str, name: &str, wish: &Wish, now: Now) -> PodsView {
+/// The node's pods, with this one as the only candidate. Labels of an existing pod with the same name are kept.
+fn with_pod(node: &Ledger, namespace: &str, name: &str, wish: &Wish, now: Now) -> PodsView {
     let mut view = node.pods.as_deref().cloned().unwrap_or_else(|| PodsView {
         source: PodsSource::ApiServer,
         current: true,
@@ -361,12 +362,12 @@ fn asking(node: &Ledger, namespace: &str, name: &str, wish: &Wish, now: Now) -> 
         finished: VecDeque::new(),
     });
     view.current = true;
-    let known = view.pods.values().find(|pod| pod.namespace == namespace && pod.name == name);
-    let labels = known.map(|pod| pod.labels.clone()).unwrap_or_default();
+    let existing = view.pods.values().find(|pod| pod.namespace == namespace && pod.name == name);
+    let labels = existing.map(|pod| pod.labels.clone()).unwrap_or_default();
     view.pods.retain(|_, pod| pod.stage != Stage::Waiting);
     let asks = vec![(wish.resource.clone(), u32::try_from(wish.count).unwrap_or(u32::MAX))];
     let pod = Pod {
-        uid: IMAGINED.into(),
+        uid: SIMULATED_UID.into(),
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         labels,
@@ -378,6 +379,6 @@ fn asking(node: &Ledger, namespace: &str, name: &str, wish: &Wish, now: Now) -> 
         containers: vec![PodContainer { name: "main".into(), asks }],
         bypass: None,
     };
-    view.pods.insert(IMAGINED.into(), Arc::new(pod));
+    view.pods.insert(SIMULATED_UID.into(), Arc::new(pod));
     view
 }

@@ -1,11 +1,11 @@
-//! The part of the door through which policies come and go.
+//! Uploads, downloads and deletions of policies.
 
-mod pieces;
+mod chunks;
 
-pub use pieces::Pieces;
+pub use chunks::ModuleChunks;
 
 use super::Door;
-use super::recorder::aside;
+use super::recorder::at_low_priority;
 use crate::keeper::{Applied, AskError};
 use crate::spans;
 use crate::trust::{self, SignatureError};
@@ -21,74 +21,73 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing::Instrument;
 
-/// Longest wait of a deletion for uploads that are under way.
+/// Longest wait of a deletion for uploads in progress.
 const DELETE_WAIT: Duration = Duration::from_secs(2);
 
-/// Why a policy was not taken.
+/// Error of an upload.
 #[derive(Debug, thiserror::Error)]
 pub enum UploadError {
-    /// It is not signed as this node wants it.
+    /// The signature is missing or invalid.
     #[error("{0}")]
     Signature(SignatureError),
-    /// It is not one, or cannot be compiled here.
+    /// The module is not a policy, or cannot be compiled here.
     #[error("{0}")]
     Install(InstallError),
-    /// It could not be recorded.
+    /// The policy could not be recorded.
     #[error("{0}")]
     Ask(AskError),
 }
 
-/// Why a policy was not deleted.
+/// Error of a deletion.
 #[derive(Debug, thiserror::Error)]
 pub enum DeleteError {
-    /// Somebody needs the files of policies, perhaps those of this one.
+    /// Another task uses policies' files, perhaps those of this one.
     #[error("policies are in use by an upload, a compilation or a trial; try again in a few seconds")]
     AtWork,
-    /// It is no longer what whoever deletes it has seen.
+    /// The precondition does not hold: the policy has changed since the client read it.
     #[error("the policy has changed since it was read; read it again")]
     Changed,
-    /// It may not be, or that could not be recorded.
+    /// The deletion was refused, or could not be recorded.
     #[error("{0}")]
     Ask(AskError),
 }
 
-/// What must still be so for a deletion.
-pub type Still = Box<dyn FnOnce(&Ledger) -> bool + Send>;
+/// Condition of a deletion, checked while no upload is in progress.
+pub type DeletePrecondition = Box<dyn FnOnce(&Ledger) -> bool + Send>;
 
-/// A policy on its way in.
+/// A policy to upload.
 #[derive(Clone, Debug, Default)]
 pub struct Upload {
-    /// Its bytes.
+    /// The module's bytes.
     pub module: Vec<u8>,
-    /// Whose signature came with it.
+    /// The module's signature.
     pub signature: Option<Signature>,
-    /// Who uploads it.
+    /// Name of the client.
     pub by: String,
-    /// Why, in their words.
+    /// The client's reason.
     pub why: String,
 }
 
 impl Door {
-    /// Takes a policy module: its signature checked where keys are trusted, then the module itself,
-    /// compiled, described, kept, recorded.
+    /// Uploads a policy module: checks its signature if keys are trusted, compiles, describes, stores and records it.
     ///
     /// # Errors
-    /// If it is none, is not signed as it must be, costs too much, or could not be recorded; nothing
-    /// is kept then.
+    /// If the module is not a policy, its signature is missing or invalid, it costs too much, or it could not be
+    /// recorded. Nothing is stored then.
     pub async fn upload(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
-        let door = self.clone();
+        let kernel = self.clone();
         let span = spans::upload(upload.module.len());
-        let taken = to_its_end(async move { door.take(upload).await }.instrument(span)).await;
-        taken.unwrap_or(Err(UploadError::Ask(AskError::Stopping)))
+        let result = run_to_completion(async move { kernel.install(upload).await }.instrument(span)).await;
+        result.unwrap_or(Err(UploadError::Ask(AskError::Stopping)))
     }
 
-    async fn take(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
+    async fn install(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
         let files = self.files.read().await;
         let (policies, now) = (Arc::clone(&self.policies), self.clock.now());
         let rules = Arc::clone(&self.rules);
         let Upload { module, signature, by, why } = upload;
         let install = move || {
-            // Before a byte of it is compiled.
+            // An untrusted module is never compiled.
             let signed_by = trust::check(&rules.trusted_keys, &module, signature.as_ref());
             let signed_by = signed_by.map_err(UploadError::Signature)?;
             let span = spans::compile(module.len());
@@ -98,28 +97,28 @@ impl Door {
             }
             Ok((installed.map_err(UploadError::Install)?, signed_by))
         };
-        let installed = tokio::task::spawn_blocking(spans::carried(aside(install))).await;
+        let installed = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(install))).await;
         let (version, signed_by) = installed.unwrap_or(Err(UploadError::Ask(AskError::Stopping)))?;
         let origin = Origin { by, why, signature, signed_by, once_shipped: false };
         let known = self.snapshot().policies.get(&version.digest).cloned();
         let version = match known {
             None => PolicyVersion { origin, ..version },
             Some(known) => {
-                let newest = again(&known, version, origin);
-                if newest == *known {
-                    return Ok(newest);
+                let merged = merge_upload(&known, version, origin);
+                if merged == *known {
+                    return Ok(merged);
                 }
-                newest
+                merged
             }
         };
         match self.command(Command::KeepPolicy(version.clone())).await {
             Ok(_) => Ok(version),
             Err(error) => {
-                // After `Late` it may still be recorded, and then needs its files.
-                let certain = !matches!(error, AskError::Late(_));
+                // After `Late` the version may still be recorded, and then needs its files.
+                let not_recorded = !matches!(error, AskError::Late(_));
                 drop(files);
-                let _alone = self.files.write().await;
-                if certain && !self.snapshot().policies.contains_key(&version.digest) {
+                let _files = self.files.write().await;
+                if not_recorded && !self.snapshot().policies.contains_key(&version.digest) {
                     self.policies.remove(&version.digest);
                 }
                 Err(UploadError::Ask(error))
@@ -127,35 +126,40 @@ impl Door {
         }
     }
 
-    /// The bytes of a policy, piece by piece, once all of them were seen to be what they should be.
+    /// The bytes of a policy in chunks, after all of them have been checked against the digest.
     ///
     /// # Errors
-    /// If they are gone or changed.
-    pub async fn module(&self, digest: Digest) -> Result<Pieces, InstallError> {
+    /// If the bytes are missing or changed.
+    pub async fn module(&self, digest: Digest) -> Result<ModuleChunks, InstallError> {
         let policies = Arc::clone(&self.policies);
-        let seen = tokio::task::spawn_blocking(move || Pieces::of(policies, digest)).await;
-        seen.unwrap_or(Err(InstallError::Stopping))
+        let chunks = tokio::task::spawn_blocking(move || ModuleChunks::open(policies, digest)).await;
+        chunks.unwrap_or(Err(InstallError::Stopping))
     }
 
-    /// Deletes a policy version, if `still` holds once no upload is under way: one could sign it between a
-    /// look and the deletion.
+    /// Deletes a policy version, if the precondition holds while no upload is in progress: an upload could otherwise
+    /// sign the version between the client's check and the deletion.
     ///
     /// # Errors
-    /// If it is in use, a shadow, shipped, unknown, or `still` does not hold.
-    pub async fn delete_policy(&self, digest: Digest, still: Still) -> Result<Applied, DeleteError> {
-        let door = self.clone();
-        let deleted = to_its_end(async move { door.delete(digest, still).await }).await;
-        deleted.unwrap_or(Err(DeleteError::Ask(AskError::Stopping)))
+    /// If the version is in use, a shadow, shipped or unknown, or the precondition does not hold.
+    pub async fn delete_policy(
+        &self,
+        digest: Digest,
+        precondition: DeletePrecondition,
+    ) -> Result<Applied, DeleteError> {
+        let kernel = self.clone();
+        let result = run_to_completion(async move { kernel.delete(digest, precondition).await }).await;
+        result.unwrap_or(Err(DeleteError::Ask(AskError::Stopping)))
     }
 
-    async fn delete(&self, digest: Digest, still: Still) -> Result<Applied, DeleteError> {
-        // Uploads and activations hold it while they compile.
-        let alone = tokio::time::timeout(DELETE_WAIT, self.files.write()).await;
-        let _alone = alone.map_err(|_| DeleteError::AtWork)?;
-        if !still(&self.snapshot()) {
+    async fn delete(&self, digest: Digest, precondition: DeletePrecondition) -> Result<Applied, DeleteError> {
+        // Uploads and activations hold the lock while they compile.
+        let files = tokio::time::timeout(DELETE_WAIT, self.files.write()).await;
+        let _files = files.map_err(|_| DeleteError::AtWork)?;
+        if !precondition(&self.snapshot()) {
             return Err(DeleteError::Changed);
         }
-        if let Some(shadow) = self.past.shadows().iter().find(|shadow| shadow.candidate.digest == digest) {
+        if let Some(shadow) = self.decisions.shadows().iter().find(|shadow| shadow.candidate.digest == digest)
+        {
             let refusal = Refusal::PolicyShadows { digest, shadow: shadow.id };
             return Err(DeleteError::Ask(AskError::Refused(refusal)));
         }
@@ -166,21 +170,21 @@ impl Door {
     }
 }
 
-/// Whoever asked may go before there is an answer. The work goes on then: half of it would leave files
+/// Runs work in a task, so that it completes even if the caller is dropped: a partial upload would leave files
 /// without a record. `None` if the daemon stops.
-async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
-    tokio::spawn(work.instrument(spans::here())).await.ok()
+async fn run_to_completion<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    tokio::spawn(work.instrument(spans::current())).await.ok()
 }
 
-/// Known bytes that come again keep their first record, but for an artifact that had to be made
-/// anew, and a signature that counts for more than theirs.
-fn again(known: &PolicyVersion, version: PolicyVersion, origin: Origin) -> PolicyVersion {
-    let mut newest = PolicyVersion { artifact: version.artifact, ..known.clone() };
-    // Of two that nobody has checked yet the newer counts.
-    let better = origin.signed_by.is_some() || newest.origin.signed_by.is_none();
-    if better && origin.signature.is_some() {
-        newest.origin.signature = origin.signature;
-        newest.origin.signed_by = origin.signed_by;
+/// The record of a version that is uploaded again: the first record, with the new artifact, and the new signature unless only
+/// the old one is verified.
+fn merge_upload(known: &PolicyVersion, version: PolicyVersion, origin: Origin) -> PolicyVersion {
+    let mut merged = PolicyVersion { artifact: version.artifact, ..known.clone() };
+    // Of two unverified signatures the newer one is kept.
+    let replaces = origin.signed_by.is_some() || merged.origin.signed_by.is_none();
+    if replaces && origin.signature.is_some() {
+        merged.origin.signature = origin.signature;
+        merged.origin.signed_by = origin.signed_by;
     }
-    newest
+    merged
 }

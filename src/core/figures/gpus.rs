@@ -1,126 +1,126 @@
-//! What is counted of looks at the GPUs, and of what they report.
+//! Counters of GPU scans and of the XIDs that GPUs report.
 
-use super::beat::Beat;
-use super::times::Times;
+use super::heartbeat::Heartbeat;
+use super::histogram::Histogram;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Pairs of a GPU and an XID that are counted each: 16 GPUs with 16 different XIDs each. A node that
-/// has more kinds of trouble is read in its log.
+/// Pairs of GPU and XID with a counter of their own: 16 GPUs with 16 different XIDs each. Further pairs are in the log only and
+/// share one counter.
 pub const XIDS_COUNTED_MAX: usize = 256;
 
-/// From a node of one GPU to one whose calls run into their deadlines.
-const LOOK_US: &[u64] =
+/// From a node with one GPU to one whose NVML calls reach their deadlines.
+const SCAN_US: &[u64] =
     &[1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 5_000_000, 15_000_000];
 
-/// See the module.
+/// Counters of GPU scans and XIDs.
 #[derive(Debug)]
-pub struct GpuFigures {
-    /// Looks at all GPUs.
-    pub beat: Beat,
-    /// How long they took.
-    pub looks: Times,
-    every: Mutex<Option<Duration>>,
+pub struct GpuCounters {
+    /// Heartbeat of the scan thread.
+    pub beat: Heartbeat,
+    /// Durations of scans of all GPUs.
+    pub scan_durations: Histogram,
+    interval: Mutex<Option<Duration>>,
     answered: AtomicU64,
     failed: AtomicU64,
-    last: Mutex<Last>,
+    last_scan: Mutex<LastScan>,
     versions: Mutex<Versions>,
     xids: Mutex<BTreeMap<(String, u64), u64>>,
-    more_xids: AtomicU64,
+    other_xids: AtomicU64,
 }
 
-/// How the last look ended.
+/// Result of the last scan.
 #[derive(Debug, Default)]
-struct Last {
-    /// When one was last answered, milliseconds since 1970.
+struct LastScan {
+    /// End of the last scan that succeeded, milliseconds since 1970.
     answered_wall_ms: Option<u64>,
-    /// Why the newest one failed, if it did.
-    trouble: Option<String>,
+    /// Error of the last scan, if it failed.
+    error: Option<String>,
 }
 
-/// Versions of NVIDIA's software, by the newest look.
+/// Versions of NVIDIA's software, as of the last scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Versions {
-    /// Of the driver.
+    /// The driver's version.
     pub driver: Option<String>,
-    /// The newest CUDA that it serves.
+    /// The newest CUDA version that the driver supports.
     pub cuda: Option<String>,
 }
 
-impl Default for GpuFigures {
+impl Default for GpuCounters {
     fn default() -> Self {
         Self {
-            beat: Beat::default(),
-            looks: Times::new(LOOK_US),
-            every: Mutex::default(),
+            beat: Heartbeat::default(),
+            scan_durations: Histogram::new(SCAN_US),
+            interval: Mutex::default(),
             answered: AtomicU64::new(0),
             failed: AtomicU64::new(0),
-            last: Mutex::default(),
+            last_scan: Mutex::default(),
             versions: Mutex::default(),
             xids: Mutex::default(),
-            more_xids: AtomicU64::new(0),
+            other_xids: AtomicU64::new(0),
         }
     }
 }
 
-impl GpuFigures {
-    /// Looks are taken from now on, so far apart.
-    pub fn begin_looking(&self, every: Duration) {
-        *self.every.lock() = Some(every);
+impl GpuCounters {
+    /// Sets the scan interval and starts the heartbeat.
+    pub fn start_scanning(&self, interval: Duration) {
+        *self.interval.lock() = Some(interval);
         drop(self.beat.begin());
     }
 
-    /// How far apart looks are; `None` before the first is due.
+    /// The scan interval; `None` before scanning starts.
     #[must_use]
     pub fn every(&self) -> Option<Duration> {
-        *self.every.lock()
+        *self.interval.lock()
     }
 
-    /// A look ended; what failed, if it did.
-    pub fn looked(&self, took: Duration, trouble: Option<String>) {
-        self.looks.add(took);
-        let count = if trouble.is_none() { &self.answered } else { &self.failed };
+    /// Counts a scan that ended, with its error if it failed.
+    pub fn scan_ended(&self, took: Duration, error: Option<String>) {
+        self.scan_durations.add(took);
+        let count = if error.is_none() { &self.answered } else { &self.failed };
         count.fetch_add(1, Ordering::Relaxed);
-        let mut last = self.last.lock();
-        if trouble.is_none() {
+        let mut last = self.last_scan.lock();
+        if error.is_none() {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             last.answered_wall_ms = u64::try_from(now.as_millis()).ok();
         }
-        last.trouble = trouble;
+        last.error = error;
     }
 
-    /// What a look says of versions: a driver may be replaced while we run.
+    /// Sets the versions that a scan found: the driver may be replaced while the daemon runs.
     pub fn set_versions(&self, versions: Versions) {
         *self.versions.lock() = versions;
     }
 
-    /// The versions of the newest look.
+    /// Versions as of the last scan.
     #[must_use]
     pub fn versions(&self) -> Versions {
         self.versions.lock().clone()
     }
 
-    /// Looks that were answered, and that failed.
+    /// Scans by outcome.
     #[must_use]
     pub fn outcomes(&self) -> [(&'static str, u64); 2] {
         [("answered", self.answered.load(Ordering::Relaxed)), ("failed", self.failed.load(Ordering::Relaxed))]
     }
 
-    /// When a look was last answered, milliseconds since 1970; `None` before the first.
+    /// End of the last scan that succeeded, milliseconds since 1970; `None` before the first.
     #[must_use]
     pub fn answered_wall_ms(&self) -> Option<u64> {
-        self.last.lock().answered_wall_ms
+        self.last_scan.lock().answered_wall_ms
     }
 
-    /// Why the newest look failed, if it did.
+    /// Error of the last scan, if it failed.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
-        self.last.lock().trouble.clone()
+        self.last_scan.lock().error.clone()
     }
 
-    /// A GPU, named by its UUID, reported an XID.
+    /// Counts an XID that the GPU with this UUID reported.
     pub fn xid(&self, gpu: &str, code: u64) {
         let mut xids = self.xids.lock();
         if let Some(count) = xids.get_mut(&(gpu.to_owned(), code)) {
@@ -128,7 +128,7 @@ impl GpuFigures {
         } else if xids.len() < XIDS_COUNTED_MAX {
             xids.insert((gpu.to_owned(), code), 1);
         } else {
-            self.more_xids.fetch_add(1, Ordering::Relaxed);
+            self.other_xids.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -140,8 +140,8 @@ impl GpuFigures {
 
     /// XIDs beyond [`XIDS_COUNTED_MAX`] pairs.
     #[must_use]
-    pub fn more_xids(&self) -> u64 {
-        self.more_xids.load(Ordering::Relaxed)
+    pub fn other_xids(&self) -> u64 {
+        self.other_xids.load(Ordering::Relaxed)
     }
 }
 
@@ -150,27 +150,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn xids_are_bounded_and_none_is_lost() {
-        let figures = GpuFigures::default();
+    fn xid_counters_are_bounded_and_every_xid_is_counted() {
+        let counters = GpuCounters::default();
         for code in 0..1_000 {
-            figures.xid("GPU-0", code);
-            figures.xid("GPU-0", 79);
+            counters.xid("GPU-0", code);
+            counters.xid("GPU-0", 79);
         }
-        let counted: u64 = figures.xids().values().sum();
-        assert_eq!(figures.xids().len(), XIDS_COUNTED_MAX);
-        assert_eq!(counted + figures.more_xids(), 2_000);
-        assert_eq!(figures.xids()[&("GPU-0".into(), 79)], 1_001);
+        let counted: u64 = counters.xids().values().sum();
+        assert_eq!(counters.xids().len(), XIDS_COUNTED_MAX);
+        assert_eq!(counted + counters.other_xids(), 2_000);
+        assert_eq!(counters.xids()[&("GPU-0".into(), 79)], 1_001);
     }
 
     #[test]
-    fn a_look_that_fails_leaves_when_one_was_answered() {
-        let figures = GpuFigures::default();
-        assert_eq!(figures.answered_wall_ms(), None);
-        figures.looked(Duration::from_millis(3), None);
-        let answered = figures.answered_wall_ms();
+    fn a_failed_scan_keeps_the_time_of_the_last_success() {
+        let counters = GpuCounters::default();
+        assert_eq!(counters.answered_wall_ms(), None);
+        counters.scan_ended(Duration::from_millis(3), None);
+        let answered = counters.answered_wall_ms();
         assert!(answered.is_some());
-        figures.looked(Duration::from_millis(3), Some("no NVML".into()));
-        assert_eq!((figures.answered_wall_ms(), figures.trouble()), (answered, Some("no NVML".into())));
-        assert_eq!(figures.outcomes(), [("answered", 1), ("failed", 1)]);
+        counters.scan_ended(Duration::from_millis(3), Some("no NVML".into()));
+        assert_eq!((counters.answered_wall_ms(), counters.trouble()), (answered, Some("no NVML".into())));
+        assert_eq!(counters.outcomes(), [("answered", 1), ("failed", 1)]);
     }
 }

@@ -1,53 +1,53 @@
-//! What the ledger's writer counts.
+//! Counters of the keeper, the ledger's single writer.
 
-use super::beat::Beat;
-use super::times::Times;
+use super::heartbeat::Heartbeat;
+use super::histogram::Histogram;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Resources whose grants and ends are counted each; a node has at most 64 at a time. What comes after
-/// that counts under `other`, so that a stack that names new ones for ever costs no memory.
+/// Resources whose grants and ends have counters of their own; a node has at most 64 at a time. Further resources are counted as
+/// `other`, so that a stack that keeps inventing names uses no more memory.
 pub const RESOURCES_COUNTED_MAX: usize = 128;
 
-/// Around a turn's usual length (under 1 ms beside a disk of 0.2 ms), up to the deadline of an append.
+/// From a turn's usual duration (under 1 ms with a disk of 0.2 ms) to the deadline of an append.
 const TURN_US: &[u64] =
     &[50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000, 250_000, 1_000_000, 2_500_000];
 
-/// See the module.
+/// Counters of the keeper.
 #[derive(Debug)]
-pub struct KeeperFigures {
-    /// Turns, those that time alone brings among them.
-    pub beat: Beat,
-    /// How long turns take.
-    pub turns: Times,
-    /// How long appends take that the disk takes.
-    pub appends: Times,
+pub struct KeeperCounters {
+    /// Heartbeat of the keeper's turns, ticks included.
+    pub beat: Heartbeat,
+    /// Durations of turns.
+    pub turn_durations: Histogram,
+    /// Durations of appends that succeeded.
+    pub append_durations: Histogram,
     append_failures: AtomicU64,
-    /// Size of the store, bytes; 0 where it is not known.
+    /// Size of the store, bytes; 0 if unknown.
     store_bytes: AtomicU64,
     granted: Mutex<BTreeMap<(String, &'static str), u64>>,
     ended: Mutex<BTreeMap<(String, &'static str), u64>>,
-    health: Mutex<BTreeMap<&'static str, u64>>,
+    health_changes: Mutex<BTreeMap<&'static str, u64>>,
 }
 
-impl Default for KeeperFigures {
+impl Default for KeeperCounters {
     fn default() -> Self {
         Self {
-            beat: Beat::default(),
-            turns: Times::new(TURN_US),
-            appends: Times::new(TURN_US),
+            beat: Heartbeat::default(),
+            turn_durations: Histogram::new(TURN_US),
+            append_durations: Histogram::new(TURN_US),
             append_failures: AtomicU64::new(0),
             store_bytes: AtomicU64::new(0),
             granted: Mutex::default(),
             ended: Mutex::default(),
-            health: Mutex::default(),
+            health_changes: Mutex::default(),
         }
     }
 }
 
-impl KeeperFigures {
-    /// An append that failed.
+impl KeeperCounters {
+    /// Counts an append that failed.
     pub fn append_failed(&self) {
         self.append_failures.fetch_add(1, Ordering::Relaxed);
     }
@@ -58,61 +58,61 @@ impl KeeperFigures {
         self.append_failures.load(Ordering::Relaxed)
     }
 
-    /// The store's size, where it tells it.
+    /// Sets the store's size, bytes; `None` if unknown.
     pub fn set_store_bytes(&self, bytes: Option<u64>) {
         self.store_bytes.store(bytes.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// The store's size, if it told it.
+    /// The store's size, bytes, if known.
     #[must_use]
     pub fn store_bytes(&self) -> Option<u64> {
         Some(self.store_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
     }
 
-    /// An allocation under this resource began; how: `granted` or `adopted`.
+    /// Counts a new allocation of this resource; `how` is `granted` or `adopted`.
     pub fn granted(&self, resource: &str, how: &'static str) {
         count(&self.granted, resource, how);
     }
 
-    /// An allocation ended, and why.
+    /// Counts an allocation of this resource that ended.
     pub fn ended(&self, resource: &str, reason: &'static str) {
         count(&self.ended, resource, reason);
     }
 
-    /// A GPU turned to this state of health.
-    pub fn turned(&self, state: &'static str) {
-        *self.health.lock().entry(state).or_default() += 1;
+    /// Counts a GPU's change to this health state.
+    pub fn health_changed(&self, state: &'static str) {
+        *self.health_changes.lock().entry(state).or_default() += 1;
     }
 
-    /// Grants by resource and how.
+    /// New allocations by resource and by `granted` or `adopted`.
     #[must_use]
     pub fn grants(&self) -> BTreeMap<(String, &'static str), u64> {
         self.granted.lock().clone()
     }
 
-    /// Ends by resource and reason.
+    /// Ended allocations by resource and reason.
     #[must_use]
     pub fn ends(&self) -> BTreeMap<(String, &'static str), u64> {
         self.ended.lock().clone()
     }
 
-    /// Turns of GPUs' health by the state turned to.
+    /// Changes of GPU health by new state.
     #[must_use]
-    pub fn health_turns(&self) -> BTreeMap<&'static str, u64> {
-        self.health.lock().clone()
+    pub fn health_changes(&self) -> BTreeMap<&'static str, u64> {
+        self.health_changes.lock().clone()
     }
 }
 
-fn count(table: &Mutex<BTreeMap<(String, &'static str), u64>>, resource: &str, word: &'static str) {
+fn count(table: &Mutex<BTreeMap<(String, &'static str), u64>>, resource: &str, label: &'static str) {
     let mut table = table.lock();
-    let known = |name: &str| table.keys().any(|(resource, _)| resource == name);
+    let is_known = |name: &str| table.keys().any(|(resource, _)| resource == name);
     let resources = || {
         let mut names: Vec<&str> = table.keys().map(|(resource, _)| resource.as_str()).collect();
         names.dedup();
         names.len()
     };
-    let name = if known(resource) || resources() < RESOURCES_COUNTED_MAX { resource } else { "other" };
-    *table.entry((name.to_owned(), word)).or_default() += 1;
+    let name = if is_known(resource) || resources() < RESOURCES_COUNTED_MAX { resource } else { "other" };
+    *table.entry((name.to_owned(), label)).or_default() += 1;
 }
 
 #[cfg(test)]
@@ -120,13 +120,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resources_are_bounded_and_the_known_ones_go_on() {
-        let figures = KeeperFigures::default();
+    fn resource_counters_are_bounded_and_known_resources_keep_theirs() {
+        let counters = KeeperCounters::default();
         for n in 0..1_000 {
-            figures.granted(&format!("x/{n}"), "granted");
-            figures.granted("x/0", "adopted");
+            counters.granted(&format!("x/{n}"), "granted");
+            counters.granted("x/0", "adopted");
         }
-        let grants = figures.grants();
+        let grants = counters.grants();
         assert_eq!(grants[&("x/0".into(), "adopted")], 1_000);
         assert_eq!(grants[&("other".into(), "granted")], 1_000 - RESOURCES_COUNTED_MAX as u64);
         assert_eq!(grants.len(), RESOURCES_COUNTED_MAX + 2);

@@ -1,73 +1,71 @@
-//! Counts and signs of life that rooms leave behind them as they work, for `/metrics` and `/livez`.
+//! Counters and heartbeats of the daemon's parts, for `/metrics` and `/livez`.
 //!
-//! Atomic numbers, and tables under locks that are held for one look-up: who counts waits for nobody,
-//! and who reads waits for nobody who works. What is absent here: anything that is in the ledger
-//! anyway, and any text of a pod's or a user's.
+//! Counters are atomic numbers, or tables under locks that are held for one look-up, so counting never waits for long. What is
+//! absent here: anything that the ledger holds, and any text from a pod or a user.
 
-mod beat;
 mod gpus;
+mod heartbeat;
+mod histogram;
 mod http;
 mod keeper;
-mod plugins;
-mod times;
+mod kubelet;
 
-pub use beat::Beat;
-pub use gpus::{GpuFigures, Versions, XIDS_COUNTED_MAX};
-pub use http::{HttpFigures, MALFORMED, Method, ROUTES_COUNTED_MAX, Served};
-pub use keeper::{KeeperFigures, RESOURCES_COUNTED_MAX};
-pub use plugins::{At, CODES, Call, KubeletFigures, METHODS, Rpc, Standing};
-pub use times::{Spread, Times};
+pub use gpus::{GpuCounters, Versions, XIDS_COUNTED_MAX};
+pub use heartbeat::Heartbeat;
+pub use histogram::{Histogram, HistogramSnapshot};
+pub use http::{HttpCounters, MALFORMED, Method, ROUTES_COUNTED_MAX, Served};
+pub use keeper::{KeeperCounters, RESOURCES_COUNTED_MAX};
+pub use kubelet::{At, CODES, Call, KubeletCounters, METHODS, RegistrationStatus, Rpc};
 
 use parking_lot::Mutex;
 use std::time::Duration;
 
-/// What a daemon has counted since it started.
+/// All counters and heartbeats since the daemon started.
 #[derive(Debug, Default)]
 pub struct Figures {
-    /// The ledger's writer.
-    pub keeper: KeeperFigures,
-    /// The policy thread's signs of life.
-    pub policies: Beat,
-    /// Looks at the GPUs, and what they reported.
-    pub gpus: GpuFigures,
+    /// The keeper.
+    pub keeper: KeeperCounters,
+    /// Heartbeat of the policy thread.
+    pub policies: Heartbeat,
+    /// GPU scans and XIDs.
+    pub gpus: GpuCounters,
     /// The kubelet front end.
-    pub kubelet: KubeletFigures,
-    /// The runtime on which the kubelet front end answers.
-    pub front: Beat,
+    pub kubelet: KubeletCounters,
+    /// Heartbeat of the async runtime that serves the kubelet.
+    pub front: Heartbeat,
     /// The admin API.
-    pub http: HttpFigures,
+    pub http: HttpCounters,
     limits: Mutex<Limits>,
 }
 
 impl Figures {
-    /// How long silence may last.
+    /// The limits of liveness in force.
     #[must_use]
     pub fn limits(&self) -> Limits {
         *self.limits.lock()
     }
 
-    /// Sets that otherwise than by the product's: tests do not wait for a minute.
+    /// Replaces the default limits; for tests, which do not wait for a minute.
     pub fn set_limits(&self, limits: Limits) {
         *self.limits.lock() = limits;
     }
 }
 
-/// How long silence may last before the daemon does not live. Each is far above the longest work that
-/// has an end of its own, since a restart helps only where there is none.
+/// Limits of `/livez`. Each is far above the longest operation that has its own deadline, since a restart only helps
+/// where an operation never ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The ledger's writer takes a turn each second by itself. Its longest is an append and a reading of
-    /// the store of 2 s each, and a waiting round of both.
+    /// Longest time without a turn of the keeper, which ticks each second. Its longest turn is an append and a load of the store
+    /// of 2 s each, after waiting for another such turn.
     pub keeper: Duration,
-    /// One job of the policy thread: a stack has 1 s, twice for an Allocate; then it waits for the
-    /// ledger's writer.
+    /// Longest job of the policy thread: a stack evaluation has 1 s, an Allocate evaluates twice, and then waits for the keeper.
     pub policies: Duration,
-    /// One look at the GPUs: its calls of NVML have deadlines of a few seconds a GPU, all at once. So long,
-    /// too, after its time, until the next one is begun.
+    /// Longest scan of the GPUs, whose NVML calls run concurrently with deadlines of a few seconds per GPU; also the longest delay
+    /// of the next scan after its interval.
     pub look: Duration,
-    /// The runtime of the kubelet front end gives a sign of life each second.
+    /// Longest time without a heartbeat of the async runtime that serves the kubelet, which beats each second.
     pub front: Duration,
-    /// A resource that counts as registered without a stream: the loss of one is noticed at once.
+    /// Longest time that a resource may stay registered without a stream.
     pub stream: Duration,
 }
 

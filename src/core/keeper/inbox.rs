@@ -1,6 +1,6 @@
-//! The inboxes before the writer's thread, and the thread.
+//! The keeper's inboxes and its thread.
 
-use super::{Answered, AskError, Keeper, Snapshot, Trouble};
+use super::{Answered, AskError, Keeper, Snapshot, StoreFailure};
 use crate::figures::Figures;
 use crate::spans;
 use berth_kernel::command::Command;
@@ -12,27 +12,27 @@ use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 use tracing::Span;
 
-/// Asks of the kubelet that may wait: it calls serially, so one a resource ([`berth_kernel::offer::RESOURCES_MAX`] = 64).
+/// Capacity of the kubelet's inbox: it calls serially, so one command per resource ([`berth_kernel::offer::RESOURCES_MAX`] = 64).
 pub const KUBELET_INBOX: usize = 64;
-/// Other asks that may wait: a turn takes well under a millisecond beside a disk of 0.2 ms, so a
-/// full inbox is a fraction of a second of work. Full is an answer, not a wait.
+/// Capacity of the other inbox: a turn takes well under a millisecond with a disk of 0.2 ms, so a
+/// full inbox is a fraction of a second of work. A full inbox refuses instead of waiting.
 pub const OTHER_INBOX: usize = 256;
-/// How often time passes for the ledger.
+/// Interval of [`Command::Tick`].
 const TICK: Duration = Duration::from_secs(1);
-pub(super) struct Ask {
+pub(super) struct Request {
     pub(super) command: Command,
     pub(super) reply: oneshot::Sender<Answered>,
-    /// Of the work that waits for it.
+    /// The span of the submitter.
     pub(super) span: Span,
 }
 
-/// The way to the keeper.
+/// A handle to the keeper's thread. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
-    kubelet: Sender<Ask>,
-    other: Sender<Ask>,
+    kubelet: Sender<Request>,
+    other: Sender<Request>,
     snapshots: watch::Receiver<Snapshot>,
-    trouble: Trouble,
+    store_failure: StoreFailure,
     figures: Arc<Figures>,
 }
 
@@ -49,85 +49,90 @@ impl Handle {
         self.snapshots.clone()
     }
 
-    /// What is wrong with the store, if anything.
+    /// Error of the store, if it failed.
     #[must_use]
     pub fn store_trouble(&self) -> Option<String> {
-        self.trouble.lock().clone()
+        self.store_failure.lock().clone()
     }
 
-    /// What is counted as long as the daemon lives.
+    /// Counters and heartbeats since the daemon started.
     #[must_use]
     pub fn figures(&self) -> &Arc<Figures> {
         &self.figures
     }
 
-    /// How many commands wait: the kubelet's, and others'.
+    /// Number of commands in the kubelet's inbox and in the other one.
     #[must_use]
-    pub fn waiting(&self) -> (usize, usize) {
+    pub fn queue_lengths(&self) -> (usize, usize) {
         (self.kubelet.len(), self.other.len())
     }
 
-    /// Puts a command into the inbox: the kubelet's for Allocate, else the other one.
+    /// Puts a command into an inbox: the kubelet's for Allocate, else the other one.
     ///
     /// # Errors
-    /// [`AskError::Busy`] if the inbox is full, [`AskError::Stopping`] if nobody reads it any more.
+    /// [`AskError::Busy`] if the inbox is full, [`AskError::Stopping`] if the keeper has ended.
     pub fn submit(&self, command: Command) -> Result<oneshot::Receiver<Answered>, AskError> {
         let inbox = if matches!(command, Command::Allocate { .. }) { &self.kubelet } else { &self.other };
         let (reply, answer) = oneshot::channel();
-        match inbox.try_send(Ask { command, reply, span: spans::here() }) {
+        match inbox.try_send(Request { command, reply, span: spans::current() }) {
             Ok(()) => Ok(answer),
             Err(TrySendError::Full(_)) => Err(AskError::Busy),
             Err(TrySendError::Disconnected(_)) => Err(AskError::Stopping),
         }
     }
 
-    /// Submits and waits, from a thread that may block.
+    /// Submits a command and waits for the answer, from a thread that may block.
     ///
     /// # Errors
     /// As [`Keeper::turn`] and [`Handle::submit`].
-    pub fn ask(&self, command: Command) -> Answered {
+    pub fn execute(&self, command: Command) -> Answered {
         self.submit(command)?.blocking_recv().unwrap_or(Err(AskError::Stopping))
     }
 }
 
-/// The running keeper. Dropping its last [`Handle`] ends the thread after what it has begun.
+/// The running keeper. Dropping its last [`Handle`] ends the thread after its current turn.
 pub struct Running {
-    /// The way to it.
+    /// The handle to it.
     pub handle: Handle,
-    /// Ends when all handles are gone.
+    /// The keeper's thread; ends when all handles are dropped.
     pub thread: JoinHandle<()>,
 }
 
-/// Starts the keeper's thread. `nudge` is told, without waiting, that something was published.
+/// Starts the keeper's thread. It signals each publication on `nudge`, without waiting.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// If the thread cannot be started.
 pub fn spawn(keeper: Keeper, nudge: Sender<()>) -> std::io::Result<Running> {
-    let (kubelet, kubelet_asks) = bounded(KUBELET_INBOX);
-    let (other, other_asks) = bounded(OTHER_INBOX);
+    let (kubelet, kubelet_requests) = bounded(KUBELET_INBOX);
+    let (other, other_requests) = bounded(OTHER_INBOX);
     let snapshots = keeper.publisher.subscribe();
-    let trouble = Arc::clone(&keeper.trouble);
+    let store_failure = Arc::clone(&keeper.store_failure);
     let figures = Arc::clone(&keeper.figures);
-    // From its start on it takes turns.
+    // The heartbeat starts before the first turn.
     drop(figures.keeper.beat.begin());
     let thread = std::thread::Builder::new()
         .name("keeper".into())
-        .spawn(move || run(keeper, &kubelet_asks, &other_asks, &nudge))?;
-    Ok(Running { handle: Handle { kubelet, other, snapshots, trouble, figures }, thread })
+        .spawn(move || run(keeper, &kubelet_requests, &other_requests, &nudge))?;
+    Ok(Running { handle: Handle { kubelet, other, snapshots, store_failure, figures }, thread })
 }
 
-pub(super) fn run(mut keeper: Keeper, kubelet: &Receiver<Ask>, other: &Receiver<Ask>, nudge: &Sender<()>) {
+pub(super) fn run(
+    mut keeper: Keeper,
+    kubelet: &Receiver<Request>,
+    other: &Receiver<Request>,
+    nudge: &Sender<()>,
+) {
     let ticks = tick(TICK);
     loop {
         let generation = keeper.ledger.generation;
-        // The kubelet's asks always first: it has no timeout and admits no other pod meanwhile.
+        // The kubelet's commands first: it has no timeout and admits no other pod meanwhile.
         select_biased! {
-            recv(kubelet) -> ask => match ask {
-                Ok(ask) => answer(&mut keeper, ask),
+            recv(kubelet) -> request => match request {
+                Ok(request) => handle_request(&mut keeper, request),
                 Err(_) => return,
             },
-            recv(other) -> ask => match ask {
-                Ok(ask) => answer(&mut keeper, ask),
+            recv(other) -> request => match request {
+                Ok(request) => handle_request(&mut keeper, request),
                 Err(_) => return,
             },
             recv(ticks) -> _ => {
@@ -137,33 +142,33 @@ pub(super) fn run(mut keeper: Keeper, kubelet: &Receiver<Ask>, other: &Receiver<
             }
         }
         if keeper.ledger.generation != generation {
-            // A nudge that is already waiting says the same.
+            // A full channel already holds a signal.
             let _ = nudge.try_send(());
         }
     }
 }
 
-fn answer(keeper: &mut Keeper, ask: Ask) {
-    if matches!(ask.command, Command::Allocate { .. }) && ask.reply.is_closed() {
+fn handle_request(keeper: &mut Keeper, request: Request) {
+    if matches!(request.command, Command::Allocate { .. }) && request.reply.is_closed() {
         return;
     }
-    let span = spans::turn(&ask.span, ask.command.word());
-    let answered = span.in_scope(|| turn(keeper, &ask.command));
-    let failed = matches!(answered, Err(AskError::Store(_)));
-    let outcome = answered.as_ref().err().map_or("applied", AskError::kind);
-    spans::turned(&span, keeper.ledger.generation, outcome, failed);
+    let span = spans::turn(&request.span, request.command.word());
+    let answer = span.in_scope(|| turn(keeper, &request.command));
+    let failed = matches!(answer, Err(AskError::Store(_)));
+    let outcome = answer.as_ref().err().map_or("applied", AskError::kind);
+    spans::turn_ended(&span, keeper.ledger.generation, outcome, failed);
     drop(span);
     pass(Step::BeforeReply);
-    // Whoever asked may have given up waiting; what is applied stays applied.
-    let _ = ask.reply.send(answered);
+    // The submitter may have stopped waiting; the command stays applied.
+    let _ = request.reply.send(answer);
 }
 
-/// One turn, with its signs of life.
+/// One turn, with heartbeat and duration.
 fn turn(keeper: &mut Keeper, command: &Command) -> Answered {
     let figures = Arc::clone(&keeper.figures);
     let _busy = figures.keeper.beat.begin();
     let began = Instant::now();
-    let answered = keeper.turn(command);
-    figures.keeper.turns.add(began.elapsed());
-    answered
+    let answer = keeper.turn(command);
+    figures.keeper.turn_durations.add(began.elapsed());
+    answer
 }

@@ -1,4 +1,4 @@
-use super::inbox::{Ask, run};
+use super::inbox::{Request, run};
 use super::*;
 use berth_kernel::command::{Attempt, StackAnswer};
 use berth_kernel::gpu::{Inventory, Part};
@@ -13,18 +13,18 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::Span;
 
-/// A clock that goes on when it is told to.
+/// A clock that the test advances.
 #[derive(Default)]
-struct Hands(AtomicU64);
+struct ManualClock(AtomicU64);
 
-impl Clock for Hands {
+impl Clock for ManualClock {
     fn now(&self) -> Now {
         let ms = self.0.load(Ordering::Relaxed);
         Now { wall_ms: ms, mono_ms: ms }
     }
 }
 
-/// A disk that does as it is told.
+/// A store in memory with injected faults.
 #[derive(Clone, Default)]
 struct Disk {
     records: Arc<Mutex<BTreeMap<RecordKey, Record>>>,
@@ -35,7 +35,7 @@ struct Disk {
 enum DiskFault {
     /// Nothing can be written or read.
     Gone,
-    /// Writes fail, and are there all the same.
+    /// Writes return an error after they have taken effect.
     AfterWrite,
 }
 
@@ -95,9 +95,9 @@ fn gpus(count: u32) -> Inventory {
     Inventory { parts: (0..count).map(part).collect(), ..Inventory::default() }
 }
 
-/// A keeper with two whole GPUs on offer, its disk, and its clock.
-fn keeper() -> (Keeper, Disk, Arc<Hands>) {
-    let (disk, clock) = (Disk::default(), Arc::new(Hands::default()));
+/// A keeper with two whole GPUs on offer, its store and its clock.
+fn keeper() -> (Keeper, Disk, Arc<ManualClock>) {
+    let (disk, clock) = (Disk::default(), Arc::new(ManualClock::default()));
     let store = Box::new(disk.clone());
     let mut keeper = Keeper::open(store, Rules::default(), clock.clone()).unwrap();
     keeper.turn(&Command::Look(gpus(2))).unwrap();
@@ -118,46 +118,46 @@ fn allocate(i: u32) -> Command {
 }
 
 #[test]
-fn an_allocate_that_nobody_waits_for_any_more_is_not_granted() {
+fn an_allocate_whose_caller_stopped_waiting_is_not_granted() {
     let (keeper, _disk, _clock) = keeper();
     let mut snapshots = keeper.publisher.subscribe();
-    let (kubelet, asks) = bounded(4);
-    let (_other, other_asks) = bounded(4);
+    let (kubelet, requests) = bounded(4);
+    let (_other, other_requests) = bounded(4);
     let (nudge, _nudged) = bounded(1);
-    let (reply, given_up) = tokio::sync::oneshot::channel();
-    kubelet.send(Ask { command: allocate(0), reply, span: Span::none() }).unwrap();
-    drop(given_up);
+    let (reply, abandoned) = tokio::sync::oneshot::channel();
+    kubelet.send(Request { command: allocate(0), reply, span: Span::none() }).unwrap();
+    drop(abandoned);
     let (reply, mut answer) = tokio::sync::oneshot::channel();
-    kubelet.send(Ask { command: allocate(1), reply, span: Span::none() }).unwrap();
+    kubelet.send(Request { command: allocate(1), reply, span: Span::none() }).unwrap();
     drop(kubelet);
-    run(keeper, &asks, &other_asks, &nudge);
+    run(keeper, &requests, &other_requests, &nudge);
     answer.try_recv().unwrap().unwrap();
     let live: Vec<_> = snapshots.borrow_and_update().live.values().map(|a| a.devices.clone()).collect();
     assert_eq!(live, [[DeviceId::whole(&gpu(1))]]);
 }
 
 #[test]
-fn a_gpu_that_died_is_shown_although_the_disk_is_gone() {
+fn a_failed_gpu_is_published_although_the_disk_is_gone() {
     let (mut keeper, disk, clock) = keeper();
     disk.set_fault(Some(DiskFault::Gone));
     assert!(matches!(keeper.turn(&allocate(0)), Err(AskError::Store(_))));
     clock.0.fetch_add(10_000, Ordering::Relaxed);
-    // One GPU went. To record anything is impossible, to say it is not.
+    // One GPU vanished. That cannot be recorded, but it is published.
     let _ = keeper.turn(&Command::Look(gpus(1)));
     let snapshot = keeper.snapshot();
     assert!(!snapshot.works(snapshot.part(&gpu(1)).unwrap()));
     assert!(snapshot.works(snapshot.part(&gpu(0)).unwrap()));
     assert!(snapshot.live.is_empty());
-    // The disk comes back, and so does granting.
+    // Granting works again once the disk does.
     disk.set_fault(None);
     clock.0.fetch_add(10_000, Ordering::Relaxed);
     keeper.turn(&allocate(0)).unwrap();
     let snapshot = keeper.snapshot();
-    assert!(!snapshot.works(snapshot.part(&gpu(1)).unwrap()), "what was seen is not forgotten");
+    assert!(!snapshot.works(snapshot.part(&gpu(1)).unwrap()), "the vanished GPU stays withdrawn");
 }
 
 #[test]
-fn a_write_that_failed_and_is_there_after_all_is_a_grant_that_nobody_heard_of() {
+fn a_grant_whose_append_failed_after_the_write_has_no_holder() {
     let (mut keeper, disk, clock) = keeper();
     disk.set_fault(Some(DiskFault::AfterWrite));
     assert!(matches!(keeper.turn(&allocate(0)), Err(AskError::Store(_))));
@@ -170,29 +170,29 @@ fn a_write_that_failed_and_is_there_after_all_is_a_grant_that_nobody_heard_of() 
 }
 
 #[test]
-fn how_a_gpu_fares_outlives_a_restart_and_a_failed_write_is_made_good() {
+fn gpu_health_survives_a_restart_and_a_failed_write_is_repeated() {
     let (mut keeper, disk, clock) = keeper();
-    let troubled = || {
-        let trouble = [(gpu(1), "fell off the bus".to_owned())].into();
-        Command::Look(Inventory { troubles: trouble, ..gpus(2) })
+    let failing = || {
+        let troubles = [(gpu(1), "fell off the bus".to_owned())].into();
+        Command::Look(Inventory { troubles, ..gpus(2) })
     };
-    let restarted = || {
+    let health_after_restart = || {
         let keeper = Keeper::open(Box::new(disk.clone()), Rules::default(), clock.clone()).unwrap();
         let health = &keeper.snapshot().gpus[&gpu(1)].health;
         (health.state.as_str(), health.reason.clone(), health.history.len())
     };
     disk.set_fault(Some(DiskFault::Gone));
-    let _ = keeper.turn(&troubled());
+    let _ = keeper.turn(&failing());
     disk.set_fault(None);
-    assert_eq!(restarted().0, "healthy", "nothing could be written");
+    assert_eq!(health_after_restart().0, "healthy", "nothing could be written");
     clock.0.fetch_add(10_000, Ordering::Relaxed);
     keeper.turn(&Command::Tick).unwrap();
-    assert_eq!(restarted(), ("unhealthy", "fell off the bus".into(), 1));
-    // Lasting trouble is not written again and again, and the recovery is.
+    assert_eq!(health_after_restart(), ("unhealthy", "fell off the bus".into(), 1));
+    // A lasting failure is written once, and so is the recovery.
     let before = disk.records.lock().clone();
-    keeper.turn(&troubled()).unwrap();
+    keeper.turn(&failing()).unwrap();
     assert_eq!(*disk.records.lock(), before);
     clock.0.fetch_add(400_000, Ordering::Relaxed);
     keeper.turn(&Command::Look(gpus(2))).unwrap();
-    assert_eq!(restarted(), ("healthy", String::new(), 2));
+    assert_eq!(health_after_restart(), ("healthy", String::new(), 2));
 }

@@ -1,4 +1,4 @@
-//! Devices as the kubelet is shown them, and who holds them.
+//! Metrics of devices, as the kubelet lists them, and of allocations.
 
 use super::families::Families;
 use super::scrape::Scrape;
@@ -11,7 +11,7 @@ const STATES: [&str; 4] = ["free", "held", "withdrawn", "retiring"];
 const HOW: [&str; 2] = ["granted", "adopted"];
 const REASONS: [&str; 5] = ["released", "neverStarted", "podGone", "superseded", "operator"];
 
-pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     let devices: Vec<_> = scrape.listed.keys().map(|resource| (resource, states(scrape, resource))).collect();
     families.gauge(
         &table::DEVICES,
@@ -21,8 +21,8 @@ pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result 
     )?;
     let live = live(scrape);
     let index = |gpu: &PartId| {
-        let known = scrape.gpus.iter().find(|(_, id)| id == gpu);
-        known.map_or("", |(index, _)| index.as_str())
+        let listed = scrape.gpus.iter().find(|(_, id)| id == gpu);
+        listed.map_or("", |(index, _)| index.as_str())
     };
     let shown = live.iter().filter(|((_, gpu), _)| scrape.gpus.iter().any(|(_, id)| id == gpu));
     families.gauge(
@@ -30,16 +30,16 @@ pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result 
         shown.map(|((resource, gpu), n)| (vec![resource.as_str(), index(gpu), gpu.as_str()], *n)),
     )?;
     let figures = &scrape.figures.keeper;
-    families.counter(&table::GRANTED, whole(scrape, &figures.grants(), &HOW))?;
-    families.counter(&table::ENDED, whole(scrape, &figures.ends(), &REASONS))?;
+    families.counter(&table::GRANTED, with_zeros(scrape, &figures.grants(), &HOW))?;
+    families.counter(&table::ENDED, with_zeros(scrape, &figures.ends(), &REASONS))?;
     let refusals = scrape.figures.kubelet.refusals();
     families.counter(&table::REFUSALS, refusals.iter().map(|(kind, n)| (vec![*kind], *n)))?;
-    families.one(&table::ON_HOLD, Some(u64::from(scrape.ledger.hold.is_some())))?;
+    families.value(&table::ON_HOLD, Some(u64::from(scrape.ledger.hold.is_some())))?;
     let stuck = scrape.ledger.stuck.as_deref().map_or(0, |stuck| stuck.allocations);
-    families.one(&table::STUCK, Some(u64::try_from(stuck).unwrap_or(u64::MAX)))
+    families.value(&table::STUCK, Some(u64::try_from(stuck).unwrap_or(u64::MAX)))
 }
 
-/// How many devices of a resource are in each of [`STATES`].
+/// Number of a resource's devices in each of [`STATES`].
 fn states(scrape: &Scrape, resource: &Resource) -> [u64; 4] {
     let mut counts = [0; 4];
     for listed in &scrape.listed[resource] {
@@ -55,7 +55,7 @@ fn states(scrape: &Scrape, resource: &Resource) -> [u64; 4] {
     counts
 }
 
-/// Live allocations by resource and GPU, and 0 where there could be one.
+/// Number of live allocations by resource and GPU; 0 for pairs without one whose GPU offers the resource.
 fn live(scrape: &Scrape) -> BTreeMap<(Resource, PartId), u64> {
     let ledger = &scrape.ledger;
     let mut counts: BTreeMap<(Resource, PartId), u64> = BTreeMap::new();
@@ -74,19 +74,19 @@ fn live(scrape: &Scrape) -> BTreeMap<(Resource, PartId), u64> {
     counts
 }
 
-/// Counts of every listed resource, those that never counted among them: a counter that appears with its
-/// first event hides it from `rate`.
-fn whole<'a>(
+/// The counters of every resource, including zeros: `rate` does not see the first event of a counter that
+/// appears with it.
+fn with_zeros<'a>(
     scrape: &'a Scrape,
     counts: &BTreeMap<(String, &'static str), u64>,
-    words: &[&'static str],
+    labels: &[&'static str],
 ) -> Vec<(Vec<&'a str>, u64)> {
-    let mut all = Vec::new();
+    let mut values = Vec::new();
     for resource in scrape.counted.iter() {
-        for word in words {
-            let n = counts.get(&(resource.clone(), *word)).copied().unwrap_or(0);
-            all.push((vec![resource.as_str(), *word], n));
+        for label in labels {
+            let n = counts.get(&(resource.clone(), *label)).copied().unwrap_or(0);
+            values.push((vec![resource.as_str(), *label], n));
         }
     }
-    all
+    values
 }

@@ -1,4 +1,4 @@
-//! The daemon itself: which build, whether it is well, and what its API was asked.
+//! Metrics of the daemon: build, readiness, liveness, API requests and traces.
 
 use super::families::Families;
 use super::scrape::Scrape;
@@ -8,30 +8,30 @@ use std::fmt;
 /// Status classes, in the order of [`crate::figures::Served::by_class`].
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     let about = &scrape.about;
     families.info(&table::BUILD, [vec![env!("CARGO_PKG_VERSION")]])?;
     let versions = scrape.figures.gpus.versions();
-    let word = |version: &'_ Option<String>| version.clone().unwrap_or_default();
-    let (driver, cuda) = (word(&versions.driver), word(&versions.cuda));
+    let label = |version: &'_ Option<String>| version.clone().unwrap_or_default();
+    let (driver, cuda) = (label(&versions.driver), label(&versions.cuda));
     families.info(&table::NVIDIA, [vec![driver.as_str(), cuda.as_str()]])?;
     for (family, checks) in
-        [(&table::READY, &about.ready), (&table::LIVE, &about.live), (&table::NOTED, &about.noted)]
+        [(&table::READY, &about.ready), (&table::LIVE, &about.live), (&table::CHECK_WARNINGS, &about.noted)]
     {
-        let values = checks.iter().map(|(check, well)| (vec![check.as_str()], u64::from(*well)));
+        let values = checks.iter().map(|(check, result)| (vec![check.as_str()], u64::from(*result)));
         families.gauge(family, values)?;
     }
     Ok(())
 }
 
-/// All zero while traces are off.
-pub(super) fn tell_traces(families: &mut Families<'_>) -> fmt::Result {
+/// The counters of spans; all zero while traces are off.
+pub(super) fn encode_traces(families: &mut Families<'_>) -> fmt::Result {
     let counts = crate::spans::counts();
-    let by = [("exported", counts.exported), ("failed", counts.failed), ("dropped", counts.dropped)];
-    families.counter(&table::TRACE_SPANS, by.map(|(outcome, n)| (vec![outcome], n)))
+    let outcomes = [("exported", counts.exported), ("failed", counts.failed), ("dropped", counts.dropped)];
+    families.counter(&table::TRACE_SPANS, outcomes.map(|(outcome, n)| (vec![outcome], n)))
 }
 
-pub(super) fn tell_http(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+pub(super) fn encode_http(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     let served = scrape.figures.http.served();
     let requests = served.iter().flat_map(|((route, method), served)| {
         let classes = CLASSES.iter().zip(served.by_class).filter(|(_, n)| *n > 0);

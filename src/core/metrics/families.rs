@@ -1,9 +1,9 @@
-//! Families of metrics from values in hand. The library keeps its values itself and is told of each
-//! change; ours lie in snapshots, so they are handed over as constants.
+//! Encodes metric families from existing values. The Prometheus library would keep the values itself; the daemon's are in
+//! snapshots, so they are passed to the encoder directly.
 
 use super::table::{Family, Kind};
-use crate::admission;
-use crate::figures::Spread;
+use crate::admission::{LATENCY_BOUNDS_US, Latencies};
+use crate::figures::HistogramSnapshot;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
@@ -12,7 +12,7 @@ use std::fmt;
 /// The values of a family's labels, in the order of the table.
 pub(super) type Values<'a> = Vec<&'a str>;
 
-/// The ends of names that are units.
+/// Name suffixes that are units.
 static UNITS: [(&str, Unit); 2] = [("_bytes", Unit::Bytes), ("_seconds", Unit::Seconds)];
 
 /// A histogram at one moment.
@@ -22,21 +22,21 @@ pub(super) struct Buckets {
     sum: f64,
 }
 
-impl From<Spread> for Buckets {
-    fn from(spread: Spread) -> Self {
-        let bounds = spread.bounds_us.iter().map(|us| seconds(*us)).collect();
-        Self { bounds, counts: spread.counts, sum: seconds(spread.sum_us) }
+impl From<HistogramSnapshot> for Buckets {
+    fn from(histogram: HistogramSnapshot) -> Self {
+        let bounds = histogram.bounds_us.iter().map(|us| seconds(*us)).collect();
+        Self { bounds, counts: histogram.counts, sum: seconds(histogram.sum_us) }
     }
 }
 
-impl From<admission::Times> for Buckets {
-    fn from(times: admission::Times) -> Self {
-        let bounds = admission::TIMES_US.iter().map(|us| seconds(*us)).collect();
-        Self { bounds, counts: times.counts.to_vec(), sum: seconds(times.sum_us) }
+impl From<Latencies> for Buckets {
+    fn from(latencies: Latencies) -> Self {
+        let bounds = LATENCY_BOUNDS_US.iter().map(|us| seconds(*us)).collect();
+        Self { bounds, counts: latencies.counts.to_vec(), sum: seconds(latencies.sum_us) }
     }
 }
 
-/// Takes one family after the other.
+/// Encodes one family after the other.
 pub(super) struct Families<'e> {
     encoder: DescriptorEncoder<'e>,
 }
@@ -46,7 +46,7 @@ impl<'e> Families<'e> {
         Self { encoder }
     }
 
-    /// The family's words; what follows is its values.
+    /// Writes the family's descriptor; its values follow.
     fn describe(&mut self, family: &Family) -> Result<MetricEncoder<'_>, fmt::Error> {
         let kind = match family.kind {
             Kind::Counter => MetricType::Counter,
@@ -54,7 +54,7 @@ impl<'e> Families<'e> {
             Kind::Histogram => MetricType::Histogram,
             Kind::Info => MetricType::Info,
         };
-        // The library puts unit and kind back behind the name.
+        // The library appends the unit and the suffix of the kind to the name.
         let name = family.name;
         let name = name.strip_suffix("_total").or_else(|| name.strip_suffix("_info")).unwrap_or(name);
         let unit = UNITS.iter().find_map(|(end, unit)| Some((name.strip_suffix(end)?, unit)));
@@ -64,7 +64,7 @@ impl<'e> Families<'e> {
         }
     }
 
-    fn each<'a, T>(
+    fn write_values<'a, T>(
         &mut self,
         family: &Family,
         values: impl IntoIterator<Item = (Values<'a>, T)>,
@@ -73,7 +73,7 @@ impl<'e> Families<'e> {
         let mut encoder = self.describe(family)?;
         for (labels, value) in values {
             debug_assert_eq!(labels.len(), family.labels.len(), "{}", family.name);
-            // Without labels the library would write empty braces.
+            // `encode_family` would write empty braces if there are no labels.
             if labels.is_empty() {
                 write(&mut encoder, value)?;
             } else {
@@ -84,62 +84,62 @@ impl<'e> Families<'e> {
         Ok(())
     }
 
-    /// What only grows.
+    /// Writes a counter.
     pub(super) fn counter<'a>(
         &mut self,
         family: &Family,
         values: impl IntoIterator<Item = (Values<'a>, u64)>,
     ) -> fmt::Result {
-        self.each(family, values, |to, value| to.encode_counter::<NoLabelSet, _, u64>(&value, None))
+        self.write_values(family, values, |to, value| to.encode_counter::<NoLabelSet, _, u64>(&value, None))
     }
 
-    /// What only grows and is no whole number.
+    /// Writes a fractional counter without labels.
     pub(super) fn counter_f64(&mut self, family: &Family, value: Option<f64>) -> fmt::Result {
         let values = value.map(|value| (Vec::new(), value));
-        self.each(family, values, |to, value| to.encode_counter::<NoLabelSet, _, f64>(&value, None))
+        self.write_values(family, values, |to, value| to.encode_counter::<NoLabelSet, _, f64>(&value, None))
     }
 
-    /// What comes and goes.
+    /// Writes a gauge.
     pub(super) fn gauge<'a>(
         &mut self,
         family: &Family,
         values: impl IntoIterator<Item = (Values<'a>, u64)>,
     ) -> fmt::Result {
-        self.each(family, values, |to, value| to.encode_gauge(&value))
+        self.write_values(family, values, |to, value| to.encode_gauge(&value))
     }
 
-    /// The same of numbers that need not be whole.
+    /// Writes a fractional gauge.
     pub(super) fn gauge_f64<'a>(
         &mut self,
         family: &Family,
         values: impl IntoIterator<Item = (Values<'a>, f64)>,
     ) -> fmt::Result {
-        self.each(family, values, |to, value| to.encode_gauge(&value))
+        self.write_values(family, values, |to, value| to.encode_gauge(&value))
     }
 
-    /// One number without labels.
-    pub(super) fn one(&mut self, family: &Family, value: Option<u64>) -> fmt::Result {
+    /// Writes a gauge without labels.
+    pub(super) fn value(&mut self, family: &Family, value: Option<u64>) -> fmt::Result {
         self.gauge(family, value.map(|value| (Vec::new(), value)))
     }
 
-    /// Of several states the one that something is in.
+    /// Writes a gauge per state: 1 for the current one, 0 for the others.
     pub(super) fn states<'a>(
         &mut self,
         family: &Family,
         all: &[&'static str],
         values: impl IntoIterator<Item = (Values<'a>, &'static str)>,
     ) -> fmt::Result {
-        let each = values.into_iter().flat_map(|(labels, is)| {
+        let gauges = values.into_iter().flat_map(|(labels, current)| {
             all.iter().map(move |state| {
                 let mut labels = labels.clone();
                 labels.push(state);
-                (labels, u64::from(*state == is))
+                (labels, u64::from(*state == current))
             })
         });
-        self.gauge(family, each)
+        self.gauge(family, gauges)
     }
 
-    /// What things are, in labels.
+    /// Writes facts as labels.
     pub(super) fn info<'a>(
         &mut self,
         family: &Family,
@@ -154,23 +154,23 @@ impl<'e> Families<'e> {
         Ok(())
     }
 
-    /// How long things took, in seconds.
+    /// Writes histograms, in seconds.
     pub(super) fn histogram<'a>(
         &mut self,
         family: &Family,
         values: impl IntoIterator<Item = (Values<'a>, Buckets)>,
     ) -> fmt::Result {
-        self.each(family, values, |to, Buckets { bounds, counts, sum }| {
+        self.write_values(family, values, |to, Buckets { bounds, counts, sum }| {
             let count = counts.iter().sum();
-            // The library adds them up.
+            // The library makes the buckets cumulative.
             let buckets: Vec<(f64, u64)> = bounds.into_iter().chain([f64::INFINITY]).zip(counts).collect();
             to.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
         })
     }
 
-    /// One histogram without labels.
-    pub(super) fn times(&mut self, family: &Family, spread: Spread) -> fmt::Result {
-        self.histogram(family, [(Vec::new(), spread.into())])
+    /// Writes a histogram without labels.
+    pub(super) fn duration(&mut self, family: &Family, durations: HistogramSnapshot) -> fmt::Result {
+        self.histogram(family, [(Vec::new(), durations.into())])
     }
 }
 
@@ -179,7 +179,7 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-/// Seconds since 1970 of so many milliseconds.
+/// Converts milliseconds since 1970 to seconds.
 #[allow(clippy::cast_precision_loss)] // 2^53 ms are 285,000 years.
 pub(super) fn wall_seconds(wall_ms: u64) -> f64 {
     wall_ms as f64 / 1e3

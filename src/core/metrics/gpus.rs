@@ -1,4 +1,4 @@
-//! GPUs: what they are, how they fare, and how far they are drained.
+//! Metrics of GPUs: facts, use, health, scans and drains.
 
 use super::families::{Families, wall_seconds};
 use super::scrape::Scrape;
@@ -12,35 +12,35 @@ use berth_kernel::names::PartId;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// GPUs that are shown one by one: four times the largest node, since vanished ones are kept until an
-/// operator forgets them. The first by index are.
+/// Most GPUs with metrics of their own, lowest indices first: four times the largest node, since vanished GPUs are kept until an
+/// operator forgets them.
 pub const GPUS_SHOWN_MAX: usize = 64;
 
 const HEALTH: [&str; 4] = ["healthy", "degraded", "unhealthy", "vanished"];
 const DRAIN: [&str; 4] = ["active", "cordoned", "draining", "drained"];
 const MIB: u64 = 1024 * 1024;
 
-/// Index and UUID of the GPUs that are shown, by index.
+/// Index and UUID of the GPUs with metrics, ordered by index.
 pub(super) fn shown(ledger: &Ledger) -> Vec<(String, PartId)> {
-    let facts = |id: &PartId| (main_part(ledger, id).map_or(u32::MAX, |part| part.gpu_index), id.clone());
-    let mut all: Vec<_> = ledger.gpus.keys().map(facts).collect();
-    all.sort();
-    let word = |index: u32| if index == u32::MAX { String::new() } else { index.to_string() };
-    all.into_iter().take(GPUS_SHOWN_MAX).map(|(index, id)| (word(index), id)).collect()
+    let indexed = |id: &PartId| (main_part(ledger, id).map_or(u32::MAX, |part| part.gpu_index), id.clone());
+    let mut gpus: Vec<_> = ledger.gpus.keys().map(indexed).collect();
+    gpus.sort();
+    let label = |index: u32| if index == u32::MAX { String::new() } else { index.to_string() };
+    gpus.into_iter().take(GPUS_SHOWN_MAX).map(|(index, id)| (label(index), id)).collect()
 }
 
-/// The whole GPU; where only its instances are known, the first of them.
+/// The whole GPU, or its first MIG instance if only instances are known.
 fn main_part<'l>(ledger: &'l Ledger, gpu: &PartId) -> Option<&'l Part> {
     let any = || ledger.parts.values().map(AsRef::as_ref).find(|part| part.part.gpu() == gpu);
     ledger.part(gpu).or_else(any).map(|part| &part.part)
 }
 
 fn health(state: HealthState, present: bool) -> &'static str {
-    // One that the start did not find has no look that said so.
+    // No scan has recorded a GPU as vanished that was missing at start.
     if present { state.as_str() } else { HealthState::Vanished.as_str() }
 }
 
-pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     let ledger = &*scrape.ledger;
     let gpus = || scrape.gpus.iter().map(|(index, id)| (vec![index.as_str(), id.as_str()], id));
     let parts = || gpus().filter_map(|(labels, id)| Some((labels, main_part(ledger, id)?)));
@@ -53,7 +53,7 @@ pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result 
     )?;
     let present = |id: &PartId| ledger.parts.values().any(|p| p.present && p.part.gpu() == id);
     families.gauge(&table::GPU_PRESENT, gpus().map(|(labels, id)| (labels, u64::from(present(id)))))?;
-    // Of a GPU of which only instances are known, the memory is not.
+    // The memory of a GPU is unknown if only its instances are known.
     let whole = parts().filter(|(_, part)| part.parent.is_none());
     families.gauge(&table::GPU_CAPACITY, whole.map(|(labels, part)| (labels, part.memory_mib * MIB)))?;
     let used = |id: &PartId| ledger.usage.get(id).map(|usage| usage.memory_used_mib * MIB);
@@ -67,58 +67,58 @@ pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result 
     let bypassed = gpus().map(|(labels, id)| (labels, bypasses.get(id).copied().unwrap_or(0)));
     families.gauge(&table::GPU_BYPASSES, bypassed)?;
     let states = || gpus().filter_map(|(labels, id)| Some((labels, id, ledger.gpus.get(id)?)));
-    let fare = states().map(|(labels, id, gpu)| (labels, health(gpu.health.state, present(id))));
-    families.states(&table::GPU_HEALTH, &HEALTH, fare)?;
+    let healths = states().map(|(labels, id, gpu)| (labels, health(gpu.health.state, present(id))));
+    families.states(&table::GPU_HEALTH, &HEALTH, healths)?;
     families.states(
         &table::GPU_DRAIN,
         &DRAIN,
         states().map(|(labels, _, gpu)| (labels, gpu.drain.as_str())),
     )?;
-    tell_reports(scrape, families)?;
-    tell_drains(scrape, families)
+    encode_reports(scrape, families)?;
+    encode_drains(scrape, families)
 }
 
-/// What looks and events brought.
-fn tell_reports(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
-    let turns = scrape.figures.keeper.health_turns();
+/// Encodes health changes, XIDs and scans.
+fn encode_reports(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+    let changes = scrape.figures.keeper.health_changes();
     families.counter(
         &table::HEALTH_CHANGES,
-        HEALTH.iter().map(|state| (vec![*state], turns.get(state).copied().unwrap_or(0))),
+        HEALTH.iter().map(|state| (vec![*state], changes.get(state).copied().unwrap_or(0))),
     )?;
     let figures = &scrape.figures.gpus;
     let xids = figures.xids();
     let index = |uuid: &str| {
-        let known = scrape.gpus.iter().find(|(_, id)| id.as_str() == uuid);
-        known.map_or("", |(index, _)| index.as_str())
+        let listed = scrape.gpus.iter().find(|(_, id)| id.as_str() == uuid);
+        listed.map_or("", |(index, _)| index.as_str())
     };
     let codes: Vec<_> = xids.iter().map(|((uuid, code), n)| (uuid, code.to_string(), *n)).collect();
     let counted = codes.iter().map(|(uuid, code, n)| (vec![index(uuid), uuid.as_str(), code.as_str()], *n));
-    let more = Some(figures.more_xids()).filter(|n| *n > 0).map(|n| (vec!["", "", "other"], n));
-    families.counter(&table::XIDS, counted.chain(more))?;
-    let looks = figures.outcomes();
-    families.counter(&table::LOOKS, looks.map(|(outcome, n)| (vec![outcome], n)))?;
-    families.times(&table::LOOK_TIME, figures.looks.read())?;
-    let looked = figures.answered_wall_ms().map(|at| (Vec::new(), wall_seconds(at)));
-    families.gauge_f64(&table::LOOKED, looked)
+    let other = Some(figures.other_xids()).filter(|n| *n > 0).map(|n| (vec!["", "", "other"], n));
+    families.counter(&table::XIDS, counted.chain(other))?;
+    let scans = figures.outcomes();
+    families.counter(&table::SCANS, scans.map(|(outcome, n)| (vec![outcome], n)))?;
+    families.duration(&table::SCAN_TIME, figures.scan_durations.read())?;
+    let last_scan = figures.answered_wall_ms().map(|at| (Vec::new(), wall_seconds(at)));
+    families.gauge_f64(&table::LAST_SCAN, last_scan)
 }
 
-fn tell_drains(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+fn encode_drains(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     let ledger = &*scrape.ledger;
     let gpus = || {
-        let all = scrape.gpus.iter();
-        all.filter_map(|(index, id)| Some((vec![index.as_str(), id.as_str()], id, ledger.gpus.get(id)?)))
+        let shown = scrape.gpus.iter();
+        shown.filter_map(|(index, id)| Some((vec![index.as_str(), id.as_str()], id, ledger.gpus.get(id)?)))
     };
     let draining = || gpus().filter_map(|(labels, id, gpu)| Some((labels, id, gpu.drain.order()?)));
-    let left: Vec<_> = draining().map(|(labels, id, _)| (labels, holders(ledger, id))).collect();
+    let held: Vec<_> = draining().map(|(labels, id, _)| (labels, holders(ledger, id))).collect();
     let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     families.gauge(
         &table::DRAIN_HOLDERS,
-        left.iter().map(|(labels, holders)| (labels.clone(), count(holders.len()))),
+        held.iter().map(|(labels, holders)| (labels.clone(), count(holders.len()))),
     )?;
     let blocks = |leaving: &Leaving| {
         matches!(leaving, Leaving::Static | Leaving::Budget { .. } | Leaving::Failed { .. })
     };
-    let blockers = left.iter().map(|(labels, holders)| {
+    let blockers = held.iter().map(|(labels, holders)| {
         (labels.clone(), count(holders.iter().filter(|holder| blocks(&holder.leaving)).count()))
     });
     families.gauge(&table::DRAIN_BLOCKERS, blockers)?;

@@ -1,19 +1,19 @@
-//! The ledger, its one writer and its store.
+//! Metrics of the ledger, the keeper and the store.
 
 use super::families::Families;
 use super::scrape::Scrape;
 use super::table;
 use std::fmt;
 
-pub(super) fn tell(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
-    families.one(&table::GENERATION, Some(scrape.ledger.generation))?;
+pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
+    families.value(&table::GENERATION, Some(scrape.ledger.generation))?;
     let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-    let (kubelet, other) = scrape.waiting;
+    let (kubelet, other) = scrape.queue_lengths;
     families.gauge(&table::QUEUE, [(vec!["kubelet"], count(kubelet)), (vec!["other"], count(other))])?;
     let figures = &scrape.figures.keeper;
-    families.times(&table::TURN_TIME, figures.turns.read())?;
-    families.times(&table::APPEND_TIME, figures.appends.read())?;
+    families.duration(&table::TURN_TIME, figures.turn_durations.read())?;
+    families.duration(&table::APPEND_TIME, figures.append_durations.read())?;
     families.counter(&table::APPEND_FAILURES, [(Vec::new(), figures.append_failures())])?;
-    families.one(&table::STORE_SIZE, figures.store_bytes())?;
-    families.one(&table::STORE_TROUBLE, Some(u64::from(scrape.store_failed)))
+    families.value(&table::STORE_SIZE, figures.store_bytes())?;
+    families.value(&table::STORE_FAILED, Some(u64::from(scrape.store_failed)))
 }

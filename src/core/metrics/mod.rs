@@ -1,13 +1,12 @@
 //! The daemon's metrics, as OpenMetrics text for Prometheus.
 //!
 //! A scrape reads snapshots and counters; it never waits for the keeper or the policy thread, so frequent scrapes delay no
-//! Allocate. Each family is a row of [`table`] and is written by a function of the file of its noun; nothing is
-//! registered anywhere.
+//! Allocate. Each family is a row of [`table`], encoded by the module of its subject; nothing is registered globally.
 //!
-//! Labels are bounded: GPUs ([`GPUS_SHOWN_MAX`]), resources ([`berth_kernel::offer::RESOURCES_MAX`] at a time, and
-//! [`crate::figures::RESOURCES_COUNTED_MAX`] over time), versions of policies
+//! Label values are bounded: GPUs ([`GPUS_SHOWN_MAX`]), resources ([`berth_kernel::offer::RESOURCES_MAX`] at a time, and
+//! [`crate::figures::RESOURCES_COUNTED_MAX`] over time), policy versions
 //! ([`crate::admission::VERSIONS_COUNTED_MAX`]), XIDs ([`crate::figures::XIDS_COUNTED_MAX`]), routes
-//! ([`crate::figures::ROUTES_COUNTED_MAX`]); all others are closed lists. No pod and no namespace is a label.
+//! ([`crate::figures::ROUTES_COUNTED_MAX`]); all others are closed lists. Pods and namespaces are not labels.
 
 mod allocations;
 mod daemon;
@@ -35,44 +34,44 @@ use std::sync::Arc;
 /// The media type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Reads the metrics.
+/// Encodes the daemon's metrics.
 #[derive(Clone)]
 pub struct Metrics {
-    door: Door,
+    kernel: Door,
 }
 
 impl Metrics {
     /// The metrics of this daemon.
     #[must_use]
-    pub fn new(door: Door) -> Self {
-        Self { door }
+    pub fn new(kernel: Door) -> Self {
+        Self { kernel }
     }
 
-    /// The text of all metrics.
+    /// Encodes all metrics as text.
     ///
     /// # Errors
-    /// If one cannot be written as text, which is a bug of the daemon.
+    /// If a metric cannot be encoded, which is a bug of the daemon.
     pub fn text(&self, about: About) -> Result<String, fmt::Error> {
-        let ledger = self.door.snapshot();
-        let figures = Arc::clone(self.door.figures());
+        let ledger = self.kernel.snapshot();
+        let figures = Arc::clone(self.kernel.figures());
         let listed: BTreeMap<_, _> = ledger
             .resources()
             .into_iter()
-            .map(|name| (name.clone(), self.door.listing(&ledger, &name)))
+            .map(|name| (name.clone(), self.kernel.listing(&ledger, &name)))
             .collect();
-        let past = figures.keeper.grants().into_keys().chain(figures.keeper.ends().into_keys());
-        let counted = past.map(|(resource, _)| resource).chain(listed.keys().map(ToString::to_string));
+        let resources = figures.keeper.grants().into_keys().chain(figures.keeper.ends().into_keys());
+        let counted = resources.map(|(resource, _)| resource).chain(listed.keys().map(ToString::to_string));
         let scrape = Scrape {
             counted: counted.collect(),
             about,
             gpus: gpus::shown(&ledger),
             listed,
-            standings: self.door.standings(&ledger.stack),
-            waiting: self.door.waiting(),
-            store_failed: self.door.store_trouble().is_some(),
+            policy_statuses: self.kernel.policy_statuses(&ledger.stack),
+            queue_lengths: self.kernel.queue_lengths(),
+            store_failed: self.kernel.store_trouble().is_some(),
             figures,
-            tally: self.door.tally(),
-            journal: self.door.journal_size(),
+            call_counters: self.kernel.tally(),
+            journal: self.kernel.journal_stats(),
             ledger,
         };
         let mut registry = Registry::default();
@@ -86,14 +85,14 @@ impl Metrics {
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut families = Families::new(encoder);
-        daemon::tell(self, &mut families)?;
-        gpus::tell(self, &mut families)?;
-        allocations::tell(self, &mut families)?;
-        ledger::tell(self, &mut families)?;
-        policies::tell(self, &mut families)?;
-        kubelet::tell(self, &mut families)?;
-        daemon::tell_http(self, &mut families)?;
-        daemon::tell_traces(&mut families)?;
-        process::tell(&mut families)
+        daemon::encode(self, &mut families)?;
+        gpus::encode(self, &mut families)?;
+        allocations::encode(self, &mut families)?;
+        ledger::encode(self, &mut families)?;
+        policies::encode(self, &mut families)?;
+        kubelet::encode(self, &mut families)?;
+        daemon::encode_http(self, &mut families)?;
+        daemon::encode_traces(&mut families)?;
+        process::encode(&mut families)
     }
 }

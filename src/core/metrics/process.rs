@@ -1,41 +1,41 @@
-//! The process, by the names that every client of Prometheus uses, as /proc shows it (proc(5)).
+//! Metrics of the process, with the names that Prometheus clients have in common, read from /proc (proc(5)).
 
 use super::families::Families;
 use super::table;
 use std::fmt;
 use std::fs;
 
-/// Ticks of a second in /proc: the kernel's USER_HZ is 100 on every architecture that we are built for.
+/// Clock ticks per second in /proc: Linux' USER_HZ is 100 on every architecture that berth is built for.
 const TICKS: f64 = 100.0;
 
-pub(super) fn tell(families: &mut Families<'_>) -> fmt::Result {
+pub(super) fn encode(families: &mut Families<'_>) -> fmt::Result {
     let stat = fs::read_to_string("/proc/self/stat").ok().and_then(|text| Stat::read(&text));
     let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
     let (status, limits) = (read("status"), read("limits"));
     families.counter_f64(&table::CPU, stat.as_ref().map(|stat| stat.cpu_ticks / TICKS))?;
-    // The folder that is read is one of them.
-    let open = fs::read_dir("/proc/self/fd").map(|all| all.count().saturating_sub(1)).ok();
-    families.one(&table::OPEN_FDS, open.and_then(|n| u64::try_from(n).ok()))?;
-    families.one(&table::MAX_FDS, max_fds(&limits))?;
-    families.one(&table::RESIDENT, kib(&status, "VmRSS:"))?;
-    families.one(&table::VIRTUAL, kib(&status, "VmSize:"))?;
+    // The listing of the directory needs one descriptor itself.
+    let open = fs::read_dir("/proc/self/fd").map(|fds| fds.count().saturating_sub(1)).ok();
+    families.value(&table::OPEN_FDS, open.and_then(|n| u64::try_from(n).ok()))?;
+    families.value(&table::MAX_FDS, max_fds(&limits))?;
+    families.value(&table::RESIDENT, kib(&status, "VmRSS:"))?;
+    families.value(&table::VIRTUAL, kib(&status, "VmSize:"))?;
     let booted = fs::read_to_string("/proc/stat").ok().and_then(|text| booted(&text));
     let started = stat.zip(booted).map(|(stat, booted)| booted + stat.start_ticks / TICKS);
     families.gauge_f64(&table::STARTED, started.map(|at| (Vec::new(), at)))
 }
 
-/// What is needed of /proc/self/stat.
+/// The fields of /proc/self/stat that the metrics need.
 #[derive(Debug, PartialEq)]
 struct Stat {
-    /// Of user and system together.
+    /// User and system time.
     cpu_ticks: f64,
-    /// After the boot.
+    /// Start time since boot.
     start_ticks: f64,
 }
 
 impl Stat {
     fn read(text: &str) -> Option<Self> {
-        // The name in brackets may hold spaces and brackets. After it comes field 3.
+        // The process name in parentheses may hold spaces and parentheses. Field 3 follows it.
         let (_, rest) = text.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_whitespace().collect();
         let number = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();
@@ -43,19 +43,19 @@ impl Stat {
     }
 }
 
-/// When the node booted, seconds since 1970.
+/// The node's boot time, seconds since 1970.
 fn booted(stat: &str) -> Option<f64> {
     stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }
 
-/// A line of /proc/self/status in kB, as bytes.
+/// The value of a line of /proc/self/status, converted from kB to bytes.
 fn kib(status: &str, name: &str) -> Option<u64> {
     let rest = status.lines().find_map(|line| line.strip_prefix(name))?;
     let number: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(number * 1024)
 }
 
-/// The soft limit; `None` where there is none.
+/// The soft limit of open files; `None` if unlimited.
 fn max_fds(limits: &str) -> Option<u64> {
     let rest = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     rest.split_whitespace().next()?.parse().ok()
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_may_be_called_anything() {
+    fn a_process_name_may_hold_spaces_and_parentheses() {
         let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 100 0 0 0 12 34 0 0 20 0 9 0 5000 1 2";
         assert_eq!(Stat::read(stat), Some(Stat { cpu_ticks: 46.0, start_ticks: 5000.0 }));
         assert_eq!(Stat::read("7 (a"), None);

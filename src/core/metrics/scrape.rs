@@ -1,6 +1,6 @@
 //! The state that one scrape shows.
 
-use crate::admission::{Standings, Tally};
+use crate::admission::{CallCounters, Standings};
 use crate::figures::Figures;
 use crate::keeper::Snapshot;
 use berth_kernel::listing::Listed;
@@ -10,14 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-/// What the ledger does not have: the checks of the daemon.
+/// Results of the daemon's checks, which the ledger does not hold.
 #[derive(Clone, Debug, Default)]
 pub struct About {
-    /// The conditions of readiness, and whether each holds.
+    /// The checks of `/readyz`, and whether each passes.
     pub ready: Vec<(String, bool)>,
-    /// The conditions of liveness, and whether each holds.
+    /// The checks of `/livez`, and whether each passes.
     pub live: Vec<(String, bool)>,
-    /// The checks of readiness, and whether each has a warning.
+    /// The checks of `/readyz`, and whether each has a message.
     pub noted: Vec<(String, bool)>,
 }
 
@@ -25,17 +25,17 @@ pub struct About {
 pub(super) struct Scrape {
     pub(super) about: About,
     pub(super) ledger: Snapshot,
-    /// Index and UUID of the GPUs that are shown.
+    /// Index and UUID of the GPUs with metrics.
     pub(super) gpus: Vec<(String, PartId)>,
     pub(super) listed: BTreeMap<Resource, Vec<Listed>>,
-    /// Resources whose grants and ends are shown.
+    /// Resources with metrics of grants and ends.
     pub(super) counted: BTreeSet<String>,
-    pub(super) standings: Standings,
-    /// Commands that wait for the keeper: the kubelet's, and others'.
-    pub(super) waiting: (usize, usize),
+    pub(super) policy_statuses: Standings,
+    /// Number of commands in the keeper's inboxes: the kubelet's and the other one.
+    pub(super) queue_lengths: (usize, usize),
     pub(super) store_failed: bool,
     pub(super) figures: Arc<Figures>,
-    pub(super) tally: Tally,
+    pub(super) call_counters: CallCounters,
     /// `None` if decisions are not recorded.
     pub(super) journal: Option<Standing>,
 }

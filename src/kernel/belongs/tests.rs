@@ -1,4 +1,4 @@
-//! Whose a process is, as tables over a node of one GPU, one GPU in MIG mode, and some pods.
+//! Attribution of processes to allocations on a node with one whole GPU and one in MIG mode.
 
 use super::*;
 use crate::allocation::Holder;
@@ -15,7 +15,7 @@ fn a_process_uses_the_allocation_of_its_pod_on_its_part() {
     let mut node = Node::new();
     let whole = node.grant("GPU-0", None, "pod-a", "main");
     let (a, b) = (node.grant("MIG-a", None, "pod-b", "main"), node.grant("MIG-b", None, "pod-b", "main"));
-    for (gpu, on, owner, whose) in [
+    for (gpu, on, owner, expected) in [
         ("GPU-0", "GPU-0", of_pod("pod-a", "main"), Belongs::To(whole)),
         ("GPU-0", "GPU-0", of_pod("pod-a", ""), Belongs::To(whole)),
         ("GPU-1", "MIG-a", of_pod("pod-b", "main"), Belongs::To(a)),
@@ -34,101 +34,110 @@ fn a_process_uses_the_allocation_of_its_pod_on_its_part() {
         ),
     ] {
         let process = process(1, on, owner);
-        assert_eq!(belongs(&node.ledger, &part(gpu), &process), whose, "{process:?}");
-        let nobody = matches!(whose, Belongs::Nobody(_));
-        assert_eq!(explained(&node.ledger, &part(gpu), &process), (!nobody).then_some(whose), "{process:?}");
+        assert_eq!(belongs(&node.ledger, &part(gpu), &process), expected, "{process:?}");
+        let unexplained = matches!(expected, Belongs::Nobody(_));
+        let expected = (!unexplained).then_some(expected);
+        assert_eq!(explained(&node.ledger, &part(gpu), &process), expected, "{process:?}");
     }
 }
 
 #[test]
-fn two_containers_of_one_pod_are_told_apart_where_the_container_is_known() {
+fn containers_of_one_pod_are_distinguished_where_the_container_is_known() {
     let mut node = Node::new();
     let (a, b) = (node.grant("GPU-0", Some(0), "pod", "a"), node.grant("GPU-0", Some(1), "pod", "b"));
-    let whose = |node: &Node, container: &str| {
+    let attribution = |node: &Node, container: &str| {
         belongs(&node.ledger, &part("GPU-0"), &process(1, "GPU-0", of_pod("pod", container)))
     };
-    assert_eq!(whose(&node, "a"), Belongs::To(a));
-    assert_eq!(whose(&node, "b"), Belongs::To(b));
-    assert_eq!(whose(&node, ""), Belongs::Among(vec![a, b]));
+    assert_eq!(attribution(&node, "a"), Belongs::To(a));
+    assert_eq!(attribution(&node, "b"), Belongs::To(b));
+    assert_eq!(attribution(&node, ""), Belongs::Among(vec![a, b]));
     // One container with two devices of the GPU.
     let c = node.grant("GPU-0", Some(2), "pod", "a");
-    assert_eq!(whose(&node, "a"), Belongs::Among(vec![a, c]));
-    // A container whose holding has shown no name yet.
+    assert_eq!(attribution(&node, "a"), Belongs::Among(vec![a, c]));
+    // An allocation whose container is not known yet.
     let d = node.grant("GPU-0", Some(3), "pod", "");
-    assert_eq!(whose(&node, "z"), Belongs::To(d));
-    // The same container granted again: the newer record counts (I7).
+    assert_eq!(attribution(&node, "z"), Belongs::To(d));
+    // The same container is granted the device again: the newer record counts (I7).
     let e = node.grant("GPU-0", Some(1), "pod", "b");
     assert!(node.ledger.live[&b].overlapped);
-    assert_eq!(whose(&node, "b"), Belongs::To(e));
+    assert_eq!(attribution(&node, "b"), Belongs::To(e));
 }
 
 #[test]
-fn whoever_may_be_an_unknown_holder_is_no_bypass() {
+fn a_process_that_may_use_an_allocation_without_known_holder_is_no_bypass() {
     let mut node = Node::new();
-    let nobody = node.grant("GPU-0", Some(0), "", "");
+    let unattributed = node.grant("GPU-0", Some(0), "", "");
     let on = |owner| process(1, "GPU-0", owner);
-    let whose = |node: &Node, owner| belongs(&node.ledger, &part("GPU-0"), &on(owner));
-    assert_eq!(whose(&node, of_pod("pod", "a")), Belongs::Perhaps(vec![nobody]));
-    assert_eq!(whose(&node, HOST), Belongs::Nobody(Reason::HostProcess), "the host was granted nothing");
+    let attribution = |node: &Node, owner| belongs(&node.ledger, &part("GPU-0"), &on(owner));
+    assert_eq!(attribution(&node, of_pod("pod", "a")), Belongs::Perhaps(vec![unattributed]));
+    assert_eq!(
+        attribution(&node, HOST),
+        Belongs::Nobody(Reason::HostProcess),
+        "the host was granted nothing"
+    );
     let holder = Holder { pod_uid: Some("pod".into()), container: Some("a".into()), ..Holder::default() };
-    let learned = Change::Learned { id: nobody, holder };
+    let learned = Change::Learned { id: unattributed, holder };
     node.ledger.apply(&Entry { at: node.now, changes: vec![learned] });
-    assert_eq!(whose(&node, of_pod("pod", "a")), Belongs::To(nobody));
-    assert_eq!(whose(&node, of_pod("other", "a")), Belongs::Nobody(Reason::PodHoldsNothing { by: None }));
+    assert_eq!(attribution(&node, of_pod("pod", "a")), Belongs::To(unattributed));
+    assert_eq!(
+        attribution(&node, of_pod("other", "a")),
+        Belongs::Nobody(Reason::PodHoldsNothing { by: None })
+    );
 }
 
 #[test]
-fn a_daemons_name_helps_only_where_no_allocation_explains_it() {
+fn an_ignored_name_counts_only_where_no_allocation_explains_the_process() {
     let mut node = Node::new();
     let ignored = |owner| {
         let mut process = process(1, "GPU-0", owner);
         process.who.ignored = true;
         process
     };
-    let whose = |node: &Node, owner| belongs(&node.ledger, &part("GPU-0"), &ignored(owner));
+    let attribution = |node: &Node, owner| belongs(&node.ledger, &part("GPU-0"), &ignored(owner));
     for owner in [HOST, of_pod("dcgm", "exporter"), Owner::Unknown(Unseen::Gone)] {
-        assert_eq!(whose(&node, owner), Belongs::Ignored);
+        assert_eq!(attribution(&node, owner), Belongs::Ignored);
     }
     let held = node.grant("GPU-0", None, "pod", "main");
-    assert_eq!(whose(&node, of_pod("pod", "main")), Belongs::To(held));
+    assert_eq!(attribution(&node, of_pod("pod", "main")), Belongs::To(held));
 }
 
 #[test]
-fn a_bypass_is_told_after_the_grace_and_only_while_it_lasts() {
+fn a_bypass_is_reported_after_the_grace_period_and_only_while_it_lasts() {
     let mut node = Node::new();
     let held = node.grant("GPU-0", None, "pod", "main");
-    let all = [("GPU-0", process(1, "GPU-0", of_pod("pod", "main"))), ("GPU-0", process(2, "GPU-0", HOST))];
-    let told = |node: &Node| -> Vec<(u32, Reason)> {
-        let all = Owners::of(&node.ledger).bypasses();
-        all.into_iter().map(|b| (b.process.pid, b.reason)).collect()
+    let processes =
+        [("GPU-0", process(1, "GPU-0", of_pod("pod", "main"))), ("GPU-0", process(2, "GPU-0", HOST))];
+    let reported = |node: &Node| -> Vec<(u32, Reason)> {
+        let bypasses = Owners::of(&node.ledger).bypasses();
+        bypasses.into_iter().map(|b| (b.process.pid, b.reason)).collect()
     };
-    node.look(&all);
-    assert_eq!(told(&node), []);
+    node.look(&processes);
+    assert_eq!(reported(&node), []);
     node.pass(9);
-    node.look(&all);
-    assert_eq!(told(&node), []);
+    node.look(&processes);
+    assert_eq!(reported(&node), []);
     node.pass(1);
-    assert_eq!(told(&node), [], "a look makes it one, not time alone");
-    node.look(&all);
-    assert_eq!(told(&node), [(2, Reason::HostProcess)]);
+    assert_eq!(reported(&node), [], "a scan reports it, not time alone");
+    node.look(&processes);
+    assert_eq!(reported(&node), [(2, Reason::HostProcess)]);
     let since = Owners::of(&node.ledger).bypasses()[0].since_wall_ms;
     assert_eq!(since, 1_000_000);
-    // The pod ends, and its process stays a little: the grace begins with the end.
+    // The pod ends and its process runs on: the grace period starts at the end.
     node.end(held);
-    node.look(&all);
-    assert_eq!(told(&node), [(2, Reason::HostProcess)]);
+    node.look(&processes);
+    assert_eq!(reported(&node), [(2, Reason::HostProcess)]);
     node.pass(10);
-    node.look(&all);
-    assert_eq!(told(&node), [(1, Reason::Leftover { allocation: held }), (2, Reason::HostProcess)]);
-    // Another process with the same id begins anew.
+    node.look(&processes);
+    assert_eq!(reported(&node), [(1, Reason::Leftover { allocation: held }), (2, Reason::HostProcess)]);
+    // Another process with the same id has its own grace period.
     let mut later = process(2, "GPU-0", HOST);
     later.who.started_ticks = Some(2);
     node.look(&[("GPU-0", later)]);
-    assert_eq!(told(&node), []);
+    assert_eq!(reported(&node), []);
 }
 
 #[test]
-fn what_is_learned_after_a_look_counts_at_once() {
+fn a_holder_learned_after_a_scan_explains_its_processes_at_once() {
     let mut node = Node::new();
     node.look(&[("GPU-0", process(1, "GPU-0", of_pod("pod", "main")))]);
     node.pass(20);
@@ -139,7 +148,7 @@ fn what_is_learned_after_a_look_counts_at_once() {
 }
 
 #[test]
-fn every_reason_has_a_name_and_words() {
+fn every_reason_has_a_distinct_name_and_text() {
     let all = [
         Reason::PodHoldsNothing { by: None },
         Reason::PodHoldsOthers { by: None },
@@ -149,13 +158,13 @@ fn every_reason_has_a_name_and_words() {
         Reason::Unknown(Unseen::Gone),
     ];
     let names: BTreeSet<_> = all.iter().map(Reason::as_str).collect();
-    let words: BTreeSet<_> = all.iter().map(Reason::words).collect();
-    assert_eq!((names.len(), words.len()), (all.len(), all.len()));
-    assert!(words.iter().all(|w| !w.contains("  ")), "{words:?}");
+    let texts: BTreeSet<_> = all.iter().map(Reason::words).collect();
+    assert_eq!((names.len(), texts.len()), (all.len(), all.len()));
+    assert!(texts.iter().all(|text| !text.contains("  ")), "{texts:?}");
 }
 
 #[test]
-fn what_a_pods_spec_says_is_the_reason() {
+fn the_reason_shows_how_a_pods_spec_gives_access_to_gpus() {
     let mut node = Node::new();
     let by = PodBypass::NamesGpus { container: "main".into() };
     let pod = |uid: &str, stage, bypass: Option<&PodBypass>| {
@@ -188,11 +197,11 @@ fn what_a_pods_spec_says_is_the_reason() {
     };
     let seen = Change::PodsSeen(Arc::new(view));
     node.ledger.apply(&Entry { at: node.now, changes: vec![seen] });
-    let whose = |uid| belongs(&node.ledger, &part("GPU-0"), &process(1, "GPU-0", of_pod(uid, "main")));
+    let attribution = |uid| belongs(&node.ledger, &part("GPU-0"), &process(1, "GPU-0", of_pod(uid, "main")));
     let known = Reason::PodHoldsNothing { by: Some(by) };
     assert!(known.words().contains("main sets NVIDIA_VISIBLE_DEVICES"), "{}", known.words());
-    assert_eq!(whose("taker"), Belongs::Nobody(known));
-    assert_eq!(whose("plain"), Belongs::Nobody(Reason::PodHoldsNothing { by: None }));
-    let may: Vec<_> = reaching(&node.ledger).map(|(pod, _)| pod.uid.as_str()).collect();
-    assert_eq!(may, ["taker"]);
+    assert_eq!(attribution("taker"), Belongs::Nobody(known));
+    assert_eq!(attribution("plain"), Belongs::Nobody(Reason::PodHoldsNothing { by: None }));
+    let with_bypass: Vec<_> = reaching(&node.ledger).map(|(pod, _)| pod.uid.as_str()).collect();
+    assert_eq!(with_bypass, ["taker"]);
 }

@@ -1,4 +1,4 @@
-//! A controller that creates the next pod as soon as one is refused, in simulated time.
+//! Simulation of a controller that creates the next pod as soon as one is refused.
 
 use super::super::command::{Attempt, Command, Rules, StackAnswer};
 use super::super::decide::decide;
@@ -14,20 +14,20 @@ use std::collections::{BTreeMap, VecDeque};
 const GPUS: usize = 8;
 /// How often the controller creates a pod, milliseconds.
 const INTERVAL: u64 = 100;
-/// How long a node's allocatable and a pod's end take to reach the scheduler, milliseconds.
+/// Delay until the scheduler sees a change of the node's allocatable or the end of a pod, milliseconds.
 const LAG: u64 = 1_000;
 const TEN_MINUTES: u64 = 600_000;
 
-/// A node of whole GPUs, the scheduler that sees it late, and the pods that were refused on it.
+/// A node of whole GPUs, a scheduler that sees its changes late, and the refused pods.
 struct Storm {
     ledger: Ledger,
     rules: Rules,
     now: Now,
-    /// What the scheduler will see: when, and how many are allocatable.
-    on_the_way: VecDeque<(u64, usize)>,
+    /// Updates on their way to the scheduler: arrival time, and how many devices are allocatable.
+    pending_updates: VecDeque<(u64, usize)>,
     allocatable: usize,
-    /// When the scheduler hears of the end of pods that it counts still.
-    ends: VecDeque<u64>,
+    /// When the scheduler sees the end of each refused pod, which it counts until then.
+    pending_ends: VecDeque<u64>,
     failures: usize,
     admitted: usize,
     until: u64,
@@ -60,9 +60,9 @@ impl Storm {
             ledger: Ledger::default(),
             rules,
             now: Now::default(),
-            on_the_way: VecDeque::new(),
+            pending_updates: VecDeque::new(),
             allocatable: GPUS,
-            ends: VecDeque::new(),
+            pending_ends: VecDeque::new(),
             failures: 0,
             admitted: 0,
             until: TEN_MINUTES,
@@ -71,13 +71,13 @@ impl Storm {
         let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
         let offer = |p: &Part| (PartOffer { part: p.id.clone(), lines: vec![line.clone()] }, "test".into());
         let offers = parts.iter().map(offer).collect();
-        storm.turn(&Command::Look(Inventory { parts, ..Inventory::default() }));
-        storm.turn(&Command::Offer(offers));
+        storm.submit(&Command::Look(Inventory { parts, ..Inventory::default() }));
+        storm.submit(&Command::Offer(offers));
         storm
     }
 
-    /// Whether it was not refused.
-    fn turn(&mut self, command: &Command) -> bool {
+    /// Returns whether the command was accepted.
+    fn submit(&mut self, command: &Command) -> bool {
         let verdict = decide(&self.ledger, &self.rules, command, self.now);
         if !verdict.entry.changes.is_empty() {
             self.ledger.apply(&verdict.entry);
@@ -85,42 +85,42 @@ impl Storm {
         verdict.refusal.is_none()
     }
 
-    fn healthy(&self) -> Vec<DeviceId> {
+    fn healthy_devices(&self) -> Vec<DeviceId> {
         let listed = listing(&self.ledger, &resource(), 100).into_iter();
         listed.filter(|l| l.healthy).map(|l| l.id).collect()
     }
 
-    /// Ten minutes in which `answer` is the policy's.
-    fn rage(mut self, answer: &StackAnswer) -> Self {
+    /// Runs until `until` with a policy that gives `answer`.
+    fn run(mut self, answer: &StackAnswer) -> Self {
         while self.now.mono_ms < self.until {
             if self.now.mono_ms.is_multiple_of(1_000) {
-                self.turn(&Command::Tick);
+                self.submit(&Command::Tick);
             }
-            self.scheduler_hears();
-            if self.allocatable > self.ends.len() + self.admitted {
-                self.one_pod(answer);
+            self.update_scheduler();
+            if self.allocatable > self.pending_ends.len() + self.admitted {
+                self.start_pod(answer);
             }
-            self.on_the_way.push_back((self.now.mono_ms + LAG, self.healthy().len()));
+            self.pending_updates.push_back((self.now.mono_ms + LAG, self.healthy_devices().len()));
             self.now.mono_ms += INTERVAL;
             self.now.wall_ms += INTERVAL;
         }
         self
     }
 
-    fn scheduler_hears(&mut self) {
-        while let Some((_, count)) = self.on_the_way.pop_front_if(|(at, _)| *at <= self.now.mono_ms) {
+    fn update_scheduler(&mut self) {
+        while let Some((_, count)) = self.pending_updates.pop_front_if(|(at, _)| *at <= self.now.mono_ms) {
             self.allocatable = count;
         }
-        while self.ends.pop_front_if(|at| *at <= self.now.mono_ms).is_some() {}
+        while self.pending_ends.pop_front_if(|at| *at <= self.now.mono_ms).is_some() {}
     }
 
-    /// A pod that the scheduler placed here reaches the kubelet.
-    fn one_pod(&mut self, answer: &StackAnswer) {
-        // It compares with its own list first, and refuses without asking us.
+    /// The kubelet admits or refuses a pod that the scheduler has bound to the node.
+    fn start_pod(&mut self, answer: &StackAnswer) {
+        // The kubelet refuses without an Allocate where its own list has no free device.
         let held = |id: &DeviceId| self.ledger.device(&resource(), id).is_some_and(|d| d.held());
-        let free = self.healthy().into_iter().find(|id| !held(id));
+        let free = self.healthy_devices().into_iter().find(|id| !held(id));
         let admitted = free.is_some_and(|id| {
-            self.turn(&Command::Allocate {
+            self.submit(&Command::Allocate {
                 request: AdmitRequest { resource: resource(), devices: vec![id] },
                 answer: answer.clone(),
                 seen: self.ledger.generation,
@@ -132,7 +132,7 @@ impl Storm {
             self.admitted += 1;
         } else {
             self.failures += 1;
-            self.ends.push_back(self.now.mono_ms + LAG);
+            self.pending_ends.push_back(self.now.mono_ms + LAG);
         }
     }
 }
@@ -142,30 +142,30 @@ fn deny() -> StackAnswer {
 }
 
 #[test]
-fn a_storm_of_refused_pods_dies_down() {
-    let storm = Storm::new(Rules::default()).rage(&deny());
+fn the_breaker_limits_a_storm_of_refused_pods() {
+    let storm = Storm::new(Rules::default()).run(&deny());
     let most = usize::try_from(LAG / INTERVAL).unwrap() + 8;
     assert!(storm.failures <= most, "{} failures", storm.failures);
-    assert!(storm.failures > 3, "it is tried again now and then: {}", storm.failures);
+    assert!(storm.failures > 3, "the breaker half-opens now and then: {}", storm.failures);
 }
 
 #[test]
-fn without_the_breaker_it_would_be_thousands() {
+fn without_a_breaker_thousands_of_pods_fail() {
     let mut rules = Rules::default();
     rules.timing.breaker_window_ms = 0;
-    let storm = Storm::new(rules).rage(&deny());
+    let storm = Storm::new(rules).run(&deny());
     assert!(storm.failures > 3_000, "{} failures", storm.failures);
 }
 
 #[test]
-fn once_the_policy_allows_the_breaker_lets_go() {
-    let denied = Storm::new(Rules::default()).rage(&deny());
+fn the_breaker_is_removed_once_the_policy_allows() {
+    let denied = Storm::new(Rules::default()).run(&deny());
     assert!(denied.ledger.breakers.contains_key(&resource()));
     let allow = StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() };
-    // Ten minutes more: the longest pause is five.
+    // Ten more minutes, as the longest pause is five.
     let mut later = denied;
     later.until = 2 * TEN_MINUTES;
-    let later = later.rage(&allow);
-    assert_eq!(later.admitted, GPUS, "all of the node");
+    let later = later.run(&allow);
+    assert_eq!(later.admitted, GPUS, "every GPU of the node is granted");
     assert!(later.ledger.breakers.is_empty());
 }

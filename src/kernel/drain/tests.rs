@@ -27,7 +27,7 @@ struct Node {
     now: Now,
     processes: u32,
     hangs: bool,
-    tells: bool,
+    lists_processes: bool,
 }
 
 impl Node {
@@ -37,16 +37,16 @@ impl Node {
             now: Now { wall_ms: 1_000_000, mono_ms: 1_000 },
             processes: 0,
             hangs: false,
-            tells: true,
+            lists_processes: true,
         };
-        node.look();
+        node.scan();
         let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
-        node.turn(&Command::Offer(vec![(PartOffer { part: gpu(), lines: vec![line] }, "test".into())]))
+        node.apply(&Command::Offer(vec![(PartOffer { part: gpu(), lines: vec![line] }, "test".into())]))
             .unwrap();
         node
     }
 
-    fn turn(&mut self, command: &Command) -> Result<(), Refusal> {
+    fn apply(&mut self, command: &Command) -> Result<(), Refusal> {
         let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
         if !verdict.entry.changes.is_empty() {
             self.ledger.apply(&verdict.entry);
@@ -54,7 +54,7 @@ impl Node {
         verdict.refusal.map_or(Ok(()), Err)
     }
 
-    fn look(&mut self) {
+    fn scan(&mut self) {
         let part = Part {
             id: gpu(),
             parent: None,
@@ -72,14 +72,14 @@ impl Node {
         let mut inventory = Inventory { parts: vec![part], ..Inventory::default() };
         if self.hangs {
             inventory.troubles.insert(gpu(), "a call hangs".into());
-        } else if self.tells {
+        } else if self.lists_processes {
             inventory.usage.insert(gpu(), Usage { memory_used_mib: 0, processes: self.processes });
         }
-        self.turn(&Command::Look(inventory)).unwrap();
+        self.apply(&Command::Look(inventory)).unwrap();
     }
 
     fn grant(&mut self) -> Result<(), Refusal> {
-        self.turn(&Command::Allocate {
+        self.apply(&Command::Allocate {
             request: AdmitRequest { resource: resource(), devices: vec![DeviceId::whole(&gpu())] },
             answer: command::StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() },
             seen: self.ledger.generation,
@@ -90,21 +90,21 @@ impl Node {
 
     fn end_all(&mut self) {
         let ids: Vec<_> = self.ledger.live.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.turn(&Command::End { id, force: true }).unwrap());
+        ids.into_iter().for_each(|id| self.apply(&Command::End { id, force: true }).unwrap());
     }
 
     fn drain(&mut self, order: Order) {
-        self.turn(&Command::Drain { gpu: gpu(), mark: mark("fan"), order }).unwrap();
+        self.apply(&Command::Drain { gpu: gpu(), mark: mark("fan"), order }).unwrap();
     }
 
-    /// A tick every second, a look every five.
+    /// Waits with a tick every second and a scan every five.
     fn wait(&mut self, seconds: u64) -> &str {
         for _ in 0..seconds {
             self.now.mono_ms += 1000;
             self.now.wall_ms += 1000;
-            self.turn(&Command::Tick).unwrap();
+            self.apply(&Command::Tick).unwrap();
             if self.now.mono_ms.is_multiple_of(5_000) {
-                self.look();
+                self.scan();
             }
         }
         self.state()
@@ -120,25 +120,25 @@ impl Node {
 }
 
 #[test]
-fn a_gpu_that_nobody_uses_is_drained_after_a_quiet_while() {
+fn an_unused_gpu_is_drained_after_a_quiet_period() {
     let mut node = Node::new();
     node.drain(Order::default());
     assert_eq!(node.wait(10), "draining");
     assert_eq!(node.wait(5), "drained");
     assert!(matches!(node.grant(), Err(Refusal::Cordoned { .. })));
-    node.turn(&Command::Uncordon { gpu: gpu() }).unwrap();
+    node.apply(&Command::Uncordon { gpu: gpu() }).unwrap();
     assert_eq!(node.wait(20), "active");
     node.grant().unwrap();
 }
 
 #[test]
-fn holders_and_processes_keep_it_from_being_drained() {
+fn holders_and_processes_keep_a_gpu_from_being_drained() {
     let mut node = Node::new();
     node.grant().unwrap();
     node.drain(Order::default());
     assert!(node.listed_healthy(), "without evict a held device stays as it is");
     assert_eq!(node.wait(60), "draining");
-    // Deleted by force: the record ends, the process goes on.
+    // A force-deleted pod: its allocation ends and its process runs on.
     node.processes = 1;
     node.end_all();
     assert_eq!(node.wait(60), "draining");
@@ -147,43 +147,43 @@ fn holders_and_processes_keep_it_from_being_drained() {
     node.processes = 2;
     node.wait(5);
     node.processes = 0;
-    assert_eq!(node.wait(10), "draining", "the quiet while began anew");
+    assert_eq!(node.wait(10), "draining", "the quiet period restarted");
     assert_eq!(node.wait(10), "drained");
 }
 
 #[test]
-fn a_gpu_that_cannot_be_asked_is_drained_after_a_longer_while_and_none_without_a_look() {
+fn a_gpu_that_cannot_be_read_is_drained_after_a_longer_period_and_none_without_a_scan() {
     let mut node = Node::new();
     node.drain(Order::default());
     for _ in 0..100 {
         node.now.mono_ms += 1_000;
-        node.turn(&Command::Tick).unwrap();
+        node.apply(&Command::Tick).unwrap();
     }
-    assert_eq!(node.state(), "draining", "nobody looked");
+    assert_eq!(node.state(), "draining", "there was no scan");
     node.hangs = true;
     assert_eq!(node.wait(60), "draining");
     assert_eq!(node.wait(10), "drained");
 }
 
 #[test]
-fn a_gpu_that_answers_but_tells_of_no_processes_takes_the_longer_wait() {
+fn a_gpu_that_does_not_list_processes_takes_the_longer_period() {
     let mut node = Node::new();
-    node.tells = false;
+    node.lists_processes = false;
     node.drain(Order::default());
     assert_eq!(node.wait(60), "draining");
     assert_eq!(node.wait(10), "drained");
 }
 
 #[test]
-fn one_look_that_sees_nobody_after_others_that_could_not_tell_is_not_enough() {
+fn one_scan_without_processes_after_failed_scans_is_not_enough() {
     let mut node = Node::new();
     node.hangs = true;
     node.drain(Order::default());
     node.wait(30);
     node.hangs = false;
-    assert_eq!(node.wait(10), "draining", "seen empty since 5 s");
+    assert_eq!(node.wait(10), "draining", "seen empty for 5 s");
     assert_eq!(node.wait(5), "drained");
-    // Asked only now and then, it is drained when the longer wait is over.
+    // A GPU that can be read only intermittently is drained after the longer period.
     let mut node = Node::new();
     node.drain(Order::default());
     for _ in 0..6 {
@@ -196,7 +196,7 @@ fn one_look_that_sees_nobody_after_others_that_could_not_tell_is_not_enough() {
 }
 
 #[test]
-fn a_container_that_comes_again_makes_it_draining_again() {
+fn a_container_granted_again_makes_a_drained_gpu_draining() {
     let mut node = Node::new();
     node.drain(Order::default());
     assert_eq!(node.wait(20), "drained");
@@ -216,16 +216,16 @@ fn a_container_that_comes_again_makes_it_draining_again() {
 }
 
 #[test]
-fn a_deadline_ends_it_as_the_order_says() {
+fn the_order_decides_what_happens_at_the_deadline() {
     let deadline_wall_ms = Some(1_000_000 + 30_000);
-    for (at_deadline, then) in
+    for (at_deadline, expected) in
         [(AtDeadline::Wait, "draining"), (AtDeadline::Delete, "draining"), (AtDeadline::GiveUp, "cordoned")]
     {
         let mut node = Node::new();
         node.grant().unwrap();
         node.drain(Order { evict: false, deadline_wall_ms, at_deadline });
         assert_eq!(node.wait(29), "draining");
-        assert_eq!(node.wait(1), then);
+        assert_eq!(node.wait(1), expected);
         assert!(Order { evict: false, deadline_wall_ms, at_deadline }.is_late(node.now));
     }
     let mut node = Node::new();
@@ -234,53 +234,53 @@ fn a_deadline_ends_it_as_the_order_says() {
 }
 
 #[test]
-fn who_is_asked_to_leave_is_listed_unhealthy() {
+fn held_devices_are_listed_unhealthy_while_pods_are_evicted() {
     let mut node = Node::new();
     node.grant().unwrap();
     node.drain(Order { evict: true, ..Order::default() });
     assert!(!node.listed_healthy());
-    node.turn(&Command::StopDrain { gpu: gpu() }).unwrap();
+    node.apply(&Command::StopDrain { gpu: gpu() }).unwrap();
     assert_eq!(node.state(), "cordoned");
     assert!(node.listed_healthy());
 }
 
 #[test]
-fn a_second_order_takes_the_place_of_the_first_and_a_cordon_does_not() {
+fn a_second_order_replaces_the_first_and_a_cordon_does_not() {
     let late = Order { deadline_wall_ms: Some(9), ..Order::default() };
-    let drain = Drain::Active.ordered(&mark("fan"), Order::default());
-    let again = drain.ordered(&Mark { since_wall_ms: 99, ..mark("") }, late);
+    let drain = Drain::Active.after_order(&mark("fan"), Order::default());
+    let again = drain.after_order(&Mark { since_wall_ms: 99, ..mark("") }, late);
     assert_eq!(again, Drain::Draining(mark("fan"), late));
-    assert_eq!(again.cordoned(&mark("")), again);
-    assert_eq!(again.cordoned(&mark("other")), Drain::Draining(mark("other"), late));
-    assert_eq!(Drain::Drained(mark("fan")).ordered(&mark("x"), late), Drain::Drained(mark("fan")));
-    assert_eq!(Drain::Active.called_off(), Drain::Active);
+    assert_eq!(again.after_cordon(&mark("")), again);
+    assert_eq!(again.after_cordon(&mark("other")), Drain::Draining(mark("other"), late));
+    assert_eq!(Drain::Drained(mark("fan")).after_order(&mark("x"), late), Drain::Drained(mark("fan")));
+    assert_eq!(Drain::Active.after_cancel(), Drain::Active);
 }
 
 #[test]
-fn that_a_drain_was_given_up_does_not_stick_to_the_next_order() {
+fn the_next_order_drops_the_mark_of_a_drain_that_was_given_up() {
     for (why, shown) in [
         ("fan", "fan; drain given up at its deadline"),
         ("", "drain given up at its deadline"),
-        // As an older daemon left it.
+        // The format of older daemons.
         ("fan (drain given up at its deadline)", "fan; drain given up at its deadline"),
     ] {
         let mut node = Node::new();
         node.grant().unwrap();
         let order = Order { deadline_wall_ms: Some(0), at_deadline: AtDeadline::GiveUp, ..Order::default() };
-        node.turn(&Command::Drain { gpu: gpu(), mark: mark(why), order }).unwrap();
-        node.turn(&Command::Tick).unwrap();
+        node.apply(&Command::Drain { gpu: gpu(), mark: mark(why), order }).unwrap();
+        node.apply(&Command::Tick).unwrap();
         let given_up = node.ledger.gpus[&gpu()].drain.clone();
         assert_eq!(given_up, Drain::Cordoned(mark(shown)));
         assert!(was_given_up(&given_up));
         let why = if why.is_empty() { "" } else { "fan" };
         assert_eq!(
-            given_up.ordered(&mark(""), Order::default()),
+            given_up.after_order(&mark(""), Order::default()),
             Drain::Draining(mark(why), Order::default())
         );
-        assert_eq!(given_up.cordoned(&mark("")), Drain::Cordoned(mark(why)));
-        assert_eq!(given_up.cordoned(&mark("rack")), Drain::Cordoned(mark("rack")));
+        assert_eq!(given_up.after_cordon(&mark("")), Drain::Cordoned(mark(why)));
+        assert_eq!(given_up.after_cordon(&mark("rack")), Drain::Cordoned(mark("rack")));
     }
     let old = Drain::Cordoned(mark("(drain given up at its deadline)"));
-    assert_eq!(old.cordoned(&mark("")), Drain::Cordoned(mark("")));
+    assert_eq!(old.after_cordon(&mark("")), Drain::Cordoned(mark("")));
     assert!(!was_given_up(&Drain::Cordoned(mark("fan"))) && !was_given_up(&Drain::Active));
 }

@@ -71,25 +71,25 @@ impl Node {
             next: 0,
         };
         let parts = vec![part("GPU-0", None), part("GPU-1", None), part("MIG-1", Some("GPU-1"))];
-        node.turn(&Command::Look(Inventory { parts, ..Inventory::default() }));
+        node.submit(&Command::Look(Inventory { parts, ..Inventory::default() }));
         let line = OfferLine {
             resource: resource(),
             count: 8,
             consumes: Consumes::Slice { memory_mib: 1, compute_percent: 1 },
         };
         let offer = |name| (PartOffer { part: id(name), lines: vec![line.clone()] }, "test".into());
-        node.turn(&Command::Offer(["GPU-0", "GPU-1", "MIG-1"].map(offer).to_vec()));
+        node.submit(&Command::Offer(["GPU-0", "GPU-1", "MIG-1"].map(offer).to_vec()));
         node
     }
 
-    fn turn(&mut self, command: &Command) {
+    fn submit(&mut self, command: &Command) {
         let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
         assert_eq!(verdict.refusal, None);
         self.ledger.apply(&verdict.entry);
     }
 
-    /// A container of `pod` that holds a share of each part.
-    fn holds(&mut self, pod_uid: Option<&str>, container: &str, parts: &[&str]) {
+    /// Grants a share of each part to a container of `pod_uid`.
+    fn grant(&mut self, pod_uid: Option<&str>, container: &str, parts: &[&str]) {
         let share = u32::try_from(self.next).unwrap();
         let allocation = Allocation {
             id: AllocationId { store: 0, number: self.next },
@@ -109,14 +109,14 @@ impl Node {
         self.ledger.apply(&Entry { at: self.now, changes: vec![Change::Granted(allocation)] });
     }
 
-    fn shows(&mut self, pods: &[Pod]) {
+    fn show_pods(&mut self, pods: &[Pod]) {
         self.pods = pods.to_vec();
-        self.view(true, &[]);
+        self.submit_view(true, &[]);
     }
 
-    fn view(&mut self, current: bool, deleted: &[&str]) {
+    fn submit_view(&mut self, current: bool, deleted: &[&str]) {
         let pods = self.pods.iter().map(|p| (p.uid.clone(), Arc::new(p.clone()))).collect();
-        self.turn(&Command::Pods(PodsView {
+        self.submit(&Command::Pods(PodsView {
             source: PodsSource::ApiServer,
             current,
             listed_mono_ms: 1,
@@ -128,18 +128,18 @@ impl Node {
 
     fn drain(&mut self, gpu: &str, order: Order) {
         let mark = Mark { by: "ada".into(), why: "fan".into(), since_wall_ms: 1 };
-        self.turn(&Command::Drain { gpu: id(gpu), mark, order });
+        self.submit(&Command::Drain { gpu: id(gpu), mark, order });
     }
 
-    fn told(&mut self, uid: &str, way: Way, outcome: Outcome) {
+    fn record(&mut self, uid: &str, way: Way, outcome: Outcome) {
         let ask = Ask { pod: Arc::new(pod(uid)), way, gpu: id("GPU-0") };
-        self.turn(&Command::Asked { ask, outcome });
+        self.submit(&Command::Asked { ask, outcome });
     }
 
     fn wait(&mut self, ms: u64) {
         self.now.mono_ms += ms;
         self.now.wall_ms += ms;
-        self.turn(&Command::Tick);
+        self.submit(&Command::Tick);
     }
 
     fn asks(&self) -> Vec<(String, Way)> {
@@ -158,63 +158,63 @@ fn evict(uid: &str) -> (String, Way) {
 }
 
 #[test]
-fn who_is_asked_table() {
+fn only_running_and_waiting_pods_are_evicted() {
     type Case = (&'static str, fn(&mut Pod), bool, Leaving);
     let cases: [Case; 6] = [
-        ("a pod that runs", |_| {}, true, Leaving::NotAsked),
-        ("a pod that waits", |p| p.stage = Stage::Waiting, true, Leaving::NotAsked),
+        ("a running pod", |_| {}, true, Leaving::NotAsked),
+        ("a waiting pod", |p| p.stage = Stage::Waiting, true, Leaving::NotAsked),
         ("a pod of a DaemonSet", |p| p.of_daemon_set = true, true, Leaving::NotAsked),
         ("a static pod", |p| p.is_static = true, false, Leaving::Static),
         ("a finished pod", |p| p.stage = Stage::Finished, false, Leaving::Over),
         (
-            "a pod that leaves",
+            "a terminating pod",
             |p| p.leaving_since_wall_ms = Some(9),
             false,
             Leaving::Terminating { since_wall_ms: 9 },
         ),
     ];
-    for (what, change, asked, leaving) in cases {
+    for (name, change, is_evicted, status) in cases {
         let mut node = Node::new();
-        node.holds(Some("a"), "main", &["GPU-0"]);
+        node.grant(Some("a"), "main", &["GPU-0"]);
         let mut a = pod("a");
         change(&mut a);
-        node.shows(&[a.clone()]);
+        node.show_pods(&[a.clone()]);
         node.drain("GPU-0", EVICT);
-        assert_eq!(node.asks(), if asked { vec![evict("a")] } else { Vec::new() }, "{what}");
-        assert_eq!(node.leaving("GPU-0"), [leaving], "{what}");
-        assert_eq!(holders(&node.ledger, &id("GPU-0"))[0].comes_back, a.of_daemon_set, "{what}");
+        assert_eq!(node.asks(), if is_evicted { vec![evict("a")] } else { Vec::new() }, "{name}");
+        assert_eq!(node.leaving("GPU-0"), [status], "{name}");
+        assert_eq!(holders(&node.ledger, &id("GPU-0"))[0].comes_back, a.of_daemon_set, "{name}");
     }
 }
 
 #[test]
-fn nobody_is_asked_without_evict_without_a_source_or_by_name_alone() {
+fn no_pod_is_evicted_without_an_order_or_a_current_source_or_by_name_alone() {
     let mut node = Node::new();
-    node.holds(Some("a"), "main", &["GPU-0"]);
+    node.grant(Some("a"), "main", &["GPU-0"]);
     node.drain("GPU-0", EVICT);
     assert!(node.asks().is_empty(), "no source of pods");
     assert_eq!(node.leaving("GPU-0"), [Leaving::NotShown]);
-    node.shows(&[pod("a")]);
+    node.show_pods(&[pod("a")]);
     assert_eq!(node.asks(), [evict("a")]);
-    node.view(false, &[]);
-    assert!(node.asks().is_empty(), "the source is silent");
-    node.shows(&[pod("b")]);
+    node.submit_view(false, &[]);
+    assert!(node.asks().is_empty(), "the source is not current");
+    node.show_pods(&[pod("b")]);
     assert!(node.asks().is_empty(), "another pod");
-    node.shows(&[pod("a")]);
+    node.show_pods(&[pod("a")]);
     node.drain("GPU-0", Order::default());
-    assert!(node.asks().is_empty(), "an order without evict took the place of the first");
+    assert!(node.asks().is_empty(), "an order without eviction replaced the first");
     assert_eq!(node.leaving("GPU-0"), [Leaving::NotAsked]);
 }
 
 #[test]
-fn only_pods_that_hold_something_of_the_gpu_are_asked_and_each_once() {
+fn each_holder_of_the_gpu_is_evicted_once() {
     let mut node = Node::new();
-    node.holds(Some("two-containers"), "main", &["GPU-1"]);
-    node.holds(Some("two-containers"), "side", &["GPU-1"]);
-    node.holds(Some("on-its-instance"), "main", &["MIG-1"]);
-    node.holds(Some("on-both"), "main", &["GPU-0", "GPU-1"]);
-    node.holds(Some("elsewhere"), "main", &["GPU-0"]);
-    node.holds(None, "", &["GPU-1"]);
-    node.shows(&["two-containers", "on-its-instance", "on-both", "elsewhere", "holds-nothing"].map(pod));
+    node.grant(Some("two-containers"), "main", &["GPU-1"]);
+    node.grant(Some("two-containers"), "side", &["GPU-1"]);
+    node.grant(Some("on-its-instance"), "main", &["MIG-1"]);
+    node.grant(Some("on-both"), "main", &["GPU-0", "GPU-1"]);
+    node.grant(Some("elsewhere"), "main", &["GPU-0"]);
+    node.grant(None, "", &["GPU-1"]);
+    node.show_pods(&["two-containers", "on-its-instance", "on-both", "elsewhere", "holds-nothing"].map(pod));
     node.drain("GPU-1", EVICT);
     assert_eq!(node.asks(), ["on-both", "on-its-instance", "two-containers"].map(evict));
     let holders = holders(&node.ledger, &id("GPU-1"));
@@ -222,66 +222,66 @@ fn only_pods_that_hold_something_of_the_gpu_are_asked_and_each_once() {
     let two = holders.iter().find(|h| h.uid.as_deref() == Some("two-containers")).unwrap();
     assert_eq!((two.pod.as_deref(), two.namespace.as_deref()), (Some("pod-two-containers"), Some("team")));
     assert_eq!((two.allocations.len(), two.containers.len()), (2, 2));
-    assert_eq!(holders.last().unwrap().leaving, Leaving::NotKnown, "unknown ones come last");
-    // Those of another GPU that drains, too, are asked once all the same.
+    assert_eq!(holders.last().unwrap().leaving, Leaving::NotKnown, "unknown holders come last");
+    // A pod that also holds another draining GPU is still evicted once.
     node.drain("GPU-0", EVICT);
     assert_eq!(node.asks(), ["elsewhere", "on-both", "on-its-instance", "two-containers"].map(evict));
 }
 
 #[test]
-fn a_pod_is_asked_again_after_a_while_and_whoever_waits_longest_first() {
+fn evictions_are_repeated_after_a_while_the_longest_waiting_first() {
     let mut node = Node::new();
-    node.holds(Some("a"), "main", &["GPU-0"]);
-    node.holds(Some("b"), "main", &["GPU-0"]);
-    node.shows(&[pod("a"), pod("b")]);
+    node.grant(Some("a"), "main", &["GPU-0"]);
+    node.grant(Some("b"), "main", &["GPU-0"]);
+    node.show_pods(&[pod("a"), pod("b")]);
     node.drain("GPU-0", EVICT);
-    node.told("a", Way::Evict, Outcome::Budget("needs 3\u{1b}".into()));
+    node.record("a", Way::Evict, Outcome::Budget("needs 3\u{1b}".into()));
     assert_eq!(node.asks(), [evict("b")]);
     assert_eq!(node.leaving("GPU-0"), [Leaving::Budget { message: "needs 3 ".into() }, Leaving::NotAsked]);
     node.wait(1_000);
-    node.told("b", Way::Evict, Outcome::Failed("x".repeat(2 * MESSAGE_BYTES_MAX)));
+    node.record("b", Way::Evict, Outcome::Failed("x".repeat(2 * MESSAGE_BYTES_MAX)));
     assert_eq!(node.asks(), []);
     assert_eq!(node.leaving("GPU-0")[1], Leaving::Failed { message: "x".repeat(MESSAGE_BYTES_MAX) });
     node.wait(AGAIN_MS);
     assert_eq!(node.asks(), [evict("a"), evict("b")]);
     let since_wall_ms = node.ledger.evictions["a"].since_wall_ms;
-    node.told("a", Way::Evict, Outcome::Taken);
+    node.record("a", Way::Evict, Outcome::Taken);
     assert_eq!(node.leaving("GPU-0")[0], Leaving::Asked { since_wall_ms });
-    // Taken, and yet still there and not leaving: asked again.
+    // Accepted, but the pod is not terminating: the request is repeated.
     node.wait(AGAIN_MS);
     assert_eq!(node.asks(), [evict("b"), evict("a")]);
 }
 
 #[test]
-fn at_the_deadline_the_order_says_whether_pods_are_deleted() {
-    for (at_deadline, then) in
+fn the_order_decides_whether_pods_are_deleted_at_the_deadline() {
+    for (at_deadline, way) in
         [(AtDeadline::Wait, Way::Evict), (AtDeadline::Delete, Way::Delete), (AtDeadline::GiveUp, Way::Evict)]
     {
         let mut node = Node::new();
-        node.holds(Some("a"), "main", &["GPU-0"]);
-        node.holds(Some("static"), "main", &["GPU-0"]);
-        node.shows(&[pod("a"), Pod { is_static: true, ..pod("static") }]);
+        node.grant(Some("a"), "main", &["GPU-0"]);
+        node.grant(Some("static"), "main", &["GPU-0"]);
+        node.show_pods(&[pod("a"), Pod { is_static: true, ..pod("static") }]);
         let deadline_wall_ms = Some(node.now.wall_ms + 2_000);
         node.drain("GPU-0", Order { evict: true, deadline_wall_ms, at_deadline });
-        node.told("a", Way::Evict, Outcome::Budget(String::new()));
+        node.record("a", Way::Evict, Outcome::Budget(String::new()));
         assert_eq!(node.asks(), [], "{at_deadline:?}");
         node.now.wall_ms += 2_000;
         node.now.mono_ms += 2_000;
-        // The other way is another question, and need not wait.
-        let now = if then == Way::Delete { vec![("a".into(), then)] } else { Vec::new() };
-        assert_eq!(node.asks(), now, "{at_deadline:?}");
-        if then == Way::Delete {
-            node.told("a", Way::Delete, Outcome::Taken);
-            assert_eq!(node.asks(), [], "once is enough");
+        // A deletion need not wait for the interval after an eviction.
+        let expected = if way == Way::Delete { vec![("a".into(), way)] } else { Vec::new() };
+        assert_eq!(node.asks(), expected, "{at_deadline:?}");
+        if way == Way::Delete {
+            node.record("a", Way::Delete, Outcome::Taken);
+            assert_eq!(node.asks(), [], "it is not repeated at once");
         }
     }
 }
 
 #[test]
-fn a_pod_of_two_gpus_is_deleted_if_either_order_says_so() {
+fn a_pod_of_two_gpus_is_deleted_if_either_order_deletes() {
     let mut node = Node::new();
-    node.holds(Some("a"), "main", &["GPU-0", "GPU-1"]);
-    node.shows(&[pod("a")]);
+    node.grant(Some("a"), "main", &["GPU-0", "GPU-1"]);
+    node.show_pods(&[pod("a")]);
     node.drain("GPU-0", EVICT);
     let late = Order { deadline_wall_ms: Some(1), at_deadline: AtDeadline::Delete, ..EVICT };
     node.drain("GPU-1", late);
@@ -290,17 +290,17 @@ fn a_pod_of_two_gpus_is_deleted_if_either_order_says_so() {
 }
 
 #[test]
-fn uncordoning_ends_it_at_once_and_forgets_what_came_of_it() {
+fn uncordoning_ends_evictions_at_once_and_removes_their_records() {
     for command in [Command::Uncordon { gpu: id("GPU-0") }, Command::StopDrain { gpu: id("GPU-0") }] {
         let mut node = Node::new();
-        node.holds(Some("a"), "main", &["GPU-0"]);
-        node.shows(&[pod("a")]);
+        node.grant(Some("a"), "main", &["GPU-0"]);
+        node.show_pods(&[pod("a")]);
         node.drain("GPU-0", EVICT);
-        node.told("a", Way::Evict, Outcome::Budget(String::new()));
+        node.record("a", Way::Evict, Outcome::Budget(String::new()));
         assert!(is_wanted(&node.ledger, "a"));
-        node.turn(&command);
+        node.submit(&command);
         assert!(!is_wanted(&node.ledger, "a"));
-        node.told("a", Way::Evict, Outcome::Taken);
+        node.record("a", Way::Evict, Outcome::Taken);
         node.wait(AGAIN_MS);
         assert_eq!(node.asks(), []);
         assert!(node.ledger.evictions.is_empty());
@@ -308,32 +308,32 @@ fn uncordoning_ends_it_at_once_and_forgets_what_came_of_it() {
 }
 
 #[test]
-fn a_pod_that_is_gone_at_the_api_server_is_over_until_the_kubelet_lets_go() {
+fn a_deleted_pod_is_over_until_the_kubelet_releases_its_devices() {
     let mut node = Node::new();
-    node.holds(Some("a"), "main", &["GPU-0"]);
-    node.shows(&[pod("a")]);
+    node.grant(Some("a"), "main", &["GPU-0"]);
+    node.show_pods(&[pod("a")]);
     node.drain("GPU-0", EVICT);
-    node.told("a", Way::Evict, Outcome::Gone);
+    node.record("a", Way::Evict, Outcome::Gone);
     assert!(matches!(node.leaving("GPU-0")[0], Leaving::Asked { .. }));
     node.pods.clear();
-    node.view(true, &["a"]);
+    node.submit_view(true, &["a"]);
     assert_eq!(node.leaving("GPU-0"), [Leaving::Over]);
     assert_eq!(node.asks(), []);
 }
 
 #[test]
-fn held_devices_are_listed_unhealthy_before_anybody_can_be_asked() {
+fn held_devices_are_listed_unhealthy_before_any_pod_can_be_evicted() {
     let mut node = Node::new();
-    node.holds(Some("a"), "main", &["GPU-0", "MIG-1"]);
-    node.shows(&[pod("a")]);
+    node.grant(Some("a"), "main", &["GPU-0", "MIG-1"]);
+    node.show_pods(&[pod("a")]);
     let unhealthy = |node: &Node, part: &str| -> usize {
         let listed = listing(&node.ledger, &resource(), 100).into_iter();
         listed.filter(|l| l.id.part == id(part) && !l.healthy).count()
     };
     assert_eq!(unhealthy(&node, "GPU-0"), 0);
     node.drain("GPU-0", EVICT);
-    // The very ledger that first asks for the pod lists none of the GPU's devices healthy, its own
-    // instance's of another GPU all.
+    // The first ledger that evicts the pod lists no device of the GPU healthy, and all those of the other
+    // GPU's instance.
     assert_eq!(node.asks(), [evict("a")]);
     assert_eq!((unhealthy(&node, "GPU-0"), unhealthy(&node, "MIG-1")), (8, 0));
     node.drain("GPU-1", EVICT);

@@ -1,4 +1,4 @@
-//! What ends, is pruned and comes again: restarts beside another plugin, and an operator's word.
+//! Ends, pruning and adoption of allocations: by operators, and after restarts next to another plugin.
 
 use super::world::{Held, World, gpu, resource};
 use crate::allocation::{ADOPTED, Allocation, Holder};
@@ -11,25 +11,25 @@ use crate::reconcile::{Checkpointed, RoundView};
 use std::sync::Arc;
 
 impl World {
-    /// What has ended does not come to life again, whatever was pruned since.
-    pub(super) fn nothing_comes_back(&mut self, before: &Ledger, entry: &Entry) {
+    /// Checks that an ended allocation is not adopted again, also after pruning.
+    pub(super) fn check_no_ended_allocation_returns(&mut self, before: &Ledger, entry: &Entry) {
         for change in &entry.changes {
             match change {
                 Change::Ended { id, .. } => {
                     let ended = &before.live[id];
                     let others = self.ledger.live.values();
-                    let held = |a: &Arc<Allocation>| a.holder.pod_uid == ended.holder.pod_uid;
+                    let is_of_same_pod = |a: &Arc<Allocation>| a.holder.pod_uid == ended.holder.pod_uid;
                     if let Some(uid) = &ended.holder.pod_uid
-                        && !others.clone().any(held)
+                        && !others.clone().any(is_of_same_pod)
                     {
-                        self.let_go.insert((uid.clone(), ended.devices.clone()));
+                        self.ended_holders.insert((uid.clone(), ended.devices.clone()));
                     }
                 }
-                // What was pruned for want of room is not known any more, whatever a checkpoint may show.
+                // A pruned allocation may be adopted again if a checkpoint shows it.
                 Change::Pruned(id) => {
                     let past = before.ended.get(*id).filter(|past| past.may_be_shown_again());
                     if let Some((past, uid)) = past.and_then(|past| Some((past, past.pod_uid()?))) {
-                        self.let_go.remove(&(uid.to_owned(), past.devices().to_vec()));
+                        self.ended_holders.remove(&(uid.to_owned(), past.devices().to_vec()));
                     }
                 }
                 Change::Granted(Allocation {
@@ -39,7 +39,7 @@ impl World {
                     ..
                 }) => {
                     let adopted = (uid.clone(), devices.clone());
-                    assert!(!self.let_go.contains(&adopted), "{id} was taken over after its end");
+                    assert!(!self.ended_holders.contains(&adopted), "{id} was adopted after its end");
                     assert!(id.store != before.store || id.number >= before.next_number, "{id} is not new");
                 }
                 _ => {}
@@ -47,8 +47,8 @@ impl World {
         }
     }
 
-    /// Another client of our socket asks again and again for what a pod holds, or for a device of its own.
-    pub(super) fn foreign_client(&mut self, which: usize, times: usize) {
+    /// Another client of the plugin's socket repeatedly requests a pod's devices, or a free device.
+    pub(super) fn allocate_as_foreign_client(&mut self, which: usize, times: usize) {
         let held =
             self.pods.get(which % self.pods.len().max(1)).map(|p| (p.resource.clone(), p.devices.clone()));
         let (resource, devices) = held
@@ -59,53 +59,53 @@ impl World {
         }
     }
 
-    /// While we were away another plugin gave a whole GPU to a pod, if nobody has any of it.
-    pub(super) fn foreign(&mut self, part: usize) {
+    /// While the daemon was down, another plugin granted a whole GPU to a pod, if the GPU was free.
+    pub(super) fn grant_by_other_plugin(&mut self, part: usize) {
         let device = DeviceId::whole(&gpu(part % 3));
-        // An instance of a GPU is of the same hardware.
-        let of_gpu = |part: &PartId| self.ledger.part(part).map_or(part, |p| p.part.gpu()) == &device.part;
-        let touches = |devices: &[DeviceId]| devices.iter().any(|d| of_gpu(&d.part));
+        // An instance shares its GPU's hardware.
+        let is_on_gpu = |part: &PartId| self.ledger.part(part).map_or(part, |p| p.part.gpu()) == &device.part;
+        let touches = |devices: &[DeviceId]| devices.iter().any(|d| is_on_gpu(&d.part));
         let held = self.pods.iter().any(|p| touches(&p.devices));
-        // Where the ledger does not know yet that a pod went, see `reconcile_tests`.
-        let known = self.ledger.live.values().any(|a| touches(&a.devices));
-        if !held && !known {
+        // `reconcile_tests` has the case that the ledger still holds the allocation of a stopped pod.
+        let in_ledger = self.ledger.live.values().any(|a| touches(&a.devices));
+        if !held && !in_ledger {
             let uid = format!("uid-{}", self.next_pod);
             self.next_pod += 1;
-            self.sources.made(&uid);
+            self.sources.create_object(&uid);
             self.pods.push(Held { uid, resource: resource(0), devices: vec![device], allocation: None });
-            self.file.clone_from(&self.pods);
+            self.checkpoint.clone_from(&self.pods);
         }
     }
 
-    /// Before the first registration: the checkpoint as it lies there.
+    /// Adopts allocations from the checkpoint, as before the first registration.
     pub(super) fn adopt(&mut self) {
         let view = RoundView {
             began_mono_ms: self.now.mono_ms,
             kubelet: Some(self.kubelet),
-            checkpoint: Some(self.file.iter().map(checkpointed).collect()),
+            checkpoint: Some(self.checkpoint.iter().map(checkpointed).collect()),
             adopt: true,
             ..RoundView::default()
         };
         let before = self.ledger.clone();
-        let entry = self.turn(&Command::Observe(view)).unwrap();
+        let entry = self.apply(&Command::Observe(view)).unwrap();
         i6_nothing_that_lives_ends(&before, &entry, &self.pods, false);
         for pod in self.pods.iter().filter(|p| p.allocation.is_none()) {
             let known = self.ledger.live.values().any(|a| a.holder.pod_uid.as_ref() == Some(&pod.uid));
-            let ended = self.let_go.contains(&(pod.uid.clone(), pod.devices.clone()));
-            assert!(known || ended, "{pod:?} was not taken over");
+            let ended = self.ended_holders.contains(&(pod.uid.clone(), pod.devices.clone()));
+            assert!(known || ended, "{pod:?} was not adopted");
         }
     }
 
-    /// An operator ends an allocation, whether or not its pod lives. Of what was taken over only as
-    /// many as the history remembers beside what ends next.
-    pub(super) fn end(&mut self, which: usize) {
+    /// An operator ends an allocation, whether or not its pod runs. Adopted allocations are ended only while
+    /// the history has room to remember them.
+    pub(super) fn end_allocation(&mut self, which: usize) {
         let Some((id, allocation)) = self.ledger.live.iter().nth(which % self.ledger.live.len().max(1))
         else {
             return;
         };
-        let words = self.ledger.ended.iter().filter(|past| past.may_be_shown_again()).count();
-        if allocation.decision.by != [ADOPTED] || words + 1 < self.rules.history.allocations {
-            self.turn(&Command::End { id: *id, force: true }).unwrap();
+        let remembered = self.ledger.ended.iter().filter(|past| past.may_be_shown_again()).count();
+        if allocation.decision.by != [ADOPTED] || remembered + 1 < self.rules.history.allocations {
+            self.apply(&Command::End { id: *id, force: true }).unwrap();
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Whoever knows all pods by UID, evictions, and processes, in a history.
+//! Views of all pods, evictions, and processes in a history.
 
-use super::Showing;
+use super::PodsUpdate;
 use super::world::{Held, PARTS, World, part};
 use crate::allocation::EndReason;
 use crate::change::{Change, Entry};
@@ -14,120 +14,123 @@ use crate::process::{Owner, PodProcess, Process, Sight, Uses, Who};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// What the sources have, and what the daemon made of it.
+/// The sources' state, and the daemon's view of it.
 #[derive(Default)]
 pub(super) struct Sources {
     /// The API server's objects.
     objects: BTreeMap<String, Arc<Pod>>,
-    /// Deleted by force: they may run on.
-    pub(super) forced: BTreeSet<String>,
-    /// Pods that live on although the kubelet forgot what they hold.
-    pub(super) forgotten: Vec<Held>,
-    /// The daemon's book, after a first list. It dies with the daemon.
-    book: Option<PodsView>,
-    /// A view of before, to come again or late.
-    late: Option<PodsView>,
+    /// Force-deleted pods, which may still run.
+    pub(super) force_deleted: BTreeSet<String>,
+    /// Running pods whose devices the kubelet's checkpoint lost.
+    pub(super) lost_from_checkpoint: Vec<Held>,
+    /// The daemon's view after its first list, lost when the daemon crashes.
+    view: Option<PodsView>,
+    /// An earlier view, to be submitted again later.
+    earlier_view: Option<PodsView>,
 }
 
 impl Sources {
-    pub(super) fn made(&mut self, uid: &str) {
-        self.objects.insert(uid.into(), Arc::new(object(uid, Stage::Waiting)));
+    pub(super) fn create_object(&mut self, uid: &str) {
+        self.objects.insert(uid.into(), Arc::new(pod_object(uid, Stage::Waiting)));
     }
 
-    pub(super) fn crashed(&mut self) {
-        self.book = None;
-        self.late = None;
+    pub(super) fn crash(&mut self) {
+        self.view = None;
+        self.earlier_view = None;
     }
 }
 
 impl World {
-    fn lives(&self, uid: &str) -> bool {
-        self.pods.iter().chain(&self.sources.forgotten).any(|held| held.uid == uid)
+    fn is_running(&self, uid: &str) -> bool {
+        self.pods.iter().chain(&self.sources.lost_from_checkpoint).any(|held| held.uid == uid)
     }
 
     /// The kubelet writes the status of its pods.
     pub(super) fn write_status(&mut self) {
         let uids: Vec<String> = self.sources.objects.keys().cloned().collect();
         for uid in uids {
-            let stage = if self.lives(&uid) { Stage::Admitted } else { Stage::Finished };
+            let stage = if self.is_running(&uid) { Stage::Admitted } else { Stage::Finished };
             let pod = self.sources.objects.get_mut(&uid).unwrap();
             Arc::make_mut(pod).stage = stage;
         }
     }
 
     pub(super) fn delete_object(&mut self, which: usize, force: bool) {
-        let may = |uid: &&String| force || !self.lives(uid);
+        let may = |uid: &&String| force || !self.is_running(uid);
         let uids: Vec<String> = self.sources.objects.keys().filter(may).cloned().collect();
         let Some(uid) = uids.get(which % uids.len().max(1)) else { return };
         self.sources.objects.remove(uid);
         if force {
-            self.sources.forced.insert(uid.clone());
+            self.sources.force_deleted.insert(uid.clone());
         }
     }
 
-    /// The kubelet's checkpoint is lost with what one pod holds, and the pod lives on.
-    pub(super) fn forgets(&mut self, which: usize) {
+    /// The kubelet's checkpoint loses the devices of one running pod.
+    pub(super) fn lose_from_checkpoint(&mut self, which: usize) {
         if !self.pods.is_empty() {
             let lost = self.pods.remove(which % self.pods.len());
-            self.file.clone_from(&self.pods);
+            self.checkpoint.clone_from(&self.pods);
             self.stale.retain(|held| *held != lost);
-            self.sources.forgotten.push(lost);
+            self.sources.lost_from_checkpoint.push(lost);
         }
     }
 
-    pub(super) fn show(&mut self, how: Showing) {
+    pub(super) fn show_pods(&mut self, update: PodsUpdate) {
         let now = self.now.mono_ms;
-        let view = match (how, &mut self.sources.book) {
-            (Showing::Again, _) => self.sources.late.clone(),
-            (Showing::Kubelets, _) => Some(self.of_kubelet()),
-            (Showing::List, book) => {
-                let book = book.get_or_insert_with(|| nothing(PodsSource::ApiServer));
-                catch_up(book, &self.sources.objects);
-                book.listed_mono_ms = now;
-                Some(book.clone())
+        let view = match (update, &mut self.sources.view) {
+            (PodsUpdate::Repeated, _) => self.sources.earlier_view.clone(),
+            (PodsUpdate::KubeletApi, _) => Some(self.kubelet_view()),
+            (PodsUpdate::List, view) => {
+                let view = view.get_or_insert_with(|| empty_view(PodsSource::ApiServer));
+                refresh(view, &self.sources.objects);
+                view.listed_mono_ms = now;
+                Some(view.clone())
             }
-            // What has not listed yet says nothing, and a watch goes on from what is heard.
+            // A source without a first list shows nothing, and a watch continues only from a current view.
             (_, None) => None,
-            (Showing::Watch, Some(book)) if !book.current => None,
-            (Showing::Watch, Some(book)) => {
-                catch_up(book, &self.sources.objects);
-                Some(book.clone())
+            (PodsUpdate::Watch, Some(view)) if !view.current => None,
+            (PodsUpdate::Watch, Some(view)) => {
+                refresh(view, &self.sources.objects);
+                Some(view.clone())
             }
-            (Showing::Silent, Some(book)) => {
-                book.current = false;
-                Some(book.clone())
+            (PodsUpdate::Silent, Some(view)) => {
+                view.current = false;
+                Some(view.clone())
             }
-            (Showing::TooMany, Some(book)) => Some(book.silenced()),
+            (PodsUpdate::TooMany, Some(view)) => Some(view.silenced()),
         };
         let Some(view) = view else { return };
-        if how != Showing::Again && now.is_multiple_of(3) {
-            self.sources.late = Some(view.clone());
+        if update != PodsUpdate::Repeated && now.is_multiple_of(3) {
+            self.sources.earlier_view = Some(view.clone());
         }
         let before = self.ledger.live.clone();
-        self.turn(&Command::Pods(view)).unwrap();
-        assert_eq!(self.ledger.live, before, "a view alone ends nothing");
+        self.apply(&Command::Pods(view)).unwrap();
+        assert_eq!(self.ledger.live, before, "a view alone ends no allocation");
     }
 
-    fn of_kubelet(&self) -> PodsView {
-        let mut view = nothing(PodsSource::Kubelet);
+    fn kubelet_view(&self) -> PodsView {
+        let mut view = empty_view(PodsSource::Kubelet);
         view.current = true;
         for held in &self.pods {
-            view.pods.insert(held.uid.clone(), Arc::new(object(&held.uid, Stage::Admitted)));
+            view.pods.insert(held.uid.clone(), Arc::new(pod_object(&held.uid, Stage::Admitted)));
         }
-        for uid in (0..self.next_pod).map(|n| format!("uid-{n}")).filter(|uid| !self.lives(uid)) {
+        for uid in (0..self.next_pod).map(|n| format!("uid-{n}")).filter(|uid| !self.is_running(uid)) {
             view.left(uid, false);
         }
         view
     }
 
-    /// One that is due is asked to leave, and the answer comes at once.
+    /// One of the due evictions is sent and answered.
     pub(super) fn evict(&mut self, which: usize, outcome: usize) {
         let due = asks(&self.ledger, self.now);
         let Some(ask) = due.get(which % due.len().max(1)).cloned() else { return };
         let uid = ask.pod.uid.clone();
         let view = self.ledger.pods.as_ref().unwrap();
-        assert!(view.current && view.source == PodsSource::ApiServer, "nobody is asked of a silent source");
-        assert!(view.pods.contains_key(&uid) && is_wanted(&self.ledger, &uid), "{uid} is asked to leave");
+        assert!(
+            view.current && view.source == PodsSource::ApiServer,
+            "pods are evicted only with a current view"
+        );
+        assert!(view.pods.contains_key(&uid) && is_wanted(&self.ledger, &uid), "{uid} is evicted");
         let outcome = match outcome {
             _ if !self.sources.objects.contains_key(&uid) => Outcome::Gone,
             0 => Outcome::Budget("one more".into()),
@@ -136,32 +139,32 @@ impl World {
         };
         if outcome == Outcome::Taken {
             self.pods.retain(|held| held.uid != uid);
-            self.sources.forgotten.retain(|held| held.uid != uid);
+            self.sources.lost_from_checkpoint.retain(|held| held.uid != uid);
         }
-        self.turn(&Command::Asked { ask, outcome }).unwrap();
+        self.apply(&Command::Asked { ask, outcome }).unwrap();
         assert!(self.ledger.evictions.contains_key(&uid));
         let again = asks(&self.ledger, self.now);
-        assert!(again.iter().all(|ask| ask.pod.uid != uid), "{uid} is asked again at once");
+        assert!(again.iter().all(|ask| ask.pod.uid != uid), "the eviction of {uid} is repeated at once");
     }
 
-    /// A look that shows who is on the GPUs.
-    pub(super) fn look_at_processes(&mut self, host: bool) {
-        let mut look = Inventory {
+    /// An inventory scan that shows the processes of all running pods.
+    pub(super) fn scan_processes(&mut self, host: bool) {
+        let mut inventory = Inventory {
             parts: (0..PARTS).map(part).collect(),
             sight: Sight::Visible,
             ..Inventory::default()
         };
         for gpu in (0..PARTS).map(|i| part(i).gpu().clone()) {
-            look.processes.entry(gpu).or_default();
+            inventory.processes.entry(gpu).or_default();
         }
         let uses = Uses { compute: true, ..Uses::default() };
         let mut add = |pid, on: &crate::names::PartId, owner| {
             let gpu = (0..PARTS).map(part).find(|p| p.id == *on).unwrap().gpu().clone();
             let who = Who { name: None, started_ticks: Some(1), owner, ignored: false };
             let process = Process { pid, part: on.clone(), uses, memory_mib: None, who };
-            look.processes.get_mut(&gpu).unwrap().push(process);
+            inventory.processes.get_mut(&gpu).unwrap().push(process);
         };
-        for (pid, held) in self.pods.iter().chain(&self.sources.forgotten).enumerate() {
+        for (pid, held) in self.pods.iter().chain(&self.sources.lost_from_checkpoint).enumerate() {
             let pod =
                 PodProcess { uid: held.uid.clone(), container_id: None, container: Some("main".into()) };
             let parts: BTreeSet<_> = held.devices.iter().map(|d| &d.part).collect();
@@ -172,17 +175,22 @@ impl World {
         if host {
             add(1, &part(0).id, Owner::NoPod { container_id: None });
         }
-        let entry = self.turn(&Command::Look(look.clone())).unwrap();
+        let entry = self.apply(&Command::Look(inventory.clone())).unwrap();
         for change in &entry.changes {
             if let Change::DrainTurned { gpu, drain: Drain::Drained(_) } = change {
-                assert!(look.processes[gpu].is_empty(), "{gpu} is drained with somebody on it");
+                assert!(inventory.processes[gpu].is_empty(), "{gpu} is drained while processes are on it");
             }
         }
     }
 
-    /// I6, the second half: what ends by the word of whoever knows all pods is not shown alive by it,
-    /// and without a checkpoint nothing else ends.
-    pub(super) fn i6_whoever_knows_all_pods_has_a_say(&self, before: &Ledger, entry: &Entry, readable: bool) {
+    /// I6, second half: an allocation that ends by the view of all pods has no running pod in it, and without
+    /// a readable checkpoint no other allocation ends.
+    pub(super) fn i6_ends_agree_with_the_view_of_all_pods(
+        &self,
+        before: &Ledger,
+        entry: &Entry,
+        readable: bool,
+    ) {
         for change in &entry.changes {
             let Change::Ended { id, reason } = change else {
                 continue;
@@ -193,22 +201,22 @@ impl World {
                 let view = before.pods.as_ref().filter(|view| view.current)?;
                 view.pods.get(uid).filter(|pod| pod.stage != Stage::Finished)
             });
-            let alive = shown.is_some() && *reason != EndReason::Superseded;
-            assert!(!alive, "I6: {id} ended as {reason:?} and its pod is shown alive");
+            let shown_running = shown.is_some() && *reason != EndReason::Superseded;
+            assert!(!shown_running, "I6: {id} ended as {reason:?} and its pod is shown running");
         }
     }
 }
 
-fn catch_up(book: &mut PodsView, objects: &BTreeMap<String, Arc<Pod>>) {
-    for (uid, pod) in std::mem::replace(&mut book.pods, objects.clone()) {
+fn refresh(view: &mut PodsView, objects: &BTreeMap<String, Arc<Pod>>) {
+    for (uid, pod) in std::mem::replace(&mut view.pods, objects.clone()) {
         if !objects.contains_key(&uid) {
-            book.left(uid, pod.stage == Stage::Finished);
+            view.left(uid, pod.stage == Stage::Finished);
         }
     }
-    book.current = true;
+    view.current = true;
 }
 
-fn nothing(source: PodsSource) -> PodsView {
+fn empty_view(source: PodsSource) -> PodsView {
     PodsView {
         source,
         current: false,
@@ -219,8 +227,8 @@ fn nothing(source: PodsSource) -> PodsView {
     }
 }
 
-/// As `List` names it, too.
-fn object(uid: &str, stage: Stage) -> Pod {
+/// A pod whose name is its UID, as in the model's `List`.
+fn pod_object(uid: &str, stage: Stage) -> Pod {
     Pod {
         uid: uid.into(),
         namespace: "ns".into(),

@@ -1,4 +1,4 @@
-//! Stacks that come and go in a history, and what is kept of them.
+//! Activations of stacks in a history.
 
 use super::world::World;
 use crate::command::{Command, NewStack};
@@ -28,7 +28,7 @@ impl World {
     pub(super) fn activate(&mut self, entries: usize) {
         let version = version();
         if !self.ledger.policies.contains_key(&version.digest) {
-            self.turn(&Command::KeepPolicy(version.clone())).unwrap();
+            self.apply(&Command::KeepPolicy(version.clone())).unwrap();
         }
         let entry = |i: usize| StackEntry {
             name: version.name.clone(),
@@ -44,12 +44,12 @@ impl World {
             entries: (0..entries).map(entry).collect(),
         };
         let before = self.ledger.clone();
-        self.turn(&Command::Activate { stack, expected: None, offers: Vec::new() }).unwrap();
+        self.apply(&Command::Activate { stack, expected: None, offers: Vec::new() }).unwrap();
         let past = &self.ledger.past_stacks;
         assert_eq!(
             past.last_key_value().unwrap().1,
             &before.stack,
-            "what was active is the newest of the past"
+            "the previously active stack is the newest past one"
         );
         assert!(past.len() < ACTIVATIONS_MAX, "the history is bounded");
         let kept = past.keys().copied().collect::<Vec<_>>();

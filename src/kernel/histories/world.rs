@@ -1,4 +1,4 @@
-//! The node of a history: the kernel, what is on its disk, and what the kubelet really runs.
+//! The node of a history: the kernel, its store, and the pods that the kubelet really runs.
 
 use super::Op;
 use super::ends::checkpointed;
@@ -27,13 +27,13 @@ use crate::restore::restore;
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the kubelet really runs: the pod's UID, and what its container holds.
+/// A running pod and the devices that its container holds.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Held {
     pub(crate) uid: String,
     pub(crate) resource: Resource,
     pub(crate) devices: Vec<DeviceId>,
-    /// `None`: another plugin's answer.
+    /// `None` if another plugin granted the devices.
     pub(crate) allocation: Option<AllocationId>,
 }
 
@@ -44,10 +44,10 @@ pub(super) struct World {
     pub(super) now: Now,
     pub(super) pods: Vec<Held>,
     pub(super) stale: Vec<Held>,
-    /// What the kubelet's checkpoint shows: of a purge it writes nothing.
-    pub(super) file: Vec<Held>,
-    /// Pods whose allocation ended, by rounds or an operator's word.
-    pub(super) let_go: BTreeSet<(String, Vec<DeviceId>)>,
+    /// The contents of the kubelet's checkpoint, which is not rewritten when a pod is removed.
+    pub(super) checkpoint: Vec<Held>,
+    /// Pod UIDs and devices of ended allocations.
+    pub(super) ended_holders: BTreeSet<(String, Vec<DeviceId>)>,
     pub(super) kubelet: KubeletAge,
     pub(super) next_pod: usize,
     pub(super) sources: Sources,
@@ -104,7 +104,7 @@ pub(super) fn shape(i: usize) -> Vec<OfferLine> {
 }
 
 impl World {
-    /// A node that keeps so many ended allocations.
+    /// A node whose history keeps this number of ended allocations.
     pub(super) fn new(history: usize) -> Self {
         let now = Now { wall_ms: 1_000_000, mono_ms: 1_000_000 };
         let meta = Record::Meta(Meta { store: 7, next_number: 1, kubelet_seen_wall_ms: None });
@@ -121,19 +121,19 @@ impl World {
             now,
             pods: vec![],
             stale: vec![],
-            file: vec![],
-            let_go: BTreeSet::new(),
+            checkpoint: vec![],
+            ended_holders: BTreeSet::new(),
             kubelet,
             next_pod: 0,
             sources: Sources::default(),
         };
-        world.step(&Op::Look { mask: (1 << PARTS) - 1 });
+        world.step(&Op::Scan { mask: (1 << PARTS) - 1 });
         world.step(&Op::Offer { shape: 2 });
         world
     }
 
-    /// Decides and applies one command as the keeper does, with every check.
-    pub(super) fn turn(&mut self, command: &Command) -> Result<Entry, Refusal> {
+    /// Decides and applies one command as the keeper does, and checks all invariants.
+    pub(super) fn apply(&mut self, command: &Command) -> Result<Entry, Refusal> {
         let verdict = decide(&self.ledger, &self.rules, command, self.now);
         assert_eq!(verdict, decide(&self.ledger, &self.rules, command, self.now), "same input, same answer");
         let Verdict { entry, refusal } = verdict;
@@ -150,12 +150,12 @@ impl World {
                     }
                 }
             }
-            let known = self.disk.values().filter_map(|record| match record {
+            let written = self.disk.values().filter_map(|record| match record {
                 Record::Health(health) => Some((health.gpu.clone(), health.clone())),
                 _ => None,
             });
-            let (known, now) = (known.collect(), health_records(&self.ledger));
-            for write in health_writes(&known, &now) {
+            let (written, now) = (written.collect(), health_records(&self.ledger));
+            for write in health_writes(&written, &now) {
                 match write {
                     Write::Put(record) => self.disk.insert(record.key(), record),
                     Write::Delete(key) => self.disk.remove(&key),
@@ -164,7 +164,7 @@ impl World {
             i11_generation_grows_by_one(&before, &self.ledger);
         }
         pruning_loses_nothing_that_lives(&before, &self.ledger, &entry, self.rules.history);
-        self.nothing_comes_back(&before, &entry);
+        self.check_no_ended_allocation_returns(&before, &entry);
         i4_nothing_new_on_a_gpu_that_grants_nothing(&before, &entry, &self.rules, self.now);
         i6_a_grant_ends_only_what_newer_ones_hold(&before, &self.ledger, command, &entry);
         i10_an_id_leaves_only_when_it_may(&before, &self.ledger, &entry, &self.rules, self.now);
@@ -193,7 +193,7 @@ impl World {
             again: false,
             attempt: crate::command::Attempt::Last,
         };
-        let entry = self.turn(&command)?;
+        let entry = self.apply(&command)?;
         Ok(entry
             .changes
             .iter()
@@ -212,17 +212,17 @@ impl World {
                 self.stale = self.pods.clone();
                 self.pods.remove(which % self.pods.len());
             }
-            Op::Odd { resource: r, device } => {
+            Op::ArbitraryAllocate { resource: r, device } => {
                 let id = if device % 2 == 0 {
                     DeviceId::whole(&part_id(device % 5))
                 } else {
                     DeviceId::share(&part_id(device % 5), (device % 9).try_into().unwrap())
                 };
-                // Granted or refused, the invariants must hold; the model does not know this pod.
+                // The invariants must hold whether or not it is granted; the model has no such pod.
                 let _ = self.allocate(&resource(*r), vec![id]);
             }
-            Op::Foreign { which, times } => self.foreign_client(*which, *times),
-            Op::Round { list, checkpoint, fresh } => self.round(*list, *checkpoint, *fresh),
+            Op::ForeignClient { which, times } => self.allocate_as_foreign_client(*which, *times),
+            Op::Reconcile { list, checkpoint, fresh } => self.reconcile(*list, *checkpoint, *fresh),
             Op::RestartKubelet => {
                 self.kubelet =
                     KubeletAge { created_wall_ms: self.now.wall_ms, created_mono_ms: self.now.mono_ms };
@@ -230,26 +230,26 @@ impl World {
             Op::Wait { ms } => {
                 self.now.mono_ms += ms;
                 self.now.wall_ms += ms;
-                self.turn(&Command::Tick).unwrap();
+                self.apply(&Command::Tick).unwrap();
             }
             Op::Cordon(i) => {
                 let mark = Mark { by: "me".into(), why: String::new(), since_wall_ms: self.now.wall_ms };
-                let _ = self.turn(&Command::Cordon { gpu: gpu(*i), mark });
+                let _ = self.apply(&Command::Cordon { gpu: gpu(*i), mark });
             }
             Op::Drain(i, evict) => {
                 let mark = Mark { by: "me".into(), why: String::new(), since_wall_ms: self.now.wall_ms };
                 let deadline_wall_ms = evict.then_some(self.now.wall_ms + 40_000);
                 let order = Order { evict: *evict, deadline_wall_ms, at_deadline: AtDeadline::GiveUp };
-                let _ = self.turn(&Command::Drain { gpu: gpu(*i), mark, order });
+                let _ = self.apply(&Command::Drain { gpu: gpu(*i), mark, order });
             }
             Op::StopDrain(i) => {
-                let _ = self.turn(&Command::StopDrain { gpu: gpu(*i) });
+                let _ = self.apply(&Command::StopDrain { gpu: gpu(*i) });
             }
-            Op::Heal(i) => {
-                let _ = self.turn(&Command::Heal { gpu: gpu(*i), by: "me".into(), why: String::new() });
+            Op::MarkHealthy(i) => {
+                let _ = self.apply(&Command::Heal { gpu: gpu(*i), by: "me".into(), why: String::new() });
             }
             Op::Uncordon(i) => {
-                let _ = self.turn(&Command::Uncordon { gpu: gpu(*i) });
+                let _ = self.apply(&Command::Uncordon { gpu: gpu(*i) });
             }
             Op::Xid { gpu: i, again_s } => {
                 let reading =
@@ -259,44 +259,44 @@ impl World {
                     reason: "xid".into(),
                     again_after_s: *again_s,
                 };
-                self.turn(&Command::Triaged { reading, answer }).unwrap();
+                self.apply(&Command::Triaged { reading, answer }).unwrap();
             }
-            Op::Look { mask } => {
+            Op::Scan { mask } => {
                 let parts = (0..PARTS).filter(|i| mask & (1 << i) != 0).map(part).collect();
-                self.turn(&Command::Look(Inventory { parts, ..Inventory::default() })).unwrap();
+                self.apply(&Command::Look(Inventory { parts, ..Inventory::default() })).unwrap();
             }
             Op::Forget(i) => {
-                let _ = self.turn(&Command::Forget { gpu: gpu(*i) });
+                let _ = self.apply(&Command::Forget { gpu: gpu(*i) });
             }
             Op::Offer { shape: s } => {
                 let offers = (0..PARTS)
                     .map(|i| (PartOffer { part: part_id(i), lines: shape((s + i) % 6) }, "test".into()))
                     .collect();
-                self.turn(&Command::Offer(offers)).unwrap();
+                self.apply(&Command::Offer(offers)).unwrap();
             }
             Op::Crash { foreign } => {
                 self.now.mono_ms += 1;
-                self.sources.crashed();
+                self.sources.crash();
                 if let Some(part) = foreign {
-                    self.foreign(*part);
+                    self.grant_by_other_plugin(*part);
                 }
                 self.ledger = restore(self.disk.values().cloned().collect(), self.now);
-                self.step(&Op::Look { mask: (1 << PARTS) - 1 });
+                self.step(&Op::Scan { mask: (1 << PARTS) - 1 });
                 self.adopt();
             }
-            Op::End { which } => self.end(*which),
-            Op::Pods(how) => self.show(*how),
-            Op::Status => self.write_status(),
+            Op::End { which } => self.end_allocation(*which),
+            Op::Pods(update) => self.show_pods(*update),
+            Op::WriteStatus => self.write_status(),
             Op::Delete { which, force } => self.delete_object(*which, *force),
-            Op::Forgets { which } => self.forgets(*which),
+            Op::LoseFromCheckpoint { which } => self.lose_from_checkpoint(*which),
             Op::Evict { which, outcome } => self.evict(*which, *outcome),
-            Op::Processes { host } => self.look_at_processes(*host),
+            Op::ScanProcesses { host } => self.scan_processes(*host),
             Op::Activate { entries } => self.activate(*entries),
             Op::Stop { .. } => {}
         }
     }
 
-    /// As the kubelet does: only of what is healthy and not in use by its own books.
+    /// Starts a pod as the kubelet does: on devices that are listed healthy and that no pod uses.
     fn start(&mut self, resource: &Resource, count: usize, pick: usize) {
         let in_use: BTreeSet<DeviceId> =
             self.pods.iter().filter(|p| p.resource == *resource).flat_map(|p| p.devices.clone()).collect();
@@ -308,14 +308,14 @@ impl World {
         if free.len() < count {
             return;
         }
-        let at = pick % free.len();
-        free.rotate_left(at);
+        let first = pick % free.len();
+        free.rotate_left(first);
         free.truncate(count);
         if let Ok(allocation) = self.allocate(resource, free.clone()) {
             free.sort();
             let uid = format!("uid-{}", self.next_pod);
             self.next_pod += 1;
-            self.sources.made(&uid);
+            self.sources.create_object(&uid);
             self.stale = self.pods.clone();
             self.pods.push(Held {
                 uid,
@@ -323,7 +323,7 @@ impl World {
                 devices: free,
                 allocation: Some(allocation),
             });
-            self.file.clone_from(&self.pods);
+            self.checkpoint.clone_from(&self.pods);
         }
     }
 
@@ -340,18 +340,21 @@ impl World {
             Ok(allocation) => {
                 if let Some(older) = older {
                     let overlapped = self.ledger.live.get(&older).is_none_or(|a| a.overlapped);
-                    assert!(overlapped, "I7: the older one is overlapped, or superseded");
+                    assert!(overlapped, "I7: the older allocation is overlapped or superseded");
                 }
                 self.pods[i].allocation = Some(allocation);
-                self.file.clone_from(&self.pods);
+                self.checkpoint.clone_from(&self.pods);
             }
-            Err(refusal) => assert!(!active || older.is_none(), "I7: the same devices again, yet {refusal}"),
+            Err(refusal) => assert!(
+                !active || older.is_none(),
+                "I7: the same devices were requested again, but: {refusal}"
+            ),
         }
     }
 
-    fn round(&mut self, list: bool, checkpoint: bool, fresh: bool) {
-        let truth = if fresh { &self.pods } else { &self.stale };
-        let entries = truth.iter().map(checkpointed);
+    fn reconcile(&mut self, list: bool, checkpoint: bool, fresh: bool) {
+        let checkpointed_pods = if fresh { &self.pods } else { &self.stale };
+        let entries = checkpointed_pods.iter().map(checkpointed);
         let pods = PodList {
             pods: self.pods.iter().map(|h| ("ns".to_owned(), h.uid.clone())).collect(),
             held: self
@@ -376,17 +379,17 @@ impl World {
             adopt: false,
         };
         let complete = view.list.is_some() && view.checkpoint.is_some() && view.fresh;
-        // Without a checkpoint only the word of whoever knows all pods ends anything, and of one that
-        // was deleted by force nobody can tell whether it runs on.
-        let blind = view.list.is_some() && view.checkpoint.is_none();
+        // Without a checkpoint, only the view of all pods ends allocations, and whether a force-deleted pod
+        // still runs is unknown.
+        let without_checkpoint = view.list.is_some() && view.checkpoint.is_none();
         if checkpoint && fresh {
-            self.file.clone_from(&self.pods);
+            self.checkpoint.clone_from(&self.pods);
         }
         let before = self.ledger.clone();
-        let entry = self.turn(&Command::Observe(view)).unwrap();
-        let mut living = self.pods.clone();
-        living.retain(|held| !blind || !self.sources.forced.contains(&held.uid));
-        i6_nothing_that_lives_ends(&before, &entry, &living, complete || blind);
-        self.i6_whoever_knows_all_pods_has_a_say(&before, &entry, checkpoint);
+        let entry = self.apply(&Command::Observe(view)).unwrap();
+        let mut running = self.pods.clone();
+        running.retain(|held| !without_checkpoint || !self.sources.force_deleted.contains(&held.uid));
+        i6_nothing_that_lives_ends(&before, &entry, &running, complete || without_checkpoint);
+        self.i6_ends_agree_with_the_view_of_all_pods(&before, &entry, checkpoint);
     }
 }

@@ -1,4 +1,4 @@
-//! The history against the plainest one there is: a list of whole allocations.
+//! Compares the history with a list of whole allocations.
 
 use super::*;
 use crate::allocation::{ADOPTED, Decision, EndReason, Holder};
@@ -53,20 +53,20 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What the history should hold, oldest first.
-type Plain = Vec<(Allocation, End)>;
+/// The expected contents of the history, oldest first.
+type Expected = Vec<(Allocation, End)>;
 
-fn check(history: &History, plain: &Plain) {
-    assert_eq!((history.len(), history.is_empty()), (plain.len(), plain.is_empty()));
+fn check(history: &History, expected: &Expected) {
+    assert_eq!((history.len(), history.is_empty()), (expected.len(), expected.is_empty()));
     let shown: Vec<Allocation> = history.iter().map(|past| past.allocation()).collect();
-    let wanted: Vec<Allocation> =
-        plain.iter().map(|(a, end)| Allocation { ended: Some(end.clone()), ..a.clone() }).collect();
-    assert_eq!(shown, wanted);
-    assert_eq!(history.bytes(), plain.iter().map(|(a, _)| weight(a)).sum::<usize>());
-    assert_eq!(history.back().map(|p| p.id), plain.last().map(|(a, _)| a.id));
+    let allocations: Vec<Allocation> =
+        expected.iter().map(|(a, end)| Allocation { ended: Some(end.clone()), ..a.clone() }).collect();
+    assert_eq!(shown, allocations);
+    assert_eq!(history.bytes(), expected.iter().map(|(a, _)| weight(a)).sum::<usize>());
+    assert_eq!(history.back().map(|p| p.id), expected.last().map(|(a, _)| a.id));
 }
 
-fn pruned(history: &mut History, plain: &mut Plain, limit: HistoryLimit) {
+fn prune(history: &mut History, expected: &mut Expected, limit: HistoryLimit) {
     loop {
         let ids = history.to_prune(limit, None);
         if ids.is_empty() {
@@ -74,7 +74,7 @@ fn pruned(history: &mut History, plain: &mut Plain, limit: HistoryLimit) {
         }
         assert!(ids.len() <= PRUNED_AT_ONCE);
         ids.iter().for_each(|id| history.remove(*id));
-        plain.retain(|(a, _)| !ids.contains(&a.id));
+        expected.retain(|(a, _)| !ids.contains(&a.id));
     }
     assert!(history.len() <= limit.allocations);
     assert!(history.bytes() <= limit.bytes);
@@ -83,49 +83,49 @@ fn pruned(history: &mut History, plain: &mut Plain, limit: HistoryLimit) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn it_holds_what_ended_and_was_not_pruned(ops in prop::collection::vec(op(), 1..40)) {
-        let (mut history, mut plain) = (History::default(), Plain::new());
+    fn the_history_has_what_ended_and_was_not_pruned(ops in prop::collection::vec(op(), 1..40)) {
+        let (mut history, mut expected) = (History::default(), Expected::new());
         let mut number = 0;
         for op in ops {
-            let before = (history.clone(), plain.clone());
+            let before = (history.clone(), expected.clone());
             match op {
                 Op::End { shape, times, operator } => {
                     let reason = if operator { EndReason::Operator } else { EndReason::Released };
                     for number in number..number + times {
                         history.push(allocation(number, shape), end(number, reason));
-                        plain.push((allocation(number, shape), end(number, reason)));
+                        expected.push((allocation(number, shape), end(number, reason)));
                     }
                     number += times;
                 }
                 Op::Prune { allocations, bytes } => {
-                    pruned(&mut history, &mut plain, HistoryLimit { allocations, bytes });
+                    prune(&mut history, &mut expected, HistoryLimit { allocations, bytes });
                 }
-                Op::Remove { which } if !plain.is_empty() => {
-                    let (gone, _) = plain.remove(which % plain.len());
+                Op::Remove { which } if !expected.is_empty() => {
+                    let (gone, _) = expected.remove(which % expected.len());
                     prop_assert!(history.get(gone.id).is_some());
                     history.remove(gone.id);
                     prop_assert!(history.get(gone.id).is_none());
                 }
                 Op::Remove { .. } => {}
                 Op::Restore => {
-                    let mut shuffled = plain.clone();
+                    let mut shuffled = expected.clone();
                     shuffled.reverse();
                     let restored = History::restored(shuffled);
                     prop_assert!(restored == history);
                     history = restored;
                 }
             }
-            check(&history, &plain);
-            // A snapshot that somebody holds stays as it was.
+            check(&history, &expected);
+            // An older snapshot stays unchanged.
             check(&before.0, &before.1);
         }
     }
 }
 
 #[test]
-fn what_a_checkpoint_may_show_again_goes_last() {
+fn allocations_that_a_checkpoint_may_show_again_are_pruned_last() {
     let mut history = History::default();
-    // Adopted, and ended by an operator's word; then others.
+    // Only the first is adopted and ended by an operator.
     history.push(allocation(1, 0), end(1, EndReason::Operator));
     history.push(allocation(2, 0), end(2, EndReason::Released));
     history.push(allocation(3, 64), end(3, EndReason::Operator));
@@ -138,11 +138,11 @@ fn what_a_checkpoint_may_show_again_goes_last() {
     };
     assert_eq!(left(2), [1, 3]);
     assert_eq!(left(1), [1]);
-    assert!(left(0).is_empty(), "the limit holds all the same");
+    assert!(left(0).is_empty(), "the limit holds for them too");
 }
 
 #[test]
-fn what_ends_makes_room_for_itself() {
+fn ending_allocations_prune_as_many_as_they_add() {
     let mut history = History::default();
     for number in 0..100 {
         history.push(allocation(number, 7), end(number, EndReason::Released));
@@ -151,13 +151,13 @@ fn what_ends_makes_room_for_itself() {
     let coming = [allocation(200, 7), allocation(201, 7)];
     let pruned: Vec<u64> = history.to_prune(limit, &coming).iter().map(|id| id.number).collect();
     assert_eq!(pruned, [0, 1]);
-    // By bytes: a large one makes room for its size.
+    // The limit in bytes, exceeded by one.
     let limit = HistoryLimit { allocations: 1000, bytes: history.bytes() + weight(&coming[0]) - 1 };
     assert_eq!(history.to_prune(limit, &coming[..1]).len(), 1);
 }
 
 #[test]
-fn what_many_have_in_common_is_there_once() {
+fn equal_values_are_stored_once() {
     let alike = |number| Allocation { devices: allocation(0, 3).devices, ..allocation(number, 0b1_0111) };
     let shares = |history: &History| {
         let (first, last) = (history.iter().next().unwrap(), history.back().unwrap());

@@ -22,7 +22,7 @@ fn gpu(index: u32, mig_enabled: bool) -> Part {
     }
 }
 
-/// A node from a line a GPU: `-` is one outside of MIG mode, else the profiles of its instances.
+/// A node from one text for each GPU: `-` is a GPU outside of MIG mode, else its instances' profiles.
 fn node(gpus: &[&str]) -> Vec<Part> {
     let mut parts = Vec::new();
     for (index, profiles) in (0..).zip(gpus) {
@@ -54,8 +54,8 @@ fn counts(plan: &Plan) -> Vec<(&str, usize)> {
 }
 
 #[test]
-fn names_are_nvidias() {
-    let spelled = [
+fn profiles_have_nvidias_resource_names() {
+    let names = [
         ("1g.5gb", Some("nvidia.com/mig-1g.5gb")),
         ("1g.10gb+me", Some("nvidia.com/mig-1g.10gb.me")),
         ("1g.24gb+me.all", Some("nvidia.com/mig-1g.24gb.me.all")),
@@ -66,13 +66,13 @@ fn names_are_nvidias() {
         ("", None),
         ("1g.10 gb", None),
     ];
-    for (profile, name) in spelled {
+    for (profile, name) in names {
         assert_eq!(resource_of_profile(profile).as_ref().map(Resource::as_str), name, "{profile}");
     }
 }
 
 #[test]
-fn the_strategies_are_typed_as_with_nvidias_plugin() {
+fn strategies_parse_from_their_keywords() {
     for strategy in [MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed] {
         assert_eq!(MigStrategy::parse(strategy.as_str()), Some(strategy));
     }
@@ -99,41 +99,41 @@ fn single_offers_instances_of_one_profile_as_gpus() {
 }
 
 #[test]
-fn single_refuses_what_a_pod_could_not_tell_apart_and_says_which() {
+fn single_refuses_several_kinds_of_devices_and_names_them() {
     let table: [(&[&str], &[&str]); 3] = [
         (&["1g.10gb", "3g.40gb 1g.10gb"], &["1g.10gb on GPU 0, 1", "3g.40gb on GPU 1"]),
         (&["1g.10gb", "-"], &["1g.10gb on GPU 0", "no MIG mode on GPU 1"]),
         (&["1g.10gb 1g.10gb+me"], &["1g.10gb on GPU 0", "1g.10gb+me on GPU 0"]),
     ];
-    for (gpus, says) in table {
+    for (gpus, facts) in table {
         let plan = plan_of(MigStrategy::Single, gpus);
         assert_eq!(counts(&plan), [], "{gpus:?}");
         let refusal = plan.words.refusal.unwrap();
-        assert!(refusal.contains("mixed") && says.iter().all(|s| refusal.contains(s)), "{refusal}");
+        assert!(refusal.contains("mixed") && facts.iter().all(|s| refusal.contains(s)), "{refusal}");
     }
 }
 
 #[test]
-fn mixed_offers_each_profile_by_its_name_beside_whole_gpus() {
+fn mixed_offers_each_profile_under_its_name_next_to_whole_gpus() {
     let plan = plan_of(MigStrategy::Mixed, &["-", "1g.10gb 1g.10gb 3g.40gb", "1g.10gb+me"]);
-    let all = [
+    let expected = [
         ("nvidia.com/gpu", 1),
         ("nvidia.com/mig-1g.10gb", 2),
         ("nvidia.com/mig-1g.10gb.me", 1),
         ("nvidia.com/mig-3g.40gb", 1),
     ];
-    assert_eq!((counts(&plan), &plan.words), (all.to_vec(), &Words::default()));
+    assert_eq!((counts(&plan), &plan.words), (expected.to_vec(), &Words::default()));
 }
 
 #[test]
-fn mixed_leaves_out_what_has_no_name_and_says_so() {
+fn mixed_does_not_offer_a_profile_without_a_name_and_notes_it() {
     let plan = plan_of(MigStrategy::Mixed, &["1c.2g.20gb 1g.10gb"]);
     assert_eq!(counts(&plan), [("nvidia.com/mig-1g.10gb", 1)]);
     assert!(plan.words.notes[0].contains("1c.2g.20gb"), "{:?}", plan.words);
 }
 
 #[test]
-fn a_gpu_in_mig_mode_without_instances_hinders_nobody() {
+fn a_gpu_in_mig_mode_without_instances_does_not_affect_the_others() {
     for strategy in [MigStrategy::Single, MigStrategy::Mixed] {
         let plan = plan_of(strategy, &["1g.10gb", ""]);
         assert_eq!(plan.counts().values().sum::<usize>(), 1);
@@ -143,20 +143,20 @@ fn a_gpu_in_mig_mode_without_instances_hinders_nobody() {
 }
 
 #[test]
-fn what_a_policy_offers_is_not_the_strategys() {
+fn parts_that_a_policy_offers_are_left_to_it() {
     let parts = node(&["-", "1g.10gb 1g.10gb"]);
     let resource = whole();
-    // It shares GPU 0 by another name: then all that is left is alike.
-    let rest = plan(MigStrategy::Single, &resource, &parts, |part| *part != id("GPU-0"));
-    assert_eq!((counts(&rest), &rest.words.refusal), (vec![("nvidia.com/gpu", 2)], &None));
-    // It offers an instance: then its GPU is not offered whole beside it.
-    let rest = plan(MigStrategy::None, &resource, &parts, |part| *part != id("MIG-1-1"));
-    assert_eq!(counts(&rest), [("nvidia.com/gpu", 1)]);
-    assert_eq!(rest.resource(&id("GPU-1")), None);
+    // The policy shares GPU 0 under another name, so all remaining parts are of one kind.
+    let planned = plan(MigStrategy::Single, &resource, &parts, |part| *part != id("GPU-0"));
+    assert_eq!((counts(&planned), &planned.words.refusal), (vec![("nvidia.com/gpu", 2)], &None));
+    // The policy offers an instance, so its GPU is not offered whole as well.
+    let planned = plan(MigStrategy::None, &resource, &parts, |part| *part != id("MIG-1-1"));
+    assert_eq!(counts(&planned), [("nvidia.com/gpu", 1)]);
+    assert_eq!(planned.resource(&id("GPU-1")), None);
 }
 
 #[test]
-fn single_lets_no_name_stand_for_several_kinds() {
+fn single_withholds_a_name_of_several_kinds() {
     let parts = node(&["-", "1g.10gb", "3g.40gb"]);
     let part = |text: &str| parts.iter().find(|part| part.id == id(text)).unwrap();
     let (gpu, shared) = (whole(), Resource::parse("nvidia.com/gpu.shared").unwrap());
@@ -164,13 +164,13 @@ fn single_lets_no_name_stand_for_several_kinds() {
         let offered = offered.iter().map(|(id, resource)| (part(id), *resource));
         ambiguous_names(strategy, offered).into_iter().map(|(r, why)| (r.to_string(), why)).collect()
     };
-    let beside = [("GPU-0", &gpu), ("MIG-1-0", &gpu)];
-    let found = ambiguous(MigStrategy::Single, &beside);
+    let both_kinds = [("GPU-0", &gpu), ("MIG-1-0", &gpu)];
+    let found = ambiguous(MigStrategy::Single, &both_kinds);
     assert_eq!(found[0].0, "nvidia.com/gpu");
     assert!(found[0].1.contains("1g.10gb on GPU 1, no MIG mode on GPU 0"), "{found:?}");
     let profiles = ambiguous(MigStrategy::Single, &[("MIG-1-0", &shared), ("MIG-2-0", &shared)]);
     assert!(profiles[0].1.contains("nvidia.com/gpu.shared would name several kinds"), "{profiles:?}");
-    // By names of their own a pod can tell them apart; and the other strategies do not say so.
+    // Separate names are not ambiguous, and the other strategies allow mixed kinds.
     assert_eq!(ambiguous(MigStrategy::Single, &[("GPU-0", &shared), ("MIG-1-0", &gpu)]), []);
-    assert_eq!(ambiguous(MigStrategy::Mixed, &beside), []);
+    assert_eq!(ambiguous(MigStrategy::Mixed, &both_kinds), []);
 }

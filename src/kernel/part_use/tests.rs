@@ -1,4 +1,4 @@
-//! Limits, their keepers, and what is used of them.
+//! Limits, their enforcement, and usage.
 
 use super::*;
 use crate::process::{Owner, Process};
@@ -10,10 +10,10 @@ fn with_memory(mut process: Process, memory_mib: Option<u64>) -> Process {
     process
 }
 
-/// Sets what a device takes, and what the policies said.
-fn limit(node: &mut Node, id: AllocationId, consumes: Consumes, told_mib: Option<u64>) {
+/// Sets what the devices of an allocation take, and the memory limit of its decision.
+fn limit(node: &mut Node, id: AllocationId, consumes: Consumes, decided_mib: Option<u64>) {
     let allocation = Arc::make_mut(Arc::make_mut(&mut node.ledger.live).get_mut(&id).unwrap());
-    allocation.decision.limits.memory_mib = told_mib;
+    allocation.decision.limits.memory_mib = decided_mib;
     for device in allocation.devices.clone() {
         let state = Arc::make_mut(node.ledger.parts.get_mut(&device.part).unwrap());
         state.devices.get_mut(&(shared(), device.share)).unwrap().consumes = consumes;
@@ -24,15 +24,15 @@ fn slice(memory_mib: u64) -> Consumes {
     Consumes::Slice { memory_mib, compute_percent: 25 }
 }
 
-fn one(node: &Node, id: AllocationId) -> PartUse {
+fn only_use(node: &Node, id: AllocationId) -> PartUse {
     let uses = part_uses(&Owners::of(&node.ledger), &node.ledger.live[&id]);
     assert_eq!(uses.len(), 1);
     uses.into_iter().next().unwrap()
 }
 
 #[test]
-fn limits_are_what_was_said_and_what_is_taken_whichever_is_less() {
-    for (on, share, consumes, told, memory_mib, by) in [
+fn the_stricter_of_the_decided_limit_and_the_slice_applies() {
+    for (on, share, consumes, decided, memory_mib, by) in [
         ("GPU-0", None, Consumes::Whole, None, None, None),
         ("GPU-0", None, Consumes::Whole, Some(500), Some(500), Some(EnforcedBy::None)),
         ("GPU-0", Some(0), slice(2_000), None, Some(2_000), Some(EnforcedBy::None)),
@@ -43,21 +43,25 @@ fn limits_are_what_was_said_and_what_is_taken_whichever_is_less() {
     ] {
         let mut node = Node::new();
         let id = node.grant(on, share, "pod", "main");
-        limit(&mut node, id, consumes, told);
+        limit(&mut node, id, consumes, decided);
         let found = limits(&node.ledger, &node.ledger.live[&id], false);
-        assert_eq!(found.and_then(|(limits, _)| limits.memory_mib), memory_mib, "{on} {consumes:?} {told:?}");
-        assert_eq!(found.map(|(_, keeper)| keeper), by, "{on} {consumes:?} {told:?}");
-        let with_mps = limits(&node.ledger, &node.ledger.live[&id], true).map(|(_, keeper)| keeper);
-        assert_eq!(with_mps, by.map(|by| by.max(EnforcedBy::Mps)), "{on} {consumes:?} {told:?}");
-        // One that was taken over: another plugin set its container up.
+        assert_eq!(
+            found.and_then(|(limits, _)| limits.memory_mib),
+            memory_mib,
+            "{on} {consumes:?} {decided:?}"
+        );
+        assert_eq!(found.map(|(_, enforcer)| enforcer), by, "{on} {consumes:?} {decided:?}");
+        let with_mps = limits(&node.ledger, &node.ledger.live[&id], true).map(|(_, enforcer)| enforcer);
+        assert_eq!(with_mps, by.map(|by| by.max(EnforcedBy::Mps)), "{on} {consumes:?} {decided:?}");
+        // The container of an adopted allocation was set up by another plugin.
         let mut adopted = Allocation::clone(&node.ledger.live[&id]);
         adopted.decision.by = vec![ADOPTED.into()];
-        assert_eq!(limits(&node.ledger, &adopted, true).map(|(_, keeper)| keeper), by);
+        assert_eq!(limits(&node.ledger, &adopted, true).map(|(_, enforcer)| enforcer), by);
     }
 }
 
 #[test]
-fn memory_is_summed_by_allocation_and_held_against_its_limit() {
+fn memory_is_summed_by_allocation_and_compared_with_its_limit() {
     let mut node = Node::new();
     let (a, b) =
         (node.grant("GPU-0", Some(0), "pod-a", "main"), node.grant("GPU-0", Some(1), "pod-b", "main"));
@@ -67,22 +71,22 @@ fn memory_is_summed_by_allocation_and_held_against_its_limit() {
     for (first, second, used, over) in [
         (Some(400), Some(600), Some(1_000), Some(false)),
         (Some(401), Some(600), Some(1_001), Some(true)),
-        // One that NVML does not tell: enough is known to say yes, never to say no.
+        // With the memory of one process unknown, only an excess is certain.
         (Some(10), None, None, None),
         (Some(2_000), None, None, Some(true)),
     ] {
         node.look(&[on(1, "pod-a", first), on(2, "pod-a", second), on(3, "pod-b", Some(5_000))]);
-        let used_by_a = one(&node, a);
+        let used_by_a = only_use(&node, a);
         assert_eq!((used_by_a.memory_used_mib, used_by_a.over_limit), (used, over), "{first:?} {second:?}");
         assert_eq!(used_by_a.pids, [1, 2]);
-        assert_eq!(one(&node, b).over_limit, Some(true));
+        assert_eq!(only_use(&node, b).over_limit, Some(true));
     }
     node.look(&[]);
-    assert_eq!((one(&node, a).memory_used_mib, one(&node, a).over_limit), (Some(0), Some(false)));
+    assert_eq!((only_use(&node, a).memory_used_mib, only_use(&node, a).over_limit), (Some(0), Some(false)));
 }
 
 #[test]
-fn what_two_containers_share_is_charged_to_neither_and_said() {
+fn processes_that_two_containers_share_count_for_neither_and_are_listed() {
     let mut node = Node::new();
     let (a, b) = (node.grant("GPU-0", Some(0), "pod", "a"), node.grant("GPU-0", Some(1), "pod", "b"));
     limit(&mut node, a, slice(1_000), None);
@@ -91,25 +95,25 @@ fn what_two_containers_share_is_charged_to_neither_and_said() {
         ("GPU-0", with_memory(process(pid, "GPU-0", of_pod("pod", container)), Some(memory)))
     };
     node.look(&[on(1, "a", 300), on(2, "", 500)]);
-    let used = one(&node, a);
+    let used = only_use(&node, a);
     assert_eq!((used.memory_used_mib, used.pids.as_slice()), (Some(300), &[1][..]));
     assert_eq!((used.shared_memory_mib, used.shared_pids, used.shared_with), (500, vec![2], vec![b]));
-    assert_eq!(used.over_limit, Some(false), "even with all of it");
-    assert_eq!(one(&node, b).shared_with, [a]);
+    assert_eq!(used.over_limit, Some(false), "even with all of the shared memory");
+    assert_eq!(only_use(&node, b).shared_with, [a]);
     node.look(&[on(1, "a", 300), on(2, "", 900)]);
-    assert_eq!(one(&node, a).over_limit, None, "perhaps");
+    assert_eq!(only_use(&node, a).over_limit, None, "not certain");
     node.look(&[on(1, "a", 1_300), on(2, "", 900)]);
-    assert_eq!(one(&node, a).over_limit, Some(true));
+    assert_eq!(only_use(&node, a).over_limit, Some(true));
 }
 
 #[test]
-fn where_nothing_can_be_seen_nothing_is_said() {
+fn usage_is_unknown_where_processes_are_hidden() {
     let mut node = Node::new();
     let id = node.grant("GPU-0", Some(0), "pod", "a");
     limit(&mut node, id, slice(1_000), None);
     node.sight = Sight::Hidden { why: String::new(), fix: String::new() };
     node.look(&[]);
-    let hidden = one(&node, id);
+    let hidden = only_use(&node, id);
     assert_eq!(
         (hidden.memory_used_mib, hidden.over_limit, hidden.limits.memory_mib),
         (None, None, Some(1_000))
@@ -123,10 +127,10 @@ fn a_process_whose_instance_nvml_does_not_name_is_shared_by_the_instances() {
     limit(&mut node, a, Consumes::Whole, None);
     let on = |on| ("GPU-1", with_memory(process(1, on, of_pod("pod", "main")), Some(700)));
     node.look(&[on("GPU-1")]);
-    assert_eq!((one(&node, a).memory_used_mib, one(&node, a).shared_memory_mib), (Some(0), 700));
+    assert_eq!((only_use(&node, a).memory_used_mib, only_use(&node, a).shared_memory_mib), (Some(0), 700));
     node.look(&[on("MIG-a")]);
-    assert_eq!((one(&node, a).memory_used_mib, one(&node, a).shared_memory_mib), (Some(700), 0));
+    assert_eq!((only_use(&node, a).memory_used_mib, only_use(&node, a).shared_memory_mib), (Some(700), 0));
     node.look(&[("GPU-1", process(1, "GPU-1", Owner::NoPod { container_id: None }))]);
-    assert_eq!(one(&node, a).shared_pids, Vec::<u32>::new());
-    assert_eq!(one(&node, a).part, part("MIG-a"));
+    assert_eq!(only_use(&node, a).shared_pids, Vec::<u32>::new());
+    assert_eq!(only_use(&node, a).part, part("MIG-a"));
 }

@@ -1,42 +1,41 @@
-//! Why a policy was not taken, or cannot be had back.
+//! Errors of installing or restoring a policy.
 
 use crate::names::Digest;
 use std::error::Error;
 use std::fmt;
 
-/// A policy that could not be installed.
+/// A policy could not be installed or restored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InstallError {
-    /// More bytes than are taken.
+    /// The module is too large.
     TooLarge {
         /// Its size.
         bytes: usize,
         /// The limit.
         limit: usize,
     },
-    /// Not WebAssembly, not this world, imports that are not given, or a `describe` that breaks a
-    /// rule.
+    /// Not WebAssembly, another world, imports that are not provided, or a `describe` that breaks a rule.
     NotAPolicy {
-        /// Which rule it breaks.
+        /// The rule that it breaks.
         what: String,
     },
-    /// The compiler used more time or memory than it may.
+    /// The compiler exceeded a limit of time or memory.
     TooCostly {
-        /// Which limit.
+        /// The limit.
         what: String,
     },
-    /// Another module is being compiled and the wait for it was too long.
+    /// Another module is being compiled, and waiting for it timed out.
     Busy,
-    /// Its files are not what the store knows.
+    /// Its files are missing or do not match the store's digests.
     Lost {
-        /// Which version.
+        /// The version.
         digest: Digest,
     },
-    /// The daemon ends.
+    /// The daemon is stopping.
     Stopping,
-    /// The daemon's own trouble: no room, no right, no child process.
+    /// The daemon could not compile or store it: disk full, permission denied, no child process.
     Trouble {
-        /// What, and what to do.
+        /// The error, and how to fix it.
         what: String,
     },
 }
@@ -45,18 +44,18 @@ impl fmt::Display for InstallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooLarge { bytes, limit } => {
-                write!(f, "the module has {bytes} bytes; at most {limit} are taken")
+                write!(f, "the module has {bytes} bytes; at most {limit} are allowed")
             }
             Self::NotAPolicy { what } => {
-                write!(f, "this is no policy of the world berth:policy@0.1.0: {what}")
+                write!(f, "this is not a policy of the world berth:policy@0.1.0: {what}")
             }
-            Self::TooCostly { what } => write!(f, "compiling was stopped: {what}"),
+            Self::TooCostly { what } => write!(f, "compilation was stopped: {what}"),
             Self::Busy => f.write_str("another policy is being compiled; try again in a few seconds"),
             Self::Lost { digest } => {
-                write!(f, "the files of policy {digest} are gone or changed: upload it again")
+                write!(f, "the files of policy {digest} are missing or changed: upload it again")
             }
             Self::Stopping => f.write_str("the daemon is stopping"),
-            Self::Trouble { what } => write!(f, "cannot compile or keep policies here: {what}"),
+            Self::Trouble { what } => write!(f, "cannot compile or store policies: {what}"),
         }
     }
 }

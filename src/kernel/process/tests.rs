@@ -1,4 +1,4 @@
-//! What keeps a GPU busy, and what cannot be seen.
+//! Processes that keep a GPU busy, and hidden processes.
 
 use super::*;
 use crate::command::{Command, Rules};
@@ -8,7 +8,7 @@ use crate::test_node::{Node, of_pod, part, process};
 
 const HOST: Owner = Owner::NoPod { container_id: None };
 
-fn drawing(mut process: Process) -> Process {
+fn graphics_only(mut process: Process) -> Process {
     process.uses = Uses { graphics: true, ..Uses::default() };
     process
 }
@@ -19,20 +19,20 @@ fn ignored(mut process: Process) -> Process {
 }
 
 #[test]
-fn daemons_and_the_hosts_display_do_not_keep_a_gpu_busy() {
+fn ignored_daemons_and_the_hosts_display_do_not_keep_a_gpu_busy() {
     let on = |owner| process(1, "GPU-0", owner);
     for (process, busy) in [
         (on(HOST), 1),
-        (on(of_pod("stranger", "main")), 1),
+        (on(of_pod("other-pod", "main")), 1),
         (on(Owner::Unknown(Unseen::Gone)), 1),
-        (drawing(on(HOST)), 0),
-        (drawing(on(Owner::Unknown(Unseen::Hidden))), 0),
-        (drawing(on(of_pod("stranger", "main"))), 1),
+        (graphics_only(on(HOST)), 0),
+        (graphics_only(on(Owner::Unknown(Unseen::Hidden))), 0),
+        (graphics_only(on(of_pod("other-pod", "main"))), 1),
         (ignored(on(HOST)), 0),
         (ignored(on(of_pod("dcgm", "exporter"))), 0),
-        // What an allocation explains counts, whatever it calls itself.
+        // A process that an allocation explains counts, whatever its name.
         (ignored(on(of_pod("pod", "main"))), 1),
-        (drawing(ignored(on(of_pod("pod", "main")))), 1),
+        (graphics_only(ignored(on(of_pod("pod", "main")))), 1),
     ] {
         let mut node = Node::new();
         node.grant("GPU-0", None, "pod", "main");
@@ -42,7 +42,7 @@ fn daemons_and_the_hosts_display_do_not_keep_a_gpu_busy() {
 }
 
 #[test]
-fn a_gpus_processes_are_those_of_its_instances_each_once() {
+fn a_process_on_several_instances_counts_once_for_the_gpu() {
     let mut node = Node::new();
     let on = |pid, part| ("GPU-1", process(pid, part, HOST));
     node.look(&[on(1, "MIG-a"), on(1, "MIG-b"), on(2, "MIG-b"), on(3, "GPU-1")]);
@@ -54,18 +54,22 @@ fn a_gpus_processes_are_those_of_its_instances_each_once() {
 }
 
 #[test]
-fn no_process_that_can_be_seen_is_not_no_process() {
+fn an_empty_list_does_not_mean_no_processes_where_they_are_hidden() {
     let mut node = Node::new();
     node.sight = Sight::Unsupported { why: "no /proc".into() };
     node.look(&[]);
-    assert_eq!(node.ledger.processes_on(&part("GPU-0")), None, "it may be in a PID namespace of its own");
+    assert_eq!(
+        node.ledger.processes_on(&part("GPU-0")),
+        None,
+        "the daemon may be in a PID namespace of its own"
+    );
     node.sight = Sight::Hidden { why: "own PID namespace".into(), fix: "hostPID".into() };
     node.look(&[]);
     assert_eq!(node.ledger.processes_on(&part("GPU-0")), None);
     node.look(&[("GPU-0", process(1, "GPU-0", Owner::Unknown(Unseen::Hidden)))]);
-    assert_eq!(node.ledger.processes_on(&part("GPU-0")), Some(1), "what NVML does tell is there");
+    assert_eq!(node.ledger.processes_on(&part("GPU-0")), Some(1), "processes that NVML lists count");
     assert!(matches!(node.ledger.sight(), Sight::Hidden { .. }));
-    // Who makes the GPUs up knows of everybody on them.
+    // Simulated GPUs have complete lists.
     node.look(&[]);
     let table = ProcessTable { complete: true, ..ProcessTable::clone(&node.ledger.processes) };
     node.ledger.processes = table.into();
@@ -73,7 +77,7 @@ fn no_process_that_can_be_seen_is_not_no_process() {
 }
 
 #[test]
-fn gpus_that_tell_nothing_one_by_one_are_said_to() {
+fn processes_are_unsupported_if_no_gpu_lists_them() {
     let mut ledger = Node::new().ledger;
     assert_eq!(ledger.sight(), Sight::Visible);
     ledger.processes = ProcessTable { sight: Sight::Visible, ..ProcessTable::default() }.into();
@@ -81,8 +85,8 @@ fn gpus_that_tell_nothing_one_by_one_are_said_to() {
     assert!(matches!(Ledger::default().sight(), Sight::Unsupported { .. }));
 }
 
-/// Cordons `GPU-0`, looks every five seconds for so long, and says where its drain stands.
-fn drained_after(node: &mut Node, seconds: u64, processes: &[(&str, Process)]) -> String {
+/// Drains `GPU-0`, scans every five seconds for this long, and returns its drain state.
+fn drain_state_after(node: &mut Node, seconds: u64, processes: &[(&str, Process)]) -> String {
     let mark = Mark { by: "ada".into(), why: String::new(), since_wall_ms: 0 };
     let order = Command::Drain { gpu: part("GPU-0"), mark, order: Order::default() };
     let verdict = decide(&node.ledger, &Rules::default(), &order, node.now);
@@ -96,31 +100,31 @@ fn drained_after(node: &mut Node, seconds: u64, processes: &[(&str, Process)]) -
 }
 
 #[test]
-fn an_ignored_daemon_lets_a_gpu_be_drained_and_a_leftover_does_not() {
+fn an_ignored_daemon_does_not_block_a_drain_and_a_leftover_process_does() {
     let daemon = [("GPU-0", ignored(process(1, "GPU-0", HOST)))];
-    assert_eq!(drained_after(&mut Node::new(), 15, &daemon), "drained");
+    assert_eq!(drain_state_after(&mut Node::new(), 15, &daemon), "drained");
     let mut node = Node::new();
     let held = node.grant("GPU-0", None, "pod", "main");
     node.end(held);
     let leftover = [daemon[0].clone(), ("GPU-0", process(2, "GPU-0", of_pod("pod", "main")))];
-    assert_eq!(drained_after(&mut node, 100, &leftover), "draining");
-    assert_eq!(drained_after(&mut node, 15, &daemon), "drained");
+    assert_eq!(drain_state_after(&mut node, 100, &leftover), "draining");
+    assert_eq!(drain_state_after(&mut node, 15, &daemon), "drained");
 }
 
 #[test]
-fn where_processes_are_hidden_a_drain_takes_the_longer_wait() {
+fn a_drain_waits_longer_where_processes_are_hidden() {
     let mut node = Node::new();
     node.sight = Sight::Hidden { why: String::new(), fix: String::new() };
-    assert_eq!(drained_after(&mut node, 50, &[]), "draining");
-    assert_eq!(drained_after(&mut node, 20, &[]), "drained");
+    assert_eq!(drain_state_after(&mut node, 50, &[]), "draining");
+    assert_eq!(drain_state_after(&mut node, 20, &[]), "drained");
     let mut node = Node::new();
     node.sight = Sight::Hidden { why: String::new(), fix: String::new() };
-    let told = [("GPU-0", process(1, "GPU-0", Owner::Unknown(Unseen::Hidden)))];
-    assert_eq!(drained_after(&mut node, 100, &told), "draining");
+    let listed = [("GPU-0", process(1, "GPU-0", Owner::Unknown(Unseen::Hidden)))];
+    assert_eq!(drain_state_after(&mut node, 100, &listed), "draining");
 }
 
 #[test]
-fn a_look_that_finds_the_same_changes_nothing() {
+fn a_scan_with_the_same_processes_changes_nothing() {
     let mut node = Node::new();
     let same = [("GPU-0", process(1, "GPU-0", HOST))];
     node.look(&same);

@@ -1,4 +1,4 @@
-//! An operator's `end`, held against what the sources show.
+//! An operator's `end` is checked against what the sources show.
 
 use super::pods::pods;
 use super::*;
@@ -9,10 +9,10 @@ use crate::refusal::Refusal;
 use crate::running::RunningSource;
 use std::sync::Arc;
 
-/// Why allocation 1 may not end at `when`; empty if it may.
+/// The sources because of which allocation 1 may not end at `when`.
 fn running_sources(ledger: &Ledger, when: u64) -> Vec<RunningSource> {
     let end = |force| decide(ledger, &Rules::default(), &Command::End { id: id(1), force }, at(when));
-    assert_eq!(end(true).refusal, None, "by force it always may");
+    assert_eq!(end(true).refusal, None, "force always ends it");
     match end(false).refusal {
         None => Vec::new(),
         Some(Refusal::StillRunning { running_sources, .. }) => running_sources,
@@ -36,14 +36,14 @@ fn each_source_of_the_kubelet_keeps_an_allocation_from_ending() {
             &[RunningSource::Checkpoint],
         ),
     ];
-    for (round, shown) in table {
+    for (view_at, shown) in table {
         let mut ledger = node();
         grant(&mut ledger, 1, &[0], 0);
-        take(&mut ledger, &held(10), 10);
-        take(&mut ledger, &round(40_000), 40_000);
+        reconcile(&mut ledger, &held(10), 10);
+        reconcile(&mut ledger, &view_at(40_000), 40_000);
         assert_eq!(running_sources(&ledger, 40_001), shown);
-        take(&mut ledger, &empty(41_000), 41_000);
-        assert_eq!(running_sources(&ledger, 41_001), [], "by the newest reading");
+        reconcile(&mut ledger, &empty(41_000), 41_000);
+        assert_eq!(running_sources(&ledger, 41_001), [], "only the newest reading counts");
     }
 }
 
@@ -51,16 +51,16 @@ fn each_source_of_the_kubelet_keeps_an_allocation_from_ending() {
 fn a_source_that_cannot_be_read_counts_as_it_was_last_read() {
     let mut ledger = node();
     grant(&mut ledger, 1, &[0], 0);
-    take(&mut ledger, &held(40_000), 40_000);
+    reconcile(&mut ledger, &held(40_000), 40_000);
     let unread = RoundView { list: None, checkpoint: None, ..held(41_000) };
-    take(&mut ledger, &unread, 41_000);
+    reconcile(&mut ledger, &unread, 41_000);
     assert_eq!(running_sources(&ledger, 41_001), [RunningSource::Checkpoint, RunningSource::List]);
-    take(&mut ledger, &RoundView { list: None, ..view(42_000, vec![], vec![]) }, 42_000);
+    reconcile(&mut ledger, &RoundView { list: None, ..view(42_000, vec![], vec![]) }, 42_000);
     assert_eq!(running_sources(&ledger, 42_001), [RunningSource::List]);
 }
 
 #[test]
-fn what_was_just_granted_or_never_looked_for_does_not_end() {
+fn a_new_or_never_reconciled_allocation_does_not_end() {
     let mut ledger = node();
     grant(&mut ledger, 1, &[0], 0);
     assert_eq!(
@@ -69,61 +69,65 @@ fn what_was_just_granted_or_never_looked_for_does_not_end() {
     );
     assert_eq!(running_sources(&ledger, 30_000), [RunningSource::NotRead]);
     let before = RoundView { began_mono_ms: START, ..view(0, vec![], vec![]) };
-    take(&mut ledger, &before, 30_001);
+    reconcile(&mut ledger, &before, 30_001);
     assert_eq!(
         running_sources(&ledger, 30_001),
         [RunningSource::NotRead],
-        "a round of before the grant says nothing"
+        "a pass from before the grant proves nothing"
     );
-    take(&mut ledger, &RoundView { list: None, checkpoint: None, ..view(31_000, vec![], vec![]) }, 31_000);
-    assert_eq!(running_sources(&ledger, 31_001), [RunningSource::NotRead], "neither account was read");
-    take(&mut ledger, &RoundView { checkpoint: None, ..view(32_000, vec![], vec![]) }, 32_000);
+    reconcile(
+        &mut ledger,
+        &RoundView { list: None, checkpoint: None, ..view(31_000, vec![], vec![]) },
+        31_000,
+    );
+    assert_eq!(running_sources(&ledger, 31_001), [RunningSource::NotRead], "neither source was read");
+    reconcile(&mut ledger, &RoundView { checkpoint: None, ..view(32_000, vec![], vec![]) }, 32_000);
     assert_eq!(
         running_sources(&ledger, 32_001),
         [RunningSource::NotRead],
-        "List names no container that only starts"
+        "List does not name a container that is starting"
     );
-    take(&mut ledger, &view(33_000, vec![], vec![]), 33_000);
+    reconcile(&mut ledger, &view(33_000, vec![], vec![]), 33_000);
     assert_eq!(running_sources(&ledger, 33_001), []);
 }
 
 #[test]
-fn who_knows_all_pods_by_uid_has_a_word_too() {
+fn a_pod_that_the_api_server_shows_alive_keeps_an_allocation_from_ending() {
     let mut ledger = node();
     grant(&mut ledger, 1, &[0], 0);
-    take(&mut ledger, &held(10), 10);
+    reconcile(&mut ledger, &held(10), 10);
     ledger.pods = pods(&["u"], &[]);
-    take(&mut ledger, &view(40_000, vec![], vec![]), 40_000);
+    reconcile(&mut ledger, &view(40_000, vec![], vec![]), 40_000);
     assert_eq!(
         running_sources(&ledger, 40_001),
         [RunningSource::Pods(super::super::pods::PodsSource::ApiServer)]
     );
-    let silent = PodsView { current: false, ..PodsView::clone(ledger.pods.as_ref().unwrap()) };
-    ledger.pods = Some(Arc::new(silent));
-    assert_eq!(running_sources(&ledger, 40_001), [], "a source that is silent vouches for no pod");
-    // A pod that finished has no container left, though the kubelet still lists it; one that was deleted by force may.
+    let disconnected = PodsView { current: false, ..PodsView::clone(ledger.pods.as_ref().unwrap()) };
+    ledger.pods = Some(Arc::new(disconnected));
+    assert_eq!(running_sources(&ledger, 40_001), [], "a disconnected source shows no pod alive");
+    // A finished pod has no containers left, although the kubelet still lists it; a force-deleted one may.
     for (finished, shown) in [(true, &[][..]), (false, &[RunningSource::Checkpoint, RunningSource::List])] {
         let mut over = PodsView::clone(&pods(&[], &[]).unwrap());
         over.left("u".into(), finished);
         ledger.pods = Some(Arc::new(over));
-        take(&mut ledger, &held(41_000), 41_000);
+        reconcile(&mut ledger, &held(41_000), 41_000);
         assert_eq!(running_sources(&ledger, 41_001), shown, "finished: {finished}");
     }
 }
 
 #[test]
-fn a_refused_end_names_the_pod_and_each_source_and_an_ended_one_says_so() {
+fn a_refused_end_names_the_pod_and_each_source_or_the_earlier_end() {
     let mut ledger = node();
     grant(&mut ledger, 1, &[0], 0);
-    take(&mut ledger, &held(40_000), 40_000);
+    reconcile(&mut ledger, &held(40_000), 40_000);
     let end = |ledger: &Ledger, number, force| {
         decide(ledger, &Rules::default(), &Command::End { id: id(number), force }, at(41_000))
     };
     let refused = end(&ledger, 1, false);
     assert!(refused.entry.changes.is_empty(), "nothing changes");
-    let words = refused.refusal.unwrap().to_string();
+    let message = refused.refusal.unwrap().to_string();
     for part in ["00000000-1", "pod ns/p, container c", "checkpoint shows it", "(List) shows its pod"] {
-        assert!(words.contains(part), "{part}: {words}");
+        assert!(message.contains(part), "{part}: {message}");
     }
     let ended = end(&ledger, 1, true);
     assert!(ended.refusal.is_none());

@@ -35,7 +35,7 @@ fn share(gpu: u32, n: u32) -> DeviceId {
 }
 
 impl Node {
-    /// GPUs of so many shares each.
+    /// A node of `gpus` GPUs with `shares` shares each.
     fn new(gpus: u32, shares: u32) -> Self {
         let part = |i| Part {
             id: part(i),
@@ -94,7 +94,7 @@ impl Node {
         granted.unwrap()
     }
 
-    fn knows(&mut self, id: AllocationId, pod: &str) {
+    fn learn(&mut self, id: AllocationId, pod: &str) {
         let holder = Holder {
             namespace: Some("ns".into()),
             pod: Some(pod.into()),
@@ -104,8 +104,8 @@ impl Node {
         self.ledger.apply(&Entry { at: self.now, changes: vec![Change::Learned { id, holder }] });
     }
 
-    /// What the kubelet's `List` names; its checkpoint cannot be read.
-    fn listed(&mut self, pods: &[&str]) {
+    /// Reads the kubelet's `List` with these pods; its checkpoint cannot be read.
+    fn observe_list(&mut self, pods: &[&str]) {
         self.now.mono_ms += STEP_MS;
         self.turn(&Command::Observe(RoundView {
             began_mono_ms: self.now.mono_ms,
@@ -123,21 +123,21 @@ impl Node {
     }
 }
 
-/// More than is ever kept of one device.
+/// More grants than there are records of one device.
 fn many() -> impl Iterator<Item = usize> {
     0..3 * RECORDS_PER_DEVICE
 }
 
 #[test]
-fn the_same_gpus_can_be_granted_for_ever_without_any_evidence() {
+fn the_same_gpus_can_be_granted_repeatedly_without_any_evidence() {
     let mut node = Node::new(8, 1);
-    let all: Vec<DeviceId> = (0..8).map(|gpu| share(gpu, 0)).collect();
+    let devices: Vec<DeviceId> = (0..8).map(|gpu| share(gpu, 0)).collect();
     for n in 0..2 * LIVE_ALLOCATIONS_MAX {
-        node.grant(&all[n % 8..=n % 8]);
+        node.grant(&devices[n % 8..=n % 8]);
         assert!(node.ledger.live.len() <= 8 * RECORDS_PER_DEVICE, "{} after {n}", node.ledger.live.len());
     }
     assert_eq!(node.ledger.live.len(), 8 * RECORDS_PER_DEVICE);
-    node.grant(&all);
+    node.grant(&devices);
     assert!(node.ledger.parts.values().all(|part| part.held()));
 }
 
@@ -158,7 +158,7 @@ fn a_record_stays_while_it_alone_holds_one_of_its_devices() {
         node.grant(&[share(0, 0)]);
     }
     assert!(node.is_live(both));
-    // A newer one of the other device is enough: nothing becomes free then.
+    // With a newer record of the other device no device becomes free.
     node.grant(&[share(1, 0)]);
     assert!(!node.is_live(both));
     assert!(node.ledger.parts.values().all(|part| part.held()));
@@ -207,10 +207,10 @@ fn a_record_whose_pod_any_source_shows_running_stays() {
     for source in ["api server", "list", "process"] {
         let mut node = Node::new(1, 1);
         let runs = node.grant(&[share(0, 0)]);
-        node.knows(runs, "runs");
+        node.learn(runs, "runs");
         match source {
             "api server" => drop(node.turn(&api_server_shows("uid-runs"))),
-            "list" => node.listed(&["runs"]),
+            "list" => node.observe_list(&["runs"]),
             _ => drop(node.turn(&process_of(&node, "uid-runs"))),
         }
         for _ in many() {
@@ -225,25 +225,25 @@ fn a_record_whose_pod_any_source_shows_running_stays() {
 fn a_record_ends_once_the_kubelet_no_longer_lists_its_pod() {
     let mut node = Node::new(1, 1);
     let ran = node.grant(&[share(0, 0)]);
-    node.knows(ran, "ran");
-    node.listed(&["ran"]);
-    // A `List` that fails says nothing.
+    node.learn(ran, "ran");
+    node.observe_list(&["ran"]);
+    // A failed `List` proves nothing.
     node.turn(&Command::Observe(RoundView { began_mono_ms: node.now.mono_ms, ..RoundView::default() }));
     for _ in many() {
         node.grant(&[share(0, 0)]);
     }
     assert!(node.is_live(ran));
-    node.listed(&[]);
+    node.observe_list(&[]);
     node.grant(&[share(0, 0)]);
     assert!(!node.is_live(ran));
 }
 
 #[test]
-fn of_a_pod_that_runs_a_newer_record_of_the_same_device_is_enough() {
+fn a_record_of_a_running_pod_ends_once_the_pod_has_a_newer_one_of_the_device() {
     let mut node = Node::new(1, 1);
     let (first, second) = (node.grant(&[share(0, 0)]), node.grant(&[share(0, 0)]));
-    node.knows(first, "runs");
-    node.knows(second, "runs");
+    node.learn(first, "runs");
+    node.learn(second, "runs");
     node.turn(&api_server_shows("uid-runs"));
     for _ in many() {
         node.grant(&[share(0, 0)]);

@@ -1,4 +1,4 @@
-//! What a stack answers: where devices are preferred, on what terms it admits, how it judges a reading.
+//! Answers of a stack: placements, admissions and judgements of readings.
 
 use super::*;
 use crate::admission::baseline::BASELINE;
@@ -6,7 +6,7 @@ use berth_kernel::gpu::Reading;
 use berth_kernel::policy::Severity;
 
 #[test]
-fn i8_a_placement_that_is_not_of_the_available_is_a_fault() {
+fn i8_a_placement_outside_the_available_devices_is_a_fault() {
     let placed = |devices: &[usize]| {
         let devices = devices.iter().map(|i| DeviceId::whole(&gpu(*i))).collect();
         Ok(Some(Answer::Place(Placement { devices, reason: String::new() })))
@@ -23,7 +23,7 @@ fn i8_a_placement_that_is_not_of_the_available_is_a_fault() {
 }
 
 #[test]
-fn all_must_allow_and_the_stricter_limit_holds() {
+fn all_policies_must_allow_and_the_stricter_limit_applies() {
     let mut case = Case::new([('a', allow(&[], Some(500))), ('b', Ok(None)), ('c', allow(&[], Some(300)))]);
     let StackAnswer::Allow { by, terms } = case.admit() else { panic!() };
     assert_eq!((by.len(), terms.limits.memory_mib), (2, Some(300)));
@@ -61,25 +61,25 @@ fn i8_terms_outside_the_permissions_are_a_fault() {
 }
 
 #[test]
-fn i8_limits_beyond_what_the_gpu_has_are_a_fault() {
-    let told = |limits| Ok(Some(Answer::Allow(Terms { limits, ..Terms::default() })));
-    // The GPUs here have 1000 MiB.
-    for (memory_mib, compute_percent, taken) in [
+fn i8_limits_above_the_gpus_memory_or_compute_are_a_fault() {
+    let allow_with = |limits| Ok(Some(Answer::Allow(Terms { limits, ..Terms::default() })));
+    // The GPUs have 1000 MiB.
+    for (memory_mib, compute_percent, accepted) in [
         (Some(1000), Some(100), true),
         (Some(1001), None, false),
         (Some(u64::MAX), None, false),
         (None, Some(101), false),
     ] {
         let limits = Limits { memory_mib, compute_percent };
-        let mut case = Case::new([('a', told(limits))]);
+        let mut case = Case::new([('a', allow_with(limits))]);
         let StackAnswer::Allow { by, terms } = case.admit() else { panic!() };
-        let expected = if taken { limits } else { Limits::default() };
-        assert_eq!((terms.limits, by == [BASELINE]), (expected, !taken), "{limits:?}");
+        let expected = if accepted { limits } else { Limits::default() };
+        assert_eq!((terms.limits, by == [BASELINE]), (expected, !accepted), "{limits:?}");
     }
 }
 
 #[test]
-fn i8_a_reason_that_speaks_to_a_terminal_is_a_fault() {
+fn i8_a_reason_with_terminal_escapes_is_a_fault() {
     let reason = "fine\u{1b}[2J".to_owned();
     let answer = Placement { devices: vec![DeviceId::whole(&gpu(1))], reason };
     let mut case = Case::new([('a', Ok(Some(Answer::Place(answer))))]);
@@ -87,7 +87,7 @@ fn i8_a_reason_that_speaks_to_a_terminal_is_a_fault() {
 }
 
 #[test]
-fn two_that_set_a_key_differently_are_a_fault_of_the_later() {
+fn a_policy_that_sets_a_key_of_an_earlier_one_differently_is_at_fault() {
     let mut case = Case::new([('a', allow(&[("MY_A", "1")], None)), ('b', allow(&[("MY_A", "2")], None))]);
     case.stack.entries.iter_mut().for_each(|e| e.permissions.environment = vec!["MY_*".into()]);
     let StackAnswer::Allow { by, terms } = case.admit() else { panic!() };
@@ -96,12 +96,12 @@ fn two_that_set_a_key_differently_are_a_fault_of_the_later() {
 }
 
 #[test]
-fn a_reading_is_judged_by_the_first_that_answers_or_by_nvidias_list() {
+fn a_reading_is_judged_by_the_first_policy_that_answers_or_by_the_baseline() {
     let reading = |code| Reading { part: gpu(0), source: "xid".into(), code, detail: "x".into() };
     let mut case = Case::new([('a', Ok(None))]);
-    assert_eq!(case.walk().triage(&reading(13)).0.severity, Severity::Ignore);
-    let (judged, by) = case.walk().triage(&reading(79));
+    assert_eq!(case.evaluation().triage(&reading(13)).0.severity, Severity::Ignore);
+    let (answer, by) = case.evaluation().triage(&reading(79));
     assert_eq!(by, BASELINE);
-    assert_eq!((judged.severity, judged.again_after_s), (Severity::Unhealthy, Some(60)));
-    assert!(judged.reason.contains("79"));
+    assert_eq!((answer.severity, answer.again_after_s), (Severity::Unhealthy, Some(60)));
+    assert!(answer.reason.contains("79"));
 }

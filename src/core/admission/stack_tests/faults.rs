@@ -1,14 +1,14 @@
-//! I9: what a fault costs the policy, and what it does not cost the node.
+//! I9: effects of faults on the policy and on the node.
 
 use super::*;
 use crate::admission::activation::Trial;
+use crate::admission::evaluate::CALL_MS_MAX;
 use crate::admission::faults::FAULTS_TO_SUSPEND;
-use crate::admission::stack::CALL_MS_MAX;
 use berth_kernel::command::{NewStack, Rules};
 use berth_kernel::policy::REASON_BYTES_MAX;
 
 #[test]
-fn a_fault_quotes_no_more_of_the_guest_than_a_reason_may_have() {
+fn a_fault_message_that_quotes_the_guest_is_as_short_as_a_reason() {
     let key = "\u{e9}".repeat(100_000);
     let mut case = Case::new([('a', allow(&[(&key, "x")], None))]);
     case.stack.entries[0].on_fault = OnFault::Deny;
@@ -20,25 +20,25 @@ fn a_fault_quotes_no_more_of_the_guest_than_a_reason_may_have() {
 }
 
 #[test]
-fn i9_a_fault_denies_only_where_the_entry_says_so() {
+fn i9_a_fault_denies_only_if_the_entry_is_configured_so() {
     let mut case = Case::new([('a', trap())]);
     assert!(matches!(case.admit(), StackAnswer::Allow { .. }));
     case.stack.entries[0].on_fault = OnFault::Deny;
     assert!(matches!(case.admit(), StackAnswer::Faulted { kind: FaultKind::Trap, .. }));
     let mut case = Case::new([('a', Ok(Some(Answer::Deny("no".into()))))]);
     case.stack.entries[0].permissions.deny = false;
-    assert!(matches!(case.admit(), StackAnswer::Allow { .. }), "it may not deny");
+    assert!(matches!(case.admit(), StackAnswer::Allow { .. }), "the entry may not deny");
 }
 
 #[test]
-fn i9_several_faults_in_a_row_suspend_and_a_slow_machine_does_not() {
+fn i9_faults_in_a_row_suspend_an_entry_and_timeouts_do_not() {
     let mut case = Case::new([('a', trap())]);
     case.stack.entries[0].on_fault = OnFault::Deny;
     for _ in 0..FAULTS_TO_SUSPEND {
         assert!(matches!(case.admit(), StackAnswer::Faulted { .. }));
     }
     assert!(case.faults.suspended(0, &case.stack.entries[0]));
-    assert!(matches!(case.admit(), StackAnswer::Allow { .. }), "a suspended entry is not asked");
+    assert!(matches!(case.admit(), StackAnswer::Allow { .. }), "a suspended entry is not called");
     case.faults.reset();
     assert!(matches!(case.admit(), StackAnswer::Faulted { .. }));
 
@@ -51,46 +51,46 @@ fn i9_several_faults_in_a_row_suspend_and_a_slow_machine_does_not() {
 }
 
 #[test]
-fn i9_a_policy_that_fails_goes_on_offering_what_it_offers() {
+fn i9_a_policy_that_fails_keeps_its_offers() {
     let shared = "nvidia.com/gpu.shared";
     let mut case = Case::new([('a', trap())]);
-    let now = offer(1, shared, 4, 250);
+    let current = offer(1, shared, 4, 250);
     let change = Change::Offered {
-        part: now.part.clone(),
+        part: current.part.clone(),
         by: case.stack.entries[0].label(),
-        lines: now.lines.clone(),
+        lines: current.lines.clone(),
         ranges: Vec::new(),
         devices: BTreeMap::new(),
     };
     Arc::make_mut(&mut case.node).apply(&Entry { at: Now::default(), changes: vec![change] });
-    // As long as it fails, and once it is suspended.
+    // While it fails, and once it is suspended.
     for _ in 0..=FAULTS_TO_SUSPEND {
-        let found = case.walk().offers();
-        let kept = found.parts.iter().find(|(o, _)| o.part == gpu(1)).unwrap();
-        assert_eq!(kept, &(now.clone(), "a@aaaaaaaaaaaa".to_owned()));
-        assert!(found.parts.iter().any(|(o, by)| o.part == gpu(0) && by == "baseline"));
+        let offers = case.evaluation().offers();
+        let kept = offers.parts.iter().find(|(o, _)| o.part == gpu(1)).unwrap();
+        assert_eq!(kept, &(current.clone(), "a@aaaaaaaaaaaa".to_owned()));
+        assert!(offers.parts.iter().any(|(o, by)| o.part == gpu(0) && by == "baseline"));
     }
     assert!(case.faults.suspended(0, &case.stack.entries[0]));
 }
 
-/// Two such calls are more than a stack may take.
+/// Delay of which two exceed the stack's time limit.
 const SLOW: Duration = Duration::from_millis(600);
 
 #[test]
-fn i9_a_stack_whose_time_is_used_up_asks_nobody_more() {
+fn i9_a_stack_whose_time_is_used_up_calls_no_further_policy() {
     for (on_fault, denied) in [(OnFault::Skip, false), (OnFault::Deny, true)] {
         let mut case = Case::new(['a', 'b', 'c', 'd'].map(|letter| (letter, Ok(None))));
         case.stack.entries[2].on_fault = on_fault;
-        case.policies.pace = SLOW;
+        case.policies.delay = SLOW;
         let answer = case.admit();
-        let asked = case.policies.asked.lock().clone();
-        // The first has the limit of one call, the second what is left of the stack's.
-        let within = |(letter, ms): &(char, u64)| match letter {
+        let calls = case.policies.calls.lock().clone();
+        // The first call has the limit of a call, the second one the rest of the stack's.
+        let is_within_limit = |(letter, ms): &(char, u64)| match letter {
             'a' => *ms <= CALL_MS_MAX,
             'b' => *ms <= 400,
             _ => false,
         };
-        assert!(asked.iter().all(within), "{asked:?}");
+        assert!(calls.iter().all(is_within_limit), "{calls:?}");
         let late = case.faults.record(2, &case.stack.entries[2]);
         assert_eq!(late.faults()[&FaultKind::Time], 1);
         assert!(late.last.unwrap().contains("used up its 1 s"));
@@ -107,31 +107,31 @@ fn i9_a_stack_whose_time_is_used_up_asks_nobody_more() {
 #[test]
 fn i9_a_stack_whose_time_is_used_up_still_offers_and_places() {
     let mut case = Case::new(['a', 'b', 'c'].map(|letter| (letter, Ok(None))));
-    case.policies.pace = SLOW;
-    let offers = case.walk().offers();
+    case.policies.delay = SLOW;
+    let offers = case.evaluation().offers();
     assert!(offers.parts.len() == 2 && offers.parts.iter().all(|(_, by)| by == "baseline"));
     assert_eq!(offers.faults.last().unwrap().0, "c@cccccccccccc");
-    assert_eq!(offers.again_after_s, Some(1), "asked again soon");
+    assert_eq!(offers.again_after_s, Some(1), "evaluated again soon");
     let (placement, by) = case.place(&[1], 1);
     assert_eq!((placement.devices, by.as_str()), (vec![DeviceId::whole(&gpu(1))], "baseline"));
-    let asked = case.policies.asked.lock();
-    assert!(asked.iter().all(|(letter, _)| *letter != 'c'), "{asked:?}");
+    let calls = case.policies.calls.lock();
+    assert!(calls.iter().all(|(letter, _)| *letter != 'c'), "{calls:?}");
 }
 
 #[test]
-fn a_stack_that_is_tried_where_no_kubelet_waits_may_take_its_time() {
+fn a_trial_that_no_kubelet_waits_for_has_longer_time_limits() {
     let mut case = Case::new(['a', 'b', 'c'].map(|letter| (letter, Ok(None))));
-    case.policies.pace = SLOW;
+    case.policies.delay = SLOW;
     let entries = case.stack.entries.clone();
     let stack = NewStack { from_api: true, by: "admin".into(), why: String::new(), entries };
-    let tried = |leisure| {
+    let run_trial = |leisure| {
         let (now, rules) = (Now::default(), &Rules::default());
         let (policies, node, baseline) = (&case.policies, &case.node, &case.baseline);
         Trial { stack: &stack, policies, node, now, baseline, rules, leisure }.run()
     };
-    assert_eq!(tried(1).unwrap_err().1.kind, FaultKind::Time);
-    assert_eq!(tried(10).unwrap().parts.len(), 2);
-    let asked = case.policies.asked.lock();
-    assert_eq!(asked.iter().map(|(letter, _)| *letter).collect::<String>(), "ababc");
-    assert!(asked[2].1 > CALL_MS_MAX, "{asked:?}");
+    assert_eq!(run_trial(1).unwrap_err().1.kind, FaultKind::Time);
+    assert_eq!(run_trial(10).unwrap().parts.len(), 2);
+    let calls = case.policies.calls.lock();
+    assert_eq!(calls.iter().map(|(letter, _)| *letter).collect::<String>(), "ababc");
+    assert!(calls[2].1 > CALL_MS_MAX, "{calls:?}");
 }

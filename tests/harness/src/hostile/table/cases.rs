@@ -46,7 +46,7 @@ const FLOODS: &[&str] = &[
      | \\0 (time)",
 ];
 const REALLOC: &[&str] = &["used up its 400000000 units of fuel (fuel)", "ran longer than 500 ms (time)"];
-const TOO_MUCH: &[&str] = &["compiling was stopped: it needed more than 768 MiB"];
+const TOO_MUCH: &[&str] = &["compilation was stopped: it needed more than 768 MiB"];
 const DESCRIBES: &[&str] = &["`describe`: used up its 400000000 units of fuel (fuel)"];
 
 const fn text(name: &'static str, meets: Meets, errors: &'static [&'static str]) -> Case {
@@ -150,19 +150,19 @@ pub(crate) const CASES: &[Case] = &[
     text(
         "offer-beyond-memory",
         Activation,
-        &["GPU-40e3b113-e356-8f83-a45c-ca82546b96d9 cannot be offered so: a device of \
+        &["GPU-40e3b113-e356-8f83-a45c-ca82546b96d9 cannot be offered: a device of \
          nvidia.com/gpu.shared takes 1000000 MiB of 81559 MiB (answer)"],
     ),
     text(
         "offer-too-many",
         Activation,
-        &["GPU-40e3b113-e356-8f83-a45c-ca82546b96d9 cannot be offered so: 4294967295 devices; its stack \
+        &["GPU-40e3b113-e356-8f83-a45c-ca82546b96d9 cannot be offered: 4294967295 devices; its stack \
          entry may share 128 ways (permissions.shareMax) (answer)"],
     ),
     text(
         "offer-foreign-resource",
         Activation,
-        &["GPU-40e3b113-e356-8f83-a45c-ca82546b96d9 cannot be offered so: its stack entry may not name \
+        &["GPU-40e3b113-e356-8f83-a45c-ca82546b96d9 cannot be offered: its stack entry may not name \
          amd.com/gpu (permissions.resources) (answer)"],
     ),
     // Placements.

@@ -199,7 +199,7 @@ impl Siege<'_> {
         let took = began.elapsed();
         ensure!(answered.status == 422, "the upload was answered {}: {}", answered.status, answered.body);
         let detail = detail(&answered.body);
-        let error = detail.strip_prefix("this is no policy of the world berth:policy@0.1.0: ");
+        let error = detail.strip_prefix("this is not a policy of the world berth:policy@0.1.0: ");
         Ok(Found { at: "upload", error: error.unwrap_or(&detail).to_owned(), took })
     }
 
@@ -290,8 +290,7 @@ impl Siege<'_> {
         let shipped = shipped(&self.node.get("/policies")?.body);
         let kept = taken as usize + shipped;
         if refused > 0
-            && (kept != 256
-                || last != "the node keeps 256 policy versions, as many as it may: delete one first")
+            && (kept != 256 || last != "the node has 256 policy versions, the maximum: delete one first")
         {
             wrong.push(format!("{kept} versions are kept, and then: {last}"));
         }

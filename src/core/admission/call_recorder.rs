@@ -1,4 +1,4 @@
-//! Hears what policies are asked and say.
+//! Records each policy call made through it.
 
 use berth_kernel::decision::Cost;
 use berth_kernel::names::Digest;
@@ -8,38 +8,38 @@ use berth_kernel::time::Now;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// One question to one policy, and what it said.
+/// One call of one policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// Which version.
+    /// The policy version's digest.
     pub digest: Digest,
-    /// Its label; empty if the node does not know it.
+    /// The version's label; empty if the node does not know it.
     pub policy: String,
-    /// What was asked.
+    /// The hook that was called.
     pub hook: Hook,
-    /// What it answered; `None` is `pass`. Whether the daemon takes it is another matter.
+    /// The answer, before the daemon checks it; `None` is `pass`.
     pub answer: Result<Option<Answer>, Fault>,
-    /// What it logged.
+    /// Lines that the policy logged.
     pub said: Vec<String>,
 }
 
-/// Policies that are asked by way of it.
+/// Wraps [`Policies`] and records the calls.
 pub struct Ear<'p> {
     policies: &'p dyn Policies,
-    heard: Mutex<VecDeque<Heard>>,
+    calls: Mutex<VecDeque<Heard>>,
 }
 
 impl<'p> Ear<'p> {
-    /// Nothing was heard yet.
+    /// A recorder without calls.
     #[must_use]
     pub fn new(policies: &'p dyn Policies) -> Self {
-        Self { policies, heard: Mutex::default() }
+        Self { policies, calls: Mutex::default() }
     }
 
-    /// What was heard since the last time, in order.
+    /// Removes and returns the recorded calls, in order.
     #[must_use]
     pub fn take(&self) -> VecDeque<Heard> {
-        std::mem::take(&mut *self.heard.lock())
+        std::mem::take(&mut *self.calls.lock())
     }
 }
 
@@ -74,8 +74,7 @@ impl Policies for Ear<'_> {
         let policy = call.node.policies.get(&digest).map_or_else(String::new, |version| version.label());
         let aloud = self.policies.ask_aloud(call);
         let (answer, said) = (aloud.told.clone(), aloud.said.clone());
-        let heard = Heard { digest, policy, hook, answer, said };
-        self.heard.lock().push_back(heard);
+        self.calls.lock().push_back(Heard { digest, policy, hook, answer, said });
         aloud
     }
 }

@@ -1,4 +1,4 @@
-//! One look: at the GPUs, and at who is on them.
+//! Scans the GPUs and resolves the owner of each process.
 
 use berth_kernel::gpu::Inventory;
 use berth_kernel::ports::{Gpus, GpusError, Processes};
@@ -6,7 +6,7 @@ use berth_kernel::process::{Owner, Unseen, Who};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Puts what the GPUs tell and what the node knows of their processes together. Cheap to clone.
+/// Combines the GPUs' inventory with the owners of their processes. Cheap to clone.
 #[derive(Clone)]
 pub struct Looker {
     gpus: Arc<dyn Gpus>,
@@ -15,14 +15,14 @@ pub struct Looker {
 }
 
 impl Looker {
-    /// Looks through both.
+    /// A scanner of these GPUs and processes, with health checks.
     #[must_use]
     pub fn new(gpus: Arc<dyn Gpus>, processes: Arc<dyn Processes>) -> Self {
         Self { gpus, processes, health_checks: true }
     }
 
-    /// Whether failing calls, signs and events count against a GPU. Without, only one that is gone is not
-    /// granted.
+    /// Sets whether failing calls, signs and events make a GPU unhealthy. Without health checks only a vanished GPU is
+    /// not granted.
     #[must_use]
     pub fn with_health_checks(self, health_checks: bool) -> Self {
         Self { health_checks, ..self }
@@ -34,20 +34,20 @@ impl Looker {
         self.health_checks
     }
 
-    /// The GPUs alone.
+    /// The GPUs, without the owners of their processes.
     #[must_use]
     pub fn gpus(&self) -> &Arc<dyn Gpus> {
         &self.gpus
     }
 
-    /// One look, processes known by who they are. Blocks, as [`Gpus::look`] does.
+    /// Scans the GPUs, and resolves the owners of their processes. Blocks, as [`Gpus::look`] does.
     ///
-    /// A process may end between the two answers and its id be given to another: then one look is wrong
-    /// about it, and the next one, which finds another start or no such process, puts it right. Nothing
-    /// is told of a process before several looks have found the same one.
+    /// A process may end between the two steps, and its id may be reused: then one scan is wrong about it, and
+    /// the next one, which finds another start time or no such process, corrects that. A process is reported
+    /// only after several scans have found it.
     ///
     /// # Errors
-    /// If the GPUs cannot be asked.
+    /// If the GPUs cannot be read.
     pub fn look(&self) -> Result<Inventory, GpusError> {
         let mut inventory = self.gpus.look()?;
         if !self.health_checks {
@@ -56,10 +56,10 @@ impl Looker {
         }
         let pids: BTreeSet<u32> = inventory.processes.values().flatten().map(|p| p.pid).collect();
         inventory.sight = self.processes.sight();
-        let known = self.processes.who(&pids);
+        let owners = self.processes.who(&pids);
         for process in inventory.processes.values_mut().flatten() {
             let unknown = || Who { owner: Owner::Unknown(Unseen::NotAsked), ..Who::default() };
-            process.who = known.get(&process.pid).cloned().unwrap_or_else(unknown);
+            process.who = owners.get(&process.pid).cloned().unwrap_or_else(unknown);
         }
         Ok(inventory)
     }

@@ -1,21 +1,21 @@
-//! One ended allocation as it is kept, and a chunk of them.
+//! Ended allocations as the history stores them, in chunks.
 
 use crate::allocation::{ADOPTED, Allocation, Decision, End, EndReason, Holder};
 use crate::names::{AllocationId, DeviceId, Resource};
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// One allocation that has ended, where it lies.
+/// A reference to one ended allocation in its chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct Past<'h> {
     entry: &'h Entry,
     text: &'h str,
 }
 
-/// What is kept of an allocation beside its pod's names.
+/// The stored fields of an ended allocation, except its pod's name and UID.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Its name for ever.
+    /// Its id, which is never used again.
     pub id: AllocationId,
     /// When it was granted, milliseconds since 1970.
     pub granted_wall_ms: u64,
@@ -24,14 +24,14 @@ pub struct Entry {
     overlapped: bool,
     pub(super) devices: Arc<[DeviceId]>,
     pub(super) common: Arc<Common>,
-    pod: Option<Piece>,
-    pod_uid: Option<Piece>,
+    pod: Option<Span>,
+    pod_uid: Option<Span>,
 }
 
-/// A piece of a chunk's text.
+/// A range of a chunk's text.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
-    at: u32,
+struct Span {
+    start: u32,
     len: u32,
 }
 
@@ -45,12 +45,12 @@ impl Deref for Past<'_> {
 
 impl PartialEq for Past<'_> {
     fn eq(&self, other: &Self) -> bool {
-        // Where their names lie is nothing of theirs.
+        // The spans of the names differ between chunks.
         self.allocation() == other.allocation()
     }
 }
 
-/// What many have in common.
+/// Values that many allocations share.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Common {
     resource: Resource,
@@ -60,7 +60,7 @@ pub(super) struct Common {
 }
 
 impl<'h> Past<'h> {
-    /// The resource asked for.
+    /// The requested resource.
     #[must_use]
     pub fn resource(self) -> &'h Resource {
         &self.entry.common.resource
@@ -87,13 +87,13 @@ impl<'h> Past<'h> {
     /// The pod that held it.
     #[must_use]
     pub fn pod(self) -> Option<&'h str> {
-        self.entry.pod.map(|piece| self.piece(piece))
+        self.entry.pod.map(|span| self.text_at(span))
     }
 
     /// That pod's UID.
     #[must_use]
     pub fn pod_uid(self) -> Option<&'h str> {
-        self.entry.pod_uid.map(|piece| self.piece(piece))
+        self.entry.pod_uid.map(|span| self.text_at(span))
     }
 
     /// The container that held it.
@@ -102,7 +102,7 @@ impl<'h> Past<'h> {
         self.entry.common.container.as_deref()
     }
 
-    /// All of it, as it was when it ended.
+    /// The allocation as it was when it ended.
     #[must_use]
     pub fn allocation(self) -> Allocation {
         let common = &self.entry.common;
@@ -123,41 +123,48 @@ impl<'h> Past<'h> {
         }
     }
 
-    /// Whether the kubelet's checkpoint may show it after its end, and this record is the only thing
-    /// that says so. A round that could read the checkpoint ends an allocation only by a fresh one without
-    /// it, and a later one cannot have it. An operator's word ends it whatever the checkpoint says, and
-    /// so does the API server's, in two rounds, while the checkpoint cannot be read. What this store
-    /// granted is known by its number; what it took over is not.
+    /// Whether the kubelet's checkpoint may still show it after its end, and only this record prevents its
+    /// adoption. A reconcile pass that could read the checkpoint ends an allocation only if a fresh
+    /// checkpoint is without it, and later ones cannot contain it again. But an operator ends an allocation
+    /// regardless of the checkpoint, and so do two passes with the API server's view while the checkpoint
+    /// cannot be read. An allocation that this store granted is recognised by its number; an adopted one is
+    /// not.
     #[must_use]
     pub fn may_be_shown_again(self) -> bool {
-        let by_word = matches!(self.entry.ended.reason, EndReason::Operator | EndReason::PodGone);
-        by_word && self.entry.common.decision.by == [ADOPTED]
+        let ended_without_checkpoint =
+            matches!(self.entry.ended.reason, EndReason::Operator | EndReason::PodGone);
+        ended_without_checkpoint && self.entry.common.decision.by == [ADOPTED]
     }
 
-    fn piece(self, piece: Piece) -> &'h str {
-        // Its own chunk's text, which only grows.
-        self.text.get(piece.at as usize..piece.at as usize + piece.len as usize).unwrap_or_default()
+    fn text_at(self, span: Span) -> &'h str {
+        // A chunk's text only grows, so that its spans stay valid.
+        self.text.get(span.start as usize..span.start as usize + span.len as usize).unwrap_or_default()
     }
 
     pub(super) fn weight(self) -> usize {
         let Common { resource, namespace, container, decision } = &*self.entry.common;
         let held = [namespace.as_deref(), self.pod(), self.pod_uid(), container.as_deref()];
-        weigh(resource, &self.entry.devices, held, decision)
+        record_len(resource, &self.entry.devices, held, decision)
     }
 }
 
-/// The bytes of store that an allocation takes once it has ended, at most: text may be escaped, and
-/// a byte takes six then; what needs no escape takes what it is long.
+/// Upper bound of the bytes that an ended allocation takes in the store. A byte that JSON escapes takes up to
+/// six.
 #[must_use]
 pub fn weight(allocation: &Allocation) -> usize {
     let Allocation { resource, devices, holder, decision, .. } = allocation;
     let Holder { namespace, pod, pod_uid, container } = holder;
     let held = [namespace.as_deref(), pod.as_deref(), pod_uid.as_deref(), container.as_deref()];
-    weigh(resource, devices, held, decision)
+    record_len(resource, devices, held, decision)
 }
 
-fn weigh(resource: &Resource, devices: &[DeviceId], held: [Option<&str>; 4], decision: &Decision) -> usize {
-    /// Key, names of fields, numbers and times.
+fn record_len(
+    resource: &Resource,
+    devices: &[DeviceId],
+    held: [Option<&str>; 4],
+    decision: &Decision,
+) -> usize {
+    /// Key, field names, numbers and times.
     const FRAME: usize = 352;
     /// `{"part":"","shares":[]},`
     const PART: usize = 25;
@@ -169,29 +176,29 @@ fn weigh(resource: &Resource, devices: &[DeviceId], held: [Option<&str>; 4], dec
     const PAIR: usize = 8;
     let parts: usize = devices
         .chunk_by(|a, b| a.part == b.part)
-        .map(|of_one| PART + of_one[0].part.as_str().len() + of_one.len() * SHARE)
+        .map(|of_part| PART + of_part[0].part.as_str().len() + of_part.len() * SHARE)
         .sum();
-    let by: usize = decision.by.iter().map(|by| escaped(by) + TEXT).sum();
-    let environment: usize = decision.environment.iter().map(|(k, v)| escaped(k) + escaped(v) + PAIR).sum();
-    let held: usize = held.into_iter().flatten().map(escaped).sum();
-    FRAME + resource.as_str().len() + parts + held + by + environment + escaped(&decision.reason)
+    let by: usize = decision.by.iter().map(|by| json_len(by) + TEXT).sum();
+    let environment: usize = decision.environment.iter().map(|(k, v)| json_len(k) + json_len(v) + PAIR).sum();
+    let held: usize = held.into_iter().flatten().map(json_len).sum();
+    FRAME + resource.as_str().len() + parts + held + by + environment + json_len(&decision.reason)
 }
 
-/// Its length in JSON.
-fn escaped(text: &str) -> usize {
-    let one = |b: u8| match b {
+/// The length of `text` in JSON.
+fn json_len(text: &str) -> usize {
+    let escaped_len = |b: u8| match b {
         b'"' | b'\\' => 2,
         0..0x20 => 6,
         _ => 1,
     };
-    text.bytes().map(one).sum()
+    text.bytes().map(escaped_len).sum()
 }
 
-/// So many, in the order of their ends.
+/// Up to 64 ended allocations, in the order of their ends.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Chunk {
     pub(super) entries: Vec<Entry>,
-    /// The names of their pods, one after the other; of those that were pruned, too.
+    /// The names and UIDs of their pods, concatenated; including those of pruned allocations.
     text: String,
 }
 
@@ -204,42 +211,42 @@ impl Chunk {
         self.entries.iter().map(|entry| Past { entry, text: &self.text })
     }
 
-    /// Takes one in. Answers its weight.
-    pub(super) fn push(&mut self, Parts { mut entry, pod, pod_uid }: Parts) -> usize {
-        entry.pod = self.put(pod);
-        entry.pod_uid = self.put(pod_uid);
+    /// Adds an allocation. Returns its weight.
+    pub(super) fn push(&mut self, NewEntry { mut entry, pod, pod_uid }: NewEntry) -> usize {
+        entry.pod = self.append(pod);
+        entry.pod_uid = self.append(pod_uid);
         self.entries.push(entry);
         self.past(self.entries.len() - 1).weight()
     }
 
-    fn put(&mut self, text: Option<String>) -> Option<Piece> {
+    fn append(&mut self, text: Option<String>) -> Option<Span> {
         let text = text?;
-        // Names of pods: 64 of them are nowhere near 4 GiB; one that were is kept without its name.
-        let piece = Piece { at: self.text.len().try_into().ok()?, len: text.len().try_into().ok()? };
+        // The names of 64 pods are far below 4 GiB; a name beyond that would be dropped.
+        let span = Span { start: self.text.len().try_into().ok()?, len: text.len().try_into().ok()? };
         self.text.push_str(&text);
-        Some(piece)
+        Some(span)
     }
 }
 
-/// An ended allocation on its way into a chunk.
-pub(super) struct Parts {
+/// An ended allocation, ready for [`Chunk::push`].
+pub(super) struct NewEntry {
     pub(super) entry: Entry,
     pod: Option<String>,
     pod_uid: Option<String>,
 }
 
-/// An ended allocation, with what it has in common with others as those two give it.
-pub(super) fn parts(
+/// Splits an ended allocation; `same_common` and `same_devices` return shared copies of equal values.
+pub(super) fn split(
     allocation: Allocation,
     ended: End,
     same_common: impl FnOnce(Common) -> Arc<Common>,
     same_devices: impl FnOnce(Vec<DeviceId>) -> Arc<[DeviceId]>,
-) -> Parts {
+) -> NewEntry {
     let Allocation { id, resource, devices, granted_wall_ms, holder, overlapped, decision, ended: _ } =
         allocation;
     let Holder { namespace, pod, pod_uid, container } = holder;
     let common = same_common(Common { resource, namespace, container, decision });
     let devices = same_devices(devices);
     let entry = Entry { id, granted_wall_ms, ended, overlapped, devices, common, pod: None, pod_uid: None };
-    Parts { entry, pod, pod_uid }
+    NewEntry { entry, pod, pod_uid }
 }

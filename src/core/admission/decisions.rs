@@ -1,11 +1,11 @@
-//! The part of the door that leads to decisions of the past, and to policies on trial.
+//! Recorded decisions, replays and shadows.
 
 use super::Door;
+use super::policy_thread::ActivateError;
 use super::prepare::{Prepared, Unprepared};
-use super::recorder::step_back;
+use super::recorder::lower_priority;
 use super::replay::{self, Candidate, Report};
 use super::shadow::{SHADOWS_MAX, Shadow, Shadows};
-use super::thread::ActivateError;
 use crate::keeper::AskError;
 use berth_kernel::command::NewStack;
 use berth_kernel::decision::{Decision, Filter};
@@ -15,14 +15,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Semaphore;
 
-/// Replays at a time: each takes a whole processor.
+/// Concurrent replays: each uses a whole processor.
 const REPLAYS: usize = 1;
-/// Looks into the journal at a time, a replay among them: each holds a file of 4 MiB and what is in it.
+/// Concurrent reads of the journal, including replays: each holds a file of 4 MiB and its decoded records.
 const READS: usize = 3;
 
-/// What the door holds of it.
+/// Access to the journal, and the shadows.
 #[derive(Clone)]
-pub(super) struct Past {
+pub(super) struct Decisions {
     journal: Option<Arc<dyn Journal>>,
     lost: Arc<AtomicU64>,
     shadows: Arc<Shadows>,
@@ -31,44 +31,44 @@ pub(super) struct Past {
     reads: Arc<Semaphore>,
 }
 
-/// The past cannot be told.
+/// Error of reading decisions, of a replay or of a shadow.
 #[derive(Debug, thiserror::Error)]
 pub enum PastError {
-    /// This daemon puts nothing down.
+    /// This daemon has no journal.
     #[error("this daemon keeps no record of decisions (decisions.maxMiB is 0)")]
     None,
     /// The journal failed.
-    #[error("{error}{}", because(.error))]
+    #[error("{error}{}", cause(.error))]
     Journal {
-        /// How.
+        /// The journal's error.
         error: JournalError,
     },
     /// The policy cannot be made callable.
     #[error("{0}")]
     Unprepared(Unprepared),
-    /// It fails when it is asked.
+    /// The policy fails on this node.
     #[error("policy {policy} fails on this node: {fault}")]
     Fails {
-        /// Its label.
+        /// The policy's label.
         policy: String,
-        /// How.
+        /// The fault.
         fault: String,
     },
-    /// It could not be asked.
+    /// The policy could not be tried.
     #[error("{0}")]
     Ask(AskError),
-    /// Another replay is at work.
+    /// Another replay is running.
     #[error("another replay is running; try again when it has finished")]
     Busy,
-    /// There are as many shadows as there may be.
-    #[error("{SHADOWS_MAX} policies are asked as shadows already; end one of them first")]
+    /// There are [`SHADOWS_MAX`] shadows already.
+    #[error("{SHADOWS_MAX} shadows are running already; end one of them first")]
     ShadowsFull,
-    /// The daemon is on its way down.
+    /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Stopping,
 }
 
-fn because(error: &JournalError) -> String {
+fn cause(error: &JournalError) -> String {
     error.source.as_ref().map_or_else(String::new, |source| format!(": {source}"))
 }
 
@@ -88,7 +88,7 @@ impl From<JournalError> for PastError {
     }
 }
 
-impl Past {
+impl Decisions {
     pub(super) fn new(
         journal: Option<Arc<dyn Journal>>,
         lost: Arc<AtomicU64>,
@@ -99,22 +99,22 @@ impl Past {
         Self { journal, lost, shadows, policies, replays, reads }
     }
 
-    /// Policies that are asked beside the stack.
+    /// All shadows.
     pub(super) fn shadows(&self) -> Vec<Shadow> {
         self.shadows.all()
     }
 
-    /// Reads in a thread that may wait for the disk.
+    /// Runs a read of the journal on a blocking thread.
     async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&dyn Journal, &dyn Policies) -> Result<T, JournalError> + Send + 'static,
     ) -> Result<T, PastError> {
         let journal = self.journal.clone().ok_or(PastError::None)?;
         let policies = Arc::clone(&self.policies);
-        // It goes with the work, which goes on when whoever asked has gone.
-        let place = Arc::clone(&self.reads).acquire_owned().await.map_err(|_| PastError::Stopping)?;
+        // The task holds the permit, since it continues if the caller is dropped.
+        let permit = Arc::clone(&self.reads).acquire_owned().await.map_err(|_| PastError::Stopping)?;
         let work = tokio::task::spawn_blocking(move || {
-            let _place = place;
+            let _permit = permit;
             read(&*journal, &*policies)
         });
         Ok(work.await.map_err(|_| PastError::Stopping)??)
@@ -122,50 +122,50 @@ impl Past {
 }
 
 impl Door {
-    /// Decisions, newest first, at most `limit`. Where `next` is set there may be more, also with an
-    /// empty answer: only a part of the journal is looked at in one call.
+    /// Finds decisions, newest first, at most `limit`. There may be more if `next` is set, even if none were
+    /// found: one call searches a part of the journal only.
     ///
     /// # Errors
     /// If there is no journal, or it cannot be read.
     pub async fn decisions(&self, filter: Filter, limit: usize) -> Result<(Found, Standing), PastError> {
-        let lost = self.past.lost.load(Ordering::Relaxed);
-        self.past
+        let lost = self.decisions.lost.load(Ordering::Relaxed);
+        self.decisions
             .read(move |journal, _| {
                 let found = journal.find(&filter, limit)?;
-                let standing = journal.standing();
-                // Those that found no room on their way, and those that the disk did not take.
-                Ok((found, Standing { lost: standing.lost + lost, ..standing }))
+                let stats = journal.standing();
+                // Decisions lost in the recorder's queue, and those that could not be written.
+                Ok((found, Standing { lost: stats.lost + lost, ..stats }))
             })
             .await
     }
 
-    /// One decision, and what the policies were shown.
+    /// Reads one decision, and the input of its policy calls.
     ///
     /// # Errors
     /// As [`Door::decisions`].
     pub async fn decision(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, PastError> {
-        self.past.read(move |journal, _| journal.open(seq)).await
+        self.decisions.read(move |journal, _| journal.open(seq)).await
     }
 
-    /// Asks a policy the questions on the record again, newest first, at most `limit` of them.
+    /// Replays recorded decisions with a candidate policy, newest first, at most `limit` of them.
     ///
     /// # Errors
-    /// If another replay is at work, there is no journal, or it cannot be read.
+    /// If another replay is running, there is no journal, or it cannot be read.
     pub async fn replay(
         &self,
         candidate: Candidate,
         filter: Filter,
         limit: u64,
     ) -> Result<Report, PastError> {
-        let alone = Arc::clone(&self.past.replays).try_acquire_owned().map_err(|_| PastError::Busy)?;
-        let report = match self.ready(&candidate).await {
+        let permit = Arc::clone(&self.decisions.replays).try_acquire_owned().map_err(|_| PastError::Busy)?;
+        let report = match self.prepare_candidate(&candidate).await {
             Ok(prepared) => {
                 let work = move |journal: &dyn Journal, policies: &dyn Policies| {
-                    let _held = (alone, prepared);
-                    step_back();
+                    let _held = (permit, prepared);
+                    lower_priority();
                     replay::replay(&candidate, &filter, limit, journal, policies)
                 };
-                self.past.read(work).await
+                self.decisions.read(work).await
             }
             Err(error) => Err(error),
         };
@@ -173,25 +173,24 @@ impl Door {
         report
     }
 
-    /// How much the journal holds, but for its oldest moment; `None` where none is kept. Waits for nobody.
+    /// The journal's size and counts, without the time of its oldest decision; `None` if there is no journal. Does not block.
     #[must_use]
-    pub fn journal_size(&self) -> Option<Standing> {
-        let size = self.past.journal.as_ref()?.size();
-        let lost = self.past.lost.load(Ordering::Relaxed);
+    pub fn journal_stats(&self) -> Option<Standing> {
+        let size = self.decisions.journal.as_ref()?.size();
+        let lost = self.decisions.lost.load(Ordering::Relaxed);
         Some(Standing { lost: size.lost + lost, ..size })
     }
 
-    /// Makes a candidate callable, and has it look at its parameters: one whose hooks are rarely asked
-    /// would have nothing to say of wrong ones for a long time. What its entry might forbid it does not
-    /// count.
-    async fn ready(&self, candidate: &Candidate) -> Result<Prepared, PastError> {
+    /// Makes a candidate callable, and tries its parameters: if its hooks are rarely called, wrong parameters would
+    /// otherwise go unnoticed for a long time. The entry has all permissions, so that only the policy itself can fail.
+    async fn prepare_candidate(&self, candidate: &Candidate) -> Result<Prepared, PastError> {
         let prepared = self.prepare([&candidate.digest]).await.map_err(PastError::Unprepared)?;
-        let all = || vec!["*".to_owned()];
+        let any = || vec!["*".to_owned()];
         let entry = StackEntry {
             name: candidate.name().to_owned(),
             digest: candidate.digest.clone(),
             parameters: candidate.parameters.clone(),
-            permissions: Permissions { resources: all(), environment: all(), ..Permissions::default() },
+            permissions: Permissions { resources: any(), environment: any(), ..Permissions::default() },
             on_fault: OnFault::default(),
         };
         let (by, why, entries) = (String::new(), String::new(), vec![entry]);
@@ -199,32 +198,32 @@ impl Door {
         Ok(prepared)
     }
 
-    /// Policies that are asked beside the stack.
+    /// All shadows.
     #[must_use]
     pub fn shadows(&self) -> Vec<Shadow> {
-        self.past.shadows()
+        self.decisions.shadows()
     }
 
-    /// Asks a policy beside the stack from now on.
+    /// Starts a shadow.
     ///
     /// # Errors
-    /// If there are as many as there may be.
+    /// If there are [`SHADOWS_MAX`] already, or the candidate fails on this node.
     pub async fn add_shadow(&self, candidate: Candidate) -> Result<Shadow, PastError> {
-        if self.past.shadows().len() >= SHADOWS_MAX {
+        if self.decisions.shadows().len() >= SHADOWS_MAX {
             return Err(PastError::ShadowsFull);
         }
-        let added = match self.ready(&candidate).await {
-            Ok(_prepared) => self.past.shadows.add(candidate, self.now()).ok_or(PastError::ShadowsFull),
+        let added = match self.prepare_candidate(&candidate).await {
+            Ok(_prepared) => self.decisions.shadows.add(candidate, self.now()).ok_or(PastError::ShadowsFull),
             Err(error) => Err(error),
         };
         self.rest();
         added
     }
 
-    /// Asks it no more; answers what it was, if there was one.
+    /// Ends a shadow, and returns it; `None` if there is no such shadow.
     #[must_use]
     pub fn remove_shadow(&self, id: u64) -> Option<Shadow> {
-        let removed = self.past.shadows.remove(id);
+        let removed = self.decisions.shadows.remove(id);
         self.rest();
         removed
     }

@@ -1,5 +1,5 @@
-//! Asks the stack, entry by entry, and holds every answer against the offer, the free devices and
-//! the entry's permissions (I8). What breaks a rule is a fault; the baseline answers last (I9).
+//! Evaluates the stack entry by entry, and checks every answer against the offer, the free devices and
+//! the entry's permissions (I8). An invalid answer is a fault; the baseline answers last (I9).
 
 use super::baseline::{BASELINE, Baseline};
 use super::faults::Faults;
@@ -24,60 +24,60 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Wall time of one call where the kubelet waits, milliseconds; fuel stops a busy guest long before.
+/// Wall time limit of one call while the kubelet waits, milliseconds; fuel stops a busy guest long before.
 pub const CALL_MS_MAX: u64 = 500;
-/// Wall time of a whole stack: the kubelet admits no other pod meanwhile.
+/// Wall time limit of an evaluation: the kubelet admits no other pod meanwhile.
 pub const STACK_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// One walk over a stack, on one snapshot.
+/// One evaluation of a stack on one snapshot.
 pub struct Walk<'a> {
-    /// Who is asked.
+    /// The stack.
     pub stack: &'a Stack,
-    /// How.
+    /// Calls the policies.
     pub policies: &'a dyn Policies,
-    /// What they see.
+    /// The snapshot that the policies see.
     pub node: &'a Arc<Ledger>,
-    /// When.
+    /// The time that the policies see.
     pub now: Now,
-    /// Their record.
+    /// The entries' call statistics, which the evaluation updates.
     pub faults: &'a mut Faults,
-    /// Who answers if all pass.
+    /// Answers if all policies pass.
     pub baseline: &'a Baseline,
     /// Memory that may be granted, percent.
     pub overcommit_percent: u32,
-    /// What each policy said, in order.
+    /// Receives the calls, in order.
     pub calls: &'a mut Vec<CallNote>,
-    /// Calls and the whole walk may take so many times as long by the wall: 1 where the kubelet waits.
+    /// Factor of the wall time limits of calls and of the evaluation: 1 while the kubelet waits.
     pub leisure: u32,
 }
 
 impl Walk<'_> {
-    /// May these devices be granted? All must allow.
+    /// Decides whether these devices may be granted. All policies must allow it.
     pub fn admit(mut self, request: &AdmitRequest) -> StackAnswer {
         let (mut by, mut terms) = (Vec::new(), Terms::default());
         let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
-        for (place, entry) in self.stack.entries.iter().enumerate() {
+        for (index, entry) in self.stack.entries.iter().enumerate() {
             let merged = terms.clone();
-            let asked = self.ask(place, entry, Question::Admit(request), deadline, |walk, answer| {
+            let result = self.call(index, entry, Question::Admit(request), deadline, |evaluation, answer| {
                 check_admit(entry, &merged, answer)?;
-                walk.check_limits(request, answer)
+                evaluation.check_limits(request, answer)
             });
-            match asked {
-                Asked::Answer(Answer::Allow(more)) => {
+            match result {
+                CallResult::Answer(Answer::Allow(more)) => {
                     by.push(entry.label());
                     merge(&mut terms, more);
                 }
-                Asked::Answer(Answer::Deny(reason)) => {
+                CallResult::Answer(Answer::Deny(reason)) => {
                     return StackAnswer::Deny { policy: entry.label(), reason };
                 }
-                Asked::Fault(fault) if entry.on_fault == OnFault::Deny => {
+                CallResult::Fault(fault) if entry.on_fault == OnFault::Deny => {
                     return StackAnswer::Faulted {
                         policy: entry.label(),
                         kind: fault.kind,
                         detail: fault.detail,
                     };
                 }
-                Asked::Answer(_) | Asked::Pass | Asked::Suspended | Asked::Fault(_) => {}
+                CallResult::Answer(_) | CallResult::Pass | CallResult::Suspended | CallResult::Fault(_) => {}
             }
         }
         if by.is_empty() {
@@ -86,29 +86,29 @@ impl Walk<'_> {
         StackAnswer::Allow { by, terms }
     }
 
-    /// Which devices? The first answer counts; never an error, since that would fail the pod.
+    /// Chooses devices. The first answer counts; never fails, since an error would fail the pod.
     pub fn place(mut self, request: &PlaceRequest) -> (Placement, String) {
         let request = &placement::narrowed(self.node, request, self.overcommit_percent);
         let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
-        for (place, entry) in self.stack.entries.iter().enumerate() {
-            let asked = self.ask(place, entry, Question::Place(request), deadline, |_, answer| {
+        for (index, entry) in self.stack.entries.iter().enumerate() {
+            let result = self.call(index, entry, Question::Place(request), deadline, |_, answer| {
                 check_place(request, answer)
             });
-            if let Asked::Answer(Answer::Place(placement)) = asked {
+            if let CallResult::Answer(Answer::Place(placement)) = result {
                 return (placement, entry.label());
             }
         }
         (placement::baseline(self.node, request), BASELINE.into())
     }
 
-    /// What does this reading mean? The first answer counts.
+    /// Judges a GPU reading. The first answer counts.
     pub fn triage(mut self, reading: &Reading) -> (TriageAnswer, String) {
         let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
-        for (place, entry) in self.stack.entries.iter().enumerate() {
-            if let Asked::Answer(Answer::Triage(answer)) =
-                self.ask(place, entry, Question::Triage(reading), deadline, |_, answer| match answer {
+        for (index, entry) in self.stack.entries.iter().enumerate() {
+            if let CallResult::Answer(Answer::Triage(answer)) =
+                self.call(index, entry, Question::Triage(reading), deadline, |_, answer| match answer {
                     Answer::Triage(answer) => check_reason(&answer.reason),
-                    _ => Err("not a word on health".into()),
+                    _ => Err("not a judgement of a reading".into()),
                 })
             {
                 return (answer, entry.label());
@@ -118,34 +118,34 @@ impl Walk<'_> {
         (answer, BASELINE.into())
     }
 
-    fn ask(
+    fn call(
         &mut self,
-        place: usize,
+        index: usize,
         entry: &StackEntry,
         question: Question<'_>,
         deadline: Instant,
         check: impl FnOnce(&Self, &Answer) -> Result<(), String>,
-    ) -> Asked {
-        self.ask_with_log(place, entry, question, deadline, check).0
+    ) -> CallResult {
+        self.call_with_log(index, entry, question, deadline, check).0
     }
 
-    /// Asks one entry, and answers the lines that it logged, too.
-    pub(super) fn ask_with_log(
+    /// Calls the policy of one entry, and returns the lines that it logged, too.
+    pub(super) fn call_with_log(
         &mut self,
-        place: usize,
+        index: usize,
         entry: &StackEntry,
         question: Question<'_>,
         deadline: Instant,
         check: impl FnOnce(&Self, &Answer) -> Result<(), String>,
-    ) -> (Asked, Vec<String>) {
+    ) -> (CallResult, Vec<String>) {
         let hook = question.hook();
-        let wanted = self.node.policies.get(&entry.digest).is_none_or(|v| v.hooks.contains(&hook));
-        if !wanted {
-            return (Asked::Pass, Vec::new());
+        let has_hook = self.node.policies.get(&entry.digest).is_none_or(|v| v.hooks.contains(&hook));
+        if !has_hook {
+            return (CallResult::Pass, Vec::new());
         }
-        if self.faults.suspended(place, entry) {
-            self.note(entry, Said::Suspended, Cost::default());
-            return (Asked::Suspended, Vec::new());
+        if self.faults.suspended(index, entry) {
+            self.record(entry, Said::Suspended, Cost::default());
+            return (CallResult::Suspended, Vec::new());
         }
         let left =
             u64::try_from(deadline.saturating_duration_since(Instant::now()).as_millis()).unwrap_or(u64::MAX);
@@ -173,7 +173,7 @@ impl Walk<'_> {
             Some(answer) => match check(self, &answer) {
                 Ok(()) => Ok(Some(answer)),
                 Err(mut detail) => {
-                    // It may quote the guest, who has a megabyte for an environment key.
+                    // The message may quote an environment key of the guest, which can have a megabyte.
                     detail.truncate(detail.floor_char_boundary(REASON_BYTES_MAX));
                     Err(Fault { kind: FaultKind::Answer, detail })
                 }
@@ -186,16 +186,16 @@ impl Walk<'_> {
         };
         let fault = checked.as_ref().err().map(|fault| fault.kind.as_str());
         spans::policy_answered(&span, said.word(), fault, cost.fuel);
-        self.faults.take(place, entry, hook, &said, cost);
-        self.note(entry, said, cost);
-        let asked = match checked {
-            Ok(answer) => answer.map_or(Asked::Pass, Asked::Answer),
-            Err(fault) => Asked::Fault(fault),
+        self.faults.record_call(index, entry, hook, &said, cost);
+        self.record(entry, said, cost);
+        let result = match checked {
+            Ok(answer) => answer.map_or(CallResult::Pass, CallResult::Answer),
+            Err(fault) => CallResult::Fault(fault),
         };
-        (asked, lines)
+        (result, lines)
     }
 
-    fn note(&mut self, entry: &StackEntry, said: Said, cost: Cost) {
+    fn record(&mut self, entry: &StackEntry, said: Said, cost: Cost) {
         self.calls.push(CallNote {
             policy: entry.label(),
             digest: entry.digest.clone(),
@@ -205,37 +205,39 @@ impl Walk<'_> {
         });
     }
 
-    /// A container that is told more than its GPU has would believe it. What the devices asked for take
-    /// may be said in any case: whether they fit is the kernel's to judge.
+    /// Checks that limits do not exceed the GPU, which the container would rely on. The limits of the requested
+    /// devices themselves are always valid: the kernel checks whether they fit.
     fn check_limits(&self, request: &AdmitRequest, answer: &Answer) -> Result<(), String> {
         let Answer::Allow(Terms { limits, .. }) = answer else { return Ok(()) };
-        let mut asked = BTreeMap::<&PartId, Taken>::new();
+        let mut requested = BTreeMap::<&PartId, Taken>::new();
         for id in &request.devices {
-            let sum = asked.entry(&id.part).or_default();
+            let sum = requested.entry(&id.part).or_default();
             if let Some(device) = self.node.device(&request.resource, id) {
                 *sum = sum.plus(device.consumes);
             }
         }
-        let has = |part: &PartState| part.memory_to_grant_mib(self.overcommit_percent);
-        let memory =
-            asked.iter().map(|(id, sum)| self.node.part(id).map_or(0, has).max(sum.memory_mib)).max();
-        let compute = asked.values().map(|sum| sum.compute_percent.max(100)).max();
-        if let (Some(said), Some(most)) = (limits.memory_mib, memory)
-            && said > most
+        let grantable = |part: &PartState| part.memory_to_grant_mib(self.overcommit_percent);
+        let memory = requested
+            .iter()
+            .map(|(id, sum)| self.node.part(id).map_or(0, grantable).max(sum.memory_mib))
+            .max();
+        let compute = requested.values().map(|sum| sum.compute_percent.max(100)).max();
+        if let (Some(limit), Some(max)) = (limits.memory_mib, memory)
+            && limit > max
         {
-            return Err(format!("a limit of {said} MiB where there are {most} MiB"));
+            return Err(format!("a limit of {limit} MiB where there are {max} MiB"));
         }
         match (limits.compute_percent, compute) {
-            (Some(said), Some(most)) if said > most => {
-                Err(format!("a limit of {said} percent of the compute; at most {most}"))
+            (Some(limit), Some(max)) if limit > max => {
+                Err(format!("a limit of {limit} percent of the compute; at most {max}"))
             }
             _ => Ok(()),
         }
     }
 }
 
-/// What came of asking one entry.
-pub(super) enum Asked {
+/// Result of calling one entry's policy.
+pub(super) enum CallResult {
     Pass,
     Suspended,
     Answer(Answer),
@@ -245,7 +247,7 @@ pub(super) enum Asked {
 fn check_admit(entry: &StackEntry, merged: &Terms, answer: &Answer) -> Result<(), String> {
     match answer {
         Answer::Deny(_) if !entry.permissions.deny => {
-            Err("it denies, and its stack entry may not (permissions.deny)".into())
+            Err("it denied, which its stack entry does not permit (permissions.deny)".into())
         }
         Answer::Deny(reason) => check_reason(reason),
         Answer::Allow(terms) => check_terms(entry, merged, terms),
@@ -253,7 +255,7 @@ fn check_admit(entry: &StackEntry, merged: &Terms, answer: &Answer) -> Result<()
     }
 }
 
-/// A reason is kept in records and shown on terminals.
+/// Checks a reason, which is recorded and shown on terminals.
 fn check_reason(reason: &str) -> Result<(), String> {
     if reason.len() > REASON_BYTES_MAX {
         return Err(format!("a reason of {} bytes; at most {REASON_BYTES_MAX}", reason.len()));
@@ -266,7 +268,7 @@ fn check_reason(reason: &str) -> Result<(), String> {
 
 fn check_terms(entry: &StackEntry, merged: &Terms, terms: &Terms) -> Result<(), String> {
     check_reason(&terms.reason)?;
-    let mut all: BTreeMap<&str, &str> =
+    let mut environment: BTreeMap<&str, &str> =
         merged.environment.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
     let mut own = BTreeSet::new();
     for (key, value) in &terms.environment {
@@ -284,14 +286,14 @@ fn check_terms(entry: &StackEntry, merged: &Terms, terms: &Terms) -> Result<(), 
                 "the value of {key} is over {ENVIRONMENT_VALUE_BYTES_MAX} bytes, or holds a control character"
             ));
         }
-        if all.insert(key, value).is_some_and(|other| other != value) {
+        if environment.insert(key, value).is_some_and(|other| other != value) {
             return Err(format!("environment key {key} has another value from an earlier policy"));
         }
     }
-    if all.len() > ENVIRONMENT_MAX {
-        return Err(format!("{} environment keys; at most {ENVIRONMENT_MAX}", all.len()));
+    if environment.len() > ENVIRONMENT_MAX {
+        return Err(format!("{} environment keys; at most {ENVIRONMENT_MAX}", environment.len()));
     }
-    let bytes: usize = all.iter().map(|(key, value)| key.len() + value.len()).sum();
+    let bytes: usize = environment.iter().map(|(key, value)| key.len() + value.len()).sum();
     if bytes > ENVIRONMENT_BYTES_MAX {
         return Err(format!("an environment of {bytes} bytes; at most {ENVIRONMENT_BYTES_MAX}"));
     }

@@ -1,0 +1,385 @@
+//! The policy thread: evaluates the stack on a snapshot, and submits request and answer to the keeper.
+//!
+//! One thread suffices, since the kubelet calls serially and a policy call takes tens of microseconds. The
+//! kubelet's jobs go first; offers are evaluated again when no job waits.
+
+use super::baseline::Baseline;
+use super::evaluate::Walk;
+use super::fault_log::FaultLog;
+use super::offers::Offers;
+use super::policy_stats::PolicyStats;
+use super::prepare::Unprepared;
+use super::recorder::Recorder;
+use crate::keeper::{Answered, Applied, AskError, Handle, Snapshot};
+use crate::spans;
+use berth_kernel::allocation::Allocation;
+use berth_kernel::change::Change;
+use berth_kernel::command::{Attempt, Command, NewStack, Rules, StackAnswer};
+use berth_kernel::decision::{Asked, CallNote, Grant, Note, Outcome, Said};
+use berth_kernel::gpu::Reading;
+use berth_kernel::names::{Digest, PartId};
+use berth_kernel::offer::PartOffer;
+use berth_kernel::placement;
+use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, TriageAnswer};
+use berth_kernel::ports::{Clock, Policies};
+use berth_kernel::refusal::Refusal;
+use berth_kernel::time::Now;
+use crossbeam_channel::{Receiver, after, never, select_biased};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tracing::Span;
+
+/// Delay between a change of the ledger and the next evaluation of offers, so that a burst of
+/// Allocates causes one call. Health and drain take effect without it: the kernel derives them.
+const GATHER: Duration = Duration::from_millis(50);
+
+/// Jobs that the kubelet waits for.
+pub(super) enum KubeletJob {
+    Allocate { request: AdmitRequest, attempt: Attempt, reply: oneshot::Sender<Result<Granted, AskError>> },
+    Place { request: PlaceRequest, reply: oneshot::Sender<(Placement, String)> },
+}
+
+/// All other jobs.
+pub(super) enum OtherJob {
+    Triage(Reading),
+    Offer {
+        reply: oneshot::Sender<Answered>,
+    },
+    Activate {
+        stack: NewStack,
+        expected: Option<u64>,
+        reply: oneshot::Sender<Result<Snapshot, ActivateError>>,
+    },
+    Unsuspend {
+        index: usize,
+        revision: u64,
+        reply: oneshot::Sender<Result<bool, AskError>>,
+    },
+}
+
+/// A grant, and the ledger that holds it.
+#[derive(Clone, Debug)]
+pub struct Granted {
+    /// The allocation.
+    pub allocation: Allocation,
+    /// The ledger after the grant.
+    pub snapshot: Snapshot,
+}
+
+/// Error of an activation. Nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ActivateError {
+    /// One of its policies failed on this node.
+    #[error("policy {policy} fails on this node, so the stack was not activated: {fault}")]
+    Fails {
+        /// The policy's label.
+        policy: String,
+        /// The fault.
+        fault: String,
+        /// Whether the machine may have caused the fault rather than the policy, so that a retry may succeed.
+        passing: bool,
+    },
+    /// One of its policies cannot be made callable.
+    #[error("{0}; the stack was not activated")]
+    Unprepared(Unprepared),
+    /// The keeper refused the activation, or failed.
+    #[error("{0}")]
+    Ask(AskError),
+}
+
+impl ActivateError {
+    /// Whether a retry may succeed: the machine was slow, or the store failed.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Fails { passing, .. } => *passing,
+            Self::Unprepared(error) => error.is_passing(),
+            Self::Ask(error) => matches!(error, AskError::Store(_) | AskError::Busy | AskError::Late(_)),
+        }
+    }
+}
+
+/// One evaluation of the stack.
+struct Evaluated {
+    /// Time of the evaluation.
+    now: Now,
+    /// The policies' calls.
+    calls: Vec<CallNote>,
+}
+
+/// Offers, and the calls that led to them: version, parameters, answer.
+pub(super) type RecordedOffers = (Vec<(PartOffer, String)>, Vec<(Digest, String, Said)>);
+
+/// State of the policy thread.
+pub(super) struct Worker {
+    pub recorder: Recorder,
+    /// The offers that were recorded last.
+    pub last_offers: RefCell<Option<RecordedOffers>>,
+    pub keeper: Handle,
+    pub policies: Arc<dyn Policies>,
+    pub clock: Arc<dyn Clock>,
+    pub baseline: Baseline,
+    pub rules: Rules,
+    pub policy_stats: PolicyStats,
+    pub fault_log: RefCell<FaultLog>,
+    /// The last sign by part and source: at most two sources for each GPU since the start.
+    pub last_signs: RefCell<BTreeMap<(PartId, String), (u64, String)>>,
+}
+
+/// The thread's inboxes.
+pub(super) struct Inboxes {
+    pub kubelet: Receiver<(Span, KubeletJob)>,
+    pub other: Receiver<(Span, OtherJob)>,
+    /// The keeper's signal of a new snapshot.
+    pub nudge: Receiver<()>,
+}
+
+impl Worker {
+    /// Runs until all handles are dropped.
+    ///
+    /// Changes of the ledger cause an evaluation of offers only after a job has requested the first one. Before that, the
+    /// devices that pods hold are not adopted and the configured stack is not active: baseline offers
+    /// would stay listed together with the stack's own devices as long as any of their ids (I10).
+    pub(super) fn run(&self, inboxes: &Inboxes) {
+        let mut next_offers: Option<Instant> = None;
+        let mut offering = false;
+        loop {
+            let timer =
+                next_offers.map_or_else(never, |at| after(at.saturating_duration_since(Instant::now())));
+            select_biased! {
+                recv(inboxes.kubelet) -> job => match job {
+                    Ok((span, job)) => span.in_scope(|| self.kubelet_job(job)),
+                    Err(_) => return,
+                },
+                recv(inboxes.other) -> job => match job {
+                    Ok((span, job)) => {
+                        let offered = span.in_scope(|| self.other_job(job));
+                        if offered && !offering {
+                            offering = true;
+                            // First offers that change nothing publish no snapshot, and a policy may have requested
+                            // another evaluation.
+                            next_offers = Some(Instant::now() + GATHER);
+                        }
+                    }
+                    Err(_) => return,
+                },
+                recv(inboxes.nudge) -> nudge => match nudge {
+                    Ok(()) if !offering => {}
+                    Ok(()) => {
+                        let soon = Instant::now() + GATHER;
+                        next_offers = Some(next_offers.map_or(soon, |at| at.min(soon)));
+                    }
+                    Err(_) => return,
+                },
+                recv(timer) -> _ => {
+                    let _busy = self.keeper.figures().policies.begin();
+                    // Offers that could not be recorded are evaluated again, like those that failed.
+                    let again_after_s = self.reoffer().map_or(Some(1), |(_, again_after_s)| again_after_s);
+                    next_offers =
+                        again_after_s.map(|s| Instant::now() + Duration::from_secs(u64::from(s.max(1))));
+                }
+            }
+        }
+    }
+
+    fn kubelet_job(&self, job: KubeletJob) {
+        let _busy = self.keeper.figures().policies.begin();
+        match job {
+            // The caller has stopped waiting and the pod has failed: a grant would hold GPUs without a pod.
+            KubeletJob::Allocate { reply, .. } if reply.is_closed() => {}
+            KubeletJob::Allocate { request, attempt, reply } => {
+                let _ = reply.send(self.allocate(&request, attempt));
+            }
+            KubeletJob::Place { request, reply } => {
+                let node = self.keeper.snapshot();
+                // The journal records the request as policies see it.
+                let request = placement::narrowed(&node, &request, self.rules.overcommit_percent);
+                let ((placement, by), evaluated) =
+                    self.evaluate(&node, Hook::Place, |evaluation| evaluation.place(&request));
+                let _ = reply.send((placement.clone(), by.clone()));
+                self.record(&node, Asked::Place(request), evaluated, Outcome::Placed(placement, by));
+            }
+        }
+    }
+
+    /// Returns whether the job evaluated the offers of the stack that the node is to have. A failed activation
+    /// did not: at start it is retried, and until then the stack is empty.
+    fn other_job(&self, job: OtherJob) -> bool {
+        let _busy = self.keeper.figures().policies.begin();
+        match job {
+            OtherJob::Triage(reading) => self.triage(reading),
+            OtherJob::Offer { reply } => {
+                let _ = reply.send(self.reoffer().map(|(applied, _)| applied));
+                return true;
+            }
+            OtherJob::Activate { stack, expected, reply } => {
+                let activated = self.activate(stack, expected);
+                let offered = activated.is_ok();
+                let _ = reply.send(activated);
+                return offered;
+            }
+            OtherJob::Unsuspend { index, revision, reply } => {
+                let _ = reply.send(self.unsuspend(index, revision));
+            }
+        }
+        false
+    }
+
+    /// Evaluates the active stack. Works on a copy of the statistics, which only this thread writes, so that readers do not
+    /// wait for a policy call.
+    fn evaluate<T>(
+        &self,
+        node: &Snapshot,
+        hook: Hook,
+        evaluate: impl FnOnce(Walk<'_>) -> T,
+    ) -> (T, Evaluated) {
+        let mut faults = self.policy_stats.faults();
+        let mut evaluated = Evaluated { now: self.clock.now(), calls: Vec::new() };
+        let span = spans::stack(hook.as_str());
+        let _inside = span.enter();
+        let answer = evaluate(Walk {
+            stack: &node.stack,
+            policies: &*self.policies,
+            node,
+            now: evaluated.now,
+            faults: &mut faults,
+            baseline: &self.baseline,
+            overcommit_percent: self.rules.overcommit_percent,
+            calls: &mut evaluated.calls,
+            leisure: 1,
+        });
+        spans::stack_evaluated(&span, evaluated.calls.len());
+        self.record_calls(&node.stack, hook, &evaluated.calls, faults);
+        (answer, evaluated)
+    }
+
+    fn record(&self, node: &Snapshot, asked: Asked, evaluated: Evaluated, outcome: Outcome) {
+        let Evaluated { now, calls } = evaluated;
+        self.policy_stats.record_outcome(asked.hook(), outcome.word());
+        self.recorder.submit(Note { node: Arc::clone(node), now, asked, calls, outcome, again: false });
+    }
+
+    /// Evaluates the stack and submits the answer to the keeper; repeats both once if the node changed in between.
+    fn allocate(&self, request: &AdmitRequest, attempt: Attempt) -> Result<Granted, AskError> {
+        let mut again = false;
+        loop {
+            let node = self.keeper.snapshot();
+            let (answer, evaluated) = match self.baseline.mps_denial(&request.resource) {
+                Some(denial) => (denial, Evaluated { now: self.clock.now(), calls: Vec::new() }),
+                None => self.evaluate(&node, Hook::Admit, |evaluation| evaluation.admit(request)),
+            };
+            let stack_answer = answer.clone();
+            let command =
+                Command::Allocate { request: request.clone(), answer, seen: node.generation, again, attempt };
+            let granted = match self.keeper.execute(command) {
+                Err(AskError::Refused(Refusal::Moved)) if !again => {
+                    again = true;
+                    continue;
+                }
+                // An Allocate that is not refused always grants. If it ever did not, the kubelet's call must
+                // still fail.
+                result => result.and_then(|applied| granted(applied).ok_or(AskError::Stopping)),
+            };
+            self.record(&node, Asked::Admit(request.clone()), evaluated, outcome(stack_answer, &granted));
+            return granted;
+        }
+    }
+
+    fn triage(&self, reading: Reading) {
+        let node = self.keeper.snapshot();
+        let ((answer, by), evaluated) =
+            self.evaluate(&node, Hook::Triage, |evaluation| evaluation.triage(&reading));
+        if self.is_new_reading(&node, &reading, &answer) {
+            tracing::warn!(
+                part = reading.part.as_str(), source = reading.source, code = reading.code,
+                detail = reading.detail, severity = ?answer.severity, reason = answer.reason, "a GPU reading was judged"
+            );
+            self.record(
+                &node,
+                Asked::Triage(reading.clone()),
+                evaluated,
+                Outcome::Triaged(answer.clone(), by),
+            );
+        } else {
+            self.policy_stats.record_outcome(Hook::Triage, "triaged");
+        }
+        if let Err(error) = self.keeper.execute(Command::Triaged { reading, answer }) {
+            tracing::error!(%error, "a GPU reading could not be recorded");
+        }
+    }
+
+    /// Whether a reading is new: every event is. Each scan repeats a sign, which is new if it differs from the last
+    /// one or changes the GPU's health.
+    fn is_new_reading(&self, node: &Snapshot, reading: &Reading, answer: &TriageAnswer) -> bool {
+        if !reading.is_sign() {
+            return true;
+        }
+        let key = (reading.part.clone(), reading.source.clone());
+        let value = (reading.code, answer.reason.clone());
+        let same = self.last_signs.borrow_mut().insert(key, value.clone()) == Some(value);
+        let health = node.part(&reading.part).and_then(|part| node.gpu_of(part)).map(|gpu| &gpu.health);
+        !same || health.is_some_and(|old| old.after_triage(answer, self.clock.now()).state != old.state)
+    }
+
+    pub(super) fn reoffer(&self) -> Result<(Applied, Option<u32>), AskError> {
+        let node = self.keeper.snapshot();
+        let (Offers { parts, again_after_s, notes, .. }, evaluated) =
+            self.evaluate(&node, Hook::Offer, |evaluation| evaluation.offers());
+        self.set_notes(notes);
+        self.policy_stats.record_outcome(Hook::Offer, "offered");
+        self.record_offers(&node, evaluated, &parts);
+        let applied = self.keeper.execute(Command::Offer(parts)).inspect_err(|error| {
+            tracing::warn!(%error, "the new offers could not be recorded; the previous ones stay in force");
+        })?;
+        Ok((applied, again_after_s))
+    }
+
+    /// Records offers unless the baseline alone made them. Offers are evaluated at every change of the node, and most
+    /// evaluations repeat the last one: those are marked `again`, or they would displace all other decisions from the journal.
+    fn record_offers(&self, node: &Snapshot, evaluated: Evaluated, parts: &[(PartOffer, String)]) {
+        let answers = evaluated
+            .calls
+            .iter()
+            .map(|call| (call.digest.clone(), call.parameters.clone(), call.said.clone()));
+        let offers = Some((parts.to_vec(), answers.collect()));
+        let Evaluated { now, calls } = evaluated;
+        if calls.is_empty() {
+            return;
+        }
+        // Shadows are called for repeated offers, too.
+        let again = self.last_offers.replace(offers.clone()) == offers;
+        let (node, outcome) = (Arc::clone(node), Outcome::Offered(parts.to_vec()));
+        self.recorder.submit(Note { node, now, asked: Asked::Offer, calls, outcome, again });
+    }
+}
+
+fn granted(applied: Applied) -> Option<Granted> {
+    let allocation = applied.entry.changes.iter().find_map(|change| match change {
+        Change::Granted(allocation) => Some(allocation.clone()),
+        _ => None,
+    })?;
+    Some(Granted { allocation, snapshot: applied.snapshot })
+}
+
+/// The outcome of an Allocate, from the stack's answer and the keeper's.
+fn outcome(answer: StackAnswer, granted: &Result<Granted, AskError>) -> Outcome {
+    match answer {
+        StackAnswer::Deny { policy: by, reason } => Outcome::Denied { by, reason },
+        StackAnswer::Faulted { policy: by, kind, detail } => {
+            Outcome::Denied { by, reason: format!("it failed ({}): {detail}", kind.as_str()) }
+        }
+        StackAnswer::Allow { by, terms } => match granted {
+            Err(error) => Outcome::Refused { reason: error.to_string() },
+            Ok(granted) => Outcome::Granted(Grant {
+                allocation: Some(granted.allocation.id),
+                by,
+                reason: terms.reason,
+                limits: terms.limits,
+                environment: terms.environment,
+            }),
+        },
+    }
+}

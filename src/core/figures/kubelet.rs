@@ -1,0 +1,307 @@
+//! Counters of the kubelet front end: calls, registrations, streams and reconcile passes.
+
+use super::histogram::Histogram;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// From an answer read from a snapshot to the longest wait of an Allocate.
+const CALL_US: &[u64] =
+    &[100, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000, 250_000, 1_000_000, 5_000_000, 10_000_000];
+/// A pass calls the kubelet twice and waits up to a second for its checkpoint.
+const PASS_US: &[u64] =
+    &[1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 5_000_000];
+
+/// A call of the device plugin API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rpc {
+    /// The plugin's capabilities.
+    GetDevicePluginOptions,
+    /// The stream of devices.
+    ListAndWatch,
+    /// The devices to prefer.
+    GetPreferredAllocation,
+    /// The grant of devices to a container.
+    Allocate,
+    /// Runs before a container starts; the plugin does not request it.
+    PreStartContainer,
+}
+
+/// All methods.
+pub const METHODS: [Rpc; 5] = [
+    Rpc::GetDevicePluginOptions,
+    Rpc::ListAndWatch,
+    Rpc::GetPreferredAllocation,
+    Rpc::Allocate,
+    Rpc::PreStartContainer,
+];
+
+impl Rpc {
+    /// The method's name in the API.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::GetDevicePluginOptions => "GetDevicePluginOptions",
+            Self::ListAndWatch => "ListAndWatch",
+            Self::GetPreferredAllocation => "GetPreferredAllocation",
+            Self::Allocate => "Allocate",
+            Self::PreStartContainer => "PreStartContainer",
+        }
+    }
+}
+
+/// gRPC's status codes, indexed by number.
+pub const CODES: [&str; 17] = [
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];
+/// Index in [`CODES`] of calls whose caller went away.
+const CANCELLED: usize = 1;
+
+/// State of a resource's registration at the kubelet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// No kubelet is running.
+    Waiting,
+    /// A kubelet is running and has not accepted the registration yet.
+    Registering,
+    /// The kubelet has accepted the registration.
+    Registered,
+    /// Another plugin registers the same resource.
+    Contested,
+}
+
+impl At {
+    /// All states.
+    pub const ALL: [Self; 4] = [Self::Waiting, Self::Registering, Self::Registered, Self::Contested];
+
+    /// The state as a metric label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Registering => "registering",
+            Self::Registered => "registered",
+            Self::Contested => "contested",
+        }
+    }
+}
+
+/// Registration and streams of one resource at the kubelet.
+#[derive(Clone, Copy, Debug)]
+pub struct RegistrationStatus {
+    /// State of the registration; `None` while the resource has no plugin.
+    pub at: Option<At>,
+    /// Open ListAndWatch streams.
+    pub streams: usize,
+    /// Whether the resource has been registered since the daemon started.
+    pub was_registered: bool,
+    /// When `at` or `streams` last changed.
+    pub since: Instant,
+}
+
+/// Counters of the kubelet front end.
+#[derive(Debug)]
+pub struct KubeletCounters {
+    calls: [[AtomicU64; CODES.len()]; METHODS.len()],
+    durations: [Histogram; METHODS.len()],
+    refusals: Mutex<BTreeMap<&'static str, u64>>,
+    accepted: AtomicU64,
+    refused: AtomicU64,
+    registrations: Mutex<BTreeMap<String, RegistrationStatus>>,
+    passes: Mutex<BTreeMap<&'static str, u64>>,
+    /// Durations of reconcile passes.
+    pub pass_durations: Histogram,
+}
+
+impl Default for KubeletCounters {
+    fn default() -> Self {
+        Self {
+            calls: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
+            durations: std::array::from_fn(|_| Histogram::new(CALL_US)),
+            refusals: Mutex::default(),
+            accepted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            registrations: Mutex::default(),
+            passes: Mutex::default(),
+            pass_durations: Histogram::new(PASS_US),
+        }
+    }
+}
+
+impl KubeletCounters {
+    /// Starts a call. It is counted when the guard is dropped, as cancelled unless [`Call::end`] was called.
+    #[must_use]
+    pub fn begin(&self, rpc: Rpc) -> Call<'_> {
+        Call { counters: self, rpc, began: Instant::now(), code: CANCELLED }
+    }
+
+    /// Number of calls of a method by status code, in the order of [`CODES`].
+    #[must_use]
+    pub fn calls(&self, rpc: Rpc) -> [u64; CODES.len()] {
+        std::array::from_fn(|code| self.calls[rpc as usize][code].load(Ordering::Relaxed))
+    }
+
+    /// Durations of a method's calls.
+    #[must_use]
+    pub fn durations(&self, rpc: Rpc) -> &Histogram {
+        &self.durations[rpc as usize]
+    }
+
+    /// Counts an Allocate that was not granted, by kind of refusal.
+    pub fn refused_allocate(&self, kind: &'static str) {
+        *self.refusals.lock().entry(kind).or_default() += 1;
+    }
+
+    /// Allocates that were not granted, by kind of refusal.
+    #[must_use]
+    pub fn refusals(&self) -> BTreeMap<&'static str, u64> {
+        self.refusals.lock().clone()
+    }
+
+    /// Counts a registration that the kubelet accepted or refused.
+    pub fn register_answered(&self, accepted: bool) {
+        let count = if accepted { &self.accepted } else { &self.refused };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Registrations by outcome.
+    #[must_use]
+    pub fn registration_outcomes(&self) -> [(&'static str, u64); 2] {
+        [
+            ("registered", self.accepted.load(Ordering::Relaxed)),
+            ("refused", self.refused.load(Ordering::Relaxed)),
+        ]
+    }
+
+    /// Sets the state of a resource's registration; `None` once its plugin has ended.
+    pub fn turned(&self, resource: &str, at: Option<At>) {
+        self.change(resource, |status| {
+            status.was_registered |= at == Some(At::Registered);
+            status.at = at;
+        });
+        if at.is_none() {
+            self.registrations.lock().retain(|name, status| name != resource || status.streams > 0);
+        }
+    }
+
+    /// Records the start of a ListAndWatch stream.
+    pub fn stream_began(&self, resource: &str) {
+        self.change(resource, |status| status.streams += 1);
+    }
+
+    /// Records the end of a ListAndWatch stream.
+    pub fn stream_ended(&self, resource: &str) {
+        self.change(resource, |status| status.streams = status.streams.saturating_sub(1));
+        self.registrations.lock().retain(|_, status| status.at.is_some() || status.streams > 0);
+    }
+
+    fn change(&self, resource: &str, change: impl FnOnce(&mut RegistrationStatus)) {
+        let mut registrations = self.registrations.lock();
+        let fresh = RegistrationStatus { at: None, streams: 0, was_registered: false, since: Instant::now() };
+        let status = registrations.entry(resource.to_owned()).or_insert(fresh);
+        let before = (status.at, status.streams);
+        change(status);
+        if (status.at, status.streams) != before {
+            status.since = Instant::now();
+        }
+    }
+
+    /// All resources that have a plugin or a stream.
+    #[must_use]
+    pub fn standings(&self) -> BTreeMap<String, RegistrationStatus> {
+        self.registrations.lock().clone()
+    }
+
+    /// Counts a reconcile pass by outcome: `applied`, `partial` or `failed`.
+    pub fn round(&self, outcome: &'static str, took: Duration) {
+        *self.passes.lock().entry(outcome).or_default() += 1;
+        self.pass_durations.add(took);
+    }
+
+    /// Reconcile passes by outcome.
+    #[must_use]
+    pub fn passes(&self) -> BTreeMap<&'static str, u64> {
+        self.passes.lock().clone()
+    }
+}
+
+/// Guard of a call in progress.
+#[derive(Debug)]
+pub struct Call<'f> {
+    counters: &'f KubeletCounters,
+    rpc: Rpc,
+    began: Instant,
+    code: usize,
+}
+
+impl Call<'_> {
+    /// Ends the call with this gRPC status code.
+    pub fn end(mut self, code: i32) {
+        let unknown = 2;
+        self.code = usize::try_from(code).ok().filter(|code| *code < CODES.len()).unwrap_or(unknown);
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.counters.calls[self.rpc as usize][self.code].fetch_add(1, Ordering::Relaxed);
+        // A ListAndWatch lasts as long as the kubelet.
+        if self.rpc != Rpc::ListAndWatch {
+            self.counters.durations[self.rpc as usize].add(self.began.elapsed());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_counts_once_and_without_an_end_as_cancelled() {
+        let counters = KubeletCounters::default();
+        counters.begin(Rpc::Allocate).end(0);
+        counters.begin(Rpc::Allocate).end(9);
+        counters.begin(Rpc::Allocate).end(99);
+        drop(counters.begin(Rpc::Allocate));
+        counters.begin(Rpc::ListAndWatch).end(0);
+        let calls = counters.calls(Rpc::Allocate);
+        let by_code = [0, 1, 2, 9].map(|code| calls[code]);
+        assert_eq!((by_code, calls.iter().sum::<u64>()), ([1, 1, 1, 1], 4));
+        assert_eq!(counters.durations(Rpc::Allocate).read().counts.iter().sum::<u64>(), 4);
+        assert_eq!(counters.durations(Rpc::ListAndWatch).read().counts.iter().sum::<u64>(), 0);
+        assert_eq!(counters.calls(Rpc::ListAndWatch)[0], 1);
+    }
+
+    #[test]
+    fn a_resource_is_listed_as_long_as_it_has_a_plugin_or_a_stream() {
+        let counters = KubeletCounters::default();
+        counters.turned("x/a", Some(At::Registering));
+        assert!(!counters.standings()["x/a"].was_registered);
+        counters.stream_began("x/a");
+        counters.turned("x/a", Some(At::Registered));
+        counters.turned("x/a", Some(At::Waiting));
+        let status = counters.standings()["x/a"];
+        assert_eq!((status.streams, status.was_registered), (1, true));
+        counters.turned("x/a", None);
+        assert_eq!(counters.standings()["x/a"].streams, 1);
+        counters.stream_ended("x/a");
+        assert!(counters.standings().is_empty());
+    }
+}

@@ -94,7 +94,7 @@ impl<'p> Node<'p> {
     /// In words, if the kernel refuses it.
     pub(super) fn activate(&mut self, entries: Vec<StackEntry>) -> Result<Vec<String>, String> {
         let stack = NewStack { from_api: false, by: "scenario".into(), why: String::new(), entries };
-        let candidate = stack.clone().at(0, 0);
+        let candidate = stack.clone().into_stack(0, 0);
         let offers = self.walk_on(&candidate, |walk| walk.offers());
         let faults = std::mem::take(&mut self.faulted);
         if !faults.is_empty() {

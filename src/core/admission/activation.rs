@@ -72,7 +72,7 @@ impl Trial<'_> {
 
     /// As [`Trial::run`], without trying parameters.
     fn offers(&self) -> Result<Offers, (String, Fault)> {
-        let stack = self.stack.clone().at(0, 0);
+        let stack = self.stack.clone().into_stack(0, 0);
         let mut offers = self.evaluation(&stack, self.node, &mut Faults::default(), &mut Vec::new()).offers();
         if offers.faults.is_empty() { Ok(offers) } else { Err(offers.faults.swap_remove(0)) }
     }

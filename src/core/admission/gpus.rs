@@ -1,6 +1,6 @@
 //! Submits GPU scans and readings.
 
-use super::thread::OtherJob;
+use super::policy_thread::OtherJob;
 use super::{Door, send};
 use crate::figures::Versions;
 use crate::keeper::{Applied, AskError};

@@ -82,7 +82,7 @@ impl World {
     pub(crate) fn activate(&mut self, stack: NewStack, expected: bool) {
         let Some(daemon) = &mut self.daemon else { return };
         let expected = expected.then_some(self.older.stack.revision);
-        let trial = daemon.trial(&self.around, &stack.clone().at(0, 0));
+        let trial = daemon.trial(&self.around, &stack.clone().into_stack(0, 0));
         let Some(Some(offers)) = self.take(trial) else { return };
         let answered = self.turn(&Command::Activate { stack, expected, offers }, Cause::Nothing);
         if let (Some(Ok(_)), Some(daemon)) = (answered, &mut self.daemon) {

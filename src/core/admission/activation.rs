@@ -1,11 +1,11 @@
 //! Activation of a stack: each of its policies is called on the live node first.
 
-use super::Door;
 use super::baseline::Baseline;
 use super::evaluate::Walk;
 use super::faults::Faults;
+use super::jobs::{ActivateError, OtherJob};
+use super::kernel_handle::{Door, send, within};
 use super::offers::Offers;
-use super::policy_thread::{ActivateError, Worker};
 use super::recorder::at_low_priority;
 use crate::keeper::{AskError, Snapshot};
 use crate::spans;
@@ -18,10 +18,13 @@ use berth_kernel::listing::free_devices;
 use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::policy::{AdmitRequest, Fault, FaultKind, Hook, PlaceRequest};
 use berth_kernel::ports::Policies;
+use berth_kernel::refusal::Refusal;
 use berth_kernel::stack::{Stack, StackEntry};
 use berth_kernel::time::Now;
+use berth_kernel::trust::check_trust;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
 
 /// The reading of a trial: XID 48, an uncorrectable memory error (NVIDIA's XID catalogue). The answer has no effect.
 const TRIAL_READING: (&str, u64) = ("xid", 48);
@@ -71,7 +74,7 @@ impl Trial<'_> {
     }
 
     /// As [`Trial::run`], without trying parameters.
-    fn offers(&self) -> Result<Offers, (String, Fault)> {
+    pub(super) fn offers(&self) -> Result<Offers, (String, Fault)> {
         let stack = self.stack.clone().into_stack(0, 0);
         let mut offers = self.evaluation(&stack, self.node, &mut Faults::default(), &mut Vec::new()).offers();
         if offers.faults.is_empty() { Ok(offers) } else { Err(offers.faults.swap_remove(0)) }
@@ -158,6 +161,37 @@ impl Trial<'_> {
 }
 
 impl Door {
+    /// Activates a stack: its policies are prepared, called on the live node and checked, then the stack replaces the
+    /// active one as a whole.
+    ///
+    /// # Errors
+    /// If one of its policies fails on this node, or `expected` is not the active revision. Nothing
+    /// has changed then.
+    pub async fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+        let (node, refused) = (self.snapshot(), |refusal| ActivateError::Ask(AskError::Refused(refusal)));
+        // An early check, before anything is compiled. The keeper checks again when it activates the stack.
+        let revision = node.stack.revision;
+        if expected.is_some_and(|expected| expected != revision) {
+            return Err(refused(Refusal::StackMoved { revision }));
+        }
+        // Untrusted policies are never called.
+        check_trust(&node, &stack.entries, &self.rules.trusted_keys).map_err(refused)?;
+        let prepared = self.prepare(stack.entries.iter().map(|entry| &entry.digest)).await;
+        let activated = match prepared {
+            Ok(_prepared) => self.swap(stack, expected).await,
+            Err(error) => Err(ActivateError::Unprepared(error)),
+        };
+        self.rest();
+        activated
+    }
+
+    async fn swap(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+        self.try_stack(&stack).await?;
+        let (reply, answer) = oneshot::channel();
+        send(&self.other_jobs, OtherJob::Activate { stack, expected, reply }).map_err(ActivateError::Ask)?;
+        within(answer).await.map_err(ActivateError::Ask)?
+    }
+
     /// Tries a stack on the live node, off the policy thread: a trial calls more hooks than an activation
     /// needs.
     pub(super) async fn try_stack(&self, stack: &NewStack) -> Result<(), ActivateError> {
@@ -177,36 +211,15 @@ impl Door {
                 rules: &kernel.rules,
                 leisure: LEISURE,
             };
-            trial.run().map(drop).map_err(failed)
+            trial.run().map(drop).map_err(ActivateError::from)
         };
         let result = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(work))).await;
         result.unwrap_or(Err(ActivateError::Ask(AskError::Stopping)))
     }
 }
 
-impl Worker {
-    /// Evaluates a new stack's offers on the live node, and activates the stack only if none of its policies fails.
-    pub(super) fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
-        let node = self.keeper.snapshot();
-        let trial = Trial {
-            stack: &stack,
-            policies: &*self.policies,
-            node: &node,
-            now: self.clock.now(),
-            baseline: &self.baseline,
-            rules: &self.rules,
-            leisure: 1,
-        };
-        let offers = trial.offers().map_err(failed)?;
-        let command = Command::Activate { stack, expected, offers: offers.parts };
-        let applied = self.keeper.execute(command).map_err(ActivateError::Ask)?;
-        self.set_notes(offers.notes);
-        self.policy_stats.faults.lock().reset();
-        self.policy_stats.publish(&applied.snapshot.stack);
-        Ok(applied.snapshot)
+impl From<(String, Fault)> for ActivateError {
+    fn from((policy, fault): (String, Fault)) -> Self {
+        Self::Fails { policy, passing: fault.kind == FaultKind::Time, fault: fault.to_string() }
     }
-}
-
-fn failed((policy, fault): (String, Fault)) -> ActivateError {
-    ActivateError::Fails { policy, passing: fault.kind == FaultKind::Time, fault: fault.to_string() }
 }

@@ -1,8 +1,9 @@
 //! Recorded decisions, replays and shadows.
 
-use super::Door;
-use super::policy_thread::ActivateError;
-use super::prepare::{Prepared, Unprepared};
+use super::jobs::ActivateError;
+use super::jobs::Unprepared;
+use super::kernel_handle::Door;
+use super::prepare::Prepared;
 use super::recorder::lower_priority;
 use super::replay::{self, Candidate, Report};
 use super::shadow::{SHADOWS_MAX, Shadow, Shadows};

@@ -1,56 +1,56 @@
-//! Tells the log of policies that fail: in full the first time, and then once a minute as long as it
-//! goes on. A policy that fails now and then is never suspended, and fails at every Allocate.
+//! Logs faults of policies: the first one at once, and then one line a minute. A policy that fails at some calls only is
+//! never suspended, and may fail at every Allocate.
 
 use berth_kernel::decision::{CallNote, Said};
 use berth_kernel::policy::{FaultKind, Hook};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How often the same kind of fault of the same hook of a policy is told.
-const AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// Kinds that are remembered: 16 policies with four hooks that fail in four ways. Past that all is
-/// forgotten, and told anew.
-const REMEMBERED_MAX: usize = 256;
+/// Least time between two lines about the same kind of fault of the same hook of a policy.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// Most kinds that are kept: those of 16 policies with four hooks that fail in four ways. When there are more, all are
+/// dropped, and logged again.
+const KINDS_MAX: usize = 256;
 
-/// What was told.
+/// The faults that were logged.
 #[derive(Debug, Default)]
 pub(super) struct FaultLog {
-    told: BTreeMap<(String, Hook, FaultKind), Told>,
+    logged: BTreeMap<(String, Hook, FaultKind), Logged>,
 }
 
 #[derive(Debug)]
-struct Told {
+struct Logged {
     at: Instant,
-    /// How many were not told since.
-    silent: u64,
+    /// How many were not logged since.
+    omitted: u64,
 }
 
 impl FaultLog {
-    /// Tells of the faults of one walk.
-    pub(super) fn tell(&mut self, hook: Hook, calls: &[CallNote]) {
+    /// Logs the faults of one evaluation.
+    pub(super) fn log(&mut self, hook: Hook, calls: &[CallNote]) {
         for call in calls {
             let Said::Fault(fault) = &call.said else { continue };
-            if let Some(untold) = self.due(&call.policy, hook, fault.kind, Instant::now()) {
-                tracing::warn!(policy = call.policy, %hook, %fault, untold, "a policy failed");
+            if let Some(omitted) = self.due(&call.policy, hook, fault.kind, Instant::now()) {
+                tracing::warn!(policy = call.policy, %hook, %fault, omitted, "a policy failed");
             }
         }
     }
 
-    /// How many faults of this kind were not told, if this one is to be.
+    /// The number of omitted faults of this kind, if this one is to be logged.
     fn due(&mut self, policy: &str, hook: Hook, kind: FaultKind, now: Instant) -> Option<u64> {
         let key = (policy.to_owned(), hook, kind);
-        if let Some(told) = self.told.get_mut(&key) {
-            if now.duration_since(told.at) < AGAIN_AFTER {
-                told.silent += 1;
+        if let Some(logged) = self.logged.get_mut(&key) {
+            if now.duration_since(logged.at) < LOG_INTERVAL {
+                logged.omitted += 1;
                 return None;
             }
-            told.at = now;
-            return Some(std::mem::take(&mut told.silent));
+            logged.at = now;
+            return Some(std::mem::take(&mut logged.omitted));
         }
-        if self.told.len() >= REMEMBERED_MAX {
-            self.told.clear();
+        if self.logged.len() >= KINDS_MAX {
+            self.logged.clear();
         }
-        self.told.insert(key, Told { at: now, silent: 0 });
+        self.logged.insert(key, Logged { at: now, omitted: 0 });
         Some(0)
     }
 }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_is_told_at_once_and_then_once_a_minute_with_how_many_there_were() {
+    fn a_fault_is_logged_at_once_and_then_once_a_minute_with_the_number_of_omitted_ones() {
         let (mut log, begin) = (FaultLog::default(), Instant::now());
         let mut at = |seconds: u64, policy: &str, kind| {
             log.due(policy, Hook::Admit, kind, begin + Duration::from_secs(seconds))
@@ -75,11 +75,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_number_of_kept_kinds_is_limited() {
         let (mut log, now) = (FaultLog::default(), Instant::now());
         for n in 0..10_000 {
             log.due(&format!("p{n}"), Hook::Offer, FaultKind::Trap, now);
-            assert!(log.told.len() <= REMEMBERED_MAX);
+            assert!(log.logged.len() <= KINDS_MAX);
         }
     }
 }

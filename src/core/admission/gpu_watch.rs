@@ -1,8 +1,8 @@
 //! Two threads that watch the GPUs: one scans all of them every few seconds, one waits for events.
 //! Only they may wait for NVML.
 
-use super::Door;
 use super::inventory_scanner::Looker;
+use super::kernel_handle::Door;
 use berth_kernel::ports::Gpus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

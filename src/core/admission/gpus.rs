@@ -1,7 +1,7 @@
 //! Submits GPU scans and readings.
 
-use super::policy_thread::OtherJob;
-use super::{Door, send};
+use super::jobs::OtherJob;
+use super::kernel_handle::{Door, send};
 use crate::figures::Versions;
 use crate::keeper::{Applied, AskError};
 use berth_kernel::command::Command;

@@ -1,10 +1,8 @@
 //! Evaluates the offers of the node's parts: the first policy that answers for a part offers it, else the
 //! baseline does.
 
-use super::Door;
 use super::baseline::BASELINE;
 use super::evaluate::{CallResult, STACK_TIME_MAX, Walk};
-use super::policy_thread::Worker;
 use berth_kernel::mig;
 use berth_kernel::names::{PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
@@ -164,33 +162,5 @@ impl Walk<'_> {
             return Err(format!("{} is in MIG mode: offer its instances", offer.part));
         }
         check_offer(part, offer, Some(&entry.permissions), self.overcommit_percent).map_err(|r| r.to_string())
-    }
-}
-
-impl Worker {
-    /// Replaces the messages about the offers in force, and logs new ones.
-    pub(super) fn set_notes(&self, notes: Notes) {
-        let mut current = self.policy_stats.notes.lock();
-        if notes.mig.refusal != current.mig.refusal {
-            match &notes.mig.refusal {
-                Some(refusal) => tracing::error!("{refusal}"),
-                None => tracing::info!("MIG instances can be offered again"),
-            }
-        }
-        for note in notes.mig.notes.iter().filter(|note| !current.mig.notes.contains(note)) {
-            tracing::warn!("{note}");
-        }
-        for warning in notes.warnings.iter().filter(|warning| !current.warnings.contains(warning)) {
-            tracing::warn!("{warning}");
-        }
-        *current = notes;
-    }
-}
-
-impl Door {
-    /// Messages for operators about the offers in force; empty before the first evaluation.
-    #[must_use]
-    pub fn offer_notes(&self) -> Notes {
-        self.policy_stats.notes.lock().clone()
     }
 }

@@ -3,16 +3,17 @@
 //! One thread suffices, since the kubelet calls serially and a policy call takes tens of microseconds. The
 //! kubelet's jobs go first; offers are evaluated again when no job waits.
 
+use super::activation::Trial;
 use super::baseline::Baseline;
 use super::evaluate::Walk;
 use super::fault_log::FaultLog;
-use super::offers::Offers;
+use super::faults::{FAULTS_TO_SUSPEND, Faults};
+use super::jobs::{ActivateError, Granted, KubeletJob, OtherJob};
+use super::offers::{Notes, Offers};
 use super::policy_stats::PolicyStats;
-use super::prepare::Unprepared;
 use super::recorder::Recorder;
-use crate::keeper::{Answered, Applied, AskError, Handle, Snapshot};
+use crate::keeper::{Applied, AskError, Handle, Snapshot};
 use crate::spans;
-use berth_kernel::allocation::Allocation;
 use berth_kernel::change::Change;
 use berth_kernel::command::{Attempt, Command, NewStack, Rules, StackAnswer};
 use berth_kernel::decision::{Asked, CallNote, Grant, Note, Outcome, Said};
@@ -20,87 +21,21 @@ use berth_kernel::gpu::Reading;
 use berth_kernel::names::{Digest, PartId};
 use berth_kernel::offer::PartOffer;
 use berth_kernel::placement;
-use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, TriageAnswer};
+use berth_kernel::policy::{AdmitRequest, Hook, TriageAnswer};
 use berth_kernel::ports::{Clock, Policies};
 use berth_kernel::refusal::Refusal;
+use berth_kernel::stack::Stack;
 use berth_kernel::time::Now;
 use crossbeam_channel::{Receiver, after, never, select_biased};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
 use tracing::Span;
 
 /// Delay between a change of the ledger and the next evaluation of offers, so that a burst of
 /// Allocates causes one call. Health and drain take effect without it: the kernel derives them.
 const GATHER: Duration = Duration::from_millis(50);
-
-/// Jobs that the kubelet waits for.
-pub(super) enum KubeletJob {
-    Allocate { request: AdmitRequest, attempt: Attempt, reply: oneshot::Sender<Result<Granted, AskError>> },
-    Place { request: PlaceRequest, reply: oneshot::Sender<(Placement, String)> },
-}
-
-/// All other jobs.
-pub(super) enum OtherJob {
-    Triage(Reading),
-    Offer {
-        reply: oneshot::Sender<Answered>,
-    },
-    Activate {
-        stack: NewStack,
-        expected: Option<u64>,
-        reply: oneshot::Sender<Result<Snapshot, ActivateError>>,
-    },
-    Unsuspend {
-        index: usize,
-        revision: u64,
-        reply: oneshot::Sender<Result<bool, AskError>>,
-    },
-}
-
-/// A grant, and the ledger that holds it.
-#[derive(Clone, Debug)]
-pub struct Granted {
-    /// The allocation.
-    pub allocation: Allocation,
-    /// The ledger after the grant.
-    pub snapshot: Snapshot,
-}
-
-/// Error of an activation. Nothing has changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ActivateError {
-    /// One of its policies failed on this node.
-    #[error("policy {policy} fails on this node, so the stack was not activated: {fault}")]
-    Fails {
-        /// The policy's label.
-        policy: String,
-        /// The fault.
-        fault: String,
-        /// Whether the machine may have caused the fault rather than the policy, so that a retry may succeed.
-        passing: bool,
-    },
-    /// One of its policies cannot be made callable.
-    #[error("{0}; the stack was not activated")]
-    Unprepared(Unprepared),
-    /// The keeper refused the activation, or failed.
-    #[error("{0}")]
-    Ask(AskError),
-}
-
-impl ActivateError {
-    /// Whether a retry may succeed: the machine was slow, or the store failed.
-    #[must_use]
-    pub fn is_passing(&self) -> bool {
-        match self {
-            Self::Fails { passing, .. } => *passing,
-            Self::Unprepared(error) => error.is_passing(),
-            Self::Ask(error) => matches!(error, AskError::Store(_) | AskError::Busy | AskError::Late(_)),
-        }
-    }
-}
 
 /// One evaluation of the stack.
 struct Evaluated {
@@ -353,6 +288,89 @@ impl Worker {
         let again = self.last_offers.replace(offers.clone()) == offers;
         let (node, outcome) = (Arc::clone(node), Outcome::Offered(parts.to_vec()));
         self.recorder.submit(Note { node, now, asked: Asked::Offer, calls, outcome, again });
+    }
+
+    /// Evaluates a new stack's offers on the live node, and activates the stack only if none of its policies fails.
+    pub(super) fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+        let node = self.keeper.snapshot();
+        let trial = Trial {
+            stack: &stack,
+            policies: &*self.policies,
+            node: &node,
+            now: self.clock.now(),
+            baseline: &self.baseline,
+            rules: &self.rules,
+            leisure: 1,
+        };
+        let offers = trial.offers().map_err(ActivateError::from)?;
+        let command = Command::Activate { stack, expected, offers: offers.parts };
+        let applied = self.keeper.execute(command).map_err(ActivateError::Ask)?;
+        self.set_notes(offers.notes);
+        self.policy_stats.faults.lock().reset();
+        self.policy_stats.publish(&applied.snapshot.stack);
+        Ok(applied.snapshot)
+    }
+
+    pub(super) fn unsuspend(&self, index: usize, revision: u64) -> Result<bool, AskError> {
+        let node: Snapshot = self.keeper.snapshot();
+        let stack_changed = || AskError::Refused(Refusal::StackMoved { revision: node.stack.revision });
+        if node.stack.revision != revision {
+            return Err(stack_changed());
+        }
+        let entry = node.stack.entries.get(index).ok_or_else(stack_changed)?;
+        let was_suspended = self.policy_stats.faults.lock().unsuspend(index, entry);
+        if was_suspended {
+            tracing::info!(policy = entry.label(), index, "the suspension of a policy ended");
+            self.policy_stats.publish(&node.stack);
+            // The entry's offers may differ from those of the other entries. A failure to record them is logged, and the
+            // next change of the node evaluates the offers again.
+            let _ = self.reoffer();
+        }
+        Ok(was_suspended)
+    }
+
+    /// Replaces the messages about the offers in force, and logs new ones.
+    pub(super) fn set_notes(&self, notes: Notes) {
+        let mut current = self.policy_stats.notes.lock();
+        if notes.mig.refusal != current.mig.refusal {
+            match &notes.mig.refusal {
+                Some(refusal) => tracing::error!("{refusal}"),
+                None => tracing::info!("MIG instances can be offered again"),
+            }
+        }
+        for note in notes.mig.notes.iter().filter(|note| !current.mig.notes.contains(note)) {
+            tracing::warn!("{note}");
+        }
+        for warning in notes.warnings.iter().filter(|warning| !current.warnings.contains(warning)) {
+            tracing::warn!("{warning}");
+        }
+        *current = notes;
+    }
+
+    /// Records the calls of an evaluation of the active stack. Only this thread writes the statistics.
+    pub(super) fn record_calls(&self, stack: &Stack, hook: Hook, calls: &[CallNote], faults: Faults) {
+        self.policy_stats.call_counters.lock().record_calls(hook, calls);
+        self.fault_log.borrow_mut().log(hook, calls);
+        let failed = calls.iter().any(|call| matches!(call.said, Said::Fault(_)));
+        let before = {
+            let mut current = self.policy_stats.faults.lock();
+            std::mem::replace(&mut *current, faults)
+        };
+        if !failed {
+            return;
+        }
+        let now = self.policy_stats.faults();
+        for (index, entry) in stack.entries.iter().enumerate() {
+            if now.suspended(index, entry) && !before.suspended(index, entry) {
+                tracing::error!(
+                    policy = entry.label(),
+                    index,
+                    "suspended after {FAULTS_TO_SUSPEND} faults in a row: it is not called until \
+                     `berth policy unsuspend` or another activation"
+                );
+            }
+        }
+        self.policy_stats.publish(stack);
     }
 }
 

@@ -3,7 +3,8 @@
 //! Reading and compiling happen here, on a blocking thread, so that the policy thread does neither for a new
 //! stack.
 
-use super::Door;
+use super::jobs::Unprepared;
+use super::kernel_handle::Door;
 use super::recorder::at_low_priority;
 use crate::spans;
 use berth_kernel::command::Command;
@@ -18,24 +19,6 @@ use tokio::sync::OwnedRwLockReadGuard;
 const TURN_MAX: Duration = Duration::from_secs(20);
 /// Time limit of preparing all policies of a stack; a compilation that is running then may still take its own 90 s.
 const PREPARE_MAX: Duration = Duration::from_secs(60);
-
-/// Error of a policy that cannot be made callable.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("policy {policy} cannot be made callable here: {error}")]
-pub struct Unprepared {
-    /// The policy's label.
-    pub policy: String,
-    /// The cause.
-    pub error: InstallError,
-}
-
-impl Unprepared {
-    /// Whether a retry may succeed: the machine is busy or lacks a resource.
-    #[must_use]
-    pub fn is_passing(&self) -> bool {
-        matches!(self.error, InstallError::Busy | InstallError::Trouble { .. })
-    }
-}
 
 /// Guard against the deletion of policies' files and the unloading of their code.
 pub struct Prepared {

@@ -2,12 +2,12 @@
 //! a copy of the ledger, with the same evaluation and the same kernel, off the policy thread.
 //! Nothing is recorded or granted.
 
-use super::Door;
 use super::activation::{LEISURE, Trial};
 use super::call_recorder::Ear;
 use super::evaluate::Walk;
 use super::faults::Faults;
-use super::prepare::Unprepared;
+use super::jobs::Unprepared;
+use super::kernel_handle::Door;
 use super::recorder::at_low_priority;
 use super::replay::Candidate;
 use crate::keeper::Snapshot;

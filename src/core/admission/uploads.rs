@@ -4,7 +4,7 @@ mod chunks;
 
 pub use chunks::ModuleChunks;
 
-use super::Door;
+use super::kernel_handle::Door;
 use super::recorder::at_low_priority;
 use crate::keeper::{Applied, AskError};
 use crate::spans;

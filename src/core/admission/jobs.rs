@@ -1,0 +1,93 @@
+//! Jobs of the policy thread, with their results.
+
+use crate::keeper::{Answered, AskError, Snapshot};
+use berth_kernel::allocation::Allocation;
+use berth_kernel::command::{Attempt, NewStack};
+use berth_kernel::gpu::Reading;
+use berth_kernel::policy::{AdmitRequest, PlaceRequest, Placement};
+use berth_kernel::ports::InstallError;
+use tokio::sync::oneshot;
+
+/// Jobs that the kubelet waits for.
+pub(super) enum KubeletJob {
+    Allocate { request: AdmitRequest, attempt: Attempt, reply: oneshot::Sender<Result<Granted, AskError>> },
+    Place { request: PlaceRequest, reply: oneshot::Sender<(Placement, String)> },
+}
+
+/// All other jobs.
+pub(super) enum OtherJob {
+    Triage(Reading),
+    Offer {
+        reply: oneshot::Sender<Answered>,
+    },
+    Activate {
+        stack: NewStack,
+        expected: Option<u64>,
+        reply: oneshot::Sender<Result<Snapshot, ActivateError>>,
+    },
+    Unsuspend {
+        index: usize,
+        revision: u64,
+        reply: oneshot::Sender<Result<bool, AskError>>,
+    },
+}
+
+/// A grant, and the ledger that holds it.
+#[derive(Clone, Debug)]
+pub struct Granted {
+    /// The allocation.
+    pub allocation: Allocation,
+    /// The ledger after the grant.
+    pub snapshot: Snapshot,
+}
+
+/// Error of an activation. Nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ActivateError {
+    /// One of its policies failed on this node.
+    #[error("policy {policy} fails on this node, so the stack was not activated: {fault}")]
+    Fails {
+        /// The policy's label.
+        policy: String,
+        /// The fault.
+        fault: String,
+        /// Whether the machine may have caused the fault rather than the policy, so that a retry may succeed.
+        passing: bool,
+    },
+    /// One of its policies cannot be made callable.
+    #[error("{0}; the stack was not activated")]
+    Unprepared(Unprepared),
+    /// The keeper refused the activation, or failed.
+    #[error("{0}")]
+    Ask(AskError),
+}
+
+impl ActivateError {
+    /// Whether a retry may succeed: the machine was slow, or the store failed.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Fails { passing, .. } => *passing,
+            Self::Unprepared(error) => error.is_passing(),
+            Self::Ask(error) => matches!(error, AskError::Store(_) | AskError::Busy | AskError::Late(_)),
+        }
+    }
+}
+
+/// Error of a policy that cannot be made callable.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("policy {policy} cannot be made callable here: {error}")]
+pub struct Unprepared {
+    /// The policy's label.
+    pub policy: String,
+    /// The cause.
+    pub error: InstallError,
+}
+
+impl Unprepared {
+    /// Whether a retry may succeed: the machine is busy or lacks a resource.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        matches!(self.error, InstallError::Busy | InstallError::Trouble { .. })
+    }
+}

@@ -1,0 +1,309 @@
+//! The front ends' handle to the kernel.
+
+use super::baseline::Baseline;
+use super::call_counters::CallCounters;
+use super::decisions::Decisions;
+use super::faults::{Record, Standings};
+use super::jobs::{Granted, KubeletJob, OtherJob};
+use super::offers::Notes;
+use super::policy_stats::PolicyStats;
+use crate::figures::Figures;
+use crate::keeper::{Applied, AskError, Handle, Snapshot};
+use berth_kernel::command::{Attempt, Command, Rules};
+use berth_kernel::drain::{Mark, Order};
+use berth_kernel::evict::{Ask, Outcome};
+use berth_kernel::listing::{Listed, listing};
+use berth_kernel::names::{AllocationId, Digest, PartId, Resource};
+use berth_kernel::placement;
+use berth_kernel::pods::PodsView;
+use berth_kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
+use berth_kernel::ports::{Clock, Policies};
+use berth_kernel::reconcile::RoundView;
+use berth_kernel::stack::{Stack, StackEntry};
+use berth_kernel::time::Now;
+use crossbeam_channel::{Sender, TrySendError};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+
+/// Longest wait for any answer, seconds: twice a stack's time and an append's deadline of 2 s, doubled.
+const ANSWER_S_MAX: u64 = 8;
+/// Longest wait for a placement, milliseconds. The kubelet has no timeout and admits no other pod meanwhile.
+const PLACE_MS_MAX: u64 = 1_500;
+
+/// The front ends' handle to the kernel: snapshots, commands, policies. Cheap to clone.
+#[derive(Clone)]
+pub struct Door {
+    pub(super) keeper: Handle,
+    pub(super) kubelet_jobs: Sender<(tracing::Span, KubeletJob)>,
+    pub(super) other_jobs: Sender<(tracing::Span, OtherJob)>,
+    pub(super) policies: Arc<dyn Policies>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) rules: Arc<Rules>,
+    pub(super) baseline: Arc<Baseline>,
+    pub(super) policy_stats: PolicyStats,
+    /// Permits for trials of a policy.
+    pub(super) trials: Arc<tokio::sync::Semaphore>,
+    /// Guards the policies' files: uploads hold it shared, deletions exclusively, or a deletion could remove the files of a
+    /// concurrent upload.
+    pub(super) files: Arc<tokio::sync::RwLock<()>>,
+    /// Held while policies are prepared.
+    pub(super) preparing: Arc<tokio::sync::Mutex<()>>,
+    /// Held while a stack is tried.
+    pub(super) trying: Arc<tokio::sync::Mutex<()>>,
+    pub(super) decisions: Decisions,
+}
+
+impl Door {
+    /// The newest snapshot.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.keeper.snapshot()
+    }
+
+    /// A receiver that wakes at each new snapshot.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Snapshot> {
+        self.keeper.watch()
+    }
+
+    /// The time of the kernel's clock, for front ends that measure intervals by it.
+    #[must_use]
+    pub fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    /// The rules in force.
+    #[must_use]
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Error of the store, if it failed.
+    #[must_use]
+    pub fn store_trouble(&self) -> Option<String> {
+        self.keeper.store_trouble()
+    }
+
+    /// The devices of one resource as the kubelet is sent them (I3).
+    #[must_use]
+    pub fn listing(&self, snapshot: &Snapshot, resource: &Resource) -> Vec<Listed> {
+        listing(snapshot, resource, self.rules.overcommit_percent)
+    }
+
+    /// Call statistics of the stack entry at this index since its activation.
+    #[must_use]
+    pub fn record(&self, index: usize, entry: &StackEntry) -> Record {
+        self.policy_stats.record(index, entry)
+    }
+
+    /// Grants devices to a container; durable before `Ok`.
+    ///
+    /// # Errors
+    /// If the grant is refused or fails. Nothing was granted then, except possibly after
+    /// [`AskError::Late`]: such a grant ends as `neverStarted`.
+    pub async fn allocate(&self, request: AdmitRequest, attempt: Attempt) -> Result<Granted, AskError> {
+        let (reply, answer) = oneshot::channel();
+        send(&self.kubelet_jobs, KubeletJob::Allocate { request, attempt, reply })?;
+        within(answer).await?
+    }
+
+    /// Chooses the devices to prefer; returns the label of the policy that chose them, too. Never fails: an error would fail the
+    /// pod.
+    pub async fn place(&self, request: PlaceRequest) -> (Placement, String) {
+        let (reply, answer) = oneshot::channel();
+        let job = KubeletJob::Place { request: request.clone(), reply };
+        if send(&self.kubelet_jobs, job).is_ok() {
+            let wait = Duration::from_millis(PLACE_MS_MAX);
+            if let Ok(Ok(placement)) = tokio::time::timeout(wait, answer).await {
+                return placement;
+            }
+        }
+        let snapshot = self.snapshot();
+        let request = placement::narrowed(&snapshot, &request, self.rules.overcommit_percent);
+        (placement::baseline(&snapshot, &request), "baseline".into())
+    }
+
+    /// Submits the observations of a reconcile pass.
+    ///
+    /// # Errors
+    /// If they could not be recorded.
+    pub async fn observe(&self, view: RoundView) -> Result<Applied, AskError> {
+        self.command(Command::Observe(view)).await
+    }
+
+    /// Submits a source's view of all pods of this node.
+    ///
+    /// # Errors
+    /// If it could not be recorded.
+    pub async fn pods(&self, view: PodsView) -> Result<Applied, AskError> {
+        self.command(Command::Pods(view)).await
+    }
+
+    /// Cordons a GPU.
+    ///
+    /// # Errors
+    /// If there is no such GPU or it could not be recorded.
+    pub async fn cordon(&self, gpu: PartId, by: String, why: String) -> Result<Applied, AskError> {
+        let mark = Mark { by, why, since_wall_ms: self.clock.now().wall_ms };
+        self.command(Command::Cordon { gpu, mark }).await
+    }
+
+    /// Drains a GPU.
+    ///
+    /// # Errors
+    /// If there is no such GPU or it could not be recorded.
+    pub async fn drain(
+        &self,
+        gpu: PartId,
+        by: String,
+        why: String,
+        order: Order,
+    ) -> Result<Applied, AskError> {
+        let mark = Mark { by, why, since_wall_ms: self.clock.now().wall_ms };
+        self.command(Command::Drain { gpu, mark, order }).await
+    }
+
+    /// Submits the outcome of an eviction request for a pod on a GPU that is drained.
+    ///
+    /// # Errors
+    /// If it could not be recorded.
+    pub async fn asked(&self, ask: Ask, outcome: Outcome) -> Result<Applied, AskError> {
+        self.command(Command::Asked { ask, outcome }).await
+    }
+
+    /// Calls a drain off; the GPU stays cordoned.
+    ///
+    /// # Errors
+    /// If there is no such GPU or it could not be recorded.
+    pub async fn stop_drain(&self, gpu: PartId) -> Result<Applied, AskError> {
+        self.command(Command::StopDrain { gpu }).await
+    }
+
+    /// Ends a GPU's cordon or drain, so that it is granted again.
+    ///
+    /// # Errors
+    /// If there is no such GPU or it could not be recorded.
+    pub async fn uncordon(&self, gpu: PartId) -> Result<Applied, AskError> {
+        self.command(Command::Uncordon { gpu }).await
+    }
+
+    /// Marks a GPU healthy on an operator's order, until the next bad reading.
+    ///
+    /// # Errors
+    /// If there is no such GPU, it is not present, or the order could not be recorded.
+    pub async fn heal(&self, gpu: PartId, by: String, why: String) -> Result<Applied, AskError> {
+        self.command(Command::Heal { gpu, by, why }).await
+    }
+
+    /// Forgets a GPU that vanished.
+    ///
+    /// # Errors
+    /// If the GPU is present, held, or vanished only just now.
+    pub async fn forget(&self, gpu: PartId) -> Result<Applied, AskError> {
+        self.command(Command::Forget { gpu }).await
+    }
+
+    /// Ends an allocation on an operator's order; with `force` even while a source shows its pod running.
+    ///
+    /// # Errors
+    /// If there is no such live allocation, a source shows its pod running, or it could not be recorded.
+    pub async fn end(&self, id: AllocationId, force: bool) -> Result<Applied, AskError> {
+        self.command(Command::End { id, force }).await
+    }
+
+    /// Evaluates the stack's offers for this node now.
+    ///
+    /// # Errors
+    /// If the offers could not be recorded.
+    pub async fn reoffer(&self) -> Result<Applied, AskError> {
+        let (reply, answer) = oneshot::channel();
+        send(&self.other_jobs, OtherJob::Offer { reply })?;
+        within(answer).await?
+    }
+
+    /// Records a policy version, from a thread that may block: at start.
+    ///
+    /// # Errors
+    /// If it could not be recorded.
+    pub fn keep(&self, version: PolicyVersion) -> Result<Applied, AskError> {
+        self.keeper.execute(Command::KeepPolicy(version))
+    }
+
+    /// Removes the record of a policy version, from a thread that may block: at start.
+    ///
+    /// # Errors
+    /// If the version is in use, or the removal could not be recorded.
+    pub fn forget_policy(&self, digest: Digest) -> Result<Applied, AskError> {
+        self.keeper.execute(Command::DeletePolicy { digest })
+    }
+
+    pub(super) async fn command(&self, command: Command) -> Result<Applied, AskError> {
+        within(self.keeper.submit(command)?).await?
+    }
+
+    /// Counters and heartbeats since the daemon started, for metrics and liveness.
+    #[must_use]
+    pub fn figures(&self) -> &Arc<Figures> {
+        self.keeper.figures()
+    }
+
+    /// Number of commands in the keeper's inboxes: the kubelet's and the other one.
+    #[must_use]
+    pub fn queue_lengths(&self) -> (usize, usize) {
+        self.keeper.queue_lengths()
+    }
+
+    /// Call and decision counters since the daemon started.
+    #[must_use]
+    pub fn tally(&self) -> CallCounters {
+        self.policy_stats.call_counters.lock().clone()
+    }
+
+    /// Status of each policy of the active stack.
+    #[must_use]
+    pub fn policy_statuses(&self, stack: &Stack) -> Standings {
+        self.policy_stats.faults().policy_statuses(stack)
+    }
+
+    /// A receiver of the policies' statuses; empty before the first fault or activation.
+    #[must_use]
+    pub fn watch_standings(&self) -> watch::Receiver<Arc<Standings>> {
+        self.policy_stats.statuses.subscribe()
+    }
+
+    /// Messages for operators about the offers in force; empty before the first evaluation.
+    #[must_use]
+    pub fn offer_notes(&self) -> Notes {
+        self.policy_stats.notes.lock().clone()
+    }
+
+    /// Ends the suspension of the entry at this index of the stack with this revision, and evaluates the stack's
+    /// offers again. Returns whether the entry was suspended.
+    ///
+    /// # Errors
+    /// If another stack is active, the stack has no such entry, or the policy thread is busy.
+    pub async fn unsuspend(&self, index: usize, revision: u64) -> Result<bool, AskError> {
+        let (reply, answer) = oneshot::channel();
+        send(&self.other_jobs, OtherJob::Unsuspend { index, revision, reply })?;
+        within(answer).await?
+    }
+}
+
+pub(super) fn send<T>(jobs: &Sender<(tracing::Span, T)>, job: T) -> Result<(), AskError> {
+    jobs.try_send((crate::spans::current(), job)).map_err(|error| match error {
+        TrySendError::Full(_) => AskError::Busy,
+        TrySendError::Disconnected(_) => AskError::Stopping,
+    })
+}
+
+pub(super) async fn within<T>(
+    answer: impl Future<Output = Result<T, oneshot::error::RecvError>>,
+) -> Result<T, AskError> {
+    match tokio::time::timeout(Duration::from_secs(ANSWER_S_MAX), answer).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(_)) => Err(AskError::Stopping),
+        Err(_) => Err(AskError::Late(ANSWER_S_MAX)),
+    }
+}

@@ -3,7 +3,7 @@
 use super::allocation::{Allocation, EndReason, Holder};
 use super::breaker::Breaker;
 use super::drain::{Drain, Empty};
-use super::evict::Asked;
+use super::eviction::Asked;
 use super::gpu::{Links, Part, Usage};
 use super::health::Health;
 use super::names::{AllocationId, DeviceKey, Digest, PartId, Resource};
@@ -12,7 +12,7 @@ use super::part_state::Device;
 use super::pods::PodsView;
 use super::policy::PolicyVersion;
 use super::process::ProcessTable;
-use super::reconcile::Sighting;
+use super::sighting::Sighting;
 use super::stack::Stack;
 use super::stuck::Stuck;
 use super::time::Now;

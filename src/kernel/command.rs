@@ -1,7 +1,7 @@
 //! The kernel's commands: every operation on the ledger, as one enum.
 
 use super::drain::{Mark, Order};
-use super::evict::{Ask, Outcome};
+use super::eviction::{Ask, Outcome};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;

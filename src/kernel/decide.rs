@@ -2,7 +2,8 @@
 
 use super::change::{Change, Entry};
 use super::command::{Command, NewStack, Rules};
-use super::drain::{self, Drain};
+use super::drain::Drain;
+use super::drain_progress;
 use super::health::HealthState;
 use super::ledger::Ledger;
 use super::names::{AllocationId, Digest, PartId};
@@ -13,7 +14,7 @@ use super::pods::PodsView;
 use super::policy::{PolicyVersion, VERSIONS_MAX};
 use super::refusal::Refusal;
 use super::time::{Now, Timing};
-use super::trust::check_trust;
+use super::trust_check::check_trust;
 use super::{allocate, breaker, evict, look, round, running};
 use std::sync::Arc;
 
@@ -244,7 +245,7 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
     }
     let gone = ledger.parts.iter().filter(|(_, part)| is_permanently_gone(ledger, part, timing, now));
     changes.extend(gone.map(|(id, _)| Change::PartForgotten(id.clone())));
-    changes.extend(drain::update_drains(ledger, now));
+    changes.extend(drain_progress::update_drains(ledger, now));
     changes.extend(evict::prune_evictions(ledger));
     // Each end prunes as many as it adds; more are left to prune after the limit was lowered.
     changes.extend(ledger.ended.to_prune(rules.history, None).into_iter().map(Change::Pruned));

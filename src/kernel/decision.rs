@@ -5,7 +5,7 @@ use super::gpu::Reading;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use super::offer::PartOffer;
-use super::pods;
+use super::pod_candidates;
 use super::policy::{AdmitRequest, Answer, Fault, Hook, PlaceRequest, Placement, Question, TriageAnswer};
 use super::time::Now;
 use std::collections::BTreeSet;
@@ -298,8 +298,10 @@ impl Note {
 
     fn candidates(&self) -> Vec<String> {
         let found = match &self.asked {
-            Asked::Place(place) => pods::candidates(&self.node, &place.resource, place.size),
-            Asked::Admit(admit) => pods::candidates(&self.node, &admit.resource, admit.devices.len()),
+            Asked::Place(place) => pod_candidates::candidates(&self.node, &place.resource, place.size),
+            Asked::Admit(admit) => {
+                pod_candidates::candidates(&self.node, &admit.resource, admit.devices.len())
+            }
             Asked::Offer | Asked::Triage(_) => Vec::new(),
         };
         let mut names: Vec<_> =

@@ -6,6 +6,7 @@
 use super::allocation::Allocation;
 use super::change::Change;
 use super::drain::{AtDeadline, Order};
+use super::eviction::{Ask, Asked, Outcome, Way};
 use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
 use super::pods::{Fate, Pod, PodsSource, Stage};
@@ -15,52 +16,6 @@ use std::sync::Arc;
 
 /// Longest API server message that is kept of one pod, bytes; those about disruption budgets have about 100.
 const MESSAGE_BYTES_MAX: usize = 512;
-
-/// How a pod is removed, the gentler method first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
-    /// Eviction API: disruption budgets are respected.
-    Evict,
-    /// Deletion with the pod's own grace period: disruption budgets are ignored.
-    Delete,
-}
-
-/// One request to the API server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// The pod; its UID is the request's precondition.
-    pub pod: Arc<Pod>,
-    /// The method.
-    pub way: Way,
-    /// The GPU that is drained; the first if there are several.
-    pub gpu: PartId,
-}
-
-/// The outcome of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The API server accepted the request.
-    Taken,
-    /// The API server has no pod with this UID.
-    Gone,
-    /// A disruption budget forbids it at present; the API server's message.
-    Budget(String),
-    /// The request failed, or the API server refused it for another reason.
-    Failed(String),
-}
-
-/// The newest request for one pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
-    /// The request.
-    pub ask: Ask,
-    /// Its outcome.
-    pub outcome: Outcome,
-    /// When the first request for the pod was sent, milliseconds since 1970.
-    pub since_wall_ms: u64,
-    /// When the next request may be sent, monotonic milliseconds.
-    pub again_mono_ms: u64,
-}
 
 /// A pod that holds devices of a GPU, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]

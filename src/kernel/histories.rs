@@ -4,118 +4,19 @@
 //! from the model: they may be stale, partial or missing, but never wrong.
 
 mod ends;
+pub(super) mod held;
+mod op;
 mod sources;
 mod stacks;
 mod world;
 
-pub(super) use world::Held;
-
 use super::command::Command;
 use super::names::{AllocationId, DeviceId};
 use super::offer::PartOffer;
+use held::Held;
+use op::{Op, PodsUpdate};
 use proptest::prelude::*;
 use world::{MIG, PARTS, World, gpu, part_id, resource, shape};
-
-#[derive(Clone, Debug)]
-enum Op {
-    /// A pod requests free devices of a resource that are listed healthy.
-    Start {
-        resource: usize,
-        count: usize,
-        pick: usize,
-    },
-    /// The kubelet requests the devices of a running pod again.
-    Reissue {
-        which: usize,
-    },
-    /// A pod ends.
-    Stop {
-        which: usize,
-    },
-    /// An Allocate for an arbitrary device.
-    ArbitraryAllocate {
-        resource: usize,
-        device: usize,
-    },
-    /// A client other than the kubelet requests the same devices several times.
-    ForeignClient {
-        which: usize,
-        times: usize,
-    },
-    Reconcile {
-        list: bool,
-        checkpoint: bool,
-        fresh: bool,
-    },
-    RestartKubelet,
-    Wait {
-        ms: u64,
-    },
-    Cordon(usize),
-    /// An order to drain, with or without eviction.
-    Drain(usize, bool),
-    StopDrain(usize),
-    MarkHealthy(usize),
-    Uncordon(usize),
-    Xid {
-        gpu: usize,
-        again_s: Option<u32>,
-    },
-    /// An inventory scan that shows these parts.
-    Scan {
-        mask: usize,
-    },
-    Forget(usize),
-    Offer {
-        shape: usize,
-    },
-    /// The daemon is killed and restarts; in between, another plugin may have granted a GPU.
-    Crash {
-        foreign: Option<usize>,
-    },
-    /// An operator ends an allocation.
-    End {
-        which: usize,
-    },
-    /// An operator activates a stack with this number of entries.
-    Activate {
-        entries: usize,
-    },
-    /// A source shows its view of all pods.
-    Pods(PodsUpdate),
-    /// The kubelet writes its pods' status to the API server.
-    WriteStatus,
-    /// A pod's object is deleted: that of a finished pod, or that of any pod by force.
-    Delete {
-        which: usize,
-        force: bool,
-    },
-    /// The kubelet's checkpoint loses the devices of a running pod.
-    LoseFromCheckpoint {
-        which: usize,
-    },
-    /// A pod is evicted from a GPU.
-    Evict {
-        which: usize,
-        outcome: usize,
-    },
-    /// An inventory scan that shows the processes on the GPUs.
-    ScanProcesses {
-        host: bool,
-    },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum PodsUpdate {
-    List,
-    Watch,
-    Silent,
-    TooMany,
-    /// The kubelet's Pods API.
-    KubeletApi,
-    /// A repeated earlier view.
-    Repeated,
-}
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![

@@ -5,7 +5,7 @@
 use super::allocation::{ADOPTED, Allocation, EndReason};
 use super::change::{Change, Entry};
 use super::command::{Command, Rules};
-use super::histories::Held;
+use super::histories::held::Held;
 use super::history::HistoryLimit;
 use super::ledger::Ledger;
 use super::listing::{Listed, listing};

@@ -2,10 +2,9 @@
 //! kubelet's Pods API. Unlike `List` and the checkpoint, such a source shows that a pod has ended
 //! permanently, and which pods the next Allocate may be for.
 
-use super::ledger::Ledger;
 use super::names::Resource;
 use super::pod_bypass::PodBypass;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Most pods of one view: several times the pods of any kubelet (110 by default, 250 at most in
@@ -14,8 +13,6 @@ pub const PODS_MAX: usize = 2048;
 /// Most deleted pods that are remembered: as many as a node deletes in the minutes by which a reconcile
 /// pass may be late.
 pub const DELETED_MAX: usize = 1024;
-/// Most candidates of one request that policies see; more pods than a kubelet starts at one moment.
-pub const CANDIDATES_MAX: usize = 64;
 
 /// The source of a view of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,15 +126,6 @@ pub enum Fate {
     Unknown,
 }
 
-/// A pod's container that an Allocate may be for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// The pod.
-    pub pod: Arc<Pod>,
-    /// The container's name.
-    pub container: String,
-}
-
 impl PodsView {
     /// The fate of the pod with this UID. `since_mono_ms`: a time at which the kubelet had it; if a list
     /// requested later lacks it, it is gone.
@@ -215,49 +203,16 @@ pub fn is_of_static_pod(uid: &str) -> bool {
     !uid.contains('-')
 }
 
-/// Containers that an Allocate of `count` devices of `resource` may be for, since Allocate names no pod.
-/// The actual container may be missing, as the kubelet may receive its pod before the source of this view
-/// shows it. Empty without a current view of pods.
-#[must_use]
-pub fn candidates(ledger: &Ledger, resource: &Resource, count: usize) -> Vec<Candidate> {
-    let Some(view) = ledger.pods.as_ref().filter(|view| view.current) else {
-        return Vec::new();
-    };
-    let served: BTreeSet<(&str, &str)> = ledger
-        .live
-        .values()
-        .filter(|a| a.resource == *resource)
-        .filter_map(|a| Some((a.holder.pod_uid.as_deref()?, a.holder.container.as_deref()?)))
-        .collect();
-    let mut found = Vec::new();
-    for pod in view.pods.values().filter(|pod| pod.stage == Stage::Waiting) {
-        for container in &pod.containers {
-            let matches = container
-                .asks
-                .iter()
-                .any(|(name, n)| name == resource && usize::try_from(*n).is_ok_and(|n| n == count));
-            if matches && !served.contains(&(pod.uid.as_str(), container.name.as_str())) {
-                found.push(Candidate { pod: Arc::clone(pod), container: container.name.clone() });
-            }
-        }
-        if found.len() >= CANDIDATES_MAX {
-            break;
-        }
-    }
-    found.truncate(CANDIDATES_MAX);
-    found
-}
-
 #[cfg(test)]
-mod tests {
-    use super::super::time::Now;
+pub(super) mod tests {
+
     use super::*;
 
-    fn resource() -> Resource {
+    pub(crate) fn resource() -> Resource {
         Resource::parse("nvidia.com/gpu").unwrap()
     }
 
-    fn pod(uid: &str, stage: Stage, asks: u32) -> Arc<Pod> {
+    pub(crate) fn pod(uid: &str, stage: Stage, asks: u32) -> Arc<Pod> {
         Arc::new(Pod {
             uid: uid.into(),
             namespace: "team".into(),
@@ -273,7 +228,7 @@ mod tests {
         })
     }
 
-    fn view(pods: &[Arc<Pod>]) -> PodsView {
+    pub(crate) fn view(pods: &[Arc<Pod>]) -> PodsView {
         PodsView {
             source: PodsSource::ApiServer,
             current: true,
@@ -329,41 +284,5 @@ mod tests {
         let same_name = Pod { uid: "b".into(), ..Pod::clone(&view.pods["a"]) };
         ambiguous.pods.insert("b".into(), Arc::new(same_name));
         assert!(ambiguous.named("team", "pod-a", 2_000).is_none(), "two pods have this name");
-    }
-
-    #[test]
-    fn candidates_wait_request_that_count_and_hold_nothing_yet() {
-        let mut ledger = Ledger::default();
-        assert!(candidates(&ledger, &resource(), 1).is_empty(), "no source");
-        let pods = [
-            pod("waits", Stage::Waiting, 1),
-            pod("more", Stage::Waiting, 2),
-            pod("runs", Stage::Admitted, 1),
-        ];
-        ledger.pods = Some(Arc::new(view(&pods)));
-        let uids = |ledger: &Ledger, n| -> Vec<String> {
-            candidates(ledger, &resource(), n).into_iter().map(|c| c.pod.uid.clone()).collect()
-        };
-        assert_eq!(uids(&ledger, 1), ["waits"]);
-        assert_eq!(uids(&ledger, 2), ["more"]);
-        let mut served = super::super::allocation::Allocation {
-            id: super::super::names::AllocationId { store: 0, number: 1 },
-            resource: resource(),
-            devices: Vec::new(),
-            granted_wall_ms: 0,
-            holder: super::super::allocation::Holder::default(),
-            overlapped: false,
-            decision: super::super::allocation::Decision::default(),
-            ended: None,
-        };
-        served.holder.pod_uid = Some("waits".into());
-        served.holder.container = Some("main".into());
-        let change = super::super::change::Change::Granted(served);
-        let entry = super::super::change::Entry { at: Now::default(), changes: vec![change] };
-        ledger.apply(&entry);
-        assert!(uids(&ledger, 1).is_empty(), "it has an allocation already");
-        let disconnected = PodsView { current: false, ..view(&pods) };
-        ledger.pods = Some(Arc::new(disconnected));
-        assert!(uids(&ledger, 2).is_empty(), "a disconnected source gives no candidates");
     }
 }

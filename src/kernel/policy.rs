@@ -2,12 +2,9 @@
 
 use super::allocation::Limits;
 use super::gpu::Reading;
-use super::ledger::Ledger;
 use super::names::{DeviceId, Digest, Resource};
 use super::offer::PartOffer;
-use super::time::Now;
 use std::fmt;
-use std::sync::Arc;
 
 /// Most entries of a stack: at 60 us a call the median evaluation stays under 1 ms.
 pub const STACK_ENTRIES_MAX: usize = 16;
@@ -106,23 +103,6 @@ impl PolicyVersion {
     pub fn label(&self) -> String {
         format!("{}@{}", self.name, self.digest.short())
     }
-}
-
-/// One question to one policy.
-#[derive(Clone, Copy, Debug)]
-pub struct Call<'a> {
-    /// The policy version.
-    pub digest: &'a Digest,
-    /// The entry's parameters, JSON.
-    pub parameters: &'a str,
-    /// The state of the node.
-    pub node: &'a Arc<Ledger>,
-    /// The time from which ages are computed; a policy has no clock.
-    pub now: Now,
-    /// The question.
-    pub question: Question<'a>,
-    /// Longest wall time of the call, milliseconds; the adapter has a constant limit of fuel.
-    pub wall_ms_max: u64,
 }
 
 /// A question to a policy.

@@ -1,12 +1,9 @@
 //! Processes on GPUs: NVML's data, their identity by the node's `/proc`, and when they were first seen.
 //! [`super::belongs`] relates them to allocations.
 
-use super::belongs::{Belongs, explained};
-use super::gpu::Inventory;
-use super::ledger::Ledger;
 use super::names::PartId;
 use super::time::Now;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Most processes of one GPU that are tracked: two for each of 128 shares. Others are only counted, in
 /// [`super::gpu::Usage`].
@@ -49,7 +46,7 @@ impl Uses {
         }
     }
 
-    fn is_graphics_only(self) -> bool {
+    pub(super) fn is_graphics_only(self) -> bool {
         self.graphics && !self.compute && !self.mps
     }
 }
@@ -192,86 +189,3 @@ pub struct ProcessTable {
     /// processes.
     pub on: BTreeMap<PartId, Vec<Seen>>,
 }
-
-impl ProcessTable {
-    /// The table after a scan. Known processes keep their times. A process that no allocation explains for
-    /// `grace_ms` is reported as a bypass.
-    #[must_use]
-    pub fn after_look(ledger: &Ledger, inventory: &Inventory, grace_ms: u64, now: Now) -> Self {
-        let on = inventory.processes.iter().map(|(gpu, processes)| {
-            let known = ledger.processes.on.get(gpu).map_or(&[][..], Vec::as_slice);
-            let known: BTreeMap<_, _> = known.iter().map(|seen| (key(&seen.process), seen)).collect();
-            let seen = processes.iter().take(PROCESSES_PER_GPU_MAX).map(|process| {
-                let before = known.get(&key(process));
-                let unexplained = explained(ledger, gpu, process).is_none();
-                let alone_since = unexplained.then(|| before.and_then(|b| b.alone_since).unwrap_or(now));
-                Seen {
-                    process: process.clone(),
-                    first: before.map_or(now, |b| b.first),
-                    alone_since,
-                    told: alone_since.is_some_and(|since| now.passed(since.mono_ms, grace_ms)),
-                }
-            });
-            (gpu.clone(), seen.collect())
-        });
-        Self { sight: inventory.sight.clone(), complete: inventory.processes_complete, on: on.collect() }
-    }
-
-    /// The number of processes that keep a part busy; `None` where they are not visible. A GPU's count
-    /// includes all of its instances.
-    #[must_use]
-    pub fn count(&self, ledger: &Ledger, part: &PartId) -> Option<u32> {
-        let gpu = ledger.part(part).map_or(part, |p| p.part.gpu());
-        let seen = self.on.get(gpu)?;
-        let is_on_part = |seen: &&Seen| part == gpu || seen.process.part == *part;
-        let busy = seen.iter().filter(is_on_part).filter(|s| keeps_busy(ledger, gpu, &s.process));
-        let pids: BTreeSet<u32> = busy.map(|s| s.process.pid).collect();
-        // Unless the PID namespace is known to be the host's, NVML may omit processes.
-        let may_be_hidden = pids.is_empty() && !self.complete && self.sight != Sight::Visible;
-        (!may_be_hidden).then(|| u32::try_from(pids.len()).unwrap_or(u32::MAX))
-    }
-}
-
-/// The identity of a process on a part across scans.
-fn key(process: &Process) -> (u32, &PartId, Option<u64>) {
-    (process.pid, &process.part, process.who.started_ticks)
-}
-
-/// Whether a process keeps its GPU from being drained. Ignored processes do not, nor does a display
-/// server of the host, which never exits. A process that an allocation explains always does, whatever
-/// its name.
-fn keeps_busy(ledger: &Ledger, gpu: &PartId, process: &Process) -> bool {
-    match explained(ledger, gpu, process) {
-        Some(Belongs::To(_) | Belongs::Among(_)) => true,
-        Some(Belongs::Ignored) => false,
-        Some(Belongs::Perhaps(_) | Belongs::Nobody(_)) | None => {
-            !process.uses.is_graphics_only() || process.who.owner.pod().is_some()
-        }
-    }
-}
-
-impl Ledger {
-    /// Number of processes that use a part, by the newest scan; `None` where they are not visible. If the
-    /// backend only counts processes, its count.
-    #[must_use]
-    pub fn processes_on(&self, part: &PartId) -> Option<u32> {
-        let gpu = self.part(part).map_or(part, |p| p.part.gpu());
-        if self.processes.on.contains_key(gpu) {
-            return self.processes.count(self, part);
-        }
-        self.usage.get(part).map(|u| u.processes)
-    }
-
-    /// Whether the owners of processes on this node's GPUs are visible.
-    #[must_use]
-    pub fn sight(&self) -> Sight {
-        let unlisted = self.processes.on.is_empty() && self.parts.values().any(|p| p.present);
-        if unlisted && self.processes.sight == Sight::Visible {
-            return Sight::Unsupported { why: "no GPU of this node lists its processes".into() };
-        }
-        self.processes.sight.clone()
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -11,7 +11,8 @@ use super::evidence::{Evidence, evidence, newest_shares_pod};
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, Resource};
 use super::pods::Fate;
-use super::running::KubeletReading;
+use super::sighting::KubeletReading;
+use super::sighting::Sighting;
 use super::stuck::SourceError;
 use super::time::{Now, Timing};
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,43 +84,6 @@ pub struct Checkpointed {
     pub devices: Vec<DeviceId>,
     /// The allocation id in the environment of our reply; `None` if another plugin replied.
     pub allocation: Option<AllocationId>,
-}
-
-/// What earlier reconcile passes observed of one live allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sighting {
-    /// When it was granted or read from the store, monotonic milliseconds.
-    pub since_mono_ms: u64,
-    /// The first pass that missed it since it was last seen, monotonic milliseconds.
-    pub missed_mono_ms: Option<u64>,
-    /// Creation time of the kubelet.sock under which it was last seen, milliseconds since 1970.
-    pub kubelet_wall_ms: Option<u64>,
-    /// What the kubelet's sources showed when each was last read; `None` if neither has been read since then.
-    pub shown: Option<KubeletReading>,
-    /// Whether the kubelet named it, by its id or by its pod, when a source that can do so was last read. Devices
-    /// alone do not count: they may be another allocation's.
-    pub named: bool,
-}
-
-impl Sighting {
-    /// The sighting of an allocation that is granted now.
-    #[must_use]
-    pub fn granted(now: Now) -> Self {
-        Self {
-            since_mono_ms: now.mono_ms,
-            missed_mono_ms: None,
-            kubelet_wall_ms: None,
-            shown: None,
-            named: false,
-        }
-    }
-
-    /// The sighting of an allocation that was read from the store. A known holder means that a source showed it
-    /// before.
-    #[must_use]
-    pub fn restored(holder: &Holder, now: Now) -> Self {
-        Self { named: !holder.is_unknown(), ..Self::granted(now) }
-    }
 }
 
 /// The effects of a reconcile pass.

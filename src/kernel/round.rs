@@ -8,7 +8,7 @@ use super::names::{AllocationId, DeviceId, PartId, Resource};
 use super::offer::claim_share;
 use super::part_state::Device;
 use super::reconcile::{Checkpointed, RoundView, plan};
-use super::stuck::find_stuck;
+use super::stuck_check::find_stuck;
 use super::time::Now;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -11,15 +11,6 @@ use std::fmt;
 /// Most process ids in one message; further ones are counted.
 const PIDS_SHOWN_MAX: usize = 8;
 
-/// What the kubelet's sources showed of an allocation when each was last read since the grant.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KubeletReading {
-    /// `List` named its pod.
-    pub by_list: bool,
-    /// The checkpoint named it, or its devices without the id of another allocation.
-    pub by_checkpoint: bool,
-}
-
 /// A source that shows the pod running, or the reason why no source can rule it out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunningSource {

@@ -60,7 +60,8 @@ use views::Views;
 use berth_kernel::decision::Cost;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
-use berth_kernel::policy::{Answer, Call, Fault, FaultKind, PolicyVersion, Question};
+use berth_kernel::policy::{Answer, Fault, FaultKind, PolicyVersion, Question};
+use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{Aloud, AskedAgain, Input, InstallError, Policies};
 use berth_kernel::time::Now;
 

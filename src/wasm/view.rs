@@ -16,7 +16,8 @@ use berth_kernel::mig::{self, MigStrategy};
 use berth_kernel::names::{DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine};
 use berth_kernel::part_state::{Device, PartState, Taken};
-use berth_kernel::pods::{self, Candidate};
+use berth_kernel::pod_candidates;
+use berth_kernel::pod_candidates::Candidate;
 use berth_kernel::time::Now;
 
 /// The attribute of a part that holds what it would be offered as if no policy of the stack did; absent
@@ -114,7 +115,7 @@ impl View {
 
     /// Who may be asking for so many devices of `resource`.
     pub(super) fn candidates(&self, resource: &Resource, count: usize) -> Vec<wit::Candidate> {
-        let found = pods::candidates(&self.ledger, resource, count);
+        let found = pod_candidates::candidates(&self.ledger, resource, count);
         found.into_iter().map(candidate).collect()
     }
 

@@ -4,7 +4,8 @@
 use crate::kubelet_twins::MapStore;
 use berth_kernel::names::{Digest, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::policy::{Answer, Call, Fault, FaultKind, Hook, OfferAnswer, PolicyVersion, Question};
+use berth_kernel::policy::{Answer, Fault, FaultKind, Hook, OfferAnswer, PolicyVersion, Question};
+use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{InstallError, Policies, Store, StoreError};
 use berth_kernel::record::{Record, Write};
 use berth_kernel::time::Now;

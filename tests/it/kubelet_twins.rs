@@ -4,9 +4,10 @@ use crate::kubelet_bench::{GPU, MEMORY_MIB, SHARED, resource};
 use berth_kernel::names::{DeviceId, Digest};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::policy::{
-    Answer, Call, Fault, FaultKind, Hook, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question,
-    Severity, Terms, TriageAnswer,
+    Answer, Fault, FaultKind, Hook, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question, Severity,
+    Terms, TriageAnswer,
 };
+use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{Clock, InstallError, Policies, Store, StoreError};
 use berth_kernel::record::{Record, RecordKey, Write};
 use berth_kernel::time::Now;

@@ -12,7 +12,8 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine};
 use berth_kernel::part_state::{Device, Standing};
-use berth_kernel::policy::{Call, PlaceRequest, PolicyVersion, Question};
+use berth_kernel::policy::{PlaceRequest, PolicyVersion, Question};
+use berth_kernel::policy_call::Call;
 use berth_kernel::time::Now;
 
 use crate::policies_guests::NOW;

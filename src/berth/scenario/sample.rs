@@ -6,7 +6,8 @@ use berth_core::admission::{CALL_MS_MAX, Ear};
 use berth_kernel::gpu::Reading;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, Resource};
-use berth_kernel::policy::{AdmitRequest, Call, FaultKind, Hook, PlaceRequest, PolicyVersion, Question};
+use berth_kernel::policy::{AdmitRequest, FaultKind, Hook, PlaceRequest, PolicyVersion, Question};
+use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{Clock as _, Policies as _};
 use std::sync::Arc;
 

@@ -2,7 +2,8 @@
 
 use berth_kernel::decision::Cost;
 use berth_kernel::names::Digest;
-use berth_kernel::policy::{Answer, Call, Fault, Hook, PolicyVersion};
+use berth_kernel::policy::{Answer, Fault, Hook, PolicyVersion};
+use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{Aloud, InstallError, Policies};
 use berth_kernel::time::Now;
 use parking_lot::Mutex;

@@ -14,9 +14,10 @@ use berth_kernel::names::PartId;
 use berth_kernel::part_state::{PartState, Taken};
 use berth_kernel::placement;
 use berth_kernel::policy::{
-    AdmitRequest, Answer, Call, ENVIRONMENT_BYTES_MAX, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault,
+    AdmitRequest, Answer, ENVIRONMENT_BYTES_MAX, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault,
     FaultKind, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms, TriageAnswer,
 };
+use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{Aloud, Policies};
 use berth_kernel::stack::{OnFault, Stack, StackEntry};
 use berth_kernel::time::Now;

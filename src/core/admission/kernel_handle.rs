@@ -11,7 +11,7 @@ use crate::figures::Figures;
 use crate::keeper::{Applied, AskError, Handle, Snapshot};
 use berth_kernel::command::{Attempt, Command, Rules};
 use berth_kernel::drain::{Mark, Order};
-use berth_kernel::evict::{Ask, Outcome};
+use berth_kernel::eviction::{Ask, Outcome};
 use berth_kernel::listing::{Listed, listing};
 use berth_kernel::names::{AllocationId, Digest, PartId, Resource};
 use berth_kernel::placement;

@@ -18,8 +18,9 @@ use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{DeviceId, Digest, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::policy::{
-    AdmitRequest, Answer, Call, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Terms,
+    AdmitRequest, Answer, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Terms,
 };
+use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{Aloud, InstallError, Policies};
 use berth_kernel::stack::{OnFault, Stack, StackEntry};
 use berth_kernel::time::Now;

@@ -1,6 +1,7 @@
 //! Ends, pruning and adoption of allocations: by operators, and after restarts next to another plugin.
 
-use super::world::{Held, World, gpu, resource};
+use super::held::Held;
+use super::world::{World, gpu, resource};
 use crate::allocation::{ADOPTED, Allocation, Holder};
 use crate::change::{Change, Entry};
 use crate::command::Command;

@@ -1,12 +1,14 @@
 //! Views of all pods, evictions, and processes in a history.
 
-use super::PodsUpdate;
-use super::world::{Held, PARTS, World, part};
+use super::held::Held;
+use super::op::PodsUpdate;
+use super::world::{PARTS, World, part};
 use crate::allocation::EndReason;
 use crate::change::{Change, Entry};
 use crate::command::Command;
 use crate::drain::Drain;
-use crate::evict::{Outcome, asks, is_wanted};
+use crate::evict::{asks, is_wanted};
+use crate::eviction::Outcome;
 use crate::gpu::Inventory;
 use crate::ledger::Ledger;
 use crate::pods::{Pod, PodsSource, PodsView, Stage};

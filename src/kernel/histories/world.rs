@@ -1,7 +1,8 @@
 //! The node of a history: the kernel, its store, and the pods that the kubelet really runs.
 
-use super::Op;
 use super::ends::checkpointed;
+use super::held::Held;
+use super::op::Op;
 use super::sources::Sources;
 use crate::change::{Change, Entry};
 use crate::command::{Command, Rules, StackAnswer};
@@ -26,16 +27,6 @@ use crate::refusal::Refusal;
 use crate::restore::restore;
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// A running pod and the devices that its container holds.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Held {
-    pub(crate) uid: String,
-    pub(crate) resource: Resource,
-    pub(crate) devices: Vec<DeviceId>,
-    /// `None` if another plugin granted the devices.
-    pub(crate) allocation: Option<AllocationId>,
-}
 
 pub(super) struct World {
     pub(super) ledger: Ledger,

@@ -4,7 +4,7 @@ use super::Transition;
 use crate::allocation::Allocation;
 use crate::date::rfc3339_seconds;
 use crate::drain::{AtDeadline, Drain, Mark, Order};
-use crate::evict::{Asked, Outcome, Way};
+use crate::eviction::{Asked, Outcome, Way};
 use crate::health::{Health, HealthState};
 use crate::ledger::Ledger;
 use crate::names::PartId;

@@ -88,7 +88,8 @@ fn matches(hash: Sha256, digest: &Digest) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::policy::{Answer, Call, Fault, PolicyVersion};
+    use berth_kernel::policy::{Answer, Fault, PolicyVersion};
+    use berth_kernel::policy_call::Call;
     use berth_kernel::time::Now;
     use parking_lot::Mutex;
 

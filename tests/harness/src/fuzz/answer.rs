@@ -19,9 +19,10 @@ use berth_kernel::names::{DeviceId, Digest, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::placement::narrowed;
 use berth_kernel::policy::{
-    AdmitRequest, Answer, Call, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion,
-    Question, REASON_BYTES_MAX, Severity, Terms, TriageAnswer,
+    AdmitRequest, Answer, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question,
+    REASON_BYTES_MAX, Severity, Terms, TriageAnswer,
 };
+use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{InstallError, Policies};
 use berth_kernel::stack::Stack;
 use berth_kernel::time::Now;

@@ -6,8 +6,9 @@ use berth_kernel::gpu::Part;
 use berth_kernel::names::{DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::policy::{
-    AdmitRequest, Answer, Call, OfferAnswer, PlaceRequest, Placement, Question, Severity, Terms, TriageAnswer,
+    AdmitRequest, Answer, OfferAnswer, PlaceRequest, Placement, Question, Severity, Terms, TriageAnswer,
 };
+use berth_kernel::policy_call::Call;
 
 /// One of the lies.
 pub(crate) fn answer(call: &Call<'_>, which: u32) -> Answer {

@@ -7,9 +7,10 @@ use berth_kernel::names::{Digest, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::part_state::PartState;
 use berth_kernel::policy::{
-    Answer, Call, Fault, FaultKind, Hook, OfferAnswer, Placement, PolicyVersion, Question, Severity, Terms,
+    Answer, Fault, FaultKind, Hook, OfferAnswer, Placement, PolicyVersion, Question, Severity, Terms,
     TriageAnswer,
 };
+use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{InstallError, Policies};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::time::Now;

@@ -1,5 +1,6 @@
 //! Processes that keep a GPU busy, and hidden processes.
 
+use super::super::process::{Owner, Unseen, Uses};
 use super::*;
 use crate::command::{Command, Rules};
 use crate::decide::decide;

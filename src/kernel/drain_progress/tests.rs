@@ -1,3 +1,4 @@
+use super::super::drain::was_given_up;
 use super::*;
 use crate::command::{Command, Rules};
 use crate::decide::decide;

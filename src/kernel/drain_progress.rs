@@ -1,0 +1,110 @@
+//! Progress of drains: what time, scans and ended allocations change in them.
+
+use super::change::Change;
+use super::drain::{AtDeadline, Drain, Empty, Mark, Order, with_given_up};
+use super::ledger::{GpuState, Ledger};
+use super::names::PartId;
+use super::part_state::PartState;
+use super::time::{Now, Timing};
+
+/// Expires deadlines, and reopens drains of GPUs that are held again.
+pub(super) fn update_drains(ledger: &Ledger, now: Now) -> Vec<Change> {
+    ledger.gpus.iter().filter_map(|(gpu, state)| update_drain(ledger, gpu, state, now)).collect()
+}
+
+fn update_drain(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Option<Change> {
+    let changed = |drain| Some(Change::DrainTurned { gpu: gpu.clone(), drain });
+    let is_held = is_held(ledger, gpu);
+    match &state.drain {
+        // A container may be granted its former devices again (I4), so that the GPU is not empty.
+        Drain::Drained(mark) if is_held => changed(Drain::Draining(mark.clone(), Order::default())),
+        // An empty GPU becomes drained, however late.
+        Drain::Draining(mark, order)
+            if order.at_deadline == AtDeadline::GiveUp
+                && order.is_late(now)
+                && (is_held
+                    || parts(ledger, gpu).any(|p| has_processes(ledger, &p.part.id))
+                    || has_processes(ledger, gpu)) =>
+        {
+            changed(Drain::Cordoned(Mark { why: with_given_up(&mark.why), ..mark.clone() }))
+        }
+        _ if is_held && state.empty.is_some() => Some(Change::Emptied { gpu: gpu.clone(), empty: None }),
+        _ => None,
+    }
+}
+
+/// What an inventory scan found on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// There are processes.
+    Busy,
+    /// There is no process, or the GPU is gone.
+    Empty,
+    /// The GPU could not be read, or does not list its processes.
+    Unknown,
+}
+
+/// The change of one GPU's drain state by an inventory scan. Only scans make a GPU drained: a pod that was
+/// force-deleted leaves the kubelet's `List` while its processes still run.
+pub(super) fn looked(
+    ledger: &Ledger,
+    gpu: &PartId,
+    found: impl FnOnce() -> Found,
+    timing: &Timing,
+    now: Now,
+) -> Option<Change> {
+    let state = ledger.gpus.get(gpu)?;
+    let emptied = |empty| (state.empty != empty).then(|| Change::Emptied { gpu: gpu.clone(), empty });
+    let Drain::Draining(mark, _) = &state.drain else {
+        return emptied(None);
+    };
+    if is_held(ledger, gpu) {
+        return emptied(None);
+    }
+    let seen_empty = match found() {
+        Found::Busy => return emptied(None),
+        Found::Empty => true,
+        Found::Unknown => false,
+    };
+    if state.empty.is_some_and(|empty| empty.is_long_enough(seen_empty, timing, now)) {
+        let drain = Drain::Drained(Mark { since_wall_ms: now.wall_ms, ..mark.clone() });
+        return Some(Change::DrainTurned { gpu: gpu.clone(), drain });
+    }
+    let (before, now) = (state.empty, now.mono_ms);
+    emptied(Some(Empty {
+        unused_since_mono_ms: before.map_or(now, |empty| empty.unused_since_mono_ms),
+        // A scan that could not list processes restarts the period: two scans, and all between them, must
+        // show the GPU empty.
+        seen_since_mono_ms: seen_empty
+            .then(|| before.and_then(|empty| empty.seen_since_mono_ms).unwrap_or(now)),
+    }))
+}
+
+impl Empty {
+    /// Whether the GPU has been empty long enough. `seen_empty` tells if the newest scan could list
+    /// processes and found none.
+    fn is_long_enough(self, seen_empty: bool, timing: &Timing, now: Now) -> bool {
+        let empty_since = self.seen_since_mono_ms.filter(|_| seen_empty);
+        // A GPU that cannot be read is drained once its last pod has had time to terminate, because most
+        // drained GPUs are broken. So is one that can be read only intermittently.
+        let unseen_ms = timing.drained_unseen_ms.max(timing.drained_ms);
+        empty_since.is_some_and(|since| now.passed(since, timing.drained_ms))
+            || now.passed(self.unused_since_mono_ms, unseen_ms)
+    }
+}
+
+fn is_held(ledger: &Ledger, gpu: &PartId) -> bool {
+    parts(ledger, gpu).any(PartState::held)
+}
+
+/// As of the newest inventory scan.
+fn has_processes(ledger: &Ledger, part: &PartId) -> bool {
+    ledger.processes_on(part).is_some_and(|processes| processes > 0)
+}
+
+fn parts<'l>(ledger: &'l Ledger, gpu: &'l PartId) -> impl Iterator<Item = &'l PartState> {
+    ledger.parts.values().map(AsRef::as_ref).filter(move |p| p.part.gpu() == gpu)
+}
+
+#[cfg(test)]
+mod tests;

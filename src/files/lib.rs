@@ -1,8 +1,8 @@
-//! Regular files, opened without waiting and read up to a limit.
+//! Opens regular files without blocking and reads them up to a limit.
 //!
-//! A path that an operator, a package or an attacker filled may hold a FIFO, a device, a socket or a
-//! folder. Opening a FIFO waits for its other end, and reading a device may never end, so each path
-//! that must hold a file is opened here.
+//! A path from outside may name a FIFO, a device, a socket or a folder. Opening a FIFO blocks until its
+//! other end is open, and reading a device may never end, so this crate opens each path that must be a
+//! regular file.
 
 pub mod socket;
 pub mod yaml;
@@ -15,16 +15,16 @@ use std::path::Path;
 /// Whether a symbolic link at the end of a path is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Links {
-    /// Followed: files of a ConfigMap or a Secret are links.
+    /// Links are followed: files of a ConfigMap or a Secret are links.
     Follow,
-    /// Refused: files that only the daemon itself writes are none.
+    /// Links are refused: files that only the daemon writes are never links.
     Refuse,
 }
 
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// As the system; of kind `InvalidInput`, naming what is there, if it is no regular file.
+/// The system's error; of kind `InvalidInput`, naming the file type, if it is not a regular file.
 pub fn open(path: &Path, links: Links) -> io::Result<File> {
     open_with(OpenOptions::new().read(true), path, links)
 }
@@ -34,24 +34,24 @@ pub fn open(path: &Path, links: Links) -> io::Result<File> {
 /// # Errors
 /// As [`open`].
 pub fn open_with(options: &mut OpenOptions, path: &Path, links: Links) -> io::Result<File> {
-    // Before it is opened: opening a device may already do something.
-    let found = match links {
+    // Checked before opening: opening a device may have side effects.
+    let metadata = match links {
         Links::Follow => fs::metadata(path),
         Links::Refuse => fs::symlink_metadata(path),
     };
-    match found {
-        Ok(found) => regular(found.file_type())?,
+    match metadata {
+        Ok(metadata) => ensure_regular(metadata.file_type())?,
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    let no_links = if links == Links::Refuse { libc::O_NOFOLLOW } else { 0 };
-    let file = options.custom_flags(libc::O_NONBLOCK | no_links).open(path)?;
-    // Again: it may have been replaced in between.
-    regular(file.metadata()?.file_type())?;
+    let link_flag = if links == Links::Refuse { libc::O_NOFOLLOW } else { 0 };
+    let file = options.custom_flags(libc::O_NONBLOCK | link_flag).open(path)?;
+    // Checked again: the file may have been replaced.
+    ensure_regular(file.metadata()?.file_type())?;
     Ok(file)
 }
 
-/// Reads a regular file of at most so many bytes; links are followed.
+/// Reads a regular file of at most `bytes_max` bytes; links are followed.
 ///
 /// # Errors
 /// As [`open`]; of kind `FileTooLarge` if it is larger.
@@ -59,27 +59,27 @@ pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path, Links::Follow)?.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {
-        let what = format!("it is larger than the limit of {bytes_max} bytes");
-        return Err(io::Error::new(ErrorKind::FileTooLarge, what));
+        let message = format!("it is larger than the limit of {bytes_max} bytes");
+        return Err(io::Error::new(ErrorKind::FileTooLarge, message));
     }
     Ok(bytes)
 }
 
-/// The same as text.
+/// As [`read`], as text.
 ///
 /// # Errors
 /// As [`read`]; of kind `InvalidData` if it is not UTF-8.
 pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
-    let invalid = |_| io::Error::new(ErrorKind::InvalidData, "it is not text in UTF-8");
+    let invalid = |_| io::Error::new(ErrorKind::InvalidData, "it is not UTF-8 text");
     String::from_utf8(read(path, bytes_max)?).map_err(invalid)
 }
 
-/// Accepts a regular file.
+/// Checks that a file type is that of a regular file.
 ///
 /// # Errors
-/// Of kind `InvalidInput`, naming what it is instead.
-pub fn regular(kind: FileType) -> io::Result<()> {
-    let what = match kind {
+/// Of kind `InvalidInput`, naming the file type.
+pub fn ensure_regular(kind: FileType) -> io::Result<()> {
+    let found = match kind {
         kind if kind.is_file() => return Ok(()),
         kind if kind.is_dir() => "a folder",
         kind if kind.is_symlink() => "a symbolic link",
@@ -87,7 +87,7 @@ pub fn regular(kind: FileType) -> io::Result<()> {
         kind if kind.is_socket() => "a socket",
         _ => "a device",
     };
-    Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {what}, and must be a regular file")))
+    Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {found}, not a regular file")))
 }
 
 #[cfg(test)]
@@ -97,7 +97,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn only_regular_files_are_opened_and_nothing_is_waited_for() {
+    fn only_regular_files_are_opened_and_opening_does_not_block() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::write(at("file"), "text").unwrap();

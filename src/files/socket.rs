@@ -1,4 +1,4 @@
-//! Connections to Unix sockets, with a limit on the wait.
+//! Connects to Unix sockets with a timeout.
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -7,14 +7,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A full queue is tried again after this long.
-const CONNECT_AGAIN: Duration = Duration::from_millis(10);
+/// Interval of attempts while the listener's queue is full.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Connects, and waits no longer than `wait`: the queue of a process that listens and was stopped
-/// (SIGSTOP) may be full for good.
+/// Connects within `wait`: the queue of a listening process that is stopped (SIGSTOP) may stay full.
 ///
 /// # Errors
-/// `TimedOut` if a process listens and accepts no connection; otherwise the error of the system.
+/// `TimedOut` if a process listens but accepts no connection; otherwise the system's error.
 pub fn connect_within(path: &Path, wait: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let socket = socket_with(
@@ -23,12 +22,12 @@ pub fn connect_within(path: &Path, wait: Duration) -> io::Result<UnixStream> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?;
-    let end = Instant::now() + wait;
+    let deadline = Instant::now() + wait;
     loop {
         match connect(&socket, &address) {
             Ok(()) => break,
-            // On a Unix socket this is a full queue (connect(2)); nothing tells when it is not.
-            Err(Errno::AGAIN) if Instant::now() < end => std::thread::sleep(CONNECT_AGAIN),
+            // A full queue (connect(2)); no event reports when it has room.
+            Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(RETRY_INTERVAL),
             Err(Errno::AGAIN) => return Err(ErrorKind::TimedOut.into()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),

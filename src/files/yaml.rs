@@ -1,6 +1,7 @@
-//! YAML files that people write. The text is parsed once into a tree that knows the line of each value; types are
-//! read from the tree. Reading goes on after an error, so that all errors of a file are found at once, each with its
-//! line and column. Messages name keys and values of the file and no types of the program.
+//! YAML files that people write. The text is parsed once into a tree with the position of each value;
+//! types are deserialized from the tree. Reading continues after an error, so that all errors of a file
+//! are reported at once, each with its line and column. Messages name keys and values of the file and no
+//! Rust types.
 
 mod message;
 mod problem;
@@ -8,7 +9,7 @@ mod read;
 mod tree;
 
 pub use message::{nearest, plain, shown};
-pub use problem::{Place, Problem, Problems};
+pub use problem::{Position, Problem, Problems};
 pub use read::LeftOut;
 pub use tree::Shape;
 
@@ -20,74 +21,75 @@ use tree::Node;
 #[derive(Clone, Debug)]
 pub struct Document {
     root: Node,
-    /// Keys that occur twice; the later ones are not in the tree.
+    /// Problems of repeated keys; only the first of each is in the tree.
     repeated: Problems,
 }
 
 impl Document {
-    /// Parses a text. An empty one is a document with nothing in it.
+    /// Parses a text. An empty text is an empty document.
     ///
     /// # Errors
-    /// If the text is not YAML or beyond the limits on depth, values and aliases; the first such place.
+    /// The first error, if the text is not YAML or exceeds the limits on depth, values and aliases.
     pub fn parse(text: &str) -> Result<Self, Problems> {
         let mut repeated = Problems::default();
         let root = tree::parse(text, &mut repeated)?;
         Ok(Self { root, repeated })
     }
 
-    /// What the document is as a whole.
+    /// The type of the document's root.
     #[must_use]
     pub fn shape(&self) -> Shape<'_> {
         self.root.shape()
     }
 
-    /// Reads a value and says all that is wrong with it. What cannot be read is left out of the value, as if the
-    /// file did not have it, and so is what is left out from the beginning.
+    /// Deserializes a value and collects all its problems. Invalid parts are left out, as if the file did
+    /// not have them, in addition to those in `left_out`.
     #[must_use]
-    pub fn read<T: DeserializeOwned>(&self, mut without: LeftOut) -> Reading<T> {
+    pub fn read<T: DeserializeOwned>(&self, mut left_out: LeftOut) -> Reading<T> {
         let mut problems = self.repeated.clone();
         loop {
-            let Fault { node, kind } = match read::value(&self.root, &without) {
-                Ok(value) => return Reading { value: Some(value), problems, left_out: without },
+            let Fault { node, kind } = match read::value(&self.root, &left_out) {
+                Ok(value) => return Reading { value: Some(value), problems, left_out },
                 Err(fault) => fault,
             };
-            // Faults come with a node; one without would be of the file as a whole.
+            // Faults have a node; one without would be of the whole file.
             let (key, at) = self.root.find(node.unwrap_or_default()).unwrap_or((String::new(), &self.root));
-            // A key that was left out is known to be there, and has been reported.
-            if !read::follows(&kind, at, &without) {
+            // A missing key whose value was left out has been reported already.
+            if !read::is_left_out(&kind, at, &left_out) {
                 problems.push(Problem { place: Some(at.place), key, what: kind.to_string() });
             }
-            if at.id == self.root.id || problems.is_full() || !without.add(at.id) {
-                return Reading { value: None, problems, left_out: without };
+            if at.id == self.root.id || problems.is_full() || !left_out.add(at.id) {
+                return Reading { value: None, problems, left_out };
             }
         }
     }
 
-    /// The problem of a key such as `stack[0].policy`, with its place; where the key is not given, with that of what it
-    /// belongs to. A list counts as it was read, so without the items that were left out.
+    /// The problem of a key such as `stack[0].policy`, with its position, or with that of its innermost
+    /// parent in the file. List indices do not count items that were left out.
     #[must_use]
     pub fn locate(&self, key: String, what: String, left_out: &LeftOut) -> Problem {
-        let Some((seen, node)) = self.nearest(&key, left_out) else {
+        let Some((known, node)) = self.innermost(&key, left_out) else {
             return Problem { place: None, key, what };
         };
-        let real = self.root.find(node.id).map_or(seen.clone(), |(real, _)| real);
-        Problem { place: Some(node.place), key: real + &key[seen.len()..], what }
+        let path = self.root.find(node.id).map_or(known.clone(), |(path, _)| path);
+        Problem { place: Some(node.place), key: path + &key[known.len()..], what }
     }
 
-    /// Leaves out the value of a key, or of the innermost that it belongs to. Whether there was one.
+    /// Leaves out the value of a key, or of its innermost parent in the file. Returns whether one was added.
     pub fn leave_out(&self, key: &str, left_out: &mut LeftOut) -> bool {
-        let id = self.nearest(key, left_out).map(|(_, node)| node.id);
+        let id = self.innermost(key, left_out).map(|(_, node)| node.id);
         id.is_some_and(|id| left_out.add(id))
     }
 
-    /// The value of a key, or of the innermost that it belongs to, with its key.
-    fn nearest(&self, key: &str, left_out: &LeftOut) -> Option<(String, &Node)> {
+    /// The value of a key, or of its innermost parent in the file, with the path of that value.
+    fn innermost(&self, key: &str, left_out: &LeftOut) -> Option<(String, &Node)> {
         let mut best: Option<(usize, &Node)> = None;
-        self.root.walk("", left_out, &mut |path, node| {
-            let rest = key.strip_prefix(path);
-            let within = !path.is_empty() && rest.is_some_and(|r| r.is_empty() || r.starts_with(['.', '[']));
-            // A mapping comes before its keys, which have the same path.
-            if within && best.is_none_or(|(length, _)| path.len() > length) {
+        self.root.visit("", left_out, &mut |path, node| {
+            let suffix = key.strip_prefix(path);
+            let is_prefix =
+                !path.is_empty() && suffix.is_some_and(|s| s.is_empty() || s.starts_with(['.', '[']));
+            // A mapping is visited before its keys, which have the same path.
+            if is_prefix && best.is_none_or(|(length, _)| path.len() > length) {
                 best = Some((path.len(), node));
             }
         });
@@ -95,22 +97,22 @@ impl Document {
     }
 }
 
-/// What could be read.
+/// The result of [`Document::read`].
 #[derive(Debug)]
 pub struct Reading<T> {
-    /// The value, without what is left out; `None` if too little remains.
+    /// The value, without the parts that are left out; `None` if too little remains.
     pub value: Option<T>,
-    /// All that is wrong.
+    /// All problems.
     pub problems: Problems,
-    /// What could not be read.
+    /// The parts that are left out.
     pub left_out: LeftOut,
 }
 
 impl<T> Reading<T> {
-    /// The value, if nothing is wrong.
+    /// The value, if there are no problems.
     ///
     /// # Errors
-    /// All that is wrong.
+    /// All problems.
     pub fn whole(self) -> Result<T, Problems> {
         match self.value {
             Some(value) if self.problems.is_empty() => Ok(value),
@@ -119,18 +121,18 @@ impl<T> Reading<T> {
     }
 }
 
-/// Reads a value from a text.
+/// Deserializes a value from a text.
 ///
 /// # Errors
-/// All that is wrong with it.
+/// All problems of the text.
 pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, Problems> {
     Document::parse(text)?.read(LeftOut::default()).whole()
 }
 
-/// Writes a value.
+/// Serializes a value.
 ///
 /// # Errors
-/// If it has no form in YAML.
+/// If YAML cannot represent it.
 pub fn to_string<T: serde::Serialize>(value: &T) -> Result<String, serde_saphyr::ser::Error> {
     serde_saphyr::to_string(value)
 }

@@ -1,12 +1,12 @@
-//! The check record: what the store should hold, written with every append.
+//! The check record: the expected contents of the store, written with every append.
 //!
-//! sled cuts its log at the first message that it cannot read, and after a crash may skip the rest
-//! of a broken segment, without a word in both cases. So each append also writes how many appends
-//! there were, how many records there are, and the sum of their digests. A record that is lost,
-//! old or changed makes the sum differ; an end of the log that is lost makes the count smaller than
-//! the one in [`super::counter`].
+//! sled truncates its log at the first message that it cannot read, and after a crash may skip the
+//! rest of a broken segment, in both cases without an error. So each append also writes the number
+//! of appends, the number of records and the sum of their digests. A lost, outdated or changed
+//! record makes the sum differ; a lost end of the log makes the number of appends smaller than the
+//! one in [`super::counter`].
 
-use super::codec::{self, DecodeError, FORMAT, versioned};
+use super::codec::{self, DecodeError, FORMAT, strip_format};
 use berth_kernel::record::Record;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -15,63 +15,63 @@ use std::collections::BTreeMap;
 /// The check record's key: sorts before every [`berth_kernel::record::RecordKey`].
 pub(super) const CHECK_KEY: &[u8] = &[0];
 
-/// Records that room is made for at once; what a damaged count asks for must not cost memory.
-const RECORDS_USUAL: usize = 16_384;
+/// Most records for which memory is reserved in advance: a damaged count must not allocate more.
+const RECORDS_RESERVED_MAX: usize = 16_384;
 
-/// What an append makes of each key it names: a value, or nothing.
+/// The new value of each key of an append; `None` deletes the key.
 pub(super) type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
-/// See the module.
+/// The check record; see the module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Check {
-    /// Appends so far, the making of the store among them.
+    /// Appends so far, including the one that created the store.
     pub(super) writes: u64,
-    /// Records, this one not counted.
+    /// Records, without this one.
     pub(super) records: u64,
     /// Sum of their digests, modulo 2^64.
     pub(super) sum: u64,
 }
 
 impl Check {
-    /// Reads the check record's value.
+    /// Decodes the check record's value.
     ///
     /// # Errors
-    /// If it is of a later release, or none.
+    /// If a later release wrote it, or it is malformed.
     pub(super) fn read(value: &[u8]) -> Result<Self, DecodeError> {
-        let body = versioned(CHECK_KEY, value)?;
-        codec::parse(body).map_err(|e| DecodeError::Malformed(format!("its check record: {e}")))
+        let body = strip_format(CHECK_KEY, value)?;
+        codec::parse_json(body).map_err(|e| DecodeError::Malformed(format!("its check record: {e}")))
     }
 
-    /// The check record's value.
+    /// The encoded value of the check record.
     pub(super) fn value(&self) -> Vec<u8> {
-        codec::json(self)
+        codec::encode_json(self)
     }
 }
 
-/// Everything the store holds, in digests: what the next check record is made from.
+/// The digests of all records in the store, from which the next check record is computed.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     digests: BTreeMap<Box<[u8]>, u64>,
     check: Check,
 }
 
-/// The contents after an append that is not over.
+/// The change of [`Contents`] by an append that is not yet durable.
 #[derive(Debug)]
-pub(super) struct Next {
-    /// The check record that goes with it.
+pub(super) struct PendingAppend {
+    /// The check record to write with it.
     pub(super) check: Check,
     digests: Vec<(Vec<u8>, Option<u64>)>,
 }
 
 impl Contents {
-    /// The check record as of now.
+    /// The current check record.
     pub(super) fn check(&self) -> Check {
         self.check
     }
 
-    /// What it holds with these changes.
-    pub(super) fn next(&self, changes: &Changes) -> Next {
+    /// Computes the contents after an append of these changes.
+    pub(super) fn prepare(&self, changes: &Changes) -> PendingAppend {
         let mut check = self.check;
         check.writes += 1;
         let mut digests = Vec::with_capacity(changes.len());
@@ -87,13 +87,13 @@ impl Contents {
             }
             digests.push((key.clone(), new));
         }
-        Next { check, digests }
+        PendingAppend { check, digests }
     }
 
-    /// Takes changes that are durable now.
-    pub(super) fn take(&mut self, next: Next) {
-        self.check = next.check;
-        for (key, digest) in next.digests {
+    /// Applies an append that is durable now.
+    pub(super) fn commit(&mut self, append: PendingAppend) {
+        self.check = append.check;
+        for (key, digest) in append.digests {
             match digest {
                 Some(digest) => self.digests.insert(key.into(), digest),
                 None => self.digests.remove(key.as_slice()),
@@ -101,25 +101,25 @@ impl Contents {
         }
     }
 
-    /// What these pairs, read from a store in the order of their keys, hold.
+    /// Decodes and verifies all pairs of a store, given in the order of their keys.
     ///
     /// # Errors
-    /// If they are not what was written, each and all; the text says what is wrong.
+    /// If a pair is missing, added, outdated or malformed.
     pub(super) fn read<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Result<(Self, Vec<Record>), DecodeError> {
         let malformed = |what: &str| Err(DecodeError::Malformed(what.to_owned()));
         let mut pairs = pairs.into_iter();
         let Some((key, value)) = pairs.next() else {
-            return malformed("it is empty, although it was made with two records");
+            return malformed("it is empty, although it was created with two records");
         };
         if key.as_ref() != CHECK_KEY {
-            return malformed("its check record is gone");
+            return malformed("its check record is missing");
         }
-        let wanted = Check::read(value.as_ref())?;
+        let expected = Check::read(value.as_ref())?;
         let mut contents = Self::default();
-        let room = usize::try_from(wanted.records).unwrap_or(0).min(RECORDS_USUAL);
-        let (mut records, mut digests) = (Vec::with_capacity(room), Vec::with_capacity(room));
+        let capacity = usize::try_from(expected.records).unwrap_or(0).min(RECORDS_RESERVED_MAX);
+        let (mut records, mut digests) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
         for (key, value) in pairs {
             let (key, value) = (key.as_ref(), value.as_ref());
             records.push(codec::decode(key, value)?);
@@ -128,19 +128,19 @@ impl Contents {
             contents.check.sum = contents.check.sum.wrapping_add(digest);
             contents.check.records += 1;
         }
-        // Only now: what is kept for good would lie between pieces of records that are not, and keep
-        // a page of the heap each.
+        // Allocated after the loop: these keys live as long as the store, and between short-lived
+        // buffers each would keep a page of the heap in use.
         let keys = records.iter().map(|record| codec::key_bytes(&record.key()).into());
         contents.digests = keys.zip(digests).collect();
-        contents.check.writes = wanted.writes;
-        if contents.check == wanted {
+        contents.check.writes = expected.writes;
+        if contents.check == expected {
             return Ok((contents, records));
         }
-        let (found, wanted) = (contents.check.records, wanted.records);
-        malformed(&if found == wanted {
-            format!("of its {found} records some are not as they were written last")
+        let (found, expected) = (contents.check.records, expected.records);
+        malformed(&if found == expected {
+            format!("some of its {found} records are not as they were last written")
         } else {
-            format!("it should hold {wanted} records and shows {found}")
+            format!("it should hold {expected} records and holds {found}")
         })
     }
 }
@@ -186,43 +186,43 @@ mod tests {
     }
 
     fn stored(check: Check, pairs: &[Pair]) -> Vec<Pair> {
-        let mut all = vec![(CHECK_KEY.to_vec(), check.value())];
-        all.extend_from_slice(pairs);
-        all
+        let mut stored = vec![(CHECK_KEY.to_vec(), check.value())];
+        stored.extend_from_slice(pairs);
+        stored
     }
 
     fn put(pair: &Pair) -> (Vec<u8>, Option<Vec<u8>>) {
         (pair.0.clone(), Some(pair.1.clone()))
     }
 
-    fn take(contents: &mut Contents, changes: &Changes) {
-        contents.take(contents.next(changes));
+    fn append(contents: &mut Contents, changes: &Changes) {
+        contents.commit(contents.prepare(changes));
     }
 
     #[test]
-    fn what_was_appended_is_what_is_read() {
+    fn appended_records_are_read_back() {
         let mut contents = Contents::default();
-        take(&mut contents, &Changes::from([put(&meta(1)), put(&stack())]));
-        take(&mut contents, &Changes::from([put(&meta(2))]));
-        take(&mut contents, &Changes::from([(stack().0, None)]));
+        append(&mut contents, &Changes::from([put(&meta(1)), put(&stack())]));
+        append(&mut contents, &Changes::from([put(&meta(2))]));
+        append(&mut contents, &Changes::from([(stack().0, None)]));
         let (read, records) = Contents::read(stored(contents.check(), &[meta(2)])).unwrap();
         assert_eq!(read.check(), contents.check());
         assert_eq!((read.check().writes, read.check().records), (3, 1));
         assert_eq!(records.len(), 1);
     }
 
-    /// As the golden records of `codec`: nodes hold this form.
+    /// Stores on nodes have this form, as with the golden records of `codec`.
     #[test]
     fn golden_check_of_format_1() {
         let mut contents = Contents::default();
-        take(&mut contents, &Changes::from([put(&meta(2)), put(&stack())]));
+        append(&mut contents, &Changes::from([put(&meta(2)), put(&stack())]));
         assert_eq!(contents.check().value(), b"\x01{\"writes\":1,\"records\":2,\"sum\":1495630016805505590}");
     }
 
     #[test]
-    fn a_lost_an_old_and_an_added_record_are_found() {
+    fn missing_and_outdated_records_are_detected() {
         let mut contents = Contents::default();
-        take(&mut contents, &Changes::from([put(&meta(2)), put(&stack())]));
+        append(&mut contents, &Changes::from([put(&meta(2)), put(&stack())]));
         let check = contents.check();
         for wrong in [
             stored(check, &[meta(2)]),

@@ -1,10 +1,10 @@
-//! Records as bytes: one leading byte that says the format, then JSON.
+//! Encodes records: one byte for the format, then JSON.
 //!
-//! A key is one byte for the kind and then the name, so that keys sort as [`RecordKey`] does. A name
-//! is in the key alone: a value cannot disagree with it.
+//! A key is one byte for the kind, then the name, so that keys sort as [`RecordKey`] does. Only the key
+//! has the name, so that a value cannot contradict it.
 //!
-//! When a record changes its form: raise [`FORMAT`], keep reading the old ones, and add a golden
-//! sample of the new form beside the old one in `codec/tests.rs`.
+//! To change the form of a record, raise [`FORMAT`], keep reading the old form, and add golden records
+//! of the new form to `codec/golden.rs`.
 
 use super::check::Changes;
 use super::dto;
@@ -14,12 +14,12 @@ use berth_kernel::record::{Record, RecordKey, Write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The format that this release writes, and the newest that it reads.
+/// The format that this release writes, and the newest one that it reads.
 pub const FORMAT: u8 = 1;
 
-/// Longest value of one record, bytes. sled keeps up to 20 records side by side in one page and
-/// moves a page of more than a quarter segment into a file that it never syncs; 20 x 16 KiB stay
-/// under a quarter of the 2 MiB segments that the store uses.
+/// Most bytes of a record's value. sled keeps up to 20 records in one page and writes a page of more
+/// than a quarter segment to a file that it never syncs; 20 x 16 KiB are less than a quarter of the
+/// store's 2 MiB segments.
 pub const RECORD_BYTES_MAX: usize = 16 * 1024;
 
 const META: u8 = 1;
@@ -33,18 +33,18 @@ const HEALTH: u8 = 8;
 const PAST_STACK: u8 = 9;
 const PAST_STACK_ENTRY: u8 = 10;
 
-/// Why bytes are no record of this release.
+/// Why bytes could not be decoded as a record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// A later release wrote it.
+    /// A later release wrote the record.
     #[error("format {0}")]
     Newer(u8),
-    /// Anything else; names the record.
+    /// Any other error; names the record.
     #[error("{0}")]
     Malformed(String),
 }
 
-/// The key as the store sorts it.
+/// Encodes a key; encoded keys sort as keys do.
 #[must_use]
 pub fn key_bytes(key: &RecordKey) -> Vec<u8> {
     let named = |kind: u8, name: &[u8]| [&[kind], name].concat();
@@ -59,7 +59,7 @@ pub fn key_bytes(key: &RecordKey) -> Vec<u8> {
         }
         RecordKey::Policy(digest) => named(POLICY, digest.as_str().as_bytes()),
         RecordKey::Stack => vec![STACK],
-        // usize is at most 64 bits on every target that Rust has.
+        // usize has at most 64 bits on every target of Rust.
         RecordKey::StackEntry(i) => named(STACK_ENTRY, &(*i as u64).to_be_bytes()),
         RecordKey::Health(gpu) => named(HEALTH, gpu.as_str().as_bytes()),
         RecordKey::PastStack(revision) => named(PAST_STACK, &revision.to_be_bytes()),
@@ -69,22 +69,22 @@ pub fn key_bytes(key: &RecordKey) -> Vec<u8> {
     }
 }
 
-/// The value as the store keeps it.
+/// Encodes a record's value.
 ///
 /// # Errors
 /// [`StoreError::TooLarge`] if it is longer than [`RECORD_BYTES_MAX`].
 pub fn encode(record: &Record) -> Result<Vec<u8>, StoreError> {
     let value = match record {
-        Record::Meta(meta) => json(&dto::Meta::of(meta)),
-        Record::Part(part) => json(&dto::Part::of(part)),
-        Record::Drain(_, drain) => json(&dto::Drain::of(drain)),
-        Record::Allocation(allocation) => json(&dto::Allocation::of(allocation)),
-        Record::Policy(version) => json(&dto::Policy::of(version)),
-        Record::Stack(head) | Record::PastStack(head) => json(&dto::Stack::of(head)),
+        Record::Meta(meta) => encode_json(&dto::Meta::from_kernel(meta)),
+        Record::Part(part) => encode_json(&dto::Part::from_kernel(part)),
+        Record::Drain(_, drain) => encode_json(&dto::Drain::from_kernel(drain)),
+        Record::Allocation(allocation) => encode_json(&dto::Allocation::from_kernel(allocation)),
+        Record::Policy(version) => encode_json(&dto::Policy::from_kernel(version)),
+        Record::Stack(head) | Record::PastStack(head) => encode_json(&dto::Stack::from_kernel(head)),
         Record::StackEntry(_, entry) | Record::PastStackEntry(_, _, entry) => {
-            json(&dto::StackEntry::of(entry))
+            encode_json(&dto::StackEntry::from_kernel(entry))
         }
-        Record::Health(health) => json(&dto::Health::of(health)),
+        Record::Health(health) => encode_json(&dto::Health::from_kernel(health)),
     };
     if value.len() > RECORD_BYTES_MAX {
         return Err(StoreError::TooLarge { bytes: value.len(), limit: RECORD_BYTES_MAX });
@@ -92,49 +92,53 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, StoreError> {
     Ok(value)
 }
 
-/// Reads one record back.
+/// Decodes a record.
 ///
 /// # Errors
-/// If a later release wrote it, or if it is malformed in any way: a record is never read in part.
+/// If a later release wrote it, or any part of it is malformed.
 pub fn decode(key: &[u8], value: &[u8]) -> Result<Record, DecodeError> {
-    let named = |why: String| DecodeError::Malformed(format!("{}: {why}", describe(key)));
-    let body = versioned(key, value)?;
-    Ok(match parse_key(key).map_err(named)? {
-        RecordKey::Meta => Record::Meta(parse::<dto::Meta>(body).map_err(named)?.read()),
+    let malformed = |why: String| DecodeError::Malformed(format!("{}: {why}", describe(key)));
+    let body = strip_format(key, value)?;
+    Ok(match parse_key(key).map_err(malformed)? {
+        RecordKey::Meta => Record::Meta(parse_json::<dto::Meta>(body).map_err(malformed)?.into_kernel()),
         RecordKey::Part(id) => {
-            let part = parse::<dto::Part>(body).and_then(|p| p.read(id));
-            Record::Part(part.map_err(named)?)
+            let part = parse_json::<dto::Part>(body).and_then(|p| p.into_kernel(id));
+            Record::Part(part.map_err(malformed)?)
         }
-        RecordKey::Drain(gpu) => Record::Drain(gpu, parse::<dto::Drain>(body).map_err(named)?.read()),
+        RecordKey::Drain(gpu) => {
+            Record::Drain(gpu, parse_json::<dto::Drain>(body).map_err(malformed)?.into_kernel())
+        }
         RecordKey::Allocation(id) => {
-            let allocation = parse::<dto::Allocation>(body).and_then(|a| a.read(id));
-            Record::Allocation(allocation.map_err(named)?)
+            let allocation = parse_json::<dto::Allocation>(body).and_then(|a| a.into_kernel(id));
+            Record::Allocation(allocation.map_err(malformed)?)
         }
         RecordKey::Policy(digest) => {
-            let version = parse::<dto::Policy>(body).and_then(|v| v.read(digest));
-            Record::Policy(version.map_err(named)?)
+            let version = parse_json::<dto::Policy>(body).and_then(|v| v.into_kernel(digest));
+            Record::Policy(version.map_err(malformed)?)
         }
-        RecordKey::Stack => Record::Stack(parse::<dto::Stack>(body).map_err(named)?.read()),
+        RecordKey::Stack => Record::Stack(parse_json::<dto::Stack>(body).map_err(malformed)?.into_kernel()),
         RecordKey::StackEntry(i) => {
-            let entry = parse::<dto::StackEntry>(body).and_then(dto::StackEntry::read);
-            Record::StackEntry(i, entry.map_err(named)?)
+            let entry = parse_json::<dto::StackEntry>(body).and_then(dto::StackEntry::into_kernel);
+            Record::StackEntry(i, entry.map_err(malformed)?)
         }
-        RecordKey::Health(gpu) => Record::Health(parse::<dto::Health>(body).map_err(named)?.read(gpu)),
+        RecordKey::Health(gpu) => {
+            Record::Health(parse_json::<dto::Health>(body).map_err(malformed)?.into_kernel(gpu))
+        }
         RecordKey::PastStack(revision) => {
-            let head = parse::<dto::Stack>(body).map_err(named)?.read();
+            let head = parse_json::<dto::Stack>(body).map_err(malformed)?.into_kernel();
             if head.revision != revision {
-                return Err(named(format!("it says that it is revision {}", head.revision)));
+                return Err(malformed(format!("its value is of revision {}", head.revision)));
             }
             Record::PastStack(head)
         }
         RecordKey::PastStackEntry(revision, i) => {
-            let entry = parse::<dto::StackEntry>(body).and_then(dto::StackEntry::read);
-            Record::PastStackEntry(revision, i, entry.map_err(named)?)
+            let entry = parse_json::<dto::StackEntry>(body).and_then(dto::StackEntry::into_kernel);
+            Record::PastStackEntry(revision, i, entry.map_err(malformed)?)
         }
     })
 }
 
-/// The last write of each key, encoded.
+/// Encodes the last write of each key.
 pub(super) fn changes(writes: &[Write]) -> Result<Changes, StoreError> {
     writes
         .iter()
@@ -145,34 +149,33 @@ pub(super) fn changes(writes: &[Write]) -> Result<Changes, StoreError> {
         .collect()
 }
 
-/// The JSON behind the format byte.
-pub(super) fn versioned<'v>(key: &[u8], value: &'v [u8]) -> Result<&'v [u8], DecodeError> {
+/// The JSON after the format byte.
+pub(super) fn strip_format<'v>(key: &[u8], value: &'v [u8]) -> Result<&'v [u8], DecodeError> {
     match value.split_first() {
         Some((&FORMAT, body)) => Ok(body),
         Some((&found, _)) if found > FORMAT => Err(DecodeError::Newer(found)),
         Some((&found, _)) => {
-            Err(DecodeError::Malformed(format!("{}: format {found} never was", describe(key))))
+            Err(DecodeError::Malformed(format!("{}: format {found} does not exist", describe(key))))
         }
         None => Err(DecodeError::Malformed(format!("{}: it is empty", describe(key)))),
     }
 }
 
-/// A value of this format.
-pub(super) fn json(dto: &impl Serialize) -> Vec<u8> {
+/// Encodes a value in the current format.
+pub(super) fn encode_json(dto: &impl Serialize) -> Vec<u8> {
     let mut bytes = vec![FORMAT];
-    // Writing to memory does not fail, and serde_json refuses only maps whose keys are no text:
-    // ours are.
-    serde_json::to_writer(&mut bytes, dto).expect("a record is plain data");
+    // Writing to memory cannot fail, and serde_json only rejects maps whose keys are not strings.
+    serde_json::to_writer(&mut bytes, dto).expect("a record has only string keys");
     bytes
 }
 
-/// JSON of this format.
-pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+/// Parses JSON of the current format.
+pub(super) fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     serde_json::from_slice(body).map_err(|e| e.to_string())
 }
 
 fn parse_key(key: &[u8]) -> Result<RecordKey, String> {
-    let (kind, name) = key.split_first().ok_or("a key without a kind")?;
+    let (kind, name) = key.split_first().ok_or("the key is empty")?;
     let text = || std::str::from_utf8(name).map_err(|e| e.to_string());
     let part = || PartId::parse(text()?).map_err(|e| e.to_string());
     Ok(match (*kind, name.len()) {
@@ -180,31 +183,31 @@ fn parse_key(key: &[u8]) -> Result<RecordKey, String> {
         (PART, _) => RecordKey::Part(part()?),
         (DRAIN, _) => RecordKey::Drain(part()?),
         (ALLOCATION, 12) => RecordKey::Allocation(AllocationId {
-            store: u32::from_be_bytes(fixed(&name[..4])?),
-            number: u64::from_be_bytes(fixed(&name[4..])?),
+            store: u32::from_be_bytes(to_array(&name[..4])?),
+            number: u64::from_be_bytes(to_array(&name[4..])?),
         }),
         (POLICY, 64) => RecordKey::Policy(Digest::parse(text()?).map_err(|e| e.to_string())?),
         (STACK, 0) => RecordKey::Stack,
         (STACK_ENTRY, 8) => {
-            let number = u64::from_be_bytes(fixed(name)?);
+            let number = u64::from_be_bytes(to_array(name)?);
             RecordKey::StackEntry(usize::try_from(number).map_err(|e| e.to_string())?)
         }
         (HEALTH, _) => RecordKey::Health(part()?),
-        (PAST_STACK, 8) => RecordKey::PastStack(u64::from_be_bytes(fixed(name)?)),
+        (PAST_STACK, 8) => RecordKey::PastStack(u64::from_be_bytes(to_array(name)?)),
         (PAST_STACK_ENTRY, 16) => {
-            let number = u64::from_be_bytes(fixed(&name[8..])?);
+            let number = u64::from_be_bytes(to_array(&name[8..])?);
             let i = usize::try_from(number).map_err(|e| e.to_string())?;
-            RecordKey::PastStackEntry(u64::from_be_bytes(fixed(&name[..8])?), i)
+            RecordKey::PastStackEntry(u64::from_be_bytes(to_array(&name[..8])?), i)
         }
-        _ => return Err("no kind of record has such a key".into()),
+        _ => return Err("no record kind has such a key".into()),
     })
 }
 
-fn fixed<const N: usize>(bytes: &[u8]) -> Result<[u8; N], String> {
+fn to_array<const N: usize>(bytes: &[u8]) -> Result<[u8; N], String> {
     <[u8; N]>::try_from(bytes).map_err(|e| e.to_string())
 }
 
-/// A key for people.
+/// A key in error messages.
 fn describe(key: &[u8]) -> String {
     match parse_key(key) {
         Ok(RecordKey::Meta) => "record meta".into(),

@@ -1,13 +1,12 @@
-//! The counter: a file beside sled's that says how many appends were acknowledged.
+//! The counter: a file next to sled's with the number of acknowledged appends.
 //!
-//! It is written after each append and before its answer, into the page cache only, so it costs
-//! about a microsecond and survives a killed process; the system brings it to the disk within about
-//! half a minute, and it is synced when the store is opened and closed. It is never ahead of what
-//! is durable in sled, so a store behind its counter has lost something. What it cannot show: the
-//! loss of appends of the last half minute after a power failure, if the drive, asked to make them
-//! durable, only said so.
+//! It is written after each append and before the append returns, into the page cache only: this takes
+//! about a microsecond and survives a killed process. The system writes it back within about 30 s, and
+//! it is synced when the store is opened and closed. It is never ahead of what is durable in sled, so a
+//! store that is behind its counter has lost appends. It cannot detect that a power failure lost
+//! appends of the last 30 s, if the drive acknowledged a flush that it did not perform.
 
-use super::closed::Digest;
+use super::clean_stop::Digest;
 use super::folder::is_in_place;
 use berth_files::{self, Links};
 use std::fs::{File, OpenOptions};
@@ -17,29 +16,29 @@ use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 
-/// Two numbers, written in turns, each in a sector of its own: a torn write spoils one of them.
+/// Two copies of the number, written alternately, each in its own sector: a torn write destroys only one.
 const SLOTS: u64 = 2;
-/// A sector, bytes; drives write at least so much as one.
+/// Bytes of a sector, the smallest unit that a drive writes.
 const SECTOR: u64 = 512;
-/// The number and its digest, bytes.
+/// Bytes of a number with its digest.
 const SLOT_BYTES: usize = 16;
 
-/// Where the digest that a clean stop leaves is ([`super::closed`]): in a sector of its own, in the
-/// block that the file has anyway, so that it needs no room on a full disk.
-const CLOSED_AT: u64 = SLOTS * SECTOR;
+/// Offset of the digest of a clean stop ([`super::clean_stop`]): its own sector, in the file's first
+/// block, so that it needs no space on a full disk.
+const CLEAN_STOP_OFFSET: u64 = SLOTS * SECTOR;
 
-/// See the module.
+/// The open counter file; see the module.
 #[derive(Debug)]
 pub(super) struct Counter {
     file: File,
 }
 
 impl Counter {
-    /// Makes the file.
+    /// Creates the file.
     pub(super) fn create(path: &Path, count: u64) -> io::Result<()> {
         let file = OpenOptions::new().write(true).create_new(true).open(path)?;
         for slot in 0..SLOTS {
-            file.write_all_at(&encoded(count), slot * SECTOR)?;
+            file.write_all_at(&encode(count), slot * SECTOR)?;
         }
         file.sync_all()
     }
@@ -47,14 +46,14 @@ impl Counter {
     /// Opens the file and reads it.
     ///
     /// # Errors
-    /// Of kind `InvalidData` if neither number can be read.
+    /// Of kind `InvalidData` if neither number is valid.
     pub(super) fn open(path: &Path) -> io::Result<(Self, u64)> {
         let file = berth_files::open_with(OpenOptions::new().read(true).write(true), path, Links::Refuse)?;
         let newest = (0..SLOTS)
             .filter_map(|slot| {
                 let mut bytes = [0; SLOT_BYTES];
                 file.read_exact_at(&mut bytes, slot * SECTOR).ok()?;
-                decoded(&bytes)
+                decode(&bytes)
             })
             .max();
         match newest {
@@ -63,35 +62,35 @@ impl Counter {
         }
     }
 
-    /// Notes that `count` appends are durable.
+    /// Records that `count` appends are durable.
     pub(super) fn set(&self, count: u64) -> io::Result<()> {
-        self.file.write_all_at(&encoded(count), count % SLOTS * SECTOR)
+        self.file.write_all_at(&encode(count), count % SLOTS * SECTOR)
     }
 
-    /// The digest that the last clean stop left.
-    pub(super) fn closed(&self) -> Option<Digest> {
+    /// The digest of the last clean stop.
+    pub(super) fn clean_stop_digest(&self) -> Option<Digest> {
         let mut digest = Digest::default();
-        self.file.read_exact_at(&mut digest, CLOSED_AT).ok()?;
+        self.file.read_exact_at(&mut digest, CLEAN_STOP_OFFSET).ok()?;
         Some(digest)
     }
 
-    /// Leaves the digest of a clean stop.
-    pub(super) fn close(&self, digest: &Digest) -> io::Result<()> {
-        self.file.write_all_at(digest, CLOSED_AT)
+    /// Records the digest of a clean stop.
+    pub(super) fn set_clean_stop_digest(&self, digest: &Digest) -> io::Result<()> {
+        self.file.write_all_at(digest, CLEAN_STOP_OFFSET)
     }
 
-    /// Whether this is still the file of that name.
+    /// Whether `path` still names this file.
     pub(super) fn is_in_place(&self, path: &Path) -> io::Result<bool> {
         is_in_place(&self.file, path)
     }
 
-    /// Brings the note to the disk.
+    /// Syncs the file to disk.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 }
 
-fn encoded(count: u64) -> [u8; SLOT_BYTES] {
+fn encode(count: u64) -> [u8; SLOT_BYTES] {
     let number = count.to_le_bytes();
     let digest: [u8; 32] = Sha256::digest(number).into();
     let mut bytes = [0; SLOT_BYTES];
@@ -100,11 +99,11 @@ fn encoded(count: u64) -> [u8; SLOT_BYTES] {
     bytes
 }
 
-fn decoded(bytes: &[u8; SLOT_BYTES]) -> Option<u64> {
+fn decode(bytes: &[u8; SLOT_BYTES]) -> Option<u64> {
     let mut number = [0; 8];
     number.copy_from_slice(&bytes[..8]);
     let count = u64::from_le_bytes(number);
-    (encoded(count) == *bytes).then_some(count)
+    (encode(count) == *bytes).then_some(count)
 }
 
 #[cfg(test)]
@@ -112,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_readable_number_counts() {
+    fn the_newest_valid_number_is_used() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("counter");
         Counter::create(&path, 1).unwrap();

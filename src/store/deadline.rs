@@ -1,12 +1,11 @@
-//! Bounds how long the keeper waits for a disk.
+//! Bounds how long the keeper waits for the disk.
 //!
-//! The store lives on a thread of its own. A call that is not over in time answers
-//! [`StoreError::Slow`], and the store is stuck until that call ends: nothing is asked of it
-//! meanwhile, so calls never queue up behind a dead disk. What a late append answered is not used;
-//! whether its writes are there is what the next [`Store::load`] finds out. What a late load read is
-//! what the next one answers.
+//! The store runs on a separate thread. A call that exceeds its deadline returns [`StoreError::Slow`],
+//! and until it ends all other calls fail at once, so that calls never queue behind a hung disk. The
+//! result of a late append is discarded: the next [`Store::load`] finds out whether its writes are
+//! stored. The result of a late load is that of the next load.
 
-use super::trouble::Trouble;
+use super::errors::ErrorFactory;
 use berth_kernel::ports::{Store, StoreError, Waker};
 use berth_kernel::record::{Record, Write};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
@@ -17,41 +16,40 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long an append may take. A healthy drive needs under a millisecond, one that stalls for its
-/// own housekeeping some hundred; the kubelet has no timeout of its own and admits no pod meanwhile.
+/// Deadline of an append. A healthy drive takes under 1 ms, one that stalls for internal maintenance
+/// about 100 ms. The kubelet waits without a timeout and admits no other pod meanwhile.
 pub const APPEND_WAIT: Duration = Duration::from_secs(2);
-/// How long opening and the first reading may take; a later reading has [`APPEND_WAIT`], as the
-/// keeper waits for it. At the largest (a copy and a read of some 60 MiB)
-/// under a second on a slow disk.
+/// Deadline of opening and of the first load. A later load has [`APPEND_WAIT`], since the keeper waits
+/// for it. The largest store (a copy and a read of about 60 MiB) takes under 1 s on a slow disk.
 pub const LOAD_WAIT: Duration = Duration::from_secs(15);
 
-/// How often the store's thread looks at the size of its files: some twenty microseconds, after an answer.
-const BYTES_EVERY: Duration = Duration::from_secs(10);
+/// Interval at which the store's thread measures the size of its files: about 20 us, after a response.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Any store, with deadlines.
+/// A store with deadlines.
 #[derive(Debug)]
 pub struct Deadline {
-    trouble: Trouble,
+    errors: ErrorFactory,
     append_wait: Duration,
     load_wait: Duration,
-    /// Whether it was read before. Only the first reading may take its time: nothing is served yet.
-    loaded: bool,
-    /// `None` only while it is dropped.
-    asks: Option<Sender<Ask>>,
-    answers: Receiver<Answer>,
+    /// Whether a load succeeded. Only the first one has the long deadline: nothing is served before it.
+    has_loaded: bool,
+    /// `None` only during drop.
+    requests: Option<Sender<Request>>,
+    responses: Receiver<Response>,
     state: State,
     thread: Option<JoinHandle<()>>,
-    waker: NoDebug,
-    /// How often a late call was looked at since it is late.
-    looks: u32,
-    /// The size of the store's files; 0 where it is not known.
+    waker: OptionalWaker,
+    /// How often the late call was polled.
+    late_polls: u32,
+    /// The size of the store's files in bytes; 0 if unknown.
     bytes: Arc<AtomicU64>,
 }
 
-/// The store's waker, if it has one.
-struct NoDebug(Option<Waker>);
+/// The store's waker, if it has one; with `Debug`, which [`Waker`] lacks.
+struct OptionalWaker(Option<Waker>);
 
-impl std::fmt::Debug for NoDebug {
+impl std::fmt::Debug for OptionalWaker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Waker")
     }
@@ -59,27 +57,27 @@ impl std::fmt::Debug for NoDebug {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing is under way.
+    /// No call is in progress.
     Ready,
-    /// A call is late and not over.
+    /// A late call is still in progress.
     Stuck,
-    /// A late call is over; only a `load` makes good for it.
-    Late,
+    /// A late call has ended; only a `load` may follow.
+    NeedsLoad,
 }
 
-enum Ask {
+enum Request {
     Load,
     Append(Vec<Write>),
 }
 
-enum Answer {
+enum Response {
     Opened(Result<Option<Waker>, StoreError>),
     Loaded(Result<Vec<Record>, StoreError>),
     Appended(Result<(), StoreError>),
 }
 
 impl Deadline {
-    /// Opens a store, in its own thread, with the product's deadlines. `path` is for errors.
+    /// Opens a store on its own thread with the default deadlines. `path` is for errors.
     ///
     /// # Errors
     /// As `open`, or [`StoreError::Slow`].
@@ -91,7 +89,7 @@ impl Deadline {
         Self::open_within(path, APPEND_WAIT, LOAD_WAIT, open)
     }
 
-    /// The same with other deadlines.
+    /// As [`Deadline::open`], with other deadlines.
     ///
     /// # Errors
     /// As `open`, or [`StoreError::Slow`].
@@ -105,69 +103,69 @@ impl Deadline {
         S: Store + 'static,
         F: FnOnce() -> Result<S, StoreError> + Send + 'static,
     {
-        let trouble = Trouble::new(path);
-        // One ask is under way at a time, and its answer never waits for a reader.
-        let (asks, asked) = bounded(1);
-        let (answer, answers) = bounded(1);
-        let words = trouble.clone();
+        let errors = ErrorFactory::new(path);
+        // At most one request is in progress, and sending its response never blocks.
+        let (requests, request_receiver) = bounded(1);
+        let (response_sender, responses) = bounded(1);
+        let thread_errors = errors.clone();
         let bytes = Arc::new(AtomicU64::new(0));
-        let seen = Arc::clone(&bytes);
+        let thread_bytes = Arc::clone(&bytes);
         let thread = std::thread::Builder::new()
             .name("store".into())
-            .spawn(move || serve(open, &words, &asked, &answer, &seen))
-            .map_err(|e| trouble.io("starting its thread", &e))?;
+            .spawn(move || serve(open, &thread_errors, &request_receiver, &response_sender, &thread_bytes))
+            .map_err(|e| errors.io("starting its thread", &e))?;
         let mut this = Self {
-            trouble,
+            errors,
             append_wait,
             load_wait,
-            loaded: false,
-            asks: Some(asks),
-            answers,
+            has_loaded: false,
+            requests: Some(requests),
+            responses,
             state: State::Ready,
             thread: Some(thread),
-            waker: NoDebug(None),
-            looks: 0,
+            waker: OptionalWaker(None),
+            late_polls: 0,
             bytes,
         };
-        match this.wait(load_wait)? {
-            Answer::Opened(Ok(waker)) => {
-                this.waker = NoDebug(waker);
+        match this.receive(load_wait)? {
+            Response::Opened(Ok(waker)) => {
+                this.waker = OptionalWaker(waker);
                 Ok(this)
             }
-            Answer::Opened(Err(e)) => Err(e),
-            Answer::Loaded(_) | Answer::Appended(_) => Err(this.confused()),
+            Response::Opened(Err(e)) => Err(e),
+            Response::Loaded(_) | Response::Appended(_) => Err(this.mismatched_response()),
         }
     }
 
-    fn ask(&mut self, ask: Ask, wait: Duration) -> Result<Answer, StoreError> {
-        let sent = self.asks.as_ref().is_some_and(|asks| asks.send(ask).is_ok());
-        if sent { self.wait(wait) } else { Err(self.ended()) }
+    fn call(&mut self, request: Request, wait: Duration) -> Result<Response, StoreError> {
+        let is_sent = self.requests.as_ref().is_some_and(|requests| requests.send(request).is_ok());
+        if is_sent { self.receive(wait) } else { Err(self.thread_ended()) }
     }
 
-    fn wait(&mut self, wait: Duration) -> Result<Answer, StoreError> {
-        match self.answers.recv_timeout(wait) {
-            Ok(answer) => Ok(answer),
+    fn receive(&mut self, wait: Duration) -> Result<Response, StoreError> {
+        match self.responses.recv_timeout(wait) {
+            Ok(response) => Ok(response),
             Err(RecvTimeoutError::Timeout) => {
                 self.state = State::Stuck;
-                self.looks = 0;
-                Err(self.trouble.slow(wait))
+                self.late_polls = 0;
+                Err(self.errors.slow(wait))
             }
-            Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
+            Err(RecvTimeoutError::Disconnected) => Err(self.thread_ended()),
         }
     }
 
-    /// Looks, without waiting, whether a late call is over, and what it answered.
-    fn look(&mut self) -> Option<Answer> {
+    /// Checks, without blocking, whether a late call has ended, and returns its response.
+    fn poll_late_call(&mut self) -> Option<Response> {
         if self.state != State::Stuck {
             return None;
         }
-        let answer = match self.answers.try_recv() {
-            Ok(answer) => Some(answer),
+        let response = match self.responses.try_recv() {
+            Ok(response) => Some(response),
             Err(TryRecvError::Disconnected) => None,
             Err(TryRecvError::Empty) => {
-                self.looks += 1;
-                // Ever more seldom: each may be a thread that waits, too.
-                if self.looks.is_power_of_two()
+                self.late_polls += 1;
+                // At growing intervals, since each call may start a thread that blocks, too.
+                if self.late_polls.is_power_of_two()
                     && let Some(wake) = &self.waker.0
                 {
                     wake();
@@ -175,54 +173,54 @@ impl Deadline {
                 return None;
             }
         };
-        self.state = State::Late;
-        answer
+        self.state = State::NeedsLoad;
+        response
     }
 
-    fn ended(&self) -> StoreError {
-        self.trouble.failed("its thread has ended: restart berth")
+    fn thread_ended(&self) -> StoreError {
+        self.errors.failed("its thread has ended: restart berth")
     }
 
-    /// Cannot come about while each ask waits for its own answer.
-    fn confused(&self) -> StoreError {
-        self.trouble.failed("its thread answered something else")
+    /// A bug: each call waits for its own response.
+    fn mismatched_response(&self) -> StoreError {
+        self.errors.failed("its thread returned the response of another call")
     }
 }
 
 impl Store for Deadline {
     fn load(&mut self) -> Result<Vec<Record>, StoreError> {
-        let wait = if self.loaded { self.append_wait } else { self.load_wait };
-        let late = self.look();
+        let wait = if self.has_loaded { self.append_wait } else { self.load_wait };
+        let late = self.poll_late_call();
         if self.state == State::Stuck {
-            return Err(self.trouble.slow(wait));
+            return Err(self.errors.slow(wait));
         }
-        let answer = match late {
-            // A reading that is over by now is as good as a new one: nothing was written since.
-            Some(loaded @ Answer::Loaded(_)) => loaded,
-            _ => self.ask(Ask::Load, wait)?,
+        let response = match late {
+            // A late load is still current: nothing was written since.
+            Some(loaded @ Response::Loaded(_)) => loaded,
+            _ => self.call(Request::Load, wait)?,
         };
-        match answer {
-            Answer::Loaded(loaded) => {
+        match response {
+            Response::Loaded(loaded) => {
                 if loaded.is_ok() {
                     self.state = State::Ready;
-                    self.loaded = true;
+                    self.has_loaded = true;
                 }
                 loaded
             }
-            Answer::Opened(_) | Answer::Appended(_) => Err(self.confused()),
+            Response::Opened(_) | Response::Appended(_) => Err(self.mismatched_response()),
         }
     }
 
     fn append(&mut self, writes: &[Write]) -> Result<(), StoreError> {
-        let _ = self.look();
+        let _ = self.poll_late_call();
         match self.state {
             State::Ready => {}
-            State::Stuck => return Err(self.trouble.slow(self.append_wait)),
-            State::Late => return Err(self.trouble.unread()),
+            State::Stuck => return Err(self.errors.slow(self.append_wait)),
+            State::NeedsLoad => return Err(self.errors.not_read_back()),
         }
-        match self.ask(Ask::Append(writes.to_vec()), self.append_wait)? {
-            Answer::Appended(appended) => appended,
-            Answer::Opened(_) | Answer::Loaded(_) => Err(self.confused()),
+        match self.call(Request::Append(writes.to_vec()), self.append_wait)? {
+            Response::Appended(appended) => appended,
+            Response::Opened(_) | Response::Loaded(_) => Err(self.mismatched_response()),
         }
     }
 
@@ -233,13 +231,13 @@ impl Store for Deadline {
 
 impl Drop for Deadline {
     fn drop(&mut self) {
-        let _ = self.look();
-        // The thread ends once nobody can ask it any more, and closes the store.
-        self.asks = None;
+        let _ = self.poll_late_call();
+        // The thread ends when the sender is dropped, and closes the store.
+        self.requests = None;
         if self.state != State::Stuck
             && let Some(thread) = self.thread.take()
         {
-            // Its panics were caught, and one in closing is nobody's to hear.
+            // Panics of calls were caught; one during closing is ignored.
             let _ = thread.join();
         }
     }
@@ -247,9 +245,9 @@ impl Drop for Deadline {
 
 fn serve<S: Store>(
     open: impl FnOnce() -> Result<S, StoreError>,
-    trouble: &Trouble,
-    asked: &Receiver<Ask>,
-    answer: &Sender<Answer>,
+    errors: &ErrorFactory,
+    requests: &Receiver<Request>,
+    responses: &Sender<Response>,
     bytes: &AtomicU64,
 ) {
     let (mut store, opened) = match open() {
@@ -259,35 +257,35 @@ fn serve<S: Store>(
         }
         Err(e) => (None, Err(e)),
     };
-    if answer.send(Answer::Opened(opened)).is_err() {
+    if responses.send(Response::Opened(opened)).is_err() {
         return;
     }
     let Some(store) = &mut store else { return };
-    let mut measured: Option<Instant> = None;
-    for ask in asked {
-        let answered = catch_unwind(AssertUnwindSafe(|| match &ask {
-            Ask::Load => Answer::Loaded(store.load()),
-            Ask::Append(writes) => Answer::Appended(store.append(writes)),
+    let mut measured_at: Option<Instant> = None;
+    for request in requests {
+        let response = catch_unwind(AssertUnwindSafe(|| match &request {
+            Request::Load => Response::Loaded(store.load()),
+            Request::Append(writes) => Response::Appended(store.append(writes)),
         }));
-        let answered = answered.unwrap_or_else(|_| {
-            let error = trouble.failed("its thread panicked");
-            match ask {
-                Ask::Load => Answer::Loaded(Err(error)),
-                Ask::Append(_) => Answer::Appended(Err(error)),
+        let response = response.unwrap_or_else(|_| {
+            let error = errors.failed("its thread panicked");
+            match request {
+                Request::Load => Response::Loaded(Err(error)),
+                Request::Append(_) => Response::Appended(Err(error)),
             }
         });
-        // Before the answer of the first reading, which nobody waits for yet; later after it.
-        let first = measured.is_none();
-        if first {
+        // The first time before the response, since nothing is served yet; later after it.
+        let is_first = measured_at.is_none();
+        if is_first {
             bytes.store(store.bytes().unwrap_or(0), Ordering::Relaxed);
-            measured = Some(Instant::now());
+            measured_at = Some(Instant::now());
         }
-        if answer.send(answered).is_err() {
+        if responses.send(response).is_err() {
             return;
         }
-        if !first && measured.is_some_and(|at| at.elapsed() >= BYTES_EVERY) {
+        if !is_first && measured_at.is_some_and(|at| at.elapsed() >= MEASURE_INTERVAL) {
             bytes.store(store.bytes().unwrap_or(0), Ordering::Relaxed);
-            measured = Some(Instant::now());
+            measured_at = Some(Instant::now());
         }
     }
 }

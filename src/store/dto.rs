@@ -1,7 +1,7 @@
-//! What is written of the kernel's types, field by field. The kernel's own types are not
-//! serializable, so that a change there cannot change what is on disk unseen.
+//! The serialized form of the kernel's types. The kernel's own types are not serializable, so that a
+//! change to them cannot silently change the records on disk.
 //!
-//! Names as in `codec`: short, since they are in every record. Unknown fields are damage.
+//! Field names are short, since every record contains them. Unknown fields count as damage.
 
 mod allocation;
 mod health;
@@ -29,11 +29,11 @@ pub(super) struct Meta {
 }
 
 impl Meta {
-    pub(super) fn of(meta: &record::Meta) -> Self {
+    pub(super) fn from_kernel(meta: &record::Meta) -> Self {
         Self { store: meta.store, next: meta.next_number, kubelet_seen_ms: meta.kubelet_seen_wall_ms }
     }
 
-    pub(super) fn read(self) -> record::Meta {
+    pub(super) fn into_kernel(self) -> record::Meta {
         record::Meta { store: self.store, next_number: self.next, kubelet_seen_wall_ms: self.kubelet_seen_ms }
     }
 }
@@ -78,37 +78,39 @@ pub(super) struct Mark {
 }
 
 impl Drain {
-    pub(super) fn of(drain: &drain::Drain) -> Self {
+    pub(super) fn from_kernel(drain: &drain::Drain) -> Self {
         match drain {
             drain::Drain::Active => Self::Active,
-            drain::Drain::Cordoned(mark) => Self::Cordoned(Mark::of(mark)),
-            drain::Drain::Draining(mark, order) => Self::Draining(Mark::of(mark), Order::of(order)),
-            drain::Drain::Drained(mark) => Self::Drained(Mark::of(mark)),
+            drain::Drain::Cordoned(mark) => Self::Cordoned(Mark::from_kernel(mark)),
+            drain::Drain::Draining(mark, order) => {
+                Self::Draining(Mark::from_kernel(mark), Order::from_kernel(order))
+            }
+            drain::Drain::Drained(mark) => Self::Drained(Mark::from_kernel(mark)),
         }
     }
 
-    pub(super) fn read(self) -> drain::Drain {
+    pub(super) fn into_kernel(self) -> drain::Drain {
         match self {
             Self::Active => drain::Drain::Active,
-            Self::Cordoned(mark) => drain::Drain::Cordoned(mark.read()),
-            Self::Draining(mark, order) => drain::Drain::Draining(mark.read(), order.read()),
-            Self::Drained(mark) => drain::Drain::Drained(mark.read()),
+            Self::Cordoned(mark) => drain::Drain::Cordoned(mark.into_kernel()),
+            Self::Draining(mark, order) => drain::Drain::Draining(mark.into_kernel(), order.into_kernel()),
+            Self::Drained(mark) => drain::Drain::Drained(mark.into_kernel()),
         }
     }
 }
 
 impl Mark {
-    fn of(mark: &drain::Mark) -> Self {
+    fn from_kernel(mark: &drain::Mark) -> Self {
         Self { by: mark.by.clone(), why: mark.why.clone(), since_ms: mark.since_wall_ms }
     }
 
-    fn read(self) -> drain::Mark {
+    fn into_kernel(self) -> drain::Mark {
         drain::Mark { by: self.by, why: self.why, since_wall_ms: self.since_ms }
     }
 }
 
 impl Order {
-    fn of(order: &drain::Order) -> Self {
+    fn from_kernel(order: &drain::Order) -> Self {
         let at_deadline = match order.at_deadline {
             drain::AtDeadline::Wait => AtDeadline::Wait,
             drain::AtDeadline::Delete => AtDeadline::Delete,
@@ -117,7 +119,7 @@ impl Order {
         Self { evict: order.evict, deadline_ms: order.deadline_wall_ms, at_deadline }
     }
 
-    fn read(self) -> drain::Order {
+    fn into_kernel(self) -> drain::Order {
         let at_deadline = match self.at_deadline {
             AtDeadline::Wait => drain::AtDeadline::Wait,
             AtDeadline::Delete => drain::AtDeadline::Delete,

@@ -1,16 +1,16 @@
-//! The store's folder: who may use it, how it comes to be, and what its files may be.
+//! The store's folder: its lock, its creation and checks of its files.
 //!
 //! ```text
-//! <path>.made        says that a store was made: if there is none any more, the daemon does not start
+//! <path>.made        marks that a store was created; if it is missing, the daemon does not start
 //! <path>/            0700
-//!   lock             held as long as the store is open
-//!   reserve          room on the disk for opening the store ([`super::reserve`])
-//!   data/            sled's files, and the counter; appears whole, by one rename
-//!   data.new/        a store in the making; swept away at the next start
-//!   data.check/      a copy of data/ that sled opens first, where it cannot be in memory ([`super::copy`])
+//!   lock             locked while the store is open
+//!   reserve          disk space for opening the store ([`super::reserve`])
+//!   data/            sled's files and the counter; created by one rename
+//!   data.new/        an unfinished store; removed at the next start
+//!   data.check/      a copy of data/ that sled opens first, if memory has no room ([`super::copy`])
 //! ```
 
-use super::trouble::Trouble;
+use super::errors::ErrorFactory;
 use berth_files::{self, Links};
 use berth_kernel::ports::StoreError;
 use std::ffi::OsStr;
@@ -20,52 +20,52 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a lock may outlive its holder: sled's threads finish what they have begun, a daemon
-/// that was told to end is ending, and a child process has a copy until it runs its own program.
+/// How long a lock may outlive its holder: sled's threads finish their work, a stopped daemon shuts
+/// down, and a child process has a copy of the descriptor until it executes its program.
 const RELEASE_WAIT: Duration = Duration::from_secs(1);
-/// How often that is looked at.
-const RELEASE_STEP: Duration = Duration::from_millis(2);
-/// A snapshot that sled was writing when its process died. It would take it for the newest one and
-/// call the store corrupt; it is of no use, since nothing is done in its name before its rename.
-const UNFINISHED: &str = ".generating";
-/// Most bytes of a store's files: some ten times what the longest history takes.
+/// Interval of attempts to lock.
+const RELEASE_POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Suffix of a snapshot that sled was writing when its process was killed. sled would load it as the
+/// newest one and report corruption. Nothing depends on a snapshot before sled renames it.
+const UNFINISHED_SUFFIX: &str = ".generating";
+/// Most bytes of a store's files: about ten times those of the longest history.
 const FILES_BYTES_MAX: u64 = 1 << 30;
-/// What the file beside the folder says.
-const MADE: &[u8] = b"berth made a store here. If it is missing, berth does not start: put it back, or run\n\
-`berth state import FILE`; `berth state init` begins with an empty one.\n";
+/// The text of the marker file next to the folder.
+const MARKER_TEXT: &[u8] =
+    b"berth created a store here. If it is missing, berth does not start: put it back, or run\n\
+`berth state import FILE`; `berth state init` creates an empty one.\n";
 
 /// A locked folder.
 #[derive(Debug)]
 pub(super) struct Folder {
     pub(super) path: PathBuf,
-    /// The file that says that a store was made.
-    made: PathBuf,
-    /// Errors in words.
-    pub(super) trouble: Trouble,
-    /// Closing it releases the lock, so it goes last.
+    /// The file that marks that a store was created.
+    marker: PathBuf,
+    pub(super) errors: ErrorFactory,
+    /// The last field: closing it releases the lock.
     pub(super) lock: File,
 }
 
 impl Folder {
-    /// Makes the folder if need be and locks it.
+    /// Creates the folder if it does not exist, and locks it.
     pub(super) fn lock(path: &Path) -> Result<Self, StoreError> {
-        let trouble = Trouble::new(path);
+        let errors = ErrorFactory::new(path);
         if !path.is_dir() {
-            make_folder(path).map_err(|e| trouble.io("making its folder", &e))?;
-            // The name of a new folder is in the one above.
-            sync_folder(parent(path)).map_err(|e| trouble.io("making its folder", &e))?;
+            create_folder(path).map_err(|e| errors.io("creating its folder", &e))?;
+            // The entry of a new folder is in its parent.
+            sync_folder(parent(path)).map_err(|e| errors.io("creating its folder", &e))?;
         }
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
         let lock = berth_files::open_with(&mut options, &path.join("lock"), Links::Refuse)
-            .map_err(|e| trouble.io("opening its file lock", &e))?;
-        if !lock_within(&lock, RELEASE_WAIT).map_err(|e| trouble.io("locking it", &e))? {
-            return Err(trouble.locked());
+            .map_err(|e| errors.io("opening its file lock", &e))?;
+        if !lock_within(&lock, RELEASE_WAIT).map_err(|e| errors.io("locking it", &e))? {
+            return Err(errors.locked());
         }
-        Ok(Self { path: path.to_owned(), made: made(path), trouble, lock })
+        Ok(Self { path: path.to_owned(), marker: marker_path(path), errors, lock })
     }
 
-    /// Where sled's files are.
+    /// The folder of sled's files.
     pub(super) fn data(&self) -> PathBuf {
         self.path.join("data")
     }
@@ -75,12 +75,12 @@ impl Folder {
         self.data().join("db")
     }
 
-    /// Where the counter is.
+    /// The path of the counter.
     pub(super) fn counter(&self) -> PathBuf {
         self.data().join("counter")
     }
 
-    /// What its files take, bytes: sled's log, a snapshot of it, and values too large for the log.
+    /// Bytes of its files: sled's log, a snapshot of it, and values too large for the log.
     pub(super) fn bytes(&self) -> io::Result<u64> {
         let mut sum = 0;
         for folder in [self.data(), self.data().join("blobs")] {
@@ -90,7 +90,7 @@ impl Folder {
                 Err(e) => return Err(e),
             };
             for entry in entries {
-                // A file may go while they are counted.
+                // A file may be deleted during the count.
                 let file = entry?.metadata().ok().filter(fs::Metadata::is_file);
                 sum += file.map_or(0, |file| file.len());
             }
@@ -98,61 +98,64 @@ impl Folder {
         Ok(sum)
     }
 
-    /// Whether there is a store.
-    pub(super) fn is_made(&self) -> Result<bool, StoreError> {
-        fs::exists(self.data()).map_err(|e| self.trouble.io("checking whether it is there", &e))
+    /// Whether the store exists.
+    pub(super) fn has_store(&self) -> Result<bool, StoreError> {
+        fs::exists(self.data()).map_err(|e| self.errors.io("checking whether it exists", &e))
     }
 
-    /// Refuses a folder whose store is gone: an empty one in its place would forget every cordon, the
-    /// stack and who holds what.
-    pub(super) fn check_never_made(&self) -> Result<(), StoreError> {
-        match made_before(&self.path) {
-            Ok(Some(made)) => Err(StoreError::Gone {
+    /// Fails if a store was created here and is missing: an empty one in its place would lose all cordons,
+    /// the stack and all allocations.
+    pub(super) fn check_never_created(&self) -> Result<(), StoreError> {
+        match find_creation_evidence(&self.path) {
+            Ok(Some(evidence)) => Err(StoreError::Gone {
                 path: self.path.display().to_string(),
-                made: made.display().to_string(),
+                made: evidence.display().to_string(),
             }),
             Ok(None) => Ok(()),
-            Err(e) => Err(self.trouble.io("checking whether it was there", &e)),
+            Err(e) => Err(self.errors.io("checking whether it existed", &e)),
         }
     }
 
-    /// Writes beside the folder that a store was made in it, where nothing says so yet.
-    pub(super) fn note_made(&self) -> Result<(), StoreError> {
-        let written = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.made) {
+    /// Creates the marker file next to the folder if it does not exist.
+    pub(super) fn write_marker(&self) -> Result<(), StoreError> {
+        let written = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.marker) {
             Ok(mut file) => file
-                .write_all(MADE)
+                .write_all(MARKER_TEXT)
                 .and_then(|()| file.sync_all())
                 .and_then(|()| sync_folder(parent(&self.path))),
             Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(()),
             Err(e) => Err(e),
         };
-        written.map_err(|e| self.trouble.io("noting that it was made", &e))
+        written.map_err(|e| self.errors.io("writing its marker file (.made)", &e))
     }
 
-    /// Makes the store: `fill` gets an empty folder. What it leaves there is durable and becomes
-    /// `data/` in one step, so that a half-made store is never met.
-    pub(super) fn make(&self, fill: impl FnOnce(&Path) -> Result<(), StoreError>) -> Result<(), StoreError> {
+    /// Creates the store: `initialize` writes its files to an empty folder, which is synced and renamed
+    /// to `data/`, so that an unfinished store is never opened.
+    pub(super) fn create(
+        &self,
+        initialize: impl FnOnce(&Path) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         let new = self.path.join("data.new");
-        let io = |e: &io::Error| self.trouble.io("making it", e);
+        let io = |e: &io::Error| self.errors.io("creating it", e);
         remove(&new).map_err(|e| io(&e))?;
-        make_folder(&new).map_err(|e| io(&e))?;
-        fill(&new)?;
-        self.place(&new)
+        create_folder(&new).map_err(|e| io(&e))?;
+        initialize(&new)?;
+        self.install(&new)
     }
 
-    /// Makes a folder of the same file system `data/`, in one step.
-    pub(super) fn place(&self, new: &Path) -> Result<(), StoreError> {
+    /// Renames a folder of the same file system to `data/`.
+    pub(super) fn install(&self, new: &Path) -> Result<(), StoreError> {
         sync_all(new)
             .and_then(|()| fs::rename(new, self.data()))
             .and_then(|()| sync_folder(&self.path))
-            .map_err(|e| self.trouble.io("making it", &e))?;
-        self.note_made()
+            .map_err(|e| self.errors.io("creating it", &e))?;
+        self.write_marker()
     }
 
-    /// Checks the kind and the size of the files that sled and this module open: sled would wait for
-    /// the other end of a FIFO, and read a device without end.
+    /// Checks the type and the size of the files that sled and this module open: sled would block on a
+    /// FIFO and read a device without end.
     pub(super) fn check_files(&self) -> Result<(), StoreError> {
-        let io = |e: &io::Error| self.trouble.io("opening it", e);
+        let io = |e: &io::Error| self.errors.io("opening it", e);
         let mut bytes = 0;
         for entry in fs::read_dir(self.data()).map_err(|e| io(&e))? {
             let entry = entry.map_err(|e| io(&e))?;
@@ -160,23 +163,23 @@ impl Folder {
             if !matches!(&*name, "db" | "conf" | "counter") && !name.starts_with("snap.") {
                 continue;
             }
-            let about = entry.metadata().map_err(|e| io(&e))?;
-            berth_files::regular(about.file_type())
-                .map_err(|e| self.trouble.io(&format!("opening its file data/{name}"), &e))?;
-            bytes += about.len();
+            let metadata = entry.metadata().map_err(|e| io(&e))?;
+            berth_files::ensure_regular(metadata.file_type())
+                .map_err(|e| self.errors.io(&format!("opening its file data/{name}"), &e))?;
+            bytes += metadata.len();
         }
         if bytes > FILES_BYTES_MAX {
-            let most = FILES_BYTES_MAX >> 20;
+            let limit = FILES_BYTES_MAX >> 20;
             return Err(self
-                .trouble
-                .damaged(format!("its files have {bytes} bytes, and never more than {most} MiB")));
+                .errors
+                .damaged(format!("its files have {bytes} bytes, more than the limit of {limit} MiB")));
         }
         Ok(())
     }
 
-    /// Removes what a killed process left unfinished.
-    pub(super) fn sweep(&self) -> Result<(), StoreError> {
-        let sweep = || {
+    /// Removes unfinished files of a killed process.
+    pub(super) fn remove_unfinished(&self) -> Result<(), StoreError> {
+        let remove = || {
             for entry in fs::read_dir(self.data())? {
                 let path = entry?.path();
                 if is_unfinished(&path) {
@@ -185,46 +188,45 @@ impl Folder {
             }
             Ok(())
         };
-        sweep().map_err(|e: io::Error| self.trouble.io("opening it", &e))
+        remove().map_err(|e: io::Error| self.errors.io("opening it", &e))
     }
 
-    /// Makes the names of sled's files durable: it renames its snapshots and leaves it at that.
+    /// Syncs the names of sled's files: sled renames snapshots without a sync.
     pub(super) fn sync_names(&self) -> Result<(), StoreError> {
-        sync_folder(&self.data()).map_err(|e| self.trouble.io("opening it", &e))
+        sync_folder(&self.data()).map_err(|e| self.errors.io("opening it", &e))
     }
 
-    /// Opens sled's log for syncing. It must be there and be writable.
+    /// Opens sled's log for syncing. It must exist and be writable.
     pub(super) fn open_log(&self) -> Result<File, StoreError> {
         let opened =
             berth_files::open_with(OpenOptions::new().read(true).write(true), &self.log(), Links::Refuse);
         opened.map_err(|e| match e.kind() {
-            ErrorKind::NotFound => self.trouble.damaged("its file data/db is missing"),
-            _ => self.trouble.io("opening its file data/db", &e),
+            ErrorKind::NotFound => self.errors.damaged("its file data/db is missing"),
+            _ => self.errors.io("opening its file data/db", &e),
         })
     }
 
-    /// Waits until no handle of sled's has the log. Answers whether that came true in time.
+    /// Waits until sled has closed the log. Returns false after [`RELEASE_WAIT`].
     pub(super) fn wait_released(&self) -> Result<bool, StoreError> {
         let log = self.open_log()?;
-        lock_within(&log, RELEASE_WAIT).map_err(|e| self.trouble.io("locking it", &e))
+        lock_within(&log, RELEASE_WAIT).map_err(|e| self.errors.io("locking it", &e))
     }
 
-    /// Drops what the system remembers of the log, so that what is read next is what the drive has.
-    /// After a failed sync the pages that did not reach it count as written, and a later sync would
-    /// say that all is well.
-    pub(super) fn forget_log(&self) -> Result<(), StoreError> {
+    /// Drops the log from the page cache, so that the next read is from the drive. After a failed sync
+    /// the system marks unwritten pages as clean, and a later sync succeeds without writing them.
+    pub(super) fn drop_cached_log(&self) -> Result<(), StoreError> {
         let log = self.open_log()?;
         rustix::fs::fadvise(&log, 0, None, rustix::fs::Advice::DontNeed)
-            .map_err(|e| self.trouble.io("reading it back", &e.into()))
+            .map_err(|e| self.errors.io("reading it back", &e.into()))
     }
 }
 
-/// The file that shows that a store was made at `path`: the one that says so, or a file of decisions, which
-/// a daemon writes only once its store is open. Stores made by earlier versions have the latter alone.
-fn made_before(path: &Path) -> io::Result<Option<PathBuf>> {
-    let made = made(path);
-    if is_there(fs::symlink_metadata(&made))? {
-        return Ok(Some(made));
+/// The file that shows that a store was created at `path`: the marker, or a decision file, which a daemon
+/// writes only after it opened its store. Stores of earlier versions have no marker.
+fn find_creation_evidence(path: &Path) -> io::Result<Option<PathBuf>> {
+    let marker = marker_path(path);
+    if exists(fs::symlink_metadata(&marker))? {
+        return Ok(Some(marker));
     }
     let decisions = match fs::read_dir(parent(path).join("decisions")) {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
@@ -239,34 +241,34 @@ fn made_before(path: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// The file that says that a store was made at `path`.
-fn made(path: &Path) -> PathBuf {
-    let mut made = path.as_os_str().to_owned();
-    made.push(".made");
-    made.into()
+/// The path of the marker file of the store at `path`.
+fn marker_path(path: &Path) -> PathBuf {
+    let mut marker = path.as_os_str().to_owned();
+    marker.push(".made");
+    marker.into()
 }
 
-fn is_there(about: io::Result<fs::Metadata>) -> io::Result<bool> {
-    match about {
+fn exists(metadata: io::Result<fs::Metadata>) -> io::Result<bool> {
+    match metadata {
         Ok(_) => Ok(true),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
         Err(e) => Err(e),
     }
 }
 
-/// Whether `file` is still the one of that name: what is written to a file that was moved or deleted
-/// would not be found at the next start.
+/// Whether `path` still names the open `file`: data written to a moved or deleted file is missing at
+/// the next start.
 pub(super) fn is_in_place(file: &File, path: &Path) -> io::Result<bool> {
     let (named, open) = (fs::symlink_metadata(path)?, file.metadata()?);
     Ok((named.dev(), named.ino()) == (open.dev(), open.ino()))
 }
 
-/// The folder that a path's name is in.
+/// The folder that contains `path`.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Locks a file until it is closed. Answers whether that came true in time.
+/// Locks a file until it is closed. Returns false if it is still locked after `wait`.
 fn lock_within(file: &File, wait: Duration) -> io::Result<bool> {
     let since = Instant::now();
     loop {
@@ -274,19 +276,19 @@ fn lock_within(file: &File, wait: Duration) -> io::Result<bool> {
             Ok(()) => return Ok(true),
             Err(TryLockError::Error(e)) => return Err(e),
             Err(TryLockError::WouldBlock) if since.elapsed() >= wait => return Ok(false),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(RELEASE_STEP),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(RELEASE_POLL_INTERVAL),
         }
     }
 }
 
-fn make_folder(path: &Path) -> io::Result<()> {
-    // Pod names are nobody else's business.
+fn create_folder(path: &Path) -> io::Result<()> {
+    // The store contains pod names, which other users may not read.
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 pub(super) fn is_unfinished(path: &Path) -> bool {
     let name = path.file_name().map(OsStr::to_string_lossy);
-    name.is_some_and(|name| name.ends_with(UNFINISHED))
+    name.is_some_and(|name| name.ends_with(UNFINISHED_SUFFIX))
 }
 
 pub(super) fn remove(path: &Path) -> io::Result<()> {

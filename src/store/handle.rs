@@ -1,10 +1,10 @@
-//! An open sled, and what is read from it and first put into it.
+//! Opens, reads and initializes a sled database.
 
 use super::check::{CHECK_KEY, Check, Contents};
 use super::codec;
 use super::counter::Counter;
+use super::errors::{ErrorFactory, panic_message};
 use super::folder::Folder;
-use super::trouble::{Trouble, panicked};
 use berth_kernel::ports::StoreError;
 use berth_kernel::record::{Meta, Record, Write};
 use std::fs::File;
@@ -14,17 +14,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A log segment, bytes. A page holds up to 17 records before it splits and 3 more where it takes
-/// in a neighbour: 20 x (16 KiB + 65 of key and some) = 330 KiB, under a quarter of this.
+/// Bytes of a log segment. A page has up to 17 records before it splits, and 3 more after it merges with
+/// a neighbour: 20 x (16 KiB + 65 of the key + overhead) = 330 KiB, under a quarter of a segment.
 const SEGMENT_BYTES: usize = 2 * 1024 * 1024;
-/// sled's page cache, bytes: the pages that grants and ends touch, those of the oldest history among them.
+/// Bytes of sled's page cache: the pages that grants and ends touch, including those of the oldest history.
 const CACHE_BYTES: u64 = 8 * 1024 * 1024;
 
-/// An open sled. Its `Drop` writes, and unwraps what comes of it: the panic ends here.
+/// An open sled database. Dropping it writes and panics on an error; this type catches the panic.
 pub(super) struct Handle(Option<::sled::Db>);
 
 impl Handle {
-    /// The same sled; it closes with the last of its handles.
+    /// Another handle to the same database, which closes with its last handle.
     pub(super) fn share(&self) -> Self {
         Self(self.0.clone())
     }
@@ -32,7 +32,7 @@ impl Handle {
 
 impl std::fmt::Debug for Handle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // sled's own shows all that it holds.
+        // `Debug` of sled prints all records.
         f.write_str("sled::Db")
     }
 }
@@ -41,7 +41,7 @@ impl Deref for Handle {
     type Target = ::sled::Db;
 
     fn deref(&self) -> &Self::Target {
-        // Taken in `drop` alone, after which no caller is left.
+        // Only `drop` takes it.
         self.0.as_ref().expect("open until dropped")
     }
 }
@@ -50,31 +50,34 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let db = self.0.take();
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(db))) {
-            tracing::warn!(what = panicked(&*panic), "closing the store");
+            tracing::warn!(what = panic_message(&*panic), "cannot close the store cleanly");
         }
     }
 }
 
-pub(super) fn open_sled(data: &Path, trouble: &Trouble) -> Result<Handle, StoreError> {
+pub(super) fn open_sled(data: &Path, errors: &ErrorFactory) -> Result<Handle, StoreError> {
     if SystemTime::now() < UNIX_EPOCH {
-        // sled draws the name of a temporary folder from the clock, and panics.
-        return Err(trouble.failed("the system's clock shows a time before 1970: set it"));
+        // sled derives the name of a temporary folder from the clock and panics.
+        return Err(errors.failed("the system's clock shows a time before 1970: set it"));
     }
     let config = ::sled::Config::new()
         .path(data)
         .segment_size(SEGMENT_BYTES)
         .cache_capacity(CACHE_BYTES)
-        // Every append flushes; a thread that does so in between only wakes the processor.
+        // Every append flushes, so sled's flush thread would only wake the CPU.
         .flush_every_ms(None);
     match catch_unwind(AssertUnwindSafe(|| config.open())) {
         Ok(Ok(db)) => Ok(Handle(Some(db))),
-        Ok(Err(e)) => Err(trouble.reading(e)),
-        Err(panic) => Err(trouble.damaged(panicked(&*panic))),
+        Ok(Err(e)) => Err(errors.read_error(e)),
+        Err(panic) => Err(errors.damaged(panic_message(&*panic))),
     }
 }
 
-/// Everything in it, found to be what was written.
-pub(super) fn contents(db: &Handle, trouble: &Trouble) -> Result<(Contents, Vec<Record>), StoreError> {
+/// Reads and verifies all records.
+pub(super) fn read_contents(
+    db: &Handle,
+    errors: &ErrorFactory,
+) -> Result<(Contents, Vec<Record>), StoreError> {
     let read = catch_unwind(AssertUnwindSafe(|| {
         let mut failed = None;
         let pairs = db.iter().map_while(|pair| pair.map_err(|e| failed = Some(e)).ok());
@@ -82,55 +85,55 @@ pub(super) fn contents(db: &Handle, trouble: &Trouble) -> Result<(Contents, Vec<
         failed.map_or(Ok(contents), Err)
     }));
     match read {
-        Ok(Ok(contents)) => contents.map_err(|e| trouble.decoding(e)),
-        Ok(Err(e)) => Err(trouble.reading(e)),
-        Err(panic) => Err(trouble.damaged(panicked(&*panic))),
+        Ok(Ok(contents)) => contents.map_err(|e| errors.decode_error(e)),
+        Ok(Err(e)) => Err(errors.read_error(e)),
+        Err(panic) => Err(errors.damaged(panic_message(&*panic))),
     }
 }
 
-/// What its check record says.
-pub(super) fn check(db: &Handle, trouble: &Trouble) -> Result<Check, StoreError> {
+/// Reads the check record.
+pub(super) fn read_check(db: &Handle, errors: &ErrorFactory) -> Result<Check, StoreError> {
     match catch_unwind(AssertUnwindSafe(|| db.get(CHECK_KEY))) {
-        Ok(Ok(value)) => Check::read(&value.unwrap_or_default()).map_err(|e| trouble.decoding(e)),
-        Ok(Err(e)) => Err(trouble.reading(e)),
-        Err(panic) => Err(trouble.damaged(panicked(&*panic))),
+        Ok(Ok(value)) => Check::read(&value.unwrap_or_default()).map_err(|e| errors.decode_error(e)),
+        Ok(Err(e)) => Err(errors.read_error(e)),
+        Err(panic) => Err(errors.damaged(panic_message(&*panic))),
     }
 }
 
-/// The contents, found to reach as far as the counter.
-pub(super) fn whole(
+/// Reads and verifies all records, and that no acknowledged append is missing.
+pub(super) fn read_complete(
     db: &Handle,
     count: u64,
-    trouble: &Trouble,
+    errors: &ErrorFactory,
 ) -> Result<(Contents, Vec<Record>), StoreError> {
-    let (contents, records) = contents(db, trouble)?;
+    let (contents, records) = read_contents(db, errors)?;
     let writes = contents.check().writes;
     if writes < count {
         return Err(
-            trouble.damaged(format!("its log ends after write {writes}, and {count} were acknowledged"))
+            errors.damaged(format!("its log ends after write {writes}, and {count} were acknowledged"))
         );
     }
     Ok((contents, records))
 }
 
-/// The counter and what it says.
+/// Opens the counter and reads it.
 pub(super) fn open_counter(folder: &Folder) -> Result<(Counter, u64), StoreError> {
-    let trouble = &folder.trouble;
+    let errors = &folder.errors;
     Counter::open(&folder.counter()).map_err(|e| match e.kind() {
-        ErrorKind::NotFound => trouble.damaged("its file data/counter is missing"),
-        ErrorKind::InvalidData => trouble.damaged("its file data/counter is no counter"),
-        _ => trouble.io("opening its file data/counter", &e),
+        ErrorKind::NotFound => errors.damaged("its file data/counter is missing"),
+        ErrorKind::InvalidData => errors.damaged("its file data/counter is malformed"),
+        _ => errors.io("opening its file data/counter", &e),
     })
 }
 
-/// A fresh store in an empty folder.
-pub(super) fn fill(data: &Path, trouble: &Trouble) -> Result<(), StoreError> {
-    let io = |e: &std::io::Error| trouble.io("making it", e);
-    let meta = Record::Meta(Meta { store: random().map_err(|e| io(&e))?, ..Meta::default() });
+/// Creates a new store in an empty folder.
+pub(super) fn initialize(data: &Path, errors: &ErrorFactory) -> Result<(), StoreError> {
+    let io = |e: &std::io::Error| errors.io("creating it", e);
+    let meta = Record::Meta(Meta { store: random_id().map_err(|e| io(&e))?, ..Meta::default() });
     let changes = codec::changes(&[Write::Put(meta)])?;
     let mut contents = Contents::default();
-    contents.take(contents.next(&changes));
-    let db = open_sled(data, trouble)?;
+    contents.commit(contents.prepare(&changes));
+    let db = open_sled(data, errors)?;
     let written = catch_unwind(AssertUnwindSafe(|| {
         for (key, value) in &changes {
             db.insert(key.as_slice(), value.as_deref().unwrap_or_default())?;
@@ -140,13 +143,13 @@ pub(super) fn fill(data: &Path, trouble: &Trouble) -> Result<(), StoreError> {
     }));
     match written {
         Ok(Ok(_)) => {}
-        Ok(Err(e)) => return Err(trouble.writing(e)),
-        Err(panic) => return Err(trouble.failed(panicked(&*panic))),
+        Ok(Err(e)) => return Err(errors.write_error(e)),
+        Err(panic) => return Err(errors.failed(panic_message(&*panic))),
     }
     Counter::create(&data.join("counter"), contents.check().writes).map_err(|e| io(&e))
 }
 
-fn random() -> std::io::Result<u32> {
+fn random_id() -> std::io::Result<u32> {
     let mut bytes = [0; 4];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(u32::from_ne_bytes(bytes))

@@ -1,17 +1,18 @@
-//! `Store` over sled, and its twin in memory.
+//! [`berth_kernel::ports::Store`] on sled and in memory, and the journal of decisions.
 //!
-//! What is written is one record per noun ([`berth_kernel::record`]); [`codec`] turns it into
-//! bytes. sled 0.34 alone promises less than an Allocate needs, so [`SledStore`] adds what is
-//! missing, and says in its own words what stays undetectable. [`Deadline`] bounds how long a
-//! caller waits for a disk. Nothing outside this room names sled.
+//! The store holds one record per object ([`berth_kernel::record`]); [`codec`] encodes it. sled 0.34
+//! alone guarantees less than an Allocate needs: [`SledStore`] adds the missing checks and documents
+//! what stays undetected. [`Deadline`] bounds how long a caller waits for the disk. No other crate
+//! uses sled.
 
 mod check;
-mod closed;
+mod clean_stop;
 pub mod codec;
 mod copy;
 mod counter;
 mod deadline;
 mod dto;
+mod errors;
 mod folder;
 mod handle;
 pub mod journal;
@@ -19,7 +20,6 @@ mod memory;
 mod reserve;
 mod sled;
 mod transfer;
-mod trouble;
 
 pub use codec::RECORD_BYTES_MAX;
 pub use deadline::{APPEND_WAIT, Deadline, LOAD_WAIT};

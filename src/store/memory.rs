@@ -1,8 +1,8 @@
-//! The store's twin in memory, for simulations and tests. It keeps the same bytes as the one on
-//! disk, and takes faults on demand.
+//! A store in memory, for simulations and tests, with the same encoded records as the one on disk and
+//! with simulated faults.
 
 use super::codec;
-use super::trouble::Trouble;
+use super::errors::ErrorFactory;
 use berth_kernel::ports::{Store, StoreError};
 use berth_kernel::record::{Meta, Record, Write};
 use parking_lot::{Mutex, MutexGuard};
@@ -11,20 +11,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What goes wrong next.
+/// A simulated fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryFault {
     /// Appends fail and nothing is written.
     BeforeWrite,
-    /// Appends fail, but what they wrote is there after all.
+    /// Appends fail after their writes are stored.
     AfterWrite,
-    /// Appends take so long.
+    /// Appends take this long.
     Slow(Duration),
-    /// Appends fail, and so does reading.
+    /// Appends and reads fail.
     Gone,
 }
 
-/// What outlives a restart. Clones are the same disk.
+/// The stored records, which survive a restart. Clones share them.
 #[derive(Clone, Debug)]
 pub struct MemoryDisk {
     shared: Arc<Mutex<Shared>>,
@@ -39,14 +39,14 @@ struct Shared {
 }
 
 impl MemoryDisk {
-    /// An empty disk; `store` is the identity that its store will have ([`Meta::store`]).
+    /// A disk with a new store of this id ([`Meta::store`]).
     ///
     /// # Panics
-    /// Never: a record of counters fits.
+    /// Never: the record of counters is shorter than the limit.
     #[must_use]
     pub fn new(store: u32) -> Self {
         let meta = Record::Meta(Meta { store, ..Meta::default() });
-        let value = codec::encode(&meta).expect("three numbers are short");
+        let value = codec::encode(&meta).expect("three numbers are within the limit");
         Self {
             shared: Arc::new(Mutex::new(Shared {
                 records: BTreeMap::from([(codec::key_bytes(&meta.key()), value)]),
@@ -57,43 +57,42 @@ impl MemoryDisk {
         }
     }
 
-    /// Opens the store on it.
+    /// Opens its store.
     ///
     /// # Errors
     /// [`StoreError::Locked`] while another one is open.
     pub fn open(&self) -> Result<MemoryStore, StoreError> {
-        let trouble = Trouble::new(Path::new("memory"));
+        let errors = ErrorFactory::new(Path::new("memory"));
         let mut shared = self.shared();
         if shared.in_use {
-            return Err(trouble.locked());
+            return Err(errors.locked());
         }
         shared.in_use = true;
         drop(shared);
-        Ok(MemoryStore { disk: self.clone(), trouble, failed: false })
+        Ok(MemoryStore { disk: self.clone(), errors, failed: false })
     }
 
-    /// From now on, until told otherwise.
+    /// Simulates this fault from now on; `None` ends it.
     pub fn set_fault(&self, fault: Option<MemoryFault>) {
         self.shared().fault = fault;
     }
 
-    /// How many appends it took.
+    /// The number of stored appends.
     #[must_use]
     pub fn appends(&self) -> u64 {
         self.shared().appends
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
-        // Nothing in here can panic half-way.
         self.shared.lock()
     }
 }
 
-/// An open store on a [`MemoryDisk`]. Dropping it is the restart.
+/// An open store on a [`MemoryDisk`]. A test drops it and opens another to simulate a restart.
 #[derive(Debug)]
 pub struct MemoryStore {
     disk: MemoryDisk,
-    trouble: Trouble,
+    errors: ErrorFactory,
     failed: bool,
 }
 
@@ -101,12 +100,12 @@ impl Store for MemoryStore {
     fn load(&mut self) -> Result<Vec<Record>, StoreError> {
         let shared = self.disk.shared();
         if shared.fault == Some(MemoryFault::Gone) {
-            return Err(self.trouble.failed("the test said so"));
+            return Err(self.errors.failed("simulated fault"));
         }
         let records = shared.records.iter();
         let records = records.map(|(key, value)| codec::decode(key, value));
         let records = records.collect::<Result<_, _>>();
-        let records = records.map_err(|e| self.trouble.decoding(e))?;
+        let records = records.map_err(|e| self.errors.decode_error(e))?;
         self.failed = false;
         Ok(records)
     }
@@ -117,11 +116,11 @@ impl Store for MemoryStore {
             return Ok(());
         }
         if self.failed {
-            return Err(self.trouble.unread());
+            return Err(self.errors.not_read_back());
         }
         let fault = self.disk.shared().fault;
         if let Some(MemoryFault::Slow(wait)) = fault {
-            // Without the lock: tests look at the disk meanwhile.
+            // Without the lock, since tests read the disk meanwhile.
             std::thread::sleep(wait);
         }
         self.failed = fault.is_some_and(|f| !matches!(f, MemoryFault::Slow(_)));
@@ -136,7 +135,7 @@ impl Store for MemoryStore {
             shared.appends += 1;
         }
         if self.failed {
-            return Err(self.trouble.failed("the test said so"));
+            return Err(self.errors.failed("simulated fault"));
         }
         Ok(())
     }

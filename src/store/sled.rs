@@ -1,32 +1,32 @@
-//! `Store` over sled 0.34, which only this file and [`super::handle`] name.
+//! [`Store`] on sled 0.34, which only this file and [`super::handle`] use.
 //!
-//! What sled leaves open, and what is done about it:
-//! - `flush()` is `sync_file_range`: neither the drive's cache nor a grown file's length is safe
-//!   after it. So each append ends with `fdatasync` on the log, through a descriptor of our own.
-//! - Opening repairs, which may mean cutting off. So a copy is opened first, and read whole
-//!   ([`Folder::try_on_copy`], [`Contents`]), unless the files are those of a clean stop
-//!   ([`Folder::is_as_closed`]). What it holds is what the store holds if their check
-//!   records are the same; the store itself is opened once more and read no further, since sled keeps in memory what
-//!   it has read, whatever its cache may hold (its bookkeeping is by 256 shards and for every 64th access).
-//! - Opening writes, up to a segment of zeros and a snapshot, only behind what was read. Room for it is
-//!   held for a full disk ([`Folder::release_reserve_if_full`]).
-//! - After an I/O error it refuses everything until it is opened anew, and it may panic. So any
-//!   error closes it, under `catch_unwind`, and [`Store::load`] opens it again.
-//! - A write that fails in one of its own threads may leave `flush()` waiting for ever: there
-//!   (`exit_reservation`) the error is noted and nobody is told. Another `flush()` sees the error and
-//!   wakes all that wait, so that is what [`Store::waker`] does.
-//! - A page of more than a quarter segment becomes a file that is never synced. So segments are
-//!   larger than its default ([`super::handle`]).
+//! What sled does not guarantee, and the measure against it:
+//! - `flush()` is `sync_file_range`: after it, neither the drive's cache nor the length of a grown file
+//!   is durable. So each append ends with `fdatasync` on the log, through a separate descriptor.
+//! - Opening repairs a store, which may truncate it. So a copy is opened first and read completely
+//!   ([`Folder::check_copy`], [`Contents`]), unless the files are unchanged since a clean stop
+//!   ([`Folder::is_unchanged_since_clean_stop`]). If both have the same check record, they have the same
+//!   contents. The store itself is then opened but not read: sled keeps in memory what it has read, and
+//!   exceeds its cache limit (it evicts by 256 shards and on every 64th access).
+//! - Opening writes up to a segment of zeros and a snapshot, after the data that was read. Disk space for
+//!   that is reserved ([`Folder::release_reserve_if_full`]).
+//! - After an I/O error sled fails every call until it is opened again, and it may panic. So any error
+//!   closes it, under `catch_unwind`, and [`Store::load`] opens it again.
+//! - If a write fails in one of sled's threads, `flush()` may block forever: `exit_reservation` records
+//!   the error but does not wake the waiters. Another `flush()` finds the error and wakes them, so
+//!   [`Store::waker`] calls it.
+//! - sled writes a page of more than a quarter segment to a file that it never syncs. So segments are
+//!   larger than sled's default ([`super::handle`]).
 //!
-//! What stays undetected: a whole folder put back to an older state, the counter with it; and see
+//! Undetected: a whole folder, including the counter, that is restored to an older state; and see
 //! [`super::counter`].
 
 use super::check::{CHECK_KEY, Changes, Contents};
 use super::codec;
 use super::counter::Counter;
+use super::errors::{ErrorFactory, panic_message};
 use super::folder::{Folder, is_in_place};
-use super::handle::{Handle, check, contents, fill, open_counter, open_sled, whole};
-use super::trouble::{Trouble, panicked};
+use super::handle::{Handle, initialize, open_counter, open_sled, read_check, read_complete, read_contents};
 use berth_kernel::ports::{Store, StoreError, Waker};
 use berth_kernel::record::{Record, Write};
 use berth_kernel::steps::{Step, pass};
@@ -39,105 +39,109 @@ use std::sync::Arc;
 /// A store in a folder.
 #[derive(Debug)]
 pub struct SledStore {
-    // Before the folder, whose lock must go last.
-    open: Option<Open>,
-    flushing: Flushing,
+    // Dropped before the folder, which holds the lock.
+    open: Option<OpenStore>,
+    active_append: ActiveAppend,
     folder: Folder,
 }
 
-/// The sled of an append that is under way.
+/// The database of the append in progress, if there is one.
 #[derive(Clone, Debug, Default)]
-struct Flushing(Arc<Mutex<Option<Handle>>>);
+struct ActiveAppend(Arc<Mutex<Option<Handle>>>);
 
-impl Flushing {
+impl ActiveAppend {
     fn set(&self, db: Option<Handle>) {
-        // Outside the lock: dropping the last handle writes.
+        // Dropped outside the lock: the last handle writes.
         let old = std::mem::replace(&mut *self.0.lock(), db);
         drop(old);
     }
 
-    /// Wakes whoever waits for a write that has failed already, in a thread of its own: if it has not
-    /// failed, this waits as well.
+    /// Wakes an append that waits for a failed write. Uses a separate thread, since `flush()` blocks if the
+    /// write has not failed.
     fn wake(&self) {
         let Some(db) = self.0.lock().as_ref().map(Handle::share) else {
             return;
         };
         let flush = move || drop(catch_unwind(AssertUnwindSafe(|| db.flush())));
         if let Err(error) = std::thread::Builder::new().name("store-waker".into()).spawn(flush) {
-            tracing::warn!(%error, "no thread to wake the store with");
+            tracing::warn!(%error, "cannot start a thread to wake the store");
         }
     }
 }
 
-/// sled, opened and read.
+/// An open and verified database.
 #[derive(Debug)]
-struct Open {
+struct OpenStore {
     db: Handle,
     log: File,
     counter: Counter,
     contents: Contents,
-    /// What it held when it was opened, until somebody asks.
+    /// The records as of opening, until the first load or append.
     records: Option<Vec<Record>>,
 }
 
 impl SledStore {
-    /// Opens the store in this folder, which is made, readable to its owner alone, if there never was
-    /// one. A fresh store gets a random identity ([`berth_kernel::record::Meta::store`]).
+    /// Opens the store in this folder, or creates one that only its owner can read if none was ever
+    /// created here. A new store gets a random id ([`berth_kernel::record::Meta::store`]).
     ///
     /// # Errors
-    /// If another process has it, one was made here and is gone, a later release wrote it, it is damaged
-    /// in any way (and is then left byte for byte as it was), or the system does not let us.
+    /// If another process has it open, one was created here and is missing, a later release wrote it, it
+    /// is damaged (its files are then unchanged), or an I/O error occurs.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let folder = Folder::lock(path)?;
-        if folder.is_made()? {
-            if let Err(error) = folder.note_made() {
-                // A full disk does not keep the store from being opened; the next start tries again.
+        if folder.has_store()? {
+            if let Err(error) = folder.write_marker() {
+                // The store opens even on a full disk; the next start tries again.
                 tracing::warn!(
                     "{error}; if the store is lost before the next start, that start creates an empty one without an error"
                 );
             }
         } else {
-            folder.check_never_made()?;
-            folder.make(|data| fill(data, &folder.trouble))?;
+            folder.check_never_created()?;
+            folder.create(|data| initialize(data, &folder.errors))?;
         }
         if !folder.wait_released()? {
-            // Not a daemon of ours: that one would hold `lock`.
-            return Err(folder.trouble.locked());
+            // Not another berth process: that one would hold `lock`.
+            return Err(folder.errors.locked());
         }
-        Ok(Self { open: Some(Open::checked(&folder)?), flushing: Flushing::default(), folder })
+        Ok(Self {
+            open: Some(OpenStore::open_checked(&folder)?),
+            active_append: ActiveAppend::default(),
+            folder,
+        })
     }
 
-    /// Makes an empty store in this folder, also where one was made before and is gone.
-    /// Answers whether it did; one that is there stays as it is.
+    /// Creates an empty store in this folder, even if an earlier one is missing. Returns false and changes
+    /// nothing if a store exists.
     ///
     /// # Errors
-    /// If another process has the folder, or the system does not let us.
+    /// If another process has locked the folder, or on an I/O error.
     pub fn init(path: &Path) -> Result<bool, StoreError> {
         let folder = Folder::lock(path)?;
-        let is_made = folder.is_made()?;
-        if !is_made {
-            folder.make(|data| fill(data, &folder.trouble))?;
+        let has_store = folder.has_store()?;
+        if !has_store {
+            folder.create(|data| initialize(data, &folder.errors))?;
         }
-        Ok(!is_made)
+        Ok(!has_store)
     }
 
-    /// Moves the store of the folder `from`, which nothing has open and is on the same disk, to this
-    /// folder. Answers whether it did; one that is there stays as it is.
+    /// Moves the closed store of the folder `from`, on the same file system, to this folder. Returns false
+    /// and changes nothing if a store exists.
     ///
     /// # Errors
     /// As [`SledStore::init`].
-    pub fn place(path: &Path, from: &Path) -> Result<bool, StoreError> {
+    pub fn install(path: &Path, from: &Path) -> Result<bool, StoreError> {
         let from = Folder::lock(from)?;
         let folder = Folder::lock(path)?;
-        let is_made = folder.is_made()?;
-        if !is_made {
-            folder.place(&from.data())?;
+        let has_store = folder.has_store()?;
+        if !has_store {
+            folder.install(&from.data())?;
         }
-        Ok(!is_made)
+        Ok(!has_store)
     }
 
-    /// How many appends the store in this folder took, and every record in it, read from a copy: the
-    /// store stays as it is.
+    /// The number of appends to the store in this folder, and all its records. Reads a copy and does not
+    /// change the store.
     ///
     /// # Errors
     /// As [`SledStore::open`].
@@ -145,31 +149,32 @@ impl SledStore {
         let folder = Folder::lock(path)?;
         folder.check_files()?;
         let (_, count) = open_counter(&folder)?;
-        // It must be there, before sled makes one.
+        // The log must exist, or sled would create one.
         folder.open_log()?;
-        folder.try_on_copy(|copy| {
-            let (contents, records) = whole(&open_sled(copy, &folder.trouble)?, count, &folder.trouble)?;
+        folder.check_copy(|copy| {
+            let (contents, records) =
+                read_complete(&open_sled(copy, &folder.errors)?, count, &folder.errors)?;
             Ok((contents.check().writes, records))
         })
     }
 
-    fn trouble(&self) -> &Trouble {
-        &self.folder.trouble
+    fn errors(&self) -> &ErrorFactory {
+        &self.folder.errors
     }
 
-    fn reopen(&self) -> Result<Open, StoreError> {
-        if !self.folder.is_made()? {
-            // Never a fresh one in its place: the ledger would forget what pods hold.
-            return Err(self.trouble().failed(
+    fn reopen(&self) -> Result<OpenStore, StoreError> {
+        if !self.folder.has_store()? {
+            // Not replaced by a new store: the ledger would lose the pods' allocations.
+            return Err(self.errors().failed(
                 "its files were removed while the daemon was using them: put them back, or stop berth and restore an \
                  export (`berth state import FILE`)",
             ));
         }
         if !self.folder.wait_released()? {
-            return Err(self.trouble().failed("an earlier write is not over yet"));
+            return Err(self.errors().failed("an earlier write is still in progress"));
         }
-        self.folder.forget_log()?;
-        Open::checked(&self.folder)
+        self.folder.drop_cached_log()?;
+        OpenStore::open_checked(&self.folder)
     }
 }
 
@@ -179,14 +184,14 @@ impl Store for SledStore {
             Some(open) => open,
             None => self.reopen()?,
         };
-        // An error drops `open`, and so closes it.
+        // An error drops `open`, which closes the store.
         if let Some(records) = open.records.take() {
             self.open = Some(open);
             return Ok(records);
         }
-        let (contents, records) = contents(&open.db, self.trouble())?;
+        let (contents, records) = read_contents(&open.db, self.errors())?;
         if contents.check() != open.contents.check() {
-            return Err(self.trouble().damaged("it does not hold what was written last"));
+            return Err(self.errors().damaged("it does not hold what was last written"));
         }
         self.open = Some(open);
         Ok(records)
@@ -198,20 +203,20 @@ impl Store for SledStore {
             return Ok(());
         }
         let Some(mut open) = self.open.take() else {
-            return Err(self.trouble().unread());
+            return Err(self.errors().not_read_back());
         };
-        self.flushing.set(Some(open.db.share()));
+        self.active_append.set(Some(open.db.share()));
         let appended = open.append(&changes, &self.folder);
-        self.flushing.set(None);
-        // An error drops `open`, and so closes it.
+        self.active_append.set(None);
+        // An error drops `open`, which closes the store.
         appended?;
         self.open = Some(open);
         Ok(())
     }
 
     fn waker(&self) -> Option<Waker> {
-        let flushing = self.flushing.clone();
-        Some(Box::new(move || flushing.wake()))
+        let active_append = self.active_append.clone();
+        Some(Box::new(move || active_append.wake()))
     }
 
     fn bytes(&self) -> Option<u64> {
@@ -219,32 +224,32 @@ impl Store for SledStore {
     }
 }
 
-impl Open {
-    /// Opens the store after its copy was opened and found whole.
-    fn checked(folder: &Folder) -> Result<Self, StoreError> {
-        let trouble = &folder.trouble;
+impl OpenStore {
+    /// Opens the store after a complete read of its copy, or of the store itself after a clean stop.
+    fn open_checked(folder: &Folder) -> Result<Self, StoreError> {
+        let errors = &folder.errors;
         folder.check_files()?;
         let log = folder.open_log()?;
         let (counter, count) = open_counter(folder)?;
-        let read_whole = |data: &Path| whole(&open_sled(data, trouble)?, count, trouble);
-        let (contents, records) = if folder.is_as_closed(&counter, count) {
-            folder.sweep()?;
+        let read = |data: &Path| read_complete(&open_sled(data, errors)?, count, errors);
+        let (contents, records) = if folder.is_unchanged_since_clean_stop(&counter, count) {
+            folder.remove_unfinished()?;
             folder.release_reserve_if_full();
-            let read = read_whole(&folder.data())?;
+            let store = read(&folder.data())?;
             if !folder.wait_released()? {
-                return Err(trouble.locked());
+                return Err(errors.locked());
             }
-            read
+            store
         } else {
-            folder.try_on_copy(read_whole)?
+            folder.check_copy(read)?
         };
         pass(Step::StoreChecked);
-        folder.sweep()?;
+        folder.remove_unfinished()?;
         folder.release_reserve_if_full();
-        let db = open_sled(&folder.data(), trouble)?;
-        // The same bytes give the same contents, unless the disk says otherwise the second time.
-        if check(&db, trouble)? != contents.check() {
-            return Err(trouble.damaged("it reads otherwise than its copy"));
+        let db = open_sled(&folder.data(), errors)?;
+        // Equal bytes give equal contents, unless the disk returns other bytes on the second read.
+        if read_check(&db, errors)? != contents.check() {
+            return Err(errors.damaged("its contents differ from those of its copy"));
         }
         let open = Self { db, log, counter, contents, records: Some(records) };
         pass(Step::StoreOpened);
@@ -252,21 +257,21 @@ impl Open {
             .set(open.contents.check().writes)
             .and_then(|()| open.counter.sync())
             .and_then(|()| open.log.sync_data())
-            .map_err(|e| trouble.io("opening it", &e))?;
+            .map_err(|e| errors.io("opening it", &e))?;
         folder.sync_names()?;
         folder.reserve();
         Ok(open)
     }
 
-    /// Whether its files still have their names.
+    /// Whether the paths still name the open files.
     fn is_in_place(&self, folder: &Folder) -> std::io::Result<bool> {
         Ok(is_in_place(&self.log, &folder.log())? && self.counter.is_in_place(&folder.counter())?)
     }
 
     fn append(&mut self, changes: &Changes, folder: &Folder) -> Result<(), StoreError> {
-        let trouble = &folder.trouble;
+        let errors = &folder.errors;
         self.records = None;
-        let next = self.contents.next(changes);
+        let pending = self.contents.prepare(changes);
         let mut batch = ::sled::Batch::default();
         for (key, value) in changes {
             match value {
@@ -274,7 +279,7 @@ impl Open {
                 None => batch.remove(key.as_slice()),
             }
         }
-        batch.insert(CHECK_KEY, next.check.value());
+        batch.insert(CHECK_KEY, pending.check.value());
         let db = &self.db;
         let written = catch_unwind(AssertUnwindSafe(|| {
             db.apply_batch(batch)?;
@@ -283,34 +288,34 @@ impl Open {
         }));
         match written {
             Ok(Ok(_)) => {}
-            Ok(Err(e)) => return Err(trouble.writing(e)),
-            Err(panic) => return Err(trouble.failed(panicked(&*panic))),
+            Ok(Err(e)) => return Err(errors.write_error(e)),
+            Err(panic) => return Err(errors.failed(panic_message(&*panic))),
         }
         pass(Step::StoreFlushed);
-        // The counter last: it must never be ahead of what is durable.
+        // The counter is last: it must never be ahead of what is durable.
         let synced = self
             .log
             .sync_data()
             .inspect(|()| pass(Step::StoreSynced))
-            .and_then(|()| self.counter.set(next.check.writes))
+            .and_then(|()| self.counter.set(pending.check.writes))
             .inspect(|()| pass(Step::StoreCounted))
             .and_then(|()| self.is_in_place(folder));
         match synced {
             Ok(true) => {
-                self.contents.take(next);
+                self.contents.commit(pending);
                 Ok(())
             }
-            Ok(false) => Err(trouble.failed("its files were moved away while it was in use")),
-            Err(e) => Err(trouble.io("appending", &e)),
+            Ok(false) => Err(errors.failed("its files were moved away while it was in use")),
+            Err(e) => Err(errors.io("appending", &e)),
         }
     }
 }
 
 impl SledStore {
-    /// Closes it and leaves the digest of its files, by which the next start knows that nothing happened
-    /// to them. Best effort: without the digest, the next start checks a copy.
+    /// Closes the store and records the digest of its files, so that the next start can skip the check of a
+    /// copy. Best effort.
     fn close(&mut self) -> std::io::Result<()> {
-        // One that failed is not known to be whole.
+        // A store that failed may be incomplete.
         let Some(open) = self.open.take() else { return Ok(()) };
         let check = open.contents.check();
         let count = check.writes;
@@ -322,19 +327,19 @@ impl SledStore {
         if !self.folder.wait_released().map_err(other)? {
             return Ok(());
         }
-        let (counter, noted) = Counter::open(&self.folder.counter())?;
-        if noted != count {
+        let (counter, stored_count) = Counter::open(&self.folder.counter())?;
+        if stored_count != count {
             return Ok(());
         }
-        // Taken first: what changes while the copy is read makes the next start check again.
+        // Computed before the copy is read: if a file changes after this, the next start checks a copy.
         let digest = self.folder.digest(count)?;
-        // What was written may have been damaged since, and nothing has read it: the next start would let sled
-        // repair it in place, which cuts off what follows the damage.
-        let trouble = &self.folder.trouble;
-        let read = |data: &Path| whole(&open_sled(data, trouble)?, count, trouble);
-        let (contents, _) = self.folder.try_on_copy(read).map_err(other)?;
+        // The files may be damaged and were not read since they were written. Without this check, sled would
+        // repair them in place at the next start and truncate what follows the damage.
+        let errors = &self.folder.errors;
+        let read = |data: &Path| read_complete(&open_sled(data, errors)?, count, errors);
+        let (contents, _) = self.folder.check_copy(read).map_err(other)?;
         if contents.check() == check {
-            counter.close(&digest)?;
+            counter.set_clean_stop_digest(&digest)?;
         }
         Ok(())
     }
@@ -343,14 +348,14 @@ impl SledStore {
 impl Drop for SledStore {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
-            tracing::debug!(%error, "the next start checks a copy of the store");
+            tracing::debug!(%error, "cannot record a clean stop: the next start checks a copy of the store");
         }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenStore {
     fn drop(&mut self) {
-        // Best effort: a counter that is behind is still true.
+        // Best effort: a counter may be behind.
         let _ = self.counter.sync();
     }
 }

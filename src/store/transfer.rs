@@ -1,8 +1,8 @@
-//! A store as text and back: `berth state export`, `import` and `verify`; and an empty one: `init`.
+//! Commands on a closed store: `berth state export`, `import`, `verify` and `init`.
 //!
-//! JSON lines: first a header that says the format and how many records follow, then a record a
-//! line, in the order of their keys. The number tells a file that was cut off. A record's value is what
-//! the store keeps, so importing what was exported gives the same ledger.
+//! An export is JSON lines: a header with the format and the number of records, by which a truncated
+//! file is detected, then one record per line in the order of keys. Values are those of the store, so
+//! that an import of an export gives the same ledger.
 
 use super::codec::{self, DecodeError, FORMAT};
 use super::sled::SledStore;
@@ -16,59 +16,59 @@ use std::fs;
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 
-/// The format of the lines around the records.
+/// The format of the header and the lines.
 const LINES_FORMAT: u32 = 1;
-/// The longest line, bytes: a record of [`codec::RECORD_BYTES_MAX`] with its kind and name.
+/// Most bytes of a line: a record of [`codec::RECORD_BYTES_MAX`] with its kind and name.
 const LINE_BYTES_MAX: u64 = 32 * 1024;
-/// Records of one append while importing: with 16 KiB each, 1 MiB, half a segment of the log.
+/// Records in one append of an import: at 16 KiB each 1 MiB, half a segment of the log.
 const APPEND_RECORDS: usize = 64;
-/// The folder that an import is made in, before it becomes the store by one rename.
+/// The folder of an unfinished import, which becomes the store by one rename.
 const UNFINISHED: &str = "store.import";
 
-/// What a store was found to hold.
+/// The contents of a verified store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// Appends that it took, its making among them.
+    /// Appends to the store, including the one that created it.
     pub appends: u64,
-    /// Records in all.
+    /// The number of records.
     pub records: usize,
-    /// Records by kind.
+    /// The number of records of each kind.
     pub kinds: BTreeMap<&'static str, usize>,
 }
 
-/// Why a store could not be read out or in.
+/// Why a store could not be exported, imported, verified or created.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
-    /// The store's own trouble.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// There is none.
+    /// The state folder has no store.
     #[error("{path} holds no store; name the state folder of a stopped daemon, or a copy of it")]
-    None {
+    NoStore {
         /// The state folder.
         path: String,
     },
-    /// There is one, and it is not overwritten.
+    /// The state folder has a store, which is not overwritten.
     #[error("{path} holds a store already: move its folder store/ away first, or name another state folder")]
     Exists {
         /// The state folder.
         path: String,
     },
-    /// A line is not what it should be.
+    /// A line of the file is invalid.
     #[error("line {number}: {what}; nothing was imported")]
     Line {
-        /// Counted from 1.
+        /// The line's number, from 1.
         number: usize,
         /// What is wrong.
         what: String,
     },
-    /// The system's trouble.
+    /// The system failed.
     #[error("{doing}")]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         doing: String,
-        /// The system's words.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -91,54 +91,53 @@ struct Line {
     value: Box<RawValue>,
 }
 
-/// Reads everything in the store of a state folder and changes nothing there.
+/// Reads and verifies all records in the store of a state folder, without changes.
 ///
 /// # Errors
-/// If there is none, another process has it, or it is damaged.
+/// If there is no store, another process has it open, or it is damaged.
 pub fn verify(state_dir: &Path) -> Result<Summary, TransferError> {
-    let (appends, records) = read(state_dir)?;
+    let (appends, records) = read_store(state_dir)?;
     let mut kinds = BTreeMap::new();
     for record in &records {
-        *kinds.entry(name_of(&record.key()).0).or_default() += 1;
+        *kinds.entry(split_key(&record.key()).0).or_default() += 1;
     }
     Ok(Summary { appends, records: records.len(), kinds })
 }
 
-/// Writes everything in the store of a state folder as JSON lines.
+/// Writes all records in the store of a state folder as JSON lines.
 ///
 /// # Errors
-/// As [`verify`], or if it cannot be written.
+/// As [`verify`], or if `out` cannot be written.
 pub fn export(state_dir: &Path, out: &mut dyn io::Write) -> Result<(), TransferError> {
-    let (_, records) = read(state_dir)?;
+    let (_, records) = read_store(state_dir)?;
     let header = Header { berth_state: LINES_FORMAT, record_format: FORMAT, records: records.len() };
-    put(out, &header)?;
+    write_line(out, &header)?;
     for record in &records {
-        let (kind, name) = name_of(&record.key());
+        let (kind, name) = split_key(&record.key());
         let value = codec::encode(record)?;
-        // What the codec wrote is JSON behind one byte.
-        let value = serde_json::from_slice(&value[1..]).map_err(|e| writing(e.into()))?;
-        put(out, &Line { kind: kind.into(), name, value })?;
+        // The codec writes one byte for the format, then JSON.
+        let value = serde_json::from_slice(&value[1..]).map_err(|e| write_error(e.into()))?;
+        write_line(out, &Line { kind: kind.into(), name, value })?;
     }
-    out.flush().map_err(writing)
+    out.flush().map_err(write_error)
 }
 
-fn put(out: &mut dyn io::Write, line: &impl Serialize) -> Result<(), TransferError> {
+fn write_line(out: &mut dyn io::Write, line: &impl Serialize) -> Result<(), TransferError> {
     let written = serde_json::to_vec(line).map_err(io::Error::from).and_then(|mut text| {
         text.push(b'\n');
         out.write_all(&text)
     });
-    written.map_err(writing)
+    written.map_err(write_error)
 }
 
-fn writing(source: io::Error) -> TransferError {
+fn write_error(source: io::Error) -> TransferError {
     TransferError::Io { doing: "writing the export".into(), source }
 }
 
-/// Makes the store of a state folder that has none from JSON lines. Every line is read and checked
-/// before the store appears, which is in one step.
+/// Creates the store of a state folder from JSON lines, atomically after all lines are checked.
 ///
 /// # Errors
-/// If there is a store, or a line is wrong or missing.
+/// If the folder has a store, or a line is invalid or missing.
 pub fn import(state_dir: &Path, lines: &mut dyn BufRead) -> Result<Summary, TransferError> {
     let store = state_dir.join("store");
     let exists = || TransferError::Exists { path: state_dir.display().to_string() };
@@ -154,21 +153,21 @@ pub fn import(state_dir: &Path, lines: &mut dyn BufRead) -> Result<Summary, Tran
     }
     fs::create_dir_all(&unfinished).map_err(io)?;
     let new = unfinished.join("store");
-    let placed = fill(&new, &records).and_then(|()| SledStore::place(&store, &new));
-    // Swept away by the next import, if not now.
+    let installed = write_records(&new, &records).and_then(|()| SledStore::install(&store, &new));
+    // If this fails, the next import removes it.
     let _ = fs::remove_dir_all(&unfinished);
-    if !placed? {
+    if !installed? {
         return Err(exists());
     }
     verify(state_dir)
 }
 
-/// Makes an empty store in a state folder that has none, also where one was made before and is gone.
+/// Creates an empty store in a state folder, even if an earlier store is missing.
 ///
 /// # Errors
-/// If there is a store, or it cannot be made.
+/// If the folder has a store, or one cannot be created.
 pub fn init(state_dir: &Path) -> Result<Summary, TransferError> {
-    let io = |source| TransferError::Io { doing: format!("making {}", state_dir.display()), source };
+    let io = |source| TransferError::Io { doing: format!("creating {}", state_dir.display()), source };
     fs::create_dir_all(state_dir).map_err(io)?;
     if !SledStore::init(&state_dir.join("store"))? {
         return Err(TransferError::Exists { path: state_dir.display().to_string() });
@@ -176,10 +175,10 @@ pub fn init(state_dir: &Path) -> Result<Summary, TransferError> {
     verify(state_dir)
 }
 
-fn fill(path: &Path, records: &[Record]) -> Result<(), StoreError> {
+fn write_records(path: &Path, records: &[Record]) -> Result<(), StoreError> {
     let mut store = SledStore::open(path)?;
-    for some in records.chunks(APPEND_RECORDS) {
-        let writes: Vec<Write> = some.iter().cloned().map(Write::Put).collect();
+    for chunk in records.chunks(APPEND_RECORDS) {
+        let writes: Vec<Write> = chunk.iter().cloned().map(Write::Put).collect();
         store.append(&writes)?;
     }
     if store.load()? == records {
@@ -187,66 +186,67 @@ fn fill(path: &Path, records: &[Record]) -> Result<(), StoreError> {
     }
     Err(StoreError::Damaged {
         path: path.display().to_string(),
-        what: "what was imported is not what is there".into(),
+        what: "its records differ from the imported ones".into(),
     })
 }
 
-fn read(state_dir: &Path) -> Result<(u64, Vec<Record>), TransferError> {
+fn read_store(state_dir: &Path) -> Result<(u64, Vec<Record>), TransferError> {
     let store = state_dir.join("store");
     if !store.join("data").is_dir() {
-        return Err(TransferError::None { path: state_dir.display().to_string() });
+        return Err(TransferError::NoStore { path: state_dir.display().to_string() });
     }
     Ok(SledStore::read(&store)?)
 }
 
 fn parse(lines: &mut dyn BufRead) -> Result<Vec<Record>, TransferError> {
     let mut number = 0;
-    let mut next = |text: &mut Vec<u8>| -> Result<(usize, bool), TransferError> {
+    let mut read_line = |text: &mut Vec<u8>| -> Result<(usize, bool), TransferError> {
         number += 1;
         text.clear();
-        let wrong = |what: String| TransferError::Line { number, what };
+        let line_error = |what: String| TransferError::Line { number, what };
         let mut limited = lines.take(LINE_BYTES_MAX);
-        limited.read_until(b'\n', text).map_err(|e| wrong(e.to_string()))?;
+        limited.read_until(b'\n', text).map_err(|e| line_error(e.to_string()))?;
         if text.len() as u64 == LINE_BYTES_MAX {
-            return Err(wrong(format!("longer than {LINE_BYTES_MAX} bytes")));
+            return Err(line_error(format!("longer than {LINE_BYTES_MAX} bytes")));
         }
         Ok((number, !text.is_empty()))
     };
     let mut text = Vec::new();
-    next(&mut text)?;
-    let wrong = |number, what: String| TransferError::Line { number, what };
+    read_line(&mut text)?;
+    let line_error = |number, what: String| TransferError::Line { number, what };
     let header: Header = serde_json::from_slice(&text)
-        .map_err(|e| wrong(1, format!("not the first line of `berth state export`: {e}")))?;
+        .map_err(|e| line_error(1, format!("not the first line of `berth state export`: {e}")))?;
     if header.berth_state != LINES_FORMAT || header.record_format > FORMAT {
         let Header { berth_state, record_format, .. } = header;
-        let what = format!("format {berth_state}/{record_format} is of a newer berth: import it with that");
-        return Err(wrong(1, what));
+        let what =
+            format!("format {berth_state}/{record_format} is of a newer berth: import it with that release");
+        return Err(line_error(1, what));
     }
     let mut records: Vec<Record> = Vec::new();
     loop {
-        let (number, more) = next(&mut text)?;
-        if !more {
+        let (number, has_line) = read_line(&mut text)?;
+        if !has_line {
             break;
         }
-        let record = record(&text, header.record_format).map_err(|what| wrong(number, what))?;
+        let record = parse_record(&text, header.record_format).map_err(|what| line_error(number, what))?;
         if records.last().is_some_and(|last| last.key() >= record.key()) {
-            return Err(wrong(number, "out of order, or the same record again".into()));
+            return Err(line_error(number, "out of order, or a repeated record".into()));
         }
         records.push(record);
     }
     if records.len() != header.records {
         let what = format!("the file ends after {} of {} records", records.len(), header.records);
-        return Err(wrong(records.len() + 2, what));
+        return Err(line_error(records.len() + 2, what));
     }
     if !matches!(records.first(), Some(Record::Meta(_))) {
-        return Err(wrong(2, "the record `meta` is missing".into()));
+        return Err(line_error(2, "the record `meta` is missing".into()));
     }
     Ok(records)
 }
 
-fn record(line: &[u8], format: u8) -> Result<Record, String> {
+fn parse_record(line: &[u8], format: u8) -> Result<Record, String> {
     let line: Line = serde_json::from_slice(line).map_err(|e| e.to_string())?;
-    let key = key_of(&line.kind, line.name.as_deref())?;
+    let key = join_key(&line.kind, line.name.as_deref())?;
     let value = [&[format], line.value.get().as_bytes()].concat();
     codec::decode(&codec::key_bytes(&key), &value).map_err(|e| match e {
         DecodeError::Newer(found) => format!("format {found}"),
@@ -254,8 +254,8 @@ fn record(line: &[u8], format: u8) -> Result<Record, String> {
     })
 }
 
-/// A key as its kind and its name.
-fn name_of(key: &RecordKey) -> (&'static str, Option<String>) {
+/// A key's kind and name.
+fn split_key(key: &RecordKey) -> (&'static str, Option<String>) {
     match key {
         RecordKey::Meta => ("meta", None),
         RecordKey::Part(id) => ("part", Some(id.to_string())),
@@ -270,8 +270,9 @@ fn name_of(key: &RecordKey) -> (&'static str, Option<String>) {
     }
 }
 
-fn key_of(kind: &str, name: Option<&str>) -> Result<RecordKey, String> {
-    let named = || name.ok_or_else(|| format!("a record of kind {kind} has a name"));
+/// The key of a kind and a name.
+fn join_key(kind: &str, name: Option<&str>) -> Result<RecordKey, String> {
+    let named = || name.ok_or_else(|| format!("a record of kind {kind} must have a name"));
     let part = || PartId::parse(named()?).map_err(|e| e.to_string());
     Ok(match kind {
         "meta" => RecordKey::Meta,
@@ -285,10 +286,11 @@ fn key_of(kind: &str, name: Option<&str>) -> Result<RecordKey, String> {
         "pastStack" => RecordKey::PastStack(named()?.parse().map_err(|e| format!("{e}"))?),
         "pastStackEntry" => {
             let name = named()?;
-            let (revision, i) = name.split_once('/').ok_or("a pastStackEntry is named REVISION/PLACE")?;
+            let (revision, i) =
+                name.split_once('/').ok_or("the name of a pastStackEntry must be REVISION/INDEX")?;
             let revision = revision.parse().map_err(|e| format!("{e}"))?;
             RecordKey::PastStackEntry(revision, i.parse().map_err(|e| format!("{e}"))?)
         }
-        other => return Err(format!("no record is of kind {other}")),
+        other => return Err(format!("unknown record kind {other}")),
     })
 }

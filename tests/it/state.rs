@@ -90,7 +90,7 @@ fn what_is_exported_and_imported_is_the_same_store() {
     assert!(refused(again).contains("holds a store already"));
     let mut again = berth(&["export"], dir.path());
     again.arg(&file);
-    assert!(refused(again).contains("cannot make"));
+    assert!(refused(again).contains("cannot create"));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_file_with_one_wrong_line_imports_nothing() {
         (without(1), "line "),
         (without(50), "ends after 150 of 151"),
         (twice, "line 4: out of order"),
-        (text.replacen("allocation", "alocation", 1), "no record is of kind alocation"),
+        (text.replacen("allocation", "alocation", 1), "unknown record kind alocation"),
         (text.replacen(r#""reason":"#, r#""raison":"#, 1), "line 3: "),
         (text.replacen(r#""berthState":1"#, r#""berthState":2"#, 1), "newer berth"),
         (text.replacen("a reason", &"x".repeat(40_000), 1), "longer than"),
@@ -156,6 +156,6 @@ fn a_store_that_is_gone_comes_back_by_import_or_begins_empty_by_init() {
 
     fs::remove_dir_all(dir.path().join("store")).unwrap();
     let said = done(berth(&["init"], dir.path()));
-    assert!(said.starts_with("made: ") && said.contains("1 meta"), "{said}");
+    assert!(said.starts_with("created: ") && said.contains("1 meta"), "{said}");
     assert_eq!(SledStore::open(&dir.path().join("store")).unwrap().load().unwrap().len(), 1);
 }

@@ -223,7 +223,7 @@ fn a_record_that_is_lost_or_old_is_damage() {
     };
     spoil(&|db| drop(db.remove(&key).unwrap()));
     let said = assert_damaged_and_untouched(&store.path, "a record is lost");
-    assert!(said.contains("should hold 11 records and shows 10"), "{said}");
+    assert!(said.contains("should hold 11 records and holds 10"), "{said}");
     put_back(&store.path, &good);
     spoil(&|db| {
         let value = db.get(&key).unwrap().unwrap();
@@ -231,7 +231,7 @@ fn a_record_that_is_lost_or_old_is_damage() {
         db.insert(&key, old.as_bytes()).unwrap();
     });
     let said = assert_damaged_and_untouched(&store.path, "a record is old");
-    assert!(said.contains("not as they were written last"), "{said}");
+    assert!(said.contains("not as they were last written"), "{said}");
     put_back(&store.path, &good);
     spoil(&|db| drop(db.insert(&key, b"\x01{}").unwrap()));
     let said = assert_damaged_and_untouched(&store.path, "a record is malformed");
@@ -460,7 +460,7 @@ fn a_folder_that_cannot_be_made_says_what_to_do() {
     fs::write(&store.path, b"a file").unwrap();
     let error = SledStore::open(&store.path).unwrap_err();
     assert!(matches!(error, StoreError::Io { .. }), "{error}");
-    assert!(error.to_string().contains("give another --state-dir"), "{error}");
+    assert!(error.to_string().contains("choose another --state-dir"), "{error}");
     // Where nobody may make folders, whoever runs the tests.
     let error = SledStore::open(Path::new("/sys/berth-test")).unwrap_err();
     assert!(matches!(error, StoreError::Io { .. }), "{error}");
@@ -483,7 +483,7 @@ fn a_folder_of_somebody_else_says_what_to_do() {
     });
     let error = error.join().unwrap();
     assert!(matches!(error, StoreError::Io { .. }), "{error}");
-    assert!(error.to_string().contains("let the user that runs berth own"), "{error}");
+    assert!(error.to_string().contains("make the user that runs berth the owner"), "{error}");
     assert!(files(&store.path) == before);
 }
 

@@ -1,36 +1,36 @@
-//! What is wrong with a document, and where.
+//! Problems of a document, with their positions.
 
 use std::fmt;
 
-/// Most characters of what is said of one problem: a value is cut before, a path or a name may be long.
-const WHAT_CHARACTERS_MAX: usize = 1000;
+/// Most characters of one problem's message; values are already truncated, but paths and names may be long.
+const MESSAGE_CHARACTERS_MAX: usize = 1000;
 
-/// Most problems of one file that are listed.
+/// Most problems that are listed for one file.
 const PROBLEMS_MAX: usize = 50;
 
-/// A line and a column of a file, both from 1; columns count characters.
+/// A position in a file; columns count characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Position {
     /// Line, from 1.
     pub line: u64,
     /// Column, from 1.
     pub column: u64,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}, column {}", self.line, self.column)
     }
 }
 
-/// One thing that is wrong with a file.
+/// One problem of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where; `None` if no place in the file is to blame.
-    pub place: Option<Place>,
+    /// Its position; `None` if it has none in the file.
+    pub place: Option<Position>,
     /// The key, such as `stack[0].onFault`; empty for the file as a whole.
     pub key: String,
-    /// What is wrong.
+    /// The message.
     pub what: String,
 }
 
@@ -46,21 +46,21 @@ impl fmt::Display for Problem {
     }
 }
 
-/// All that is wrong with a file, in the order of its lines; never empty as an error.
+/// The problems of a file, in the order of their positions; never empty as an error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems(Vec<Problem>);
 
 impl Problems {
-    /// Whether nothing is wrong.
+    /// Whether there are no problems.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Adds one; beyond 50 they are dropped, since the first ones say enough.
+    /// Adds a problem; beyond 50, further ones are dropped.
     pub fn push(&mut self, mut problem: Problem) {
         if self.0.len() < PROBLEMS_MAX {
-            if let Some((end, _)) = problem.what.char_indices().nth(WHAT_CHARACTERS_MAX) {
+            if let Some((end, _)) = problem.what.char_indices().nth(MESSAGE_CHARACTERS_MAX) {
                 problem.what.truncate(end);
                 problem.what += "...";
             }
@@ -69,7 +69,7 @@ impl Problems {
         }
     }
 
-    /// In the order of lines.
+    /// The problems in the order of their positions.
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
         self.0.iter()
     }
@@ -88,11 +88,11 @@ impl From<Problem> for Problems {
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_slice() {
-            [one] => one.fmt(f),
-            several => {
+            [problem] => problem.fmt(f),
+            problems => {
                 let more = if self.is_full() { " or more" } else { "" };
-                write!(f, "{}{more} errors", several.len())?;
-                several.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
+                write!(f, "{}{more} errors", problems.len())?;
+                problems.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
             }
         }
     }

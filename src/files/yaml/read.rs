@@ -1,5 +1,5 @@
-//! Types from a tree. An error carries the value or the key that is to blame, so that it can be left out and the
-//! rest be read.
+//! Deserializes types from a tree. An error has the node of the invalid value or key, so that the next
+//! attempt can leave it out.
 
 use super::message::{Fault, Kind, list};
 use super::tree::{Node, Value};
@@ -10,40 +10,42 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use std::collections::HashSet;
 
-/// Values and keys of a document that are not read.
+/// Values and keys of a document that are skipped.
 #[derive(Clone, Debug, Default)]
 pub struct LeftOut(HashSet<u32>);
 
 impl LeftOut {
-    /// Whether it was not left out yet.
+    /// Adds a node. Returns false if it was left out already.
     pub(super) fn add(&mut self, node: u32) -> bool {
         self.0.insert(node)
     }
 
-    fn has(&self, node: &Node) -> bool {
+    fn contains(&self, node: &Node) -> bool {
         self.0.contains(&node.id)
     }
 
-    /// The items of a list that are read.
+    /// The items of a list that are not left out.
     pub(super) fn items<'n>(&self, items: &'n [Node]) -> impl Iterator<Item = &'n Node> {
-        items.iter().filter(move |node| !self.has(node))
+        items.iter().filter(move |node| !self.contains(node))
     }
 
-    /// The entries of a mapping that are read.
+    /// The entries of a mapping that are not left out.
     pub(super) fn entries<'n>(&self, entries: &'n [(Node, Node)]) -> impl Iterator<Item = &'n (Node, Node)> {
-        entries.iter().filter(move |(key, value)| !self.has(key) && !self.has(value))
+        entries.iter().filter(move |(key, value)| !self.contains(key) && !self.contains(value))
     }
 }
 
-/// Reads a value from the tree, less what is left out.
+/// Deserializes a value from the tree, without the nodes that are left out.
 pub(super) fn value<T: DeserializeOwned>(root: &Node, left_out: &LeftOut) -> Result<T, Fault> {
     T::deserialize(Reader { node: root, left_out })
 }
 
-/// Whether a key is missing only because its value was left out.
-pub(super) fn follows(kind: &Kind, node: &Node, left_out: &LeftOut) -> bool {
+/// Whether a key is missing only because it or its value was left out.
+pub(super) fn is_left_out(kind: &Kind, node: &Node, left_out: &LeftOut) -> bool {
     let (Kind::Missing(missing), Value::Map(entries)) = (kind, &node.value) else { return false };
-    entries.iter().any(|(key, value)| (left_out.has(value) || left_out.has(key)) && key.text() == *missing)
+    entries
+        .iter()
+        .any(|(key, value)| (left_out.contains(value) || left_out.contains(key)) && key.text() == *missing)
 }
 
 #[derive(Clone, Copy)]
@@ -53,7 +55,7 @@ struct Reader<'n> {
 }
 
 impl<'n> Reader<'n> {
-    fn other(self, node: &'n Node) -> Self {
+    fn at(self, node: &'n Node) -> Self {
         Self { node, ..self }
     }
 
@@ -72,13 +74,13 @@ impl<'n> Reader<'n> {
         }
     }
 
-    /// A scalar as it is written, since a name may look like a number.
+    /// A scalar as in the file, since a name may look like a number.
     fn text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         match &self.node.value {
             Value::Null | Value::List(_) | Value::Map(_) => self.any(visitor),
             _ => {
                 let text = self.node.text();
-                // Line ends are in keys of several lines; what else controls a terminal has no use in a setting.
+                // Keys of several lines have line ends; other control characters could affect a terminal.
                 match text.chars().find(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t')) {
                     Some(c) => Err(Fault::other(format!("the text holds the control character {c:?}"))),
                     None => visitor.visit_string(text),
@@ -139,7 +141,7 @@ impl<'de, 'n> Deserializer<'de> for Reader<'n> {
         visitor.visit_newtype_struct(self)
     }
 
-    /// `stack:` with nothing behind it is an empty list.
+    /// `stack:` without a value is an empty list.
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         match self.node.is_empty() {
             true => visitor.visit_seq(List { reader: self, items: [].iter() }),
@@ -148,7 +150,7 @@ impl<'de, 'n> Deserializer<'de> for Reader<'n> {
         .map_err(|fault| fault.at(self.node))
     }
 
-    /// `parameters:` with nothing behind it is an empty mapping.
+    /// `parameters:` without a value is an empty mapping.
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         match self.node.is_empty() {
             true => visitor.visit_map(Map { reader: self, entries: [].iter(), value: None }),
@@ -163,7 +165,7 @@ impl<'de, 'n> Deserializer<'de> for Reader<'n> {
         keys: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Fault> {
-        // A list would be taken as the values of the keys, in the order of the program's source.
+        // serde would accept a list as the values of the fields in the order of their declaration.
         if self.node.is_empty() || matches!(self.node.value, Value::Map(_)) {
             return self.deserialize_map(visitor);
         }
@@ -174,12 +176,12 @@ impl<'de, 'n> Deserializer<'de> for Reader<'n> {
     fn deserialize_enum<V: Visitor<'de>>(
         self,
         _: &'static str,
-        words: &'static [&'static str],
+        names: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Fault> {
         let fault = match self.node.value {
             Value::Null | Value::List(_) | Value::Map(_) => {
-                let expected = format!("one of {}", list(words));
+                let expected = format!("one of {}", list(names));
                 Fault::invalid_type(self.unexpected(), &expected.as_str())
             }
             _ => match visitor.visit_enum(EnumValue(self)) {
@@ -209,15 +211,15 @@ impl<'de> SeqAccess<'de> for List<'_> {
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Fault> {
         let left_out = self.reader.left_out;
-        let Some(node) = self.items.find(|node| !left_out.has(node)) else { return Ok(None) };
-        seed.deserialize(self.reader.other(node)).map(Some).map_err(|fault| fault.at(node))
+        let Some(node) = self.items.find(|node| !left_out.contains(node)) else { return Ok(None) };
+        seed.deserialize(self.reader.at(node)).map(Some).map_err(|fault| fault.at(node))
     }
 }
 
 struct Map<'n> {
     reader: Reader<'n>,
     entries: std::slice::Iter<'n, (Node, Node)>,
-    /// The value of the key that was read last.
+    /// The value of the last key.
     value: Option<&'n Node>,
 }
 
@@ -226,21 +228,21 @@ impl<'de> MapAccess<'de> for Map<'_> {
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Fault> {
         let left_out = self.reader.left_out;
-        let next = self.entries.find(|(key, value)| !left_out.has(key) && !left_out.has(value));
+        let next = self.entries.find(|(key, value)| !left_out.contains(key) && !left_out.contains(value));
         let Some((key, value)) = next else { return Ok(None) };
         self.value = Some(value);
-        seed.deserialize(self.reader.other(key)).map(Some).map_err(|fault| fault.at(key))
+        seed.deserialize(self.reader.at(key)).map(Some).map_err(|fault| fault.at(key))
     }
 
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, Fault> {
         let Some(node) = self.value.take() else {
-            return Err(Fault::custom("a value was asked for before its key"));
+            return Err(Fault::custom("a value was requested before its key"));
         };
-        seed.deserialize(self.reader.other(node)).map_err(|fault| fault.at(node))
+        seed.deserialize(self.reader.at(node)).map_err(|fault| fault.at(node))
     }
 }
 
-/// An enum's value, which is a word.
+/// The value of an enum whose variants have no fields.
 struct EnumValue<'n>(Reader<'n>);
 
 impl<'de> EnumAccess<'de> for EnumValue<'_> {

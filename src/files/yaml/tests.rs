@@ -34,12 +34,12 @@ struct Item {
     note: String,
 }
 
-fn wrong(text: &str) -> Vec<String> {
+fn problems_of(text: &str) -> Vec<String> {
     from_str::<File>(text).unwrap_err().iter().map(ToString::to_string).collect()
 }
 
 #[test]
-fn values_are_read_as_they_are_written() {
+fn values_are_deserialized_from_their_source_text() {
     let file: File = from_str(
         "# a comment\nname: 0815\nnumber: 3\nsmall: 7\nflag: true\nmode: very-slow\n\
          list: [{id: 1, note: off}, {id: 0x10}]\nmap: {'a.b/c': 2}\nfree: {a: [1, -2, 0.5, x, null, {b: off}]}\n",
@@ -67,7 +67,7 @@ fn values_are_read_as_they_are_written() {
 }
 
 #[test]
-fn all_that_is_wrong_is_named_with_its_place() {
+fn all_problems_are_reported_with_their_positions() {
     let text = "nmae: x\n\
                 number: fast\n\
                 small: 300\n\
@@ -82,7 +82,7 @@ fn all_that_is_wrong_is_named_with_its_place() {
                 map: {a: x, b: 1, b: 2}\n\
                 free: {a: {b: 1, b: 2}}\n";
     assert_eq!(
-        wrong(text),
+        problems_of(text),
         [
             "line 1, column 1: the key \"nmae\" is not known; did you mean `name`?",
             "line 2, column 9: number: found \"fast\"; expected a number",
@@ -102,8 +102,8 @@ fn all_that_is_wrong_is_named_with_its_place() {
 }
 
 #[test]
-fn what_cannot_be_read_at_all_has_its_place_too() {
-    for (text, says) in [
+fn fatal_errors_have_positions() {
+    for (text, expected) in [
         ("a: [", "line "),
         ("a: b: c", "line 1"),
         ("- 1", "line 1, column 1: found a list; expected a mapping"),
@@ -117,22 +117,22 @@ fn what_cannot_be_read_at_all_has_its_place_too() {
         ("name: \"a\\0b\"", "line 1, column 7: name: the text holds the control character '\\0'"),
         ("name: \"a\\x1bb\"", "the text holds the control character '\\u{1b}'"),
     ] {
-        let said = from_str::<File>(text).unwrap_err().to_string();
-        assert!(said.contains(says), "{text}: {said}");
+        let message = from_str::<File>(text).unwrap_err().to_string();
+        assert!(message.contains(expected), "{text}: {message}");
     }
 }
 
 #[test]
-fn a_long_value_is_cut_and_many_problems_are_counted() {
-    let said = wrong(&format!("number: {}", "x".repeat(5000)));
-    assert!(said[0].len() < 200 && said[0].contains("... (5000 bytes)"), "{said:?}");
+fn a_long_value_is_truncated_and_the_list_of_problems_is_limited() {
+    let problems = problems_of(&format!("number: {}", "x".repeat(5000)));
+    assert!(problems[0].len() < 200 && problems[0].contains("... (5000 bytes)"), "{problems:?}");
     let many: String = (0..200).map(|n| format!("key{n}: 1\n")).collect();
-    let said = from_str::<File>(&many).unwrap_err().to_string();
-    assert!(said.starts_with("50 or more errors\n  line 1, column 1: "), "{said}");
+    let message = from_str::<File>(&many).unwrap_err().to_string();
+    assert!(message.starts_with("50 or more errors\n  line 1, column 1: "), "{message}");
 }
 
 #[test]
-fn aliases_and_depth_have_a_limit() {
+fn aliases_and_depth_are_limited() {
     let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for n in 1..12 {
         let items = vec![format!("*a{}", n - 1); 10].join(", ");
@@ -140,30 +140,30 @@ fn aliases_and_depth_have_a_limit() {
     }
     let deep = format!("free: {}{}", "{a: ".repeat(1000), "}".repeat(1000));
     for text in [bomb, deep] {
-        let began = std::time::Instant::now();
-        let said = from_str::<File>(&text).unwrap_err().to_string();
-        assert!(said.contains("not YAML"), "{said}");
-        assert!(began.elapsed().as_secs() < 5);
+        let start = std::time::Instant::now();
+        let message = from_str::<File>(&text).unwrap_err().to_string();
+        assert!(message.contains("not YAML"), "{message}");
+        assert!(start.elapsed().as_secs() < 5);
     }
 }
 
 #[test]
-fn the_likely_word_is_a_near_one() {
+fn nearest_finds_a_name_with_a_typo() {
     let known = ["timeslice", "memory", "mixed", "exclusive"];
-    for (word, meant) in [
+    for (name, expected) in [
         ("timeslize", Some("timeslice")),
         ("TimeSlice", Some("timeslice")),
         ("mxied", Some("mixed")),
         ("quota", None),
         ("", None),
     ] {
-        assert_eq!(nearest(word, known), meant, "{word}");
+        assert_eq!(nearest(name, known), expected, "{name}");
     }
     assert_eq!(nearest(&"timeslice".repeat(1000), known), None);
 }
 
 #[test]
-fn a_key_that_is_not_given_is_placed_where_it_would_be() {
+fn a_missing_key_has_the_position_of_its_innermost_parent() {
     let document = Document::parse("a:\n  b:\n  - {c: 1}\n'x.y/z': 1\n").unwrap();
     let located = |key: &str| document.locate(key.into(), String::new(), &LeftOut::default());
     let line = |key: &str| located(key).place.map(|place| place.line);
@@ -175,7 +175,7 @@ fn a_key_that_is_not_given_is_placed_where_it_would_be() {
 }
 
 #[test]
-fn an_item_behind_one_that_was_left_out_keeps_its_number() {
+fn an_item_after_one_that_was_left_out_keeps_its_index() {
     let document = Document::parse("list:\n- 7\n- {id: 1}\n- {id: x}\n- {id: 2}\n").unwrap();
     let Reading { value, problems, left_out } = document.read::<File>(LeftOut::default());
     assert_eq!(value.unwrap().list.iter().map(|item| item.id).collect::<Vec<_>>(), [1, 2]);
@@ -185,9 +185,8 @@ fn an_item_behind_one_that_was_left_out_keeps_its_number() {
 }
 
 proptest! {
-    /// Whatever the text, an answer comes, and each error says where.
     #[test]
-    fn any_text_is_read_or_refused_with_a_place(
+    fn any_text_is_parsed_or_refused_with_positions(
         text in "([a-z]{1,5}|[0-9]|: |- |\\n|  |[\\[\\]{},'\"&*|>#]|name: |list:|id: |free: ){0,40}",
     ) {
         if let Err(problems) = from_str::<File>(&text) {

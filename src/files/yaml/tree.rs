@@ -1,7 +1,7 @@
-//! The tree of a text: values with their places.
+//! The tree of a text: values with their positions.
 
 use super::message::shown;
-use super::problem::{Place, Problem, Problems};
+use super::problem::{Position, Problem, Problems};
 use crate::yaml::read::LeftOut;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
@@ -9,9 +9,9 @@ use serde_saphyr::{Location, Spanned};
 use std::collections::HashMap;
 use std::fmt;
 
-/// Most values of one text: three times those of a simulated machine with ten thousand events.
+/// Most values in a text: three times those of a simulated machine with ten thousand events.
 const VALUES_MAX: usize = 250_000;
-/// Most values that aliases repeat.
+/// Most values that aliases may repeat.
 const REPEATED_MAX: usize = 20_000;
 /// Deepest nesting.
 const DEPTH_MAX: usize = 32;
@@ -21,10 +21,11 @@ const DEPTH_MAX: usize = 32;
 pub(super) struct Node {
     /// Its number in the text.
     pub(super) id: u32,
-    pub(super) place: Place,
+    pub(super) place: Position,
     pub(super) value: Value,
-    /// A plain scalar as it is written, for who wants text where YAML sees a number: `nodeName: 0815`.
-    pub(super) written: Option<String>,
+    /// A plain scalar's source text, for a field of text whose value YAML parses as a number:
+    /// `nodeName: 0815`.
+    pub(super) source: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -40,10 +41,10 @@ pub(super) enum Value {
     Map(Vec<(Node, Node)>),
 }
 
-/// What a document is as a whole.
+/// The type of a document's root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shape<'n> {
-    /// Nothing is in it.
+    /// The document is empty.
     Nothing,
     /// A list.
     List,
@@ -55,23 +56,23 @@ pub enum Shape<'n> {
     Scalar,
 }
 
-/// A value as the parser hands it over, with repeated keys.
+/// A value as parsed, with repeated keys.
 enum Raw {
     Scalar(Value),
     List(Vec<Spanned<Raw>>),
     Map(Vec<(Spanned<Raw>, Spanned<Raw>)>),
 }
 
-/// Parses a text; repeated keys go to `repeated` and not into the tree.
+/// Parses a text. Repeated keys are not in the tree but added to `repeated`.
 pub(super) fn parse(text: &str, repeated: &mut Problems) -> Result<Node, Problems> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_nodes: VALUES_MAX, max_depth: DEPTH_MAX },
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED_MAX },
-        // All repeated keys are reported, and not just the first one.
+        // The parser would report only the first repeated key.
         duplicate_keys: DuplicateKeyPolicy::PassThrough,
         merge_keys: MergeKeyPolicy::AsOrdinary,
         non_finite_float_policy: NonFiniteFloatPolicy::AsString,
-        // `off` and `no` are words, as in YAML 1.2; `0815` and `1_000` as well.
+        // `off` and `no` are strings, as in YAML 1.2; so are `0815` and `1_000`.
         strict_booleans: true,
         leading_zero_numbers_as_strings: true,
         underscored_numbers_as_strings: true,
@@ -79,35 +80,35 @@ pub(super) fn parse(text: &str, repeated: &mut Problems) -> Result<Node, Problem
         with_snippet: false,
     };
     let raw: Spanned<Raw> = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-        let place = error.location().map(place);
-        // The place is said by the problem.
-        let words = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
-        let words = words.split(" at line ").next().unwrap_or(&words);
-        Problems::from(Problem { place, key: String::new(), what: format!("this is not YAML: {words}") })
+        let place = error.location().map(to_position);
+        // The problem has its own position.
+        let message = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
+        let message = message.split(" at line ").next().unwrap_or(&message);
+        Problems::from(Problem { place, key: String::new(), what: format!("this is not YAML: {message}") })
     })?;
-    Ok(Builder { text, repeated, next: 0 }.node(raw, ""))
+    Ok(Builder { text, repeated, next_id: 0 }.node(raw, ""))
 }
 
-fn place(location: Location) -> Place {
-    Place { line: location.line().max(1), column: location.column().max(1) }
+fn to_position(location: Location) -> Position {
+    Position { line: location.line().max(1), column: location.column().max(1) }
 }
 
-/// Makes nodes of what the parser hands over.
+/// Builds the tree of parsed values.
 struct Builder<'t> {
     text: &'t str,
     repeated: &'t mut Problems,
-    /// The number of the next node.
-    next: u32,
+    /// The id of the next node.
+    next_id: u32,
 }
 
 impl Builder<'_> {
     fn node(&mut self, raw: Spanned<Raw>, path: &str) -> Node {
-        let id = self.next;
-        self.next += 1;
+        let id = self.next_id;
+        self.next_id += 1;
         let span = raw.defined.span();
-        let (value, written) = match raw.value {
+        let (value, source) = match raw.value {
             Raw::Scalar(value @ Value::Text(_)) => (value, None),
-            Raw::Scalar(value) => (value, written(self.text, span)),
+            Raw::Scalar(value) => (value, source_text(self.text, span)),
             Raw::List(items) => {
                 let items = items.into_iter().enumerate();
                 let items = items.map(|(at, item)| self.node(item, &format!("{path}[{at}]")));
@@ -118,7 +119,7 @@ impl Builder<'_> {
                 let mut kept = Vec::with_capacity(entries.len());
                 for (key, value) in entries {
                     let key = self.node(key, path);
-                    let value = self.node(value, &below(path, &key.text()));
+                    let value = self.node(value, &child_path(path, &key.text()));
                     match lines.get(&key.text()) {
                         Some(line) => self.repeated.push(Problem {
                             place: Some(key.place),
@@ -137,14 +138,14 @@ impl Builder<'_> {
                 (Value::Map(kept), None)
             }
         };
-        Node { id, place: place(raw.referenced), value, written }
+        Node { id, place: to_position(raw.referenced), value, source }
     }
 }
 
 impl Node {
     /// A scalar as text.
     pub(super) fn text(&self) -> String {
-        match (&self.value, &self.written) {
+        match (&self.value, &self.source) {
             (Value::Text(text), _) | (_, Some(text)) => text.clone(),
             (Value::Bool(value), None) => value.to_string(),
             (Value::Unsigned(value), None) => value.to_string(),
@@ -154,9 +155,9 @@ impl Node {
         }
     }
 
-    /// Whether nothing is written where a value could be: `stack:`.
+    /// Whether the key has no value, as in `stack:`.
     pub(super) fn is_empty(&self) -> bool {
-        matches!(self.value, Value::Null) && self.written.as_deref().is_none_or(str::is_empty)
+        matches!(self.value, Value::Null) && self.source.as_deref().is_none_or(str::is_empty)
     }
 
     pub(super) fn shape(&self) -> Shape<'_> {
@@ -177,31 +178,31 @@ impl Node {
         }
     }
 
-    /// Visits this value and all below it, each with its path, as if what is left out were not there.
-    pub(super) fn walk<'n>(&'n self, path: &str, left_out: &LeftOut, visit: &mut dyn FnMut(&str, &'n Node)) {
+    /// Visits this value and its descendants that are not left out, each with its path.
+    pub(super) fn visit<'n>(&'n self, path: &str, left_out: &LeftOut, visit: &mut dyn FnMut(&str, &'n Node)) {
         visit(path, self);
         match &self.value {
             Value::List(items) => {
                 for (at, item) in left_out.items(items).enumerate() {
-                    item.walk(&format!("{path}[{at}]"), left_out, visit);
+                    item.visit(&format!("{path}[{at}]"), left_out, visit);
                 }
             }
             Value::Map(entries) => {
                 for (key, value) in left_out.entries(entries) {
-                    // What is wrong with a key is said of the mapping that has it.
+                    // Problems of a key are reported with the path of its mapping.
                     visit(path, key);
-                    value.walk(&below(path, &key.text()), left_out, visit);
+                    value.visit(&child_path(path, &key.text()), left_out, visit);
                 }
             }
             _ => {}
         }
     }
 
-    /// A value or a key below this one, with its path.
-    pub(super) fn find(&self, wanted: u32) -> Option<(String, &Self)> {
+    /// This node, or a value or key below it, by id, with its path.
+    pub(super) fn find(&self, id: u32) -> Option<(String, &Self)> {
         let mut found = None;
-        self.walk("", &LeftOut::default(), &mut |path, node| {
-            if node.id == wanted {
+        self.visit("", &LeftOut::default(), &mut |path, node| {
+            if node.id == id {
                 found = Some((path.to_owned(), node));
             }
         });
@@ -209,21 +210,21 @@ impl Node {
     }
 }
 
-/// The path of a key. One that is no plain word is quoted: `resources["nvidia.com/gpu"]`.
-fn below(path: &str, key: &str) -> String {
-    let plain =
+/// The path of a key. A key with other characters is quoted: `resources["nvidia.com/gpu"]`.
+fn child_path(path: &str, key: &str) -> String {
+    let is_plain =
         (1..=64).contains(&key.len()) && key.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
-    match (plain, path) {
+    match (is_plain, path) {
         (true, "") => key.to_owned(),
         (true, _) => format!("{path}.{key}"),
         (false, _) => format!("{path}[{}]", shown(key)),
     }
 }
 
-fn written(text: &str, span: serde_saphyr::Span) -> Option<String> {
+fn source_text(text: &str, span: serde_saphyr::Span) -> Option<String> {
     let from = usize::try_from(span.byte_offset()?).ok()?;
     let bytes = usize::try_from(span.byte_len()?).ok()?;
-    text.get(from..from.checked_add(bytes)?).map(|written| written.trim().to_owned())
+    text.get(from..from.checked_add(bytes)?).map(|source| source.trim().to_owned())
 }
 
 impl<'de> Deserialize<'de> for Raw {

@@ -1,4 +1,4 @@
-//! Records as release 0.1 writes them, and what is wrong with records.
+//! Golden records as release 0.1 writes them, and malformed records.
 
 use super::*;
 use berth_kernel::allocation::{
@@ -14,8 +14,8 @@ use berth_kernel::record::{DeviceRun, HealthRecord, Meta, PartRecord, StackHead}
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::trust::{Origin, Signature};
 
-/// What release 0.1 writes, byte for byte. A store of that form is on nodes: if this test fails,
-/// raise `FORMAT` and go on reading these.
+/// Release 0.1 writes these bytes, and stores on nodes contain them: if this test fails, raise `FORMAT`
+/// and keep reading this form.
 #[test]
 fn golden_records_of_format_1() {
     for (key, value, record) in golden() {
@@ -252,7 +252,7 @@ fn golden() -> Vec<Golden> {
 }
 
 #[test]
-fn a_later_format_is_told_from_damage() {
+fn a_later_format_is_distinguished_from_damage() {
     let (key, _, record) = golden().remove(3);
     let mut value = encode(&record).unwrap();
     value[0] = 2;
@@ -268,10 +268,9 @@ fn a_later_format_is_told_from_damage() {
     assert!(what.contains("deadbeef-17"), "{what}");
 }
 
-/// What a flipped bit can make of a number must not become millions of devices, or a record that
-/// says something else than it said.
+/// A damaged number must neither create millions of devices nor change a record's meaning.
 #[test]
-fn malformed_records_name_themselves() {
+fn errors_of_malformed_records_name_the_record() {
     let allocation = golden().remove(3);
     let part = golden().remove(1);
     let swaps: [(&Golden, &str, &str, &str); 7] = [
@@ -297,7 +296,7 @@ fn malformed_records_name_themselves() {
     }
 }
 
-fn of_devices(devices: Vec<DeviceId>, reason: String) -> Record {
+fn allocation_of(devices: Vec<DeviceId>, reason: String) -> Record {
     let Record::Allocation(allocation) = golden().remove(3).2 else {
         panic!("the fourth golden record is an allocation");
     };
@@ -308,7 +307,7 @@ fn of_devices(devices: Vec<DeviceId>, reason: String) -> Record {
     })
 }
 
-/// 16 GPUs of 128 devices, with the longest names, and numbers that make no runs.
+/// 16 GPUs of 128 devices each, with the longest names and without consecutive numbers.
 #[test]
 fn the_largest_allocation_fits() {
     let parts = (0..16).map(|i| PartId::parse(&format!("GPU-{i:0>52}")).unwrap());
@@ -318,7 +317,7 @@ fn the_largest_allocation_fits() {
     });
     let devices: Vec<_> = devices.collect();
     assert_eq!(devices.len(), DEVICES_PER_ALLOCATION_MAX);
-    let record = of_devices(devices, "r".repeat(1024));
+    let record = allocation_of(devices, "r".repeat(1024));
     let value = encode(&record).unwrap();
     assert!(value.len() <= RECORD_BYTES_MAX, "{}", value.len());
     assert_eq!(decode(&key_bytes(&record.key()), &value).unwrap(), record);
@@ -326,7 +325,7 @@ fn the_largest_allocation_fits() {
 
 #[test]
 fn a_record_that_is_too_large_is_refused() {
-    let error = encode(&of_devices(Vec::new(), "r".repeat(RECORD_BYTES_MAX))).unwrap_err();
+    let error = encode(&allocation_of(Vec::new(), "r".repeat(RECORD_BYTES_MAX))).unwrap_err();
     assert!(
         matches!(error, StoreError::TooLarge { limit: RECORD_BYTES_MAX, bytes } if bytes > RECORD_BYTES_MAX),
         "{error}"

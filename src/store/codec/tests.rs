@@ -1,4 +1,4 @@
-//! What goes in comes out; what does not come out says why.
+//! Property tests: records and keys survive a round trip, and malformed ones are errors.
 
 use super::*;
 use berth_kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
@@ -133,10 +133,10 @@ prop_compose! {
         (bytes, shipped, since_wall_ms) in any::<(u64, bool, u64)>(),
         origin in origin(),
     ) -> Record {
-        let all = [Hook::Describe, Hook::Offer, Hook::Place, Hook::Admit, Hook::Triage];
+        let hook_values = [Hook::Describe, Hook::Offer, Hook::Place, Hook::Admit, Hook::Triage];
         Record::Policy(PolicyVersion {
             name, version, summary, parameters_schema, digest, artifact, bytes, shipped, since_wall_ms,
-            hooks: hooks.into_iter().map(|i| all[i]).collect(), origin,
+            hooks: hooks.into_iter().map(|i| hook_values[i]).collect(), origin,
         })
     }
 }
@@ -171,7 +171,7 @@ prop_compose! {
     }
 }
 
-fn small() -> impl Strategy<Value = Record> {
+fn small_record() -> impl Strategy<Value = Record> {
     let meta = any::<(u32, u64, Option<u64>)>().prop_map(|(store, next_number, seen)| {
         Record::Meta(Meta { store, next_number, kubelet_seen_wall_ms: seen })
     });
@@ -199,12 +199,12 @@ fn small() -> impl Strategy<Value = Record> {
 }
 
 fn record() -> impl Strategy<Value = Record> {
-    prop_oneof![small(), allocation(), part_record(), policy(), stack_entry()]
+    prop_oneof![small_record(), allocation(), part_record(), policy(), stack_entry()]
 }
 
-/// Found once by the property below: names without a character.
+/// A counterexample that the property below found: empty names.
 #[test]
-fn a_decision_with_many_empty_names_reads_back() {
+fn a_decision_with_many_empty_names_survives_a_round_trip() {
     let record = Record::Allocation(Allocation {
         id: AllocationId { store: 0, number: 0 },
         resource: Resource::parse("a.a/A").unwrap(),
@@ -220,36 +220,36 @@ fn a_decision_with_many_empty_names_reads_back() {
 
 proptest! {
     #[test]
-    fn every_record_reads_back_as_written(record in record()) {
+    fn every_record_survives_a_round_trip(record in record()) {
         let key = key_bytes(&record.key());
         match encode(&record) {
             Ok(value) => prop_assert_eq!(decode(&key, &value).unwrap(), record),
-            // Long odd texts may be too large; then nothing would be written.
+            // Long random texts may exceed the limit.
             Err(StoreError::TooLarge { bytes, .. }) => prop_assert!(bytes > RECORD_BYTES_MAX),
             Err(other) => prop_assert!(false, "{other}"),
         }
     }
 
-    /// What bounds the history's bytes counts no record as smaller than it is.
+    /// The weight, which limits the history's bytes, never underestimates a record.
     #[test]
-    fn the_kernels_weight_of_an_allocation_is_at_least_what_is_written(record in allocation()) {
+    fn an_allocations_weight_is_at_least_its_encoded_size(record in allocation()) {
         let Record::Allocation(allocation) = &record else { unreachable!() };
         if let Ok(value) = encode(&record) {
             let (written, weight) = (key_bytes(&record.key()).len() + value.len(), weight(allocation));
-            prop_assert!(written <= weight, "{written} bytes, and it weighs {weight}");
-            // Nor as much larger: fields that are left out, and shares that are written as runs.
+            prop_assert!(written <= weight, "{written} bytes, and its weight is {weight}");
+            // The difference is bounded: omitted fields, and shares encoded as runs.
             prop_assert!(weight <= written + 352 + allocation.devices.len() * 6, "{weight} for {written}");
         }
     }
 
     #[test]
-    fn keys_sort_as_the_kernels_do(a in record(), b in record()) {
+    fn encoded_keys_sort_as_kernel_keys(a in record(), b in record()) {
         let (a, b) = (a.key(), b.key());
         prop_assert_eq!(key_bytes(&a).cmp(&key_bytes(&b)), a.cmp(&b));
     }
 
     #[test]
-    fn bytes_that_are_no_record_are_an_error_and_no_panic(
+    fn malformed_bytes_are_an_error_and_no_panic(
         record in record(),
         at in any::<prop::sample::Index>(),
         byte in any::<u8>(),
@@ -259,7 +259,7 @@ proptest! {
         if let Ok(mut value) = encode(&record) {
             let at = at.index(value.len());
             if cut { value.truncate(at) } else { value[at] = byte }
-            // A changed letter may still be a record: `super::check` finds that.
+            // A changed byte may still give a valid record, which `super::check` detects.
             if cut {
                 prop_assert!(decode(&key, &value).is_err());
             } else {

@@ -6,11 +6,11 @@ use std::time::Instant;
 const SHORT: Duration = Duration::from_millis(30);
 const LONG: Duration = Duration::from_secs(30);
 
-/// A memory store whose appends wait until the test lets them go on.
+/// A memory store whose appends block until the test opens the gate.
 struct Gated {
     store: MemoryStore,
     gate: Receiver<()>,
-    /// Opens the gate, if the store has a waker.
+    /// With this, the store has a waker, which opens the gate.
     waker: Option<Sender<()>>,
 }
 
@@ -46,8 +46,8 @@ fn numbered(next_number: u64) -> Record {
     Record::Meta(Meta { store: 1, next_number, kubelet_seen_wall_ms: None })
 }
 
-/// From here on the store has all the time that it needs.
-fn until_loaded(store: &mut Deadline) -> Vec<Record> {
+/// Loads with a long deadline, and retries until a late call has ended.
+fn load_patiently(store: &mut Deadline) -> Vec<Record> {
     let since = Instant::now();
     store.append_wait = LONG;
     loop {
@@ -60,7 +60,7 @@ fn until_loaded(store: &mut Deadline) -> Vec<Record> {
 }
 
 #[test]
-fn a_store_in_time_answers_as_itself() {
+fn calls_within_the_deadline_return_the_stores_results() {
     let disk = MemoryDisk::new(1);
     let (mut store, gate) = gated(&disk, LONG);
     gate.send(()).unwrap();
@@ -69,20 +69,20 @@ fn a_store_in_time_answers_as_itself() {
 }
 
 #[test]
-fn a_late_append_leaves_the_store_stuck_until_it_is_over_and_read_back() {
+fn after_a_late_append_calls_fail_until_it_has_ended_and_the_store_is_loaded() {
     let disk = MemoryDisk::new(1);
     let (mut store, gate) = gated(&disk, SHORT);
     let error = store.append(&[Write::Put(numbered(2))]).unwrap_err();
     assert!(matches!(error, StoreError::Slow { ms: 30, .. }), "{error}");
-    // Stuck: nothing is asked of the disk, and nobody waits for it.
+    // Stuck: calls fail without waiting and do not reach the disk.
     for _ in 0..100 {
         let again = store.append(&[Write::Put(numbered(3))]).unwrap_err();
         assert!(matches!(again, StoreError::Slow { .. }), "{again}");
         assert!(matches!(store.load(), Err(StoreError::Slow { .. })));
     }
     gate.send(()).unwrap();
-    // The write that was given up is there after all.
-    assert_eq!(until_loaded(&mut store), [numbered(2)]);
+    // The late write is stored.
+    assert_eq!(load_patiently(&mut store), [numbered(2)]);
     assert_eq!(disk.appends(), 1);
     gate.send(()).unwrap();
     store.append(&[Write::Put(numbered(4))]).unwrap();
@@ -90,7 +90,7 @@ fn a_late_append_leaves_the_store_stuck_until_it_is_over_and_read_back() {
 }
 
 #[test]
-fn after_a_late_append_nothing_is_appended_unread() {
+fn after_a_late_append_no_append_succeeds_before_a_load() {
     let disk = MemoryDisk::new(1);
     let (mut store, gate) = gated(&disk, SHORT);
     store.append(&[Write::Delete(RecordKey::Stack)]).unwrap_err();
@@ -100,7 +100,7 @@ fn after_a_late_append_nothing_is_appended_unread() {
         assert!(since.elapsed() < LONG);
         std::thread::yield_now();
     }
-    // Its answer arrives a moment after its write.
+    // The response arrives shortly after the write.
     let error = loop {
         match store.append(&[Write::Put(numbered(2))]).unwrap_err() {
             StoreError::Slow { .. } if since.elapsed() < LONG => std::thread::yield_now(),
@@ -108,13 +108,13 @@ fn after_a_late_append_nothing_is_appended_unread() {
         }
     };
     assert!(error.to_string().contains("read back"), "{error}");
-    until_loaded(&mut store);
+    load_patiently(&mut store);
     gate.send(()).unwrap();
     store.append(&[Write::Put(numbered(2))]).unwrap();
 }
 
 #[test]
-fn dropping_a_stuck_store_waits_for_nobody_and_the_other_way_releases_it() {
+fn dropping_a_stuck_store_does_not_block_and_dropping_an_idle_one_closes_it() {
     let disk = MemoryDisk::new(1);
     let (mut store, gate) = gated(&disk, SHORT);
     store.append(&[Write::Put(numbered(2))]).unwrap_err();
@@ -131,7 +131,7 @@ fn dropping_a_stuck_store_waits_for_nobody_and_the_other_way_releases_it() {
 }
 
 #[test]
-fn what_opening_says_is_said_and_a_late_opening_is_slow() {
+fn errors_of_opening_are_returned_and_a_late_opening_is_slow() {
     let disk = MemoryDisk::new(1);
     let open = disk.open().unwrap();
     let second = disk.clone();
@@ -166,8 +166,8 @@ fn a_store_that_panics_is_an_error() {
 }
 
 #[test]
-fn a_late_reading_is_not_waited_for_twice() {
-    /// Reads when the test lets it.
+fn the_result_of_a_late_load_is_used_by_the_next_load() {
+    /// Loads block until the test opens the gate.
     struct Slow(Receiver<()>, u64);
     impl Store for Slow {
         fn load(&mut self) -> Result<Vec<Record>, StoreError> {
@@ -184,16 +184,16 @@ fn a_late_reading_is_not_waited_for_twice() {
     let mut store = Deadline::open_within(path, SHORT, LONG, move || Ok(Slow(gate, 0))).unwrap();
     open.send(()).unwrap();
     assert_eq!(store.load().unwrap(), [numbered(1)]);
-    // Only the first reading may take as long as it needs.
+    // Only the first load has the long deadline.
     assert!(matches!(store.load(), Err(StoreError::Slow { ms: 30, .. })));
     assert!(matches!(store.append(&[]), Err(StoreError::Slow { .. })));
     open.send(()).unwrap();
-    assert_eq!(until_loaded(&mut store), [numbered(2)], "and not a third reading");
+    assert_eq!(load_patiently(&mut store), [numbered(2)], "no third load");
     store.append(&[]).unwrap();
 }
 
 #[test]
-fn an_append_that_waits_in_vain_is_woken() {
+fn a_late_append_is_woken_by_the_waker() {
     let disk = MemoryDisk::new(1);
     let (open, gate) = bounded(8);
     let store = disk.open().unwrap();
@@ -202,5 +202,5 @@ fn an_append_that_waits_in_vain_is_woken() {
     let mut store = Deadline::open_within(Path::new("/disk"), SHORT, LONG, gated).unwrap();
     let error = store.append(&[Write::Put(numbered(2))]).unwrap_err();
     assert!(matches!(error, StoreError::Slow { .. }), "{error}");
-    assert_eq!(until_loaded(&mut store), [numbered(2)]);
+    assert_eq!(load_patiently(&mut store), [numbered(2)]);
 }

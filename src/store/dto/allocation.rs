@@ -1,4 +1,4 @@
-//! An allocation as written.
+//! The serialized form of allocations.
 
 use berth_kernel::allocation::{
     self as kernel, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Limits,
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(in super::super) struct Allocation {
     resource: String,
-    devices: Vec<OnPart>,
+    devices: Vec<PartDevices>,
     granted_ms: u64,
     #[serde(default, skip_serializing_if = "Holder::is_unknown")]
     holder: Holder,
@@ -30,11 +30,11 @@ pub(in super::super) struct Allocation {
     ended: Option<Ended>,
 }
 
-/// Devices of one part that stand side by side. 2048 devices on 16 GPUs take at most 2048 x 6
-/// bytes of share numbers and 16 x 90 of names: 13.4 KiB.
+/// Consecutive devices of one part. 2048 devices on 16 GPUs have at most 2048 x 6 bytes of share
+/// numbers and 16 x 90 of names: 13.4 KiB.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct OnPart {
+struct PartDevices {
     part: String,
     shares: Vec<Shares>,
 }
@@ -44,7 +44,7 @@ struct OnPart {
 #[serde(untagged)]
 enum Shares {
     Run(u32, u32),
-    One(u32),
+    Single(u32),
     Whole(()),
 }
 
@@ -85,10 +85,10 @@ enum Reason {
 }
 
 impl Allocation {
-    pub(in super::super) fn of(a: &kernel::Allocation) -> Self {
+    pub(in super::super) fn from_kernel(a: &kernel::Allocation) -> Self {
         Self {
             resource: a.resource.to_string(),
-            devices: grouped(&a.devices),
+            devices: group_devices(&a.devices),
             granted_ms: a.granted_wall_ms,
             holder: Holder {
                 namespace: a.holder.namespace.clone(),
@@ -115,11 +115,11 @@ impl Allocation {
         }
     }
 
-    pub(in super::super) fn read(self, id: AllocationId) -> Result<kernel::Allocation, String> {
+    pub(in super::super) fn into_kernel(self, id: AllocationId) -> Result<kernel::Allocation, String> {
         Ok(kernel::Allocation {
             id,
             resource: Resource::parse(&self.resource).map_err(|e| e.to_string())?,
-            devices: ungrouped(self.devices)?,
+            devices: ungroup_devices(self.devices)?,
             granted_wall_ms: self.granted_ms,
             holder: kernel::Holder {
                 namespace: self.holder.namespace,
@@ -148,11 +148,11 @@ impl Allocation {
     }
 }
 
-/// Keeps the order, so that what is read is what was written even if it was not sorted.
-fn grouped(devices: &[DeviceId]) -> Vec<OnPart> {
+/// Keeps the order of the devices, sorted or not.
+fn group_devices(devices: &[DeviceId]) -> Vec<PartDevices> {
     devices
         .chunk_by(|a, b| a.part == b.part)
-        .map(|group| OnPart { part: group[0].part.to_string(), shares: runs(group) })
+        .map(|group| PartDevices { part: group[0].part.to_string(), shares: runs(group) })
         .collect()
 }
 
@@ -163,17 +163,17 @@ fn runs(group: &[DeviceId]) -> Vec<Shares> {
             next.is_some() && next == b.share
         })
         .flat_map(|run| match (run[0].share, u32::try_from(run.len())) {
-            // Two numbers are shorter than the run of two.
+            // Two numbers are shorter than a run of two.
             (Some(first), Ok(count)) if count > 2 => vec![Shares::Run(first, count)],
             _ => {
-                let one = |d: &DeviceId| d.share.map_or(Shares::Whole(()), Shares::One);
-                run.iter().map(one).collect()
+                let single = |d: &DeviceId| d.share.map_or(Shares::Whole(()), Shares::Single);
+                run.iter().map(single).collect()
             }
         })
         .collect()
 }
 
-fn ungrouped(groups: Vec<OnPart>) -> Result<Vec<DeviceId>, String> {
+fn ungroup_devices(groups: Vec<PartDevices>) -> Result<Vec<DeviceId>, String> {
     let mut devices = Vec::new();
     for group in groups {
         let part = PartId::parse(&group.part).map_err(|e| e.to_string())?;
@@ -183,13 +183,13 @@ fn ungrouped(groups: Vec<OnPart>) -> Result<Vec<DeviceId>, String> {
                     devices.push(DeviceId::whole(&part));
                     continue;
                 }
-                Shares::One(n) => (n, 1),
+                Shares::Single(n) => (n, 1),
                 Shares::Run(first, count) => (first, count),
             };
-            // Before anything is made of it: a damaged count must not cost memory.
+            // Checked before the devices are allocated: a damaged count must not exhaust memory.
             let end = first.checked_add(count);
             if end.is_none_or(|end| end > SHARE_NUMBER_MAX + 1) {
-                return Err(format!("{part} has no shares {first} and {count} on"));
+                return Err(format!("{part} has no {count} shares from {first} on"));
             }
             if devices.len() + count as usize > DEVICES_PER_ALLOCATION_MAX {
                 return Err(format!("more than {DEVICES_PER_ALLOCATION_MAX} devices"));

@@ -1,4 +1,4 @@
-//! How a GPU fares and fared, as written.
+//! The serialized form of a GPU's health and its history.
 
 use berth_kernel::health::{HealthState, Turn};
 use berth_kernel::names::PartId;
@@ -16,12 +16,12 @@ pub(crate) struct Health {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     quiet_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    before: Vec<Before>,
+    before: Vec<PastState>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Before {
+struct PastState {
     state: State,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     reason: String,
@@ -38,17 +38,17 @@ enum State {
 }
 
 impl Health {
-    pub(crate) fn of(health: &HealthRecord) -> Self {
+    pub(crate) fn from_kernel(health: &HealthRecord) -> Self {
         Self {
-            state: State::of(health.state),
+            state: State::from_kernel(health.state),
             reason: health.reason.clone(),
             since_ms: health.since_wall_ms,
             quiet_ms: health.quiet_ms,
             before: health
                 .history
                 .iter()
-                .map(|turn| Before {
-                    state: State::of(turn.state),
+                .map(|turn| PastState {
+                    state: State::from_kernel(turn.state),
                     reason: turn.reason.clone(),
                     since_ms: turn.since_wall_ms,
                 })
@@ -56,15 +56,15 @@ impl Health {
         }
     }
 
-    pub(crate) fn read(self, gpu: PartId) -> HealthRecord {
-        let turn = |before: Before| Turn {
-            state: before.state.read(),
-            reason: before.reason,
-            since_wall_ms: before.since_ms,
+    pub(crate) fn into_kernel(self, gpu: PartId) -> HealthRecord {
+        let turn = |past: PastState| Turn {
+            state: past.state.into_kernel(),
+            reason: past.reason,
+            since_wall_ms: past.since_ms,
         };
         HealthRecord {
             gpu,
-            state: self.state.read(),
+            state: self.state.into_kernel(),
             reason: self.reason,
             since_wall_ms: self.since_ms,
             quiet_ms: self.quiet_ms,
@@ -74,7 +74,7 @@ impl Health {
 }
 
 impl State {
-    fn of(state: HealthState) -> Self {
+    fn from_kernel(state: HealthState) -> Self {
         match state {
             HealthState::Healthy => Self::Healthy,
             HealthState::Degraded => Self::Degraded,
@@ -83,7 +83,7 @@ impl State {
         }
     }
 
-    fn read(self) -> HealthState {
+    fn into_kernel(self) -> HealthState {
         match self {
             Self::Healthy => HealthState::Healthy,
             Self::Degraded => HealthState::Degraded,

@@ -1,4 +1,4 @@
-//! A part with its offer and devices, as written.
+//! The serialized form of a part with its offer and devices.
 
 use berth_kernel::gpu;
 use berth_kernel::names::{PartId, Resource, SHARE_NUMBER_MAX};
@@ -31,7 +31,7 @@ pub(in super::super) struct Part {
     offered_by: String,
     lines: Vec<Line>,
     ranges: Vec<Range>,
-    devices: Vec<Alike>,
+    devices: Vec<RunGroup>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -66,19 +66,19 @@ struct Range {
     len: u32,
 }
 
-/// Runs that differ in their numbers only, together: an offer cut up by held devices has many, of
-/// about 14 bytes each.
+/// Runs that differ only in their numbers. An offer with held devices in between has many, of about
+/// 14 bytes each.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Alike {
+struct RunGroup {
     resource: String,
     consumes: Consumes,
-    /// First share number (`null`: the whole part), how many, whether retiring.
+    /// First share number (`null`: the whole part), number of devices, whether they are retiring.
     runs: Vec<(Option<u32>, u32, bool)>,
 }
 
 impl Consumes {
-    fn of(consumes: offer::Consumes) -> Self {
+    fn from_kernel(consumes: offer::Consumes) -> Self {
         match consumes {
             offer::Consumes::Whole => Self::Whole,
             offer::Consumes::Slice { memory_mib, compute_percent } => {
@@ -87,7 +87,7 @@ impl Consumes {
         }
     }
 
-    fn read(self) -> offer::Consumes {
+    fn into_kernel(self) -> offer::Consumes {
         match self {
             Self::Whole => offer::Consumes::Whole,
             Self::Slice(memory_mib, compute_percent) => {
@@ -98,7 +98,7 @@ impl Consumes {
 }
 
 impl Part {
-    pub(in super::super) fn of(record: &PartRecord) -> Self {
+    pub(in super::super) fn from_kernel(record: &PartRecord) -> Self {
         let part = &record.part;
         Self {
             parent: part.parent.as_ref().map(PartId::to_string),
@@ -117,17 +117,17 @@ impl Part {
             }),
             attributes: part.attributes.clone(),
             offered_by: record.offered_by.clone(),
-            lines: record.lines.iter().map(line_of).collect(),
-            ranges: record.ranges.iter().map(range_of).collect(),
+            lines: record.lines.iter().map(line_from_kernel).collect(),
+            ranges: record.ranges.iter().map(range_from_kernel).collect(),
             devices: record
                 .runs
                 .chunk_by(|a, b| a.resource == b.resource && a.consumes == b.consumes)
-                .map(alike_of)
+                .map(group_runs)
                 .collect(),
         }
     }
 
-    pub(in super::super) fn read(self, id: PartId) -> Result<PartRecord, String> {
+    pub(in super::super) fn into_kernel(self, id: PartId) -> Result<PartRecord, String> {
         let parent = self.parent.as_deref().map(PartId::parse).transpose();
         let part = gpu::Part {
             id,
@@ -151,11 +151,11 @@ impl Part {
             Ok(offer::OfferLine {
                 resource: resource(&line.resource)?,
                 count: line.count,
-                consumes: line.consumes.read(),
+                consumes: line.consumes.into_kernel(),
             })
         });
         let ranges = self.ranges.into_iter().map(|range| {
-            within(Some(range.first), range.len)?;
+            check_run(Some(range.first), range.len)?;
             Ok(offer::ShareRange { resource: resource(&range.resource)?, first: range.first, len: range.len })
         });
         Ok(PartRecord {
@@ -163,38 +163,42 @@ impl Part {
             offered_by: self.offered_by,
             lines: lines.collect::<Result<_, String>>()?,
             ranges: ranges.collect::<Result<_, String>>()?,
-            runs: runs_of(self.devices)?,
+            runs: ungroup_runs(self.devices)?,
         })
     }
 }
 
-fn line_of(line: &offer::OfferLine) -> Line {
-    Line { resource: line.resource.to_string(), count: line.count, consumes: Consumes::of(line.consumes) }
+fn line_from_kernel(line: &offer::OfferLine) -> Line {
+    Line {
+        resource: line.resource.to_string(),
+        count: line.count,
+        consumes: Consumes::from_kernel(line.consumes),
+    }
 }
 
-fn range_of(range: &offer::ShareRange) -> Range {
+fn range_from_kernel(range: &offer::ShareRange) -> Range {
     Range { resource: range.resource.to_string(), first: range.first, len: range.len }
 }
 
-fn alike_of(runs: &[DeviceRun]) -> Alike {
-    Alike {
+fn group_runs(runs: &[DeviceRun]) -> RunGroup {
+    RunGroup {
         resource: runs[0].resource.to_string(),
-        consumes: Consumes::of(runs[0].consumes),
+        consumes: Consumes::from_kernel(runs[0].consumes),
         runs: runs.iter().map(|run| (run.first, run.len, run.retiring)).collect(),
     }
 }
 
-fn runs_of(devices: Vec<Alike>) -> Result<Vec<DeviceRun>, String> {
+fn ungroup_runs(devices: Vec<RunGroup>) -> Result<Vec<DeviceRun>, String> {
     let mut runs = Vec::new();
-    for alike in devices {
-        let resource = resource(&alike.resource)?;
-        for (first, len, retiring) in alike.runs {
-            within(first, len)?;
+    for group in devices {
+        let resource = resource(&group.resource)?;
+        for (first, len, retiring) in group.runs {
+            check_run(first, len)?;
             runs.push(DeviceRun {
                 resource: resource.clone(),
                 first,
                 len,
-                consumes: alike.consumes.read(),
+                consumes: group.consumes.into_kernel(),
                 retiring,
             });
         }
@@ -206,11 +210,11 @@ fn resource(text: &str) -> Result<Resource, String> {
     Resource::parse(text).map_err(|e| e.to_string())
 }
 
-/// A damaged length must not become a device each.
-fn within(first: Option<u32>, len: u32) -> Result<(), String> {
+/// Checks a run's length: a damaged one must not create that many devices.
+fn check_run(first: Option<u32>, len: u32) -> Result<(), String> {
     let fits = match first {
         None => len == 1,
         Some(first) => first.checked_add(len).is_some_and(|end| end <= SHARE_NUMBER_MAX + 1),
     };
-    if fits { Ok(()) } else { Err(format!("there are no {len} shares from {first:?} on")) }
+    if fits { Ok(()) } else { Err(format!("no {len} shares exist from {first:?} on")) }
 }

@@ -1,4 +1,4 @@
-//! Policy versions, as written.
+//! The serialized form of policy versions.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -43,7 +43,7 @@ enum Hook {
 }
 
 impl Hook {
-    fn of(hook: kernel::Hook) -> Self {
+    fn from_kernel(hook: kernel::Hook) -> Self {
         match hook {
             kernel::Hook::Describe => Self::Describe,
             kernel::Hook::Offer => Self::Offer,
@@ -53,7 +53,7 @@ impl Hook {
         }
     }
 
-    fn read(self) -> kernel::Hook {
+    fn into_kernel(self) -> kernel::Hook {
         match self {
             Self::Describe => kernel::Hook::Describe,
             Self::Offer => kernel::Hook::Offer,
@@ -65,12 +65,12 @@ impl Hook {
 }
 
 impl Policy {
-    pub(in super::super) fn of(version: &kernel::PolicyVersion) -> Self {
+    pub(in super::super) fn from_kernel(version: &kernel::PolicyVersion) -> Self {
         Self {
             name: version.name.clone(),
             version: version.version.clone(),
             summary: version.summary.clone(),
-            hooks: version.hooks.iter().copied().map(Hook::of).collect(),
+            hooks: version.hooks.iter().copied().map(Hook::from_kernel).collect(),
             schema: version.parameters_schema.clone(),
             artifact: version.artifact.to_string(),
             bytes: version.bytes,
@@ -84,12 +84,12 @@ impl Policy {
         }
     }
 
-    pub(in super::super) fn read(self, digest: Digest) -> Result<kernel::PolicyVersion, String> {
+    pub(in super::super) fn into_kernel(self, digest: Digest) -> Result<kernel::PolicyVersion, String> {
         Ok(kernel::PolicyVersion {
             name: self.name,
             version: self.version,
             summary: self.summary,
-            hooks: self.hooks.into_iter().map(Hook::read).collect(),
+            hooks: self.hooks.into_iter().map(Hook::into_kernel).collect(),
             parameters_schema: self.schema,
             digest,
             artifact: Digest::parse(&self.artifact).map_err(|e| e.to_string())?,
@@ -99,7 +99,7 @@ impl Policy {
             origin: Origin {
                 by: self.by,
                 why: self.why,
-                signature: self.signature.as_deref().map(read_signature).transpose()?,
+                signature: self.signature.as_deref().map(parse_signature).transpose()?,
                 signed_by: self.signed_by,
                 once_shipped: self.once_shipped,
             },
@@ -107,7 +107,7 @@ impl Policy {
     }
 }
 
-fn read_signature(text: &str) -> Result<Signature, String> {
+fn parse_signature(text: &str) -> Result<Signature, String> {
     let bytes = BASE64.decode(text).map_err(|e| format!("the signature: {e}"))?;
     let bytes = bytes.try_into().map_err(|_| "the signature is not 64 bytes long".to_owned())?;
     Ok(Signature(bytes))

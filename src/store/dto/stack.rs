@@ -1,4 +1,4 @@
-//! The active stack, as written.
+//! The serialized form of a stack.
 
 use berth_kernel::names::Digest;
 use berth_kernel::record::StackHead;
@@ -19,7 +19,7 @@ pub(in super::super) struct Stack {
 }
 
 impl Stack {
-    pub(in super::super) fn of(head: &StackHead) -> Self {
+    pub(in super::super) fn from_kernel(head: &StackHead) -> Self {
         Self {
             revision: head.revision,
             from_api: head.from_api,
@@ -30,7 +30,7 @@ impl Stack {
         }
     }
 
-    pub(in super::super) fn read(self) -> StackHead {
+    pub(in super::super) fn into_kernel(self) -> StackHead {
         StackHead {
             revision: self.revision,
             from_api: self.from_api,
@@ -64,7 +64,7 @@ enum OnFault {
 }
 
 impl StackEntry {
-    pub(in super::super) fn of(entry: &kernel::StackEntry) -> Self {
+    pub(in super::super) fn from_kernel(entry: &kernel::StackEntry) -> Self {
         Self {
             name: entry.name.clone(),
             digest: entry.digest.to_string(),
@@ -80,7 +80,7 @@ impl StackEntry {
         }
     }
 
-    pub(in super::super) fn read(self) -> Result<kernel::StackEntry, String> {
+    pub(in super::super) fn into_kernel(self) -> Result<kernel::StackEntry, String> {
         Ok(kernel::StackEntry {
             name: self.name,
             digest: Digest::parse(&self.digest).map_err(|e| e.to_string())?,

@@ -1,4 +1,4 @@
-//! A decision as written: the kernel's words as JSON.
+//! The serialized form of decisions.
 
 use berth_kernel::allocation::Limits;
 use berth_kernel::decision::{CallNote, Cost, Decision, Grant, Outcome, Request, Said};
@@ -11,18 +11,18 @@ use berth_kernel::policy::{
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// A decision that cannot be read back.
+/// Why a decision could not be decoded.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadEntry {
     #[error("{0}")]
     Json(#[from] serde_json::Error),
     #[error("{0}")]
     Name(#[from] BadName),
-    #[error("no {noun} is called {name:?}")]
-    Word { noun: &'static str, name: String },
+    #[error("unknown {noun} {name:?}")]
+    UnknownName { noun: &'static str, name: String },
 }
 
-/// See [`Decision`]; with the question that was asked, in the words of the contract.
+/// See [`Decision`]; with the question of the call as JSON in the names of the WIT world.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Entry {
@@ -31,14 +31,14 @@ pub(super) struct Entry {
     hook: String,
     generation: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    request: Option<Asked>,
+    request: Option<RequestEntry>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    reading: Option<Told>,
+    reading: Option<ReadingEntry>,
     gpus: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     candidates: Vec<String>,
-    calls: Vec<Call>,
-    outcome: End,
+    calls: Vec<CallEntry>,
+    outcome: OutcomeEntry,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     input: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,14 +46,14 @@ pub(super) struct Entry {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Asked {
+struct RequestEntry {
     resource: String,
     count: usize,
     devices: Vec<String>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct ReadingEntry {
     part: String,
     source: String,
     code: u64,
@@ -61,48 +61,49 @@ struct Told {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Call {
+struct CallEntry {
     policy: String,
     digest: String,
     parameters: String,
-    said: Word,
+    #[serde(rename = "said")]
+    outcome: CallOutcomeEntry,
     fuel: u64,
     us: u64,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-enum Word {
+enum CallOutcomeEntry {
     Pass,
     Suspended,
     Fault { kind: String, detail: String },
-    Offer { parts: Vec<Offer>, again_s: Option<u32> },
+    Offer { parts: Vec<OfferEntry>, again_s: Option<u32> },
     Place { devices: Vec<String>, reason: String },
-    Allow(OnTerms),
+    Allow(TermsEntry),
     Deny(String),
-    Triage(Judged),
+    Triage(TriageEntry),
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-enum End {
-    Offered(Vec<(Offer, String)>),
+enum OutcomeEntry {
+    Offered(Vec<(OfferEntry, String)>),
     Placed { devices: Vec<String>, reason: String, by: String },
-    Granted { allocation: Option<String>, by: Vec<String>, terms: OnTerms },
+    Granted { allocation: Option<String>, by: Vec<String>, terms: TermsEntry },
     Denied { by: String, reason: String },
     Refused { reason: String },
-    Triaged { answer: Judged, by: String },
+    Triaged { answer: TriageEntry, by: String },
 }
 
 #[derive(Serialize, Deserialize)]
-struct Offer {
+struct OfferEntry {
     part: String,
-    lines: Vec<Line>,
+    lines: Vec<LineEntry>,
 }
 
-/// Neither memory nor compute: the whole part.
+/// A line without a slice offers the whole part. A slice is MiB of memory and percent of compute.
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct LineEntry {
     resource: String,
     count: u32,
     slice: Option<(u64, u32)>,
@@ -110,7 +111,7 @@ struct Line {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct OnTerms {
+struct TermsEntry {
     reason: String,
     memory_mib: Option<u64>,
     compute_percent: Option<u32>,
@@ -119,7 +120,7 @@ struct OnTerms {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Judged {
+struct TriageEntry {
     severity: String,
     reason: String,
     again_s: Option<u32>,
@@ -134,34 +135,34 @@ impl Entry {
             at_ms: decision.at_wall_ms,
             hook: decision.hook.to_string(),
             generation: decision.generation,
-            request: request.map(|r| Asked {
+            request: request.map(|r| RequestEntry {
                 resource: r.resource.clone(),
                 count: r.count,
                 devices: r.devices.clone(),
             }),
-            reading: reading.map(|r| Told {
+            reading: reading.map(|r| ReadingEntry {
                 part: r.part.to_string(),
                 source: r.source.clone(),
                 code: r.code,
                 detail: r.detail.clone(),
             }),
-            gpus: texts(&decision.gpus),
+            gpus: to_strings(&decision.gpus),
             candidates: decision.candidates.clone(),
-            calls: decision.calls.iter().map(Call::new).collect(),
-            outcome: End::new(&decision.outcome),
+            calls: decision.calls.iter().map(CallEntry::new).collect(),
+            outcome: OutcomeEntry::new(&decision.outcome),
             input: decision.input.as_ref().map(ToString::to_string),
             question,
         }
     }
 
-    pub(super) fn decision(self) -> Result<Decision, BadEntry> {
+    pub(super) fn into_decision(self) -> Result<Decision, BadEntry> {
         let reading = self.reading.map(|r| -> Result<_, BadEntry> {
             Ok(Reading { part: PartId::parse(&r.part)?, source: r.source, code: r.code, detail: r.detail })
         });
         Ok(Decision {
             seq: self.seq,
             at_wall_ms: self.at_ms,
-            hook: word("hook", &self.hook, Hook::parse)?,
+            hook: parse_name("hook", &self.hook, Hook::parse)?,
             generation: self.generation,
             request: self.request.map(|r| Request {
                 resource: r.resource,
@@ -171,89 +172,94 @@ impl Entry {
             reading: reading.transpose()?,
             gpus: self.gpus.iter().map(|gpu| PartId::parse(gpu)).collect::<Result<_, _>>()?,
             candidates: self.candidates,
-            calls: self.calls.into_iter().map(Call::note).collect::<Result<_, _>>()?,
-            outcome: self.outcome.outcome()?,
+            calls: self.calls.into_iter().map(CallEntry::into_record).collect::<Result<_, _>>()?,
+            outcome: self.outcome.into_outcome()?,
             input: self.input.as_deref().map(Digest::parse).transpose()?,
         })
     }
 }
 
-impl Call {
+impl CallEntry {
     fn new(call: &CallNote) -> Self {
         Self {
             policy: call.policy.clone(),
             digest: call.digest.to_string(),
             parameters: call.parameters.clone(),
-            said: Word::new(&call.said),
+            outcome: CallOutcomeEntry::new(&call.said),
             fuel: call.cost.fuel,
             us: call.cost.wall_us,
         }
     }
 
-    fn note(self) -> Result<CallNote, BadEntry> {
+    fn into_record(self) -> Result<CallNote, BadEntry> {
         Ok(CallNote {
             policy: self.policy,
             digest: Digest::parse(&self.digest)?,
             parameters: self.parameters,
-            said: self.said.said()?,
+            said: self.outcome.into_outcome()?,
             cost: Cost { fuel: self.fuel, wall_us: self.us },
         })
     }
 }
 
-impl Word {
-    fn new(said: &Said) -> Self {
-        match said {
+impl CallOutcomeEntry {
+    fn new(outcome: &Said) -> Self {
+        match outcome {
             Said::Pass => Self::Pass,
             Said::Suspended => Self::Suspended,
             Said::Fault(Fault { kind, detail }) => {
                 Self::Fault { kind: kind.as_str().to_owned(), detail: detail.clone() }
             }
             Said::Answer(Answer::Offer(answer)) => Self::Offer {
-                parts: answer.parts.iter().map(Offer::new).collect(),
+                parts: answer.parts.iter().map(OfferEntry::new).collect(),
                 again_s: answer.again_after_s,
             },
             Said::Answer(Answer::Place(p)) => {
-                Self::Place { devices: texts(&p.devices), reason: p.reason.clone() }
+                Self::Place { devices: to_strings(&p.devices), reason: p.reason.clone() }
             }
-            Said::Answer(Answer::Allow(terms)) => Self::Allow(OnTerms::new(terms)),
+            Said::Answer(Answer::Allow(terms)) => Self::Allow(TermsEntry::new(terms)),
             Said::Answer(Answer::Deny(why)) => Self::Deny(why.clone()),
-            Said::Answer(Answer::Triage(answer)) => Self::Triage(Judged::new(answer)),
+            Said::Answer(Answer::Triage(answer)) => Self::Triage(TriageEntry::new(answer)),
         }
     }
 
-    fn said(self) -> Result<Said, BadEntry> {
+    fn into_outcome(self) -> Result<Said, BadEntry> {
         Ok(Said::Answer(match self {
             Self::Pass => return Ok(Said::Pass),
             Self::Suspended => return Ok(Said::Suspended),
             Self::Fault { kind, detail } => {
-                return Ok(Said::Fault(Fault { kind: word("fault", &kind, FaultKind::parse)?, detail }));
+                return Ok(Said::Fault(Fault {
+                    kind: parse_name("fault", &kind, FaultKind::parse)?,
+                    detail,
+                }));
             }
             Self::Offer { parts, again_s } => Answer::Offer(OfferAnswer {
-                parts: parts.into_iter().map(Offer::offer).collect::<Result<_, _>>()?,
+                parts: parts.into_iter().map(OfferEntry::into_offer).collect::<Result<_, _>>()?,
                 again_after_s: again_s,
             }),
-            Self::Place { devices, reason } => Answer::Place(Placement { devices: ids(&devices)?, reason }),
-            Self::Allow(terms) => Answer::Allow(terms.terms()),
+            Self::Place { devices, reason } => {
+                Answer::Place(Placement { devices: parse_device_ids(&devices)?, reason })
+            }
+            Self::Allow(terms) => Answer::Allow(terms.into_terms()),
             Self::Deny(why) => Answer::Deny(why),
-            Self::Triage(answer) => Answer::Triage(answer.answer()?),
+            Self::Triage(answer) => Answer::Triage(answer.into_answer()?),
         }))
     }
 }
 
-impl End {
+impl OutcomeEntry {
     fn new(outcome: &Outcome) -> Self {
         match outcome {
             Outcome::Offered(offers) => {
-                Self::Offered(offers.iter().map(|(offer, by)| (Offer::new(offer), by.clone())).collect())
+                Self::Offered(offers.iter().map(|(offer, by)| (OfferEntry::new(offer), by.clone())).collect())
             }
             Outcome::Placed(p, by) => {
-                Self::Placed { devices: texts(&p.devices), reason: p.reason.clone(), by: by.clone() }
+                Self::Placed { devices: to_strings(&p.devices), reason: p.reason.clone(), by: by.clone() }
             }
             Outcome::Granted(grant) => Self::Granted {
                 allocation: grant.allocation.map(|id| id.to_string()),
                 by: grant.by.clone(),
-                terms: OnTerms {
+                terms: TermsEntry {
                     reason: grant.reason.clone(),
                     memory_mib: grant.limits.memory_mib,
                     compute_percent: grant.limits.compute_percent,
@@ -262,33 +268,38 @@ impl End {
             },
             Outcome::Denied { by, reason } => Self::Denied { by: by.clone(), reason: reason.clone() },
             Outcome::Refused { reason } => Self::Refused { reason: reason.clone() },
-            Outcome::Triaged(answer, by) => Self::Triaged { answer: Judged::new(answer), by: by.clone() },
+            Outcome::Triaged(answer, by) => {
+                Self::Triaged { answer: TriageEntry::new(answer), by: by.clone() }
+            }
         }
     }
 
-    fn outcome(self) -> Result<Outcome, BadEntry> {
+    fn into_outcome(self) -> Result<Outcome, BadEntry> {
         Ok(match self {
             Self::Offered(offers) => Outcome::Offered(
-                offers.into_iter().map(|(o, by)| Ok((o.offer()?, by))).collect::<Result<_, BadEntry>>()?,
+                offers
+                    .into_iter()
+                    .map(|(o, by)| Ok((o.into_offer()?, by)))
+                    .collect::<Result<_, BadEntry>>()?,
             ),
             Self::Placed { devices, reason, by } => {
-                Outcome::Placed(Placement { devices: ids(&devices)?, reason }, by)
+                Outcome::Placed(Placement { devices: parse_device_ids(&devices)?, reason }, by)
             }
             Self::Granted { allocation, by, terms } => {
-                let Terms { environment, limits, reason } = terms.terms();
+                let Terms { environment, limits, reason } = terms.into_terms();
                 let allocation = allocation.as_deref().map(AllocationId::parse).transpose()?;
                 Outcome::Granted(Grant { allocation, by, reason, limits, environment })
             }
             Self::Denied { by, reason } => Outcome::Denied { by, reason },
             Self::Refused { reason } => Outcome::Refused { reason },
-            Self::Triaged { answer, by } => Outcome::Triaged(answer.answer()?, by),
+            Self::Triaged { answer, by } => Outcome::Triaged(answer.into_answer()?, by),
         })
     }
 }
 
-impl Offer {
+impl OfferEntry {
     fn new(offer: &PartOffer) -> Self {
-        let line = |line: &OfferLine| Line {
+        let line = |line: &OfferLine| LineEntry {
             resource: line.resource.to_string(),
             count: line.count,
             slice: match line.consumes {
@@ -299,8 +310,8 @@ impl Offer {
         Self { part: offer.part.to_string(), lines: offer.lines.iter().map(line).collect() }
     }
 
-    fn offer(self) -> Result<PartOffer, BadEntry> {
-        let line = |line: Line| -> Result<OfferLine, BadEntry> {
+    fn into_offer(self) -> Result<PartOffer, BadEntry> {
+        let line = |line: LineEntry| -> Result<OfferLine, BadEntry> {
             let consumes = line.slice.map_or(Consumes::Whole, |(memory_mib, compute_percent)| {
                 Consumes::Slice { memory_mib, compute_percent }
             });
@@ -313,7 +324,7 @@ impl Offer {
     }
 }
 
-impl OnTerms {
+impl TermsEntry {
     fn new(terms: &Terms) -> Self {
         Self {
             reason: terms.reason.clone(),
@@ -323,32 +334,32 @@ impl OnTerms {
         }
     }
 
-    fn terms(self) -> Terms {
+    fn into_terms(self) -> Terms {
         let limits = Limits { memory_mib: self.memory_mib, compute_percent: self.compute_percent };
         Terms { environment: self.environment, limits, reason: self.reason }
     }
 }
 
-impl Judged {
+impl TriageEntry {
     fn new(answer: &TriageAnswer) -> Self {
         let severity = answer.severity.as_str().to_owned();
         Self { severity, reason: answer.reason.clone(), again_s: answer.again_after_s }
     }
 
-    fn answer(self) -> Result<TriageAnswer, BadEntry> {
-        let severity = word("severity", &self.severity, Severity::parse)?;
+    fn into_answer(self) -> Result<TriageAnswer, BadEntry> {
+        let severity = parse_name("severity", &self.severity, Severity::parse)?;
         Ok(TriageAnswer { severity, reason: self.reason, again_after_s: self.again_s })
     }
 }
 
-fn texts<T: ToString>(all: &[T]) -> Vec<String> {
-    all.iter().map(ToString::to_string).collect()
+fn to_strings<T: ToString>(items: &[T]) -> Vec<String> {
+    items.iter().map(ToString::to_string).collect()
 }
 
-fn ids(all: &[String]) -> Result<Vec<DeviceId>, BadEntry> {
-    Ok(all.iter().map(|id| DeviceId::parse(id)).collect::<Result<_, _>>()?)
+fn parse_device_ids(ids: &[String]) -> Result<Vec<DeviceId>, BadEntry> {
+    Ok(ids.iter().map(|id| DeviceId::parse(id)).collect::<Result<_, _>>()?)
 }
 
-fn word<T>(noun: &'static str, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, BadEntry> {
-    parse(name).ok_or_else(|| BadEntry::Word { noun, name: name.to_owned() })
+fn parse_name<T>(noun: &'static str, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, BadEntry> {
+    parse(name).ok_or_else(|| BadEntry::UnknownName { noun, name: name.to_owned() })
 }

@@ -1,12 +1,12 @@
-//! `Journal` in files: decisions with what the policies were shown, bounded in bytes and in age.
+//! [`Journal`] in files: decisions with the policies' inputs, bounded in bytes and in age.
 //!
-//! Not in sled, where the ledger is: sled keeps in memory what it has read, so one look through 64 MiB
-//! of the past would cost the daemon three times what it may have; and the ledger's store is copied and
-//! read whole at every start. Here a look reads one file of 4 MiB at a time, and the past can be damaged
-//! or deleted without any harm to the ledger.
+//! Not in sled like the ledger: sled keeps in memory what it has read, so a scan of 64 MiB of decisions
+//! would need three times the daemon's memory limit; and the ledger's store is copied and read
+//! completely at every start. A scan of the journal reads one file of 4 MiB after the other, and damaged
+//! or deleted files do not affect the ledger.
 //!
-//! Nothing is synced: the tail may be lost with the machine. A file whose tail was torn is read up to
-//! there, and a new one begun.
+//! Nothing is synced: a power failure may lose the newest decisions. A file with a torn tail is read up
+//! to it, and the next decision starts a new file.
 
 mod entry;
 mod frame;
@@ -32,11 +32,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// What lies in memory at most before it is written, bytes.
+/// Bytes in memory at which decisions are written.
 const PENDING_BYTES: usize = 64 * 1024;
-/// By age at most one file goes in this time, and none in the first of it: a clock that is years ahead
-/// for a while takes nothing with it, and a journal that is 7 days long has no more files than hours.
-const AGED_APART: Duration = Duration::from_secs(3600);
+/// At most one file is dropped for its age in this interval, and none in the first one: a clock that is
+/// years ahead for a while loses little, and a journal of 7 days has no more files than hours.
+const AGE_PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// A journal in a folder.
 #[derive(Debug)]
@@ -44,25 +44,25 @@ pub struct FileJournal {
     folder: PathBuf,
     limit: JournalLimit,
     state: Mutex<State>,
-    size: Size,
+    published: PublishedStats,
 }
 
-/// How much there is, as of the last change: read without the lock, which a disk that hangs holds.
+/// The statistics as of the last change; read without the lock, which a hung disk may hold.
 #[derive(Debug, Default)]
-struct Size {
+struct PublishedStats {
     kept: AtomicU64,
     bytes: AtomicU64,
     dropped: AtomicU64,
     lost: AtomicU64,
 }
 
-/// The lock; what was changed under it is published at its end.
-struct Changing<'j> {
+/// The locked state; dropping it publishes the statistics.
+struct StateGuard<'j> {
     state: MutexGuard<'j, State>,
-    size: &'j Size,
+    published: &'j PublishedStats,
 }
 
-impl Deref for Changing<'_> {
+impl Deref for StateGuard<'_> {
     type Target = State;
 
     fn deref(&self) -> &State {
@@ -70,21 +70,26 @@ impl Deref for Changing<'_> {
     }
 }
 
-impl DerefMut for Changing<'_> {
+impl DerefMut for StateGuard<'_> {
     fn deref_mut(&mut self) -> &mut State {
         &mut self.state
     }
 }
 
-impl Drop for Changing<'_> {
+impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
         let state = &*self.state;
         let kept = (state.next - state.oldest()).saturating_sub(state.lost);
         let bytes = state.segments.bytes() + state.pending.len() as u64;
-        let Size { kept: k, bytes: b, dropped: d, lost: l } = self.size;
-        // Each is right by itself; that they are of one moment nobody needs.
-        for (place, value) in [(k, kept), (b, bytes), (d, state.dropped), (l, state.lost)] {
-            place.store(value, Ordering::Relaxed);
+        let published = self.published;
+        // Readers need no consistent set of values.
+        for (counter, value) in [
+            (&published.kept, kept),
+            (&published.bytes, bytes),
+            (&published.dropped, state.dropped),
+            (&published.lost, state.lost),
+        ] {
+            counter.store(value, Ordering::Relaxed);
         }
     }
 }
@@ -92,11 +97,11 @@ impl Drop for Changing<'_> {
 #[derive(Debug)]
 struct State {
     segments: Segments,
-    /// The newest file, once something was written to it.
+    /// The newest file, once it is written to.
     file: Option<File>,
-    /// Nodes that are in it already.
+    /// Digests of the nodes in the newest file.
     nodes: HashSet<[u8; 32]>,
-    /// What is not written yet, and the first number and the count of decisions in it.
+    /// Unwritten frames, with the first number and the count of their decisions.
     pending: Vec<u8>,
     pending_first: u64,
     pending_count: u64,
@@ -104,26 +109,26 @@ struct State {
     dropped: u64,
     lost: u64,
     recent: Recent,
-    /// When the first decision of the oldest file was, by that file's first number.
+    /// The oldest file's first number and the time of its first decision.
     oldest_wall_ms: Option<(u64, u64)>,
-    /// When a file last went by its age, or the journal was opened.
-    aged: Instant,
+    /// When files were last pruned by age, or the journal was opened.
+    last_age_prune: Instant,
 }
 
 impl FileJournal {
-    /// Opens the journal in this folder, or makes one.
+    /// Opens the journal in this folder, or creates one.
     ///
     /// # Errors
-    /// If the folder cannot be used.
+    /// If the folder or its newest file cannot be read.
     pub fn open(folder: &Path, limit: JournalLimit) -> Result<Self, JournalError> {
-        let wrong = |what: &str, source| trouble(folder, what, source);
-        let segments = Segments::open(folder).map_err(|e| wrong("cannot use its folder", e))?;
+        let error = |what: &str, source| journal_error(folder, what, source);
+        let segments = Segments::open(folder).map_err(|e| error("cannot open its folder", e))?;
         let mut next = 1;
-        // The newest may hold no whole frame.
-        for segment in segments.all.iter().rev() {
+        // The newest file may have no complete frame.
+        for segment in segments.list.iter().rev() {
             let bytes = berth_files::read(&segment.path, SEGMENT_READ_MAX)
-                .map_err(|e| wrong("cannot read its newest file", e))?;
-            // Its name is taken, whatever is in it.
+                .map_err(|e| error("cannot read its newest file", e))?;
+            // Its name is in use, whatever it contains.
             next = next.max(segment.first + 1);
             if let Some(last) = frames(&bytes).filter_map(|frame| seq(&frame)).last() {
                 next = next.max(last + 1);
@@ -142,11 +147,11 @@ impl FileJournal {
             lost: 0,
             recent: Recent::default(),
             oldest_wall_ms: None,
-            aged: Instant::now(),
+            last_age_prune: Instant::now(),
         };
         let state = Mutex::new(state);
-        let journal = Self { folder: folder.to_owned(), limit, state, size: Size::default() };
-        journal.prune(&mut journal.change())?;
+        let journal = Self { folder: folder.to_owned(), limit, state, published: PublishedStats::default() };
+        journal.prune(&mut journal.lock_mut())?;
         Ok(journal)
     }
 
@@ -154,15 +159,15 @@ impl FileJournal {
         self.state.lock()
     }
 
-    fn change(&self) -> Changing<'_> {
-        Changing { state: self.lock(), size: &self.size }
+    fn lock_mut(&self) -> StateGuard<'_> {
+        StateGuard { state: self.lock(), published: &self.published }
     }
 
-    fn trouble(&self, what: &str, source: io::Error) -> JournalError {
-        trouble(&self.folder, what, source)
+    fn error(&self, what: &str, source: io::Error) -> JournalError {
+        journal_error(&self.folder, what, source)
     }
 
-    /// Writes what is pending; what cannot be written is lost. A full disk costs the oldest file, too.
+    /// Writes the pending frames; on an error they are lost. A full disk also drops the oldest file.
     fn write(&self, state: &mut State) -> Result<(), JournalError> {
         if state.pending.is_empty() {
             return Ok(());
@@ -174,15 +179,15 @@ impl FileJournal {
             state.recent.clear();
             if error.kind() == io::ErrorKind::StorageFull {
                 let before = state.oldest();
-                // Best effort: the error is told already.
+                // Best effort: the write error is returned.
                 let _ = state.segments.drop_oldest();
                 state.dropped += state.oldest() - before;
             }
         }
         state.pending.clear();
         state.pending_count = 0;
-        written.map_err(|e| self.trouble("cannot be written", e))?;
-        if state.segments.all.back().is_some_and(|newest| newest.bytes >= SEGMENT_BYTES) {
+        written.map_err(|e| self.error("cannot be written", e))?;
+        if state.segments.list.back().is_some_and(|newest| newest.bytes >= SEGMENT_BYTES) {
             state.file = None;
             state.nodes.clear();
         }
@@ -190,30 +195,30 @@ impl FileJournal {
     }
 
     fn prune(&self, state: &mut State) -> Result<(), JournalError> {
-        // Room for the file that is being written.
+        // Leaves room for the file in use.
         let bytes = self.limit.bytes.saturating_sub(SEGMENT_BYTES).max(SEGMENT_BYTES);
         let age = Duration::from_millis(self.limit.age_ms);
         let before = state.oldest();
         let mut pruned = state.segments.prune(bytes);
-        if state.aged.elapsed() >= AGED_APART {
-            state.aged = Instant::now();
+        if state.last_age_prune.elapsed() >= AGE_PRUNE_INTERVAL {
+            state.last_age_prune = Instant::now();
             pruned = pruned.and_then(|()| state.segments.prune_aged(age, SystemTime::now()));
         }
         state.dropped += state.oldest() - before;
-        pruned.map_err(|e| self.trouble("cannot delete its oldest file", e))
+        pruned.map_err(|e| self.error("cannot delete its oldest file", e))
     }
 }
 
 impl State {
     fn write(&mut self) -> io::Result<()> {
         if self.file.is_none() {
-            self.file = Some(self.segments.begin(self.pending_first)?);
+            self.file = Some(self.segments.create(self.pending_first)?);
         }
-        let (Some(file), Some(newest)) = (&mut self.file, self.segments.all.back_mut()) else {
+        let (Some(file), Some(newest)) = (&mut self.file, self.segments.list.back_mut()) else {
             return Ok(());
         };
         if let Err(error) = file.write_all(&self.pending) {
-            // Not a file for every failure, and no torn frame in the middle of one.
+            // Truncated to the last complete frame, so that the file can be written to again.
             if newest.bytes > 0 && file.set_len(newest.bytes).is_ok() {
                 return Err(error);
             }
@@ -222,16 +227,16 @@ impl State {
             return Err(error);
         }
         newest.bytes += self.pending.len() as u64;
-        newest.written = SystemTime::now();
+        newest.modified = SystemTime::now();
         Ok(())
     }
 
     fn oldest(&self) -> u64 {
-        self.segments.all.front().map_or(self.pending_first, |segment| segment.first)
+        self.segments.list.front().map_or(self.pending_first, |segment| segment.first)
     }
 
-    /// Adds a node that is not in this file yet, and answers its name.
-    fn node(&mut self, node: &[u8]) -> io::Result<[u8; 32]> {
+    /// Adds a node, unless the newest file has it, and returns its digest.
+    fn add_node(&mut self, node: &[u8]) -> io::Result<[u8; 32]> {
         let digest: [u8; 32] = Sha256::digest(node).into();
         if !self.nodes.contains(&digest) {
             frame::write(&mut self.pending, Head::Node { digest }, node)?;
@@ -243,7 +248,7 @@ impl State {
 
 impl Journal for FileJournal {
     fn append(&self, decision: &Decision, input: Option<&Input>) -> Result<u64, JournalError> {
-        let mut state = self.change();
+        let mut state = self.lock_mut();
         let seq = state.next;
         state.next += 1;
         if state.pending_count == 0 {
@@ -254,8 +259,8 @@ impl Journal for FileJournal {
             let text = String::from_utf8(input.question.clone()).ok()?;
             RawValue::from_string(text).ok()
         });
-        let put = (|| -> io::Result<()> {
-            let node = input.map(|input| state.node(&input.node)).transpose()?;
+        let added = (|| -> io::Result<()> {
+            let node = input.map(|input| state.add_node(&input.node)).transpose()?;
             let input = node.and_then(|digest| Digest::parse(&hex(&digest)).ok());
             let numbered = Decision { seq, input, ..decision.clone() };
             let body = serde_json::to_vec(&Entry::new(&numbered, question))?;
@@ -264,9 +269,9 @@ impl Journal for FileJournal {
             state.recent.push(numbered);
             Ok(())
         })();
-        if let Err(error) = put {
+        if let Err(error) = added {
             state.lost += 1;
-            return Err(self.trouble("a decision cannot be put into words", error));
+            return Err(self.error("cannot encode a decision", error));
         }
         if state.pending.len() >= PENDING_BYTES {
             self.write(&mut state)?;
@@ -275,7 +280,7 @@ impl Journal for FileJournal {
     }
 
     fn flush(&self) -> Result<(), JournalError> {
-        self.write(&mut self.change())
+        self.write(&mut self.lock_mut())
     }
 
     fn find(&self, filter: &Filter, limit: usize) -> Result<Found, JournalError> {
@@ -287,11 +292,11 @@ impl Journal for FileJournal {
         }
         let mut decisions = Vec::new();
         let next = self.scan(filter, false, &mut |decision, _| {
-            let room = decisions.len() < limit;
-            if room {
+            let has_room = decisions.len() < limit;
+            if has_room {
                 decisions.push(decision);
             }
-            room
+            has_room
         })?;
         Ok(Found { decisions, next })
     }
@@ -300,43 +305,43 @@ impl Journal for FileJournal {
         self.scan(filter, true, visit)
     }
 
-    fn open(&self, wanted: u64) -> Result<Option<(Decision, Option<Input>)>, JournalError> {
-        self.one(wanted)
+    fn open(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, JournalError> {
+        self.read_decision(seq)
     }
 
     fn size(&self) -> Standing {
-        let read = |place: &AtomicU64| place.load(Ordering::Relaxed);
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Standing {
-            kept: read(&self.size.kept),
-            bytes: read(&self.size.bytes),
+            kept: read(&self.published.kept),
+            bytes: read(&self.published.bytes),
             oldest_wall_ms: None,
-            dropped: read(&self.size.dropped),
-            lost: read(&self.size.lost),
+            dropped: read(&self.published.dropped),
+            lost: read(&self.published.lost),
         }
     }
 
     fn standing(&self) -> Standing {
-        let mut standing = self.size();
+        let mut stats = self.size();
         let (oldest, known) = {
             let state = self.lock();
-            (state.segments.all.front().cloned(), state.oldest_wall_ms)
+            (state.segments.list.front().cloned(), state.oldest_wall_ms)
         };
-        let Some(oldest) = oldest else { return standing };
-        standing.oldest_wall_ms = match known {
+        let Some(oldest) = oldest else { return stats };
+        stats.oldest_wall_ms = match known {
             Some((first, at_wall_ms)) if first == oldest.first => Some(at_wall_ms),
-            // What a file begins with stays as it is, so it is read once.
-            _ => self.begins(&oldest),
+            // A file's first decision does not change, so it is read once.
+            _ => self.first_wall_ms(&oldest),
         };
-        if let Some(at_wall_ms) = standing.oldest_wall_ms {
+        if let Some(at_wall_ms) = stats.oldest_wall_ms {
             self.lock().oldest_wall_ms = Some((oldest.first, at_wall_ms));
         }
-        standing
+        stats
     }
 }
 
 impl Drop for FileJournal {
     fn drop(&mut self) {
-        // Best effort: the tail may be lost.
+        // Best effort: the newest decisions may be lost.
         let _ = self.flush();
     }
 }
@@ -352,7 +357,7 @@ fn hex(digest: &[u8; 32]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn trouble(folder: &Path, what: &str, source: io::Error) -> JournalError {
+fn journal_error(folder: &Path, what: &str, source: io::Error) -> JournalError {
     JournalError { path: folder.display().to_string(), what: what.to_owned(), source: Some(source) }
 }
 

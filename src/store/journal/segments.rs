@@ -1,4 +1,4 @@
-//! The files of the journal: each is called by the first number in it, and the oldest go first.
+//! The journal's files. Each is named by its first decision number; the oldest are deleted first.
 
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -7,103 +7,103 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// How large a file grows: a sixteenth of the default for all of them, so that dropping the oldest
-/// loses a sixteenth of the past.
+/// Bytes at which a new file is started: a sixteenth of the journal's default limit, so that deleting
+/// the oldest file loses a sixteenth of the decisions.
 pub(super) const SEGMENT_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Most bytes that are read of a file: one that grew to its size takes one batch more.
+/// Most bytes that are read of a file; a full file may exceed [`SEGMENT_BYTES`] by one write.
 pub(super) const SEGMENT_READ_MAX: u64 = 16 * SEGMENT_BYTES;
 
 /// One file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) path: PathBuf,
-    /// The smallest number that may be in it.
+    /// The smallest decision number that it may contain.
     pub(super) first: u64,
     pub(super) bytes: u64,
-    /// When it was written last.
-    pub(super) written: SystemTime,
+    /// Time of the last write.
+    pub(super) modified: SystemTime,
 }
 
-/// All of them, oldest first.
+/// All files, oldest first.
 #[derive(Debug)]
 pub(super) struct Segments {
     folder: PathBuf,
-    pub(super) all: VecDeque<Segment>,
+    pub(super) list: VecDeque<Segment>,
 }
 
 impl Segments {
-    /// Makes the folder if need be and looks what is in it. Other files are left alone.
+    /// Creates the folder if it does not exist, and lists its journal files. Other files are ignored.
     pub(super) fn open(folder: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        let mut all = Vec::new();
-        for found in fs::read_dir(folder)? {
-            let found = found?;
-            let first = found.file_name().to_str().and_then(|name| name.strip_suffix(".log")?.parse().ok());
-            let (Some(first), about) = (first, found.metadata()?) else { continue };
-            if about.is_file() {
-                let written = about.modified()?;
-                all.push(Segment { path: found.path(), first, bytes: about.len(), written });
+        let mut list = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let first = entry.file_name().to_str().and_then(|name| name.strip_suffix(".log")?.parse().ok());
+            let (Some(first), metadata) = (first, entry.metadata()?) else { continue };
+            if metadata.is_file() {
+                let modified = metadata.modified()?;
+                list.push(Segment { path: entry.path(), first, bytes: metadata.len(), modified });
             }
         }
-        all.sort_by_key(|segment| segment.first);
-        Ok(Self { folder: folder.to_owned(), all: all.into() })
+        list.sort_by_key(|segment| segment.first);
+        Ok(Self { folder: folder.to_owned(), list: list.into() })
     }
 
-    /// Begins a file with this number.
-    pub(super) fn begin(&mut self, first: u64) -> io::Result<File> {
+    /// Creates the file whose first decision has this number.
+    pub(super) fn create(&mut self, first: u64) -> io::Result<File> {
         let path = self.folder.join(format!("{first:020}.log"));
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
-        self.all.push_back(Segment { path, first, bytes: 0, written: SystemTime::now() });
+        self.list.push_back(Segment { path, first, bytes: 0, modified: SystemTime::now() });
         Ok(file)
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.all.iter().map(|segment| segment.bytes).sum()
+        self.list.iter().map(|segment| segment.bytes).sum()
     }
 
-    /// Deletes the oldest while all together have more bytes; the newest stays.
+    /// Deletes the oldest files while the total exceeds `bytes_max`, but never the newest.
     ///
     /// # Errors
-    /// If a file cannot be deleted; it is still on the list then.
+    /// If a file cannot be deleted; it stays in the list.
     pub(super) fn prune(&mut self, bytes_max: u64) -> io::Result<()> {
-        while self.all.len() > 1 && self.bytes() > bytes_max {
+        while self.list.len() > 1 && self.bytes() > bytes_max {
             self.drop_oldest()?;
         }
         Ok(())
     }
 
-    /// Deletes the oldest if it is older; the newest stays.
+    /// Deletes the oldest file if it is older than `age_max`, but never the newest.
     ///
     /// # Errors
     /// As [`Segments::prune`].
     pub(super) fn prune_aged(&mut self, age_max: Duration, now: SystemTime) -> io::Result<()> {
-        let age = |segment: &Segment| now.duration_since(segment.written).unwrap_or_default();
-        if self.all.len() > 1 && self.all.front().is_some_and(|oldest| age(oldest) > age_max) {
+        let age = |segment: &Segment| now.duration_since(segment.modified).unwrap_or_default();
+        if self.list.len() > 1 && self.list.front().is_some_and(|oldest| age(oldest) > age_max) {
             self.drop_oldest()?;
         }
         Ok(())
     }
 
-    /// Deletes the oldest, but never the newest.
+    /// Deletes the oldest file, but never the newest.
     ///
     /// # Errors
     /// As [`Segments::prune`].
     pub(super) fn drop_oldest(&mut self) -> io::Result<()> {
-        if self.all.len() > 1
-            && let Some(oldest) = self.all.front()
+        if self.list.len() > 1
+            && let Some(oldest) = self.list.front()
         {
             match fs::remove_file(&oldest.path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => self.all.pop_front(),
+                _ => self.list.pop_front(),
             };
         }
         Ok(())
     }
 
-    /// Deletes the newest if nothing could be written to it.
+    /// Deletes the newest file if it is empty.
     pub(super) fn drop_empty(&mut self) {
-        if let Some(newest) = self.all.pop_back_if(|newest| newest.bytes == 0) {
+        if let Some(newest) = self.list.pop_back_if(|newest| newest.bytes == 0) {
             // Best effort: an empty file does no harm.
             let _ = fs::remove_file(newest.path);
         }
@@ -115,23 +115,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_age_one_file_goes_at_a_time_and_the_newest_never() {
+    fn pruning_by_age_deletes_one_file_per_call_and_never_the_newest() {
         let folder = tempfile::tempdir().unwrap();
         let mut segments = Segments::open(folder.path()).unwrap();
         for first in [1, 5, 9] {
-            drop(segments.begin(first).unwrap());
+            drop(segments.create(first).unwrap());
         }
         let (week, now) = (Duration::from_secs(7 * 24 * 3600), SystemTime::now());
-        let mut left = |now| {
+        let mut remaining_at = |now| {
             segments.prune_aged(week, now).unwrap();
-            segments.all.iter().map(|segment| segment.first).collect::<Vec<_>>()
+            segments.list.iter().map(|segment| segment.first).collect::<Vec<_>>()
         };
-        assert_eq!(left(now), [1, 5, 9]);
-        assert_eq!(left(now - week), [1, 5, 9], "a clock that was set back");
+        assert_eq!(remaining_at(now), [1, 5, 9]);
+        assert_eq!(remaining_at(now - week), [1, 5, 9], "a clock that was set back");
         let decade = now + 520 * week;
-        assert_eq!(left(decade), [5, 9]);
-        assert_eq!(left(decade), [9]);
-        assert_eq!(left(decade), [9]);
+        assert_eq!(remaining_at(decade), [5, 9]);
+        assert_eq!(remaining_at(decade), [9]);
+        assert_eq!(remaining_at(decade), [9]);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -44,8 +44,8 @@ fn seqs(journal: &FileJournal, filter: &Filter) -> Vec<u64> {
     journal.find(filter, 100).unwrap().decisions.iter().map(|d| d.seq).collect()
 }
 
-/// One of each kind.
-fn kinds() -> Vec<Decision> {
+/// One decision of each kind.
+fn decisions_of_each_kind() -> Vec<Decision> {
     let device = DeviceId { part: gpu(1), share: Some(3) };
     let line =
         |consumes| OfferLine { resource: Resource::parse("nvidia.com/gpu").unwrap(), count: 2, consumes };
@@ -100,29 +100,29 @@ fn kinds() -> Vec<Decision> {
 }
 
 #[test]
-fn what_is_put_down_is_read_back_also_by_another_process() {
+fn appended_decisions_are_found_before_and_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);
-    for decision in kinds() {
+    for decision in decisions_of_each_kind() {
         journal.append(&decision, None).unwrap();
     }
     let numbered = |(seq, decision): (u64, Decision)| Decision { seq, ..decision };
-    let mut expected: Vec<_> = (1..).zip(kinds()).map(numbered).collect();
+    let mut expected: Vec<_> = (1..).zip(decisions_of_each_kind()).map(numbered).collect();
     expected.reverse();
     assert_eq!(journal.find(&Filter::default(), 100).unwrap().decisions, expected);
     drop(journal);
     let journal = open(&folder);
     assert_eq!(journal.find(&Filter::default(), 100).unwrap().decisions, expected);
-    assert_eq!(journal.append(&denied(9), None).unwrap(), 7, "numbers go on");
+    assert_eq!(journal.append(&denied(9), None).unwrap(), 7, "numbers continue");
     assert_eq!(journal.standing().kept, 7);
     assert_eq!(journal.standing().oldest_wall_ms, Some(1_001));
 }
 
 #[test]
-fn filters_pick() {
+fn find_returns_the_matching_decisions() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);
-    for decision in kinds() {
+    for decision in decisions_of_each_kind() {
         journal.append(&decision, None).unwrap();
     }
     let with = |change: fn(&mut Filter)| {
@@ -138,42 +138,42 @@ fn filters_pick() {
     assert_eq!(with(|f| f.since_wall_ms = Some(1_005)), [6, 5]);
     assert_eq!(with(|f| f.until_wall_ms = Some(1_003)), [2, 1]);
     assert_eq!(with(|f| f.before = Some(3)), [2, 1]);
-    let whose = |pod: &str| Filter {
+    let of_pod = |pod: &str| Filter {
         whose: Some(berth_kernel::decision::Whose { pod: Some(pod.into()), ..Default::default() }),
         ..Filter::default()
     };
     for pod in ["team/pod", "team/", "/pod"] {
-        assert_eq!(seqs(&journal, &whose(pod)), [3], "{pod}");
+        assert_eq!(seqs(&journal, &of_pod(pod)), [3], "{pod}");
     }
-    assert!(seqs(&journal, &whose("team/other")).is_empty());
+    assert!(seqs(&journal, &of_pod("team/other")).is_empty());
 }
 
 #[test]
-fn pages_follow_each_other() {
+fn pages_are_consecutive() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);
     for n in 0..7 {
         journal.append(&denied(n), None).unwrap();
     }
     let mut filter = Filter::default();
-    let mut all = Vec::new();
+    let mut listed = Vec::new();
     loop {
         let found = journal.find(&filter, 3).unwrap();
-        all.extend(found.decisions.iter().map(|d| d.seq));
+        listed.extend(found.decisions.iter().map(|d| d.seq));
         match found.next {
             Some(next) => filter.before = Some(next),
             None => break,
         }
     }
-    assert_eq!(all, [7, 6, 5, 4, 3, 2, 1]);
+    assert_eq!(listed, [7, 6, 5, 4, 3, 2, 1]);
 }
 
 #[test]
-fn the_newest_are_found_in_memory_as_they_are_found_in_the_files() {
+fn a_find_in_memory_equals_a_find_in_the_files() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);
     for n in 0..200 {
-        let mut decision = kinds().swap_remove(usize::try_from(n % 6).unwrap());
+        let mut decision = decisions_of_each_kind().swap_remove(usize::try_from(n % 6).unwrap());
         decision.at_wall_ms = 1_000 + n;
         journal.append(&decision, Some(&input("{}", "{}"))).unwrap();
     }
@@ -191,38 +191,38 @@ fn the_newest_are_found_in_memory_as_they_are_found_in_the_files() {
         with(|f| f.since_wall_ms = Some(1_150)),
         with(|f| f.gpu = Some(gpu(99))),
     ];
-    let ask = |journal: &FileJournal| -> Vec<_> {
-        let asked = filters.iter().flat_map(|filter| [1, 5, 50, 63, 64, 100].map(|limit| (filter, limit)));
-        asked.map(|(filter, limit)| journal.find(filter, limit).unwrap()).collect()
+    let find_all = |journal: &FileJournal| -> Vec<_> {
+        let queries = filters.iter().flat_map(|filter| [1, 5, 50, 63, 64, 100].map(|limit| (filter, limit)));
+        queries.map(|(filter, limit)| journal.find(filter, limit).unwrap()).collect()
     };
     let oldest = journal.lock().oldest();
     let recent = |limit| journal.lock().recent.find(&filters[0], limit, oldest);
-    assert!(recent(63).is_some() && recent(64).is_none(), "both ways are tried");
-    let in_memory = ask(&journal);
+    assert!(recent(63).is_some() && recent(64).is_none(), "both cases are covered");
+    let in_memory = find_all(&journal);
     drop(journal);
-    // Nothing is in memory after a start.
-    assert_eq!(ask(&open(&folder)), in_memory);
+    // After a restart no decision is in memory.
+    assert_eq!(find_all(&open(&folder)), in_memory);
 }
 
 #[test]
-fn what_was_shown_is_kept_once_and_found_by_its_name() {
+fn a_node_is_stored_once_and_found_by_its_digest() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);
     let node = format!("{{\"node\":\"{}\"}}", "x".repeat(10_000));
     for n in 0..50 {
         journal.append(&denied(n), Some(&input(&node, &format!("{{\"n\":{n}}}")))).unwrap();
     }
-    let (found, shown) = journal.open(33).unwrap().unwrap();
-    assert_eq!(shown, Some(input(&node, "{\"n\":32}")));
-    let name: [u8; 32] = Sha256::digest(node.as_bytes()).into();
-    assert_eq!(found.input.unwrap().as_str(), hex(&name));
-    let bytes = fs::read(&journal.lock().segments.all[0].path).unwrap();
+    let (found, recorded) = journal.open(33).unwrap().unwrap();
+    assert_eq!(recorded, Some(input(&node, "{\"n\":32}")));
+    let digest: [u8; 32] = Sha256::digest(node.as_bytes()).into();
+    assert_eq!(found.input.unwrap().as_str(), hex(&digest));
+    let bytes = fs::read(&journal.lock().segments.list[0].path).unwrap();
     let nodes = frames(&bytes).filter(|frame| matches!(frame.head, Head::Node { .. })).count();
     assert_eq!(nodes, 1);
     assert_eq!(journal.open(51).unwrap(), None);
 }
 
-/// Noise that cannot be deflated, so that files fill fast.
+/// Random text, which does not compress, so that files fill fast.
 fn noise(n: u64) -> String {
     let mut state = n + 1;
     let mut text = String::new();
@@ -234,7 +234,7 @@ fn noise(n: u64) -> String {
 }
 
 #[test]
-fn the_oldest_go_and_are_counted() {
+fn the_oldest_decisions_are_dropped_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let limits = JournalLimit { bytes: 3 * SEGMENT_BYTES, ..JournalLimit::default() };
     let journal = FileJournal::open(folder.path(), limits).unwrap();
@@ -243,10 +243,10 @@ fn the_oldest_go_and_are_counted() {
         n += 1;
         journal.append(&denied(0), Some(&input(&noise(n), "{}"))).unwrap();
         assert!(journal.standing().bytes <= limits.bytes + 256 * 1024, "after {n}");
-        assert!(n < 2_000, "nothing was ever dropped");
+        assert!(n < 2_000, "nothing was dropped");
     }
-    let standing = journal.standing();
-    assert_eq!(standing.kept + standing.dropped, n);
+    let stats = journal.standing();
+    assert_eq!(stats.kept + stats.dropped, n);
     assert_eq!(journal.open(1).unwrap(), None);
     let mut filter = Filter::default();
     let mut seen = 0;
@@ -258,11 +258,11 @@ fn the_oldest_go_and_are_counted() {
             None => break,
         }
     }
-    assert_eq!(seen, standing.kept, "whatever is kept is found");
+    assert_eq!(seen, stats.kept, "every kept decision is found");
 }
 
 #[test]
-fn what_is_too_old_goes_after_an_hour_of_being_too_old() {
+fn a_file_is_dropped_for_its_age_after_an_hour_at_the_earliest() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);
     journal.append(&denied(1), None).unwrap();
@@ -273,25 +273,25 @@ fn what_is_too_old_goes_after_an_hour_of_being_too_old() {
     let first = folder.path().join(format!("{:020}.log", 1));
     let file = OpenOptions::new().append(true).open(&first).unwrap();
     file.set_modified(SystemTime::now() - Duration::from_secs(8 * 24 * 3600)).unwrap();
-    // It may be the clock.
+    // Not at once: the clock may be wrong.
     let journal = open(&folder);
     assert_eq!(seqs(&journal, &Filter::default()), [2, 1]);
     journal.append(&denied(3), None).unwrap();
     assert_eq!(seqs(&journal, &Filter::default()), [3, 2, 1]);
-    let hour_ago = Instant::now().checked_sub(AGED_APART).unwrap();
-    journal.lock().aged = hour_ago;
+    let hour_ago = Instant::now().checked_sub(AGE_PRUNE_INTERVAL).unwrap();
+    journal.lock().last_age_prune = hour_ago;
     journal.append(&denied(4), None).unwrap();
     assert_eq!(seqs(&journal, &Filter::default()), [4, 3, 2]);
     assert_eq!(journal.standing().dropped, 1);
 }
 
 #[test]
-fn a_file_that_this_release_cannot_read_hides_no_other() {
+fn an_unreadable_decision_is_skipped() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);
     journal.append(&denied(1), None).unwrap();
     drop(journal);
-    // Whole frames, of a later release perhaps.
+    // A valid frame of a later release.
     let mut later = Vec::new();
     frame::write(&mut later, Head::Decision { seq: 2, at_wall_ms: 5_000 }, b"{\"later\":1}").unwrap();
     fs::write(folder.path().join(format!("{:020}.log", 2)), later).unwrap();
@@ -301,40 +301,40 @@ fn a_file_that_this_release_cannot_read_hides_no_other() {
 }
 
 #[test]
-fn each_has_what_the_policies_were_shown() {
+fn each_decision_has_the_policies_input() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);
-    let shown = [input("{\"node\":1}", "{\"q\":1}"), input("{\"node\":2}", "{\"q\":2}")];
-    for shown in [&shown[0], &shown[1], &shown[0], &shown[1]] {
-        journal.append(&denied(1), Some(shown)).unwrap();
+    let inputs = [input("{\"node\":1}", "{\"q\":1}"), input("{\"node\":2}", "{\"q\":2}")];
+    for input in [&inputs[0], &inputs[1], &inputs[0], &inputs[1]] {
+        journal.append(&denied(1), Some(input)).unwrap();
     }
     journal.append(&denied(4), None).unwrap();
     let mut seen = Vec::new();
-    let mut each = |filter: &Filter, most: usize| {
+    let mut visit_up_to = |filter: &Filter, limit: usize| {
         let next = journal.each(filter, &mut |decision, input| {
-            let room = seen.len() < most;
-            if room {
+            let has_room = seen.len() < limit;
+            if has_room {
                 seen.push((decision.seq, input));
             }
-            room
+            has_room
         });
         (next.unwrap(), seen.clone())
     };
-    let (next, some) = each(&Filter::default(), 2);
-    assert_eq!(some, [(5, None), (4, Some(shown[1].clone()))]);
-    assert_eq!(next, Some(4), "the one that was not taken is the first of the next look");
-    let (next, all) = each(&Filter { before: next, ..Filter::default() }, 9);
-    let rest = [(3, 0), (2, 1), (1, 0)].map(|(seq, n)| (seq, Some(shown[n].clone())));
-    assert_eq!(all[2..], rest);
+    let (next, first_page) = visit_up_to(&Filter::default(), 2);
+    assert_eq!(first_page, [(5, None), (4, Some(inputs[1].clone()))]);
+    assert_eq!(next, Some(4), "the rejected decision is the first of the next page");
+    let (next, visited) = visit_up_to(&Filter { before: next, ..Filter::default() }, 9);
+    let second_page = [(3, 0), (2, 1), (1, 0)].map(|(seq, n)| (seq, Some(inputs[n].clone())));
+    assert_eq!(visited[2..], second_page);
     assert_eq!(next, None);
-    // As one by one.
-    for (seq, input) in all {
+    // Opening each decision gives the same inputs.
+    for (seq, input) in visited {
         assert_eq!(journal.open(seq).unwrap().unwrap().1, input);
     }
 }
 
 #[test]
-fn a_torn_tail_costs_only_itself() {
+fn a_torn_tail_loses_only_the_last_decision() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);
     for n in 0..3 {
@@ -351,15 +351,15 @@ fn a_torn_tail_costs_only_itself() {
 }
 
 #[test]
-fn a_disk_that_fails_loses_what_was_pending_and_nothing_else() {
+fn a_failed_write_loses_only_the_pending_decisions() {
     let folder = tempfile::tempdir().unwrap();
     let journal = open(&folder);
     journal.append(&denied(1), None).unwrap();
     journal.flush().unwrap();
-    // A file with the name of the next one: it cannot be begun.
+    // The next file's name exists, so the file cannot be created.
     journal.lock().file = None;
-    let taken = folder.path().join(format!("{:020}.log", 2));
-    fs::write(&taken, b"").unwrap();
+    let next_file = folder.path().join(format!("{:020}.log", 2));
+    fs::write(&next_file, b"").unwrap();
     journal.append(&denied(2), None).unwrap();
     let error = journal.flush().unwrap_err();
     assert!(error.to_string().contains("cannot be written"), "{error}");
@@ -369,33 +369,33 @@ fn a_disk_that_fails_loses_what_was_pending_and_nothing_else() {
 }
 
 #[test]
-fn strange_files_are_left_alone() {
+fn other_files_are_ignored() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("notes.txt"), b"mine").unwrap();
     fs::write(folder.path().join(format!("{:020}.log", 5)), b"no frame").unwrap();
     let journal = open(&folder);
-    assert_eq!(journal.append(&denied(1), None).unwrap(), 6, "the name is taken");
+    assert_eq!(journal.append(&denied(1), None).unwrap(), 6, "the name is in use");
     assert_eq!(seqs(&journal, &Filter::default()), [6]);
     assert!(folder.path().join("notes.txt").exists());
 }
 
 #[test]
-fn how_much_there_is_waits_for_no_disk() {
+fn statistics_are_read_without_the_lock() {
     let folder = tempfile::tempdir().unwrap();
     let journal = std::sync::Arc::new(open(&folder));
     journal.append(&denied(1), None).unwrap();
     let before = journal.size();
     assert_eq!((before.kept, before.lost), (1, 0));
     assert!(before.bytes > 0);
-    // As while a write hangs.
+    // A hanging write holds the lock.
     let held = journal.lock();
-    let (told, tells) = std::sync::mpsc::channel();
-    let asked = std::sync::Arc::clone(&journal);
-    let asking = std::thread::spawn(move || told.send(asked.size()));
-    let size = tells.recv_timeout(std::time::Duration::from_secs(20));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let reader_journal = std::sync::Arc::clone(&journal);
+    let reader = std::thread::spawn(move || sender.send(reader_journal.size()));
+    let stats = receiver.recv_timeout(std::time::Duration::from_secs(20));
     drop(held);
-    assert_eq!(size.ok(), Some(before), "it waited for the lock");
-    asking.join().unwrap().unwrap();
+    assert_eq!(stats.ok(), Some(before), "it waited for the lock");
+    reader.join().unwrap().unwrap();
     drop(journal);
-    assert_eq!(open(&folder).size().kept, 1, "it is known from the start");
+    assert_eq!(open(&folder).size().kept, 1, "known right after opening");
 }

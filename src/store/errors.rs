@@ -1,4 +1,4 @@
-//! Errors of the system and of sled, in words that say what to do.
+//! Errors of the system and of sled as [`StoreError`]s, with advice on how to fix them.
 
 use super::codec::{DecodeError, FORMAT};
 use berth_kernel::ports::StoreError;
@@ -6,13 +6,13 @@ use std::any::Any;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// Turns what went wrong into the port's errors, for the store at one path.
+/// Makes the errors of the store at one path.
 #[derive(Clone, Debug)]
-pub(super) struct Trouble {
+pub(super) struct ErrorFactory {
     path: String,
 }
 
-impl Trouble {
+impl ErrorFactory {
     pub(super) fn new(path: &Path) -> Self {
         Self { path: path.display().to_string() }
     }
@@ -33,44 +33,46 @@ impl Trouble {
         StoreError::Io { path: self.path.clone(), what: what.into() }
     }
 
-    /// An append after one that failed, before anybody knows what the store holds.
-    pub(super) fn unread(&self) -> StoreError {
-        self.failed("it failed before and was not yet read back")
+    /// For an append after a failed one, before [`berth_kernel::ports::Store::load`] has read the store again.
+    pub(super) fn not_read_back(&self) -> StoreError {
+        self.failed("an earlier write failed and the store is not yet read back")
     }
 
-    /// An error of the system while `doing` something.
+    /// A system error during `doing`.
     pub(super) fn io(&self, doing: &str, error: &io::Error) -> StoreError {
         let advice = match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ": free some space",
             ErrorKind::FileTooLarge => ": raise the limit on file sizes (ulimit -f)",
             ErrorKind::ReadOnlyFilesystem => ": mount it writable",
-            ErrorKind::PermissionDenied => ": let the user that runs berth own the folder and all in it",
+            ErrorKind::PermissionDenied => {
+                ": make the user that runs berth the owner of the folder and all its files"
+            }
             ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
-                ": something else has that name; give another --state-dir"
+                ": a file of another kind has that name; choose another --state-dir"
             }
             _ => "",
         };
         self.failed(format!("{doing}: {error}{advice}"))
     }
 
-    /// An error of sled while reading: what it cannot make sense of is damage.
-    pub(super) fn reading(&self, error: ::sled::Error) -> StoreError {
+    /// An error of sled during a read. All but I/O errors mean damage.
+    pub(super) fn read_error(&self, error: ::sled::Error) -> StoreError {
         match error {
-            // Short reads are a file that was cut, not a failing disk.
+            // A short read means a truncated file, not a failing disk.
             ::sled::Error::Io(e) if e.kind() != ErrorKind::UnexpectedEof => self.io("opening it", &e),
             other => self.damaged(other.to_string()),
         }
     }
 
-    /// An error of sled while writing.
-    pub(super) fn writing(&self, error: ::sled::Error) -> StoreError {
+    /// An error of sled during a write.
+    pub(super) fn write_error(&self, error: ::sled::Error) -> StoreError {
         match error {
             ::sled::Error::Io(e) => self.io("appending", &e),
             other => self.failed(format!("appending: {other}")),
         }
     }
 
-    pub(super) fn decoding(&self, error: DecodeError) -> StoreError {
+    pub(super) fn decode_error(&self, error: DecodeError) -> StoreError {
         match error {
             DecodeError::Newer(found) => {
                 StoreError::Newer { path: self.path.clone(), found: found.into(), known: FORMAT.into() }
@@ -80,11 +82,11 @@ impl Trouble {
     }
 }
 
-/// What a panic said.
-pub(super) fn panicked(payload: &(dyn Any + Send)) -> String {
-    let said = payload
+/// The message of a panic of sled.
+pub(super) fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let message = payload
         .downcast_ref::<String>()
         .map(String::as_str)
         .or_else(|| payload.downcast_ref::<&str>().copied());
-    format!("sled panicked: {}", said.unwrap_or("without a word"))
+    format!("sled panicked: {}", message.unwrap_or("no message"))
 }

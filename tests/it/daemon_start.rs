@@ -356,7 +356,7 @@ async fn a_damaged_store_and_a_newer_one_are_left_alone_and_said_in_one_line() {
     let bad = std::fs::read(&log).unwrap();
     refuses(
         serve_after(":", &state),
-        &[store.to_str().unwrap(), "damaged", "restore a copy", "move the folder", "berth state init"],
+        &[store.to_str().unwrap(), "damaged", "restore an export", "move the folder", "berth state init"],
     );
     assert!(std::fs::read(&log).unwrap() == bad, "a damaged store is not touched");
     std::fs::write(&log, &good).unwrap();
